@@ -1,0 +1,49 @@
+"""Every error a user can cause. Each says what was found, what was needed and what to change; each knows its exit code.
+
+This module is the bottom of the package: it imports nothing of ours.
+"""
+
+DONE, FAILED, BAD_INPUT, STOPPED_EARLY = 0, 1, 2, 75  # 75 is EX_TEMPFAIL: "start me again", what batch schedulers requeue on
+
+
+class MpitrainError(Exception):
+    """Something could not be done; `exit_code` is what the process ends with."""
+
+    exit_code = FAILED
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}: {super().__str__()}"
+
+
+class InputError(MpitrainError):
+    """The user gave something that cannot work: reported once, without a traceback, before anything is written."""
+
+    exit_code = BAD_INPUT
+
+
+class ConfigError(InputError):
+    """A configuration file, a --set option or a combination of settings."""
+
+
+class MeshError(InputError):
+    """A layout that does not fit the ranks that were started."""
+
+
+class ScheduleError(InputError):
+    """A pipeline schedule that is undefined, incomplete or would deadlock."""
+
+
+class DataError(InputError):
+    """A corpus or a tokenizer that cannot be read or is too small."""
+
+
+class CheckpointError(InputError):
+    """A run directory or a checkpoint that cannot be used."""
+
+
+class DtypeError(MpitrainError):
+    """A buffer that a collective cannot take: wrong dtype, not contiguous, wrong length. Raised before anything is sent."""
+
+
+class HangError(MpitrainError):
+    """A message that did not come within comm.timeout_s."""
