@@ -1,0 +1,116 @@
+"""numpy arrays and torch tensors seen alike: flat views, bytes for the wire, and sums in a fixed order.
+
+torch is never imported: whoever hands in a tensor has imported it already, and a dry run over 512 ranks must not.
+
+Sums are taken element by element in axis order, 16-bit floats in fp32, so that bits depend on nothing but the values and their order.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from mpitrain.errors import DtypeError
+
+BLOCK = 1 << 16  # elements summed at a time: 256 KiB of fp32 stay in the L2 cache over all parts
+
+Array = Any  # a numpy array or a torch tensor
+
+
+def is_tensor(x: Array) -> bool:
+    """Tell whether `x` is a torch tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def on_device(x: Array) -> bool:
+    """Tell whether `x` lies in GPU memory."""
+    return is_tensor(x) and x.is_cuda
+
+
+def flat(x: Array) -> Array:
+    """Return `x` as a one-dimensional view of the same memory. Raises DtypeError if it isn't contiguous or holds objects."""
+    if is_tensor(x):
+        if not x.is_contiguous():
+            raise DtypeError(f"a tensor of shape {tuple(x.shape)} and strides {x.stride()} is not contiguous; pass x.contiguous()")
+        return x.detach().as_strided((x.numel(),), (1,))  # view(-1) keeps odd strides of arrays of length 0 and 1
+    if not isinstance(x, np.ndarray):
+        raise DtypeError(f"found {type(x).__name__}, needed a numpy array or a torch tensor")
+    if x.dtype.kind not in "fiub":
+        raise DtypeError(f"dtype {x.dtype} can't be sent; use a float or an integer type")
+    if not x.flags.c_contiguous:
+        raise DtypeError(f"an array of shape {x.shape} and strides {x.strides} is not contiguous; pass np.ascontiguousarray(x)")
+    return x.reshape(-1)
+
+
+def same_kind(x: Array, y: Array) -> None:
+    """Raise DtypeError unless both arrays have one dtype and live in one kind of memory."""
+    if is_tensor(x) != is_tensor(y) or x.dtype != y.dtype or on_device(x) != on_device(y):
+        raise DtypeError(f"found {x.dtype} and {y.dtype}: both buffers need one dtype, library and device")
+
+
+def raw(x: Array) -> Array:
+    """Return the bytes of a flat array, sharing its memory, as MPI takes them."""
+    if is_tensor(x):
+        as_bytes = x.view(sys.modules["torch"].uint8)
+        return as_bytes if x.is_cuda else as_bytes.numpy()
+    return x.view(np.uint8)
+
+
+def empty_like(x: Array, length: int) -> Array:
+    """Return an uninitialised flat array of `length` elements with the dtype and device of `x`."""
+    return x.new_empty(length) if is_tensor(x) else np.empty(length, x.dtype)
+
+
+def typed_like(x: Array, memory: np.ndarray) -> Array:
+    """Return host `memory` (bytes) as a flat array of the dtype and library of `x`, without a copy."""
+    if is_tensor(x):
+        return sys.modules["torch"].from_numpy(memory).view(x.dtype)
+    return memory.view(x.dtype)
+
+
+def copy(source: Array, target: Array) -> None:
+    """Copy `source` over `target`; nothing happens if they are the same memory."""
+    if is_tensor(target):
+        if target.data_ptr() != source.data_ptr():
+            target.copy_(source)
+    elif target.ctypes.data != source.ctypes.data:
+        np.copyto(target, source)
+
+
+def sum_in_order(parts: list[Array], out: Array) -> None:
+    """Write parts[0] + parts[1] + ... to `out`, left to right; `out` may be one of the parts.
+
+    parts, out: [P] each, one dtype. 16-bit floats are added in fp32 and rounded once, at the end.
+    """
+    narrow = out.dtype.itemsize == 2 and "float" in str(out.dtype)
+    if len(parts) == 1:
+        return copy(parts[0], out)
+    if len(parts) == 2 and not narrow:
+        return _add(parts[0], parts[1], out)
+    for begin in range(0, len(out), BLOCK):
+        block = slice(begin, begin + BLOCK)
+        total = _widened(parts[0][block], narrow)
+        for part in parts[1:]:
+            total += _widened(part[block], narrow) if narrow else part[block]
+        _round_to(total, out[block])
+    return None
+
+
+def _add(a: Array, b: Array, out: Array) -> None:
+    add = sys.modules["torch"].add if is_tensor(out) else np.add
+    add(a, b, out=out)
+
+
+def _widened(x: Array, narrow: bool) -> Array:
+    """Return a private copy of `x`, in fp32 if it is a 16-bit float."""
+    if is_tensor(x):
+        return x.float() if narrow else x.clone()
+    return x.astype(np.float32) if narrow else x.copy()
+
+
+def _round_to(total: Array, out: Array) -> None:
+    if is_tensor(out):
+        out.copy_(total)
+    else:
+        out[...] = total.astype(out.dtype)

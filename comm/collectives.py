@@ -1,0 +1,127 @@
+"""The collectives: each is started with one call over one axis and returns a Pending.
+
+MPI moves bytes; we add. All arithmetic is local, in axis order, so the bits of a result depend neither on the MPI, nor on the
+transport, nor on timing. Every operation is collective over `axis`, and all ranks of the axis start the same operations in the same
+order. Buffers are contiguous numpy arrays or torch tensors of any float or integer dtype and any length, 0 included; they belong to
+the operation until wait(). DtypeError is raised before anything is sent.
+
+Which rank owns which part of a buffer of P elements: rank r owns elements [P*r // size, P*(r+1) // size) (see grid.split).
+"""
+
+from mpitrain.comm.buffers import Array, copy, empty_like, flat, on_device, same_kind
+from mpitrain.comm.device import staged
+from mpitrain.comm.grid import split
+from mpitrain.comm.progress import Pending, Steps
+from mpitrain.errors import DtypeError
+
+
+def all_reduce(x_P: Array, axis) -> Pending:
+    """Start summing `x_P` in place over `axis`; return a Pending.
+
+    x_P: [P], summed in axis order, 16-bit floats in fp32.
+    """
+    x = flat(x_P)
+    return _start("all_reduce", axis, x, lambda x: axis.transport(x).all_reduce(x, axis), writes=[x])
+
+
+def reduce_scatter(x_P: Array, axis, out: Array | None = None) -> Pending:
+    """Start summing `x_P` over `axis`, each rank receiving the shard it owns; the Pending's result is that shard.
+
+    x_P: [P], left unchanged.  out: [shard], made if not given; it may be the own shard of `x_P`, then the rest stays unchanged.
+    """
+    x = flat(x_P)
+    bounds = split(len(x), axis.size)
+    length = bounds[axis.rank + 1] - bounds[axis.rank]
+    out = empty_like(x, length) if out is None else flat(out)
+    _require_length(out, length, "reduce_scatter: the shard")
+    same_kind(x, out)
+    steps = lambda x, out: axis.transport(x).reduce_scatter(x, out, axis)  # noqa: E731
+    return _start("reduce_scatter", axis, x, steps, reads=[x], writes=[out], result=out)
+
+
+def all_gather(shard: Array, axis, out: Array) -> Pending:
+    """Start collecting every rank's shard in `out` on all ranks of `axis`; the Pending's result is `out`.
+
+    out: [P].  shard: the elements this rank owns of the P; it may be that very part of `out`.
+    """
+    out, shard = flat(out), flat(shard)
+    same_kind(shard, out)
+    bounds = split(len(out), axis.size)
+    _require_length(shard, bounds[axis.rank + 1] - bounds[axis.rank], "all_gather: the shard")
+    copy(shard, out[bounds[axis.rank] : bounds[axis.rank + 1]])
+    return _start("all_gather", axis, out, lambda out: axis.transport(out).all_gather(out, axis), writes=[out], result=out)
+
+
+def broadcast(x_P: Array, axis, root: int = 0) -> Pending:
+    """Start sending `x_P` of coordinate `root` to all ranks of `axis`, in place; return a Pending."""
+    if not 0 <= root < axis.size:
+        raise DtypeError(f"broadcast: root {root} is not on axis {axis.name} of size {axis.size}")
+    x = flat(x_P)
+    return _start("broadcast", axis, x, lambda x: axis.transport(x).broadcast(x, root, axis), writes=[x])
+
+
+def all_to_all(x_P: Array, axis, out: Array | None = None) -> Pending:
+    """Start sending the r-th of `size` equal parts of `x_P` to rank r; the Pending's result holds the parts received, in axis order.
+
+    x_P, out: [P], P a multiple of the axis size.
+    """
+    length = len(flat(x_P))
+    if length % axis.size:
+        raise DtypeError(f"all_to_all: {length} elements over {axis.size} ranks; pad to a multiple or use all_to_all_v")
+    counts = [length // axis.size] * axis.size
+    return all_to_all_v(x_P, counts, counts, axis, out)
+
+
+def all_to_all_v(x_P: Array, send_counts: list[int], receive_counts: list[int], axis, out: Array | None = None) -> Pending:
+    """Start sending consecutive parts of `x_P`, send_counts[r] elements to rank r; the result holds what came, in axis order.
+
+    x_P: [sum(send_counts)], left unchanged.  out: [sum(receive_counts)].  receive_counts[r] here equals send_counts[own] on rank r.
+    """
+    x = flat(x_P)
+    sent, received = _bounds(send_counts, axis, "send_counts"), _bounds(receive_counts, axis, "receive_counts")
+    out = empty_like(x, received[-1]) if out is None else flat(out)
+    _require_length(x, sent[-1], "all_to_all_v: the input")
+    _require_length(out, received[-1], "all_to_all_v: the output")
+    same_kind(x, out)
+
+    def steps(x: Array, out: Array) -> Steps:
+        me = axis.rank
+        copy(x[sent[me] : sent[me + 1]], out[received[me] : received[me + 1]])
+        yield from axis.transport(x, pairs=True).exchange(x, sent, out, received, axis)
+
+    return _start("all_to_all", axis, x, steps, reads=[x], writes=[out], result=out)
+
+
+def barrier(axis) -> Pending:
+    """Start waiting for all ranks of `axis`: the Pending is complete when every rank has started its own."""
+
+    def steps() -> Steps:
+        yield axis.comm.Ibarrier().Test
+
+    return axis.progress.start(steps(), f"barrier on {axis.name}")
+
+
+def _start(name: str, axis, like: Array, operation, reads: tuple | list = (), writes: tuple | list = (), result=None) -> Pending:
+    """Start `operation(*reads, *writes)`, through host memory if the buffers are on a device that MPI can't read."""
+    steps = staged(operation, reads, writes) if on_device(like) and not axis.device_aware else operation(*reads, *writes)
+    return axis.progress.start(_returning(steps, result), f"{name} of {like.nbytes} bytes on {axis.name}")
+
+
+def _returning(steps: Steps, result) -> Steps:
+    yield from steps
+    return result
+
+
+def _bounds(counts: list[int], axis, what: str) -> list[int]:
+    """Turn counts into the bounds of consecutive parts."""
+    if len(counts) != axis.size or min(counts) < 0:
+        raise DtypeError(f"all_to_all_v: {what} = {counts}; needed {axis.size} counts of at least 0, one for each rank of {axis.name}")
+    bounds = [0]
+    for count in counts:
+        bounds.append(bounds[-1] + count)
+    return bounds
+
+
+def _require_length(x: Array, length: int, what: str) -> None:
+    if len(x) != length:
+        raise DtypeError(f"{what} has {len(x)} elements, needed {length}")

@@ -1,0 +1,62 @@
+"""The layout of ranks, in integers only: who has which coordinate, and who shares an axis with whom. No MPI here.
+
+Rank order is fastest first (tp, cp, dp, pp): neighbours in tp are neighbours in rank, hence on one node.
+
+    Grid({"tp": 2, "dp": 2, "pp": 2})      rank 5 = tp 1, dp 0, pp 1
+
+             dp 0       dp 1
+    pp 0   [ 0  1 ]   [ 2  3 ]         axis tp of rank 5: (4, 5)
+    pp 1   [ 4  5 ]   [ 6  7 ]         axis pp of rank 5: (1, 5)
+"""
+
+import math
+from collections.abc import Mapping
+
+from mpitrain.errors import MeshError
+
+
+class Grid:
+    """A box of ranks with named axes; every degree is at least 1 and their product is the number of ranks."""
+
+    def __init__(self, degrees: Mapping[str, int]):
+        for name, degree in degrees.items():
+            if degree < 1:
+                raise MeshError(f"{name} = {degree}: a degree is at least 1")
+        self.degrees = dict(degrees)
+        self.size = math.prod(self.degrees.values())
+
+    def __str__(self) -> str:
+        return " x ".join(f"{name}({degree})" for name, degree in reversed(self.degrees.items()))
+
+    def require(self, world_size: int) -> None:
+        """Raise MeshError unless the grid has exactly as many ranks as were started."""
+        if self.size != world_size:
+            raise MeshError(f"{self} = {self.size} ranks, but mpirun started {world_size}; start {self.size} or change parallel.*")
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return the coordinate of `rank` along every axis."""
+        found = {}
+        for name, degree in self.degrees.items():
+            rank, found[name] = divmod(rank, degree)
+        return found
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        """Return the rank at `coordinates`: the inverse of coordinates()."""
+        rank = 0
+        for name, degree in reversed(self.degrees.items()):
+            rank = rank * degree + coordinates[name]
+        return rank
+
+    def group(self, rank: int, *axes: str) -> tuple[int, ...]:
+        """Return the ranks that share every coordinate with `rank` except along `axes`, in rank order."""
+        unknown = set(axes) - set(self.degrees)
+        if unknown:
+            raise MeshError(f"no axis {sorted(unknown)} in {self}")
+        here = self.coordinates(rank)
+        fixed = {name: at for name, at in here.items() if name not in axes}
+        return tuple(r for r in range(self.size) if all(self.coordinates(r)[n] == at for n, at in fixed.items()))
+
+
+def split(length: int, size: int) -> list[int]:
+    """Return the `size + 1` bounds that cut `length` elements into `size` nearly equal shards, for any length, 0 included."""
+    return [length * i // size for i in range(size + 1)]

@@ -1,0 +1,66 @@
+"""Point-to-point messages between pipeline stages.
+
+Every message has a tag of its own, made from what it carries: (kind, stage, microbatch). Schedules consume messages in another order
+than they were sent (all V-shaped ones do), so the order of posting must never decide which tensor arrives where.
+"""
+
+from mpi4py import MPI
+
+from mpitrain.comm import messages
+from mpitrain.comm.buffers import Array, flat, on_device
+from mpitrain.comm.device import staged, written
+from mpitrain.comm.mesh import Axis
+from mpitrain.comm.progress import Pending, Steps
+from mpitrain.errors import MeshError
+
+KINDS = ("F", "B")  # an activation to the next stage; a gradient to the previous one
+
+
+class Links:
+    """All links of one rank along the pipeline axis. The same tags return every step: a step ends with every message received."""
+
+    def __init__(self, axis: Axis, num_stages: int, num_microbatches: int, *, synchronous: bool = False):
+        self.axis, self.num_stages, self.num_microbatches, self.synchronous = axis, num_stages, num_microbatches, synchronous
+        largest, needed = axis.comm.Get_attr(MPI.TAG_UB), len(KINDS) * num_stages * num_microbatches
+        if needed > largest:
+            raise MeshError(
+                f"{num_stages} stages x {num_microbatches} microbatches need {needed} tags, this MPI has {largest}; "
+                "use larger microbatches (batch.micro)"
+            )
+
+    def tag(self, kind: str, stage: int, microbatch: int) -> int:
+        """Return the tag of the message that `stage` sends or is sent; unique within a step."""
+        return (KINDS.index(kind) * self.num_stages + stage) * self.num_microbatches + microbatch
+
+    def send(self, kind: str, stage: int, microbatch: int, x: Array, to: int) -> Pending:
+        """Start sending `x`, which is for `stage`, to the rank with coordinate `to`. The Pending owns `x` until wait()."""
+        x, tag = flat(x), self.tag(kind, stage, microbatch)
+
+        def steps(x: Array) -> Steps:
+            yield messages.arrived(messages.send(self.axis.comm, x, to, tag, synchronous=self.synchronous))
+
+        what = f"{kind}{microbatch} for stage {stage} to be taken by rank {to} of {self.axis.name}"
+        return self.axis.progress.start(self._from_device(steps, [x], []) if on_device(x) else steps(x), what)
+
+    def receive(self, kind: str, stage: int, microbatch: int, out: Array, source: int) -> Pending:
+        """Start receiving into `out` what the rank with coordinate `source` sends for `stage`; the Pending's result is `out`."""
+        x, tag = flat(out), self.tag(kind, stage, microbatch)
+
+        def steps(x: Array) -> Steps:
+            yield messages.arrived(messages.receive(self.axis.comm, x, source, tag))
+
+        def run() -> Steps:
+            yield from self._from_device(steps, [], [x]) if on_device(x) else steps(x)
+            return out
+
+        return self.axis.progress.start(run(), f"{kind}{microbatch} for stage {stage} from rank {source} of {self.axis.name}")
+
+    def _from_device(self, steps, reads: list[Array], writes: list[Array]) -> Steps:
+        """Send a device buffer itself, once it is written, if MPI takes it; else by way of the host."""
+        if not self.axis.device_aware:
+            yield from staged(steps, reads, writes)
+            return
+        yield written((*reads, *writes)[0])
+        yield from steps(*reads, *writes)
+
+

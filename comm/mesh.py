@@ -1,0 +1,136 @@
+"""The communicators of a rank: one per axis of the layout, built, named and freed by the Mesh.
+
+    Mesh
+     |-- tp cp dp pp          axes of the dense layers, rank order fastest first
+     |-- etp ep edp           axes of the expert layers, folded over the same ranks
+     |-- data                 ranks with the same parameters and other tokens: dp x cp
+     |-- tied                 the ranks that hold a copy of the tied embedding: first and last stage
+     |-- links                pipeline messages, apart from the collectives of pp
+     `-- world, node          everyone; those who share this machine's memory
+
+Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 is an axis like any other.
+"""
+
+from collections.abc import Mapping
+
+from mpi4py import MPI
+
+from mpitrain.comm import messages, native, shared
+from mpitrain.comm.buffers import Array, on_device
+from mpitrain.comm.device import cuda_awareness
+from mpitrain.comm.grid import Grid
+from mpitrain.comm.native import Turnstile
+from mpitrain.comm.progress import Progress
+from mpitrain.errors import MeshError
+
+TRANSPORTS = ("auto", "messages", "collectives", "shared")
+AUTO_SHARED = 1 << 15  # bytes from which the window beats messages between ranks of one node: see benchmarks/collectives.py
+
+
+class Axis:
+    """One axis as this rank sees it: its coordinate, the size, and communicators that belong to nobody else.
+
+    Construction and free() are collective over the ranks of the axis.
+    """
+
+    def __init__(self, name: str, comm: MPI.Comm, progress: Progress, transport: str, node: int, device_aware: bool):
+        self.name, self.progress, self.device_aware = name, progress, device_aware
+        self.comm, self.second = comm, comm.Dup()
+        comm.Set_name(f"mpitrain.{name}")
+        self.second.Set_name(f"mpitrain.{name}.second")
+        self.rank, self.size = comm.rank, comm.size
+        self.turnstile = Turnstile()
+        self.one_node = len(set(comm.allgather(node))) == 1
+        self.window = shared.Window(comm) if self.one_node and self.size > 1 and transport in ("auto", "shared") else None
+        self._transport = transport
+        self._num_tags, self._tag = comm.Get_attr(MPI.TAG_UB), -1
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.rank}/{self.size}"
+
+    def next_tag(self) -> int:
+        """Return a tag for one operation. All ranks start operations in the same order and so agree on it."""
+        self._tag = (self._tag + 1) % self._num_tags
+        return self._tag
+
+    def transport(self, x: Array, *, pairs: bool = False):
+        """Choose the transport module for a buffer: by where it lies, by its size, and by what the user asked for.
+
+        pairs: each pair of ranks has a count of its own, so no rank knows the total; the choice must not depend on it.
+        """
+        if on_device(x) or self.size == 1 or (x.nbytes > native.LIMIT and self._transport == "collectives"):
+            return messages
+        if self._transport == "collectives":
+            return native
+        large = pairs or x.nbytes >= AUTO_SHARED
+        return shared if self.window and (self._transport == "shared" or large) else messages
+
+    def free(self) -> None:
+        """Free the communicators and the window. Collective."""
+        if self.window:
+            self.window.free()
+        self.second.Free()
+        self.comm.Free()
+
+
+class Mesh:
+    """All axes of this rank. Construction and free() are collective over `comm`, which stays the caller's.
+
+    dense: the layout of all ranks.  expert: the same ranks folded for expert layers, if given.  spans: further axes that join
+    several, {"data": ("cp", "dp")}.  groups: further axes given as one list of ranks each; ranks outside have an axis of size 1.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        dense: Grid,
+        *,
+        expert: Grid | None = None,
+        spans: Mapping[str, tuple[str, ...]] | None = None,
+        groups: Mapping[str, list[tuple[int, ...]]] | None = None,
+        transport: str = "auto",
+        timeout_s: float | None = None,
+    ):
+        dense.require(comm.size)
+        if expert is not None:
+            expert.require(comm.size)
+        self.grid, self.rank, self.size = dense, comm.rank, comm.size
+        self.coordinates = dense.coordinates(comm.rank)
+        self.progress = Progress(timeout_s)
+        self.device_aware, self.device_reason = cuda_awareness()
+        self.axes: dict[str, Axis] = {}
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self._node = node.bcast(comm.rank, 0)  # a node is called after its first rank
+        self._transport = transport
+        for name in dense.degrees:
+            self._add(name, comm, dense.group(comm.rank, name))
+        for name in [n for n in (expert.degrees if expert else ()) if n not in dense.degrees]:
+            self._add(name, comm, expert.group(comm.rank, name))
+        for name, axes in (spans or {}).items():
+            self._add(name, comm, dense.group(comm.rank, *axes))
+        for name, lists in (groups or {}).items():
+            self._add(name, comm, next((ranks for ranks in lists if comm.rank in ranks), (comm.rank,)))
+        self._add("world", comm, range(comm.size))
+        self.axes["node"] = Axis("node", node, self.progress, transport, self._node, self.device_aware)
+        self.num_nodes = len(set(comm.allgather(self._node)))
+
+    def __getitem__(self, name: str) -> Axis:
+        if name not in self.axes:
+            raise MeshError(f"no axis {name!r}; this mesh has {', '.join(self.axes)}")
+        return self.axes[name]
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (" + ", ".join(f"{name} {at}" for name, at in reversed(self.coordinates.items())) + ")"
+
+    def _add(self, name: str, comm: MPI.Comm, ranks) -> None:
+        """Split one axis off. The first rank of each group is its colour; keys keep the order given."""
+        ranks = list(ranks)
+        axis = comm.Split(ranks[0], ranks.index(comm.rank))
+        self.axes[name] = Axis(name, axis, self.progress, self._transport, self._node, self.device_aware)
+
+    def free(self) -> None:
+        """Wait for what is in flight and free every communicator. Collective over all ranks."""
+        self.progress.drain()
+        for axis in reversed(self.axes.values()):
+            axis.free()
+        self.axes = {}

@@ -1,0 +1,113 @@
+"""Transport `messages`: our own Isend and Irecv. Works for host buffers and, under a CUDA-aware MPI, for device buffers.
+
+Every operation has its own tag, so operations overtake one another freely. Large buffers go pairwise, small ones in log2(size)
+rounds (Bruck et al. 1997, for all-gather), broadcasts down a binomial tree.
+"""
+
+from mpi4py import MPI
+
+from mpitrain.comm.buffers import Array, copy, empty_like, raw, sum_in_order
+from mpitrain.comm.grid import split
+from mpitrain.comm.progress import Steps, arrived
+
+LIMIT = 1 << 30  # bytes in one message: counts in MPI 3 are 32-bit, and Open MPI 5 has no others
+SMALL = 1 << 13  # bytes up to which an all-reduce gathers everything everywhere: one phase of log2(size) messages
+
+
+def send(comm: MPI.Comm, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[MPI.Request]:
+    """Start sending the flat array `x`, cut into pieces of at most 1 GiB; MPI owns `x` until the requests are complete."""
+    post, data = (comm.Issend if synchronous else comm.Isend), raw(x)
+    return [post([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
+
+
+def receive(comm: MPI.Comm, x: Array, rank: int, tag: int) -> list[MPI.Request]:
+    """Start receiving into the flat array `x`: the counterpart of send(), piece by piece (MPI keeps their order)."""
+    data = raw(x)
+    return [comm.Irecv([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
+
+
+def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -> Steps:
+    """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`. The own part is not moved.
+
+    Each rank starts with its right-hand neighbour, so that no rank is everybody's first target.
+    """
+    size, me, tag = axis.size, axis.rank, axis.next_tag()
+    requests = []
+    for source in ((me - shift) % size for shift in range(1, size)):
+        requests += receive(axis.comm, out[received[source] : received[source + 1]], source, tag)
+    for target in ((me + shift) % size for shift in range(1, size)):
+        requests += send(axis.comm, x[sent[target] : sent[target + 1]], target, tag)
+    yield arrived(requests)
+
+
+def reduce_scatter(x: Array, out: Array, axis) -> Steps:
+    """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them in axis order."""
+    yield from exchange_and_sum(exchange, x, out, axis)
+
+
+def exchange_and_sum(exchange, x: Array, out: Array, axis) -> Steps:
+    """Reduce-scatter by way of any `exchange`: everyone's copy of the own shard arrives in scratch memory, and we add."""
+    bounds, length = split(len(x), axis.size), len(out)
+    found = empty_like(x, axis.size * length)
+    parts = [found[r * length : (r + 1) * length] for r in range(axis.size)]
+    yield from exchange(x, bounds, found, [r * length for r in range(axis.size + 1)], axis)
+    parts[axis.rank] = x[bounds[axis.rank] : bounds[axis.rank + 1]]
+    sum_in_order(parts, out)
+
+
+def all_gather(out: Array, axis) -> Steps:
+    """Fill every shard of `out` with that of its rank; the own shard is the input."""
+    yield from _all_gather(out, axis, axis.next_tag())
+
+
+def _all_gather(out: Array, axis, tag: int) -> Steps:
+    bounds, size, me = split(len(out), axis.size), axis.size, axis.rank
+    requests = []
+    for source in ((me - shift) % size for shift in range(1, size)):
+        requests += receive(axis.comm, out[bounds[source] : bounds[source + 1]], source, tag)
+    for target in ((me + shift) % size for shift in range(1, size)):
+        requests += send(axis.comm, out[bounds[me] : bounds[me + 1]], target, tag)
+    yield arrived(requests)
+
+
+def all_reduce(x: Array, axis) -> Steps:
+    """Sum `x` in place over the axis: reduce-scatter and all-gather, or for small `x` one gather and a sum everywhere."""
+    if x.nbytes <= SMALL:
+        parts = yield from _gather_all(x, axis)
+        return sum_in_order(parts, x)
+    bounds = split(len(x), axis.size)
+    second_tag = axis.next_tag()  # taken now: ranks finish their first phases in different orders
+    yield from reduce_scatter(x, x[bounds[axis.rank] : bounds[axis.rank + 1]], axis)
+    yield from _all_gather(x, axis, second_tag)
+    return None
+
+
+def _gather_all(x: Array, axis) -> Steps:
+    """Return the `x` of every rank, in axis order, after log2(size) rounds.
+
+    Round k passes the vectors collected so far to the rank 2**k below; vector i found here is that of rank (own + i) % size.
+    """
+    size, me, tag, length = axis.size, axis.rank, axis.next_tag(), len(x)
+    found = empty_like(x, size * length)
+    copy(x, found[:length])
+    have = 1
+    while have < size:
+        count = min(have, size - have)
+        requests = receive(axis.comm, found[have * length : (have + count) * length], (me + have) % size, tag)
+        requests += send(axis.comm, found[: count * length], (me - have) % size, tag)
+        yield arrived(requests)
+        have += count
+    return [found[i * length : (i + 1) * length] for i in ((r - me) % size for r in range(size))]
+
+
+def broadcast(x: Array, root: int, axis) -> Steps:
+    """Send the `x` of `root` to all others, down a binomial tree: rank r (counted from the root) hears from r minus its lowest bit."""
+    size, me, tag = axis.size, (axis.rank - root) % axis.size, axis.next_tag()
+    reach = me & -me if me else 1 << (size - 1).bit_length()
+    if me:
+        yield arrived(receive(axis.comm, x, (me - reach + root) % size, tag))
+    requests = []
+    while reach := reach // 2:
+        if me + reach < size:
+            requests += send(axis.comm, x, (me + reach + root) % size, tag)
+    yield arrived(requests)

@@ -1,0 +1,202 @@
+"""Transport `shared`: the ranks of one node read one another's buffers in an MPI shared-memory window.
+
+Each rank owns a segment of the window: a header with two counters, then two slots. A buffer goes through the slots piece by piece;
+a piece small enough to stay in the cache costs one trip to main memory instead of three.
+
+    header   written: pieces this rank has put in its slots       read: pieces this rank has taken from everybody's slots
+    slot 0   piece 0, 2, 4 ...
+    slot 1   piece 1, 3, 5 ...     overwritten only when every rank has read the piece before it in that slot
+
+The counters order the data: Win.Sync() fences the stores before a counter is raised and the loads after it was seen (MPI-4.1, 12.7.1).
+Operations use the slots one after another, in the order in which they were started.
+"""
+
+import numpy as np
+from mpi4py import MPI
+
+from mpitrain.comm import messages
+from mpitrain.comm.buffers import Array, copy, sum_in_order, typed_like
+from mpitrain.comm.grid import split
+from mpitrain.comm.progress import Ready, Steps
+
+HEADER = 4096  # bytes; the two counters lie on cache lines of their own
+SLOT = 1 << 20  # bytes of one slot
+
+
+class Window:
+    """The shared memory of one axis. Construction and free() are collective over `comm`, whose ranks share a node."""
+
+    def __init__(self, comm: MPI.Comm):
+        self.size, self.rank = comm.size, comm.rank
+        self._window = MPI.Win.Allocate_shared(HEADER + 2 * SLOT, 1, comm=comm)
+        segments = [np.frombuffer(self._window.Shared_query(r)[0], np.uint8) for r in range(comm.size)]
+        self.slots = [[s[HEADER + half * SLOT :][:SLOT] for half in (0, 1)] for s in segments]
+        self._written = [s[:8].view(np.int64) for s in segments]
+        self._read = [s[64:72].view(np.int64) for s in segments]
+        self._written[self.rank][0] = self._read[self.rank][0] = 0
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        self.piece = 0  # number of the next piece; every rank counts alike
+        self._window.Sync()
+        comm.Barrier()
+
+    def free(self) -> None:
+        """Give the memory back. Collective."""
+        self.slots = self._written = self._read = []
+        self._window.Unlock_all()
+        self._window.Free()
+
+    def publish(self, piece: int) -> None:
+        """Announce that the own part of `piece` is in its slot."""
+        self._raise(self._written[self.rank], piece + 1)
+
+    def release(self, piece: int) -> None:
+        """Announce that this rank has read everybody's part of `piece`."""
+        self._raise(self._read[self.rank], piece + 1)
+
+    def written(self, piece: int) -> Ready:
+        """Return whether everybody's part of `piece` is there to be read."""
+        return self._reached(self._written, piece + 1)
+
+    def writable(self, piece: int) -> Ready:
+        """Return whether the slot of `piece` is free: everybody has read the piece before it in that slot."""
+        return self._reached(self._read, piece - 1)
+
+    def _raise(self, counter: np.ndarray, value: int) -> None:
+        self._window.Sync()
+        counter[0] = value
+        self._window.Sync()
+
+    def _reached(self, counters: list[np.ndarray], value: int) -> Ready:
+        def ready() -> bool:
+            if any(counter[0] < value for counter in counters):
+                return False
+            self._window.Sync()
+            return True
+
+        return ready
+
+
+def _through_slots(num_pieces: int, put, take, axis) -> Steps:
+    """Move pieces through the slots: put(piece, half) before it is announced, take(piece, half) when everybody's part is there.
+
+    The next piece is put while the others still write this one.
+    """
+    window = axis.window
+    first = window.piece
+    window.piece += num_pieces
+    for i in range(num_pieces + 1):
+        if i < num_pieces:
+            yield window.writable(first + i)
+            put(i, (first + i) % 2)
+            window.publish(first + i)
+        if i:
+            yield window.written(first + i - 1)
+            take(i - 1, (first + i - 1) % 2)
+            window.release(first + i - 1)
+
+
+def _in_turn(steps) -> Steps:
+    """Decorate an operation so that it waits until the operations started before it have left the slots."""
+
+    def started(*arguments) -> Steps:
+        axis = arguments[-1]
+        yield axis.turnstile.take()
+        result = yield from steps(*arguments)
+        axis.turnstile.pass_on()
+        return result
+
+    return started
+
+
+def _reduce_scatter(x: Array, out: Array, axis) -> Steps:
+    bounds, slots, size, me = split(len(x), axis.size), axis.window.slots, axis.size, axis.rank
+    room = SLOT // size // x.dtype.itemsize  # elements of one rank's shard in one slot
+    longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
+
+    def shard(rank: int, piece: int) -> Array:
+        return x[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
+
+    def place(writer: int, half: int, rank: int, length: int) -> Array:
+        memory = slots[writer][half][rank * room * x.dtype.itemsize :]
+        return typed_like(x, memory[: length * x.dtype.itemsize])
+
+    def put(piece: int, half: int) -> None:
+        for rank in range(size):
+            if rank != me:
+                copy(shard(rank, piece), place(me, half, rank, len(shard(rank, piece))))
+
+    def take(piece: int, half: int) -> None:
+        own = shard(me, piece)
+        parts = [own if rank == me else place(rank, half, me, len(own)) for rank in range(size)]
+        sum_in_order(parts, out[piece * room : (piece + 1) * room])
+
+    yield from _through_slots(-(-longest // room), put, take, axis)
+
+
+def _all_gather(out: Array, axis) -> Steps:
+    bounds, slots = split(len(out), axis.size), axis.window.slots
+    room = SLOT // out.dtype.itemsize
+    longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
+
+    def part(rank: int, piece: int) -> Array:
+        return out[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
+
+    def place(rank: int, half: int, like: Array) -> Array:
+        return typed_like(out, slots[rank][half][: len(like) * out.dtype.itemsize])
+
+    def put(piece: int, half: int) -> None:
+        copy(part(axis.rank, piece), place(axis.rank, half, part(axis.rank, piece)))
+
+    def take(piece: int, half: int) -> None:
+        for rank in range(axis.size):
+            if rank != axis.rank:
+                copy(place(rank, half, part(rank, piece)), part(rank, piece))
+
+    yield from _through_slots(-(-longest // room), put, take, axis)
+
+
+def _broadcast(x: Array, root: int, axis) -> Steps:
+    room = SLOT // x.dtype.itemsize
+
+    def place(piece: int, half: int) -> tuple[Array, Array]:
+        part = x[piece * room : (piece + 1) * room]
+        return part, typed_like(x, axis.window.slots[root][half][: len(part) * x.dtype.itemsize])
+
+    def put(piece: int, half: int) -> None:
+        if axis.rank == root:
+            copy(*place(piece, half))
+
+    def take(piece: int, half: int) -> None:
+        if axis.rank != root:
+            copy(*reversed(place(piece, half)))
+
+    yield from _through_slots(-(-len(x) // room), put, take, axis)
+
+
+@_in_turn
+def reduce_scatter(x: Array, out: Array, axis) -> Steps:
+    """Write the sum over the axis of the own shard of `x` to `out`, adding straight from the others' slots in axis order."""
+    yield from _reduce_scatter(x, out, axis)
+
+
+@_in_turn
+def all_gather(out: Array, axis) -> Steps:
+    """Fill every shard of `out` with that of its rank; the own shard is the input."""
+    yield from _all_gather(out, axis)
+
+
+@_in_turn
+def all_reduce(x: Array, axis) -> Steps:
+    """Sum `x` in place over the axis: reduce-scatter and all-gather."""
+    bounds = split(len(x), axis.size)
+    yield from _reduce_scatter(x, x[bounds[axis.rank] : bounds[axis.rank + 1]], axis)
+    yield from _all_gather(x, axis)
+
+
+@_in_turn
+def broadcast(x: Array, root: int, axis) -> Steps:
+    """Send the `x` of `root` to all others through the slots of `root`."""
+    yield from _broadcast(x, root, axis)
+
+
+exchange = messages.exchange  # counts that differ from pair to pair: no rank knows how many pieces there are in all

@@ -1,0 +1,53 @@
+"""Which tokens a step trains on: a pure function of (seed, slot). There is no state, so resuming needs only the step.
+
+    slot  = step * global batch + index in the batch        epoch = slot // num_sequences
+
+    tokens  0 1 2 3 4 5 6 7 8 9        sequence = 3: window i is tokens[3i : 3i + 4], and its last token
+            |- - -|                    is the first of window i + 1: it is a target here and an input there
+                  |- - -|
+                        |- - -|
+"""
+
+import numpy as np
+
+from mpitrain.errors import DataError
+
+
+class Sampler:
+    """The sequences of `tokens` in an order of their own for every epoch, or, when `seed` is None, always as they lie."""
+
+    def __init__(self, tokens: np.ndarray, sequence: int, seed: int | None = None):
+        if len(tokens) < sequence + 1:
+            raise DataError(
+                f"data.sequence = {sequence} needs {sequence + 1} tokens, there are {len(tokens)}; "
+                "use a smaller data.sequence or more text"
+            )
+        self.num_sequences = (len(tokens) - 1) // sequence
+        self._tokens = np.asarray(tokens)  # an ndarray view of the memmap: rows are then ndarrays too
+        self._sequence = sequence
+        self._seed = seed
+        self._cached = (None, np.empty(0, np.int64))
+
+    def sequences(self, slots) -> np.ndarray:
+        """Return the windows for `slots`, in the order asked: int64 [len(slots), sequence + 1]."""
+        starts = self._windows(np.asarray(slots, np.int64)) * self._sequence
+        return self._tokens[starts[:, None] + np.arange(self._sequence + 1)].astype(np.int64)
+
+    def _windows(self, slots: np.ndarray) -> np.ndarray:
+        """Return the index of each slot's window."""
+        epochs, places = np.divmod(slots, self.num_sequences)
+        if self._seed is None:
+            return places
+        windows = np.empty_like(places)
+        for epoch in np.unique(epochs):  # ascending: a batch over the end of an epoch leaves the new epoch in the cache
+            here = epochs == epoch
+            windows[here] = self._permutation(int(epoch))[places[here]]
+        return windows
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        """Return the order of the windows in one epoch. Only the last one asked for is kept."""
+        if self._cached[0] != epoch:
+            # Raw bits of a bit generator are the same in every NumPy version; methods of Generator, such as permutation, are not.
+            keys = np.random.Philox(key=np.array([self._seed, epoch], np.uint64)).random_raw(self.num_sequences)
+            self._cached = (epoch, np.argsort(keys, kind="stable"))
+        return self._cached[1]

@@ -1,0 +1,136 @@
+"""One instruction of a rank's program, and its text form.
+
+    F3@1       forward of microbatch 3 on stage 1                B3@1     whole backward
+    I3@1       backward for inputs                               W3@1     backward for weights
+    B7@1/0     part 0 of a backward that is walked in parts, from the last block to the first
+    SEND_F3@1  stage 1 sends its output to the next stage        RECV_F3@1  stage 1 receives its input from the previous one
+    SEND_B3@1  stage 1 sends the gradient of its input back      RECV_B3@1  stage 1 receives the gradient of its output
+    GATHER4@1  fetch the parameters of block 4 of stage 1        RELEASE4@1 drop them
+    REDUCE2@1  start the gradient reduction of bucket 2 of stage 1
+    NORM UPDATE SPREAD  global gradient norm; optimiser on the owned shard; send updated parameters back
+
+B is the whole backward, as in PyTorch and DeepSeek-V3; the zero-bubble paper (arXiv:2401.10241) writes B for our I.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mpitrain.errors import ScheduleError
+
+COMPUTE = ("F", "B", "I", "W")
+ADD_TO_GRADIENTS = ("B", "W")  # the kinds that add to weight gradients, and so the ones that can be split into parts
+SENDS = ("SEND_F", "SEND_B")
+RECEIVES = ("RECV_F", "RECV_B")
+INDEXED = (*COMPUTE, *SENDS, *RECEIVES, "GATHER", "RELEASE", "REDUCE")
+PLAIN = ("NORM", "UPDATE", "SPREAD")  # once per step, for all stages of the rank
+
+
+class Action(NamedTuple):
+    """One instruction. `index` counts microbatches, for REDUCE buckets, for GATHER and RELEASE blocks."""
+
+    kind: str
+    index: int | None = None
+    stage: int | None = None
+    part: int | None = None
+
+    def __str__(self) -> str:
+        if self.index is None:
+            return self.kind
+        return f"{self.kind}{self.index}@{self.stage}" + ("" if self.part is None else f"/{self.part}")
+
+
+# ---------------------------------------------------------------- short constructors
+
+
+def F(microbatch: int, stage: int) -> Action:
+    return Action("F", microbatch, stage)
+
+
+def B(microbatch: int, stage: int, part: int | None = None) -> Action:
+    return Action("B", microbatch, stage, part)
+
+
+def I(microbatch: int, stage: int) -> Action:  # noqa: E743 - the letter of the field
+    return Action("I", microbatch, stage)
+
+
+def W(microbatch: int, stage: int, part: int | None = None) -> Action:
+    return Action("W", microbatch, stage, part)
+
+
+def SEND_F(microbatch: int, stage: int) -> Action:
+    return Action("SEND_F", microbatch, stage)
+
+
+def RECV_F(microbatch: int, stage: int) -> Action:
+    return Action("RECV_F", microbatch, stage)
+
+
+def SEND_B(microbatch: int, stage: int) -> Action:
+    return Action("SEND_B", microbatch, stage)
+
+
+def RECV_B(microbatch: int, stage: int) -> Action:
+    return Action("RECV_B", microbatch, stage)
+
+
+def GATHER(block: int, stage: int) -> Action:
+    return Action("GATHER", block, stage)
+
+
+def RELEASE(block: int, stage: int) -> Action:
+    return Action("RELEASE", block, stage)
+
+
+def REDUCE(bucket: int, stage: int) -> Action:
+    return Action("REDUCE", bucket, stage)
+
+
+NORM, UPDATE, SPREAD = map(Action, PLAIN)
+
+# ---------------------------------------------------------------- text
+
+# One spelling per action (no leading zeros), so that text -> action -> text is exact too.
+_NUMBER = "(0|[1-9][0-9]{0,8})"
+_TOKEN = re.compile(f"([A-Z_]+?)(?:{_NUMBER}@{_NUMBER}(?:/{_NUMBER})?)?")
+
+
+def parse(text: str) -> Action:
+    """Read one action, the inverse of `str(action)`. Raises ScheduleError naming the token."""
+    match = _TOKEN.fullmatch(text)
+    if match is None:
+        raise ScheduleError(f"{text!r} is no instruction; write for example F3@1, B7@1/0, SEND_F3@1, REDUCE2@1 or NORM")
+    kind, *numbers = match.groups()
+    action = Action(kind, *(None if number is None else int(number) for number in numbers))
+    _refuse_misfit(action, text)
+    return action
+
+
+def _refuse_misfit(action: Action, text: str) -> None:
+    kind, index, _, part = action
+    if kind not in INDEXED + PLAIN:
+        raise ScheduleError(f"{text!r}: unknown instruction {kind}; there are {' '.join(INDEXED + PLAIN)}")
+    if (index is None) != (kind in PLAIN):
+        raise ScheduleError(f"{text!r}: {kind} {'has no index and no stage' if kind in PLAIN else f'needs both, as in {kind}3@1'}")
+    if part is not None and kind not in ADD_TO_GRADIENTS:
+        raise ScheduleError(f"{text!r}: only {' and '.join(ADD_TO_GRADIENTS)} are split into parts, {kind} is not")
+
+
+def parse_program(text: str) -> list[Action]:
+    """Read whitespace-separated actions; `#` starts a comment. Raises ScheduleError naming line and token."""
+    actions = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        for token in line.partition("#")[0].split():
+            try:
+                actions.append(parse(token))
+            except ScheduleError as error:
+                raise ScheduleError(f"line {number}: {error.args[0]}") from None
+    return actions
+
+
+def format_program(actions: Iterable[Action], width: int = 100) -> str:
+    """Write actions as text of at most `width` columns a line; `parse_program` reads it back exactly."""
+    words = " ".join(map(str, actions))
+    return textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)

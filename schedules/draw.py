@@ -1,0 +1,104 @@
+"""Draw a schedule in unit time, one row per rank. For 1F1B, 3 stages, 3 microbatches:
+
+    tick   0              5              10
+    rank 0 F0 F1 F2 .  .  .  .  B0--- .  B1--- .  B2---
+    rank 1 .  F0 F1 .  .  B0--- F2 B1--- .  B2--- .  .
+    rank 2 .  .  F0 B0--- F1 B1--- F2 B2--- .  .  .  .
+    bubble 40.0% of 15 ticks
+"""
+
+from mpitrain.errors import ScheduleError
+from mpitrain.schedules.actions import COMPUTE, Action
+from mpitrain.schedules.needs import Needs, Programs
+from mpitrain.schedules.simulate import UNIT, bubble, earliest_start
+from mpitrain.schedules.table import Table
+
+Rows = list[list[Action]]
+TICKS_PER_NUMBER = 5  # in the header
+
+
+def grid(schedule: Table | Programs, mark: tuple[int, int] | None = None, width: int = 132) -> str:
+    """Draw a table or programs: F takes one tick, B two, I and W one; dots are bubbles, and messages take no time.
+
+    A split backward is drawn as one, where its last part stands. `mark=(rank, position)` puts a `!` behind the computation at,
+    or next after, that position. Rows longer than `width` columns go on below; a marked drawing keeps only the piece with the
+    mark. Programs that can't be played to their end are drawn without waits, and say so.
+    """
+    programs = schedule.ranks if isinstance(schedule, Table) else schedule
+    rows = _compute_rows(programs)
+    try:
+        starts, remark = earliest_start(rows), f"bubble {bubble(rows):.1%} of"
+    except ScheduleError:
+        starts, remark = _back_to_back(rows), "drawn without waits, as these programs can't be played to their end:"
+    span = max((times[-1] + UNIT[row[-1].kind] for row, times in zip(rows, starts) if row), default=0)
+    labels = _labels(rows, _marked(programs, mark))
+    column = 1 + max((len(label.rstrip("!")) for row in labels for label in row), default=1)
+    lines = [_line(row, times, names, span, column) for row, times, names in zip(rows, starts, labels)]
+    bands = _bands(lines, span, column, width)
+    if mark:
+        bands = [band for band in bands if "!" in band] or bands[-1:]
+    return "\n".join([*bands, f"{remark} {span} ticks"])
+
+
+# ---------------------------------------------------------------- what to draw, and when
+
+
+def _compute_rows(programs: Programs) -> Rows:
+    """Keep computation, and of a split backward its last part, as a whole."""
+    last_part = Needs(programs).last_part
+    return [[a._replace(part=None) for a in program if a.kind in COMPUTE and last_part[a[:3]] == a] for program in programs]
+
+
+def _back_to_back(rows: Rows) -> list[list[int]]:
+    starts = []
+    for row in rows:
+        ends = [0]
+        for action in row:
+            ends.append(ends[-1] + UNIT[action.kind])
+        starts.append(ends[:-1])
+    return starts
+
+
+# ---------------------------------------------------------------- text
+
+
+def _marked(programs: Programs, mark: tuple[int, int] | None) -> tuple[int, Action] | None:
+    """Find the rank and the computation at, or next after, the marked position."""
+    if mark is None:
+        return None
+    rank, position = mark
+    return next(((rank, action._replace(part=None)) for action in programs[rank][position:] if action.kind in COMPUTE), None)
+
+
+def _labels(rows: Rows, marked: tuple[int, Action] | None) -> list[list[str]]:
+    """Name each cell: kind and microbatch, and the stage where a rank has several."""
+    staged = any(len({action.stage for action in row}) > 1 for row in rows)
+
+    def label(rank: int, action: Action) -> str:
+        return (str(action) if staged else f"{action.kind}{action.index}") + "!" * ((rank, action) == marked)
+
+    return [[label(rank, action) for action in row] for rank, row in enumerate(rows)]
+
+
+def _line(row: list[Action], starts: list[int], labels: list[str], span: int, column: int) -> str:
+    """Write one rank's row, `column` characters a tick; a cell longer than a tick is drawn out with dashes."""
+    idle = ".".ljust(column)
+    line = ""
+    for action, start, label in zip(row, starts, labels):
+        length = UNIT[action.kind] * column
+        line += idle * (start - len(line) // column)
+        line += label.ljust(length - 1, "-" if UNIT[action.kind] > 1 else " ").ljust(length)
+    return line + idle * (span - len(line) // column)
+
+
+def _bands(lines: list[str], span: int, column: int, width: int) -> list[str]:
+    """Put the header over the rows and cut them into bands of at most `width` columns."""
+    names = [f"rank {rank}" for rank in range(len(lines))]
+    margin = 1 + max(map(len, names), default=0)
+    ticks = max(1, (width - margin) // column // TICKS_PER_NUMBER) * TICKS_PER_NUMBER
+    header = "".join(str(tick).ljust(TICKS_PER_NUMBER * column) for tick in range(0, span, TICKS_PER_NUMBER))
+    bands = []
+    for left in range(0, span * column, ticks * column):
+        pieces = [line[left : left + ticks * column] for line in (header, *lines)]
+        bands.append("\n".join((name.ljust(margin) + piece).rstrip() for name, piece in zip(["tick", *names], pieces)))
+    return bands

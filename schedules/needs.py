@@ -1,0 +1,97 @@
+"""What waits for what: the dependencies between the actions of all ranks. Order, deadlock and time are all read from here."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mpitrain.schedules.actions import COMPUTE, INDEXED, RECV_B, RECV_F, Action, F
+
+Programs = Sequence[Sequence[Action]]  # one per pipeline rank: lowered, or the ranks of a table
+
+
+class Place(NamedTuple):
+    """Where an action stands; positions count from 0."""
+
+    rank: int
+    position: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, position {self.position}"
+
+
+_OTHER_END = {"SEND_F": ("RECV_F", +1), "RECV_F": ("SEND_F", -1), "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", +1)}
+
+
+def partner(message: Action) -> Action:
+    """Return the other end of a message: SEND_F3@1 and RECV_F3@2, SEND_B3@2 and RECV_B3@1 belong together."""
+    kind, distance = _OTHER_END[message.kind]
+    return Action(kind, message.index, message.stage + distance)
+
+
+class Needs:
+    """The dependencies of a set of programs, which may be incomplete: an action can need one that nobody issues.
+
+    steps: every action with its place, rank after rank.
+    place: where each action stands first (NORM UPDATE SPREAD excepted: every rank has them).
+    last_part: for (kind, microbatch, stage) the action that ends it, the last part if it is split.
+    rank_of: the rank of each stage.
+    """
+
+    def __init__(self, programs: Programs):
+        self.programs = programs
+        self.steps = [(Place(rank, i), action) for rank, program in enumerate(programs) for i, action in enumerate(program)]
+        self.place: dict[Action, Place] = {}
+        self.last_part: dict[tuple[str, int, int], Action] = {}
+        self.rank_of: dict[int, int] = {}
+        for place, action in self.steps:
+            if action.kind in INDEXED:
+                self.place.setdefault(action, place)
+            if action.kind in COMPUTE:
+                self.rank_of.setdefault(action.stage, place.rank)
+                if (action.part or 0) >= (self.last_part.get(action[:3], action).part or 0):
+                    self.last_part[action[:3]] = action
+        self.last_stage = max(self.rank_of, default=0)
+
+    def end(self, rank: int) -> Place:
+        """Return the place after a rank's last action."""
+        return Place(rank, len(self.programs[rank]))
+
+    def of(self, action: Action) -> list[Action]:
+        """Return what must be done before `action` can start."""
+        kind, m, stage, part = action
+        if part:
+            return [action._replace(part=part - 1)]
+        match kind:
+            case "F":
+                return self._input(m, stage)
+            case "B" | "I":
+                return [F(m, stage), *self._grad_of_output(m, stage)]
+            case "W":
+                return [self._end("I", m, stage)]
+            case "SEND_F":
+                return [F(m, stage)]
+            case "SEND_B":
+                return [self._backward(m, stage)]
+            case "RECV_F" | "RECV_B":
+                return [partner(action)]
+        return []
+
+    def num_parts(self, action: Action) -> int:
+        """Return into how many parts this compute action's backward is split; 1 if it is whole."""
+        return 1 + (self.last_part[action[:3]].part or 0)
+
+    def _input(self, m: int, stage: int) -> list[Action]:
+        if stage == 0:
+            return []
+        return [RECV_F(m, stage)] if RECV_F(m, stage) in self.place else [F(m, stage - 1)]
+
+    def _grad_of_output(self, m: int, stage: int) -> list[Action]:
+        if stage == self.last_stage:
+            return []
+        return [RECV_B(m, stage)] if RECV_B(m, stage) in self.place else [self._backward(m, stage + 1)]
+
+    def _backward(self, m: int, stage: int) -> Action:
+        """Return the action after which the gradient of the stage's input is known."""
+        return self._end("I" if ("I", m, stage) in self.last_part else "B", m, stage)
+
+    def _end(self, kind: str, m: int, stage: int) -> Action:
+        return self.last_part.get((kind, m, stage), Action(kind, m, stage))

@@ -1,0 +1,146 @@
+"""What a correct set of programs obeys, one rule per function. Each raises a Flaw at the first place that breaks it."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from mpitrain.errors import ScheduleError
+from mpitrain.schedules.actions import ADD_TO_GRADIENTS, COMPUTE, INDEXED, PLAIN, RECEIVES, SENDS, Action
+from mpitrain.schedules.lower import Reduction
+from mpitrain.schedules.needs import Needs, Place, partner
+
+
+class Flaw(ScheduleError):
+    """A broken rule: what, and where."""
+
+    def __init__(self, place: Place, text: str):
+        super().__init__(f"{place}: {text}")
+        self.place = place
+
+
+def nothing_twice(needs: Needs) -> None:
+    """Refuse an action that stands twice, on one rank or on two."""
+    for place, action in needs.steps:
+        if action.kind in INDEXED and needs.place[action] != place:
+            raise Flaw(place, f"{action} again; it already stands at {needs.place[action]}")
+
+
+def nothing_foreign(needs: Needs, num_stages: int, num_microbatches: int) -> None:
+    """Refuse stages and microbatches that don't exist."""
+    for place, action in needs.steps:
+        if action.kind not in INDEXED:
+            continue
+        if action.stage >= num_stages:
+            raise Flaw(place, f"{action}: there is no stage {action.stage}, the pipeline has {num_stages}")
+        if action.kind in COMPUTE + SENDS + RECEIVES and action.index >= num_microbatches:
+            raise Flaw(place, f"{action}: there is no microbatch {action.index}, the step has {num_microbatches}")
+
+
+# ---------------------------------------------------------------- completeness
+
+
+def everything_computed(needs: Needs, num_stages: int, num_microbatches: int, train: bool) -> None:
+    """Demand one F and one B, or one F, I and W, of every microbatch on every stage; in evaluation one F only."""
+    for stage in range(num_stages):
+        rank = needs.rank_of.get(stage, min(stage, len(needs.programs) - 1))
+        for m in range(num_microbatches):
+            kinds = {kind for kind in COMPUTE if (kind, m, stage) in needs.last_part}
+            split = bool(kinds & {"I", "W"})
+            wanted = {"F"} if not train else {"F", "I", "W"} if split else {"F", "B"}
+            for kind in sorted(wanted - kinds):
+                raise Flaw(needs.end(rank), f"the program ends without {Action(kind, m, stage)}")
+            for kind in sorted(kinds - wanted):
+                extra = needs.last_part[kind, m, stage]
+                raise Flaw(needs.place[extra], f"{extra} is too much: needed only {' '.join(sorted(wanted))} of this microbatch")
+
+
+def parts_complete(needs: Needs, reduces: Sequence[Reduction] | None) -> None:
+    """Demand that a split backward has all its parts, as many as the reduction of its stage says if that is known."""
+    found: dict[tuple[str, int, int], list[int | None]] = defaultdict(list)
+    for _, action in needs.steps:
+        if action.kind in COMPUTE:
+            found[action[:3]].append(action.part)
+    for key, parts in found.items():
+        last = needs.last_part[key]
+        wanted = needs.num_parts(last) if reduces is None else reduces[last.stage].num_parts
+        if parts != [None] and set(parts) != set(range(wanted)):
+            names = ", ".join("the whole" if part is None else str(part) for part in parts)
+            raise Flaw(needs.place[last], f"{Action(*key)} is there in parts: {names}; needed 0 to {wanted - 1}")
+
+
+# ---------------------------------------------------------------- order
+
+
+def needs_come_first(needs: Needs) -> None:
+    """Demand that what an action needs is issued: before it on its own rank, or sent by another rank and received."""
+    for place, action in needs.steps:
+        for need in needs.of(action):
+            there = needs.place.get(need)
+            if there is None:
+                nobody = f"rank {needs.rank_of[need.stage]} never" if need.stage in needs.rank_of else "no rank"
+                raise Flaw(place, f"{action} waits for {need}, which {nobody} issues")
+            if action.kind in RECEIVES:
+                continue  # comes from another rank, at a time that only playing all ranks can tell
+            if there.rank != place.rank:
+                raise Flaw(place, f"{action} needs {need} of rank {there.rank}, but no receive brings it to rank {place.rank}")
+            if there.position > place.position:
+                raise Flaw(place, f"{action} stands before {need} (position {there.position}), which it needs")
+
+
+def messages_matched(needs: Needs) -> None:
+    """Demand that every send has its receive, on another rank. (That receives have their send follows from what they need.)"""
+    for place, action in needs.steps:
+        if action.kind in SENDS:
+            there = needs.place.get(partner(action))
+            if there is None:
+                raise Flaw(place, f"{action} has no receiver: {partner(action)} is nowhere")
+            if there.rank == place.rank:
+                raise Flaw(place, f"{action} is received by its own rank (position {there.position}); stages of one rank need no message")
+
+
+def gradients_ascend(needs: Needs) -> None:
+    """Demand ascending microbatch order of all that adds to a stage's weight gradients, part by part.
+
+    Sums then have one order in all schedules, and the same bits.
+    """
+    latest: dict[int, dict[int | None, Action]] = defaultdict(dict)  # stage -> part -> what added last; part None: a whole one
+    for place, action in needs.steps:
+        if action.kind in ADD_TO_GRADIENTS:
+            for part, earlier in latest[action.stage].items():
+                same = part == action.part or part is None or action.part is None
+                if same and earlier.index > action.index:
+                    raise Flaw(place, f"{action} adds to the gradients of stage {action.stage} after {earlier}; the order must ascend")
+            latest[action.stage][action.part] = action
+
+
+# ---------------------------------------------------------------- reductions and update
+
+
+def reductions_follow(needs: Needs, reduces: Sequence[Reduction]) -> None:
+    """Demand one REDUCE per bucket, after everything that adds to the bucket."""
+    wanted = {Action("REDUCE", bucket, stage) for stage, (_, ready) in enumerate(reduces) for bucket in range(len(ready))}
+    started = {action: place for action, place in needs.place.items() if action.kind == "REDUCE"}
+    for action in sorted(wanted - started.keys()):
+        raise Flaw(needs.end(needs.rank_of[action.stage]), f"the program ends without {action}")
+    for action in sorted(started.keys() - wanted):
+        raise Flaw(started[action], f"{action}: stage {action.stage} has {len(reduces[action.stage].ready)} buckets")
+    for place, action in needs.steps:
+        if action.kind in ADD_TO_GRADIENTS:
+            for bucket, ready in enumerate(reduces[action.stage].ready):
+                reduce = Action("REDUCE", bucket, action.stage)
+                late = action.part is None or action.part <= ready
+                if late and (started[reduce].rank != place.rank or started[reduce].position < place.position):
+                    raise Flaw(started[reduce], f"{reduce} starts before {action} at {place} has added to its bucket")
+
+
+def update_at_end(needs: Needs, train: bool) -> None:
+    """Demand that training programs end with NORM UPDATE [SPREAD] and have them nowhere else; evaluation has none."""
+    for rank, program in enumerate(needs.programs):
+        plain = [(position, action.kind) for position, action in enumerate(program) if action.kind in PLAIN]
+        wanted = PLAIN[: max(2, len(plain))] if train else ()
+        first = len(program) - len(wanted)
+        for position, kind in plain:
+            if position < first or kind != wanted[position - first]:
+                needed = "NORM UPDATE [SPREAD] at the end" if train else "none"
+                raise Flaw(Place(rank, position), f"{kind} stands out of place: needed {needed}")
+        if len(plain) < len(wanted):
+            raise Flaw(needs.end(rank), "the program ends without NORM UPDATE")

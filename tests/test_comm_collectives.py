@@ -1,0 +1,193 @@
+"""Collectives under every transport, for numpy and torch, against the same operation written with plain numpy."""
+
+import numpy as np
+import pytest
+from conftest import agree
+
+pytestmark = pytest.mark.mpi
+
+TRANSPORTS = ["messages", "collectives", "shared", "auto"]
+LENGTHS = [0, 1, 2, 3, 7, 64, 1000, 4099, 70_001, 1_500_007]
+DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"]
+
+
+@pytest.fixture(params=TRANSPORTS)
+def axis(request, world):
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.mesh import Mesh
+
+    mesh = Mesh(world, Grid({"dp": world.size}), transport=request.param, timeout_s=60)
+    yield mesh["dp"]
+    mesh.free()
+
+
+def values(rank, length, dtype, library="torch"):
+    """Numbers that need rounding when added, different on every rank."""
+    import torch
+
+    numbers = np.random.default_rng([rank, length]).standard_normal(length)
+    x = torch.from_numpy(numbers * 50 if "int" in dtype else numbers).to(getattr(torch, dtype))
+    return x.numpy() if library == "numpy" else x
+
+
+def expected_sum(size, length, dtype):
+    """Left to right in axis order; 16-bit floats in fp32, rounded once."""
+    import torch
+
+    wide = torch.float32 if dtype in ("float16", "bfloat16") else getattr(torch, dtype)
+    total = values(0, length, dtype).to(wide)
+    for rank in range(1, size):
+        total = total + values(rank, length, dtype).to(wide)
+    return total.to(getattr(torch, dtype))
+
+
+def same(a, b):
+    import torch
+
+    return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_reduce_is_the_sum_in_axis_order(axis, dtype):
+    from mpitrain.comm.collectives import all_reduce
+
+    wrong = []
+    for length in LENGTHS:
+        x = values(axis.rank, length, dtype)
+        all_reduce(x, axis).wait()
+        if not same(x, expected_sum(axis.size, length, dtype)):
+            wrong.append(length)
+    agree(axis.comm, not wrong, f"wrong at lengths {wrong}")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32"])
+def test_all_reduce_takes_numpy_arrays(axis, dtype):
+    from mpitrain.comm.collectives import all_reduce
+
+    wrong = []
+    for length in LENGTHS:
+        x = values(axis.rank, length, dtype, "numpy")
+        all_reduce(x, axis).wait()
+        if not same(x, expected_sum(axis.size, length, dtype)):
+            wrong.append(length)
+    agree(axis.comm, not wrong, f"wrong at lengths {wrong}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_reduce_scatter_gives_each_rank_its_shard_and_keeps_the_input(axis, dtype):
+    from mpitrain.comm.collectives import reduce_scatter
+    from mpitrain.comm.grid import split
+
+    wrong = []
+    for length in LENGTHS:
+        x = values(axis.rank, length, dtype)
+        shard = reduce_scatter(x, axis).wait()
+        begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
+        ok = same(shard, expected_sum(axis.size, length, dtype)[begin:end]) and same(x, values(axis.rank, length, dtype))
+        wrong += [] if ok else [length]
+    agree(axis.comm, not wrong, f"wrong at lengths {wrong}")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int8"])
+def test_all_gather_puts_every_shard_in_its_place(axis, dtype):
+    import torch
+
+    from mpitrain.comm.collectives import all_gather
+    from mpitrain.comm.grid import split
+
+    wrong = []
+    for length in LENGTHS:
+        whole, bounds = values(99, length, dtype), split(length, axis.size)
+        out = torch.zeros_like(whole)
+        all_gather(whole[bounds[axis.rank] : bounds[axis.rank + 1]], axis, out).wait()
+        wrong += [] if same(out, whole) else [length]
+    agree(axis.comm, not wrong, f"wrong at lengths {wrong}")
+
+
+def test_broadcast_from_every_root(axis):
+    from mpitrain.comm.collectives import broadcast
+
+    wrong = []
+    for root in range(axis.size):
+        for length in LENGTHS:
+            x = values(axis.rank, length, "float32")
+            broadcast(x, axis, root).wait()
+            wrong += [] if same(x, values(root, length, "float32")) else [(root, length)]
+    agree(axis.comm, not wrong, f"wrong at (root, length) {wrong}")
+
+
+def test_all_to_all_is_its_own_inverse(axis):
+    from mpitrain.comm.collectives import all_to_all
+
+    wrong = []
+    for length in LENGTHS:
+        x = values(axis.rank, length * axis.size, "float16")
+        there = all_to_all(x, axis).wait()
+        expected = [values(r, length * axis.size, "float16")[axis.rank * length : (axis.rank + 1) * length] for r in range(axis.size)]
+        came = all(same(there[r * length : (r + 1) * length], expected[r]) for r in range(axis.size))
+        wrong += [] if came and same(all_to_all(there, axis).wait(), x) else [length]
+    agree(axis.comm, not wrong, f"wrong at lengths {wrong}")
+
+
+def test_all_to_all_v_with_counts_of_zero_and_of_many(axis):
+    from mpitrain.comm.collectives import all_to_all_v
+
+    def count(source, target):
+        return (source * 7 + target * 3) % 5 * 40_000
+
+    sent = [count(axis.rank, r) for r in range(axis.size)]
+    received = [count(r, axis.rank) for r in range(axis.size)]
+    out = all_to_all_v(values(axis.rank, sum(sent), "float32"), sent, received, axis).wait()
+    expected, at = [], 0
+    for r in range(axis.size):
+        begin = sum(count(r, t) for t in range(axis.rank))
+        total = sum(count(r, t) for t in range(axis.size))
+        expected.append(same(out[at : at + received[r]], values(r, total, "float32")[begin : begin + received[r]]))
+        at += received[r]
+    agree(axis.comm, all(expected), f"parts right: {expected}")
+
+
+def test_many_operations_in_flight_finish_in_any_order(axis):
+    """Waited for in another order on every rank: each wait has to advance the operations of all."""
+    from mpitrain.comm.collectives import all_gather, all_reduce, barrier, broadcast
+
+    xs = [values(axis.rank, 1000 * i + 5, "float32") for i in range(12)]
+    pending = []
+    for i, x in enumerate(xs):
+        pending.append(all_reduce(x, axis) if i % 3 else broadcast(x, axis, i % axis.size))
+    gathered = np.zeros(axis.size)
+    pending.append(all_gather(np.array([float(axis.rank)]), axis, gathered))
+    pending.append(barrier(axis))
+    for i in np.random.default_rng(axis.rank).permutation(len(pending)):
+        pending[i].wait()
+    ok = all(
+        same(x, expected_sum(axis.size, 1000 * i + 5, "float32") if i % 3 else values(i % axis.size, 1000 * i + 5, "float32"))
+        for i, x in enumerate(xs)
+    )
+    agree(axis.comm, ok and (gathered == range(axis.size)).all())
+
+
+def test_wrong_buffers_are_refused_before_anything_is_sent(axis):
+    import torch
+
+    from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all_v, broadcast, reduce_scatter
+    from mpitrain.errors import DtypeError
+
+    attempts = [
+        lambda: all_reduce(torch.zeros(4, 4).t(), axis),
+        lambda: all_reduce(np.zeros((4, 4))[:, ::2], axis),
+        lambda: all_reduce([1.0, 2.0], axis),
+        lambda: all_reduce(np.array(["a"]), axis),
+        lambda: reduce_scatter(torch.zeros(8), axis, out=torch.zeros(9)),
+        lambda: reduce_scatter(torch.zeros(8), axis, out=torch.zeros(8 // axis.size, dtype=torch.float64)),
+        lambda: all_gather(np.zeros(3), axis, out=np.zeros(3 * axis.size + 5 * axis.size)),
+        lambda: all_to_all_v(np.zeros(3), [3] * (axis.size + 1), [3] * axis.size, axis),
+        lambda: broadcast(np.zeros(3), axis, root=axis.size),
+    ]
+    refused = 0
+    for attempt in attempts:
+        try:
+            attempt()
+        except DtypeError:
+            refused += 1
+    agree(axis.comm, refused == len(attempts), f"{refused} of {len(attempts)} refused")
