@@ -16,12 +16,12 @@ from mpitrain.errors import DtypeError
 
 
 def all_reduce(x_P: Array, axis) -> Pending:
-    """Start summing `x_P` in place over `axis`; return a Pending.
+    """Start summing `x_P` in place over `axis`; the Pending's result is `x_P`.
 
     x_P: [P], summed in axis order, 16-bit floats in fp32.
     """
     x = flat(x_P)
-    return _start("all_reduce", axis, x, lambda x: axis.transport(x).all_reduce(x, axis), writes=[x])
+    return _start("all_reduce", axis, x, lambda x: axis.transport(x).all_reduce(x, axis), writes=[x], result=x_P)
 
 
 def reduce_scatter(x_P: Array, axis, out: Array | None = None) -> Pending:

@@ -4,8 +4,6 @@ Every message has a tag of its own, made from what it carries: (kind, stage, mic
 than they were sent (all V-shaped ones do), so the order of posting must never decide which tensor arrives where.
 """
 
-from mpi4py import MPI
-
 from mpitrain.comm import messages
 from mpitrain.comm.buffers import Array, flat, on_device
 from mpitrain.comm.device import staged, written
@@ -21,7 +19,7 @@ class Links:
 
     def __init__(self, axis: Axis, num_stages: int, num_microbatches: int, *, synchronous: bool = False):
         self.axis, self.num_stages, self.num_microbatches, self.synchronous = axis, num_stages, num_microbatches, synchronous
-        largest, needed = axis.comm.Get_attr(MPI.TAG_UB), len(KINDS) * num_stages * num_microbatches
+        largest, needed = axis.num_tags, len(KINDS) * num_stages * num_microbatches
         if needed > largest:
             raise MeshError(
                 f"{num_stages} stages x {num_microbatches} microbatches need {needed} tags, this MPI has {largest}; "

@@ -43,14 +43,14 @@ class Axis:
         self.one_node = len(set(comm.allgather(node))) == 1
         self.window = shared.Window(comm) if self.one_node and self.size > 1 and transport in ("auto", "shared") else None
         self._transport = transport
-        self._num_tags, self._tag = comm.Get_attr(MPI.TAG_UB), -1
+        self.num_tags, self._tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), -1  # Open MPI knows it for COMM_WORLD only
 
     def __str__(self) -> str:
         return f"{self.name} {self.rank}/{self.size}"
 
     def next_tag(self) -> int:
         """Return a tag for one operation. All ranks start operations in the same order and so agree on it."""
-        self._tag = (self._tag + 1) % self._num_tags
+        self._tag = (self._tag + 1) % self.num_tags
         return self._tag
 
     def transport(self, x: Array, *, pairs: bool = False):

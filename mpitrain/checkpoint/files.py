@@ -1,0 +1,114 @@
+"""HDF5 files that are created, synced and opened safely, and what went wrong when they are not."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import h5py
+
+from mpitrain.errors import CheckpointError
+
+# This file format has checksums over all metadata, and every HDF5 since 1.10 (2016, the first with virtual datasets) reads it.
+FORMAT = ("v110", "v110")
+
+
+class PatientFile:
+    """A file for HDF5 to write to, whose errors wait in `error` until HDF5 is done.
+
+    HDF5 doesn't survive a failed write: on a full disk h5py 3.16 (HDF5 2.0) ends the process with a segmentation fault
+    while it closes the file. So it only ever sees success, and nothing reaches the disk after the first error.
+    """
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+        self.error: OSError | None = None
+
+    def _attempt(self, action: Callable, *arguments, otherwise: int) -> int:
+        if self.error is None:
+            try:
+                return action(*arguments)
+            except OSError as error:
+                self.error = error
+        return otherwise
+
+    def read(self, *_):
+        raise NotImplementedError  # h5py asks for the name, and calls readinto
+
+    def readinto(self, buffer) -> int:
+        return self._attempt(self.file.readinto, buffer, otherwise=len(buffer))
+
+    def write(self, buffer) -> int:
+        return self._attempt(self.file.write, buffer, otherwise=len(buffer))
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._attempt(self.file.seek, offset, whence, otherwise=offset)
+
+    def tell(self) -> int:
+        return self._attempt(self.file.tell, otherwise=0)
+
+    def truncate(self, size: int) -> int:
+        return self._attempt(self.file.truncate, size, otherwise=size)
+
+    def flush(self) -> None:
+        self._attempt(self.file.flush, otherwise=0)
+
+
+@contextmanager
+def creating(path: Path) -> Iterator[h5py.File]:
+    """Yield a new HDF5 file, which is on the disk when the block ends. Raises OSError."""
+    with open(path, "wb+") as raw:
+        file = PatientFile(raw)
+        with h5py.File(file, "w", libver=FORMAT) as hdf5:
+            yield hdf5
+        if file.error:
+            raise file.error
+        raw.flush()
+        os.fsync(raw.fileno())
+
+
+def opening(path: Path) -> h5py.File:
+    """Open for reading, without a lock: network file systems often refuse locks, and a checkpoint never changes."""
+    return h5py.File(path, "r", locking=False)
+
+
+def write_text(path: Path, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk: a synced file may still be without one."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def saving(folder: Path) -> Iterator[None]:
+    """Turn what the system refuses into a CheckpointError that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{folder}: checkpoint cannot be written: {reason(error)}; free some space or change run.dir") from error
+
+
+def reason(error: Exception) -> str:
+    """Return the short reason in an error: HDF5 wraps it in a sentence with addresses and times."""
+    text = str(getattr(error, "strerror", None) or error)
+    found = re.search(r"error message = '([^']*)'", text) or re.search(r"\((.*)\)", text, re.DOTALL)
+    return found[1] if found else text

@@ -1,0 +1,62 @@
+"""The names of steps, and the moment in which a step comes to exist: one rename.
+
+    step-00000030.tmp   being written              not a checkpoint
+    step-00000030       committed                  the checkpoint of step 30
+    step-00000030.old   about to be replaced       the checkpoint of step 30 while there is no step-00000030
+
+Saving a step again, after a resume, replaces it. A folder can't be replaced by one rename, so the old one steps aside first;
+in between a reader finds it under its other name.
+"""
+
+import re
+from pathlib import Path
+
+from mpitrain.checkpoint.files import reason, remove, sync_folder
+from mpitrain.errors import CheckpointError
+
+TMP, OLD = ".tmp", ".old"
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step that a folder's name means, whatever its suffix; None for anything else."""
+    found = re.fullmatch(r"step-(\d{8,})(\.tmp|\.old)?", path.name)
+    return int(found[1]) if found else None
+
+
+def find(folder: Path) -> dict[int, Path]:
+    """Return the folder of every committed step. Nothing is said about whether it can be used."""
+    committed = {}
+    for path in _step_folders(folder):
+        if path.suffix == "" or (path.suffix == OLD and not path.with_suffix("").is_dir()):
+            committed[step_of(path)] = path
+    return dict(sorted(committed.items()))
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Return what a killed save has left, and no reader needs."""
+    return [path for path in _step_folders(folder) if path.suffix == TMP or (path.suffix == OLD and path.with_suffix("").is_dir())]
+
+
+def publish(tmp: Path) -> Path:
+    """Give a complete step its final name. At no moment is there less than before: neither this step's old state nor any other."""
+    final, old = tmp.with_suffix(""), tmp.with_suffix(OLD)
+    if final.exists():
+        remove(old)
+        final.rename(old)
+    tmp.rename(final)
+    sync_folder(final.parent)
+    remove(old)
+    return final
+
+
+def _step_folders(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if step_of(path) is not None and path.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {reason(error)}; change run.dir") from error

@@ -1,0 +1,117 @@
+"""The command line: click commands and nothing else. Each imports what it needs when it runs: --help answers at once."""
+
+import os
+import sys
+from functools import partial
+
+import click
+
+from mpitrain import __version__
+from mpitrain.errors import FAILED, InputError, MpitrainError
+
+RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+OVERRIDE = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key, for example --set parallel.pp=2.")
+
+
+def main() -> None:
+    """Run the command line; errors are reported once, by the first rank of the launcher, and end with their exit code."""
+    try:
+        code = cli(standalone_mode=False) or 0
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    except click.ClickException as error:
+        code = _tell(error.show, error.exit_code)
+    except InputError as error:
+        code = _tell(partial(click.echo, str(error), err=True), error.exit_code)
+    except click.Abort:
+        code = FAILED
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _tell(show, code: int) -> int:
+    """Show an error on the first rank only, if the launcher says which one it is."""
+    if next((os.environ[name] for name in RANKS if name in os.environ), "0") == "0":
+        show()
+    return code
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__)
+def cli() -> None:
+    """Train language models on any cluster that speaks MPI.
+
+    \b
+    mpirun -n 2 mpitrain run                   train a small model on Python's own source code
+    mpirun -n 8 mpitrain run my.toml           train as a configuration says; the same command resumes
+    mpitrain generate runs/my --prompt "..."   sample text from it
+    """
+
+
+@cli.command()
+@click.argument("config", required=False, type=click.Path())
+@OVERRIDE
+def run(config: str | None, overrides: tuple[str, ...]) -> int:
+    """Train. Without CONFIG: a small model on the quickstart corpus. Resumes by itself from the newest checkpoint.
+
+    Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (start it again).
+    """
+    from mpitrain.comm.world import abort, connect
+
+    world = connect()
+    try:
+        from mpitrain.train import run as train
+
+        return train(config, overrides, world)
+    except InputError:
+        raise
+    except BaseException as error:  # the other ranks may be waiting for this one for ever
+        sys.excepthook(*sys.exc_info()) if not isinstance(error, MpitrainError) else click.echo(str(error), err=True)
+        click.echo(f"mpitrain: rank {world.rank} of {world.size} failed", err=True)
+        abort(FAILED)
+
+
+@cli.command()
+@click.argument("config", required=False, type=click.Path())
+@click.option("--ranks", default=1, show_default=True, type=click.IntRange(1), help="Number of ranks of the layout.")
+@click.option("--rank", default=None, type=click.IntRange(0), help="Rank whose program is printed; all pipeline ranks if absent.")
+@OVERRIDE
+def program(config: str | None, ranks: int, rank: int | None, overrides: tuple[str, ...]) -> None:
+    """Print the instructions of a training step, without running anything."""
+    from mpitrain import layout
+
+    click.echo(layout.show_program(config, overrides, ranks, rank))
+
+
+@cli.command()
+@click.argument("config", required=False, type=click.Path())
+@click.option("--ranks", default=1, show_default=True, type=click.IntRange(1), help="Number of ranks of the layout.")
+@OVERRIDE
+def check(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
+    """Prove a layout: complete, in order, every message matched, no deadlock. Draws the schedule."""
+    from mpitrain import layout
+
+    click.echo(layout.show_proof(config, overrides, ranks))
+
+
+@cli.command()
+@click.argument("run_dir", type=click.Path())
+@click.option("--prompt", required=True, help="Text to go on from.")
+@click.option("--tokens", default=200, show_default=True, type=click.IntRange(1), help="Tokens to sample.")
+@click.option("--temperature", default=0.8, show_default=True, type=click.FloatRange(0), help="0 takes the likeliest token.")
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of the sampling.")
+def generate(run_dir: str, prompt: str, tokens: int, temperature: float, seed: int) -> None:
+    """Sample text from the newest checkpoint of RUN_DIR, on one rank."""
+    from mpitrain.generate import sample
+
+    for piece in sample(run_dir, prompt, tokens, temperature, seed):
+        click.echo(piece, nl=False)
+    click.echo()
+
+
+@cli.command()
+def doctor() -> None:
+    """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun: of all its ranks."""
+    from mpitrain import doctor
+
+    doctor.main(click.echo)

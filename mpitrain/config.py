@@ -1,0 +1,306 @@
+"""The configuration: one TOML file, overridden by --set, every key typed, unknown keys refused with a suggestion.
+
+A key that would do nothing does not exist. `resolve` fills in what was left open (degrees, batch, vocabulary) for a number of ranks.
+"""
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mpitrain.errors import ConfigError
+
+Count = Annotated[int, Meta(ge=1)]
+CountOrNone = Annotated[int, Meta(ge=0)]  # 0: derived, or never
+Fraction = Annotated[float, Meta(gt=0, lt=1)]
+
+
+class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+    """A table of the configuration file."""
+
+
+class Run(Table):
+    dir: str = ""  # "": runs/ and the name of the configuration file
+    steps: Count = 120
+    seed: CountOrNone = 1
+    save_every: CountOrNone = 40  # steps between checkpoints; 0: only at the end
+    eval_every: CountOrNone = 40  # steps between validations; 0: only first and last
+    eval_batches: Count = 2  # validation batches of batch.global sequences each
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: CountOrNone = 0  # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
+
+
+class Model(Table):
+    preset: str = "quickstart"
+    layers: CountOrNone = 0  # 0 in this table: as the preset says
+    width: CountOrNone = 0
+    heads: CountOrNone = 0
+    kv_heads: CountOrNone = 0
+    ffn: CountOrNone = 0
+    vocab: CountOrNone = 0  # 0: as many as the tokenizer has
+    tied: bool | None = None
+
+
+class Data(Table):
+    source: Literal["python-stdlib", "text", "jsonl"] = "python-stdlib"
+    path: str = ""
+    tokenizer: str = "bytes"
+    sequence: Count = 128  # tokens
+    val_fraction: Fraction = 0.05
+
+
+class Batch(Table, rename={"global_": "global"}):
+    global_: CountOrNone = 0  # sequences per step over all ranks; 0: the least multiple of dp * micro from 24 on
+    micro: Count = 1  # sequences per microbatch
+
+
+class Parallel(Table):
+    dp: CountOrNone = 0  # 0: what is left of the ranks
+    pp: CountOrNone = 0
+
+
+class Pipeline(Table):
+    schedule: str = "1f1b"
+    stages: list[Count] | None = None  # blocks per stage; absent: even
+    tail: Count = 1  # microbatches whose last backwards are walked bucket by bucket (one stage only): earlier reductions, more memory
+
+
+class Precision(Table):
+    compute: Literal["fp32", "fp64"] = "fp32"
+
+
+class Optimizer(Table):
+    name: Literal["adamw"] = "adamw"
+    lr: Annotated[float, Meta(gt=0)] = 3e-3
+    betas: tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: Annotated[float, Meta(gt=0)] = 1e-8
+    decay: Annotated[float, Meta(ge=0)] = 0.1
+    clip: Annotated[float, Meta(ge=0)] = 1.0  # 0: no clipping
+
+
+class Schedule(Table):
+    name: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup: CountOrNone = 10  # steps
+    decay: CountOrNone = 0  # wsd: steps of the final decay; 0: a tenth of the run
+    final: Annotated[float, Meta(ge=0, le=1)] = 0.1  # the last learning rate as a share of optimizer.lr
+
+
+class Comm(Table):
+    transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
+    bucket_mb: Annotated[float, Meta(gt=0)] = 8.0  # gradients reduced in one operation, 2**20 bytes
+    timeout_s: Annotated[float, Meta(gt=0)] = 600.0  # a wait longer than this is a hang
+
+
+class Config(Table):
+    run: Run = Run()
+    model: Model = Model()
+    data: Data = Data()
+    batch: Batch = Batch()
+    parallel: Parallel = Parallel()
+    pipeline: Pipeline = Pipeline()
+    precision: Precision = Precision()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    comm: Comm = Comm()
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quickstart": dict(layers=6, width=128, heads=4, kv_heads=2, ffn=384, tied=True),
+    "reference": dict(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False),
+    "smollm2-135m": dict(layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49152, tied=True),
+    "llama3.2-1b": dict(layers=16, width=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256, tied=True),
+    "llama3-8b": dict(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False),
+}
+
+# What makes two runs the same computation; the rest (layout, transport, length, where it is kept) may change when a run goes on.
+IDENTITY = ("run.seed", "model", "data", "batch", "precision", "optimizer", "schedule")
+
+
+# ---------------------------------------------------------------- reading
+
+
+def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Config:
+    """Read a configuration file, its bases and the `key=value` overrides. Raises ConfigError naming file and key."""
+    tree = _read(Path(path), ()) if path else {}
+    for override in overrides:
+        _override(tree, override)
+    config = parse(tree)
+    if config.run.dir:
+        return config
+    named = msgspec.structs.replace(config.run, dir=f"runs/{Path(path).stem if path else 'quickstart'}")
+    return msgspec.structs.replace(config, run=named)
+
+
+def parse(tree: Mapping[str, Any]) -> Config:
+    """Check a tree of tables against the typed keys and return the Config."""
+    _refuse_unknown(tree, Config, "")
+    try:
+        return msgspec.convert(tree, Config, strict=True)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$.")
+        raise ConfigError(f"{place.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    if path in seen:
+        raise ConfigError(f"{path}: base leads back to itself through {' -> '.join(map(str, seen))}")
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file; needed TOML in UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give the path of a TOML file") from None
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: base: expected the path of a TOML file, got {base!r}")
+    return _merged(_read(path.parent / base, (*seen, path)), tree)
+
+
+def _merged(under: dict, over: dict) -> dict:
+    result = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merged(result[key], value) if both else value
+    return result
+
+
+def _override(tree: dict, override: str) -> None:
+    """Apply one `table.key=value`; the value is TOML, and what isn't TOML is a string."""
+    name, equals, text = override.partition("=")
+    keys = name.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {override}: expected key=value, such as --set run.steps=100")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"--set {override}: {key} is not a table")
+    tree[keys[-1]] = value
+
+
+def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str) -> None:
+    """Raise ConfigError for the first key that `kind` doesn't have, with the nearest ones it has."""
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in tree.items():
+        if key not in fields:
+            every = [f"{t.encode_name}.{f.encode_name}" for t in msgspec.structs.fields(Config) for f in msgspec.structs.fields(t.type)]
+            near = difflib.get_close_matches(prefix + key, [prefix + f for f in fields], 1) or difflib.get_close_matches(key, every, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
+            raise ConfigError(f"unknown key {prefix}{key}; {hint}")
+        if isinstance(fields[key], type) and issubclass(fields[key], msgspec.Struct):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{prefix}{key}: expected a table, got {value!r}")
+            _refuse_unknown(value, fields[key], f"{prefix}{key}.")
+
+
+# ---------------------------------------------------------------- resolving
+
+
+def resolve(config: Config, num_ranks: int, vocab: int) -> Config:
+    """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and check that it fits together."""
+    model = _model(config.model, vocab)
+    parallel, batch = _layout(config, model.layers, num_ranks)
+    config = msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch)
+    stages = config.pipeline.stages
+    if stages is not None and (len(stages) != parallel.pp or sum(stages) != model.layers):
+        raise ConfigError(
+            f"pipeline.stages = {stages}: {sum(stages)} blocks on {len(stages)} stages; needed model.layers = {model.layers} blocks "
+            f"on parallel.pp = {parallel.pp} stages"
+        )
+    return config
+
+
+def _model(model: Model, vocab: int) -> Model:
+    if model.preset not in PRESETS:
+        near = difflib.get_close_matches(model.preset, PRESETS, 1)
+        raise ConfigError(f"model.preset = {model.preset!r}; {'did you mean ' + near[0] + '?' if near else 'known: ' + ', '.join(PRESETS)}")
+    given = {f: getattr(model, f) for f in model.__struct_fields__ if getattr(model, f) not in (0, None)}
+    model = Model(**{"vocab": vocab, **PRESETS[model.preset], **given})
+    if model.vocab < vocab:
+        raise ConfigError(f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens; raise model.vocab or leave it out")
+    if model.width % model.heads:
+        raise ConfigError(f"model.width = {model.width} is not a multiple of model.heads = {model.heads}")
+    if model.width // model.heads % 2:
+        raise ConfigError(f"model.width / model.heads = {model.width // model.heads}: rotary embeddings need an even width of a head")
+    if model.heads % model.kv_heads:
+        raise ConfigError(f"model.heads = {model.heads} is not a multiple of model.kv_heads = {model.kv_heads}")
+    return model
+
+
+def _layout(config: Config, layers: int, num_ranks: int) -> tuple[Parallel, Batch]:
+    """Choose the degrees left open: as much data parallelism as the batch divides into, pipeline stages for the rest."""
+    dp, pp, batch = config.parallel.dp, config.parallel.pp, config.batch
+    if pp > layers:
+        raise ConfigError(f"parallel.pp = {pp} stages for model.layers = {layers} blocks; a stage needs at least one block")
+    if not dp:
+        dp = _largest_dp(num_ranks, pp, batch, layers)
+    if not pp and num_ranks % dp == 0:
+        pp = num_ranks // dp
+    if dp * max(pp, 1) != num_ranks:
+        raise ConfigError(
+            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)} = {dp * max(pp, 1)} ranks, but mpirun started {num_ranks}; "
+            "start as many or change parallel.*"
+        )
+    if pp > layers:
+        raise ConfigError(
+            f"{num_ranks} ranks / parallel.dp = {dp} leaves {pp} stages for model.layers = {layers} blocks; raise parallel.dp"
+        )
+    per_round = dp * batch.micro
+    total = batch.global_ or -(-24 // per_round) * per_round
+    if total % per_round:
+        raise ConfigError(
+            f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} on parallel.dp = {dp} ranks; "
+            f"use a multiple of {per_round}"
+        )
+    return Parallel(dp=dp, pp=pp), Batch(global_=total, micro=batch.micro)
+
+
+def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:
+    """Return the largest data-parallel degree that fits ranks, batch and blocks; if none fits, the one whose error explains most."""
+    if pp:
+        return max(num_ranks // pp, 1)
+    if not batch.global_:
+        return num_ranks
+    divisors = [d for d in range(1, num_ranks + 1) if num_ranks % d == 0 and num_ranks // d <= layers]
+    return max((d for d in divisors if batch.global_ % (d * batch.micro) == 0), default=num_ranks)
+
+
+# ---------------------------------------------------------------- writing and comparing
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Return the configuration as {"table.key": value}."""
+    tree = msgspec.to_builtins(config)
+    return {f"{table}.{key}": value for table, keys in tree.items() for key, value in keys.items()}
+
+
+def to_toml(config: Config) -> str:
+    """Write the configuration as TOML that load() reads back to the same Config."""
+    lines = []
+    for table, keys in msgspec.to_builtins(config).items():
+        lines += ["", f"[{table}]"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items() if value is not None]
+    return "\n".join(lines[1:]) + "\n"
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """Return the keys that define the computation: a run may only go on if they are unchanged."""
+    return {key: value for key, value in flatten(config).items() if key in IDENTITY or key.split(".")[0] in IDENTITY}
+
+
+def digest(config: Config) -> str:
+    """Return a hash of the whole resolved configuration, compared over all ranks before the first step."""
+    return hashlib.sha256(json.dumps(flatten(config), sort_keys=True).encode()).hexdigest()[:16]

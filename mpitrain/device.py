@@ -1,0 +1,26 @@
+"""The device of a rank and its share of the cores."""
+
+import os
+
+import torch
+
+from mpitrain.config import Config, Run
+from mpitrain.errors import ConfigError
+
+
+def choose_device(config: Config, node_rank: int) -> torch.device:
+    """Return this rank's device and set torch's threads. The ranks of a node take its GPUs in turn. Raises ConfigError."""
+    set_threads(config.run)
+    available = torch.cuda.is_available()
+    if config.run.device == "cuda" and not available:
+        raise ConfigError('run.device = "cuda": torch finds no CUDA device; use "cpu" or "auto"')
+    if config.run.device == "cpu" or not available:
+        return torch.device("cpu")
+    device = torch.device("cuda", node_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def set_threads(run: Run) -> None:
+    """Set torch's threads: run.threads, else OMP_NUM_THREADS, else 1. Ranks are the unit of parallelism, and bits depend on threads."""
+    torch.set_num_threads(run.threads or int(os.environ.get("OMP_NUM_THREADS", "1")))

@@ -1,0 +1,68 @@
+"""Sample text from a checkpoint, on one rank and without MPI."""
+
+from collections.abc import Iterator
+
+import mpi4py
+import msgspec
+import torch
+
+mpi4py.rc.initialize = False  # one process, perhaps on a login node where MPI_Init fails
+
+from mpitrain.checkpoint import load  # noqa: E402
+from mpitrain.config import Parallel  # noqa: E402
+from mpitrain.data.tokenizer import load_tokenizer  # noqa: E402
+from mpitrain.device import set_threads  # noqa: E402
+from mpitrain.errors import CheckpointError, DataError  # noqa: E402
+from mpitrain.model.recipe import Walk  # noqa: E402
+from mpitrain.rundir import RunDir, read_config  # noqa: E402
+from mpitrain.stage import Microbatch, Stage  # noqa: E402
+
+
+def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed: int) -> Iterator[str]:
+    """Yield the prompt and then text as it is sampled; the context is the last data.sequence tokens."""
+    stage, tokenizer = _load(run_dir)
+    ids = tokenizer.encode(prompt.encode()).astype("int64").tolist()
+    if not ids:
+        raise DataError("--prompt gives no token; needed at least one to go on from")
+    generator = torch.Generator().manual_seed(seed)
+    shown = ""
+    with torch.no_grad():
+        for _ in range(num_tokens + 1):
+            text = tokenizer.decode(ids)
+            whole = text.rstrip("\ufffd")  # a character of several tokens is shown when it is complete
+            if whole.startswith(shown):
+                yield whole[len(shown) :]
+                shown = whole
+            ids.append(_next(stage, ids[-stage.config.data.sequence :], temperature, generator))
+
+
+def _next(stage: Stage, ids: list[int], temperature: float, generator: torch.Generator) -> int:
+    logits_V = _finish(stage.forward(0, None, Microbatch(tokens=torch.tensor([ids]))), stage)[0, -1]
+    if temperature == 0:
+        return int(logits_V.argmax())
+    return int(torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=generator))
+
+
+def _finish(walk: Walk, stage: Stage) -> torch.Tensor:
+    """Run a walk that communicates with nobody; the last stage keeps its output as the loss of the microbatch."""
+    for pending in walk:
+        assert pending is None
+    return stage.losses[0]
+
+
+def _load(run_dir: str):
+    """Return the whole model as one stage, with the weights of the newest checkpoint, and the tokenizer."""
+    rundir = RunDir(run_dir)
+    if not rundir.config.exists():
+        raise CheckpointError(f"{run_dir}: no config.toml; give the run directory of `mpitrain run`")
+    config = read_config(rundir.config)
+    config = msgspec.structs.replace(config, parallel=Parallel(dp=1, pp=1), pipeline=type(config.pipeline)())
+    saved = load.open_latest(rundir.checkpoints)
+    if saved is None:
+        raise CheckpointError(f"{rundir.checkpoints}: no checkpoint yet; wait for the first one (run.save_every) and try again")
+    set_threads(config.run)
+    stage = Stage(config, 0, torch.device("cpu"))
+    with saved:
+        for parameter in stage.owned:
+            parameter.data.copy_(torch.from_numpy(saved.read(f"parameters/{parameter.name}")))
+    return stage, load_tokenizer(config.data.tokenizer)

@@ -1,0 +1,42 @@
+"""`mpitrain program` and `mpitrain check`: what a layout would do, without MPI and without torch."""
+
+from mpitrain import config as settings
+from mpitrain import program
+from mpitrain.comm.grid import Grid
+from mpitrain.config import Config
+from mpitrain.data.tokenizer import load_tokenizer
+from mpitrain.errors import ConfigError
+from mpitrain.schedules.actions import format_program
+from mpitrain.schedules.draw import grid
+
+
+def resolved(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> Config:
+    """Read a configuration and resolve it for a number of ranks."""
+    config = settings.load(path, overrides)
+    return settings.resolve(config, num_ranks, load_tokenizer(config.data.tokenizer).vocab)
+
+
+def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None) -> str:
+    """Return the program of one rank, or of every pipeline rank, as text that pipeline.schedule files are made of."""
+    config = resolved(path, overrides, num_ranks)
+    programs, _ = program.training(config)
+    if rank is None:
+        return "\n\n".join(f"# pipeline rank {pp}\n{format_program(actions)}" for pp, actions in enumerate(programs))
+    if rank >= num_ranks:
+        raise ConfigError(f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number of ranks you start")
+    at = Grid({"dp": config.parallel.dp, "pp": config.parallel.pp}).coordinates(rank)
+    return f"# rank {rank}: dp {at['dp']}, pp {at['pp']}\n{format_program(programs[at['pp']])}"
+
+
+def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
+    """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
+    config = resolved(path, overrides, num_ranks)
+    programs, report = program.training(config)
+    peaks = ", ".join(map(str, report.peak_in_flight))
+    return (
+        f"{grid(programs)}\n\n"
+        f"dp {config.parallel.dp} x pp {config.parallel.pp}, {config.pipeline.schedule}, {report.num_microbatches} microbatches a rank\n"
+        f"proved: {report.num_actions} instructions complete and in order, {report.num_messages} messages matched, "
+        "no deadlock without buffering\n"
+        f"microbatches in flight at most, per pipeline rank: {peaks}"
+    )

@@ -1,0 +1,97 @@
+"""A block is a list of local segments and communications.
+
+Autograd only ever sees local segments. The backward walks the list in reverse and replaces each communication by its adjoint, so no
+MPI call hides in an autograd function: the list is what happens, and whoever wants to know what a layout sends reads it.
+
+    forward    segment   sum over tp    segment   sum over tp    -->
+    backward   segment   copy           segment   copy          <--
+
+Both directions are generators: they yield once per item, a started operation or None, and are resumed with its result. So the actor
+decides what to do while a message travels.
+"""
+
+from collections.abc import Generator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from mpitrain.comm.mesh import Axis
+from mpitrain.comm.progress import Pending
+
+Walk = Generator[Pending | None, Any, Any]
+
+
+class Item(Protocol):
+    """What a block consists of."""
+
+    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+        """Yield once; return (output, what backward needs)."""
+
+    def backward(self, saved: Any, grad_of_output: torch.Tensor) -> Walk:
+        """Yield once; return the gradient of the input."""
+
+
+def forward(block: Sequence[Item], x: torch.Tensor, context: Any) -> Walk:
+    """Walk a block; return its output and what each item saved."""
+    saved = []
+    for item in block:
+        x, kept = yield from item.forward(x, context)
+        saved.append(kept)
+    return x, saved
+
+
+def backward(block: Sequence[Item], saved: list, grad: torch.Tensor | None) -> Walk:
+    """Walk a block in reverse and return the gradient of its input. Frees what was saved item by item."""
+    for item in reversed(block):
+        grad = yield from item.backward(saved.pop(), grad)
+    return grad
+
+
+# ---------------------------------------------------------------- communications, along the first dim of a tensor
+
+
+def _copy(x: torch.Tensor, axis: Axis) -> None:
+    return None
+
+
+def _sum(x: torch.Tensor, axis: Axis) -> Pending:
+    return all_reduce(x.clone(), axis)
+
+
+def _gather(x: torch.Tensor, axis: Axis) -> Pending:
+    return all_gather(x, axis, x.new_empty(axis.size * len(x), *x.shape[1:]))
+
+
+def _scatter(x: torch.Tensor, axis: Axis) -> Pending:
+    return reduce_scatter(x, axis)
+
+
+def _exchange(x: torch.Tensor, axis: Axis) -> Pending:
+    return all_to_all(x, axis)
+
+
+START = {"copy": _copy, "sum": _sum, "gather": _gather, "scatter": _scatter, "exchange": _exchange}
+ADJOINT = {"copy": "sum", "sum": "copy", "gather": "scatter", "scatter": "gather", "exchange": "exchange"}
+
+
+class Communication:
+    """A collective over one axis, along the first dim; its backward is the adjoint operation.
+
+    copy: replicated input used differently by every rank.  sum: partial results to their sum.  gather: shards to the whole.
+    scatter: partial results to shards of their sum.  exchange: the r-th part to rank r.  The first dim divides by the axis size.
+    """
+
+    def __init__(self, name: str, axis: Axis):
+        self.name, self.axis = name, axis
+
+    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+        y = yield from self._run(self.name, x)
+        return y, None
+
+    def backward(self, saved: None, grad_of_output: torch.Tensor) -> Walk:
+        return (yield from self._run(ADJOINT[self.name], grad_of_output))
+
+    def _run(self, name: str, x: torch.Tensor) -> Walk:
+        flat = yield START[name](x.contiguous(), self.axis)
+        return x if flat is None else flat.view(-1, *x.shape[1:])

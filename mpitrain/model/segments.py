@@ -1,0 +1,156 @@
+"""The local segments of a Llama-style decoder: embedding, attention, feed-forward, head.
+
+B sequences of a microbatch, T tokens each, D width, H query heads, K key-value heads, C width of a head, V vocabulary, F ffn width.
+
+A segment's forward builds a small autograd graph; its backward differentiates it at once. Weight gradients of matrix products don't
+go through autograd: the graph leaves (input, gradient of output) pairs behind, and the products are added straight into the gradient
+buffer. They run under no_grad, or the buffer would keep the history of every microbatch alive.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from mpitrain.model.parameters import Parameter
+from mpitrain.model.recipe import Walk
+
+
+class _Product(torch.autograd.Function):
+    """x @ weight.T, whose backward gives the gradient of x and leaves that of the weight for later."""
+
+    @staticmethod
+    def forward(ctx, x, weight: torch.Tensor, parameter: Parameter, deferred: list):
+        ctx.save_for_backward(x, weight)
+        ctx.parameter, ctx.deferred = parameter, deferred
+        return functional.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        x, weight = ctx.saved_tensors
+        ctx.deferred.append((ctx.parameter, x, grad_of_output))
+        return grad_of_output @ weight, None, None, None
+
+
+class Tape:
+    """What one forward of one segment leaves behind: leaves to differentiate by, and deferred weight products."""
+
+    def __init__(self):
+        self.leaves: list[tuple[Parameter, torch.Tensor]] = []
+        self.deferred: list[tuple[Parameter, torch.Tensor, torch.Tensor]] = []
+
+    def product(self, x: torch.Tensor, parameter: Parameter) -> torch.Tensor:
+        """Return x @ parameter.T; its weight gradient is deferred."""
+        return _Product.apply(x, parameter.data, parameter, self.deferred)
+
+    def norm(self, x: torch.Tensor, parameter: Parameter, eps: float = 1e-5) -> torch.Tensor:
+        """Return RMSNorm(x) (arXiv:1910.07467)."""
+        weight = parameter.data.detach().requires_grad_(torch.is_grad_enabled())
+        self.leaves.append((parameter, weight))
+        return functional.rms_norm(x, weight.shape, weight, eps)
+
+
+class Segment:
+    """A local piece of a block, differentiated by autograd. Subclasses compute; they own their parameters."""
+
+    parameters: list[Parameter]
+
+    def compute(self, x: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
+        raise AssertionError("each segment computes")
+
+    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+        """Compute; without gradients enabled nothing is kept."""
+        yield None
+        tape = Tape()
+        if not torch.is_grad_enabled():
+            return self.compute(x, context, tape), None
+        x = x.detach().requires_grad_()
+        y = self.compute(x, context, tape)
+        return y.detach(), (x, y, tape)
+
+    def backward(self, saved: tuple, grad_of_output: torch.Tensor | None) -> Walk:
+        """Add the gradients of the parameters to their buffers and return that of the input."""
+        yield None
+        x, y, tape = saved
+        grads = torch.autograd.grad(y, [x, *(leaf for _, leaf in tape.leaves)], grad_of_output)
+        with torch.no_grad():
+            for (parameter, _), grad in zip(tape.leaves, grads[1:]):
+                parameter.grad += grad
+            while tape.deferred:  # emptied: the graph holds this list and the list holds the graph, a cycle Python can't see
+                parameter, x, grad = tape.deferred.pop()
+                parameter.grad.addmm_(grad.flatten(0, -2).t(), x.flatten(0, -2))
+        return grads[0]
+
+
+class Embedding:
+    """Token numbers to vectors. Written by hand: integers have no gradient."""
+
+    def __init__(self, weight: Parameter):
+        self.weight, self.parameters = weight, [weight]
+
+    def forward(self, x: None, context: Any) -> Walk:
+        """Look up the tokens [B, T] of the context."""
+        yield None
+        tokens_BT = context.tokens
+        return functional.embedding(tokens_BT, self.weight.data), tokens_BT if torch.is_grad_enabled() else None
+
+    def backward(self, saved: torch.Tensor, grad_of_output: torch.Tensor) -> Walk:
+        yield None
+        self.weight.grad.index_add_(0, saved.flatten(), grad_of_output.flatten(0, -2))
+
+
+class Rotary:
+    """Rotary position embedding (arXiv:2104.09864), halves rotated, tables for `sequence` positions."""
+
+    def __init__(self, width: int, sequence: int, dtype: torch.dtype, device: torch.device, base: float = 10_000.0):
+        rates = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angles = torch.outer(torch.arange(sequence, dtype=torch.float64), rates)
+        self.cos, self.sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+    def __call__(self, x_BHTC: torch.Tensor) -> torch.Tensor:
+        a, b = x_BHTC.chunk(2, -1)
+        cos, sin = self.cos[: a.shape[-2]], self.sin[: a.shape[-2]]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Attention(Segment):
+    """x + output(attention(norm(x))): causal, grouped queries (arXiv:2305.13245)."""
+
+    def __init__(self, norm: Parameter, q: Parameter, k: Parameter, v: Parameter, output: Parameter, head_width: int, rotary: Rotary):
+        self.norm, self.q, self.k, self.v, self.output = self.parameters = [norm, q, k, v, output]
+        self.head_width, self.rotary = head_width, rotary
+
+    def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
+        h_BTD = tape.norm(x_BTD, self.norm)
+        q_BHTC, k_BKTC, v_BKTC = (
+            tape.product(h_BTD, weight).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for weight in (self.q, self.k, self.v)
+        )
+        a_BHTC = functional.scaled_dot_product_attention(
+            self.rotary(q_BHTC), self.rotary(k_BKTC), v_BKTC, is_causal=True, enable_gqa=True
+        )
+        return x_BTD + tape.product(a_BHTC.transpose(1, 2).flatten(-2), self.output)
+
+
+class FeedForward(Segment):
+    """x + down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202)."""
+
+    def __init__(self, norm: Parameter, gate: Parameter, up: Parameter, down: Parameter):
+        self.norm, self.gate, self.up, self.down = self.parameters = [norm, gate, up, down]
+
+    def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
+        h_BTD = tape.norm(x_BTD, self.norm)
+        h_BTF = functional.silu(tape.product(h_BTD, self.gate)) * tape.product(h_BTD, self.up)
+        return x_BTD + tape.product(h_BTF, self.down)
+
+
+class Head(Segment):
+    """Norm, logits and the summed cross-entropy of a microbatch; without targets, the logits."""
+
+    def __init__(self, norm: Parameter, weight: Parameter):
+        self.norm, self.weight = self.parameters = [norm, weight]
+
+    def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
+        logits_BTV = tape.product(tape.norm(x_BTD, self.norm), self.weight)
+        if context.targets is None:
+            return logits_BTV
+        return functional.cross_entropy(logits_BTV.flatten(0, 1), context.targets.flatten(), reduction="sum")

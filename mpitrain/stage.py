@@ -1,0 +1,123 @@
+"""One pipeline stage: a slice of the decoder with its parameters, its gradient buckets, and what each microbatch left behind."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mpitrain.config import Config
+from mpitrain.model import recipe
+from mpitrain.model.parameters import Parameter, flat_buffer, initialise
+from mpitrain.model.recipe import Walk
+from mpitrain.model.segments import Attention, Embedding, FeedForward, Head, Rotary
+from mpitrain.slicing import EMBEDDING, parts_of, specs_of
+
+
+@dataclass
+class Microbatch:
+    """What a stage needs to know of a microbatch besides its input: tokens on the first stage, targets on the last. [B, T] each."""
+
+    tokens: torch.Tensor | None = None
+    targets: torch.Tensor | None = None
+
+
+@dataclass
+class Bucket:
+    """Gradients that are reduced together. `grad` is one flat buffer; a tied bucket has one such buffer per use on this rank."""
+
+    grads: list[torch.Tensor]
+    tied: bool = False
+
+
+class Stage:
+    """The blocks, parameters and stashes of stage `index`."""
+
+    def __init__(self, config: Config, index: int, device: torch.device):
+        self.config, self.index, self.device = config, index, device
+        self.num_stages = config.parallel.pp
+        self.first, self.last = index == 0, index == self.num_stages - 1
+        self.dtype = torch.float64 if config.precision.compute == "fp64" else torch.float32
+        self.parts = parts_of(config, index)
+        self._allocate()
+        self.blocks = self._build()
+        self.stashes: dict[int, list] = {}
+        self.losses: dict[int, torch.Tensor] = {}
+        initialise(self.owned, config.run.seed)
+
+    def activation(self) -> torch.Tensor:
+        """Return an uninitialised [B, T, D] buffer for what comes from a neighbouring stage."""
+        shape = (self.config.batch.micro, self.config.data.sequence, self.config.model.width)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def zero_grad(self) -> None:
+        """Start a step: no gradients, no losses."""
+        self.losses = {}
+        for bucket in self.buckets:
+            for grad in bucket.grads:
+                grad.zero_()
+
+    def forward(self, index: int, x: torch.Tensor | None, microbatch: Microbatch) -> Walk:
+        """Run microbatch `index` through the stage: return the output [B, T, D], or None on the last stage, which keeps the loss.
+
+        Without gradients enabled nothing is stashed.
+        """
+        stash = []
+        for block in self.blocks:
+            x, saved = yield from recipe.forward(block, x, microbatch)
+            stash.append(saved)
+        if torch.is_grad_enabled():
+            self.stashes[index] = stash
+        if not self.last:
+            return x
+        self.losses[index] = x.detach()
+        return None
+
+    def backward(self, index: int, grad: torch.Tensor | None, part: int | None) -> Walk:
+        """Run the backward of a microbatch, or one part of it, from the gradient of the output; return that of the input.
+
+        Gradients are added to the buckets. What the forward left is freed on the way.
+        """
+        parts = range(len(self.parts)) if part is None else [part]
+        stash = self.stashes[index]
+        for number in parts:
+            for block in reversed(self.parts[number]):
+                grad = yield from recipe.backward(self.blocks[block], stash[block], grad)
+        if parts[-1] == len(self.parts) - 1:
+            del self.stashes[index]
+        return grad
+
+    def _allocate(self) -> None:
+        """Create the parameters: weights in one buffer, gradients in one buffer per bucket; the tied embedding apart."""
+        blocks = specs_of(self.config, self.index)
+        tied = self.config.model.tied
+        self._by_block = [[Parameter(spec) for spec in block] for block in blocks]
+        every = [parameter for block in self._by_block for parameter in block]
+        self.owned = [p for i, p in enumerate(every) if p.name not in {before.name for before in every[:i]}]  # a tied one once
+        _, views = flat_buffer([p.spec for p in self.owned], self.dtype, self.device)
+        data = {parameter.name: view for parameter, view in zip(self.owned, views)}
+        self.buckets, shared = [], []
+        for part in self.parts:
+            members = [p for block in part for p in self._by_block[block] if not (tied and p.name == EMBEDDING)]
+            memory, views = flat_buffer([p.spec for p in members], self.dtype, self.device)
+            self.buckets.append(Bucket([memory]))
+            for parameter, view in zip(members, views):
+                parameter.grad = view
+        for parameter in every:
+            parameter.data = data[parameter.name]
+            if parameter.grad is None:
+                parameter.grad = flat_buffer([parameter.spec], self.dtype, self.device)[1][0]
+                shared.append(parameter.grad)
+        if shared:
+            self.buckets.append(Bucket(shared, tied=True))
+
+    def _build(self) -> list[list[recipe.Item]]:
+        head_width = self.config.model.width // self.config.model.heads
+        rotary = Rotary(head_width, self.config.data.sequence, self.dtype, self.device)
+        inner = self._by_block[self.first : len(self._by_block) - self.last]
+        blocks: list[list[recipe.Item]] = [[Attention(*ps[:5], head_width, rotary), FeedForward(*ps[5:])] for ps in inner]
+        if self.first:
+            blocks.insert(0, [Embedding(*self._by_block[0])])
+        if self.last:
+            blocks.append([Head(*self._by_block[-1])])
+        return blocks
+
+

@@ -1,0 +1,290 @@
+"""`mpitrain run`: check everything, build everything, then loop over steps, log, save, stop."""
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from mpi4py.MPI import Intracomm
+
+from mpitrain import config as settings
+from mpitrain import program
+from mpitrain.actor import Actor, StepResult
+from mpitrain.checkpoint import load, save
+from mpitrain.comm.grid import Grid
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.world import node_rank, on_first_rank, require_same
+from mpitrain.config import Config
+from mpitrain.data.corpus import check_source
+from mpitrain.data.order import Sampler
+from mpitrain.data.split import split
+from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
+from mpitrain.data.tokens import describe, open_tokens, prepare
+from mpitrain.device import choose_device
+from mpitrain.errors import DONE, STOPPED_EARLY, CheckpointError
+from mpitrain.hang import diagnosed
+from mpitrain.optim.rates import learning_rate
+from mpitrain.report.console import Report
+from mpitrain.report.flops import DEFINITION, flops_per_token, peak_flops
+from mpitrain.rundir import RunDir
+from mpitrain.stage import Microbatch
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """The tokens of a run, in an order that is a pure function of seed and slot."""
+
+    train: Sampler
+    validation: Sampler
+    digest: str
+
+
+def run(path: str | None, overrides: tuple[str, ...], world: Intracomm) -> int:
+    """Train as the configuration says and return the exit code. Collective over `world`.
+
+    Raises InputError, alike on all ranks and before anything is written, for whatever the user has to change.
+    """
+    config, tokenizer = plan(path, overrides, world.size)
+    require_same(world, settings.digest(config), "the configuration")
+    rundir = RunDir(config.run.dir)
+    corpora = open_run(config, tokenizer, rundir, world)
+    device = choose_device(config, node_rank(world))
+    mesh = build_mesh(config, world)
+    try:
+        with Trainer(config, rundir, corpora, mesh, device) as trainer:
+            return trainer.train()
+    finally:
+        mesh.free()
+
+
+def plan(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> tuple[Config, Tokenizer]:
+    """Read and resolve the configuration and prove its schedule, on any rank, without writing or sending anything."""
+    config = settings.load(path, overrides)
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    config = settings.resolve(config, num_ranks, tokenizer.vocab)
+    program.training(config)
+    return config, tokenizer
+
+
+def open_run(config: Config, tokenizer: Tokenizer, rundir: RunDir, world: Intracomm) -> Corpora:
+    """Check and make the run directory and the tokens on rank 0, and open the tokens on all ranks."""
+
+    def make() -> None:
+        rundir.require_writable()
+        rundir.require_same_run(config)
+        check_source(config.data.source, config.data.path)
+        with rundir.creating(config):
+            prepare(config.data.source, config.data.path, tokenizer, rundir.data)
+            _samplers(config, rundir)
+
+    on_first_rank(world, make)
+    return _samplers(config, rundir)
+
+
+def _samplers(config: Config, rundir: RunDir) -> Corpora:
+    sequence = config.data.sequence
+    train, validation = split(open_tokens(rundir.data), config.data.val_fraction, sequence)
+    return Corpora(Sampler(train, sequence, config.run.seed), Sampler(validation, sequence), describe(rundir.data).digest)
+
+
+def build_mesh(config: Config, world: Intracomm) -> Mesh:
+    """Build every communicator this layout needs. Collective over `world`."""
+    dp, pp = config.parallel.dp, config.parallel.pp
+    dense = Grid({"tp": 1, "cp": 1, "dp": dp, "pp": pp})
+    first_and_last = [(r, dense.rank({**dense.coordinates(r), "pp": pp - 1})) for r in range(dp)]
+    return Mesh(
+        world,
+        dense,
+        expert=Grid({"etp": 1, "ep": 1, "edp": dp, "pp": pp}),
+        spans={"data": ("cp", "dp"), "links": ("pp",)},
+        groups={"tied": first_and_last if config.model.tied and pp > 1 else []},
+        transport=config.comm.transport,
+        timeout_s=config.comm.timeout_s,
+    )
+
+
+class Trainer:
+    """The loop of one rank. `step` is the number of steps done."""
+
+    def __init__(self, config: Config, rundir: RunDir, corpora: Corpora, mesh: Mesh, device: torch.device):
+        self.config, self.rundir, self.corpora, self.mesh, self.device = config, rundir, corpora, mesh, device
+        self.world = mesh["world"]
+        self.actor = Actor(config, mesh, device)
+        self.num_microbatches = program.num_microbatches(config)
+        self.step = self.tokens = self.updates = self.skipped = 0
+        self.asked_to_stop = False
+        self.report = Report(mesh.rank, config.run.steps)
+        peak, source = peak_flops(device, self.actor.stage.dtype) if mesh.rank == 0 else (1.0, "")
+        self._flops = flops_per_token(config) / (peak * mesh.size)
+        self._peak = f"{peak / 1e9:,.0f} GFLOP/s a rank ({source})"
+        self._metrics = None
+
+    def __enter__(self) -> "Trainer":
+        for name in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(name, self._ask_to_stop)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._metrics:
+            self._metrics.close()
+
+    def _ask_to_stop(self, *signal_and_frame: object) -> None:
+        self.asked_to_stop = True
+
+    # ------------------------------------------------------------ the loop
+
+    def train(self) -> int:
+        """Go on from the newest checkpoint to the last step; return the exit code."""
+        self._resume()
+        self._announce()
+        with self.report, diagnosed(self.actor, self.rundir):
+            if self.step == 0:
+                self._log({"step": 0, "val_loss": self._validate()})
+            stopped = False
+            while self.step < self.config.run.steps and not stopped:
+                stopped = self._one_step()
+        if stopped and self.step < self.config.run.steps:
+            self.report.say(f"stopped after step {self.step} with a checkpoint; start the same command again to go on")
+            return STOPPED_EARLY
+        self._say_how_to_go_on()
+        return DONE
+
+    def _one_step(self) -> bool:
+        """Run a step, validate, save and log as is due; return whether a rank was asked to stop."""
+        run, step = self.config.run, self.step + 1
+        begin, waited = time.perf_counter(), self.mesh.progress.waited_s
+        lr = learning_rate(self.config, step)
+        result = self.actor.run_step(step, self._microbatches(self.corpora.train, self.step), lr, stop=self.asked_to_stop)
+        step_s = time.perf_counter() - begin
+        self.step, self.tokens = step, self.tokens + result.num_tokens
+        self.updates, self.skipped = self.updates + (not result.skipped), self.skipped + result.skipped
+        line = self._line(result, lr, step_s)
+        if step == run.steps or (run.eval_every and step % run.eval_every == 0):
+            line["val_loss"] = self._validate()
+        self._log(line, (self.mesh.progress.waited_s - waited) / step_s)
+        if step == run.steps or result.stop or (run.save_every and step % run.save_every == 0):
+            self._save()
+        return result.stop
+
+    def _microbatches(self, sampler: Sampler, step: int) -> list[Microbatch]:
+        """Return this rank's microbatches of a step (counted from 0); only first and last stage look at them."""
+        batch, stage = self.config.batch, self.actor.stage
+        if not (stage.first or stage.last):
+            return [Microbatch() for _ in range(self.num_microbatches)]
+        local = batch.global_ // self.config.parallel.dp
+        begin = step * batch.global_ + self.mesh["data"].rank * local
+        tokens = torch.from_numpy(sampler.sequences(range(begin, begin + local))).to(self.device)
+        chunks = tokens.split(batch.micro)
+        return [Microbatch(chunk[:, :-1] if stage.first else None, chunk[:, 1:] if stage.last else None) for chunk in chunks]
+
+    def _validate(self) -> float:
+        batches = (self._microbatches(self.corpora.validation, i) for i in range(self.config.run.eval_batches))
+        totals = [self.actor.evaluate(self.step, microbatches) for microbatches in batches]
+        return sum(loss for loss, _ in totals) / sum(count for _, count in totals)
+
+    # ------------------------------------------------------------ what the user and other programs see
+
+    def _line(self, result: StepResult, lr: float, step_s: float) -> dict:
+        tokens_per_s = result.num_tokens / step_s
+        return {
+            "step": self.step,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "lr": lr,
+            "tokens": self.tokens,
+            "tokens_per_s": tokens_per_s,
+            "step_s": step_s,
+            "mfu": tokens_per_s * self._flops,
+            "skipped": self.skipped,
+        }
+
+    def _log(self, line: dict, waited_share: float = 0.0) -> None:
+        """Append a line to metrics.jsonl, on disk before the next step, and show it."""
+        if self.mesh.rank:
+            return
+        if self._metrics is None:
+            self._metrics = self.rundir.metrics.open("a", encoding="utf-8")
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+        if self.step:
+            self.report.step(line, waited_share)
+        else:
+            self.report.say(f"val loss before training {line['val_loss']:.4f}")
+
+    def _announce(self) -> None:
+        config, model = self.config, self.config.model
+        count = sum(spec.numel for name, spec in self._logical().items())
+        self.report.say(
+            f"ranks: {self.mesh.size}, nodes: {self.mesh.num_nodes}, {self.mesh.grid}; {config.pipeline.schedule}, microbatches a rank: "
+            f"{self.num_microbatches}; {self.device.type}, threads a rank: {torch.get_num_threads()}"
+        )
+        self.report.say(
+            f"{count / 1e6:.2f} M parameters ({model.layers} blocks of width {model.width}), {config.batch.global_} sequences of "
+            f"{config.data.sequence} tokens a step, training on {self.corpora.train.num_sequences:,} sequences of {config.data.source}"
+        )
+        self.report.say(f"MFU: {DEFINITION}, {self._peak}")
+        if self.device.type == "cuda":
+            direct = "device buffers go straight to MPI" if self.mesh.device_aware else "device buffers go through pinned host memory"
+            self.report.say(f"{direct}: {self.mesh.device_reason}")
+
+    def _logical(self) -> dict:
+        """Return every parameter of the model by name, in all stages."""
+        from mpitrain.slicing import specs_of
+
+        stages = range(self.config.parallel.pp)
+        return {spec.name: spec for stage in stages for block in specs_of(self.config, stage) for spec in block}
+
+    def _say_how_to_go_on(self) -> None:
+        path = self.rundir.path
+        self.report.say(
+            f"done: {self.step} steps, everything is in {path}\n"
+            f"  sample text     mpitrain generate {path} --prompt 'def '\n"
+            f"  train further   mpirun -n {self.mesh.size} mpitrain run {path}/config.toml --set run.steps={2 * self.step}\n"
+            f"  your own run    copy {path}/config.toml, change it (data.source = \"text\", data.path = ...) and give it another run.dir"
+        )
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _save(self) -> None:
+        """Write a checkpoint: one shard per stage by its first data rank, committed by rank 0. Collective over all ranks."""
+        folder, world = self.rundir.checkpoints, self.world.comm
+        temporary = on_first_rank(world, lambda: save.begin(folder, self.step))
+        if self.mesh["data"].rank == 0:
+            save.write_shard(temporary, self.mesh["pp"].rank, {name: x.detach().cpu().numpy() for name, x in self._saved()})
+        world.Barrier()
+        meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
+        on_first_rank(world, lambda: save.commit(temporary, meta))
+
+    def _saved(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what this stage saves: a tied embedding is the first stage's."""
+        names = {parameter.name for parameter in self.actor.counted}
+        yield from ((name, x) for name, x in self._state() if name.split("/")[-1] in names)
+
+    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ((f"parameters/{p.name}", p.data) for p in self.actor.stage.owned)
+        yield from self.actor.optimizer.moments()
+
+    def _resume(self) -> None:
+        """Go on from the newest checkpoint that is whole, if there is one. Collective over all ranks."""
+        world, folder = self.world.comm, self.rundir.checkpoints
+
+        def newest() -> int:
+            found = load.open_latest(folder, warn=self.report.say)
+            step = found.step if found else 0
+            self.rundir.truncate_metrics(step if found else -1)
+            return step
+
+        step = on_first_rank(world, newest)
+        if step == 0:
+            return
+        with load.open_step(folder, step) as saved:
+            for name, x in self._state():
+                x.copy_(torch.from_numpy(saved.read(name)))
+            if saved.meta["data"] != self.corpora.digest:
+                raise CheckpointError(f"{folder}: trained on other data than {self.config.data.source} gives now; choose another run.dir")
+            self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]
+            self.updates, self.skipped = saved.meta["updates"], saved.meta["skipped"]
+        self.actor.optimizer.set_step(self.updates)
+        self.report.say(f"going on after step {step} of {folder}")

@@ -1,0 +1,254 @@
+"""Saving: all or nothing, whatever the writers send, the disk does or the scheduler kills."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mpitrain.checkpoint.load import open_latest, steps
+from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
+from mpitrain.errors import CheckpointError
+
+SAVER = """
+import sys
+from pathlib import Path
+import numpy as np
+from mpitrain.checkpoint.save import begin, commit, write_shard
+
+for step in range(1, 1000):
+    for life in (1, 2):  # every step is saved twice, as after a resume
+        tmp = begin(Path(sys.argv[1]), step)
+        for writer in range(2):
+            write_shard(tmp, writer, {f"parameters/{writer}": np.full(50_000, step, np.float32)})
+        commit(tmp, {"life": life}, num_shards=2)
+        print(step, flush=True)
+"""
+
+
+def save(folder, step, value=0.0, num_shards=2):
+    tmp = begin(folder, step)
+    for writer in range(num_shards):
+        write_shard(tmp, writer, {f"parameters/{writer}": np.full(1000, value)})
+    return commit(tmp, {"value": value}, num_shards=num_shards)
+
+
+def newest(folder):
+    """Return step and value of the newest checkpoint; nothing may have to be refused on the way."""
+    with open_latest(folder, warn=pytest.fail) as checkpoint:
+        assert (checkpoint.read("parameters/0") == checkpoint.meta["value"]).all()
+        return checkpoint.step, checkpoint.meta["value"]
+
+
+# ---------------------------------------------------------------- what writers send
+
+
+def commit_rows(folder, parts, rows=8, dtypes=("f4", "f4")):
+    tmp = begin(folder, 30)
+    for writer, (start, stop) in enumerate(parts):
+        array = np.zeros((stop - start, 3), dtypes[writer])
+        write_shard(tmp, writer, {"parameters/w": array}, {"parameters/w": Extent((rows, 3), (start, 0))})
+    return commit(tmp, {})
+
+
+def test_gap_between_shards_is_refused(tmp_path):
+    save(tmp_path, 20)
+    with pytest.raises(CheckpointError, match=r"parameters/w \[8, 3\]: the shards hold 18 of 24 elements \(shard-00000.h5 \[0:4, 0:3\]"):
+        commit_rows(tmp_path, [(0, 4), (6, 8)])
+    assert newest(tmp_path) == (20, 0.0)
+
+
+def test_overlap_of_shards_is_refused(tmp_path):
+    save(tmp_path, 20)
+    with pytest.raises(CheckpointError, match=r"shard-00000.h5 and shard-00001.h5 both hold \[4:5, 0:3\]"):
+        commit_rows(tmp_path, [(0, 5), (4, 8)])
+    assert newest(tmp_path) == (20, 0.0)
+
+
+def test_gap_and_overlap_of_equal_size_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="both hold"):
+        commit_rows(tmp_path, [(0, 4), (0, 4)])
+
+
+def test_two_writers_of_one_scalar_are_refused(tmp_path):
+    tmp = begin(tmp_path, 1)
+    for writer in range(2):
+        write_shard(tmp, writer, {"step": np.array(1.0)})
+    with pytest.raises(CheckpointError, match="both hold"):
+        commit(tmp, {})
+
+
+def test_different_dtypes_or_shapes_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match=r"fp64 \[8, 3\] in shard-00001.h5, fp32 \[8, 3\] in shard-00000.h5"):
+        commit_rows(tmp_path, [(0, 4), (4, 8)], dtypes=("f4", "f8"))
+
+
+def test_missing_or_torn_shard_is_refused_at_commit(tmp_path):
+    tmp = begin(tmp_path, 30)
+    with pytest.raises(CheckpointError, match="found 0 shards, at least 1 needed"):
+        commit(tmp, {})
+    write_shard(tmp, 0, {"w": np.zeros(3)})
+    with pytest.raises(CheckpointError, match="found 1 shards, 2 needed"):
+        commit(tmp, {}, num_shards=2)
+    (tmp / "shard-00001.h5").write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match=r"step-00000030\.tmp: shard-00001\.h5 cannot be read"):
+        commit(tmp, {}, num_shards=2)
+    assert steps(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arrays", "extents", "message"),
+    [
+        ({"w": np.zeros(3, bool)}, None, "w has dtype |b1"),
+        ({"w": np.zeros(3, ">f4")}, None, "w has dtype >f4"),
+        ({"w": np.zeros(3)}, {"w": Extent((4,), (2,))}, "[3] at [2] is no box of [4]"),
+        ({"w": np.zeros(3)}, {"w": Extent((4, 1), (0, 0))}, "[3] at [0, 0] is no box of [4, 1]"),
+        ({"checkpoint/w": np.zeros(3)}, None, "use another one"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path, arrays, extents, message):
+    with pytest.raises(CheckpointError) as caught:
+        write_shard(begin(tmp_path, 1), 0, arrays, extents)
+    assert message in str(caught.value)
+    assert list(tmp_path.glob("*/*")) == []
+
+
+def test_a_writer_may_have_nothing_to_write(tmp_path):
+    tmp = begin(tmp_path, 1)
+    write_shard(tmp, 0, {"w": np.zeros(3)})
+    write_shard(tmp, 1, {})
+    commit(tmp, {}, num_shards=2)
+    with open_latest(tmp_path, warn=pytest.fail) as checkpoint:
+        assert checkpoint.names() == ["w"]
+
+
+# ---------------------------------------------------------------- what is there already
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    save(tmp_path, 30, 1.0, num_shards=3)
+    save(tmp_path, 30, 2.0, num_shards=2)
+    assert newest(tmp_path) == (30, 2.0)
+    assert os.listdir(tmp_path) == ["step-00000030"]
+
+
+def test_saving_a_damaged_step_again_heals_it(tmp_path):
+    (save(tmp_path, 30, 1.0) / "index.h5").unlink()
+    save(tmp_path, 30, 2.0)
+    assert newest(tmp_path) == (30, 2.0)
+
+
+def test_leftovers_are_removed_at_the_next_save(tmp_path):
+    write_shard(begin(tmp_path, 40), 0, {"w": np.zeros(3)})
+    save(tmp_path, 50)
+    assert os.listdir(tmp_path) == ["step-00000050"]
+
+
+def test_a_replaced_step_is_found_when_the_new_one_never_came(tmp_path):
+    save(tmp_path, 20, 1.0)
+    save(tmp_path, 30, 2.0).rename(tmp_path / "step-00000030.old")
+    assert newest(tmp_path) == (30, 2.0)
+    save(tmp_path, 40, 3.0)
+    assert steps(tmp_path) == [20, 30, 40]
+    save(tmp_path, 30, 4.0)
+    assert sorted(os.listdir(tmp_path)) == ["step-00000020", "step-00000030", "step-00000040"]
+
+
+# ---------------------------------------------------------------- what the system refuses
+
+
+def test_unwritable_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError) as caught:
+        begin(tmp_path / "file" / "checkpoints", 30)
+    assert f"{tmp_path}/file/checkpoints: checkpoint cannot be written: Not a directory; " in str(caught.value)
+
+
+def test_unreadable_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file cannot be read: Not a directory"):
+        open_latest(tmp_path / "file")
+
+
+def test_full_disk_is_an_error_and_not_a_crash(tmp_path):
+    save(tmp_path, 20, 1.0)
+    tmp = begin(tmp_path, 30)
+    (tmp / "shard-00000.h5").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError) as caught:
+        write_shard(tmp, 0, {"w": np.zeros(100_000)})
+    assert f"{tmp_path}: checkpoint cannot be written: No space left on device; free some space" in str(caught.value)
+    assert newest(tmp_path) == (20, 1.0)
+
+
+@pytest.fixture
+def files_of_at_most():
+    """Return a function that limits the size of files: as good as a full disk, at any byte."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [0, 1000, 3000, 20_000, 100_000])
+@pytest.mark.parametrize("call", ["write_shard", "commit"])
+def test_disk_may_become_full_at_any_byte(tmp_path, files_of_at_most, call, size):
+    arrays = {f"parameters/{i}": np.zeros((100, 10)) for i in range(200)}  # shard and index are larger than any of the limits
+    save(tmp_path, 20, 1.0)
+    tmp = begin(tmp_path, 20)
+    if call == "commit":
+        write_shard(tmp, 0, arrays)
+    files_of_at_most(size)
+    with pytest.raises(CheckpointError, match="File too large"):
+        write_shard(tmp, 0, arrays) if call == "write_shard" else commit(tmp, {})
+    assert newest(tmp_path) == (20, 1.0)
+
+
+# ---------------------------------------------------------------- kill -9
+
+
+def killed_at(event, action):
+    """Run `action` in a child that kills itself at the n-th call that opens, makes, renames or removes; return whether it got there."""
+    child = os.fork()
+    if child == 0:
+        countdown = iter(range(event, -1, -1))
+        calls = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+        sys.addaudithook(lambda name, _: name in calls and next(countdown) == 0 and os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            action()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("step", [30, 40], ids=["replaces", "is new"])
+def test_killed_at_every_call_leaves_the_old_state_or_the_new(tmp_path, step):
+    events, states = 0, []
+    while True:
+        folder = tmp_path / str(events)
+        save(folder, 20, 1.0)
+        save(folder, 30, 2.0)
+        if not killed_at(events, lambda: save(folder, step, 3.0)):  # noqa: B023  (called at once)
+            break
+        states.append(newest(folder))
+        save(folder, 50, 4.0)  # the next life goes on from there
+        assert newest(folder) == (50, 4.0) and steps(folder)[:2] == [20, 30]
+        events += 1
+    assert events > 10 and set(states) <= {(30, 2.0), (step, 3.0)} and states[0] == (30, 2.0)
+    assert newest(folder) == (step, 3.0)
+
+
+def test_killed_at_random_moments_leaves_what_was_committed(tmp_path):
+    delays = np.random.default_rng(1).uniform(0.0, 0.25, 8)
+    for life, delay in enumerate(delays):
+        folder = tmp_path / str(life)
+        saver = subprocess.Popen([sys.executable, "-c", SAVER, folder], stdout=subprocess.PIPE, text=True)
+        first = saver.stdout.readline()
+        time.sleep(delay)
+        saver.kill()
+        committed = int((first + saver.communicate()[0]).split()[-1])
+        with open_latest(folder, warn=pytest.fail) as checkpoint:
+            assert checkpoint.step in (committed, committed + 1)
+            assert (checkpoint.read("parameters/1") == checkpoint.step).all()
