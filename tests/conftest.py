@@ -12,6 +12,7 @@ import pytest
 UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
 
 
+@pytest.hookimpl(trylast=True)  # the terminal reporter has to be there before it can go
 def pytest_configure(config):
     if not UNDER_MPIRUN:
         return

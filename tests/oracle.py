@@ -1,0 +1,64 @@
+"""A plain single-process trainer to compare with: torch modules and autograd, one loss.backward() for the whole batch.
+
+Written apart from mpitrain on purpose: no code of the package is used except for the initial weights, which are handed in.
+"""
+
+import torch
+from torch.nn import functional
+
+
+def rotate(x, base=10_000.0):
+    """Rotary embedding by complex numbers: pairs (i, i + C/2)."""
+    T, C = x.shape[-2:]
+    rate = base ** (-torch.arange(0, C, 2, dtype=torch.float64) / C)
+    turn = torch.polar(torch.ones(T, C // 2, dtype=torch.float64), torch.outer(torch.arange(T, dtype=torch.float64), rate))
+    z = torch.complex(x[..., : C // 2], x[..., C // 2 :]) * turn
+    return torch.cat((z.real, z.imag), -1)
+
+
+def rms(x, weight):
+    return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
+def logits(w, tokens, layers, heads, kv_heads):
+    """Return the logits of a Llama-style decoder with the weights `w`, attention written out with a mask."""
+    x = w["embedding.weight"][tokens]
+    B, T, D = x.shape
+    mask = torch.full((T, T), float("-inf"), dtype=x.dtype).triu(1)
+    for i in range(layers):
+        p = {name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")}
+        h = rms(x, p["attention.norm.weight"])
+        q = (h @ p["attention.q.weight"].T).view(B, T, heads, -1).transpose(1, 2)
+        k = (h @ p["attention.k.weight"].T).view(B, T, kv_heads, -1).transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
+        v = (h @ p["attention.v.weight"].T).view(B, T, kv_heads, -1).transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
+        scores = rotate(q) @ rotate(k).transpose(-1, -2) / (D // heads) ** 0.5 + mask
+        x = x + (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, D) @ p["attention.output.weight"].T
+        h = rms(x, p["ffn.norm.weight"])
+        gate = h @ p["ffn.gate.weight"].T
+        x = x + (gate * torch.sigmoid(gate) * (h @ p["ffn.up.weight"].T)) @ p["ffn.down.weight"].T
+    head = w.get("head.weight", w["embedding.weight"])
+    return rms(x, w["head.norm.weight"]) @ head.T
+
+
+def loss_and_grads(weights, rows, layers, heads, kv_heads):
+    """Return the mean loss over all tokens of `rows` [B, T+1] and the gradient of every weight."""
+    w = {name: value.clone().requires_grad_() for name, value in weights.items()}
+    out = logits(w, rows[:, :-1], layers, heads, kv_heads)
+    loss = functional.cross_entropy(out.flatten(0, 1), rows[:, 1:].flatten())
+    loss.backward()
+    return loss.item(), {name: value.grad for name, value in w.items()}
+
+
+def adamw(weights, grads, moments, step, *, lr, betas, eps, decay, clip):
+    """Update `weights` and `moments` in place: clip by the global norm, decay matrices only; return the norm."""
+    norm = torch.cat([g.flatten() for g in grads.values()]).norm().item()
+    scale = min(1.0, clip / norm) if clip else 1.0
+    for name, w in weights.items():
+        g = grads[name] * scale
+        m, v = moments.setdefault(name, (torch.zeros_like(w), torch.zeros_like(w)))
+        m.mul_(betas[0]).add_(g, alpha=1 - betas[0])
+        v.mul_(betas[1]).add_(g * g, alpha=1 - betas[1])
+        if w.dim() > 1:
+            w.mul_(1 - lr * decay)
+        w.sub_(lr * (m / (1 - betas[0] ** step)) / ((v / (1 - betas[1] ** step)).sqrt() + eps))
+    return norm

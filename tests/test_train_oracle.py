@@ -1,0 +1,99 @@
+"""Loss, every gradient and updated weights of a parallel step equal a plain torch loop in fp64, for every layout that fits the world."""
+
+import itertools
+
+import numpy as np
+import pytest
+from conftest import agree
+from oracle import adamw, loss_and_grads
+
+pytestmark = pytest.mark.mpi
+LAYERS, HEADS, KV_HEADS = 5, 4, 2
+SETTINGS = (
+    "model.preset=quickstart",
+    f"model.layers={LAYERS}",
+    "model.width=32",
+    f"model.heads={HEADS}",
+    f"model.kv_heads={KV_HEADS}",
+    "model.ffn=48",
+    "precision.compute=fp64",
+    "data.sequence=12",
+    "batch.global=16",
+    "batch.micro=2",
+    "optimizer.clip=0.5",
+    "comm.bucket_mb=0.02",
+    "comm.timeout_s=60",
+)
+STAGES = {1: [None], 2: [None, [4, 1]], 4: [None, [1, 1, 1, 2]]}
+LAYOUTS = [
+    (dp, pp, stages, tied)
+    for dp, pp in itertools.product((1, 2, 4), (1, 2, 4))
+    if dp * pp <= 8
+    for stages in STAGES[pp]
+    for tied in ("true", "false")
+]
+
+
+def rows_of(step):
+    """Return the batch of a step, [16, 13]: the same on every rank."""
+    import torch
+
+    return torch.randint(0, 256, (16, 13), generator=torch.Generator().manual_seed(step))
+
+
+def microbatches_of(rows, actor, dp, mesh):
+    """Cut this data rank's microbatches out of the global batch, as the trainer does."""
+    from mpitrain.stage import Microbatch
+
+    local = rows.chunk(dp)[mesh["data"].rank].split(2)
+    first, last = actor.stage.first, actor.stage.last
+    return [Microbatch(r[:, :-1] if first else None, r[:, 1:] if last else None) for r in local]
+
+
+def initial_weights(config):
+    import torch
+
+    from mpitrain.model.init import normal
+    from mpitrain.slicing import specs_of
+
+    specs = {spec.name: spec for stage in range(config.parallel.pp) for block in specs_of(config, stage) for spec in block}
+    make = {name: normal(1, name, 0, s.numel, s.std).view(s.shape) if s.std else None for name, s in specs.items()}
+    return {name: torch.ones(specs[name].shape, dtype=torch.float64) if w is None else w for name, w in make.items()}
+
+
+@pytest.mark.parametrize(("dp", "pp", "stages", "tied"), LAYOUTS)
+@pytest.mark.parametrize(("schedule", "tail"), [("1f1b", 1), ("gpipe", 3)])
+def test_three_steps_equal_a_plain_torch_loop(world, dp, pp, stages, tied, schedule, tail):
+    if world.size != dp * pp:
+        pytest.skip(f"runs on {dp * pp} ranks")
+    import torch
+
+    from mpitrain import config as settings
+    from mpitrain.actor import Actor
+    from mpitrain.train import build_mesh
+
+    extra = (f"parallel.dp={dp}", f"parallel.pp={pp}", f"model.tied={tied}", f"pipeline.schedule={schedule}", f"pipeline.tail={tail}")
+    extra += (f"pipeline.stages={stages}",) if stages else ()
+    config = settings.resolve(settings.load(None, SETTINGS + extra), world.size, 256)
+    mesh = build_mesh(config, world)
+    actor = Actor(config, mesh, torch.device("cpu"))
+    weights, moments, wrong = initial_weights(config), {}, []
+
+    def compare(what, found, expected):
+        error = abs(found - expected).max() / (abs(expected).max() + 1e-300)
+        wrong.extend([f"{what}: relative error {error:.1e}"] if error > 1e-10 else [])
+
+    for step in (1, 2, 3):
+        rows = rows_of(step)
+        loss, grads = loss_and_grads(weights, rows, LAYERS, HEADS, KV_HEADS)
+        result = actor.run_step(step, microbatches_of(rows, actor, dp, mesh), 1e-2)
+        clipped = min(1.0, 0.5 / result.grad_norm)  # run_step leaves the gradients as the optimiser got them
+        for parameter in actor.stage.owned:
+            compare(f"step {step} gradient of {parameter.name}", parameter.grad / clipped, grads[parameter.name])
+        norm = adamw(weights, grads, moments, step, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, decay=0.1, clip=0.5)
+        compare(f"step {step} loss", np.array(result.loss), np.array(loss))
+        compare(f"step {step} norm", np.array(result.grad_norm), np.array(norm))
+        for parameter in actor.stage.owned:
+            compare(f"step {step} weight {parameter.name}", parameter.data, weights[parameter.name])
+    mesh.free()
+    agree(world, not wrong, f"{mesh}: {wrong[:3]}")
