@@ -69,6 +69,27 @@ def typed_like(x: Array, memory: np.ndarray) -> Array:
     return memory.view(x.dtype)
 
 
+class Scratch:
+    """Host memory lent to operations and used again: fresh pages cost more than the sum they are used for (0.25 us per 4 KiB)."""
+
+    def __init__(self):
+        self._free: list[np.ndarray] = []
+
+    def lend(self, x: Array, length: int) -> tuple[Array, np.ndarray | None]:
+        """Return a flat array of `length` elements like `x`, and the memory to hand to give_back()."""
+        if on_device(x):
+            return empty_like(x, length), None
+        num_bytes = length * x.dtype.itemsize
+        fitting = [i for i, memory in enumerate(self._free) if len(memory) >= num_bytes]
+        memory = self._free.pop(fitting[0]) if fitting else np.empty(num_bytes, np.uint8)
+        return typed_like(x, memory[:num_bytes]), memory
+
+    def give_back(self, memory: np.ndarray | None) -> None:
+        """Take memory back that nobody reads any more; the two largest pieces are kept."""
+        if memory is not None:
+            self._free = sorted([*self._free, memory], key=len)[-2:]
+
+
 def copy(source: Array, target: Array) -> None:
     """Copy `source` over `target`; nothing happens if they are the same memory."""
     if is_tensor(target):

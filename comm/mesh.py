@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from mpi4py import MPI
 
 from mpitrain.comm import messages, native, shared
-from mpitrain.comm.buffers import Array, on_device
+from mpitrain.comm.buffers import Array, Scratch, on_device
 from mpitrain.comm.device import cuda_awareness
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.native import Turnstile
@@ -39,7 +39,7 @@ class Axis:
         comm.Set_name(f"mpitrain.{name}")
         self.second.Set_name(f"mpitrain.{name}.second")
         self.rank, self.size = comm.rank, comm.size
-        self.turnstile = Turnstile()
+        self.turnstile, self.scratch = Turnstile(), Scratch()
         self.one_node = len(set(comm.allgather(node))) == 1
         self.window = shared.Window(comm) if self.one_node and self.size > 1 and transport in ("auto", "shared") else None
         self._transport = transport

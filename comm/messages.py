@@ -48,11 +48,12 @@ def reduce_scatter(x: Array, out: Array, axis) -> Steps:
 def exchange_and_sum(exchange, x: Array, out: Array, axis) -> Steps:
     """Reduce-scatter by way of any `exchange`: everyone's copy of the own shard arrives in scratch memory, and we add."""
     bounds, length = split(len(x), axis.size), len(out)
-    found = empty_like(x, axis.size * length)
+    found, memory = axis.scratch.lend(x, axis.size * length)
     parts = [found[r * length : (r + 1) * length] for r in range(axis.size)]
     yield from exchange(x, bounds, found, [r * length for r in range(axis.size + 1)], axis)
     parts[axis.rank] = x[bounds[axis.rank] : bounds[axis.rank + 1]]
     sum_in_order(parts, out)
+    axis.scratch.give_back(memory)
 
 
 def all_gather(out: Array, axis) -> Steps:

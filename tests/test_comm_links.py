@@ -1,0 +1,90 @@
+"""Point-to-point messages: right tensor whatever the order, and buffers that belong to the operation until wait()."""
+
+import pytest
+from conftest import agree
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+@pytest.fixture
+def mesh(world):
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.mesh import Mesh
+
+    mesh = Mesh(world, Grid({"dp": 1, "pp": world.size}), spans={"links": ("pp",)}, timeout_s=30)
+    yield mesh
+    mesh.free()
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 70_001])
+def test_messages_are_matched_by_what_they_carry_not_by_their_order(mesh, synchronous, length):
+    import torch
+
+    from mpitrain.comm.links import Links
+
+    links, num = Links(mesh["links"], mesh.size, 6, synchronous=synchronous), 6
+    me = mesh.rank
+
+    def payload(kind, stage, m):
+        return torch.full((length,), float({"F": 0, "B": 1}[kind] * 1000 + stage * 10 + m))
+
+    sends = []
+    for m in (3, 0, 5, 1, 4, 2):
+        if me + 1 < mesh.size:
+            sends.append(links.send("F", me + 1, m, payload("F", me + 1, m), me + 1))
+        if me > 0:
+            sends.append(links.send("B", me - 1, m, payload("B", me - 1, m), me - 1))
+    wrong = []
+    for m in range(num):
+        for kind, source, there in (("F", me - 1, me > 0), ("B", me + 1, me + 1 < mesh.size)):
+            if there:
+                found = links.receive(kind, me, m, torch.empty(length), source).wait()
+                wrong += [] if torch.equal(found, payload(kind, me, m)) else [(kind, m)]
+    for pending in sends:
+        pending.wait()
+    agree(mesh["world"].comm, not wrong, f"wrong {wrong}")
+
+
+def test_tags_are_unique_within_a_step(mesh):
+    from mpitrain.comm.links import Links
+
+    links = Links(mesh["links"], 4, 7)
+    tags = {links.tag(kind, stage, m) for kind in "FB" for stage in range(4) for m in range(7)}
+    agree(mesh["world"].comm, len(tags) == 56 and max(tags) < mesh["links"].num_tags)
+
+
+def test_too_many_tags_are_refused(mesh):
+    from mpitrain.comm.links import Links
+    from mpitrain.errors import MeshError
+
+    try:
+        Links(mesh["links"], 1 << 20, 1 << 20)
+        refused = False
+    except MeshError as error:
+        refused = "batch.micro" in str(error)
+    agree(mesh["world"].comm, refused)
+
+
+def test_a_message_that_never_comes_is_named(world):
+    import torch
+
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.links import Links
+    from mpitrain.comm.mesh import Mesh
+    from mpitrain.errors import HangError
+
+    mesh = Mesh(world, Grid({"pp": world.size}), spans={"links": ("pp",)}, timeout_s=0.3)
+    links = Links(mesh["links"], world.size, 4)
+    said = "F3 for stage 1 from rank 0"
+    if world.rank == 1:
+        pending = links.receive("F", 1, 3, torch.empty(4), 0)
+        try:
+            pending.wait()
+        except HangError as error:
+            said = str(error)
+    agree(world, "F3 for stage 1 from rank 0" in said, said)
+    if world.rank == 0:
+        links.send("F", 1, 3, torch.zeros(4), 1).wait()
+    mesh.progress.timeout_s = None
+    mesh.free()
