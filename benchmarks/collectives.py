@@ -21,21 +21,23 @@ from mpitrain.comm.grid import Grid, split
 from mpitrain.comm.mesh import Mesh
 
 TRANSPORTS = ("messages", "collectives", "shared")
+OURS = (*TRANSPORTS, "own")  # own: `shared`, in buffers that the axis allocated, as gradient buckets are
 
 
 def candidates(world: MPI.Intracomm, meshes: dict[str, Mesh], num_bytes: int, gloo: bool) -> dict[tuple[str, str], object]:
     """Return {(operation, who): function} on buffers of this size."""
     length = num_bytes // 4
     x, out = torch.ones(length), torch.empty(length)
+    allocated = [torch.from_numpy(meshes["shared"]["dp"].allocate(num_bytes)).view(torch.float32) for _ in range(2)]
     begin, end = split(length, world.size)[world.rank : world.rank + 2]
     shard = torch.empty(end - begin)
     array, array_out, array_shard = x.numpy(), out.numpy(), shard.numpy()
     found = {("copy", "memcpy"): lambda: out.copy_(x)}
-    for name, mesh in meshes.items():
+    for name, mesh, (x_, out_) in [(name, mesh, (x, out)) for name, mesh in meshes.items()] + [("own", meshes["shared"], allocated)]:
         axis = mesh["dp"]
-        found["reduce_scatter", name] = lambda axis=axis: reduce_scatter(x, axis, shard).wait()
-        found["all_gather", name] = lambda axis=axis: all_gather(shard, axis, out).wait()
-        found["all_reduce", name] = lambda axis=axis: all_reduce(out, axis).wait()
+        found["reduce_scatter", name] = lambda axis=axis, x=x_: reduce_scatter(x, axis, shard).wait()
+        found["all_gather", name] = lambda axis=axis, out=out_: all_gather(shard, axis, out).wait()
+        found["all_reduce", name] = lambda axis=axis, out=out_: all_reduce(out, axis).wait()
     found["reduce_scatter", "native"] = lambda: world.Reduce_scatter_block(array, array_shard)
     found["all_gather", "native"] = lambda: world.Allgather(array_shard, array_out)
     found["all_reduce", "native"] = lambda: world.Allreduce(MPI.IN_PLACE, array_out)
@@ -71,13 +73,13 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=world.rank, world_size=world.size)
     if world.rank == 0:
         print(f"{MPI.get_vendor()[0]} {'.'.join(map(str, MPI.get_vendor()[1]))}, {world.size} ranks, GB/s of buffer, fp32")
-        print("| operation | bytes | " + " | ".join((*TRANSPORTS, "native", "gloo", "memcpy")) + " |")
-        print("|---|---|" + "---|" * (len(TRANSPORTS) + 3))
+        print("| operation | bytes | " + " | ".join((*OURS, "native", "gloo", "memcpy")) + " |")
+        print("|---|---|" + "---|" * (len(OURS) + 3))
     for num_bytes in map(int, arguments.sizes.split(",")):
         seconds = measure(world, candidates(world, meshes, num_bytes, True), arguments.repeats)
         speed = {key: num_bytes / value / 1e9 for key, value in seconds.items()}
         for operation in ("reduce_scatter", "all_gather", "all_reduce"):
-            row = [f"{speed[operation, who]:.2f}" for who in (*TRANSPORTS, "native", "gloo")]
+            row = [f"{speed[operation, who]:.2f}" for who in (*OURS, "native", "gloo")]
             if world.rank == 0:
                 print(f"| {operation} | {num_bytes} | {' | '.join(row)} | {speed['copy', 'memcpy']:.2f} |", flush=True)
     dist.destroy_process_group()

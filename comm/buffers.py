@@ -62,11 +62,16 @@ def empty_like(x: Array, length: int) -> Array:
     return x.new_empty(length) if is_tensor(x) else np.empty(length, x.dtype)
 
 
+def address(x: Array) -> int:
+    """Return where the memory of `x` begins."""
+    return x.data_ptr() if is_tensor(x) else x.ctypes.data
+
+
 def typed_like(x: Array, memory: np.ndarray) -> Array:
     """Return host `memory` (bytes) as a flat array of the dtype and library of `x`, without a copy."""
-    if is_tensor(x):
-        return sys.modules["torch"].from_numpy(memory).view(x.dtype)
-    return memory.view(x.dtype)
+    if not is_tensor(x):
+        return memory.view(x.dtype)
+    return sys.modules["torch"].from_numpy(memory).view(x.dtype) if len(memory) else x.new_empty(0)
 
 
 class Scratch:
@@ -92,10 +97,11 @@ class Scratch:
 
 def copy(source: Array, target: Array) -> None:
     """Copy `source` over `target`; nothing happens if they are the same memory."""
+    if address(source) == address(target):
+        return
     if is_tensor(target):
-        if target.data_ptr() != source.data_ptr():
-            target.copy_(source)
-    elif target.ctypes.data != source.ctypes.data:
+        target.copy_(source)
+    else:
         np.copyto(target, source)
 
 

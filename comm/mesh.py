@@ -13,6 +13,7 @@ Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 i
 
 from collections.abc import Mapping
 
+import numpy as np
 from mpi4py import MPI
 
 from mpitrain.comm import messages, native, shared
@@ -42,6 +43,7 @@ class Axis:
         self.turnstile, self.scratch = Turnstile(), Scratch()
         self.one_node = len(set(comm.allgather(node))) == 1
         self.window = shared.Window(comm) if self.one_node and self.size > 1 and transport in ("auto", "shared") else None
+        self._allocations: list[shared.Allocation] = []
         self._transport = transport
         self.num_tags, self._tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), -1  # Open MPI knows it for COMM_WORLD only
 
@@ -65,8 +67,27 @@ class Axis:
         large = pairs or x.nbytes >= AUTO_SHARED
         return shared if self.window and (self._transport == "shared" or large) else messages
 
+    def allocate(self, num_bytes: int) -> np.ndarray:
+        """Return `num_bytes` of zeroed host memory for a buffer this axis will reduce; shared by its ranks where they can.
+
+        Collective; all ranks pass the same size. The memory is the axis's and lives until free().
+        """
+        if self.window is None or not shared.fits(self.comm, num_bytes):
+            return np.zeros(num_bytes, np.uint8)
+        self._allocations.append(shared.Allocation(self.comm, num_bytes))
+        self._allocations[-1].memory[:] = 0
+        return self._allocations[-1].memory
+
+    def views(self, x: Array) -> list[Array] | None:
+        """Return every rank's counterpart of `x` if it lies in an allocation of this axis, else None."""
+        held = next((allocation for allocation in self._allocations if allocation.holds(x)), None)
+        return held.views(x) if held else None
+
     def free(self) -> None:
-        """Free the communicators and the window. Collective."""
+        """Free the communicators and the windows. Collective; no buffer from allocate() may be used afterwards."""
+        for allocation in self._allocations:
+            allocation.free()
+        self._allocations = []
         if self.window:
             self.window.free()
         self.second.Free()

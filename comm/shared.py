@@ -1,7 +1,8 @@
 """Transport `shared`: the ranks of one node read one another's buffers in an MPI shared-memory window.
 
-Each rank owns a segment of the window: a header with two counters, then two slots. A buffer goes through the slots piece by piece;
-a piece small enough to stay in the cache costs one trip to main memory instead of three.
+Buffers that an axis allocated (gradient buckets) lie in a window as a whole: after a handshake everyone adds straight from the
+others' memory. Any other buffer goes through slots, piece by piece, each piece small enough to stay in the cache. Each rank owns a
+segment with two counters and two slots:
 
     header   written: pieces this rank has put in its slots       read: pieces this rank has taken from everybody's slots
     slot 0   piece 0, 2, 4 ...
@@ -11,11 +12,13 @@ The counters order the data: Win.Sync() fences the stores before a counter is ra
 Operations use the slots one after another, in the order in which they were started.
 """
 
+import os
+
 import numpy as np
 from mpi4py import MPI
 
 from mpitrain.comm import messages
-from mpitrain.comm.buffers import Array, copy, sum_in_order, typed_like
+from mpitrain.comm.buffers import Array, address, copy, sum_in_order, typed_like
 from mpitrain.comm.grid import split
 from mpitrain.comm.progress import Ready, Steps
 
@@ -61,6 +64,13 @@ class Window:
         """Return whether the slot of `piece` is free: everybody has read the piece before it in that slot."""
         return self._reached(self._read, piece - 1)
 
+    def handshake(self) -> Steps:
+        """Wait until every rank has come here; what was written before is then visible to all."""
+        piece, self.piece = self.piece, self.piece + 1
+        self.publish(piece)
+        yield self.written(piece)
+        self.release(piece)
+
     def _raise(self, counter: np.ndarray, value: int) -> None:
         self._window.Sync()
         counter[0] = value
@@ -74,6 +84,40 @@ class Window:
             return True
 
         return ready
+
+
+class Allocation:
+    """A buffer of `num_bytes` per rank that all ranks of `comm` can read. Construction and free() are collective."""
+
+    def __init__(self, comm: MPI.Comm, num_bytes: int):
+        room = -(-num_bytes // HEADER) * HEADER  # whole pages: every rank's buffer begins on one
+        self._window = MPI.Win.Allocate_shared(room, 1, comm=comm)
+        self.segments = [np.frombuffer(self._window.Shared_query(r)[0], np.uint8)[:num_bytes] for r in range(comm.size)]
+        self.memory = self.segments[comm.rank]
+
+    def holds(self, x: Array) -> bool:
+        """Tell whether `x` lies in this rank's buffer."""
+        return 0 <= address(x) - self.memory.ctypes.data <= len(self.memory) - x.nbytes
+
+    def views(self, x: Array) -> list[Array]:
+        """Return what every rank has at the place of `x`."""
+        begin = address(x) - self.memory.ctypes.data
+        return [typed_like(x, segment[begin : begin + x.nbytes]) for segment in self.segments]
+
+    def free(self) -> None:
+        """Give the memory back; nobody may use a view of it any more."""
+        self.segments, self.memory = [], None
+        self._window.Free()
+
+
+def fits(comm: MPI.Comm, num_bytes: int) -> bool:
+    """Tell, alike on all ranks, whether every rank can have `num_bytes` of shared memory and leave half of what is free."""
+    try:
+        room = os.statvfs("/dev/shm")
+        free = room.f_bavail * room.f_frsize
+    except OSError:
+        free = 0
+    return comm.allreduce(num_bytes * comm.size * 2 <= free, MPI.LAND)
 
 
 def _through_slots(num_pieces: int, put, take, axis) -> Steps:
@@ -175,22 +219,54 @@ def _broadcast(x: Array, root: int, axis) -> Steps:
 
 @_in_turn
 def reduce_scatter(x: Array, out: Array, axis) -> Steps:
-    """Write the sum over the axis of the own shard of `x` to `out`, adding straight from the others' slots in axis order."""
-    yield from _reduce_scatter(x, out, axis)
+    """Write the sum over the axis of the own shard of `x` to `out`, adding straight from the others' memory in axis order."""
+    views = axis.views(x)
+    if views is None:
+        yield from _reduce_scatter(x, out, axis)
+        return
+    yield from axis.window.handshake()
+    _sum_shard(views, out, axis)
+    yield from axis.window.handshake()  # now nobody reads `x` any more
 
 
 @_in_turn
 def all_gather(out: Array, axis) -> Steps:
     """Fill every shard of `out` with that of its rank; the own shard is the input."""
-    yield from _all_gather(out, axis)
+    views = axis.views(out)
+    if views is None:
+        yield from _all_gather(out, axis)
+        return
+    yield from axis.window.handshake()
+    _fetch_shards(views, out, axis)
+    yield from axis.window.handshake()
 
 
 @_in_turn
 def all_reduce(x: Array, axis) -> Steps:
     """Sum `x` in place over the axis: reduce-scatter and all-gather."""
-    bounds = split(len(x), axis.size)
-    yield from _reduce_scatter(x, x[bounds[axis.rank] : bounds[axis.rank + 1]], axis)
-    yield from _all_gather(x, axis)
+    bounds, views = split(len(x), axis.size), axis.views(x)
+    own = x[bounds[axis.rank] : bounds[axis.rank + 1]]
+    if views is None:
+        yield from _reduce_scatter(x, own, axis)
+        yield from _all_gather(x, axis)
+        return
+    yield from axis.window.handshake()
+    _sum_shard(views, own, axis)
+    yield from axis.window.handshake()
+    _fetch_shards(views, x, axis)
+    yield from axis.window.handshake()
+
+
+def _sum_shard(views: list[Array], out: Array, axis) -> None:
+    begin, end = split(len(views[0]), axis.size)[axis.rank : axis.rank + 2]
+    sum_in_order([view[begin:end] for view in views], out)
+
+
+def _fetch_shards(views: list[Array], out: Array, axis) -> None:
+    bounds = split(len(out), axis.size)
+    for rank, view in enumerate(views):
+        if rank != axis.rank:
+            copy(view[bounds[rank] : bounds[rank + 1]], out[bounds[rank] : bounds[rank + 1]])
 
 
 @_in_turn

@@ -62,7 +62,7 @@ class Actor:
     def __init__(self, config: Config, mesh: Mesh, device: torch.device):
         self.config, self.mesh, self.progress = config, mesh, mesh.progress
         self.pp, self.data, self.tied = mesh["pp"], mesh["data"], mesh["tied"]
-        self.stage = Stage(config, self.pp.rank, device)
+        self.stage = Stage(config, self.pp.rank, device, self.data.allocate)
         self.optimizer = AdamW(config.optimizer, self.stage.owned)
         self.training = program.training(config)[0][self.pp.rank]
         self.evaluation = program.evaluation(config)[self.pp.rank]

@@ -6,7 +6,7 @@ import torch
 
 from mpitrain.config import Config
 from mpitrain.model import recipe
-from mpitrain.model.parameters import Parameter, flat_buffer, initialise
+from mpitrain.model.parameters import Allocate, Parameter, flat_buffer, initialise
 from mpitrain.model.recipe import Walk
 from mpitrain.model.segments import Attention, Embedding, FeedForward, Head, Rotary
 from mpitrain.slicing import EMBEDDING, parts_of, specs_of
@@ -29,15 +29,15 @@ class Bucket:
 
 
 class Stage:
-    """The blocks, parameters and stashes of stage `index`."""
+    """The blocks, parameters and stashes of stage `index`. `allocate` gives the memory of the gradient buckets."""
 
-    def __init__(self, config: Config, index: int, device: torch.device):
+    def __init__(self, config: Config, index: int, device: torch.device, allocate: Allocate | None = None):
         self.config, self.index, self.device = config, index, device
         self.num_stages = config.parallel.pp
         self.first, self.last = index == 0, index == self.num_stages - 1
         self.dtype = torch.float64 if config.precision.compute == "fp64" else torch.float32
         self.parts = parts_of(config, index)
-        self._allocate()
+        self._create(allocate)
         self.blocks = self._build()
         self.stashes: dict[int, list] = {}
         self.losses: dict[int, torch.Tensor] = {}
@@ -85,7 +85,7 @@ class Stage:
             del self.stashes[index]
         return grad
 
-    def _allocate(self) -> None:
+    def _create(self, allocate: Allocate | None) -> None:
         """Create the parameters: weights in one buffer, gradients in one buffer per bucket; the tied embedding apart."""
         blocks = specs_of(self.config, self.index)
         tied = self.config.model.tied
@@ -97,14 +97,14 @@ class Stage:
         self.buckets, shared = [], []
         for part in self.parts:
             members = [p for block in part for p in self._by_block[block] if not (tied and p.name == EMBEDDING)]
-            memory, views = flat_buffer([p.spec for p in members], self.dtype, self.device)
+            memory, views = flat_buffer([p.spec for p in members], self.dtype, self.device, allocate)
             self.buckets.append(Bucket([memory]))
             for parameter, view in zip(members, views):
                 parameter.grad = view
         for parameter in every:
             parameter.data = data[parameter.name]
             if parameter.grad is None:
-                parameter.grad = flat_buffer([parameter.spec], self.dtype, self.device)[1][0]
+                parameter.grad = flat_buffer([parameter.spec], self.dtype, self.device, allocate)[1][0]
                 shared.append(parameter.grad)
         if shared:
             self.buckets.append(Bucket(shared, tied=True))

@@ -255,7 +255,7 @@ class Trainer:
             save.write_shard(temporary, self.mesh["pp"].rank, {name: x.detach().cpu().numpy() for name, x in self._saved()})
         world.Barrier()
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
-        on_first_rank(world, lambda: save.commit(temporary, meta))
+        on_first_rank(world, lambda: save.commit(temporary, meta, self.config.parallel.pp))
 
     def _saved(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what this stage saves: a tied embedding is the first stage's."""

@@ -1,9 +1,11 @@
 """Every kind of damage is refused by name, and the step before is used."""
 
+import h5py
 import numpy as np
 import pytest
 
 from mpitrain.checkpoint.files import opening
+from mpitrain.checkpoint.index import seal_of
 from mpitrain.checkpoint.load import open_latest, open_step, steps
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
 from mpitrain.checkpoint.verify import verify
@@ -166,10 +168,21 @@ def test_open_step_notices_lost_bytes_without_reading_data(folder):
         open_step(folder, 30)
 
 
-def test_another_format_version_is_refused(folder):
-    import h5py
+def test_altered_index_never_reaches_hdf5(folder):
+    """HDF5 loops for ever over some of these bytes, so open_step looks before it too."""
+    index = folder / "step-00000030" / "index.h5"
+    whole = index.read_bytes()
+    for position in range(0, len(whole), 7):
+        flip(index, position)
+        with pytest.raises(CheckpointError, match=r"index\.h5 or index\.xxh3 is altered"):
+            open_step(folder, 30)
+        index.write_bytes(whole)
 
-    with h5py.File(folder / "step-00000030" / "index.h5", "r+") as index:
+
+def test_another_format_version_is_refused(folder):
+    step = folder / "step-00000030"
+    with h5py.File(step / "index.h5", "r+") as index:
         index.attrs["version"] = 2
+    (step / "index.xxh3").write_text(seal_of(step))
     with pytest.raises(CheckpointError, match="mpitrain checkpoint version 2, needed mpitrain checkpoint version 1"):
         open_step(folder, 30)

@@ -191,3 +191,27 @@ def test_wrong_buffers_are_refused_before_anything_is_sent(axis):
         except DtypeError:
             refused += 1
     agree(axis.comm, refused == len(attempts), f"{refused} of {len(attempts)} refused")
+
+
+def test_buffers_the_axis_allocated_give_the_same_bits(axis):
+    import torch
+
+    from mpitrain.comm.collectives import all_gather, all_reduce, reduce_scatter
+    from mpitrain.comm.grid import split
+
+    wrong = []
+    for length in (1, 5, 4099, 300_001):
+        for dtype in ("float32", "bfloat16"):
+            x, width = values(axis.rank, length, dtype), getattr(torch, dtype).itemsize
+            lent = torch.from_numpy(axis.allocate(length * width + 64)).view(getattr(torch, dtype))[3 : 3 + length]
+            lent.copy_(x)
+            begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
+            shard = reduce_scatter(lent, axis).wait()
+            ok = same(shard, expected_sum(axis.size, length, dtype)[begin:end]) and same(lent, x)
+            all_reduce(lent, axis).wait()
+            ok = ok and same(lent, expected_sum(axis.size, length, dtype))
+            lent.zero_()
+            all_gather(shard, axis, lent).wait()
+            wrong += [] if ok and same(lent, expected_sum(axis.size, length, dtype)) else [(length, dtype)]
+            del lent
+    agree(axis.comm, not wrong, f"wrong: {wrong}")

@@ -39,7 +39,7 @@ def write_index(folder: Path, step: int, meta: Mapping, arrays: list[LogicalArra
 
 
 def seal_of(folder: Path) -> str:
-    """Return what the seal must say: HDF5's own checksums leave out some bytes of the index."""
+    """Return what the seal must say. HDF5's own checksums leave out some bytes: the texts among the attributes."""
     return f"{xxhash.xxh3_128_hexdigest((folder / INDEX).read_bytes())}  {INDEX}\n"
 
 

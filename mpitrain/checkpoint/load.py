@@ -20,7 +20,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def open_step(folder: Path, step: int) -> Checkpoint:
-    """Open one step without verifying it: its shards must be there in full, which reads no data. Raises CheckpointError."""
+    """Open one step, of which only the index is verified; its shards must have the right sizes. Raises CheckpointError."""
     committed = find(folder)
     if step not in committed:
         found = ", ".join(map(str, committed)) or "none"

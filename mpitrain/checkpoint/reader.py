@@ -10,13 +10,13 @@ from mpitrain.checkpoint.arrays import LogicalArray
 from mpitrain.checkpoint.boxes import select
 from mpitrain.checkpoint.files import opening, reason
 from mpitrain.checkpoint.folders import step_of
-from mpitrain.checkpoint.index import FORMAT, INDEX, VERSION, read_array, read_shard_sizes
+from mpitrain.checkpoint.index import FORMAT, INDEX, SEAL, VERSION, read_array, read_shard_sizes, seal_of
 from mpitrain.checkpoint.shards import Shards, names_in
 from mpitrain.errors import CheckpointError
 
 
 class Checkpoint:
-    """A committed step. Owns its open files until close(); also a context manager. Opening it doesn't verify it.
+    """A committed step. Owns its open files until close(); also a context manager. Opening it verifies the index alone.
 
     step: the step. meta: what commit was given. digest: the root digest, equal for equal arrays in any layout.
     shards: size in bytes of every shard, by file name.
@@ -69,13 +69,20 @@ class Checkpoint:
 
 def _open_index(path: Path) -> h5py.File:
     try:
+        _check_seal(path)
         index = opening(path / INDEX)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path.name}: {INDEX} is missing") from error
-    except OSError as error:
-        raise CheckpointError(f"{path.name}: {INDEX} cannot be read: {reason(error)}") from error
+        raise CheckpointError(f"{path.name}: {Path(error.filename or INDEX).name} is missing") from error
+    except (OSError, UnicodeError) as error:
+        raise CheckpointError(f"{path.name}: {INDEX} or {SEAL} cannot be read: {reason(error)}") from error
     found = (index.attrs.get("format"), index.attrs.get("version"))
     if found != (FORMAT, VERSION):
         index.close()
         raise CheckpointError(f"{path.name}: {INDEX} is {found[0]} version {found[1]}, needed {FORMAT} version {VERSION}")
     return index
+
+
+def _check_seal(path: Path) -> None:
+    """Read the index as bytes before HDF5 does: one altered byte has sent HDF5 2.0 into an endless loop."""
+    if seal_of(path) != (path / SEAL).read_text():
+        raise CheckpointError(f"{path.name}: {INDEX} or {SEAL} is altered")

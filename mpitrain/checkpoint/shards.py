@@ -15,7 +15,7 @@ from mpitrain.errors import CheckpointError
 
 OWN = "checkpoint"  # the group for what isn't an array of the user's
 DIGESTS = f"{OWN}/digests"
-NUM_OPEN = 32  # files a reader keeps open: a step may have more shards than a process may have files
+NUM_OPEN = 128  # files a reader keeps open: a step may have more shards than a process may have files
 
 
 def file_name(writer: int) -> str:

@@ -4,14 +4,12 @@ from pathlib import Path
 
 from mpitrain.checkpoint.arrays import LogicalArray, digest
 from mpitrain.checkpoint.files import reason
-from mpitrain.checkpoint.index import INDEX, SEAL, seal_of
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.errors import CheckpointError
 
 
 def verify(path: Path) -> None:
     """Read all of one step. Raises CheckpointError that names the first file, and array and chunk, that is not as it was committed."""
-    _check_seal(path)
     with Checkpoint(path) as checkpoint:
         check_sizes(checkpoint)
         for name in checkpoint.names():
@@ -29,17 +27,6 @@ def check_sizes(checkpoint: Checkpoint) -> None:
             raise CheckpointError(f"{checkpoint.path.name}: {file} cannot be read: {reason(error)}") from error
         if found != needed:
             raise CheckpointError(f"{checkpoint.path.name}: {file} has {found} bytes, {needed} needed")
-
-
-def _check_seal(path: Path) -> None:
-    try:
-        found, needed = seal_of(path), (path / SEAL).read_text()
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path.name}: {Path(error.filename).name} is missing") from error
-    except (OSError, UnicodeError) as error:
-        raise CheckpointError(f"{path.name}: {INDEX} or {SEAL} cannot be read: {reason(error)}") from error
-    if found != needed:
-        raise CheckpointError(f"{path.name}: {INDEX} or {SEAL} is altered")
 
 
 def _check_chunks(checkpoint: Checkpoint, array: LogicalArray) -> None:

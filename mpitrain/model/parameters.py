@@ -5,9 +5,10 @@ packing. Every tensor begins on a cache line: matrix products may round differen
 parameter must give the same bits in every layout.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from mpitrain.model.init import normal
@@ -42,13 +43,24 @@ def initialise(parameters: Iterable[Parameter], seed: int) -> None:
             parameter.data.copy_(normal(seed, spec.name, 0, spec.numel, spec.std).view(spec.shape))
 
 
-def flat_buffer(specs: Iterable[Spec], dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return one zeroed buffer for `specs` and a view of it for each, every view on a cache line."""
+Allocate = Callable[[int], np.ndarray]  # bytes -> zeroed host memory
+
+
+def flat_buffer(
+    specs: Iterable[Spec], dtype: torch.dtype, device: torch.device, allocate: Allocate | None = None
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return one zeroed buffer for `specs` and a view of it for each, every view on a cache line.
+
+    allocate: where host memory comes from, if not from torch: an axis gives memory that its other ranks can read.
+    """
     step = ALIGN // dtype.itemsize
     specs = list(specs)
     starts, length = [], 0
     for spec in specs:
         starts.append(length)
         length += -(-spec.numel // step) * step
-    memory = torch.zeros(length, dtype=dtype, device=device)
+    if allocate is not None and device.type == "cpu" and length:
+        memory = torch.from_numpy(allocate(length * dtype.itemsize)).view(dtype)
+    else:
+        memory = torch.zeros(length, dtype=dtype, device=device)
     return memory, [memory[at : at + spec.numel].view(spec.shape) for at, spec in zip(starts, specs)]
