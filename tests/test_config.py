@@ -1,0 +1,132 @@
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpitrain import config as settings
+from mpitrain.errors import ConfigError
+from mpitrain.optim.rates import learning_rate
+
+
+def resolve(*overrides, ranks=1, vocab=256):
+    return settings.resolve(settings.load(None, overrides), ranks, vocab)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run.stepz=3", "unknown key run.stepz; did you mean run.steps"),
+        ("steps=3", "unknown key steps; did you mean run.steps"),
+        ("optimizer.learning_rate=1", "unknown key optimizer.learning_rate; "),
+        ("run=3", "run: expected a table, got 3"),
+        ("run.steps=many", "run.steps: expected `int`, got `str`"),
+        ("run.steps=1.5", "run.steps: expected `int`, got `float`"),
+        ("run.steps=0", "run.steps: expected `int` >= 1"),
+        ("run.steps=true", "run.steps: expected `int`, got `bool`"),
+        ("optimizer.lr=-1", "optimizer.lr: expected `float` > 0"),
+        ("optimizer.betas=[0.9]", "optimizer.betas: expected `array` of length 2"),
+        ("pipeline.stages=[2, 0]", r"pipeline.stages\[1\]: expected `int` >= 1"),
+        ("data.source=web", "data.source: invalid enum value 'web'"),
+        ("run.steps", "expected key=value"),
+        ("=3", "expected key=value"),
+    ],
+)
+def test_bad_keys_and_values_are_named(override, message):
+    with pytest.raises(ConfigError, match=message):
+        settings.load(None, [override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "message"),
+    [
+        (["parallel.dp=3"], 4, r"parallel.dp = 3 x parallel.pp = 1 = 3 ranks, but mpirun started 4"),
+        (["parallel.dp=2", "parallel.pp=3"], 4, "= 6 ranks, but mpirun started 4"),
+        (["parallel.pp=7"], 7, "parallel.pp = 7 stages for model.layers = 6 blocks"),
+        (["batch.global=7", "parallel.dp=2"], 2, "batch.global = 7 sequences don't divide .* use a multiple of 2"),
+        (["batch.global=12", "batch.micro=8"], 1, "use a multiple of 8"),
+        (["pipeline.stages=[1, 2]", "parallel.pp=2"], 2, "3 blocks on 2 stages; needed model.layers = 6"),
+        (["pipeline.stages=[6]", "parallel.pp=2"], 2, "6 blocks on 1 stages"),
+        (["model.preset=quikstart"], 1, "did you mean quickstart"),
+        (["model.heads=5"], 1, "not a multiple of model.heads = 5"),
+        (["model.heads=4", "model.kv_heads=3"], 1, "not a multiple of model.kv_heads = 3"),
+        (["model.width=12", "model.heads=4", "model.kv_heads=4"], 1, "even width of a head"),
+        (["model.vocab=100"], 1, "model.vocab = 100, but the tokenizer has 256"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, ranks, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(*overrides, ranks=ranks)
+
+
+@given(st.integers(1, 600))
+def test_without_settings_every_number_of_ranks_has_a_layout(ranks):
+    config = resolve(ranks=ranks)
+    assert config.parallel.dp * config.parallel.pp == ranks
+    assert config.batch.global_ % (config.parallel.dp * config.batch.micro) == 0
+
+
+def test_a_given_batch_leaves_ranks_to_pipeline_stages():
+    config = resolve("batch.global=2", "batch.micro=1", ranks=8)
+    assert (config.parallel.dp, config.parallel.pp) == (2, 4)
+
+
+def test_written_toml_reads_back_the_same(tmp_path):
+    config = resolve("data.path=a \"b\" \\ ü", "pipeline.stages=[4, 2]", "optimizer.lr=1e-9", "parallel.pp=2", ranks=2)
+    (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
+    assert settings.load(tmp_path / "config.toml") == config
+
+
+def test_a_base_is_overridden_key_by_key_and_loops_are_refused(tmp_path):
+    (tmp_path / "base.toml").write_text("[run]\nsteps = 5\nseed = 7\n[model]\nwidth = 64\n")
+    (tmp_path / "mine.toml").write_text('base = "base.toml"\n[run]\nsteps = 9\n')
+    config = settings.load(tmp_path / "mine.toml", ["model.width=32"])
+    assert (config.run.steps, config.run.seed, config.model.width, config.run.dir) == (9, 7, 32, "runs/mine")
+    (tmp_path / "base.toml").write_text('base = "mine.toml"\n')
+    with pytest.raises(ConfigError, match="leads back to itself"):
+        settings.load(tmp_path / "mine.toml")
+
+
+def test_identity_ignores_layout_and_length_and_nothing_else():
+    config = resolve()
+    other = resolve("parallel.pp=2", "run.steps=9", "comm.transport=messages", "run.dir=x", ranks=2)
+    assert settings.identity(config) == settings.identity(other)
+    for override in ("run.seed=2", "optimizer.lr=1", "data.sequence=9", "model.width=64", "precision.compute=fp64", "batch.micro=2"):
+        assert settings.identity(resolve(override)) != settings.identity(config)
+
+
+def test_every_key_is_typed():
+    for table in msgspec.structs.fields(settings.Config):
+        assert msgspec.structs.fields(table.type)
+
+
+# ---------------------------------------------------------------- learning rates
+
+
+def rates(*overrides):
+    config = resolve("run.steps=100", "optimizer.lr=1.0", "schedule.warmup=10", "schedule.final=0.1", *overrides)
+    return [learning_rate(config, step) for step in range(1, 101)]
+
+
+def test_warmup_is_linear_and_reaches_the_peak():
+    assert rates()[:10] == pytest.approx([i / 10 for i in range(1, 11)])
+
+
+def test_cosine_falls_to_its_final_share():
+    found = rates("schedule.name=cosine")
+    assert found[-1] == pytest.approx(0.1) and found[54] == pytest.approx(0.55)
+    assert all(a > b for a, b in zip(found[10:], found[11:]))
+
+
+def test_wsd_is_stable_then_falls_linearly():
+    found = rates("schedule.name=wsd", "schedule.decay=20")
+    assert found[9:80] == [1.0] * 71
+    assert found[80:] == pytest.approx([1 - 0.9 * i / 20 for i in range(1, 21)])
+
+
+def test_constant_stays():
+    assert set(rates("schedule.name=constant")[9:]) == {1.0}
+
+
+def test_the_rate_is_a_function_of_the_step_alone():
+    config = resolve("run.steps=50")
+    assert [learning_rate(config, s) for s in (7, 3, 7)] == [learning_rate(config, 7), learning_rate(config, 3), learning_rate(config, 7)]
