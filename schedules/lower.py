@@ -22,9 +22,9 @@ def lower(table: Table, reduces: Sequence[Reduction], *, tail: int = 1, train: b
     """Return the program of each pipeline rank. For 1F1B, 2 stages, 2 microbatches, two parts and buckets a stage:
 
     rank 0:  F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_B0@0 B0@0 RECV_B1@0 B1@0/0 REDUCE0@0 B1@0/1 REDUCE1@0 NORM UPDATE
-    rank 1:  RECV_F0@1 F0@1 B0@1 SEND_B0@1 RECV_F1@1 F1@1 B1@1/0 REDUCE0@1 B1@1/1 REDUCE1@1 SEND_B1@1 NORM UPDATE
+    rank 1:  RECV_F0@1 F0@1 B0@1 SEND_B0@1 RECV_F1@1 F1@1 B1@1/0 REDUCE0@1 B1@1/1 SEND_B1@1 REDUCE1@1 NORM UPDATE
 
-    A receive stands right before its consumer and a send right after its producer; stages on the same rank hand over without
+    A receive stands right before its consumer and a send right after its producer, before a reduction: the next rank waits for it; stages on the same rank hand over without
     a message. Whatever adds last to a stage's weight gradients (B, or W of a split backward) is walked in parts, and
     reductions start between the parts. A stage without buckets keeps its backward whole. Evaluation (`train=False`) gets
     messages only and ignores `reduces`.
@@ -95,6 +95,17 @@ def _with_reductions(program: list[Action], stage: int, reduction: Reduction, ta
             result += _part_by_part(late, stage, reduction)
         elif action not in late:
             result.append(action)
+    return _sends_first(result)
+
+
+def _sends_first(program: list[Action]) -> list[Action]:
+    """Move each gradient's send in front of the reductions it stands behind: another rank waits for it, nobody yet for them."""
+    result: list[Action] = []
+    for action in program:
+        at = len(result)
+        while action.kind == "SEND_B" and at and result[at - 1].kind == "REDUCE":
+            at -= 1
+        result.insert(at, action)
     return result
 
 

@@ -113,3 +113,9 @@ def test_tail_is_ignored_with_more_stages():
 def test_misfits_are_refused(reduces, tail, message):
     with pytest.raises(ScheduleError, match=message):
         lower(build("1f1b", 2, 2), reduces, tail=tail)
+
+
+def test_the_last_gradient_leaves_before_the_last_reduction_starts():
+    programs = lower(build("1f1b", 2, 2), [Reduction(2, (0, 1)), Reduction(2, (0, 1))])
+    end = " ".join(map(str, programs[1]))
+    assert end.endswith("B1@1/0 REDUCE0@1 B1@1/1 SEND_B1@1 REDUCE1@1 NORM UPDATE")

@@ -1,0 +1,9 @@
+#!/bin/bash
+# qsub -v CONFIG=my.toml jobs/pbs.sh
+#PBS -N mpitrain
+#PBS -l select=2:ncpus=32:mpiprocs=4
+#PBS -l walltime=04:00:00
+
+cd "$PBS_O_WORKDIR" || exit 1
+export OMP_NUM_THREADS=8
+mpirun mpitrain run "$CONFIG"
