@@ -32,11 +32,49 @@ class _Product(torch.autograd.Function):
         return grad_of_output @ weight, None, None, None
 
 
+class _Norm(torch.autograd.Function):
+    """RMSNorm (arXiv:1910.07467) in three passes forward and five backward; autograd's own takes twice as many."""
+
+    @staticmethod
+    def forward(ctx, x, weight: torch.Tensor, parameter: Parameter, small: list, eps: float):
+        width = x.shape[-1]
+        scale = torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(width).add_(eps))
+        unit = x * scale
+        ctx.save_for_backward(unit, scale, weight)
+        ctx.parameter, ctx.small = parameter, small
+        return unit * weight
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        unit, scale, weight = ctx.saved_tensors
+        product = grad_of_output * unit
+        ctx.small.append((ctx.parameter, product.flatten(0, -2).sum(0)))
+        along = (product @ weight).div_(weight.shape[0]).unsqueeze(-1)
+        return (grad_of_output * weight).addcmul_(unit, along, value=-1).mul_(scale), None, None, None, None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The summed cross-entropy of logits [N, V] and targets [N]; the gradient overwrites what was saved."""
+
+    @staticmethod
+    def forward(ctx, logits_NV, targets_N):
+        logs_NV = torch.log_softmax(logits_NV, -1)
+        ctx.save_for_backward(logs_NV, targets_N)
+        return -logs_NV.gather(1, targets_N[:, None]).sum()
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        logs_NV, targets_N = ctx.saved_tensors
+        grad_NV = logs_NV.exp_()
+        grad_NV[torch.arange(len(targets_N), device=grad_NV.device), targets_N] -= 1
+        return grad_NV.mul_(grad_of_output), None
+
+
 class Tape:
-    """What one forward of one segment leaves behind: leaves to differentiate by, and deferred weight products."""
+    """What the backward of one segment leaves behind: gradients of vectors, and the factors of those of matrices."""
 
     def __init__(self):
-        self.leaves: list[tuple[Parameter, torch.Tensor]] = []
+        self.small: list[tuple[Parameter, torch.Tensor]] = []
         self.deferred: list[tuple[Parameter, torch.Tensor, torch.Tensor]] = []
 
     def product(self, x: torch.Tensor, parameter: Parameter) -> torch.Tensor:
@@ -44,10 +82,17 @@ class Tape:
         return _Product.apply(x, parameter.data, parameter, self.deferred)
 
     def norm(self, x: torch.Tensor, parameter: Parameter, eps: float = 1e-5) -> torch.Tensor:
-        """Return RMSNorm(x) (arXiv:1910.07467)."""
-        weight = parameter.data.detach().requires_grad_(torch.is_grad_enabled())
-        self.leaves.append((parameter, weight))
-        return functional.rms_norm(x, weight.shape, weight, eps)
+        """Return RMSNorm(x) with the weight `parameter`."""
+        return _Norm.apply(x, parameter.data, parameter, self.small, eps)
+
+    def add_gradients(self) -> None:
+        """Add everything to the gradient buffers and forget it: the graph and these lists hold each other, a cycle Python can't see."""
+        while self.small:
+            parameter, grad = self.small.pop()
+            parameter.grad += grad
+        while self.deferred:
+            parameter, x, grad = self.deferred.pop()
+            parameter.grad.addmm_(grad.flatten(0, -2).t(), x.flatten(0, -2))
 
 
 class Segment:
@@ -72,14 +117,10 @@ class Segment:
         """Add the gradients of the parameters to their buffers and return that of the input."""
         yield None
         x, y, tape = saved
-        grads = torch.autograd.grad(y, [x, *(leaf for _, leaf in tape.leaves)], grad_of_output)
+        (grad,) = torch.autograd.grad(y, x, grad_of_output)
         with torch.no_grad():
-            for (parameter, _), grad in zip(tape.leaves, grads[1:]):
-                parameter.grad += grad
-            while tape.deferred:  # emptied: the graph holds this list and the list holds the graph, a cycle Python can't see
-                parameter, x, grad = tape.deferred.pop()
-                parameter.grad.addmm_(grad.flatten(0, -2).t(), x.flatten(0, -2))
-        return grads[0]
+            tape.add_gradients()
+        return grad
 
 
 class Embedding:
@@ -153,4 +194,4 @@ class Head(Segment):
         logits_BTV = tape.product(tape.norm(x_BTD, self.norm), self.weight)
         if context.targets is None:
             return logits_BTV
-        return functional.cross_entropy(logits_BTV.flatten(0, 1), context.targets.flatten(), reduction="sum")
+        return _CrossEntropy.apply(logits_BTV.flatten(0, 1), context.targets.flatten())
