@@ -99,6 +99,7 @@ class Mesh:
 
     dense: the layout of all ranks.  expert: the same ranks folded for expert layers, if given.  spans: further axes that join
     several, {"data": ("cp", "dp")}.  groups: further axes given as one list of ranks each; ranks outside have an axis of size 1.
+    progress: who enters MPI while the rank computes: `poll` (the rank itself, between instructions), `thread`, or `auto`.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Mesh:
         groups: Mapping[str, list[tuple[int, ...]]] | None = None,
         transport: str = "auto",
         timeout_s: float | None = None,
+        progress: str = "auto",
     ):
         dense.require(comm.size)
         if expert is not None:
@@ -134,6 +136,9 @@ class Mesh:
         self._add("world", comm, range(comm.size))
         self.axes["node"] = Axis("node", node, self.progress, transport, self._node, self.device_aware)
         self.num_nodes = len(set(comm.allgather(self._node)))
+        self.progress_thread = self._wants_thread(progress)
+        if self.progress_thread:
+            self.progress.start_thread(comm.Dup())
 
     def __getitem__(self, name: str) -> Axis:
         if name not in self.axes:
@@ -142,6 +147,13 @@ class Mesh:
 
     def __str__(self) -> str:
         return f"rank {self.rank} (" + ", ".join(f"{name} {at}" for name, at in reversed(self.coordinates.items())) + ")"
+
+    def _wants_thread(self, progress: str) -> bool:
+        """auto: a thread if messages cross nodes and this MPI may be entered by several threads at once."""
+        allowed = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        if progress == "thread" and not allowed:
+            raise MeshError('comm.progress = "thread" needs MPI_THREAD_MULTIPLE, which this MPI was not started with; use "poll"')
+        return allowed and (progress == "thread" or (progress == "auto" and self.num_nodes > 1))
 
     def _add(self, name: str, comm: MPI.Comm, ranks) -> None:
         """Split one axis off. The first rank of each group is its colour; keys keep the order given."""
@@ -152,6 +164,7 @@ class Mesh:
     def free(self) -> None:
         """Wait for what is in flight and free every communicator. Collective over all ranks."""
         self.progress.drain()
+        self.progress.stop_thread()
         for axis in reversed(self.axes.values()):
             axis.free()
         self.axes = {}

@@ -5,6 +5,7 @@ next ones, and returns its result. MPI doesn't advance by itself, and an operati
 one operation advances all of them. Otherwise rank 0 could wait for A while rank 1 waits for the second phase of B, for ever.
 """
 
+import threading
 import time
 from collections.abc import Callable, Generator
 from os import sched_yield
@@ -57,6 +58,7 @@ class Progress:
     def __init__(self, timeout_s: float | None = None):
         self.timeout_s, self.waited_s = timeout_s, 0.0
         self.active: list[Pending] = []
+        self._thread: Poker | None = None
 
     def start(self, steps: Steps, what: str) -> Pending:
         """Run the first phase of an operation now and return its Pending; `what` names it in a hang report."""
@@ -88,8 +90,45 @@ class Progress:
                 time.sleep(NAP_S)
         self.waited_s += time.perf_counter() - begin
 
+    def start_thread(self, comm: MPI.Comm) -> None:
+        """Let a thread of this rank enter MPI while the rank computes. Needs MPI_THREAD_MULTIPLE; `comm` is the thread's alone."""
+        self._thread = Poker(comm, self)
+        self._thread.start()
+
+    def stop_thread(self) -> None:
+        """End the thread, if there is one."""
+        if self._thread is not None:
+            self._thread.stop()
+            self._thread = None
+
     def drain(self) -> None:
         """Wait for everything in flight."""
         while self.active:
             self.wait(self.active[0])
             self.poll()
+
+
+class Poker(threading.Thread):
+    """Enters MPI again and again while operations are in flight, so that bytes move while the rank computes.
+
+    Messages over a network advance only inside MPI calls. The probe is for nobody: MPI's engine moves every message on when it is
+    entered. What follows an arrival (the sum, the next phase) is left to the rank's own poll(); the two share no state.
+    """
+
+    PAUSE_S = 0.0005
+    BURST = 16  # probes in a row: one entry moves only as much as one read or write of a socket takes
+
+    def __init__(self, comm: MPI.Comm, progress: Progress):
+        super().__init__(name="mpitrain-progress", daemon=True)
+        self._comm, self._progress, self._over = comm, progress, threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(self.PAUSE_S):
+            for _ in range(self.BURST if self._progress.active else 0):
+                self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
+
+    def stop(self) -> None:
+        """End the thread and free its communicator. Collective, because of the communicator."""
+        self._over.set()
+        self.join()
+        self._comm.Free()

@@ -93,6 +93,7 @@ class Schedule(Table):
 
 class Comm(Table):
     transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
+    progress: Literal["auto", "poll", "thread"] = "auto"  # auto: a thread if there are several nodes
     bucket_mb: Annotated[float, Meta(gt=0)] = 8.0  # gradients reduced in one operation, 2**20 bytes
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0  # a wait longer than this is a hang
 
@@ -227,7 +228,8 @@ def _model(model: Model, vocab: int) -> Model:
     if model.preset not in PRESETS:
         near = difflib.get_close_matches(model.preset, PRESETS, 1)
         raise ConfigError(f"model.preset = {model.preset!r}; {'did you mean ' + near[0] + '?' if near else 'known: ' + ', '.join(PRESETS)}")
-    given = {f: getattr(model, f) for f in model.__struct_fields__ if getattr(model, f) not in (0, None)}
+    values = {f: getattr(model, f) for f in model.__struct_fields__}
+    given = {f: value for f, value in values.items() if value is False or value not in (0, None)}  # False == 0, but it is an answer
     model = Model(**{"vocab": vocab, **PRESETS[model.preset], **given})
     if model.vocab < vocab:
         raise ConfigError(f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens; raise model.vocab or leave it out")

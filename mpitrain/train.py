@@ -102,6 +102,7 @@ def build_mesh(config: Config, world: Intracomm) -> Mesh:
         groups={"tied": first_and_last if config.model.tied and pp > 1 else []},
         transport=config.comm.transport,
         timeout_s=config.comm.timeout_s,
+        progress=config.comm.progress,
     )
 
 

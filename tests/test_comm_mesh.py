@@ -78,3 +78,26 @@ def test_a_result_of_more_than_one_gibibyte_arrives_whole(world, monkeypatch):
     ok = torch.equal(x, torch.arange(12_345, dtype=torch.float64) * world.size)
     mesh.free()
     agree(world, ok)
+
+
+def test_a_progress_thread_changes_nothing_but_who_enters_mpi(world):
+    import threading
+
+    import torch
+
+    from mpitrain.comm.collectives import all_reduce
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.mesh import Mesh
+
+    mesh = Mesh(world, Grid({"dp": world.size}), transport="messages", timeout_s=30, progress="thread")
+    names = {thread.name for thread in threading.enumerate()}
+    xs = [torch.full((200_000,), float(world.rank + i)) for i in range(8)]
+    pending = [all_reduce(x, mesh["dp"]) for x in xs]
+    for _ in range(50):
+        torch.ones(300, 300) @ torch.ones(300, 300)
+    for each in reversed(pending):
+        each.wait()
+    ok = all((x == sum(range(world.size)) + i * world.size).all() for i, x in enumerate(xs))
+    mesh.free()
+    ended = "mpitrain-progress" not in {thread.name for thread in threading.enumerate()}
+    agree(world, ok and "mpitrain-progress" in names and ended)
