@@ -11,6 +11,7 @@ from mpitrain.comm import messages
 from mpitrain.comm.buffers import Array, raw
 from mpitrain.comm.grid import split
 from mpitrain.comm.progress import Steps, arrived
+from mpitrain.errors import DtypeError
 
 LIMIT = (1 << 31) - 1  # bytes an operation can address: displacements are C ints; larger buffers go by `messages`
 
@@ -69,5 +70,7 @@ def _all_gather(out: Array, axis, comm: MPI.Comm) -> Steps:
 def _blocks(x: Array, bounds: list[int], skipped: int | None = None) -> list:
     """Describe the parts of `x` between `bounds` as MPI's (buffer, counts, displacements, type); a skipped part counts as empty."""
     width = x.dtype.itemsize
+    if bounds[-1] * width > LIMIT:
+        raise DtypeError(f"{bounds[-1] * width} bytes, but MPI's collectives address {LIMIT}; use comm.transport = messages")
     counts = [0 if r == skipped else (end - begin) * width for r, (begin, end) in enumerate(zip(bounds, bounds[1:]))]
     return [raw(x), counts, [begin * width for begin in bounds[:-1]], MPI.BYTE]

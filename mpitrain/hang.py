@@ -37,7 +37,7 @@ def diagnosed(actor, rundir: RunDir) -> Iterator[None]:
 
 def _report_hang(actor, rundir: RunDir, error: HangError) -> None:
     step, position, action = actor.cursor
-    folder = rundir.path / "hang"
+    folder = rundir.hang
     folder.mkdir(exist_ok=True)
     where = {"step": step, "position": position, "action": str(action)}
     note = {"rank": actor.mesh.rank, "who": str(actor.mesh), **where, "why": str(error)}

@@ -40,6 +40,11 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def hang(self) -> Path:
+        """Notes of ranks that waited too long; those of an earlier start are removed by creating()."""
+        return self.path / "hang"
+
     def require_writable(self) -> None:
         """Raise CheckpointError unless the directory exists and is writable, or can be made. Writes nothing."""
         nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
@@ -79,6 +84,7 @@ class RunDir:
             for path in made:
                 path.rmdir()
             raise
+        shutil.rmtree(self.hang, ignore_errors=True)
         replace(self.config, to_toml(config))
 
     def truncate_metrics(self, step: int) -> None:
