@@ -6,6 +6,7 @@ A key that would do nothing does not exist. `resolve` fills in what was left ope
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,8 +17,8 @@ from msgspec import Meta
 
 from mpitrain.errors import ConfigError
 
-Count = Annotated[int, Meta(ge=1)]
-CountOrNone = Annotated[int, Meta(ge=0)]  # 0: derived, or never
+Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+CountOrNone = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # 0: derived, or never
 Fraction = Annotated[float, Meta(gt=0, lt=1)]
 
 
@@ -142,10 +143,14 @@ def parse(tree: Mapping[str, Any]) -> Config:
     """Check a tree of tables against the typed keys and return the Config."""
     _refuse_unknown(tree, Config, "")
     try:
-        return msgspec.convert(tree, Config, strict=True)
+        config = msgspec.convert(tree, Config, strict=True)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"{place.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
+    for key, value in flatten(config).items():
+        if isinstance(value, float) and not math.isfinite(value):  # TOML has inf and nan, and nan passes some limits
+            raise ConfigError(f"{key}: expected a finite number, got {value}")
+    return config
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mpitrain.comm.world import abort
-from mpitrain.errors import HangError, InputError
+from mpitrain.errors import HangError, MpitrainError
 from mpitrain.rundir import RunDir
 
 GATHER_S = 3.0  # the ranks' limits end at almost the same moment; time for the last to leave its note
@@ -23,14 +23,14 @@ def diagnosed(actor, rundir: RunDir) -> Iterator[None]:
     """End the whole job with exit code 1 and the coordinates and instruction of this rank if the steps fail here."""
     try:
         yield
-    except InputError:
-        raise
     except HangError as error:
         _report_hang(actor, rundir, error)
         abort()
     except BaseException as error:
         step, position, action = actor.cursor
-        text = traceback.format_exc() if isinstance(error, Exception) else ""
+        # A shard that cannot be written is one rank's alone: also an InputError has to end the others here.
+        expected = isinstance(error, MpitrainError) or not isinstance(error, Exception)
+        text = "" if expected else traceback.format_exc()
         sys.stderr.write(f"{text}mpitrain: {actor.mesh} failed at step {step}, position {position}, {action}: {error!r}\n")
         abort()
 

@@ -47,7 +47,10 @@ class RunDir:
 
     def require_writable(self) -> None:
         """Raise CheckpointError unless the directory exists and is writable, or can be made. Writes nothing."""
-        nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        try:
+            nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        except (OSError, ValueError) as error:  # too long, a null byte
+            raise CheckpointError(f"run.dir = {self.path}: {error}; choose another run.dir") from None
         if not nearest.is_dir():
             raise CheckpointError(f"run.dir = {self.path}: {nearest} is not a directory; choose another run.dir")
         if not os.access(nearest, os.W_OK | os.X_OK):

@@ -20,12 +20,41 @@ def pytest_configure(config):
 
     if MPI.COMM_WORLD.rank:  # rank 0 speaks for all: votes make every rank fail alike
         config.pluginmanager.unregister(name="terminalreporter")
+        for plugin in [p for p in config.pluginmanager.get_plugins() if type(p).__name__ == "LogXML"]:
+            config.pluginmanager.unregister(plugin)  # --junitxml: one file, one writer
 
     def abort(*error):
         sys.__excepthook__(*error)
         MPI.COMM_WORLD.Abort(1)
 
     sys.excepthook = abort
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A lone exception on one rank leaves the others waiting: say it on this rank's stderr and take the job down.
+
+    A vote (pytest.fail) is alike on all ranks, and so is a skip; a job of one rank keeps nobody waiting.
+    """
+    outcome = yield
+    error = call.excinfo
+    if not UNDER_MPIRUN or error is None or error.errisinstance((pytest.fail.Exception, pytest.skip.Exception, KeyboardInterrupt)):
+        return
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.size > 1:
+        sys.__stderr__.write(f"\n{outcome.get_result().longreprtext}\n{item.nodeid} failed on rank {MPI.COMM_WORLD.rank}\n")
+        sys.__stderr__.flush()
+        MPI.COMM_WORLD.Abort(1)
+
+
+def pytest_collection_modifyitems(items):
+    """The runs of the whole program come after the serial tests, and the multi-rank lanes last; no rank starts them again."""
+    last = {"test_lanes.py": 2}
+    items.sort(key=lambda item: last.get(item.path.name, int(item.path.name.startswith("test_run_"))))
+    for item in items:
+        if UNDER_MPIRUN and item.path.name.startswith(("test_run_", "test_lanes")):
+            item.add_marker(pytest.mark.skip(reason="starts mpirun itself"))
 
 
 @pytest.fixture

@@ -1,0 +1,203 @@
+"""Start ranks as a user does: this environment's mpirun and its `mpitrain`, with what more ranks than cores need, and an end.
+
+    done = mpirun(2, MPITRAIN, "run", "--set", "run.steps=3")      waits, at most `timeout` seconds
+    with started(2, MPITRAIN, "run", ...) as job:                  to do something to it meanwhile
+
+Whatever happens, no process of a job outlives the call.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(sys.executable).parent
+MPITRAIN = str(HERE / "mpitrain")
+MPIRUN = str(HERE / "mpirun") if (HERE / "mpirun").exists() else shutil.which("mpirun")
+
+# A waiting rank has to leave the core to a working one. Each MPI ignores what is meant for the other.
+MORE_RANKS_THAN_CORES = {
+    "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
+    "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "true",
+    "OMPI_MCA_mpi_yield_when_idle": "true",
+    "OMPI_MCA_pml": "ob1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+MARK = "MPITRAIN_TEST_JOB"
+OF_ANOTHER_JOB = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_")
+
+
+@dataclass
+class Done:
+    """How a job ended; `output` is stdout and stderr of mpirun and of all ranks, as they came. `returncode` None: it was too slow."""
+
+    returncode: int | None
+    output: str
+    wall_s: float
+
+
+class Job:
+    """A running job."""
+
+    def __init__(self, process: subprocess.Popen, output, mark: bytes):
+        self.process, self._output, self._mark, self._begin = process, output, mark, time.monotonic()
+
+    def ranks(self) -> list[int]:
+        """Return the process ids of the ranks: the Python processes of the job."""
+        return [pid for pid in self._pids() if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
+
+    def kill(self) -> None:
+        """End every process of the job as a power cut does."""
+        while pids := self._pids():
+            for pid in pids:
+                _signal(pid, signal.SIGKILL)
+            self.process.poll()
+            time.sleep(0.01)
+        self.process.wait()
+
+    def signal(self, pid: int, number: signal.Signals) -> None:
+        assert pid in self._pids()
+        _signal(pid, number)
+
+    def wait(self, timeout: float) -> Done:
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return Done(None, f"{self.text()}\nkilled after {timeout} s", time.monotonic() - self._begin)
+        return Done(self.process.returncode, self.text(), time.monotonic() - self._begin)
+
+    def wait_for(self, ready: Callable[[], bool], timeout: float) -> None:
+        """Poll until `ready()`; fail with the output if the job ends before or it takes too long."""
+        end = time.monotonic() + timeout
+        while not ready():
+            assert self.process.poll() is None, f"ended with {self.process.returncode} while waited for:\n{self.text()}"
+            assert time.monotonic() < end, f"not ready after {timeout} s:\n{self.text()}"
+            time.sleep(0.002)
+
+    def text(self) -> str:
+        self._output.flush()
+        return Path(self._output.name).read_text(encoding="utf-8", errors="replace")
+
+    def _pids(self) -> list[int]:
+        """Return every process of the job, by a mark in its environment: launchers put ranks into sessions of their own."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if self._mark in (folder / "environ").read_bytes():  # empty when the process has ended
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        return found
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return the environment for a job: nothing inherited from a launcher, and room for more ranks than cores."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_ANOTHER_JOB)}
+    return {**kept, **MORE_RANKS_THAN_CORES, **changes}
+
+
+@contextmanager
+def started(num_ranks: int, *command: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> Iterator[Job]:
+    """Start `command` on `num_ranks` ranks, or without mpirun if 0; at the end of the block nothing of it is left."""
+    assert MPIRUN, "no mpirun beside this Python or on the path"
+    launcher = [MPIRUN, "-n", str(num_ranks)] if num_ranks else []
+    mark = f"{MARK}={uuid.uuid4().hex}"
+    with tempfile.NamedTemporaryFile(prefix="mpitrain-test-") as output:
+        process = subprocess.Popen(
+            [*launcher, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(**(env or {}), **dict([mark.split("=")])),
+            cwd=cwd,
+            start_new_session=True,  # a Ctrl-C is for pytest, which then ends the job
+        )
+        job = Job(process, output, mark.encode())
+        try:
+            yield job
+        finally:
+            job.kill()
+
+
+def mpirun(num_ranks: int, *command: str, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 90) -> Done:
+    """Run `command` on `num_ranks` ranks, or without mpirun if 0, to its end."""
+    with started(num_ranks, *command, env=env, cwd=cwd) as job:
+        return job.wait(timeout)
+
+
+def tail(text: str, lines: int = 150) -> str:
+    return "\n".join(text.splitlines()[-lines:])
+
+
+# ---------------------------------------------------------------- runs of a very small model
+
+TINY = {
+    "model.layers": 4,
+    "model.width": 32,
+    "model.heads": 2,
+    "model.kv_heads": 1,
+    "model.ffn": 64,
+    "data.source": "text",
+    "data.sequence": 32,
+    "batch.global": 8,
+    "batch.micro": 1,
+    "run.steps": 30,
+    "run.eval_every": 10,
+    "comm.timeout_s": 60,
+}
+LOSS_KEYS = ("step", "loss", "grad_norm", "lr", "tokens", "skipped", "val_loss")
+
+
+def options(settings: dict[str, object]) -> list[str]:
+    """Return `--set key=value ...`."""
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def write_text(path: Path, size: int = 60_000) -> Path:
+    """Write a corpus: the source of a module that every Python has."""
+    path.write_bytes(Path(shutil.__file__).read_bytes()[:size])
+    return path
+
+
+def run_tiny(num_ranks: int, run_dir: Path, text: Path, *, env: dict[str, str] | None = None, timeout: float = 90, **changes) -> Done:
+    """Run `mpitrain run` with the tiny model; a change is written parallel_pp=2 for parallel.pp."""
+    return mpirun(num_ranks, MPITRAIN, "run", *tiny(run_dir, text, **changes), env=env, timeout=timeout)
+
+
+def tiny(run_dir: Path, text: Path, **changes) -> list[str]:
+    """Return the options of `mpitrain run` for the tiny model."""
+    dotted = {key.replace("_", ".", 1): value for key, value in changes.items()}
+    return options({**TINY, "run.dir": run_dir, "data.path": text, **dotted})
+
+
+def lines_in(run_dir: Path) -> int:
+    """Return the number of steps that metrics.jsonl tells of; its first line is of step 0."""
+    try:
+        return (run_dir / "metrics.jsonl").read_bytes().count(b"\n") - 1
+    except FileNotFoundError:
+        return -1
+
+
+def loss_lines(run_dir: Path) -> list[str]:
+    """Return what a run computed, a text for each step: floats are written in full, so equal text means equal bits."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [json.dumps({key: line[key] for key in LOSS_KEYS if key in line}) for line in lines]
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,117 @@
+"""Plain `pytest` ends here: it starts the tests marked `mpi` under mpirun on 1, 2, 4 and 8 ranks, and shows what failed there."""
+
+import shutil
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from launch import mpirun, tail
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = (1, 2, 4, 8)
+SLOWEST_S = 300
+
+HANG = """
+def test_one_rank_stays_away(world):
+    if world.rank != 1:
+        world.Barrier()
+    else:
+        import time
+        time.sleep(1000)
+"""
+VOTE = """
+from conftest import agree
+
+def test_one_rank_is_wrong(world):
+    agree(world, world.rank != 1, "seven is not eight")
+"""
+RAISE = """
+def test_one_rank_raises(world):
+    if world.rank == 1:
+        raise ValueError("only here")
+    world.Barrier()
+"""
+
+
+def lane(num_ranks, *options, cwd=ROOT, timeout=SLOWEST_S):
+    """Run the multi-rank tests on `num_ranks` ranks."""
+    command = (sys.executable, "-m", "pytest", "--only-mpi", "-p", "no:cacheprovider", "-q", *options)
+    return mpirun(num_ranks, *command, cwd=cwd, timeout=timeout)
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project of one test file with this one's settings and fixtures."""
+
+    def write(text):
+        (tmp_path / "tests").mkdir()
+        shutil.copy(ROOT / "setup.cfg", tmp_path)
+        shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+        (tmp_path / "tests" / "test_it.py").write_text("import pytest\n\npytestmark = pytest.mark.mpi\n" + text)
+        return tmp_path
+
+    return write
+
+
+# ---------------------------------------------------------------- the lanes themselves
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """{test: the lanes in which it ran}: filled by the lanes, looked at when they are through."""
+    return {}
+
+
+@pytest.mark.parametrize("num_ranks", SIZES)
+def test_lane(num_ranks, outcomes, tmp_path):
+    report = tmp_path / "lane.xml"
+    done = lane(num_ranks, "-rfE", f"--junitxml={report}", "tests")
+    assert done.returncode == 0, f"exit code {done.returncode}\n{tail(done.output)}"
+    for case in ET.parse(report).iter("testcase"):
+        skips = case.findall("skipped")
+        if any("does not use mpi" in skip.get("message", "") for skip in skips):
+            continue
+        ran = outcomes.setdefault(f"{case.get('classname')}::{case.get('name')}", [])
+        ran += [] if skips else [num_ranks]
+
+
+def test_every_multi_rank_test_ran_in_some_lane(request, outcomes):
+    """A size or a condition that no lane fulfils would hide a test for ever; a missing device may."""
+    through = [item.callspec.params["num_ranks"] for item in request.session.items if getattr(item, "originalname", "") == "test_lane"]
+    if through != list(SIZES):
+        pytest.skip("not all lanes were asked for")
+    devices = ("gpu", "cuda")
+    never = [test for test, ran in outcomes.items() if not ran and not any(word in test for word in devices)]
+    assert outcomes and not never, f"skipped on {SIZES} ranks: {never}"
+
+
+# ---------------------------------------------------------------- what becomes of a test that goes wrong on one rank
+
+
+def test_hang_ends_with_stacks_and_an_exit_code(project):
+    done = lane(2, "-o", "faulthandler_timeout=5", "tests", cwd=project(HANG), timeout=60)
+    assert done.returncode not in (0, None), tail(done.output)
+    assert "test_one_rank_stays_away" in done.output and "Timeout (0:00:05)!" in done.output, tail(done.output)
+    assert done.wall_s < 45
+
+
+def test_hang_limit_of_the_project_is_below_two_minutes(pytestconfig):
+    assert 0 < float(pytestconfig.getini("faulthandler_timeout")) <= 110
+    assert pytestconfig.getini("faulthandler_exit_on_timeout") is True
+
+
+def test_vote_of_one_rank_fails_the_lane_with_its_text(project):
+    done = lane(2, "tests", cwd=project(VOTE), timeout=60)
+    assert done.returncode not in (0, None), tail(done.output)
+    assert "rank 1: seven is not eight" in done.output, tail(done.output)
+    assert "rank 0:" not in done.output
+    assert done.wall_s < 30
+
+
+def test_lone_error_on_one_rank_ends_the_lane_with_its_text(project):
+    """What nobody voted on: the others wait for ever in the barrier, until the rank that failed takes them down."""
+    done = lane(2, "tests", cwd=project(RAISE), timeout=60)
+    assert done.returncode not in (0, None), tail(done.output)
+    assert "ValueError: only here" in done.output and "rank 1" in done.output, tail(done.output)
+    assert done.wall_s < 30

@@ -1,0 +1,149 @@
+"""Bad input: one message, once, no traceback, exit code 2, nothing written. And what fails later ends the whole job in seconds."""
+
+import re
+import resource
+
+import pytest
+from launch import MPITRAIN, lines_in, mpirun, options, run_tiny, started, tail, tiny, write_text
+
+CLASSES = ("ConfigError:", "MeshError:", "ScheduleError:", "DataError:", "CheckpointError:", "Error:")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a corpus and the files of the cases below."""
+    write_text(tmp_path / "text.txt", 6000)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 20)
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "broken.toml").write_text("[run\nsteps = 3\n")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00\x01")
+    (tmp_path / "loop.toml").write_text('base = "pool.toml"\n')
+    (tmp_path / "pool.toml").write_text('base = "loop.toml"\n')
+    (tmp_path / "number.toml").write_text("base = 3\n")
+    (tmp_path / "flat.toml").write_text("run = 3\n")
+    return tmp_path
+
+
+def tree(folder):
+    """Return every path below a folder, with the content of files."""
+    return {path.relative_to(folder): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def refused(folder, num_ranks, words, *command, env=None):
+    """Run `command`; check that it was refused as it should be, with a message that holds `words`. Return the message."""
+    before = tree(folder)
+    done = mpirun(num_ranks, *command, env=env, cwd=folder, timeout=60)
+    assert done.returncode == 2, f"exit code {done.returncode}\n{tail(done.output)}"
+    assert "Traceback" not in done.output, done.output
+    messages = [line for line in done.output.splitlines() if line.startswith(CLASSES)]
+    assert len(messages) == 1, done.output
+    assert all(word in messages[0] for word in words), f"{words} not in: {messages[0]}"
+    assert tree(folder) == before
+    return messages[0]
+
+
+# ---------------------------------------------------------------- what two ranks refuse
+
+CASES = {
+    "unknown key": (["--set", "run.step=3"], ["run.step", "did you mean run.steps?"]),
+    "wrong type": (["--set", "run.steps=many"], ["run.steps", "int", "str"]),
+    "layout": (["--set", "parallel.dp=3"], ["3", "ranks, but mpirun started 2"]),
+    "more stages than blocks": (["--set", "parallel.pp=2", "--set", "model.layers=1"], ["parallel.pp = 2", "model.layers = 1"]),
+    "microbatches": ([*options({"batch.global": 6, "batch.micro": 2, "parallel.dp": 2})], ["batch.global = 6", "multiple of 4"]),
+    "missing data": (["--set", "data.path=absent.txt"], ["data.path", "absent.txt"]),
+    "empty data": (["--set", "data.path=empty.txt"], ["data.path", "empty.txt", "no text"]),
+    "binary data": (["--set", "data.path=binary.txt"], ["data.path", "binary.txt", "UTF-8"]),
+    "long sequence": (["--set", "data.sequence=5000"], ["data.sequence = 5000", "10002 tokens", "6000"]),
+    "broken TOML": (["broken.toml"], ["broken.toml", "not TOML", "line 1"]),
+    "unwritable run.dir": (["--set", "run.dir=text.txt/below"], ["run.dir", "text.txt", "not a directory"]),
+    "unknown option": (["--nonsense"], ["--nonsense"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_refuse_alike(folder, case):
+    given, words = CASES[case]
+    usual = tiny("runs/mine", "text.txt", run_steps=1)
+    refused(folder, 2, words, MPITRAIN, "run", *usual, *given)
+
+
+def test_run_directory_of_another_config(folder):
+    first = run_tiny(1, folder / "mine", folder / "text.txt", run_steps=1)
+    assert first.returncode == 0, tail(first.output)
+    given = tiny("mine", "text.txt", run_steps=1, model_width=64)
+    refused(folder, 2, ["run.dir = mine", "model.width = 32", "64"], MPITRAIN, "run", *given)
+
+
+@pytest.mark.parametrize(("name", "size"), [("OMPI_COMM_WORLD_SIZE", "2"), ("PMI_SIZE", "3"), ("SLURM_NTASKS", "4")])
+def test_singletons_of_a_wrong_launcher(folder, name, size):
+    """Each rank believes to be rank 0 of 1, and would train alone."""
+    given = tiny("runs/mine", "text.txt", run_steps=1)
+    refused(folder, 0, [f"started {size} ranks", name, "sees 1"], MPITRAIN, "run", *given, env={name: size})
+
+
+# ---------------------------------------------------------------- configurations that nothing accepts; `check` reads them as `run` does
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["absent.toml"], ["absent.toml", "No such file"]),
+        (["folder.toml"], ["folder.toml", "directory"]),
+        (["binary.toml"], ["binary.toml", "UTF-8"]),
+        (["loop.toml"], ["base leads back to itself"]),
+        (["number.toml"], ["base", "3"]),
+        (["flat.toml"], ["run", "expected a table"]),
+        (["--set", "run.steps"], ["key=value"]),
+        (["--set", "=3"], ["key=value"]),
+        (["--set", "run..steps=3"], ["key=value"]),
+        (["--set", "run=3"], ["run", "expected a table"]),
+        (["--set", "run.steps.more=3"], ["run.steps"]),
+        (["--set", "run.schritte\u00e4=3"], ["run.schritte\u00e4"]),
+        (["--set", "run.steps="], ["run.steps", "int"]),
+        (["--set", "run.steps=0"], ["run.steps", ">= 1"]),
+        (["--set", "run.steps=-3"], ["run.steps", ">= 1"]),
+        (["--set", "run.steps=2.5"], ["run.steps", "int"]),
+        (["--set", "run.steps=true"], ["run.steps", "int"]),
+        (["--set", "run.seed=100000000000000000000000"], ["run.seed"]),
+        (["--set", "optimizer.lr=nan"], ["optimizer.lr"]),
+        (["--set", "optimizer.lr=inf"], ["optimizer.lr", "finite"]),
+        (["--set", "optimizer.lr=-1.0"], ["optimizer.lr"]),
+        (["--set", "optimizer.betas=[0.9]"], ["optimizer.betas"]),
+        (["--set", "data.val_fraction=1.0"], ["data.val_fraction"]),
+        (["--set", "model.heads=3"], ["model.width", "model.heads = 3"]),
+        (["--set", "model.vocab=10"], ["model.vocab = 10"]),
+        (["--set", "model.preset=quikstart"], ["quikstart", "did you mean quickstart?"]),
+        (["--set", "pipeline.schedule=2f2b"], ["2f2b"]),
+        (["--set", "pipeline.stages=[6,6]"], ["pipeline.stages", "model.layers = 6"]),
+        (["--set", "data.tokenizer=absent.json"], ["absent.json"]),
+        (["--ranks", "0"], ["--ranks"]),
+    ],
+    ids=lambda value: "-".join(value).removeprefix("--set-") if value and value[0] == "--set" else None,
+)
+def test_impossible_configuration(folder, given, words):
+    refused(folder, 0, words, MPITRAIN, "check", *given)
+
+
+def test_impossible_run_directory_name(folder):
+    refused(folder, 0, ["run.dir"], MPITRAIN, "run", *options({"run.dir": "x" * 300}))
+
+
+# ---------------------------------------------------------------- what goes wrong later, on one rank
+
+
+def full_disk(job, rank):
+    """Let no file of this rank grow beyond what the next write needs: the same error as a full disk, on one rank only."""
+    resource.prlimit(sorted(job.ranks())[rank], resource.RLIMIT_FSIZE, (100, 100))
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["metrics", "shard"])
+def test_failure_of_one_rank_ends_the_job_with_its_coordinates(tmp_path, rank):
+    """Rank 0 fails to write a line of metrics; rank 1 fails to write its shard while rank 0 waits for it."""
+    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=5000, run_save_every=20)) as job:
+        job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
+        full_disk(job, rank)
+        done = job.wait(10)
+    assert done.returncode not in (0, None), tail(done.output)
+    assert re.search(rf"rank {rank}\b.*pp.{rank}\b.* failed at step \d+, position \d+", done.output), tail(done.output)

@@ -1,0 +1,85 @@
+"""The commands beside `run`: help that answers at once, program, check, generate, doctor."""
+
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+from launch import MPITRAIN, environment, mpirun, run_tiny, tail, write_text
+
+HEAVY = {"torch", "numpy", "mpi4py", "h5py", "mpitrain.train", "mpitrain.config"}
+
+
+def test_help_answers_at_once():
+    def seconds():
+        begin = time.perf_counter()
+        subprocess.run([MPITRAIN, "--help"], check=True, capture_output=True, timeout=20, env=environment())
+        return time.perf_counter() - begin
+
+    assert statistics.median(seconds() for _ in range(5)) < 0.3
+
+
+@pytest.mark.parametrize("command", ["--help", "run --help", "--version"])
+def test_help_imports_neither_torch_nor_mpi(command):
+    code = f"import sys; sys.argv[1:] = {command.split()}\nfrom mpitrain.cli import cli\ncli(standalone_mode=False)\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    assert "mpitrain.cli" in done.stdout.split() and not HEAVY & set(done.stdout.split())
+
+
+def test_help_names_every_command():
+    done = mpirun(0, MPITRAIN, "--help")
+    assert all(f"\n  {command} " in done.output for command in ("run", "program", "check", "generate", "doctor")), done.output
+
+
+def test_program_reads_back_as_the_schedule_that_wrote_it():
+    from mpitrain.schedules.actions import format_program, parse_program
+
+    layout = ("--ranks", "4", "--set", "parallel.pp=2", "--set", "batch.global=8")
+    whole = mpirun(0, MPITRAIN, "program", *layout)
+    assert whole.returncode == 0, whole.output
+    programs = [text.split("\n", 1)[1] for text in whole.output.strip().split("\n\n")]
+    assert len(programs) == 2
+    for pp, text in enumerate(programs):
+        actions = parse_program(text)
+        assert format_program(actions) == text.strip()
+        assert [str(a) for a in actions if a.kind == "F"] == [f"F{m}@{pp}" for m in range(4)]
+        mine = mpirun(0, MPITRAIN, "program", *layout, "--rank", str(2 * pp + 1))
+        assert mine.output.split("\n", 1)[1].strip() == text.strip(), mine.output
+
+
+def test_check_proves_and_draws():
+    done = mpirun(0, MPITRAIN, "check", "--ranks", "4", "--set", "parallel.pp=4", "--set", "batch.global=6")
+    assert done.returncode == 0, done.output
+    assert "dp 1 x pp 4, 1f1b, 6 microbatches a rank" in done.output
+    assert "in flight at most, per pipeline rank: 4, 3, 2, 1" in done.output
+    assert "36 messages matched" in done.output  # 6 microbatches over 3 borders, there and back
+
+
+def test_generate_is_a_function_of_its_seed(tmp_path):
+    trained = run_tiny(1, tmp_path / "run", write_text(tmp_path / "text.txt"), run_steps=2)
+    assert trained.returncode == 0, tail(trained.output)
+
+    def text(*given):
+        done = mpirun(0, MPITRAIN, "generate", str(tmp_path / "run"), "--prompt", "def é", "--tokens", "40", *given)
+        assert done.returncode == 0, tail(done.output)
+        return done.output
+
+    first = text("--seed", "3")
+    assert first.startswith("def é") and len(first) > 20
+    assert text("--seed", "3") == first != text("--seed", "4")
+
+
+def test_generate_without_a_run_says_so(tmp_path):
+    done = mpirun(0, MPITRAIN, "generate", str(tmp_path / "absent"), "--prompt", "x")
+    assert done.returncode == 2 and done.output.startswith("CheckpointError") and "Traceback" not in done.output, done.output
+
+
+def test_doctor_reports_once_and_names_the_mpi():
+    done = mpirun(2, MPITRAIN, "doctor")
+    assert done.returncode == 0, tail(done.output)
+    facts = {line[:14].strip(): line[14:] for line in done.output.splitlines()}
+    assert done.output.count("\nlauncher") == 1, done.output
+    assert facts["MPI"].startswith(("MPICH", "Open MPI")), done.output
+    assert facts["MPI"].split()[0] in facts["library"]
+    assert facts["ranks"].startswith("2 on 1 nodes") and "GB/s" in facts["bandwidth"]
