@@ -24,10 +24,10 @@ def lower(table: Table, reduces: Sequence[Reduction], *, tail: int = 1, train: b
     rank 0:  F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_B0@0 B0@0 RECV_B1@0 B1@0/0 REDUCE0@0 B1@0/1 REDUCE1@0 NORM UPDATE
     rank 1:  RECV_F0@1 F0@1 B0@1 SEND_B0@1 RECV_F1@1 F1@1 B1@1/0 REDUCE0@1 B1@1/1 SEND_B1@1 REDUCE1@1 NORM UPDATE
 
-    A receive stands right before its consumer and a send right after its producer, before a reduction: the next rank waits for it; stages on the same rank hand over without
-    a message. Whatever adds last to a stage's weight gradients (B, or W of a split backward) is walked in parts, and
-    reductions start between the parts. A stage without buckets keeps its backward whole. Evaluation (`train=False`) gets
-    messages only and ignores `reduces`.
+    A receive stands right before its consumer. A send stands right after its producer and before a reduction, because the next
+    rank waits for it; stages on the same rank hand over without a message. Whatever adds last to a stage's weight gradients (B,
+    or W of a split backward) is walked in parts, and reductions start between the parts. A stage without buckets keeps its
+    backward whole. Evaluation (`train=False`) gets messages only and ignores `reduces`.
 
     `tail=K` is a breadth-first tail (arXiv:2211.05953) for a pipeline of one stage: the last K backwards are walked together,
     part by part, so that reductions overlap with K microbatches instead of one:
