@@ -31,14 +31,27 @@ class Spec:
         return math.prod(self.shape)
 
 
-def even_split(num_blocks: int, num_stages: int) -> list[int]:
-    """Divide the blocks over the stages; earlier stages get the remainder, because the head is the last one's."""
-    return [num_blocks // num_stages + (stage < num_blocks % num_stages) for stage in range(num_stages)]
+def balanced_split(num_blocks: int, num_stages: int, head: float) -> list[int]:
+    """Divide the blocks over the stages so that the slowest stage is as fast as possible; `head` is the head's cost in blocks.
+
+    The last stage has the head besides its blocks; where two divisions are as good, it gets fewer, for the softmax is not counted.
+    """
+    if num_stages == 1:
+        return [num_blocks]
+
+    def slowest(last: int) -> float:
+        return max(last + head, -(-(num_blocks - last) // (num_stages - 1)))
+
+    last = min(range(1, num_blocks - num_stages + 2), key=slowest)
+    rest, others = num_blocks - last, num_stages - 1
+    return [rest // others + (stage < rest % others) for stage in range(others)] + [last]
 
 
 def slices(config: Config) -> list[range]:
-    """Return the decoder blocks of every stage."""
-    counts = config.pipeline.stages or even_split(config.model.layers, config.parallel.pp)
+    """Return the decoder blocks of every stage: as configured, or balanced by the weights of their matrix products."""
+    model = config.model
+    block = sum(spec.numel for spec in _block(config, 0))
+    counts = config.pipeline.stages or balanced_split(model.layers, config.parallel.pp, model.vocab * model.width / block)
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
     return [range(end - count, end) for count, end in zip(counts, ends)]
 
@@ -46,14 +59,20 @@ def slices(config: Config) -> list[range]:
 def specs_of(config: Config, stage: int) -> list[list[Spec]]:
     """Return the parameters of each block of a stage, in forward order, without allocating anything."""
     model, every = config.model, slices(config)
-    kv_width = model.width // model.heads * model.kv_heads
-    blocks = [list(block_specs(i, model.width, kv_width, model.ffn, model.layers).values()) for i in every[stage]]
+    blocks = [_block(config, index) for index in every[stage]]
     if stage == 0:
         blocks.insert(0, [Spec(EMBEDDING, (model.vocab, model.width), 0.02)])
     if stage == len(every) - 1:
         name = EMBEDDING if model.tied else "head.weight"
         blocks.append([Spec("head.norm.weight", (model.width,), 0.0), Spec(name, (model.vocab, model.width), 0.02)])
     return blocks
+
+
+def _block(config: Config, index: int) -> list[Spec]:
+    """Return the parameters of one decoder block."""
+    model = config.model
+    kv_width = model.width // model.heads * model.kv_heads
+    return list(block_specs(index, model.width, kv_width, model.ffn, model.layers).values())
 
 
 def parts_of(config: Config, stage: int) -> list[range]:
