@@ -68,6 +68,12 @@ def specs_of(config: Config, stage: int) -> list[list[Spec]]:
     return blocks
 
 
+def parameters_of(config: Config) -> list[Spec]:
+    """Return every parameter of the model once, whatever the layout."""
+    stages = range(config.parallel.pp)
+    return list({spec.name: spec for stage in stages for block in specs_of(config, stage) for spec in block}.values())
+
+
 def _block(config: Config, index: int) -> list[Spec]:
     """Return the parameters of one decoder block."""
     model = config.model

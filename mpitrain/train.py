@@ -29,6 +29,7 @@ from mpitrain.optim.rates import learning_rate
 from mpitrain.report.console import Report
 from mpitrain.report.flops import DEFINITION, flops_per_token, peak_flops
 from mpitrain.rundir import RunDir
+from mpitrain.slicing import parameters_of
 from mpitrain.stage import Microbatch
 
 
@@ -159,12 +160,13 @@ class Trainer:
         lr = learning_rate(self.config, step)
         result = self.actor.run_step(step, self._microbatches(self.corpora.train, self.step), lr, stop=self.asked_to_stop)
         step_s = time.perf_counter() - begin
+        waited_share = (self.mesh.progress.waited_s - waited) / step_s
         self.step, self.tokens = step, self.tokens + result.num_tokens
         self.updates, self.skipped = self.updates + (not result.skipped), self.skipped + result.skipped
         line = self._line(result, lr, step_s)
         if step == run.steps or (run.eval_every and step % run.eval_every == 0):
             line["val_loss"] = self._validate()
-        self._log(line, (self.mesh.progress.waited_s - waited) / step_s)
+        self._log(line, waited_share)
         if step == run.steps or result.stop or (run.save_every and step % run.save_every == 0):
             self._save()
         return result.stop
@@ -216,7 +218,7 @@ class Trainer:
 
     def _announce(self) -> None:
         config, model = self.config, self.config.model
-        count = sum(spec.numel for name, spec in self._logical().items())
+        count = sum(spec.numel for spec in parameters_of(config))
         self.report.say(
             f"ranks: {self.mesh.size}, nodes: {self.mesh.num_nodes}, {self.mesh.grid}; {config.pipeline.schedule}, microbatches a rank: "
             f"{self.num_microbatches}; {self.device.type}, threads a rank: {torch.get_num_threads()}"
@@ -229,13 +231,6 @@ class Trainer:
         if self.device.type == "cuda":
             direct = "device buffers go straight to MPI" if self.mesh.device_aware else "device buffers go through pinned host memory"
             self.report.say(f"{direct}: {self.mesh.device_reason}")
-
-    def _logical(self) -> dict:
-        """Return every parameter of the model by name, in all stages."""
-        from mpitrain.slicing import specs_of
-
-        stages = range(self.config.parallel.pp)
-        return {spec.name: spec for stage in stages for block in specs_of(self.config, stage) for spec in block}
 
     def _say_how_to_go_on(self) -> None:
         path = self.rundir.path

@@ -54,9 +54,9 @@ def initial_weights(config):
     import torch
 
     from mpitrain.model.init import normal
-    from mpitrain.slicing import specs_of
+    from mpitrain.slicing import parameters_of
 
-    specs = {spec.name: spec for stage in range(config.parallel.pp) for block in specs_of(config, stage) for spec in block}
+    specs = {spec.name: spec for spec in parameters_of(config)}
     make = {name: normal(1, name, 0, s.numel, s.std).view(s.shape) if s.std else None for name, s in specs.items()}
     return {name: torch.ones(specs[name].shape, dtype=torch.float64) if w is None else w for name, w in make.items()}
 

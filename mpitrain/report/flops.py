@@ -10,7 +10,7 @@ import time
 import torch
 
 from mpitrain.config import Config
-from mpitrain.slicing import EMBEDDING, specs_of
+from mpitrain.slicing import EMBEDDING, parameters_of
 
 DEFINITION = "model FLOPs (6 per matrix weight and token, causal attention halved, no recomputation) / peak of all ranks"
 
@@ -20,13 +20,7 @@ DEVICE_PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 
 def flops_per_token(config: Config) -> float:
     """Return the model FLOPs of one token in one training step."""
-    weights = sum(
-        spec.numel
-        for stage in range(config.parallel.pp)
-        for block in specs_of(config, stage)
-        for spec in block
-        if len(spec.shape) > 1 and spec.name != EMBEDDING
-    )
+    weights = sum(spec.numel for spec in parameters_of(config) if len(spec.shape) > 1 and spec.name != EMBEDDING)
     if config.model.tied:
         weights += config.model.vocab * config.model.width
     return 6.0 * weights + 6.0 * config.model.layers * config.data.sequence * config.model.width
