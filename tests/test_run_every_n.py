@@ -23,7 +23,7 @@ def on_one_rank(tmp_path_factory):
 
 
 def test_one_rank_learns(on_one_rank):
-    assert 5.3 < on_one_rank[0] < 5.7  # ln 256 = 5.55: it knows nothing yet
+    assert 4.9 < on_one_rank[0] < 5.7  # ln 256 = 5.55; a tied embedding favours the same byte again
     assert 4 < on_one_rank[2] < on_one_rank[1] < 5.7
 
 
