@@ -6,6 +6,7 @@
 Whatever happens, no process of a job outlives the call.
 """
 
+import faulthandler
 import json
 import os
 import shutil
@@ -112,6 +113,7 @@ def environment(**changes: str) -> dict[str, str]:
 def started(num_ranks: int, *command: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> Iterator[Job]:
     """Start `command` on `num_ranks` ranks, or without mpirun if 0; at the end of the block nothing of it is left."""
     assert MPIRUN, "no mpirun beside this Python or on the path"
+    faulthandler.cancel_dump_traceback_later()  # every wait for a job has its own limit, that of a whole lane above pytest's
     launcher = [MPIRUN, "-n", str(num_ranks)] if num_ranks else []
     mark = f"{MARK}={uuid.uuid4().hex}"
     with tempfile.NamedTemporaryFile(prefix="mpitrain-test-") as output:
