@@ -99,7 +99,7 @@ class Mesh:
 
     dense: the layout of all ranks.  expert: the same ranks folded for expert layers, if given.  spans: further axes that join
     several, {"data": ("cp", "dp")}.  groups: further axes given as one list of ranks each; ranks outside have an axis of size 1.
-    progress: who enters MPI while the rank computes: `poll` (the rank itself, between instructions), `thread`, or `auto`.
+    progress: who enters MPI while the rank computes: `poll` (the rank itself, between instructions) or a `thread`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Mesh:
         groups: Mapping[str, list[tuple[int, ...]]] | None = None,
         transport: str = "auto",
         timeout_s: float | None = None,
-        progress: str = "auto",
+        progress: str = "poll",
     ):
         dense.require(comm.size)
         if expert is not None:
@@ -149,11 +149,9 @@ class Mesh:
         return f"rank {self.rank} (" + ", ".join(f"{name} {at}" for name, at in reversed(self.coordinates.items())) + ")"
 
     def _wants_thread(self, progress: str) -> bool:
-        """auto: a thread if messages cross nodes and this MPI may be entered by several threads at once."""
-        allowed = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        if progress == "thread" and not allowed:
+        if progress == "thread" and MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             raise MeshError('comm.progress = "thread" needs MPI_THREAD_MULTIPLE, which this MPI was not started with; use "poll"')
-        return allowed and (progress == "thread" or (progress == "auto" and self.num_nodes > 1))
+        return progress == "thread"
 
     def _add(self, name: str, comm: MPI.Comm, ranks) -> None:
         """Split one axis off. The first rank of each group is its colour; keys keep the order given."""

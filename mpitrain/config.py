@@ -94,7 +94,7 @@ class Schedule(Table):
 
 class Comm(Table):
     transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
-    progress: Literal["auto", "poll", "thread"] = "auto"  # auto: a thread if there are several nodes
+    progress: Literal["poll", "thread"] = "poll"  # thread: enters MPI while the rank computes; worth it with a core to spare
     bucket_mb: Annotated[float, Meta(gt=0)] = 8.0  # gradients reduced in one operation, 2**20 bytes
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0  # a wait longer than this is a hang
 
