@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -184,24 +185,26 @@ def test_full_disk_is_an_error_and_not_a_crash(tmp_path):
     assert newest(tmp_path) == (20, 1.0)
 
 
-@pytest.fixture
-def files_of_at_most():
-    """Return a function that limits the size of files: as good as a full disk, at any byte."""
+@contextmanager
+def files_of_at_most(size):
+    """Limit the size of files: as good as a full disk, at any byte. Over before pytest writes its own output, perhaps to a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [0, 1000, 3000, 20_000, 100_000])
 @pytest.mark.parametrize("call", ["write_shard", "commit"])
-def test_disk_may_become_full_at_any_byte(tmp_path, files_of_at_most, call, size):
+def test_disk_may_become_full_at_any_byte(tmp_path, call, size):
     arrays = {f"parameters/{i}": np.zeros((100, 10)) for i in range(200)}  # shard and index are larger than any of the limits
     save(tmp_path, 20, 1.0)
     tmp = begin(tmp_path, 20)
     if call == "commit":
         write_shard(tmp, 0, arrays)
-    files_of_at_most(size)
-    with pytest.raises(CheckpointError, match="File too large"):
+    with pytest.raises(CheckpointError, match="File too large"), files_of_at_most(size):
         write_shard(tmp, 0, arrays) if call == "write_shard" else commit(tmp, {})
     assert newest(tmp_path) == (20, 1.0)
 
