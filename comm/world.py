@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -64,4 +65,5 @@ def abort(code: int = 1) -> None:
     """End the whole job at once: the other ranks may be waiting for this one for ever."""
     sys.stdout.flush()
     sys.stderr.flush()
+    time.sleep(0.5)  # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
     MPI.COMM_WORLD.Abort(code)

@@ -60,7 +60,9 @@ class Job:
 
     def kill(self) -> None:
         """End every process of the job as a power cut does."""
+        end = time.monotonic() + 20
         while pids := self._pids():
+            assert time.monotonic() < end, f"processes {pids} of the job can't be killed:\n{self.text()}"
             for pid in pids:
                 _signal(pid, signal.SIGKILL)
             self.process.poll()

@@ -75,6 +75,7 @@ def test_three_steps_equal_a_plain_torch_loop(world, dp, pp, stages, tied, sched
     extra = (f"parallel.dp={dp}", f"parallel.pp={pp}", f"model.tied={tied}", f"pipeline.schedule={schedule}", f"pipeline.tail={tail}")
     extra += (f"pipeline.stages={stages}",) if stages else ()
     config = settings.resolve(settings.load(None, SETTINGS + extra), world.size, 256)
+    assert config.model.tied == (tied == "true")
     mesh = build_mesh(config, world)
     actor = Actor(config, mesh, torch.device("cpu"))
     weights, moments, wrong = initial_weights(config), {}, []
