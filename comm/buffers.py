@@ -75,7 +75,7 @@ def typed_like(x: Array, memory: np.ndarray) -> Array:
 
 
 class Scratch:
-    """Host memory lent to operations and used again: fresh pages cost more than the sum they are used for (0.25 us per 4 KiB)."""
+    """Host memory lent to operations and used again: fresh pages cost more than the sum they are used for."""
 
     def __init__(self):
         self._free: list[np.ndarray] = []

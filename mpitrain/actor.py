@@ -19,7 +19,7 @@ from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
-from mpitrain.model.recipe import Walk
+from mpitrain.model.recipe import run
 from mpitrain.optim.adamw import AdamW
 from mpitrain.optim.norm import norm, squares
 from mpitrain.schedules.actions import Action
@@ -118,22 +118,11 @@ class Actor:
 
     def _forward(self, action: Action, work: _Work) -> None:
         m = action.index
-        work.inputs[m] = self._drive(self.stage.forward(m, work.inputs.pop(m, None), work.microbatches[m]))
+        work.inputs[m] = run(self.stage.forward(m, work.inputs.pop(m, None), work.microbatches[m]), self.progress.poll)
 
     def _backward(self, action: Action, work: _Work) -> None:
         m = action.index
-        work.grads[m] = self._drive(self.stage.backward(m, work.grads.pop(m, None), action.part))
-
-    def _drive(self, walk: Walk):
-        """Run a walk over segments and communications; between them, move everything in flight on."""
-        result = None
-        while True:
-            try:
-                pending = walk.send(result)
-            except StopIteration as end:
-                return end.value
-            self.progress.poll()
-            result = None if pending is None else pending.wait()
+        work.grads[m] = run(self.stage.backward(m, work.grads.pop(m, None), action.part), self.progress.poll)
 
     # ------------------------------------------------------------ messages
 

@@ -13,7 +13,7 @@ from mpitrain.config import Parallel  # noqa: E402
 from mpitrain.data.tokenizer import load_tokenizer  # noqa: E402
 from mpitrain.device import set_threads  # noqa: E402
 from mpitrain.errors import CheckpointError, DataError  # noqa: E402
-from mpitrain.model.recipe import Walk  # noqa: E402
+from mpitrain.model.recipe import run  # noqa: E402
 from mpitrain.rundir import RunDir, read_config  # noqa: E402
 from mpitrain.stage import Microbatch, Stage  # noqa: E402
 
@@ -37,17 +37,11 @@ def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed:
 
 
 def _next(stage: Stage, ids: list[int], temperature: float, generator: torch.Generator) -> int:
-    logits_V = _finish(stage.forward(0, None, Microbatch(tokens=torch.tensor([ids]))), stage)[0, -1]
+    run(stage.forward(0, None, Microbatch(tokens=torch.tensor([ids]))))
+    logits_V = stage.losses[0][0, -1]  # without targets, what the last stage keeps are the logits
     if temperature == 0:
         return int(logits_V.argmax())
     return int(torch.multinomial(torch.softmax(logits_V / temperature, 0), 1, generator=generator))
-
-
-def _finish(walk: Walk, stage: Stage) -> torch.Tensor:
-    """Run a walk that communicates with nobody; the last stage keeps its output as the loss of the microbatch."""
-    for pending in walk:
-        assert pending is None
-    return stage.losses[0]
 
 
 def _load(run_dir: str):

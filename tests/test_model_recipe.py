@@ -12,7 +12,7 @@ def test_each_communication_is_adjoint_to_its_backward(world, name):
 
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
-    from mpitrain.model.recipe import Communication, backward, forward
+    from mpitrain.model.recipe import Communication, backward, forward, run
 
     mesh = Mesh(world, Grid({"tp": world.size}), timeout_s=30)
     block = [Communication(name, mesh["tp"])]
@@ -26,9 +26,9 @@ def test_each_communication_is_adjoint_to_its_backward(world, name):
         return here if replicated else world.allreduce(here)
 
     x = random((2 * world.size, 3), name == "copy")
-    y, saved = drive(forward(block, x.clone(), None))
+    y, saved = run(forward(block, x.clone(), None))
     z = random(y.shape, name == "sum")
-    back = drive(backward(block, saved, z.clone()))
+    back = run(backward(block, saved, z.clone()))
     left, right = dot(y, z, name == "sum"), dot(x, back, name == "copy")
     mesh.free()
     agree(world, abs(left - right) < 1e-9 * (1 + abs(left)), f"{name}: {left} and {right}")
@@ -40,7 +40,7 @@ def test_a_block_with_communications_equals_the_whole_product(world):
 
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
-    from mpitrain.model.recipe import Communication, backward, forward
+    from mpitrain.model.recipe import Communication, backward, forward, run
     from mpitrain.model.segments import Segment
 
     random = torch.Generator().manual_seed(1)
@@ -54,21 +54,10 @@ def test_a_block_with_communications_equals_the_whole_product(world):
 
     mesh = Mesh(world, Grid({"tp": world.size}), timeout_s=30)
     block = [Communication("copy", mesh["tp"]), Half(), Communication("sum", mesh["tp"])]
-    y, saved = drive(forward(block, x, None))
-    back = drive(backward(block, saved, grad))
+    y, saved = run(forward(block, x, None))
+    back = run(backward(block, saved, grad))
     whole = x.clone().requires_grad_()
     expected = torch.tanh(whole @ up.T) @ down
     expected.backward(grad)
     mesh.free()
     agree(world, torch.allclose(y, expected, rtol=1e-12) and torch.allclose(back, whole.grad, rtol=1e-12))
-
-
-def drive(walk):
-    """Run a walk to its end, waiting for what it starts."""
-    result = None
-    while True:
-        try:
-            pending = walk.send(result)
-        except StopIteration as end:
-            return end.value
-        result = None if pending is None else pending.wait()

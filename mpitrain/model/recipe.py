@@ -10,7 +10,7 @@ Both directions are generators: they yield once per item, a started operation or
 decides what to do while a message travels.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +46,18 @@ def backward(block: Sequence[Item], saved: list, grad: torch.Tensor | None) -> W
     for item in reversed(block):
         grad = yield from item.backward(saved.pop(), grad)
     return grad
+
+
+def run(walk: Walk, between: Callable[[], None] = lambda: None) -> Any:
+    """Run a walk to its end and return its result: wait for what it starts, and call `between` after every item."""
+    result = None
+    while True:
+        try:
+            pending = walk.send(result)
+        except StopIteration as end:
+            return end.value
+        between()
+        result = None if pending is None else pending.wait()
 
 
 # ---------------------------------------------------------------- communications, along the first dim of a tensor
