@@ -7,6 +7,7 @@
     SEND_B3@1  stage 1 sends the gradient of its input back      RECV_B3@1  stage 1 receives the gradient of its output
     GATHER4@1  fetch the parameters of block 4 of stage 1        RELEASE4@1 drop them
     REDUCE2@1  start the gradient reduction of bucket 2 of stage 1
+    PAIR       run the next two, a forward and a backward, together: what one waits for is hidden behind the other
     NORM UPDATE SPREAD  global gradient norm; optimiser on the owned shard; send updated parameters back
 
 B is the whole backward, as in PyTorch and DeepSeek-V3; the zero-bubble paper (arXiv:2401.10241) writes B for our I.
@@ -24,7 +25,8 @@ ADD_TO_GRADIENTS = ("B", "W")  # the kinds that add to weight gradients, and so 
 SENDS = ("SEND_F", "SEND_B")
 RECEIVES = ("RECV_F", "RECV_B")
 INDEXED = (*COMPUTE, *SENDS, *RECEIVES, "GATHER", "RELEASE", "REDUCE")
-PLAIN = ("NORM", "UPDATE", "SPREAD")  # once per step, for all stages of the rank
+AT_END = ("NORM", "UPDATE", "SPREAD")  # once per step, for all stages of the rank
+PLAIN = (*AT_END, "PAIR")  # without index and stage
 
 
 class Action(NamedTuple):
@@ -88,7 +90,7 @@ def REDUCE(bucket: int, stage: int) -> Action:
     return Action("REDUCE", bucket, stage)
 
 
-NORM, UPDATE, SPREAD = map(Action, PLAIN)
+NORM, UPDATE, SPREAD, PAIR = map(Action, PLAIN)
 
 # ---------------------------------------------------------------- text
 

@@ -1,43 +1,61 @@
 """From a schedule's name to its table: the one place that knows all families.
 
-A family whose ranks hold one stage each is a function of (num_stages, num_microbatches, stage). A family with its own
-placement will be a function of (num_stages, num_microbatches) that returns the rows of all ranks, entered in ROWS directly.
+A family whose ranks hold one stage each is a function of (num_stages, num_microbatches, stage); a family with its own placement
+is a function of (num_ranks, num_microbatches, options) that returns the rows of all ranks.
 """
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.forward_only import forward_only
 from mpitrain.schedules.gpipe import gpipe
 from mpitrain.schedules.one_f_one_b import one_f_one_b
+from mpitrain.schedules.options import DEFAULTS, Options
 from mpitrain.schedules.table import Table, make_table
 
 Rows = list[list[Action]]
 
 
-def _stage_per_rank(order: Callable[[int, int, int], list[Action]]) -> Callable[[int, int], Rows]:
+class Family(NamedTuple):
+    """How a named schedule is made, and which options it understands."""
+
+    rows: Callable[[int, int, Options], Rows]
+    takes: tuple[str, ...] = ()
+    copies: int = 1
+
+
+def _stage_per_rank(order: Callable[[int, int, int], list[Action]]) -> Family:
     """Place stage s on rank s."""
-    return lambda num_stages, num_microbatches: [order(num_stages, num_microbatches, stage) for stage in range(num_stages)]
+    return Family(lambda num_ranks, num_microbatches, _: [order(num_ranks, num_microbatches, stage) for stage in range(num_ranks)])
 
 
-ROWS: dict[str, Callable[[int, int], Rows]] = {
+FAMILIES: dict[str, Family] = {
     "gpipe": _stage_per_rank(gpipe),
     "1f1b": _stage_per_rank(one_f_one_b),
     "forward": _stage_per_rank(forward_only),  # evaluation's, not for training
 }
-NAMES = tuple(name for name in ROWS if name != "forward")  # what users may choose
+NAMES = tuple(name for name in FAMILIES if name != "forward")  # what users may choose
 
 
-def build(name: str, num_stages: int, num_microbatches: int) -> Table:
-    """Build the table of a named schedule. Raises ScheduleError for an unknown name or a size it is not defined for."""
-    if name not in ROWS:
+def build(name: str, num_ranks: int, num_microbatches: int, options: Options = DEFAULTS) -> Table:
+    """Build the table of a named schedule for `num_ranks` pipeline ranks.
+
+    Raises ScheduleError for an unknown name, an option it has no use for, or a size it is not defined for.
+    """
+    if name not in FAMILIES:
         close = get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ScheduleError(f"unknown schedule {name!r}; {hint}There are: {', '.join(NAMES)}")
-    if num_stages < 1:
-        raise ScheduleError(f"{name}: found {num_stages} stages, needed at least 1; each stage is a slice of the model's blocks")
+    if num_ranks < 1:
+        raise ScheduleError(f"{name}: found {num_ranks} stages, needed at least 1; each stage is a slice of the model's blocks")
     if num_microbatches < 1:
         raise ScheduleError(f"{name}: found {num_microbatches} microbatches, needed at least 1; raise batch.global or lower batch.micro")
-    return make_table(name, ROWS[name](num_stages, num_microbatches))
+    family = FAMILIES[name]
+    for option in options.given():
+        if option not in family.takes:
+            raise ScheduleError(f"{name}: {option} has no effect on it; it takes {', '.join(family.takes) or 'no options'}")
+    segments = options.segments or 2 if "segments" in family.takes else 1
+    return make_table(name, family.rows(num_ranks, num_microbatches, options), copies=family.copies, segments=segments)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules import rules
 from mpitrain.schedules.actions import SENDS
-from mpitrain.schedules.deadlock import no_deadlock
+from mpitrain.schedules.deadlock import no_deadlock, play
 from mpitrain.schedules.draw import grid
 from mpitrain.schedules.lower import Reduction
 from mpitrain.schedules.needs import Needs, Programs
@@ -28,6 +28,8 @@ def check(
     num_stages: int,
     num_microbatches: int,
     *,
+    copies: int = 1,
+    segments: int = 1,
     reduces: Sequence[Reduction] | None = None,
     train: bool = True,
     blocking_sends: bool = False,
@@ -45,12 +47,14 @@ def check(
     if not programs:
         raise ScheduleError("found no programs, needed one for each pipeline rank")
     assert reduces is None or len(reduces) == num_stages
-    needs = Needs(programs)
+    needs = Needs(programs, copies=copies, segments=segments)
     try:
         _prove(needs, num_stages, num_microbatches, reduces, train)
         no_deadlock(needs, blocking_sends=blocking_sends)
     except rules.Flaw as flaw:
-        raise ScheduleError(f"{flaw.args[0]}\n\n{grid(programs, mark=flaw.place)}") from None
+        _, cursors = play(needs)
+        waits = all(cursor == len(program) for cursor, program in zip(cursors, programs))
+        raise ScheduleError(f"{flaw.args[0]}\n\n{grid(programs, mark=flaw.place, waits=waits)}") from None
     return Report(
         num_stages,
         num_microbatches,
@@ -66,6 +70,7 @@ def _prove(needs: Needs, num_stages: int, num_microbatches: int, reduces: Sequen
     rules.nothing_twice(needs)
     rules.everything_computed(needs, num_stages, num_microbatches, train)
     rules.parts_complete(needs, reduces)
+    rules.pairs_whole(needs)
     rules.needs_come_first(needs)
     rules.messages_matched(needs)
     rules.gradients_ascend(needs)

@@ -1,9 +1,8 @@
 """Find and explain a deadlock."""
 
-from mpitrain.schedules.actions import Action
+from mpitrain.schedules.actions import SENDS, Action
 from mpitrain.schedules.needs import Needs, Place, partner
 from mpitrain.schedules.rules import Flaw
-from mpitrain.schedules.simulate import play
 
 
 def no_deadlock(needs: Needs, *, blocking_sends: bool = False) -> None:
@@ -30,3 +29,36 @@ def _cycle(needs: Needs, cursors: list[int], rank: int) -> list[tuple[Place, Act
         rank = needs.place[need].rank
     ranks = list(path)
     return [path[member] for member in ranks[ranks.index(rank) :]]
+
+
+def play(needs: Needs, *, blocking_sends: bool = False) -> tuple[list[tuple[int, Action]], list[int]]:
+    """Run the programs until none can go on; return the (rank, action) in an order they ran, and each rank's cursor.
+
+    Sends have rendezvous semantics, nothing is buffered: started without blocking (MPI_Isend) and completed when the receive is
+    reached; receives block. With `blocking_sends` a send blocks too, until its receive is reached. What can run doesn't
+    depend on who goes first, so one order stands for all. A cursor short of its program's end means deadlock.
+    """
+    programs = needs.programs
+    cursors = [0] * len(programs)
+    done: set[Action] = set()
+    order: list[tuple[int, Action]] = []
+
+    def can_run(action: Action) -> bool:
+        if not done.issuperset(needs.of(action)):
+            return False
+        if blocking_sends and action.kind in SENDS and partner(action) in needs.place:
+            rank, position = needs.place[partner(action)]
+            return position <= cursors[rank]
+        return True
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, program in enumerate(programs):
+            while cursors[rank] < len(program) and can_run(program[cursors[rank]]):
+                action = program[cursors[rank]]
+                done.add(action)
+                order.append((rank, action))
+                cursors[rank] += 1
+                moved = True
+    return order, cursors

@@ -9,29 +9,31 @@
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import COMPUTE, Action
+from mpitrain.schedules.lower import with_messages
 from mpitrain.schedules.needs import Needs, Programs
-from mpitrain.schedules.simulate import UNIT, bubble, earliest_start
+from mpitrain.schedules.simulate import UNIT, Timeline, simulate
 from mpitrain.schedules.table import Table
 
 Rows = list[list[Action]]
 TICKS_PER_NUMBER = 5  # in the header
 
 
-def grid(schedule: Table | Programs, mark: tuple[int, int] | None = None, width: int = 132) -> str:
+def grid(schedule: Table | Programs, mark: tuple[int, int] | None = None, width: int = 132, *, waits: bool = True) -> str:
     """Draw a table or programs: F takes one tick, B two, I and W one; dots are bubbles, and messages take no time.
 
     A split backward is drawn as one, where its last part stands. `mark=(rank, position)` puts a `!` behind the computation at,
     or next after, that position. Rows longer than `width` columns go on below; a marked drawing keeps only the piece with the
-    mark. Programs that can't be played to their end are drawn without waits, and say so.
+    mark. Programs that can't be played to their end are drawn without waits (`waits=False`), and say so.
     """
-    programs = schedule.ranks if isinstance(schedule, Table) else schedule
-    rows = _compute_rows(programs)
-    try:
-        starts, remark = earliest_start(rows), f"bubble {bubble(rows):.1%} of"
-    except ScheduleError:
+    programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
+    rows = _rows(programs)
+    timeline = _played(programs) if waits else None
+    if timeline:
+        starts, remark = _starts(timeline), f"bubble {timeline.bubble:.1%} of"
+    else:
         starts, remark = _back_to_back(rows), "drawn without waits, as these programs can't be played to their end:"
     span = max((times[-1] + UNIT[row[-1].kind] for row, times in zip(rows, starts) if row), default=0)
-    labels = _labels(rows, _marked(programs, mark))
+    labels = _labels(rows, _marked(schedule.ranks if isinstance(schedule, Table) else schedule, mark))
     column = 1 + max((len(label.rstrip("!")) for row in labels for label in row), default=1)
     lines = [_line(row, times, names, span, column) for row, times, names in zip(rows, starts, labels)]
     bands = _bands(lines, span, column, width)
@@ -43,10 +45,25 @@ def grid(schedule: Table | Programs, mark: tuple[int, int] | None = None, width:
 # ---------------------------------------------------------------- what to draw, and when
 
 
-def _compute_rows(programs: Programs) -> Rows:
-    """Keep computation, and of a split backward its last part, as a whole."""
+def _whole(programs: Programs) -> Rows:
+    """Draw a split backward as one, where its last part stands."""
     last_part = Needs(programs).last_part
-    return [[a._replace(part=None) for a in program if a.kind in COMPUTE and last_part[a[:3]] == a] for program in programs]
+    return [[a._replace(part=None) for a in program if a.kind not in COMPUTE or last_part[a[:3]] == a] for program in programs]
+
+
+def _rows(programs: Programs) -> Rows:
+    return [[action for action in program if action.kind in COMPUTE] for program in _whole(programs)]
+
+
+def _played(programs: Programs) -> Timeline | None:
+    try:
+        return simulate(_whole(programs), UNIT)
+    except ScheduleError:
+        return None
+
+
+def _starts(timeline: Timeline) -> list[list[float]]:
+    return [[start for _, start, _ in timeline.computations(rank)] for rank in range(len(timeline.programs))]
 
 
 def _back_to_back(rows: Rows) -> list[list[int]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import ADD_TO_GRADIENTS, NORM, RECV_B, RECV_F, REDUCE, SEND_B, SEND_F, UPDATE, Action
+from mpitrain.schedules.actions import ADD_TO_GRADIENTS, NORM, PAIR, RECV_B, RECV_F, REDUCE, SEND_B, SEND_F, UPDATE, Action
 from mpitrain.schedules.table import Table
 
 
@@ -40,7 +40,7 @@ def lower(table: Table, reduces: Sequence[Reduction], *, tail: int = 1, train: b
 
     Raises ScheduleError if `reduces` doesn't fit the table.
     """
-    programs = [_with_messages(actions, table.rank_of) for actions in table.ranks]
+    programs = with_messages(table)
     if not train:
         return programs
     _refuse_misfit(table, reduces, tail)
@@ -66,20 +66,37 @@ def _refuse_misfit(table: Table, reduces: Sequence[Reduction], tail: int) -> Non
 # ---------------------------------------------------------------- messages
 
 
-def _with_messages(actions: Iterable[Action], rank_of: Sequence[int]) -> list[Action]:
-    """Put the receive before each action that needs a message and the send after each that makes one."""
-    program = []
-    for action in actions:
-        kind, m, stage, _ = action
-        to_previous = stage > 0 and rank_of[stage - 1] != rank_of[stage]
-        to_next = stage + 1 < len(rank_of) and rank_of[stage + 1] != rank_of[stage]
-        if kind == "F":
-            program += [RECV_F(m, stage)] * to_previous + [action] + [SEND_F(m, stage)] * to_next
-        elif kind in ("B", "I"):
-            program += [RECV_B(m, stage)] * to_next + [action] + [SEND_B(m, stage)] * to_previous
-        else:
-            program.append(action)
+def with_messages(table: Table) -> list[list[Action]]:
+    """Put the receive before each action that needs a message and the send after each that makes one.
+
+    Of a pair both receives come first and both sends last, so that nothing interrupts it.
+    """
+    return [_with_messages(table, actions) for actions in table.ranks]
+
+
+def _with_messages(table: Table, actions: Iterable[Action]) -> list[Action]:
+    program: list[Action] = []
+    rest = iter(actions)
+    for action in rest:
+        group = [next(rest), next(rest)] if action == PAIR else [action]
+        messages = [_messages(table, member) for member in group]
+        program += [receive for receive, _ in messages if receive]
+        program += [PAIR, *group] if action == PAIR else group
+        program += [send for _, send in messages if send]
     return program
+
+
+def _messages(table: Table, action: Action) -> tuple[Action | None, Action | None]:
+    """Return the receive that a computation needs and the send of what it makes."""
+    kind, m, stage, _ = action
+    rank_of, in_copy = table.rank_of, stage % table.depth
+    previous = in_copy > 0 and rank_of[stage - 1] != rank_of[stage]
+    following = in_copy + 1 < table.depth and rank_of[stage + 1] != rank_of[stage]
+    if kind == "F":
+        return RECV_F(m, stage) if previous else None, SEND_F(m, stage) if following else None
+    if kind in ("B", "I"):
+        return RECV_B(m, stage) if following else None, SEND_B(m, stage) if previous else None
+    return None, None
 
 
 # ---------------------------------------------------------------- reductions
@@ -89,8 +106,10 @@ def _with_reductions(program: list[Action], stage: int, reduction: Reduction, ta
     """Walk the last `tail` backwards of a stage part by part, at the place of the last one, with its reductions."""
     adding = [action for action in program if action.stage == stage and action.kind in ADD_TO_GRADIENTS]
     late = adding[-tail:]
-    result = []
-    for action in program:
+    result: list[Action] = []
+    for position, action in enumerate(program):
+        if action == PAIR and program[position + 2] in late:
+            continue  # a backward that is walked in parts stands alone
         if action == late[-1]:
             result += _part_by_part(late, stage, reduction)
         elif action not in late:

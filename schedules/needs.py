@@ -34,10 +34,11 @@ class Needs:
     place: where each action stands first (NORM UPDATE SPREAD excepted: every rank has them).
     last_part: for (kind, microbatch, stage) the action that ends it, the last part if it is split.
     rank_of: the rank of each stage.
+    copies, segments: as in a Table. A segment attends to the segments before it, and so its backward waits for theirs.
     """
 
-    def __init__(self, programs: Programs):
-        self.programs = programs
+    def __init__(self, programs: Programs, *, copies: int = 1, segments: int = 1):
+        self.programs, self.segments = programs, segments
         self.steps = [(Place(rank, i), action) for rank, program in enumerate(programs) for i, action in enumerate(program)]
         self.place: dict[Action, Place] = {}
         self.last_part: dict[tuple[str, int, int], Action] = {}
@@ -49,7 +50,7 @@ class Needs:
                 self.rank_of.setdefault(action.stage, place.rank)
                 if (action.part or 0) >= (self.last_part.get(action[:3], action).part or 0):
                     self.last_part[action[:3]] = action
-        self.last_stage = max(self.rank_of, default=0)
+        self.depth = (max(self.rank_of, default=0) + 1) // copies or 1
 
     def end(self, rank: int) -> Place:
         """Return the place after a rank's last action."""
@@ -62,9 +63,9 @@ class Needs:
             return [action._replace(part=part - 1)]
         match kind:
             case "F":
-                return self._input(m, stage)
+                return self._input(m, stage) + self._segment_before(m, stage)
             case "B" | "I":
-                return [F(m, stage), *self._grad_of_output(m, stage)]
+                return [F(m, stage), *self._grad_of_output(m, stage), *self._segment_after(m, stage)]
             case "W":
                 return [self._end("I", m, stage)]
             case "SEND_F":
@@ -80,14 +81,20 @@ class Needs:
         return 1 + (self.last_part[action[:3]].part or 0)
 
     def _input(self, m: int, stage: int) -> list[Action]:
-        if stage == 0:
+        if stage % self.depth == 0:
             return []
         return [RECV_F(m, stage)] if RECV_F(m, stage) in self.place else [F(m, stage - 1)]
 
     def _grad_of_output(self, m: int, stage: int) -> list[Action]:
-        if stage == self.last_stage:
+        if stage % self.depth == self.depth - 1:
             return []
         return [RECV_B(m, stage)] if RECV_B(m, stage) in self.place else [self._backward(m, stage + 1)]
+
+    def _segment_before(self, m: int, stage: int) -> list[Action]:
+        return [F(m - 1, stage)] if m % self.segments else []
+
+    def _segment_after(self, m: int, stage: int) -> list[Action]:
+        return [self._backward(m + 1, stage)] if (m + 1) % self.segments else []
 
     def _backward(self, m: int, stage: int) -> Action:
         """Return the action after which the gradient of the stage's input is known."""

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import ADD_TO_GRADIENTS, COMPUTE, INDEXED, PLAIN, RECEIVES, SENDS, Action
+from mpitrain.schedules.actions import ADD_TO_GRADIENTS, AT_END, COMPUTE, INDEXED, PAIR, RECEIVES, SENDS, Action
 from mpitrain.schedules.lower import Reduction
 from mpitrain.schedules.needs import Needs, Place, partner
 
@@ -98,18 +98,34 @@ def messages_matched(needs: Needs) -> None:
 
 
 def gradients_ascend(needs: Needs) -> None:
-    """Demand ascending microbatch order of all that adds to a stage's weight gradients, part by part.
+    """Demand ascending microbatch order of all that adds to a stage's gradients: of matrices part by part, and of vectors.
 
-    Sums then have one order in all schedules, and the same bits.
+    Sums then have one order in all schedules, and the same bits. Segments of one microbatch descend, as their backwards must.
     """
-    latest: dict[int, dict[int | None, Action]] = defaultdict(dict)  # stage -> part -> what added last; part None: a whole one
+    latest: dict[tuple[int, bool], dict[int | None, Action]] = defaultdict(dict)  # part None: a whole one
     for place, action in needs.steps:
-        if action.kind in ADD_TO_GRADIENTS:
-            for part, earlier in latest[action.stage].items():
-                same = part == action.part or part is None or action.part is None
-                if same and earlier.index > action.index:
-                    raise Flaw(place, f"{action} adds to the gradients of stage {action.stage} after {earlier}; the order must ascend")
-            latest[action.stage][action.part] = action
+        for matrices in (True, False):
+            if action.kind in (ADD_TO_GRADIENTS if matrices else ("B", "I")):
+                before = latest[action.stage, matrices]
+                for part, earlier in before.items():
+                    same = part == action.part or part is None or action.part is None
+                    if same and _turn(earlier, needs.segments) > _turn(action, needs.segments):
+                        raise Flaw(place, f"{action} adds to the gradients of stage {action.stage} after {earlier}; the order must ascend")
+                before[action.part] = action
+
+
+def _turn(action: Action, segments: int) -> tuple[int, int]:
+    microbatch, segment = divmod(action.index, segments)
+    return microbatch, -segment
+
+
+def pairs_whole(needs: Needs) -> None:
+    """Demand that PAIR stands before a forward and a backward."""
+    for place, action in needs.steps:
+        if action == PAIR:
+            two = needs.programs[place.rank][place.position + 1 : place.position + 3]
+            if [member.kind for member in two] != ["F", "B"] or any(member.part is not None for member in two):
+                raise Flaw(place, f"PAIR stands before {' '.join(map(str, two)) or 'nothing'}, needed a forward and a whole backward")
 
 
 # ---------------------------------------------------------------- reductions and update
@@ -135,8 +151,8 @@ def reductions_follow(needs: Needs, reduces: Sequence[Reduction]) -> None:
 def update_at_end(needs: Needs, train: bool) -> None:
     """Demand that training programs end with NORM UPDATE [SPREAD] and have them nowhere else; evaluation has none."""
     for rank, program in enumerate(needs.programs):
-        plain = [(position, action.kind) for position, action in enumerate(program) if action.kind in PLAIN]
-        wanted = PLAIN[: max(2, len(plain))] if train else ()
+        plain = [(position, action.kind) for position, action in enumerate(program) if action.kind in AT_END]
+        wanted = AT_END[: max(2, len(plain))] if train else ()
         first = len(program) - len(wanted)
         for position, kind in plain:
             if position < first or kind != wanted[position - first]:

@@ -1,89 +1,207 @@
-"""Play all ranks in one process: in which order actions can run, and when each starts."""
+"""Play all ranks with times: when does each instruction start and end, who waits, how much memory is held?
 
-from collections.abc import Mapping
-from fractions import Fraction
+A rank has one compute resource, one for sending and one for receiving. An instruction starts when the one before it on its rank has
+ended, and a receive ends when its message has arrived. A send ends at once and starts a transfer:
+
+    sender     |--F--|                                   leaves when the sender's link is free of earlier messages
+                     |--latency--|--transfer--|          `transfer` occupies the sender at the start and the receiver at the end
+    receiver                                  |--F--|
+
+Times are only added and compared: give integers or fractions, and results are exact.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import COMPUTE, SENDS, Action
-from mpitrain.schedules.needs import Needs, Programs, partner
+from mpitrain.schedules.actions import COMPUTE, RECEIVES, SENDS, Action
+from mpitrain.schedules.lower import with_messages
+from mpitrain.schedules.needs import Programs, partner
+from mpitrain.schedules.options import UNIT_TIMES, Times
+from mpitrain.schedules.table import Table
 
-UNIT = {"F": 1, "B": 2, "I": 1, "W": 1}  # ticks; everything else takes no time
+Cost = Callable[[Action], float]  # time of an instruction on its rank
+UNIT = {"F": 1, "B": 2, "I": 1, "W": 1}  # by kind; what is absent takes no time
 
 
-def play(needs: Needs, *, blocking_sends: bool = False) -> tuple[list[tuple[int, Action]], list[int]]:
-    """Run the programs until none can go on; return the (rank, action) in an order they ran, and each rank's cursor.
+class Link(NamedTuple):
+    """Time of one message between neighbouring stages: alpha, and bytes times beta."""
 
-    Sends have rendezvous semantics, nothing is buffered: started without blocking (MPI_Isend) and completed when the receive is
-    reached; receives block. With `blocking_sends` a send blocks too, until its receive is reached. What can run doesn't
-    depend on who goes first, so one order stands for all. A cursor short of its program's end means deadlock.
+    latency: float = 0
+    transfer: float = 0
+
+
+AT_ONCE = Link()
+
+
+@dataclass
+class Timeline:
+    """When each instruction of each rank started and ended. Waiting counts as part of a receive.
+
+    exposed: per rank, the time it waited for messages that had been sent: the rest of its waiting is the schedule's own.
     """
-    programs = needs.programs
-    cursors = [0] * len(programs)
-    done: set[Action] = set()
-    order: list[tuple[int, Action]] = []
 
-    def can_run(action: Action) -> bool:
-        if not done.issuperset(needs.of(action)):
-            return False
-        if blocking_sends and action.kind in SENDS and partner(action) in needs.place:
-            rank, position = needs.place[partner(action)]
-            return position <= cursors[rank]
-        return True
+    programs: Programs
+    starts: list[list[float]]
+    ends: list[list[float]]
+    exposed: list[float] = field(default_factory=list)
 
-    moved = True
-    while moved:
-        moved = False
-        for rank, program in enumerate(programs):
-            while cursors[rank] < len(program) and can_run(program[cursors[rank]]):
-                action = program[cursors[rank]]
-                done.add(action)
-                order.append((rank, action))
-                cursors[rank] += 1
-                moved = True
-    return order, cursors
+    @property
+    def makespan(self) -> float:
+        """From time 0 to the last end: what a step that ends with a barrier costs."""
+        return max((ends[-1] for ends in self.ends if ends), default=0)
+
+    @property
+    def span(self) -> float:
+        """The longest time from a rank's first computation to its last one's end: the zero-bubble papers' cost (arXiv:2401.10241, 5.3)."""
+        return max((last - first for first, last in map(self._computing, range(len(self.programs)))), default=0)
+
+    def busy(self, rank: int) -> float:
+        """Return the time a rank computes."""
+        return sum(end - start for action, start, end in self.computations(rank))
+
+    def idle(self, rank: int) -> float:
+        """Return the time of the makespan in which a rank doesn't compute: its bubble."""
+        return self.makespan - self.busy(rank)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the makespan in which a rank computes nothing, averaged over ranks."""
+        ranks = range(len(self.programs))
+        return float(sum(map(self.idle, ranks)) / (self.makespan * len(ranks))) if self.makespan else 0.0
+
+    def bubble_rate(self) -> float:
+        """Return (span - ideal) / span, ideal being the longest time a rank computes (arXiv:2401.10241, 5.3)."""
+        ideal = max(map(self.busy, range(len(self.programs))), default=0)
+        return float((self.span - ideal) / self.span) if self.span else 0.0
+
+    def computations(self, rank: int) -> list[tuple[Action, float, float]]:
+        """Return (action, start, end) of what a rank computes, in order."""
+        row = zip(self.programs[rank], self.starts[rank], self.ends[rank])
+        return [(action, start, end) for action, start, end in row if action.kind in COMPUTE]
+
+    def in_flight(self, rank: int) -> list[tuple[float, int]]:
+        """Return (time, stashes held from then on) of a rank: one more at each forward's start, one less when B or W has ended."""
+        last_part = {action[:3]: action for action in self.programs[rank] if action.kind in ("B", "W")}
+        held, curve = 0, []
+        for action, start, end in self.computations(rank):
+            if action.kind == "F":
+                held += 1
+                curve.append((start, held))
+            elif last_part.get(action[:3]) == action:
+                held -= 1
+                curve.append((end, held))
+        return curve
+
+    def peak_in_flight(self, rank: int) -> int:
+        """Return the most stashes a rank holds at once."""
+        return max((held for _, held in self.in_flight(rank)), default=0)
+
+    def _computing(self, rank: int) -> tuple[float, float]:
+        row = self.computations(rank)
+        return (row[0][1], row[-1][2]) if row else (0, 0)
 
 
-def earliest_start(programs: Programs, durations: Mapping[str, float] = UNIT) -> list[list[float]]:
-    """Return the start of every action, each as early as its rank and its needs allow.
+def simulate(schedule: Table | Programs, cost: Cost | Mapping[str, float] | None = None, link: Link = AT_ONCE) -> Timeline:
+    """Play a schedule and return its Timeline.
 
-    programs: lowered, or the ranks of a table, where a stage's output reaches the next rank at once.
-    durations: by kind; a kind that is absent takes no time, and a part takes its equal share of the whole.
+    schedule: a table, whose messages are then added, or the lowered programs of all ranks.
+    cost: time of each instruction, or of each kind; absent, F, I and W take 1 and B 2. A part takes its equal share of the whole.
     Raises ScheduleError if the programs can't be played to their end.
     """
-    needs = Needs(programs)
-    order, cursors = play(needs)
-    for rank, program in enumerate(programs):
-        if cursors[rank] < len(program):
-            raise ScheduleError(f"rank {rank}, position {cursors[rank]}: {program[cursors[rank]]} can never start")
-    starts: list[list[float]] = [[] for _ in programs]
-    free = [0] * len(programs)
-    end: dict[Action, float] = {}
-    for rank, action in order:
-        start = max([free[rank], *(end[need] for need in needs.of(action))])
-        starts[rank].append(start)
-        end[action] = free[rank] = start + _duration(action, durations, needs)
-    return starts
+    programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
+    return _Player(programs, cost if callable(cost) else _by_kind(programs, cost or UNIT), link).play()
 
 
-def _duration(action: Action, durations: Mapping[str, float], needs: Needs) -> float:
-    whole = durations.get(action.kind, 0)
-    parts = needs.num_parts(action) if action.kind in COMPUTE else 1
-    return whole if parts == 1 else Fraction(whole) / parts  # a fraction, so that the parts sum to the whole
+def simulate_table(table: Table, times: Times = UNIT_TIMES) -> Timeline:
+    """Play a table whose times are given for a rank's whole share of layers, and so divided by its stages of one copy.
 
-
-def makespan(programs: Programs, durations: Mapping[str, float] = UNIT) -> float:
-    """Return the time from the first start to the last end over all ranks."""
-    starts, needs = earliest_start(programs, durations), Needs(programs)
-    last = [(row[-1], program[-1]) for row, program in zip(starts, programs) if program]
-    return max((start + _duration(action, durations, needs) for start, action in last), default=0)
-
-
-def bubble(programs: Programs, durations: Mapping[str, float] = UNIT) -> float:
-    """Return the share of the makespan in which a rank computes nothing, averaged over ranks.
-
-    (p - 1) / (m + p - 1) for GPipe and 1F1B (arXiv:1811.06965, arXiv:2104.04473).
+    The message time is a latency: messages don't wait for one another.
     """
-    needs = Needs(programs)
-    busy = sum(_duration(action, durations, needs) for program in programs for action in program if action.kind in COMPUTE)
-    span = makespan(programs, durations) * len(programs)
-    return float(1 - Fraction(busy) / Fraction(span)) if span else 0.0
+    share = max(map(len, table.chunks)) * table.segments / table.copies
+    share = int(share) if share == int(share) else share
+    forward, grad, weight = (time if share == 1 else time / share for time in times[:3])
+    return simulate(table, {"F": forward, "B": grad + weight, "I": grad, "W": weight}, Link(times.message))
+
+
+def _by_kind(programs: Programs, durations: Mapping[str, float]) -> Cost:
+    """Return the cost by kind; the parts of a backward share its time."""
+    num_parts: dict[tuple, int] = {}
+    for program in programs:
+        for action in program:
+            if action.part is not None:
+                num_parts[action[:3]] = max(num_parts.get(action[:3], 0), action.part + 1)
+
+    def cost(action: Action) -> float:
+        whole = durations.get(action.kind, 0)
+        return whole if action.part is None else whole / num_parts[action[:3]]
+
+    return cost
+
+
+class _Player:
+    """Plays ranks in the order of time, so that messages queue in the order they are sent."""
+
+    def __init__(self, programs: Programs, cost: Cost, link: Link):
+        self.programs, self.cost, self.link = programs, cost, link
+        ranks = range(len(programs))
+        self.timeline = Timeline(programs, [[] for _ in ranks], [[] for _ in ranks], [0] * len(programs))
+        self.cursors = [0] * len(programs)
+        self.sender_free: list[float] = [0] * len(programs)
+        self.receiver_free: list[float] = [0] * len(programs)
+        self.rank_of = {action.stage: rank for rank, program in enumerate(programs) for action in program if action.kind in COMPUTE}
+        self.messages: dict[tuple, tuple[float, float]] = {}  # by the receive: (sent, arrived)
+        self.waiting: dict[tuple, tuple[int, float]] = {}  # by the receive: (rank, since)
+        self.ready: list[tuple[float, int]] = [(0, rank) for rank in ranks]
+
+    def play(self) -> Timeline:
+        while self.ready:
+            time, rank = heappop(self.ready)
+            self._run(rank, time)
+        for rank, program in enumerate(self.programs):
+            if self.cursors[rank] < len(program):
+                position = self.cursors[rank]
+                raise ScheduleError(f"rank {rank}, position {position}: {program[position]} can never start")
+        return self.timeline
+
+    def _run(self, rank: int, time: float) -> None:
+        """Run a rank's instructions until it computes or waits."""
+        program, starts, ends = self.programs[rank], self.timeline.starts[rank], self.timeline.ends[rank]
+        for position in range(self.cursors[rank], len(program)):
+            action = program[position]
+            start = time
+            if action.kind in RECEIVES:
+                if action not in self.messages:
+                    self.waiting[action] = rank, time
+                    self.cursors[rank] = position
+                    return
+                sent, arrived = self.messages.pop(action)
+                if arrived > time:
+                    self.timeline.exposed[rank] += arrived - max(sent, time)
+                    time = arrived
+            elif action.kind in SENDS:
+                self._send(action, rank, time)
+            else:
+                time = start + self.cost(action)
+            starts.append(start)
+            ends.append(time)
+            if time > start:
+                self.cursors[rank] = position + 1
+                heappush(self.ready, (time, rank))
+                return
+        self.cursors[rank] = len(program)
+
+    def _send(self, action: Action, rank: int, time: float) -> None:
+        receive = partner(action)
+        to = self.rank_of.get(receive.stage, rank)  # nobody's message goes nowhere
+        latency, transfer = self.link
+        leaves = max(time, self.sender_free[rank])
+        self.sender_free[rank] = leaves + transfer
+        arrives = max(leaves + latency, self.receiver_free[to])
+        self.receiver_free[to] = arrives + transfer
+        self.messages[receive] = time, arrives + transfer
+        if receive in self.waiting:
+            waiting_rank, since = self.waiting.pop(receive)
+            heappush(self.ready, (since, waiting_rank))

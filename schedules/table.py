@@ -3,44 +3,74 @@
     # two stages, two microbatches
     rank 0: F0@0 F1@0 B0@0 B1@0
     rank 1: F0@1 B0@1 F1@1 B1@1
+
+A pipeline can have two *copies* (DualPipe): stages 0 to n-1 are the first, n to 2n-1 the second, with the same weights, and each
+has its own share of the microbatches, numbered from 0. A microbatch can be cut into *segments* of its sequence (Seq1F1B): index
+3*k + 1 is then segment 1 of microbatch 3. Such a table begins with a line `copies 2` or `segments 4`.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import COMPUTE, Action, parse
+from mpitrain.schedules.actions import COMPUTE, PAIR, Action, parse
 
 
 class Table(NamedTuple):
     """The compute actions of every pipeline rank. Messages, reductions and the update are added by `lower`."""
 
     name: str
-    num_microbatches: int
+    num_microbatches: int  # of one copy; with segments, their total number
     ranks: tuple[tuple[Action, ...], ...]
     rank_of: tuple[int, ...]  # stage -> pipeline rank
+    copies: int = 1  # of the model
+    segments: int = 1  # of a microbatch's sequence
 
     @property
     def num_stages(self) -> int:
+        """Stages of all copies."""
         return len(self.rank_of)
 
+    @property
+    def depth(self) -> int:
+        """Stages of one copy, from the embedding to the loss."""
+        return len(self.rank_of) // self.copies
 
-def make_table(name: str, ranks: Iterable[Iterable[Action]]) -> Table:
+    @property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each rank, ascending: its chunk 0, 1, ..."""
+        return tuple(tuple(s for s, r in enumerate(self.rank_of) if r == rank) for rank in range(len(self.ranks)))
+
+
+def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1, segments: int = 1) -> Table:
     """Build a table; the number of microbatches and the placement of stages follow from the actions.
 
-    Raises ScheduleError if something else than a whole F, B, I or W is in it, or if stages are missing or on two ranks.
+    Raises ScheduleError if something else than a whole F, B, I, W or a PAIR of F and B is in it, if stages are missing or on two
+    ranks, or if stages or microbatches don't divide into copies or segments.
     """
     ranks = tuple(tuple(actions) for actions in ranks)
     for rank, actions in enumerate(ranks):
         for position, action in enumerate(actions):
-            if action.kind not in COMPUTE or action.part is not None:
+            where = f"{name}: rank {rank}, position {position}"
+            if action == PAIR:
+                _refuse_misfit_pair(where, actions[position + 1 : position + 3])
+            elif action.kind not in COMPUTE or action.part is not None:
                 raise ScheduleError(
-                    f"{name}: rank {rank}, position {position}: found {action}, a table holds whole F B I W; "
+                    f"{where}: found {action}, a table holds whole F B I W and PAIR; "
                     "messages, parts, reductions and the update are added later"
                 )
     rank_of = _placement(name, ranks)
-    return Table(name, 1 + max(action.index for actions in ranks for action in actions), ranks, rank_of)
+    num_microbatches = 1 + max(action.index for actions in ranks for action in actions if action != PAIR)
+    for what, number, divisor in (("stages", len(rank_of), copies), ("microbatches", num_microbatches, segments)):
+        if number % divisor:
+            raise ScheduleError(f"{name}: found {number} {what}, needed a multiple of {divisor}")
+    return Table(name, num_microbatches, ranks, rank_of, copies, segments)
+
+
+def _refuse_misfit_pair(where: str, two: Sequence[Action]) -> None:
+    if [action.kind for action in two] != ["F", "B"]:
+        raise ScheduleError(f"{where}: PAIR is followed by {' '.join(map(str, two)) or 'nothing'}, needed a forward and a whole backward")
 
 
 def _placement(name: str, ranks: tuple[tuple[Action, ...], ...]) -> tuple[int, ...]:
@@ -52,7 +82,7 @@ def _placement(name: str, ranks: tuple[tuple[Action, ...], ...]) -> tuple[int, .
         if not actions:
             raise ScheduleError(f"{name}: rank {rank} computes nothing; leave it out or give it a stage")
         for action in actions:
-            if rank_of.setdefault(action.stage, rank) != rank:
+            if action != PAIR and rank_of.setdefault(action.stage, rank) != rank:
                 raise ScheduleError(f"{name}: stage {action.stage} is on ranks {rank_of[action.stage]} and {rank} ({action}), needs one")
     for stage in range(len(rank_of)):
         if stage not in rank_of:
@@ -63,19 +93,23 @@ def _placement(name: str, ranks: tuple[tuple[Action, ...], ...]) -> tuple[int, .
 # ---------------------------------------------------------------- text
 
 _LINE = re.compile(r"rank\s+([0-9]+)\s*:(.*)")
+_HEAD = re.compile(r"(copies|segments)\s+([1-9][0-9]{0,3})")
 
 
 def read_table(text: str, name: str = "user") -> Table:
     """Read a table, one line per rank in order; `#` starts a comment. Raises ScheduleError naming the line."""
     ranks: list[list[Action]] = []
+    heads: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         line = line.partition("#")[0].strip()
-        if line:
+        if head := _HEAD.fullmatch(line):
+            heads[head[1]] = int(head[2])
+        elif line:
             try:
                 ranks.append(_read_line(line, len(ranks)))
             except ScheduleError as error:
                 raise ScheduleError(f"{name}, line {number}: {error.args[0]}") from None
-    return make_table(name, ranks)
+    return make_table(name, ranks, **heads)
 
 
 def _read_line(line: str, rank: int) -> list[Action]:
@@ -88,4 +122,5 @@ def _read_line(line: str, rank: int) -> list[Action]:
 def write_table(table: Table) -> str:
     """Write a table as text that `read_table` reads back exactly."""
     head = f"# {table.name}: {table.num_stages} stages, {table.num_microbatches} microbatches\n"
+    head += "".join(f"{what} {number}\n" for what, number in (("copies", table.copies), ("segments", table.segments)) if number > 1)
     return head + "".join(f"rank {rank}: {' '.join(map(str, actions))}\n" for rank, actions in enumerate(table.ranks))

@@ -7,7 +7,7 @@ from mpitrain.schedules.actions import format_program
 from mpitrain.schedules.catalog import build
 from mpitrain.schedules.check import check
 from mpitrain.schedules.lower import Reduction, lower
-from mpitrain.schedules.simulate import makespan
+from mpitrain.schedules.simulate import simulate
 from mpitrain.schedules.table import read_table
 
 WHOLE = Reduction(1, ())
@@ -94,7 +94,7 @@ def test_every_tail_is_correct_and_costs_no_time(name, tail):
     programs = lower(build(name, 1, 5), TWO, tail=tail)
     report = check(programs, 1, 5, reduces=TWO)
     assert report.peak_in_flight == ((5,) if name == "gpipe" else (min(tail, 5),))
-    assert makespan(programs) == 15
+    assert simulate(programs).makespan == 15
 
 
 def test_tail_is_ignored_with_more_stages():

@@ -5,7 +5,7 @@ import pytest
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.draw import grid
-from mpitrain.schedules.simulate import bubble, earliest_start, makespan
+from mpitrain.schedules.simulate import simulate
 from mpitrain.schedules.table import Table
 
 
@@ -71,12 +71,13 @@ def test_undefined_sizes_are_refused(sizes, reason):
 def test_bubble_in_unit_time(name, p):
     for m in range(1, 4 * p + 1, max(1, p // 4)):
         table = build(name, p, m)
-        assert bubble(table.ranks) == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
-        assert makespan(table.ranks) == (m + p - 1) * (1 if name == "forward" else 3)
+        timeline = simulate(table)
+        assert timeline.bubble == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
+        assert timeline.makespan == (m + p - 1) * (1 if name == "forward" else 3)
 
 
 def test_each_forward_starts_when_the_stage_before_is_done():
-    assert earliest_start(build("forward", 3, 2).ranks, {"F": 5}) == [[0, 5], [5, 10], [10, 15]]
+    assert [row[-1] for row in simulate(build("forward", 3, 2), {"F": 5}).ends] == [10, 15, 20]
 
 
 # ---------------------------------------------------------------- pictures
@@ -118,4 +119,4 @@ def test_grid_names_stages_where_a_rank_has_several():
 
 
 def test_grid_of_what_cannot_run_says_so():
-    assert "can't be played" in grid([[*reversed(build("gpipe", 1, 2).ranks[0])]])
+    assert "can't be played" in grid([[*reversed(build("gpipe", 1, 2).ranks[0])]], waits=False)

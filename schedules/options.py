@@ -1,0 +1,32 @@
+"""What can be chosen of a schedule besides its size."""
+
+from typing import NamedTuple
+
+
+class Times(NamedTuple):
+    """Times of one rank's whole share of layers for one microbatch, in any unit; a chunk takes its equal share."""
+
+    forward: float = 1
+    input: float = 1  # backward for inputs
+    weight: float = 1  # backward for weights
+    message: float = 0  # from a stage to the next
+
+
+UNIT_TIMES = Times()
+
+
+class Options(NamedTuple):
+    """None: the schedule's own choice."""
+
+    chunks: int | None = None  # stages per rank
+    group: int | None = None  # microbatches that go through a chunk before the next chunk's turn (interleaved)
+    segments: int | None = None  # of a microbatch's sequence (seq1f1b)
+    times: Times | None = None  # measured, for the automatic schedulers
+    memory_limit: float | None = None  # stashes of a whole rank's share of layers, for the automatic schedulers
+
+    def given(self) -> list[str]:
+        """Return the names of the options that are set."""
+        return [name for name, value in zip(self._fields, self) if value is not None]
+
+
+DEFAULTS = Options()
