@@ -1,13 +1,15 @@
-"""One rank at work: it owns a mesh, a stage and a program, and a training step is the walk through the program.
+"""One rank at work: it owns a mesh, its stages and a program, and a training step is the walk through the program.
 
     for instruction in program:     what stands in the list happens, in this order; `cursor` tells where the rank is
-        compute                     stage.forward / stage.backward, segment by segment; between segments messages are moved on
+        compute                     a stage's forward or backward, segment by segment; between segments messages are moved on
+        PAIR                        the next two in turns, segment by segment
         SEND                        starts and returns; all sends are waited for at the end of the step
         RECV                        waits; the next receives of the list are posted ahead, so that messages don't wait for us
         REDUCE                      starts the reduction of one bucket; NORM waits for all of them
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,24 +21,27 @@ from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
-from mpitrain.model.recipe import run
+from mpitrain.gradients import Gradients
+from mpitrain.model.recipe import Walk, run, run_together
 from mpitrain.optim.adamw import AdamW
 from mpitrain.optim.norm import norm, squares
 from mpitrain.schedules.actions import Action
 from mpitrain.stage import Microbatch, Stage
 
 AHEAD = 2  # receives posted before they are needed
+Key = tuple[int, int]  # (stage, microbatch)
 
 
 @dataclass
 class StepResult:
-    """What a step measured; the same on every rank."""
+    """What a step measured; the same on every rank, but for `peak_in_flight`: the most stashes this rank held at once."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
     num_tokens: int = 0
     skipped: bool = False
     stop: bool = False
+    peak_in_flight: int = 0
 
 
 @dataclass
@@ -46,13 +51,12 @@ class _Work:
     microbatches: list[Microbatch]
     lr: float = 0.0
     stop: bool = False
-    inputs: dict[int, torch.Tensor | None] = field(default_factory=dict)  # received or computed, by microbatch
-    grads: dict[int, torch.Tensor | None] = field(default_factory=dict)
+    inputs: dict[Key, torch.Tensor] = field(default_factory=dict)  # of forwards: received, or handed over by a stage of this rank
+    grads: dict[Key, torch.Tensor] = field(default_factory=dict)  # of outputs, the same; and between the parts of a backward
+    outputs: dict[Action, torch.Tensor] = field(default_factory=dict)  # by the send they wait for
     receiving: dict[Action, Pending] = field(default_factory=dict)
     to_receive: deque[Action] = field(default_factory=deque)
     sending: list[Pending] = field(default_factory=list)
-    reducing: list[Pending] = field(default_factory=list)
-    tying: Pending | None = None
     result: StepResult = field(default_factory=StepResult)
 
 
@@ -61,28 +65,54 @@ class Actor:
 
     def __init__(self, config: Config, mesh: Mesh, device: torch.device):
         self.config, self.mesh, self.progress = config, mesh, mesh.progress
-        self.pp, self.data, self.tied = mesh["pp"], mesh["data"], mesh["tied"]
-        self.stage = Stage(config, self.pp.rank, device, self.data.allocate)
-        self.optimizer = AdamW(config.optimizer, self.stage.owned)
-        self.training = program.training(config)[0][self.pp.rank]
-        self.evaluation = program.evaluation(config)[self.pp.rank]
-        self.links = Links(mesh["links"], config.parallel.pp, program.num_microbatches(config))
+        self.pp, self.data = mesh["pp"], mesh["data"]
+        programs = program.training(config)
+        self.table = programs.table
+        self.training = programs.ranks[self.pp.rank]
+        self.evaluation = program.evaluation(self.table).ranks[self.pp.rank]
+        self.stages = self._build(device)
+        self.gradients = Gradients(self.stages, self.table, mesh)
+        self.optimizer = AdamW(config.optimizer, [p for stage in self.stages.values() for p in stage.owned])
+        self.links = Links(mesh["links"], self.table.num_stages, self.table.num_microbatches, synchronous=config.comm.synchronous)
         self.cursor: tuple[int, int, Action | None] = (0, 0, None)
-        # The tied embedding counts once in the norm, and is saved once: by the first stage.
-        copy = config.model.tied and self.stage.last and not self.stage.first
-        self.counted = [p for p in self.stage.owned if not (copy and p.name == "embedding.weight")]
+        self.counted = self.gradients.counted
         self._num_counted = int(max(self._everyone(np.array([float(len(self.counted))]))))
         self._handlers = {
             "F": self._forward,
             "B": self._backward,
-            "SEND_F": self._send_f,
-            "SEND_B": self._send_b,
-            "RECV_F": self._recv_f,
-            "RECV_B": self._recv_b,
+            "I": self._input_backward,
+            "W": self._weight_backward,
+            "SEND_F": self._send,
+            "SEND_B": self._send,
+            "RECV_F": self._recv,
+            "RECV_B": self._recv,
             "REDUCE": self._reduce,
             "NORM": self._norm,
             "UPDATE": self._update,
         }
+
+    def _build(self, device: torch.device) -> dict[int, Stage]:
+        """Build the stages of this rank, by their number in the table. The stages of one rank share a tied embedding."""
+        stages: dict[int, Stage] = {}
+        for number in self.table.chunks[self.pp.rank]:
+            shared = next((stage.embedding for stage in stages.values() if stage.embedding is not None), None)
+            stages[number] = Stage(self.config, number % self.table.depth, device, self.data.allocate, shared)
+        return stages
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of activations and weights."""
+        return next(iter(self.stages.values())).dtype
+
+    @property
+    def first(self) -> bool:
+        """Whether a stage of this rank reads tokens."""
+        return any(stage.first for stage in self.stages.values())
+
+    @property
+    def last(self) -> bool:
+        """Whether a stage of this rank reads targets."""
+        return any(stage.last for stage in self.stages.values())
 
     # ------------------------------------------------------------ single training step
 
@@ -91,13 +121,15 @@ class Actor:
 
         stop: this rank was asked to stop; the result tells whether any was.  Raises HangError, naming the message waited for.
         """
-        self.stage.zero_grad()
+        for stage in self.stages.values():
+            stage.zero_grad()
         return self._walk(self.training, _Work(microbatches, lr, stop), step)
 
     def evaluate(self, step: int, microbatches: list[Microbatch]) -> tuple[float, float]:
         """Return (summed loss, tokens) of the microbatches of all ranks, without gradients. Collective over all ranks."""
         work = _Work(microbatches)
-        self.stage.losses = {}
+        for stage in self.stages.values():
+            stage.losses = {}
         with torch.no_grad():
             self._walk(self.evaluation, work, step)
         loss, count, _ = self._totals(work)
@@ -106,10 +138,14 @@ class Actor:
     def _walk(self, instructions: list[Action], work: _Work, step: int) -> StepResult:
         work.to_receive.extend(a for a in instructions if a.kind in ("RECV_F", "RECV_B"))
         self._post_receives(work)
-        for position, action in enumerate(instructions):
+        steps = enumerate(instructions)
+        for position, action in steps:
             self.cursor = (step, position, action)
             self.progress.poll()
-            self._handlers[action.kind](action, work)
+            if action.kind == "PAIR":
+                self._pair(next(steps)[1], next(steps)[1], work)
+            else:
+                self._handlers[action.kind](action, work)
         for pending in work.sending:
             pending.wait()
         return work.result
@@ -117,61 +153,82 @@ class Actor:
     # ------------------------------------------------------------ compute
 
     def _forward(self, action: Action, work: _Work) -> None:
-        m = action.index
-        work.inputs[m] = run(self.stage.forward(m, work.inputs.pop(m, None), work.microbatches[m]), self.progress.poll)
+        self._pass_on(action, run(self._forward_walk(action, work), self.progress.poll), work)
 
     def _backward(self, action: Action, work: _Work) -> None:
-        m = action.index
-        work.grads[m] = run(self.stage.backward(m, work.grads.pop(m, None), action.part), self.progress.poll)
+        grad = run(self._backward_walk(action, work), self.progress.poll)
+        if action.index in self.stages[action.stage].stashes:
+            work.grads[action.stage, action.index] = grad  # for the next part
+        else:
+            self._pass_on(action, grad, work)
+
+    def _input_backward(self, action: Action, work: _Work) -> None:
+        grad = work.grads.pop((action.stage, action.index), None)
+        self._pass_on(action, run(self.stages[action.stage].input_backward(action.index, grad), self.progress.poll), work)
+
+    def _weight_backward(self, action: Action, work: _Work) -> None:
+        run(self.stages[action.stage].weight_backward(action.index, action.part), self.progress.poll)
+
+    def _pair(self, forward: Action, backward: Action, work: _Work) -> None:
+        walks = [self._forward_walk(forward, work), self._backward_walk(backward, work)]
+        for action, made in zip((forward, backward), run_together(walks, self.progress.poll)):
+            self._pass_on(action, made, work)
+
+    def _forward_walk(self, action: Action, work: _Work) -> Walk:
+        _, m, stage, _ = action
+        walk = self.stages[stage].forward(m, work.inputs.pop((stage, m), None), self._microbatch(stage, m, work))
+        if torch.is_grad_enabled():
+            held = 1 + sum(stage.num_stashes for stage in self.stages.values())
+            work.result.peak_in_flight = max(work.result.peak_in_flight, held)
+        return walk
+
+    def _backward_walk(self, action: Action, work: _Work) -> Walk:
+        _, m, stage, part = action
+        return self.stages[stage].backward(m, work.grads.pop((stage, m), None), part)
+
+    def _microbatch(self, stage: int, index: int, work: _Work) -> Microbatch:
+        """Each copy of the model has its own share of the step's microbatches."""
+        return work.microbatches[stage // self.table.depth * self.table.num_microbatches + index]
+
+    def _pass_on(self, action: Action, made: torch.Tensor | None, work: _Work) -> None:
+        """Keep an activation or gradient for the stage that needs it, on this rank, or for the send that follows."""
+        if made is None:  # the last forward, the last backward
+            return
+        kind, m, stage, _ = action
+        to, kept, send = (stage + 1, work.inputs, "SEND_F") if kind == "F" else (stage - 1, work.grads, "SEND_B")
+        if to in self.stages:
+            kept[to, m] = made
+        else:
+            work.outputs[Action(send, m, stage)] = made.contiguous()
 
     # ------------------------------------------------------------ messages
 
-    def _send_f(self, action: Action, work: _Work) -> None:
-        to = action.stage + 1
-        work.sending.append(self.links.send("F", to, action.index, work.inputs.pop(action.index), to))
+    def _send(self, action: Action, work: _Work) -> None:
+        kind, m, stage, _ = action
+        to = stage + 1 if kind == "SEND_F" else stage - 1
+        pending = self.links.send(kind[-1], to, m, work.outputs.pop(action), self.table.rank_of[to])
+        work.sending = [*(earlier for earlier in work.sending if not earlier.done), pending]  # what has left is freed
 
-    def _send_b(self, action: Action, work: _Work) -> None:
-        to = action.stage - 1
-        work.sending.append(self.links.send("B", to, action.index, work.grads.pop(action.index).contiguous(), to))
-
-    def _recv_f(self, action: Action, work: _Work) -> None:
-        work.inputs[action.index] = self._received(action, work)
-
-    def _recv_b(self, action: Action, work: _Work) -> None:
-        work.grads[action.index] = self._received(action, work)
-
-    def _received(self, action: Action, work: _Work) -> torch.Tensor:
-        tensor = work.receiving.pop(action).wait()
+    def _recv(self, action: Action, work: _Work) -> None:
+        kept = work.inputs if action.kind == "RECV_F" else work.grads
+        kept[action.stage, action.index] = work.receiving.pop(action).wait()
         self._post_receives(work)
-        return tensor
 
     def _post_receives(self, work: _Work) -> None:
         while work.to_receive and len(work.receiving) < AHEAD:
             action = work.to_receive.popleft()
-            kind, source = ("F", action.stage - 1) if action.kind == "RECV_F" else ("B", action.stage + 1)
-            work.receiving[action] = self.links.receive(kind, action.stage, action.index, self.stage.activation(), source)
+            kind, m, stage, _ = action
+            source = stage - 1 if kind == "RECV_F" else stage + 1
+            buffer = self.stages[stage].activation()
+            work.receiving[action] = self.links.receive(kind[-1], stage, m, buffer, self.table.rank_of[source])
 
     # ------------------------------------------------------------ gradients and update
 
     def _reduce(self, action: Action, work: _Work) -> None:
-        """Start the reduction of one bucket. The uses of a tied embedding are summed first, then the data axis.
-
-        Ranks start the operations of an axis in one order: so what follows the exchange between first and last stage, which ends
-        at any time, is started by NORM.
-        """
-        bucket = self.stage.buckets[action.index]
-        for other in bucket.grads[1:]:
-            bucket.grads[0] += other
-        if bucket.tied and self.tied.size > 1:
-            work.tying = all_reduce(bucket.grads[0], self.tied)
-        else:
-            work.reducing.append(all_reduce(bucket.grads[0], self.data))
+        self.gradients.start(action.stage, action.index)
 
     def _norm(self, action: Action, work: _Work) -> None:
-        if work.tying is not None:
-            work.reducing.append(all_reduce(work.tying.wait(), self.data))
-        for pending in work.reducing:
-            pending.wait()
+        self.gradients.wait()
         result = work.result
         loss, count, result.stop = self._totals(work)
         result.loss, result.num_tokens = loss / count, int(count)
@@ -188,8 +245,7 @@ class Actor:
         scale = 1.0 / work.result.num_tokens
         if clip and work.result.grad_norm > clip:
             scale *= clip / work.result.grad_norm
-        for bucket in self.stage.buckets:
-            bucket.grads[0].mul_(scale)
+        self.gradients.scale(scale)
         self.optimizer.step(work.lr)
 
     def _totals(self, work: _Work) -> tuple[float, float, bool]:
@@ -198,13 +254,17 @@ class Actor:
         The loss of each microbatch is added in ascending order in fp64, first on the rank, then over the data axis.
         """
         mine = np.array([0.0, 0.0, float(work.stop)])
-        for m in sorted(self.stage.losses):
-            mine[0] += self.stage.losses[m].item()
-            mine[1] += work.microbatches[m].targets.numel()
+        for number, m, loss in self._losses():
+            mine[0] += loss.item()
+            mine[1] += self._microbatch(number, m, work).targets.numel()
         all_reduce(mine, self.data).wait()
-        loss, count, stop = self._everyone(mine).reshape(-1, 3).T
-        return loss[-1], count[-1], bool(stop.any())
+        loss, count, stop = self._everyone(mine).reshape(-1, 3).T  # the ranks without a last stage add 0: exact
+        return float(loss.sum()), float(count.sum()), bool(stop.any())
+
+    def _losses(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        for number, stage in self.stages.items():
+            yield from ((number, m, stage.losses[m]) for m in sorted(stage.losses))
 
     def _everyone(self, mine: np.ndarray) -> np.ndarray:
-        """Return the vectors of all stages, in stage order."""
+        """Return the vectors of all pipeline ranks, in their order."""
         return all_gather(mine, self.pp, np.empty(len(mine) * self.pp.size)).wait()

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from mpitrain.errors import ConfigError
+from mpitrain.schedules.placement import chunks_of
 
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 CountOrNone = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # 0: derived, or never
@@ -67,8 +68,13 @@ class Parallel(Table):
 
 
 class Pipeline(Table):
-    schedule: str = "1f1b"
+    schedule: str = "1f1b"  # a name, or the path of a table
+    chunks: Count | None = None  # stages per rank; absent: as the schedule has
     stages: list[Count] | None = None  # blocks per stage; absent: even
+    group: Count | None = None  # interleaved: microbatches that go through a chunk before the next chunk's turn
+    segments: Count | None = None  # seq1f1b: segments of a microbatch's sequence
+    times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None  # automatic: F, I, W, message
+    memory_limit: Annotated[float, Meta(gt=0)] | None = None  # automatic schedules: microbatches in flight on a rank
     tail: Count = 1  # microbatches whose last backwards are walked bucket by bucket (one stage only): earlier reductions, more memory
 
 
@@ -94,6 +100,7 @@ class Schedule(Table):
 
 class Comm(Table):
     transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
+    synchronous: bool = False  # messages between stages leave only when they are received: finds schedules that lean on buffering
     progress: Literal["poll", "thread"] = "poll"  # thread: enters MPI while the rank computes; worth it with a core to spare
     bucket_mb: Annotated[float, Meta(gt=0)] = 8.0  # gradients reduced in one operation, 2**20 bytes
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0  # a wait longer than this is a hang
@@ -219,14 +226,23 @@ def resolve(config: Config, num_ranks: int, vocab: int) -> Config:
     """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and check that it fits together."""
     model = _model(config.model, vocab)
     parallel, batch = _layout(config, model.layers, num_ranks)
-    config = msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch)
-    stages = config.pipeline.stages
-    if stages is not None and (len(stages) != parallel.pp or sum(stages) != model.layers):
+    pipeline = _pipeline(config.pipeline, parallel.pp, model.layers)
+    return msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch, pipeline=pipeline)
+
+
+def _pipeline(pipeline: Pipeline, pp: int, layers: int) -> Pipeline:
+    chunks, stages = chunks_of(pipeline.schedule, pipeline.chunks), pipeline.stages
+    if pp * chunks > layers:
         raise ConfigError(
-            f"pipeline.stages = {stages}: {sum(stages)} blocks on {len(stages)} stages; needed model.layers = {model.layers} blocks "
-            f"on parallel.pp = {parallel.pp} stages"
+            f"parallel.pp = {pp} x {chunks} stages a rank ({pipeline.schedule}) = {pp * chunks} stages for model.layers = {layers} blocks; "
+            "a stage needs at least one block"
         )
-    return config
+    if stages is not None and (len(stages) != pp * chunks or sum(stages) != layers):
+        raise ConfigError(
+            f"pipeline.stages = {stages}: {sum(stages)} blocks on {len(stages)} stages; needed model.layers = {layers} blocks "
+            f"on parallel.pp = {pp} x pipeline.chunks = {chunks} stages"
+        )
+    return msgspec.structs.replace(pipeline, chunks=chunks)
 
 
 def _model(model: Model, vocab: int) -> Model:

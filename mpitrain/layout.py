@@ -19,7 +19,7 @@ def resolved(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> Co
 def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None) -> str:
     """Return the program of one rank, or of every pipeline rank, as text that pipeline.schedule files are made of."""
     config = resolved(path, overrides, num_ranks)
-    programs, _ = program.training(config)
+    programs = program.training(config).ranks
     if rank is None:
         return "\n\n".join(f"# pipeline rank {pp}\n{format_program(actions)}" for pp, actions in enumerate(programs))
     if rank >= num_ranks:
@@ -31,7 +31,7 @@ def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, r
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
     config = resolved(path, overrides, num_ranks)
-    programs, report = program.training(config)
+    _, programs, report = program.training(config)
     peaks = ", ".join(map(str, report.peak_in_flight))
     return (
         f"{grid(programs)}\n\n"

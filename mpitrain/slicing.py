@@ -9,13 +9,15 @@ part is done for the last microbatch, its bucket is complete and can be reduced 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from mpitrain.config import Config
+from mpitrain.schedule import rank_of
 from mpitrain.schedules.lower import Reduction
 
 EMBEDDING = "embedding.weight"
-
 
 
 @dataclass(frozen=True)
@@ -31,28 +33,37 @@ class Spec:
         return math.prod(self.shape)
 
 
-def balanced_split(num_blocks: int, num_stages: int, head: float) -> list[int]:
-    """Divide the blocks over the stages so that the slowest stage is as fast as possible; `head` is the head's cost in blocks.
+def num_stages(config: Config) -> int:
+    """Return the stages of the model: `pipeline.chunks` on every pipeline rank."""
+    return config.parallel.pp * config.pipeline.chunks
 
-    The last stage has the head besides its blocks; where two divisions are as good, it gets fewer, for the softmax is not counted.
+
+def balanced_split(num_blocks: int, ranks: Sequence[int], head: float) -> list[int]:
+    """Divide the blocks over the stages so that the slowest rank is as fast as possible; `head` is the head's cost in blocks.
+
+    ranks: the rank of each stage. Block by block goes to the rank with the least to do, and there to its smallest stage. Where
+    two are as good, the last stage gets fewer, for the softmax is not counted.
     """
-    if num_stages == 1:
-        return [num_blocks]
-
-    def slowest(last: int) -> float:
-        return max(last + head, -(-(num_blocks - last) // (num_stages - 1)))
-
-    last = min(range(1, num_blocks - num_stages + 2), key=slowest)
-    rest, others = num_blocks - last, num_stages - 1
-    return [rest // others + (stage < rest % others) for stage in range(others)] + [last]
+    costs = [1.0] * len(ranks)
+    costs[-1] += head
+    counts = [1] * len(ranks)
+    loads = [sum(cost for cost, rank in zip(costs, ranks) if rank == r) for r in range(max(ranks) + 1)]
+    for _ in range(num_blocks - len(ranks)):
+        stage = min(range(len(ranks)), key=lambda s: (round(loads[ranks[s]], 9), round(costs[s], 9), s))
+        counts[stage] += 1
+        costs[stage] += 1
+        loads[ranks[stage]] += 1
+    return counts
 
 
 def slices(config: Config) -> list[range]:
     """Return the decoder blocks of every stage: as configured, or balanced by the weights of their matrix products."""
-    model = config.model
-    block = sum(spec.numel for spec in _block(config, 0))
-    counts = config.pipeline.stages or balanced_split(model.layers, config.parallel.pp, model.vocab * model.width / block)
-    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    model, pipeline = config.model, config.pipeline
+    counts = pipeline.stages
+    if counts is None:
+        block = sum(spec.numel for spec in _block(config, 0))
+        counts = balanced_split(model.layers, rank_of(config), model.vocab * model.width / block)
+    ends = list(accumulate(counts))
     return [range(end - count, end) for count, end in zip(counts, ends)]
 
 
@@ -70,8 +81,7 @@ def specs_of(config: Config, stage: int) -> list[list[Spec]]:
 
 def parameters_of(config: Config) -> list[Spec]:
     """Return every parameter of the model once, whatever the layout."""
-    stages = range(config.parallel.pp)
-    return list({spec.name: spec for stage in stages for block in specs_of(config, stage) for spec in block}.values())
+    return list({spec.name: spec for stage in range(num_stages(config)) for block in specs_of(config, stage) for spec in block}.values())
 
 
 def _block(config: Config, index: int) -> list[Spec]:
@@ -100,7 +110,7 @@ def reduction_of(config: Config, stage: int) -> Reduction:
     ready = tuple(range(num_parts))
     if config.model.tied and stage == 0:
         ready += (num_parts - 1,)
-    elif config.model.tied and stage == config.parallel.pp - 1:
+    elif config.model.tied and stage == num_stages(config) - 1:
         ready += (0,)
     return Reduction(num_parts, ready)
 

@@ -7,9 +7,9 @@ import torch
 from mpitrain.config import Config
 from mpitrain.model import recipe
 from mpitrain.model.parameters import Allocate, Parameter, flat_buffer, initialise
-from mpitrain.model.recipe import Walk
+from mpitrain.model.recipe import Products, Walk
 from mpitrain.model.segments import Attention, Embedding, FeedForward, Head, Rotary
-from mpitrain.slicing import EMBEDDING, parts_of, specs_of
+from mpitrain.slicing import EMBEDDING, num_stages, parts_of, specs_of
 
 
 @dataclass
@@ -29,17 +29,27 @@ class Bucket:
 
 
 class Stage:
-    """The blocks, parameters and stashes of stage `index`. `allocate` gives the memory of the gradient buckets."""
+    """The blocks, parameters and stashes of stage `index` of a model.
 
-    def __init__(self, config: Config, index: int, device: torch.device, allocate: Allocate | None = None):
-        self.config, self.index, self.device = config, index, device
-        self.num_stages = config.parallel.pp
-        self.first, self.last = index == 0, index == self.num_stages - 1
+    allocate: gives the memory of the gradient buckets.  embedding: the tied embedding, if another stage of this rank owns it.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        index: int,
+        device: torch.device,
+        allocate: Allocate | None = None,
+        embedding: torch.Tensor | None = None,
+    ):
+        self.config, self.index, self.device, self.embedding = config, index, device, embedding
+        self.first, self.last = index == 0, index == num_stages(config) - 1
         self.dtype = torch.float64 if config.precision.compute == "fp64" else torch.float32
         self.parts = parts_of(config, index)
         self._create(allocate)
         self.blocks = self._build()
-        self.stashes: dict[int, list] = {}
+        self.stashes: dict[int, list] = {}  # by microbatch: what forward left for backward
+        self.products: dict[int, list[list[Products]]] = {}  # by microbatch and block: what the backward for inputs left for weights
         self.losses: dict[int, torch.Tensor] = {}
         initialise(self.owned, config.run.seed)
 
@@ -85,6 +95,32 @@ class Stage:
             del self.stashes[index]
         return grad
 
+    def input_backward(self, index: int, grad: torch.Tensor | None) -> Walk:
+        """Run the backward for inputs: as `backward`, but the weight gradients of matrices are left for `weight_backward`."""
+        stash = self.stashes.pop(index)
+        later: list[list[Products]] = [[] for _ in self.blocks]
+        for block in reversed(range(len(self.blocks))):
+            grad = yield from recipe.backward(self.blocks[block], stash.pop(), grad, later[block].append)
+        self.products[index] = later
+        return grad
+
+    def weight_backward(self, index: int, part: int | None) -> Walk:
+        """Add the weight gradients that `input_backward` left, or one part of them, and free what they were made of."""
+        parts = range(len(self.parts)) if part is None else [part]
+        later = self.products[index]
+        for number in parts:
+            for block in reversed(self.parts[number]):
+                while later[block]:
+                    yield None
+                    later[block].pop(0)()
+        if parts[-1] == len(self.parts) - 1:
+            del self.products[index]
+
+    @property
+    def num_stashes(self) -> int:
+        """Microbatches of which activations are held, for their backward or for their weight gradients."""
+        return len(self.stashes) + len(self.products)
+
     def _create(self, allocate: Allocate | None) -> None:
         """Create the parameters: weights in one buffer, gradients in one buffer per bucket; the tied embedding apart."""
         blocks = specs_of(self.config, self.index)
@@ -92,8 +128,12 @@ class Stage:
         self._by_block = [[Parameter(spec) for spec in block] for block in blocks]
         every = [parameter for block in self._by_block for parameter in block]
         self.owned = [p for i, p in enumerate(every) if p.name not in {before.name for before in every[:i]}]  # a tied one once
+        if self.embedding is not None:
+            self.owned = [p for p in self.owned if p.name != EMBEDDING]
         _, views = flat_buffer([p.spec for p in self.owned], self.dtype, self.device)
         data = {parameter.name: view for parameter, view in zip(self.owned, views)}
+        if tied and (self.first or self.last):
+            self.embedding = data.setdefault(EMBEDDING, self.embedding)
         self.buckets, shared = [], []
         for part in self.parts:
             members = [p for block in part for p in self._by_block[block] if not (tied and p.name == EMBEDDING)]

@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,10 +25,12 @@ from mpitrain.data.tokens import describe, open_tokens, prepare
 from mpitrain.device import choose_device
 from mpitrain.errors import DONE, STOPPED_EARLY, CheckpointError
 from mpitrain.hang import diagnosed
+from mpitrain.model.parameters import Parameter
 from mpitrain.optim.rates import learning_rate
 from mpitrain.report.console import Report
 from mpitrain.report.flops import DEFINITION, flops_per_token, peak_flops
 from mpitrain.rundir import RunDir
+from mpitrain.schedule import num_microbatches, table_of
 from mpitrain.slicing import parameters_of
 from mpitrain.stage import Microbatch
 
@@ -94,13 +96,23 @@ def build_mesh(config: Config, world: Intracomm) -> Mesh:
     """Build every communicator this layout needs. Collective over `world`."""
     dp, pp = config.parallel.dp, config.parallel.pp
     dense = Grid({"tp": 1, "cp": 1, "dp": dp, "pp": pp})
-    first_and_last = [(r, dense.rank({**dense.coordinates(r), "pp": pp - 1})) for r in range(dp)]
+    table = table_of(config)
+    ends = (table.rank_of[0], table.rank_of[table.depth - 1])
+
+    def pairs(one: Iterable[int], other: Iterable[int]) -> list[tuple[int, int]]:
+        """Return pairs of pipeline ranks as pairs of world ranks, for each data rank."""
+        along = [[dense.rank({**dense.coordinates(0), "dp": d, "pp": rank}) for rank in range(pp)] for d in range(dp)]
+        return [(ranks[a], ranks[b]) for ranks in along for a, b in zip(one, other) if a != b]
+
     return Mesh(
         world,
         dense,
         expert=Grid({"etp": 1, "ep": 1, "edp": dp, "pp": pp}),
         spans={"data": ("cp", "dp"), "links": ("pp",)},
-        groups={"tied": first_and_last if config.model.tied and pp > 1 else []},
+        groups={
+            "tied": pairs(ends[:1], ends[1:]) if config.model.tied else [],
+            "mirror": pairs(range(pp // 2), range(pp)[::-1]) if table.copies == 2 else [],
+        },
         transport=config.comm.transport,
         timeout_s=config.comm.timeout_s,
         progress=config.comm.progress,
@@ -114,11 +126,11 @@ class Trainer:
         self.config, self.rundir, self.corpora, self.mesh, self.device = config, rundir, corpora, mesh, device
         self.world = mesh["world"]
         self.actor = Actor(config, mesh, device)
-        self.num_microbatches = program.num_microbatches(config)
+        self.num_microbatches = num_microbatches(config)
         self.step = self.tokens = self.updates = self.skipped = 0
         self.asked_to_stop = False
         self.report = Report(mesh.rank, config.run.steps)
-        peak, source = peak_flops(device, self.actor.stage.dtype) if mesh.rank == 0 else (1.0, "")
+        peak, source = peak_flops(device, self.actor.dtype) if mesh.rank == 0 else (1.0, "")
         self._flops = flops_per_token(config) / (peak * mesh.size)
         self._peak = f"{peak / 1e9:,.0f} GFLOP/s a rank ({source})"
         self._metrics = None
@@ -173,14 +185,14 @@ class Trainer:
 
     def _microbatches(self, sampler: Sampler, step: int) -> list[Microbatch]:
         """Return this rank's microbatches of a step (counted from 0); only first and last stage look at them."""
-        batch, stage = self.config.batch, self.actor.stage
-        if not (stage.first or stage.last):
+        batch, actor = self.config.batch, self.actor
+        if not (actor.first or actor.last):
             return [Microbatch() for _ in range(self.num_microbatches)]
         local = batch.global_ // self.config.parallel.dp
         begin = step * batch.global_ + self.mesh["data"].rank * local
         tokens = torch.from_numpy(sampler.sequences(range(begin, begin + local))).to(self.device)
         chunks = tokens.split(batch.micro)
-        return [Microbatch(chunk[:, :-1] if stage.first else None, chunk[:, 1:] if stage.last else None) for chunk in chunks]
+        return [Microbatch(chunk[:, :-1] if actor.first else None, chunk[:, 1:] if actor.last else None) for chunk in chunks]
 
     def _validate(self) -> float:
         batches = (self._microbatches(self.corpora.validation, i) for i in range(self.config.run.eval_batches))
@@ -244,23 +256,19 @@ class Trainer:
     # ------------------------------------------------------------ checkpoints
 
     def _save(self) -> None:
-        """Write a checkpoint: one shard per stage by its first data rank, committed by rank 0. Collective over all ranks."""
+        """Write a checkpoint: one shard per pipeline rank by its first data rank, committed by rank 0. Collective over all ranks."""
         folder, world = self.rundir.checkpoints, self.world.comm
         temporary = on_first_rank(world, lambda: save.begin(folder, self.step))
         if self.mesh["data"].rank == 0:
-            save.write_shard(temporary, self.mesh["pp"].rank, {name: x.detach().cpu().numpy() for name, x in self._saved()})
+            saved = self._state(self.actor.counted)
+            save.write_shard(temporary, self.mesh["pp"].rank, {name: x.detach().cpu().numpy() for name, x in saved})
         world.Barrier()
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
         on_first_rank(world, lambda: save.commit(temporary, meta, self.config.parallel.pp))
 
-    def _saved(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what this stage saves: a tied embedding is the first stage's."""
-        names = {parameter.name for parameter in self.actor.counted}
-        yield from ((name, x) for name, x in self._state() if name.split("/")[-1] in names)
-
-    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from ((f"parameters/{p.name}", p.data) for p in self.actor.stage.owned)
-        yield from self.actor.optimizer.moments()
+    def _state(self, parameters: list[Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ((f"parameters/{p.name}", p.data) for p in parameters)
+        yield from self.actor.optimizer.moments(parameters)
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint that is whole, if there is one. Collective over all ranks."""
@@ -276,7 +284,7 @@ class Trainer:
         if step == 0:
             return
         with load.open_step(folder, step) as saved:
-            for name, x in self._state():
+            for name, x in self._state(self.actor.optimizer.parameters):
                 x.copy_(torch.from_numpy(saved.read(name)))
             if saved.meta["data"] != self.corpora.digest:
                 raise CheckpointError(f"{folder}: trained on other data than {self.config.data.source} gives now; choose another run.dir")

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain import config as settings
+from mpitrain.schedules.placement import placement
 from mpitrain.slicing import EMBEDDING, balanced_split, parts_of, reduction_of, slices, specs_of
 
 
@@ -12,15 +13,21 @@ def resolve(*overrides, ranks):
     return settings.resolve(settings.load(None, overrides), ranks, 256)
 
 
-@given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 6))
-def test_every_stage_has_a_block_and_no_division_is_better(num_blocks, num_stages, head):
+PLACEMENTS = st.sampled_from([("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zbv", 2)])
+
+
+@given(st.integers(1, 40), st.integers(1, 12), PLACEMENTS, st.floats(0, 6))
+def test_every_stage_has_a_block_and_no_division_is_better(num_blocks, num_ranks, name_and_chunks, head):
+    ranks = placement(name_and_chunks[0], num_ranks, name_and_chunks[1])
+    num_stages = len(ranks)
     if num_stages > num_blocks:
         return
-    counts = balanced_split(num_blocks, num_stages, head)
+    counts = balanced_split(num_blocks, ranks, head)
     assert sum(counts) == num_blocks and len(counts) == num_stages and min(counts) >= 1
 
     def slowest(counts):
-        return max([*counts[:-1], counts[-1] + head])
+        costs = [*counts[:-1], counts[-1] + head]
+        return round(max(sum(cost for cost, rank in zip(costs, ranks) if rank == r) for r in range(num_ranks)), 9)
 
     for stage in range(num_stages):  # moving one block anywhere doesn't help
         for other in range(num_stages):
@@ -31,9 +38,10 @@ def test_every_stage_has_a_block_and_no_division_is_better(num_blocks, num_stage
 
 
 def test_a_head_as_large_as_a_block_takes_one_from_the_last_stage():
-    assert balanced_split(8, 2, 1.0) == [5, 3]
-    assert balanced_split(6, 4, 0.2) == [2, 2, 1, 1]
-    assert balanced_split(5, 5, 3.0) == [1, 1, 1, 1, 1]
+    assert balanced_split(8, [0, 1], 1.0) == [5, 3]
+    assert balanced_split(6, [0, 1, 2, 3], 0.2) == [2, 2, 1, 1]
+    assert balanced_split(5, range(5), 3.0) == [1, 1, 1, 1, 1]
+    assert balanced_split(8, [0, 1, 1, 0], 1.0) == [3, 2, 2, 1]
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])

@@ -46,8 +46,7 @@ def microbatches_of(rows, actor, dp, mesh):
     from mpitrain.stage import Microbatch
 
     local = rows.chunk(dp)[mesh["data"].rank].split(2)
-    first, last = actor.stage.first, actor.stage.last
-    return [Microbatch(r[:, :-1] if first else None, r[:, 1:] if last else None) for r in local]
+    return [Microbatch(r[:, :-1] if actor.first else None, r[:, 1:] if actor.last else None) for r in local]
 
 
 def initial_weights(config):
@@ -89,12 +88,12 @@ def test_three_steps_equal_a_plain_torch_loop(world, dp, pp, stages, tied, sched
         loss, grads = loss_and_grads(weights, rows, LAYERS, HEADS, KV_HEADS)
         result = actor.run_step(step, microbatches_of(rows, actor, dp, mesh), 1e-2)
         clipped = min(1.0, 0.5 / result.grad_norm)  # run_step leaves the gradients as the optimiser got them
-        for parameter in actor.stage.owned:
+        for parameter in actor.optimizer.parameters:
             compare(f"step {step} gradient of {parameter.name}", parameter.grad / clipped, grads[parameter.name])
         norm = adamw(weights, grads, moments, step, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, decay=0.1, clip=0.5)
         compare(f"step {step} loss", np.array(result.loss), np.array(loss))
         compare(f"step {step} norm", np.array(result.grad_norm), np.array(norm))
-        for parameter in actor.stage.owned:
+        for parameter in actor.optimizer.parameters:
             compare(f"step {step} weight {parameter.name}", parameter.data, weights[parameter.name])
     mesh.free()
     agree(world, not wrong, f"{mesh}: {wrong[:3]}")

@@ -7,9 +7,13 @@ MPI call hides in an autograd function: the list is what happens, and whoever wa
     backward   segment   copy           segment   copy          <--
 
 Both directions are generators: they yield once per item, a started operation or None, and are resumed with its result. So the actor
-decides what to do while a message travels.
+decides what to do while a message travels: something between, or another walk.
+
+The weight gradients of matrix products are handed over as a function, to be called at once (a whole backward, B) or when the
+schedule says so (I, and W later).
 """
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +24,8 @@ from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
 
 Walk = Generator[Pending | None, Any, Any]
+Products = Callable[[], None]  # adds the weight gradients of one item to their buffers, and forgets what it held
+Later = Callable[[Products], None]
 
 
 class Item(Protocol):
@@ -28,8 +34,8 @@ class Item(Protocol):
     def forward(self, x: torch.Tensor, context: Any) -> Walk:
         """Yield once; return (output, what backward needs)."""
 
-    def backward(self, saved: Any, grad_of_output: torch.Tensor) -> Walk:
-        """Yield once; return the gradient of the input."""
+    def backward(self, saved: Any, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        """Yield once; return the gradient of the input, and hand the weight gradients to `later`."""
 
 
 def forward(block: Sequence[Item], x: torch.Tensor, context: Any) -> Walk:
@@ -41,23 +47,37 @@ def forward(block: Sequence[Item], x: torch.Tensor, context: Any) -> Walk:
     return x, saved
 
 
-def backward(block: Sequence[Item], saved: list, grad: torch.Tensor | None) -> Walk:
+def at_once(products: Products) -> None:
+    """Add weight gradients now."""
+    products()
+
+
+def backward(block: Sequence[Item], saved: list, grad: torch.Tensor | None, later: Later = at_once) -> Walk:
     """Walk a block in reverse and return the gradient of its input. Frees what was saved item by item."""
     for item in reversed(block):
-        grad = yield from item.backward(saved.pop(), grad)
+        grad = yield from item.backward(saved.pop(), grad, later)
     return grad
 
 
 def run(walk: Walk, between: Callable[[], None] = lambda: None) -> Any:
     """Run a walk to its end and return its result: wait for what it starts, and call `between` after every item."""
-    result = None
-    while True:
+    return run_together([walk], between)[0]
+
+
+def run_together(walks: Sequence[Walk], between: Callable[[], None] = lambda: None) -> list[Any]:
+    """Run walks in turns, item by item, and return their results: what one waits for travels while the others compute."""
+    results: list[Any] = [None] * len(walks)
+    turns: deque[tuple[int, Walk, Pending | None]] = deque((i, walk, None) for i, walk in enumerate(walks))
+    while turns:
+        index, walk, pending = turns.popleft()
         try:
-            pending = walk.send(result)
+            pending = walk.send(None if pending is None else pending.wait())
         except StopIteration as end:
-            return end.value
-        between()
-        result = None if pending is None else pending.wait()
+            results[index] = end.value
+        else:
+            between()
+            turns.append((index, walk, pending))
+    return results
 
 
 # ---------------------------------------------------------------- communications, along the first dim of a tensor
@@ -101,7 +121,7 @@ class Communication:
         y = yield from self._run(self.name, x)
         return y, None
 
-    def backward(self, saved: None, grad_of_output: torch.Tensor) -> Walk:
+    def backward(self, saved: None, grad_of_output: torch.Tensor, later: Later) -> Walk:
         return (yield from self._run(ADJOINT[self.name], grad_of_output))
 
     def _run(self, name: str, x: torch.Tensor) -> Walk:

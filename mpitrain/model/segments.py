@@ -4,7 +4,8 @@ B sequences of a microbatch, T tokens each, D width, H query heads, K key-value 
 
 A segment's forward builds a small autograd graph; its backward differentiates it at once. Weight gradients of matrix products don't
 go through autograd: the graph leaves (input, gradient of output) pairs behind, and the products are added straight into the gradient
-buffer. They run under no_grad, or the buffer would keep the history of every microbatch alive.
+buffer, then or later. They run under no_grad, or the buffer would keep the history of every microbatch alive. Gradients of norms and
+of the embedding are never put off.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from mpitrain.model.parameters import Parameter
-from mpitrain.model.recipe import Walk
+from mpitrain.model.recipe import Later, Walk
 
 
 class _Product(torch.autograd.Function):
@@ -85,11 +86,15 @@ class Tape:
         """Return RMSNorm(x) with the weight `parameter`."""
         return _Norm.apply(x, parameter.data, parameter, self.small, eps)
 
-    def add_gradients(self) -> None:
-        """Add everything to the gradient buffers and forget it: the graph and these lists hold each other, a cycle Python can't see."""
+    def add_vectors(self) -> None:
+        """Add the gradients of vectors to their buffers and forget them: the graph and these lists hold each other, a cycle."""
         while self.small:
             parameter, grad = self.small.pop()
             parameter.grad += grad
+
+    @torch.no_grad()
+    def add_products(self) -> None:
+        """Add the gradients of matrices to their buffers and forget their factors."""
         while self.deferred:
             parameter, x, grad = self.deferred.pop()
             parameter.grad.addmm_(grad.flatten(0, -2).t(), x.flatten(0, -2))
@@ -113,13 +118,13 @@ class Segment:
         y = self.compute(x, context, tape)
         return y.detach(), (x, y, tape)
 
-    def backward(self, saved: tuple, grad_of_output: torch.Tensor | None) -> Walk:
-        """Add the gradients of the parameters to their buffers and return that of the input."""
+    def backward(self, saved: tuple, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
+        """Add the gradients of vectors to their buffers, hand over those of matrices, and return that of the input."""
         yield None
         x, y, tape = saved
         (grad,) = torch.autograd.grad(y, x, grad_of_output)
-        with torch.no_grad():
-            tape.add_gradients()
+        tape.add_vectors()
+        later(tape.add_products)
         return grad
 
 
@@ -135,7 +140,7 @@ class Embedding:
         tokens_BT = context.tokens
         return functional.embedding(tokens_BT, self.weight.data), tokens_BT if torch.is_grad_enabled() else None
 
-    def backward(self, saved: torch.Tensor, grad_of_output: torch.Tensor) -> Walk:
+    def backward(self, saved: torch.Tensor, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
         self.weight.grad.index_add_(0, saved.flatten(), grad_of_output.flatten(0, -2))
 

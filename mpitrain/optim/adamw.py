@@ -1,4 +1,4 @@
-"""AdamW with decoupled weight decay (arXiv:1711.05101) over the parameters a stage owns. torch's fused kernel does the arithmetic."""
+"""AdamW with decoupled weight decay (arXiv:1711.05101) over the parameters a rank owns. torch's fused kernel does the arithmetic."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from mpitrain.model.parameters import Parameter
 
 
 class AdamW:
-    """The optimiser of one stage: matrices decay, vectors (norms) don't."""
+    """The optimiser of one rank: matrices decay, vectors (norms) don't."""
 
     def __init__(self, settings: Optimizer, parameters: list[Parameter]):
         self.parameters = parameters
@@ -28,9 +28,9 @@ class AdamW:
             group["lr"] = lr
         self._adamw.step()
 
-    def moments(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield ("adam/m/NAME", tensor) and ("adam/v/NAME", tensor) for every parameter; zeros before the first step."""
-        for parameter in self.parameters:
+    def moments(self, parameters: list[Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield ("adam/m/NAME", tensor) and ("adam/v/NAME", tensor) for some of its parameters; zeros before the first step."""
+        for parameter in parameters:
             state = self._adamw.state.get(parameter.data) or self._fresh(parameter.data)
             yield f"adam/m/{parameter.name}", state["exp_avg"]
             yield f"adam/v/{parameter.name}", state["exp_avg_sq"]

@@ -1,0 +1,68 @@
+"""The table of the configured pipeline schedule: one of the catalogue by name, or the user's own from a file."""
+
+from pathlib import Path
+
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.schedules import catalog
+from mpitrain.schedules.options import Options, Times
+from mpitrain.schedules.placement import LOOPED, placement
+from mpitrain.schedules.table import Table, read_table
+
+
+def num_microbatches(config: Config) -> int:
+    """Return how many microbatches each data-parallel rank runs in a step."""
+    return config.batch.global_ // (config.parallel.dp * config.batch.micro)
+
+
+def table_of(config: Config) -> Table:
+    """Return the schedule's table. Raises ScheduleError if it isn't defined for this layout, ConfigError if its file is unreadable."""
+    pipeline, pp, m = config.pipeline, config.parallel.pp, num_microbatches(config)
+    if not _is_file(pipeline.schedule):
+        return catalog.build(pipeline.schedule, pp, m, _options(config))
+    table = _read(pipeline.schedule)
+    found = f"a table of {len(table.ranks)} ranks with {table.depth // len(table.ranks)} stages each and {_total(table)} microbatches"
+    if (len(table.ranks), table.depth, _total(table)) != (pp, pp * pipeline.chunks, m):
+        raise ScheduleError(
+            f"{pipeline.schedule}: {found}; this layout has {pp} pipeline ranks (parallel.pp) with {pipeline.chunks} stages each "
+            f"(pipeline.chunks) and {m} microbatches (batch.global / batch.micro / parallel.dp)"
+        )
+    mirrored = tuple(pp - 1 - rank for rank in table.rank_of[: table.depth])
+    if table.copies > 2 or (table.copies == 2 and table.rank_of[table.depth :] != mirrored):
+        raise ScheduleError(f"{pipeline.schedule}: found {table.copies} copies; needed one, or two of which the second runs backwards")
+    return table
+
+
+def rank_of(config: Config) -> tuple[int, ...]:
+    """Return the pipeline rank of every stage of the model (of its first copy)."""
+    pipeline = config.pipeline
+    if _is_file(pipeline.schedule):
+        table = _read(pipeline.schedule)
+        return table.rank_of[: table.depth]
+    return placement(pipeline.schedule, config.parallel.pp, pipeline.chunks)
+
+
+def _total(table: Table) -> int:
+    return table.num_microbatches // table.segments * table.copies
+
+
+def _is_file(name: str) -> bool:
+    return name not in catalog.NAMES and Path(name).is_file()
+
+
+def _read(name: str) -> Table:
+    try:
+        return read_table(Path(name).read_text(encoding="utf-8"), name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"pipeline.schedule = {name!r} can't be read: {error}") from None
+
+
+def _options(config: Config) -> Options:
+    pipeline = config.pipeline
+    return Options(
+        chunks=pipeline.chunks if pipeline.schedule in LOOPED else None,
+        group=pipeline.group,
+        segments=pipeline.segments,
+        times=Times(*pipeline.times) if pipeline.times else None,
+        memory_limit=pipeline.memory_limit,
+    )
