@@ -10,11 +10,15 @@ from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
+from mpitrain.schedules.dualpipe import dualpipe, dualpipev
 from mpitrain.schedules.forward_only import forward_only
 from mpitrain.schedules.gpipe import gpipe
-from mpitrain.schedules.one_f_one_b import one_f_one_b
+from mpitrain.schedules.interleaved import interleaved, interleaved_zb, looped_bfs
+from mpitrain.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from mpitrain.schedules.options import DEFAULTS, Options
 from mpitrain.schedules.table import Table, make_table
+from mpitrain.schedules.zbv import zbv
+from mpitrain.schedules.zero_bubble import zb_h1, zb_h2
 
 Rows = list[list[Action]]
 
@@ -35,6 +39,15 @@ def _stage_per_rank(order: Callable[[int, int, int], list[Action]]) -> Family:
 FAMILIES: dict[str, Family] = {
     "gpipe": _stage_per_rank(gpipe),
     "1f1b": _stage_per_rank(one_f_one_b),
+    "eager-1f1b": _stage_per_rank(eager_1f1b),
+    "interleaved": Family(interleaved, takes=("chunks", "group")),
+    "looped-bfs": Family(looped_bfs, takes=("chunks",)),
+    "zb-h1": _stage_per_rank(zb_h1),
+    "zb-h2": _stage_per_rank(zb_h2),
+    "interleaved-zb": Family(interleaved_zb, takes=("chunks", "group")),
+    "zbv": Family(zbv),
+    "dualpipe": Family(dualpipe, copies=2),
+    "dualpipev": Family(dualpipev),
     "forward": _stage_per_rank(forward_only),  # evaluation's, not for training
 }
 NAMES = tuple(name for name in FAMILIES if name != "forward")  # what users may choose
