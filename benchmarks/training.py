@@ -23,7 +23,9 @@ LAYOUTS = {
     "mpitrain 1 rank": (1, ()),
     "mpitrain dp=2": (2, ("parallel.dp=2",)),
     "mpitrain pp=2 1f1b": (2, ("parallel.pp=2", "pipeline.schedule=1f1b")),
+    "mpitrain pp=2 zbv": (2, ("parallel.pp=2", "pipeline.schedule=zbv")),
 }
+PEERS = ("single", "ddp", "pp_1f1b", "pp_zbv")
 
 
 def mpitrain(num_ranks: int, settings: tuple[str, ...], steps: int, launch: str) -> float:
@@ -54,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     times: dict[str, list[float]] = {}
     for _ in range(arguments.rounds):
-        for mode in ("single", "ddp", "pp_1f1b"):
+        for mode in PEERS:
             times.setdefault(f"torch {mode}", []).append(peer(arguments.peer, mode, arguments.steps))
         for name, (num_ranks, settings) in LAYOUTS.items():
             every = (*settings, *arguments.settings)
@@ -63,11 +65,14 @@ def main() -> None:
     step_s = {name: statistics.median(values) for name, values in times.items()}
     for name, seconds in step_s.items():
         print(f"| {name} | {seconds:.3f} s a step |")
-    one, two, pp = step_s["mpitrain 1 rank"], step_s["mpitrain dp=2"], step_s["mpitrain pp=2 1f1b"]
+    one, two = step_s["mpitrain 1 rank"], step_s["mpitrain dp=2"]
+    pp, zbv = step_s["mpitrain pp=2 1f1b"], step_s["mpitrain pp=2 zbv"]
     print(f"one rank against torch single   {step_s['torch single'] / one:.3f}")
     print(f"dp=2 against twice one rank     {one / (2 * two):.3f}")
     print(f"dp=2 against torch ddp          {step_s['torch ddp'] / two:.3f}")
     print(f"pp=2 against torch pp_1f1b      {step_s['torch pp_1f1b'] / pp:.3f}")
+    print(f"zbv against torch pp_zbv        {step_s['torch pp_zbv'] / zbv:.3f}")
+    print(f"zbv against half of one rank    {one / 2 / zbv:.3f}")
     print(f"pp=2 against half of one rank + bubble of 1/8, even stages   {one / 2 * (1 + 1 / 8) / pp:.3f}")
 
 

@@ -110,6 +110,31 @@ def generate(run_dir: str, prompt: str, tokens: int, temperature: float, seed: i
 
 
 @cli.command()
+@click.argument("name", metavar="NAME|FILE|compare")
+@click.option("--stages", type=click.IntRange(1), help="Pipeline ranks. A file says its own.")
+@click.option("--microbatches", type=click.IntRange(1), help="Microbatches of a step, over both copies of the model. A file says its own.")
+@click.option("--chunks", type=click.IntRange(1), help="Stages per rank, where the schedule leaves a choice.")
+@click.option("--group", type=click.IntRange(1), help="Microbatches through a chunk before the next one's turn (interleaved).")
+@click.option("--segments", type=click.IntRange(1), help="Segments of a microbatch's sequence (seq1f1b).")
+@click.option("--times", metavar="F,I,W,C", help="Times of a rank's layers for a microbatch, and of a message; 1,1,1,0 if absent.")
+@click.option("--memory-limit", type=float, metavar="STASHES", help="Most stashes of a rank's share of layers.")
+@click.option("--out", metavar="FILE", help="Draw the timeline: .svg, .png or .txt.")
+@click.option("--json", is_flag=True, help="Print one JSON object.")
+def schedule(name: str, times: str | None, memory_limit: float | None, out: str | None, json: bool, **asked) -> None:
+    """Prove a pipeline schedule, play it with given times, draw it. Runs nothing.
+
+    NAME is a schedule's, for example zbv; FILE holds a table of your own. Printed are the makespan of a step, the bubble, and the most
+    microbatches a rank keeps.
+    """
+    from mpitrain import schedule_report as report
+    from mpitrain.report.played import Request
+
+    size = asked.pop("stages"), asked.pop("microbatches")
+    request = Request(name, *size, times=report.read_times(times), memory_limit=report.read_limit(memory_limit), **asked)
+    click.echo(report.show(request, out, json))
+
+
+@cli.command()
 def doctor() -> None:
     """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun: of all its ranks."""
     from mpitrain import doctor

@@ -70,7 +70,7 @@ class Parallel(Table):
 class Pipeline(Table):
     schedule: str = "1f1b"  # a name, or the path of a table
     chunks: Count | None = None  # stages per rank; absent: as the schedule has
-    stages: list[Count] | None = None  # blocks per stage; absent: even
+    stages: list[Annotated[float, Meta(gt=0, multiple_of=0.5)]] | None = None  # blocks per stage, halves too; absent: balanced
     group: Count | None = None  # interleaved: microbatches that go through a chunk before the next chunk's turn
     segments: Count | None = None  # seq1f1b: segments of a microbatch's sequence
     times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None  # automatic: F, I, W, message
@@ -239,7 +239,7 @@ def _pipeline(pipeline: Pipeline, pp: int, layers: int) -> Pipeline:
         )
     if stages is not None and (len(stages) != pp * chunks or sum(stages) != layers):
         raise ConfigError(
-            f"pipeline.stages = {stages}: {sum(stages)} blocks on {len(stages)} stages; needed model.layers = {layers} blocks "
+            f"pipeline.stages = {stages}: {sum(stages):g} blocks on {len(stages)} stages; needed model.layers = {layers} blocks "
             f"on parallel.pp = {pp} x pipeline.chunks = {chunks} stages"
         )
     return msgspec.structs.replace(pipeline, chunks=chunks)

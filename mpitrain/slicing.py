@@ -1,7 +1,8 @@
 """Which blocks, parameters and gradient buckets a stage has. Integers and names only: no torch, so that a layout can be proved anywhere.
 
-A stage is a list of blocks. Its backward is divided into parts, one per gradient bucket, from the last block to the first: when a
-part is done for the last microbatch, its bucket is complete and can be reduced while the next part runs.
+A stage is a list of blocks; the first and last of them can be half a block, attention or feed-forward. Its backward is divided into
+parts, one per gradient bucket, from the last block to the first: when a part is done for the last microbatch, its bucket is complete
+and can be reduced while the next part runs.
 
     blocks   embedding | block 0 | block 1 | block 2 | head
     parts    [     part 1      ] [          part 0         ]     bucket k is complete after part k
@@ -9,10 +10,10 @@ part is done for the last microbatch, its bucket is complete and can be reduced 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, groupby
 
+from mpitrain.balance import balanced_split
 from mpitrain.config import Config
 from mpitrain.schedule import rank_of
 from mpitrain.schedules.lower import Reduction
@@ -38,39 +39,29 @@ def num_stages(config: Config) -> int:
     return config.parallel.pp * config.pipeline.chunks
 
 
-def balanced_split(num_blocks: int, ranks: Sequence[int], head: float) -> list[int]:
-    """Divide the blocks over the stages so that the slowest rank is as fast as possible; `head` is the head's cost in blocks.
-
-    ranks: the rank of each stage. Block by block goes to the rank with the least to do, and there to its smallest stage. Where
-    two are as good, the last stage gets fewer, for the softmax is not counted.
-    """
-    costs = [1.0] * len(ranks)
-    costs[-1] += head
-    counts = [1] * len(ranks)
-    loads = [sum(cost for cost, rank in zip(costs, ranks) if rank == r) for r in range(max(ranks) + 1)]
-    for _ in range(num_blocks - len(ranks)):
-        stage = min(range(len(ranks)), key=lambda s: (round(loads[ranks[s]], 9), round(costs[s], 9), s))
-        counts[stage] += 1
-        costs[stage] += 1
-        loads[ranks[stage]] += 1
-    return counts
-
-
 def slices(config: Config) -> list[range]:
-    """Return the decoder blocks of every stage: as configured, or balanced by the weights of their matrix products."""
-    model, pipeline = config.model, config.pipeline
-    counts = pipeline.stages
-    if counts is None:
-        block = sum(spec.numel for spec in _block(config, 0))
-        counts = balanced_split(model.layers, rank_of(config), model.vocab * model.width / block)
-    ends = list(accumulate(counts))
-    return [range(end - count, end) for count, end in zip(counts, ends)]
+    """Return the layers of every stage: as configured, or balanced.
+
+    A layer is half a block: layer 2k is the attention of block k, layer 2k+1 its feed-forward.
+    """
+    counts = config.pipeline.stages
+    halves = _balanced(config) if counts is None else [round(2 * count) for count in counts]
+    ends = list(accumulate(halves))
+    return [range(end - count, end) for count, end in zip(halves, ends)]
+
+
+def _balanced(config: Config) -> list[int]:
+    """Balance by multiplications per token: of weights, and of scores and values in causal attention."""
+    model = config.model
+    attention, ffn = (sum(spec.numel for spec in _layer(config, layer)) for layer in (0, 1))
+    row = (float(attention + config.data.sequence * model.width), float(ffn)) * model.layers
+    return balanced_split(row, rank_of(config), float(model.vocab * model.width))
 
 
 def specs_of(config: Config, stage: int) -> list[list[Spec]]:
-    """Return the parameters of each block of a stage, in forward order, without allocating anything."""
+    """Return the parameters of each block of a stage, in forward order, without allocating anything. The ends can be half blocks."""
     model, every = config.model, slices(config)
-    blocks = [_block(config, index) for index in every[stage]]
+    blocks = [list(chain(*(_layer(config, i) for i in halves))) for _, halves in groupby(every[stage], lambda layer: layer // 2)]
     if stage == 0:
         blocks.insert(0, [Spec(EMBEDDING, (model.vocab, model.width), 0.02)])
     if stage == len(every) - 1:
@@ -84,11 +75,13 @@ def parameters_of(config: Config) -> list[Spec]:
     return list({spec.name: spec for stage in range(num_stages(config)) for block in specs_of(config, stage) for spec in block}.values())
 
 
-def _block(config: Config, index: int) -> list[Spec]:
-    """Return the parameters of one decoder block."""
+def _layer(config: Config, layer: int) -> list[Spec]:
+    """Return the parameters of one half of a decoder block."""
     model = config.model
     kv_width = model.width // model.heads * model.kv_heads
-    return list(block_specs(index, model.width, kv_width, model.ffn, model.layers).values())
+    specs = block_specs(layer // 2, model.width, kv_width, model.ffn, model.layers)
+    half = "ffn" if layer % 2 else "attention"
+    return [spec for name, spec in specs.items() if name.startswith(half)]
 
 
 def parts_of(config: Config, stage: int) -> list[range]:

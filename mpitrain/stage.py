@@ -152,8 +152,10 @@ class Stage:
     def _build(self) -> list[list[recipe.Item]]:
         head_width = self.config.model.width // self.config.model.heads
         rotary = Rotary(head_width, self.config.data.sequence, self.dtype, self.device)
-        inner = self._by_block[self.first : len(self._by_block) - self.last]
-        blocks: list[list[recipe.Item]] = [[Attention(*ps[:5], head_width, rotary), FeedForward(*ps[5:])] for ps in inner]
+        blocks: list[list[recipe.Item]] = []
+        for parameters in self._by_block[self.first : len(self._by_block) - self.last]:
+            attention, ffn = ([p for p in parameters if f".{half}." in p.name] for half in ("attention", "ffn"))
+            blocks.append(([Attention(*attention, head_width, rotary)] if attention else []) + ([FeedForward(*ffn)] if ffn else []))
         if self.first:
             blocks.insert(0, [Embedding(*self._by_block[0])])
         if self.last:

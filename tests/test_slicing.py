@@ -1,12 +1,15 @@
 """Which blocks, parameters and buckets a stage has."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain import config as settings
+from mpitrain.balance import balanced_split
 from mpitrain.schedules.placement import placement
-from mpitrain.slicing import EMBEDDING, balanced_split, parts_of, reduction_of, slices, specs_of
+from mpitrain.slicing import EMBEDDING, parts_of, reduction_of, slices, specs_of
 
 
 def resolve(*overrides, ranks):
@@ -16,32 +19,46 @@ def resolve(*overrides, ranks):
 PLACEMENTS = st.sampled_from([("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zbv", 2)])
 
 
-@given(st.integers(1, 40), st.integers(1, 12), PLACEMENTS, st.floats(0, 6))
-def test_every_stage_has_a_block_and_no_division_is_better(num_blocks, num_ranks, name_and_chunks, head):
+def slowest(counts, costs, ranks, head):
+    """Add up each rank's layers; the last stage's rank has the head."""
+    ends = list(itertools.accumulate(counts))
+    loads = [sum(sum(costs[end - n : end]) for n, end, rank in zip(counts, ends, ranks) if rank == r) for r in range(max(ranks) + 1)]
+    loads[ranks[-1]] += head
+    return max(loads)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 8), PLACEMENTS, st.integers(0, 30))
+def test_every_stage_has_a_layer_and_no_move_helps(costs, num_ranks, name_and_chunks, head):
     ranks = placement(name_and_chunks[0], num_ranks, name_and_chunks[1])
-    num_stages = len(ranks)
-    if num_stages > num_blocks:
+    if len(ranks) > len(costs):
         return
-    counts = balanced_split(num_blocks, ranks, head)
-    assert sum(counts) == num_blocks and len(counts) == num_stages and min(counts) >= 1
-
-    def slowest(counts):
-        costs = [*counts[:-1], counts[-1] + head]
-        return round(max(sum(cost for cost, rank in zip(costs, ranks) if rank == r) for r in range(num_ranks)), 9)
-
-    for stage in range(num_stages):  # moving one block anywhere doesn't help
-        for other in range(num_stages):
-            moved = list(counts)
-            moved[stage] -= 1
-            moved[other] += 1
-            assert min(moved) < 1 or slowest(moved) >= slowest(counts)
+    counts = balanced_split(tuple(costs), ranks, head)
+    assert sum(counts) == len(costs) and len(counts) == len(ranks) and min(counts) >= 1
+    for stage, neighbour in [(s, s + d) for s in range(len(ranks)) for d in (-1, 1) if 0 <= s + d < len(ranks)]:
+        moved = list(counts)
+        moved[stage] -= 1
+        moved[neighbour] += 1
+        assert min(moved) < 1 or slowest(moved, costs, ranks, head) >= slowest(counts, costs, ranks, head)
 
 
-def test_a_head_as_large_as_a_block_takes_one_from_the_last_stage():
-    assert balanced_split(8, [0, 1], 1.0) == [5, 3]
-    assert balanced_split(6, [0, 1, 2, 3], 0.2) == [2, 2, 1, 1]
-    assert balanced_split(5, range(5), 3.0) == [1, 1, 1, 1, 1]
-    assert balanced_split(8, [0, 1, 1, 0], 1.0) == [3, 2, 2, 1]
+@given(st.lists(st.integers(1, 9), min_size=3, max_size=12), st.integers(0, 20))
+def test_two_stages_are_divided_as_well_as_can_be(costs, head):
+    best = min(slowest([n, len(costs) - n], costs, (0, 1), head) for n in range(1, len(costs)))
+    assert slowest(balanced_split(tuple(costs), (0, 1), head), costs, (0, 1), head) == best
+
+
+def test_a_head_takes_layers_from_the_last_stage():
+    assert balanced_split((1.0,) * 8, (0, 1), 1.0) == [5, 3] or balanced_split((1.0,) * 8, (0, 1), 1.0) == [4, 4]
+    assert balanced_split((1.0,) * 8, (0, 1), 3.0) == [5, 3]
+    assert balanced_split((1.0,) * 5, (0, 1, 2, 3, 4), 3.0) == [1, 1, 1, 1, 1]
+    assert slowest(balanced_split((1.0,) * 9, (0, 1, 1, 0), 1.0), [1] * 9, (0, 1, 1, 0), 1) == 5
+
+
+def test_half_blocks_balance_the_reference_model():
+    config = resolve("model.preset=reference", "parallel.pp=2", "data.sequence=256", ranks=2)
+    assert [len(layers) / 2 for layers in slices(config)] == [4.5, 3.5]
+    last = specs_of(config, 1)
+    assert [len(block) for block in last] == [4, 9, 9, 9, 2] and all(".ffn." in spec.name for spec in last[0])
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])
@@ -53,7 +70,7 @@ def test_stages_hold_every_parameter_once_but_the_tied_embedding(pp, tied):
     expected = [spec.name for block in specs_of(whole, 0) for spec in block]
     assert found == expected
     assert found.count(EMBEDDING) == (2 if tied == "true" else 1)
-    assert [i for stage in slices(config) for i in stage] == list(range(6))
+    assert [i for stage in slices(config) for i in stage] == list(range(12))
 
 
 @pytest.mark.parametrize("bucket_mb", ["0.0001", "0.5", "1000.0"])
