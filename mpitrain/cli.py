@@ -118,19 +118,18 @@ def generate(run_dir: str, prompt: str, tokens: int, temperature: float, seed: i
 @click.option("--segments", type=click.IntRange(1), help="Segments of a microbatch's sequence (seq1f1b).")
 @click.option("--times", metavar="F,I,W,C", help="Times of a rank's layers for a microbatch, and of a message; 1,1,1,0 if absent.")
 @click.option("--memory-limit", type=float, metavar="STASHES", help="Most stashes of a rank's share of layers.")
+@click.option("--weight-memory", type=float, metavar="SHARE", help="Share of a stash held between I and W; 1 if absent.")
 @click.option("--out", metavar="FILE", help="Draw the timeline: .svg, .png or .txt.")
 @click.option("--json", is_flag=True, help="Print one JSON object.")
-def schedule(name: str, times: str | None, memory_limit: float | None, out: str | None, json: bool, **asked) -> None:
+def schedule(name: str, out: str | None, json: bool, **asked) -> None:
     """Prove a pipeline schedule, play it with given times, draw it. Runs nothing.
 
     NAME is a schedule's, for example zbv; FILE holds a table of your own. Printed are the makespan of a step, the bubble, and the most
     microbatches a rank keeps.
     """
     from mpitrain import schedule_report as report
-    from mpitrain.report.played import Request
 
-    size = asked.pop("stages"), asked.pop("microbatches")
-    request = Request(name, *size, times=report.read_times(times), memory_limit=report.read_limit(memory_limit), **asked)
+    request = report.read_request(name, **asked)
     click.echo(report.show(request, out, json))
 
 

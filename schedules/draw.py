@@ -5,10 +5,20 @@
     rank 1 .  F0 F1 .  .  B0--- F2 B1--- .  B2--- .  .
     rank 2 .  .  F0 B0--- F1 B1--- F2 B2--- .  .  .  .
     bubble 40.0% of 15 ticks
+
+A cell is a computation and its microbatch, and what else is needed to tell two apart:
+
+    f0       on the rank's second stage (with two copies of the model: of the second copy)
+    F0.2     where ranks have more than two stages: on the rank's stage 2, counted from 0
+    F0a F0b  segments of microbatch 0
+    F3+B1--- a pair, run together
+    F0@5     on stage 5: with a mark, because the message beside it names stages
 """
 
+from collections.abc import Sequence
+
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import COMPUTE, Action
+from mpitrain.schedules.actions import COMPUTE, PAIR, Action
 from mpitrain.schedules.lower import with_messages
 from mpitrain.schedules.needs import Needs, Programs
 from mpitrain.schedules.simulate import UNIT, Timeline, simulate
@@ -33,9 +43,10 @@ def grid(schedule: Table | Programs, mark: tuple[int, int] | None = None, width:
     else:
         starts, remark = _back_to_back(rows), "drawn without waits, as these programs can't be played to their end:"
     span = max((times[-1] + UNIT[row[-1].kind] for row, times in zip(rows, starts) if row), default=0)
-    labels = _labels(rows, _marked(schedule.ranks if isinstance(schedule, Table) else schedule, mark))
+    segments = schedule.segments if isinstance(schedule, Table) else 1
+    labels = _labels(rows, segments, _marked(schedule.ranks if isinstance(schedule, Table) else schedule, mark))
     column = 1 + max((len(label.rstrip("!")) for row in labels for label in row), default=1)
-    lines = [_line(row, times, names, span, column) for row, times, names in zip(rows, starts, labels)]
+    lines = [_line(*row, span, column) for row in zip(rows, starts, labels, map(_paired, programs))]
     bands = _bands(lines, span, column, width)
     if mark:
         bands = [band for band in bands if "!" in band] or bands[-1:]
@@ -87,24 +98,42 @@ def _marked(programs: Programs, mark: tuple[int, int] | None) -> tuple[int, Acti
     return next(((rank, action._replace(part=None)) for action in programs[rank][position:] if action.kind in COMPUTE), None)
 
 
-def _labels(rows: Rows, marked: tuple[int, Action] | None) -> list[list[str]]:
-    """Name each cell: kind and microbatch, and the stage where a rank has several."""
-    staged = any(len({action.stage for action in row}) > 1 for row in rows)
+def _labels(rows: Rows, segments: int, marked: tuple[int, Action] | None) -> list[list[str]]:
+    """Name each cell, as short as the schedule allows: the docstring of this module shows how."""
+    stages = [sorted({action.stage for action in row}) for row in rows]
+    most = max(map(len, stages), default=0)
 
     def label(rank: int, action: Action) -> str:
-        return (str(action) if staged else f"{action.kind}{action.index}") + "!" * ((rank, action) == marked)
+        if marked and most > 1:
+            return str(action) + "!" * ((rank, action) == marked)
+        chunk = stages[rank].index(action.stage)
+        kind = action.kind.lower() if most == 2 and chunk else action.kind
+        return f"{kind}{_microbatch(action.index, segments)}" + f".{chunk}" * (most > 2) + "!" * ((rank, action) == marked)
 
     return [[label(rank, action) for action in row] for rank, row in enumerate(rows)]
 
 
-def _line(row: list[Action], starts: list[int], labels: list[str], span: int, column: int) -> str:
+def _microbatch(index: int, segments: int) -> str:
+    microbatch, segment = divmod(index, segments)
+    if segments == 1:
+        return str(microbatch)
+    return f"{microbatch}{chr(ord('a') + segment)}" if segments <= 26 else f"{microbatch}/{segment}"
+
+
+def _paired(program: Sequence[Action]) -> set[Action]:
+    """Return the forwards that run together with the backward after them."""
+    return {action for before, action in zip(program, program[1:]) if before == PAIR}
+
+
+def _line(row: list[Action], starts: list[int], labels: list[str], paired: set[Action], span: int, column: int) -> str:
     """Write one rank's row, `column` characters a tick; a cell longer than a tick is drawn out with dashes."""
     idle = ".".ljust(column)
     line = ""
     for action, start, label in zip(row, starts, labels):
         length = UNIT[action.kind] * column
         line += idle * (start - len(line) // column)
-        line += label.ljust(length - 1, "-" if UNIT[action.kind] > 1 else " ").ljust(length)
+        cell = label.ljust(length - 1, "-" if UNIT[action.kind] > 1 else " ")
+        line += cell.ljust(length, "+" if action in paired else " ")
     return line + idle * (span - len(line) // column)
 
 

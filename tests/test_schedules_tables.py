@@ -115,7 +115,8 @@ def test_grid_names_stages_where_a_rank_has_several():
     table = Table("mine", 1, (build("gpipe", 1, 1).ranks[0],), (0,))
     assert "F0 B0" in grid(table)
     both = build("gpipe", 2, 1).ranks
-    assert "F0@0 F0@1 B0@1----- B0@0-----" in grid([[both[0][0], *both[1], both[0][1]]])
+    assert "F0 f0 b0--- B0---" in grid([[both[0][0], *both[1], both[0][1]]])
+    assert "F0@0 F0@1 B0@1!---- B0@0-----" in grid([[both[0][0], *both[1], both[0][1]]], mark=(0, 2))
 
 
 def test_grid_of_what_cannot_run_says_so():

@@ -1,0 +1,97 @@
+"""`mpitrain schedule`: play a schedule, print it, draw it, compare it with others or with a run. Neither MPI nor torch."""
+
+import math
+import shutil
+from pathlib import Path
+
+from mpitrain.errors import ConfigError
+from mpitrain.report.played import Request, play
+from mpitrain.report.schedule_text import as_json, as_text
+from mpitrain.schedules.options import UNIT_TIMES, Times
+
+KINDS_OF_FILES = (".svg", ".png", ".txt")
+WIDTH = 132  # of the grid where the screen's is not known
+
+
+def show(request: Request, out: str | None, json: bool) -> str:
+    """Return what one schedule's numbers are, as text or as JSON, and draw it into the file `out`."""
+    check_out(out)
+    played = play(request)
+    if out and Path(out).suffix == ".txt":
+        write(out, (as_text(played, WIDTH, whole=True) + "\n").encode())
+    elif out:
+        from mpitrain.report.picture import draw
+
+        write(out, draw(played, Path(out).suffix[1:]))
+    return as_json(played) if json else as_text(played, shutil.get_terminal_size((WIDTH, 0)).columns)
+
+
+# ---------------------------------------------------------------- options
+
+
+def read_request(name: str, stages: int | None, microbatches: int | None, **asked) -> Request:
+    """Check the options as they were typed."""
+    for option, check in (("times", read_times), ("memory_limit", read_limit), ("weight_memory", read_share)):
+        asked[option] = check(asked[option])
+    return Request(name, stages, microbatches, **asked)
+
+
+def read_times(text: str | None) -> Times:
+    """Read --times F,I,W,C. Whole numbers stay whole, so that their sums are exact."""
+    if text is None:
+        return UNIT_TIMES
+    words = text.split(",")
+    if len(words) != len(UNIT_TIMES):
+        raise ConfigError(
+            f"--times {text}: found {len(words)} numbers, needed 4: of a rank's whole share of layers and one microbatch the time of the "
+            "forward, of the backward for inputs, of the backward for weights, and of a message, for example --times 1,1,1,0"
+        )
+    return Times(*(_time(word.strip(), position == 3, text) for position, word in enumerate(words)))
+
+
+def _time(word: str, may_be_0: bool, text: str) -> float:
+    try:
+        value = int(word) if word.lstrip("+-").isdecimal() else float(word)
+    except ValueError:
+        raise ConfigError(f"--times {text}: found {word!r}, needed a number") from None
+    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_0):
+        raise ConfigError(f"--times {text}: found {word}, needed {'0 or more' if may_be_0 else 'more than 0'}")
+    return value
+
+
+def read_limit(value: float | None) -> float | None:
+    """Read --memory-limit, in stashes of a rank's whole share of layers."""
+    if value is not None and not 0 < value < math.inf:
+        raise ConfigError(f"--memory-limit {value:g}: needed a number of stashes above 0")
+    return value
+
+
+def read_share(value: float | None) -> float | None:
+    """Read --weight-memory, the share of a stash that is held between I and W."""
+    if value is not None and not 0 <= value <= 1:
+        raise ConfigError(f"--weight-memory {value:g}: needed a share of a stash, 0 to 1")
+    return value
+
+
+def check_out(out: str | None) -> None:
+    """Refuse a file that can't be drawn, before anything is computed."""
+    if out is None:
+        return
+    path = Path(out)
+    if path.suffix not in KINDS_OF_FILES:
+        raise ConfigError(f"--out {out}: found {path.suffix or 'no file type'!r}, needed one of {' '.join(KINDS_OF_FILES)}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"--out {out}: {path if path.is_dir() else f'no folder {path.parent}'}; needed a file in a folder that exists")
+    if path.suffix != ".txt":
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            raise ConfigError(f"--out {out}: pictures need matplotlib; pip install 'mpitrain[plot]', or write a .txt") from None
+
+
+def write(out: str, content: bytes) -> None:
+    """Write a file at once, when all of it is there."""
+    try:
+        Path(out).write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: can't be written: {error.strerror}") from None

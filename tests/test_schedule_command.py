@@ -1,0 +1,181 @@
+"""`mpitrain schedule`: what it prints, as text and as JSON, and what it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mpitrain.cli import cli
+from mpitrain.errors import BAD_INPUT, InputError
+from mpitrain.schedules import catalog
+from mpitrain.schedules.table import write_table
+
+GOLDEN = json.loads((Path(__file__).parent / "data" / "schedules_golden.json").read_text())
+NAMES = {"zb_h1": "zb-h1", "zb_auto_1p_unit": "zb-auto", "interleaved_1f1b_v2": "interleaved"}
+
+
+def run(*words) -> str:
+    """Run the command in this process and return what it prints; an InputError is raised."""
+    done = CliRunner().invoke(cli, ["schedule", *map(str, words)], standalone_mode=False)
+    if done.exception:
+        raise done.exception
+    return done.stdout
+
+
+def as_json(*words) -> dict:
+    return json.loads(run(*words, "--json"))
+
+
+# ---------------------------------------------------------------- the golden tables
+
+
+def golden() -> list:
+    tables = [key for key in GOLDEN if isinstance(GOLDEN[key], dict) and "ranks" in GOLDEN[key]]
+    return [pytest.param(key, id=key) for key in tables]
+
+
+@pytest.mark.parametrize("key", golden())
+def test_json_is_the_golden_table(key):
+    table = GOLDEN[key]
+    key = key.removesuffix("_p2m4")
+    name = NAMES.get(key, key)
+    if name not in catalog.NAMES:
+        pytest.skip(f"{name} is not in the catalogue")
+    extra = {"zb-auto": ["--memory-limit", table["p"]], "interleaved": ["--chunks", table["v"]]}.get(name, [])
+    found = as_json(name, "--stages", table["p"], "--microbatches", table["m"], *extra)
+    derived = table["derived"]
+    assert found["ranks"] == table["ranks"]
+    assert found["makespan"] == derived["makespan"]
+    assert found["span"] == derived["max_rank_span"]
+    assert found["ideal"] == derived["ideal"]
+    assert found["idle"] == derived["idle_per_rank"]
+    assert found["peak_in_flight"] == derived["peak_inflight_per_rank"]
+    assert found["messages"] == derived["p2p_sends_per_rank"]
+    assert found["bubble_rate"] == (found["span"] - derived["ideal"]) / found["span"]
+
+
+VECTORS = GOLDEN["simulator_regression_zero_bubble_table5_table9"]
+
+
+def _weight_memory(vector: dict) -> float:
+    return vector["M_W_over_sb"] / vector["M_B_over_sb"]
+
+
+COLUMNS = {  # of the paper's table 5: the schedule and its options
+    "1f1b": ("1f1b", {}),
+    "zb_h1": ("zb-h1", {}),
+    "zb_h2": ("zb-h2", {}),
+    "zb_1p": ("zb-auto", {"--memory-limit": lambda vector: vector["p"], "--weight-memory": _weight_memory}),
+    "zb_2p": ("zb-auto", {"--memory-limit": lambda vector: 2 * vector["p"], "--weight-memory": _weight_memory}),
+    "correct_1f1b_i": ("interleaved", {"--chunks": lambda vector: vector["chunks_1f1b_i"]}),
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector['model']}-p{vector['p']}-m{vector['m']}")
+def test_bubble_rate_is_the_zero_bubble_papers(vector, column):
+    """With its profiled times (table 9); for 1F1B-I with the wrap-around dependency that the paper's script misses."""
+    name, options = COLUMNS[column]
+    if name not in catalog.NAMES:
+        pytest.skip(f"{name} is not in the catalogue")
+    times = ",".join(str(vector[key]) for key in ("t_F", "t_B", "t_W", "t_comm"))
+    words = [word for option, value in options.items() for word in (option, value(vector))]
+    found = as_json(name, "--stages", vector["p"], "--microbatches", vector["m"], "--times", times, *words)
+    wanted = vector[column] if column in vector else vector["paper_bubble_rate"][column]
+    assert round(found["bubble_rate"], 4) == wanted
+
+
+# ---------------------------------------------------------------- text
+
+
+def test_text_shows_grid_numbers_and_proof():
+    lines = run("1f1b", "--stages", 2, "--microbatches", 2).splitlines()
+    assert lines[0] == "1f1b: 2 ranks, 2 microbatches; times F 1, I 1, W 1, message 0"
+    assert lines[2:5] == ["tick   0              5", "rank 0 F0 F1 .  .  B0--- .  B1---", "rank 1 .  F0 B0--- F1 B1--- .  ."]
+    assert lines[7] == "makespan     9, 6 of it computing: bubble 33.33%"
+    assert lines[12:14] == ["   0       0     3  33.33%          2              2         2", lines[13]]
+    assert lines[-1] == "proved: 20 instructions complete and in order, 4 messages matched, no deadlock without buffering"
+
+
+def test_times_are_a_ranks_share_of_layers():
+    """Two stages a rank take half of it each; whole numbers stay exact."""
+    assert as_json("gpipe", "--stages", 2, "--microbatches", 3, "--times", "2,3,5,7")["makespan"] == 4 * 10 + 2 * 7
+    if "interleaved" in catalog.NAMES:
+        assert as_json("interleaved", "--stages", 2, "--microbatches", 4, "--times", "2,2,2,0")["makespan"] == 24 + 3
+
+
+def test_a_large_schedule_is_not_drawn_on_the_screen():
+    text = run("1f1b", "--stages", 16, "--microbatches", 128)
+    assert "--out" in text and "rank 15" not in text
+    assert len(text.splitlines()) < 40
+
+
+def test_peak_is_held_against_the_limit():
+    size = ("--stages", 4, "--microbatches", 8)
+    assert "within the limit of 4" in run("1f1b", *size, "--memory-limit", 4)
+    assert "ABOVE the limit of 3" in run("1f1b", *size, "--memory-limit", 3)
+    assert as_json("1f1b", *size, "--memory-limit", 3)["above_limit"] is True
+
+
+def test_a_file_of_ones_own_says_its_size(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text(write_table(catalog.build("gpipe", 3, 4)))
+    assert as_json(path)["ranks"] == as_json("gpipe", "--stages", 3, "--microbatches", 4)["ranks"]
+    with pytest.raises(InputError, match=r"found --stages 2, the table has 3"):
+        run(path, "--stages", 2)
+
+
+def test_a_flawed_file_is_shown_with_its_flaw(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("rank 0: F0@0 B0@0 F1@0 B1@0\nrank 1: F1@1 B1@1 F0@1 B0@1\n")
+    with pytest.raises(InputError, match="!"):
+        run(path)
+
+
+def test_text_file_holds_the_whole_grid(tmp_path):
+    path = tmp_path / "grid.txt"
+    run("1f1b", "--stages", 16, "--microbatches", 128, "--out", path)
+    assert "rank 15" in path.read_text()
+
+
+# ---------------------------------------------------------------- bad input
+
+SIZE = ["--stages", "2", "--microbatches", "4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["1f1", *SIZE], "did you mean '1f1b'"),
+        (["1f1b"], "needs --stages and --microbatches"),
+        (["1f1b", "--stages", "0", "--microbatches", "4"], "0 is not in the range"),
+        (["1f1b", *SIZE, "--chunks", "2"], "chunks has no effect"),
+        (["1f1b", *SIZE, "--times", "1,1,1"], "found 3 numbers, needed 4"),
+        (["1f1b", *SIZE, "--times", "1,1,one,0"], "found 'one', needed a number"),
+        (["1f1b", *SIZE, "--times", "1,-1,1,0"], "found -1, needed more than 0"),
+        (["1f1b", *SIZE, "--times", "1,1,1,-2"], "found -2, needed 0 or more"),
+        (["1f1b", *SIZE, "--times", "1,nan,1,0"], "found nan"),
+        (["1f1b", *SIZE, "--memory-limit", "nan"], "--memory-limit"),
+        (["1f1b", *SIZE, "--weight-memory", "2"], "needed a share of a stash, 0 to 1"),
+        (["1f1b", *SIZE, "--out", "x.gif"], "found '.gif', needed one of .svg .png .txt"),
+        (["1f1b", *SIZE, "--out", "no/such/folder.txt"], "no folder"),
+    ],
+)
+def test_bad_input_ends_with_2_and_says_what_to_change(words, message):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of click or of ours
+        run(*words)
+    assert message in str(caught.value)
+    assert caught.value.exit_code == BAD_INPUT
+
+
+def test_the_command_imports_neither_torch_nor_mpi4py():
+    code = (
+        "import sys; from mpitrain.cli import cli; "
+        "cli(['schedule', '1f1b', '--stages', '2', '--microbatches', '2'], standalone_mode=False); "
+        "sys.exit(str({'torch', 'mpi4py', 'numpy', 'matplotlib'} & set(sys.modules) or ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip() == ""
