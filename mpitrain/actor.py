@@ -8,6 +8,7 @@
         REDUCE                      starts the reduction of one bucket; NORM waits for all of them
 """
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from mpitrain.gradients import Gradients
 from mpitrain.model.recipe import Walk, run, run_together
 from mpitrain.optim.adamw import AdamW
 from mpitrain.optim.norm import norm, squares
+from mpitrain.report.trace import Recorder
 from mpitrain.schedules.actions import Action
 from mpitrain.stage import Microbatch, Stage
 
@@ -61,10 +63,11 @@ class _Work:
 
 
 class Actor:
-    """This rank. `cursor` is (step, position in the program, instruction)."""
+    """This rank. `cursor` is (step, position in the program, instruction); `recorder` notes when instructions ran."""
 
-    def __init__(self, config: Config, mesh: Mesh, device: torch.device):
+    def __init__(self, config: Config, mesh: Mesh, device: torch.device, recorder: Recorder | None = None):
         self.config, self.mesh, self.progress = config, mesh, mesh.progress
+        self.recorder = recorder or Recorder(range(0))
         self.pp, self.data = mesh["pp"], mesh["data"]
         programs = program.training(config)
         self.table = programs.table
@@ -96,7 +99,7 @@ class Actor:
         stages: dict[int, Stage] = {}
         for number in self.table.chunks[self.pp.rank]:
             shared = next((stage.embedding for stage in stages.values() if stage.embedding is not None), None)
-            stages[number] = Stage(self.config, number % self.table.depth, device, self.data.allocate, shared)
+            stages[number] = Stage(self.config, number % self.table.depth, device, self.data.allocate, shared, self.table.segments)
         return stages
 
     @property
@@ -131,7 +134,7 @@ class Actor:
         for stage in self.stages.values():
             stage.losses = {}
         with torch.no_grad():
-            self._walk(self.evaluation, work, step)
+            self._walk(self.evaluation, work, -1)
         loss, count, _ = self._totals(work)
         return loss, count
 
@@ -142,10 +145,14 @@ class Actor:
         for position, action in steps:
             self.cursor = (step, position, action)
             self.progress.poll()
+            begin = time.perf_counter()
             if action.kind == "PAIR":
-                self._pair(next(steps)[1], next(steps)[1], work)
+                forward, backward = next(steps)[1], next(steps)[1]
+                self._pair(forward, backward, work)
+                self.recorder.add_pair(step, action, forward, backward, begin, time.perf_counter())
             else:
                 self._handlers[action.kind](action, work)
+                self.recorder.add(step, action, begin, time.perf_counter())
         for pending in work.sending:
             pending.wait()
         return work.result

@@ -4,6 +4,7 @@
     metrics.jsonl    one object per step
     data/            the tokens
     checkpoints/     one directory per saved step
+    trace.json       when each instruction of each rank ran (run.trace)
 """
 
 import json
@@ -39,6 +40,10 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace.json"
 
     @property
     def hang(self) -> Path:

@@ -19,8 +19,8 @@ def table_of(config: Config) -> Table:
     """Return the schedule's table. Raises ScheduleError if it isn't defined for this layout, ConfigError if its file is unreadable."""
     pipeline, pp, m = config.pipeline, config.parallel.pp, num_microbatches(config)
     if not _is_file(pipeline.schedule):
-        return catalog.build(pipeline.schedule, pp, m, _options(config))
-    table = _read(pipeline.schedule)
+        return _cut(config, catalog.build(pipeline.schedule, pp, m, _options(config)))
+    table = _cut(config, _read(pipeline.schedule))
     found = f"a table of {len(table.ranks)} ranks with {table.depth // len(table.ranks)} stages each and {_total(table)} microbatches"
     if (len(table.ranks), table.depth, _total(table)) != (pp, pp * pipeline.chunks, m):
         raise ScheduleError(
@@ -40,6 +40,15 @@ def rank_of(config: Config) -> tuple[int, ...]:
         table = _read(pipeline.schedule)
         return table.rank_of[: table.depth]
     return placement(pipeline.schedule, config.parallel.pp, pipeline.chunks)
+
+
+def _cut(config: Config, table: Table) -> Table:
+    if config.data.sequence % table.segments:
+        raise ConfigError(
+            f"data.sequence = {config.data.sequence} tokens don't divide into {table.segments} segments ({table.name}); "
+            "change one of them (pipeline.segments)"
+        )
+    return table
 
 
 def _total(table: Table) -> int:

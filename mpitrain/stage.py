@@ -1,11 +1,12 @@
 """One pipeline stage: a slice of the decoder with its parameters, its gradient buckets, and what each microbatch left behind."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from mpitrain.config import Config
 from mpitrain.model import recipe
+from mpitrain.model.history import History
 from mpitrain.model.parameters import Allocate, Parameter, flat_buffer, initialise
 from mpitrain.model.recipe import Products, Walk
 from mpitrain.model.segments import Attention, Embedding, FeedForward, Head, Rotary
@@ -14,10 +15,15 @@ from mpitrain.slicing import EMBEDDING, num_stages, parts_of, specs_of
 
 @dataclass
 class Microbatch:
-    """What a stage needs to know of a microbatch besides its input: tokens on the first stage, targets on the last. [B, T] each."""
+    """What a stage needs to know of a microbatch besides its input: tokens on the first stage, targets on the last. [B, T] each.
+
+    start, history: of a segment of a sequence, its first position, and the keys and values of the segments before it.
+    """
 
     tokens: torch.Tensor | None = None
     targets: torch.Tensor | None = None
+    start: int = 0
+    history: History | None = None
 
 
 @dataclass
@@ -32,6 +38,7 @@ class Stage:
     """The blocks, parameters and stashes of stage `index` of a model.
 
     allocate: gives the memory of the gradient buckets.  embedding: the tied embedding, if another stage of this rank owns it.
+    segments: into how many segments a microbatch's sequence is cut; microbatch `index` is then segment index % segments of one.
     """
 
     def __init__(
@@ -41,8 +48,9 @@ class Stage:
         device: torch.device,
         allocate: Allocate | None = None,
         embedding: torch.Tensor | None = None,
+        segments: int = 1,
     ):
-        self.config, self.index, self.device, self.embedding = config, index, device, embedding
+        self.config, self.index, self.device, self.embedding, self.segments = config, index, device, embedding, segments
         self.first, self.last = index == 0, index == num_stages(config) - 1
         self.dtype = torch.float64 if config.precision.compute == "fp64" else torch.float32
         self.parts = parts_of(config, index)
@@ -50,12 +58,13 @@ class Stage:
         self.blocks = self._build()
         self.stashes: dict[int, list] = {}  # by microbatch: what forward left for backward
         self.products: dict[int, list[list[Products]]] = {}  # by microbatch and block: what the backward for inputs left for weights
+        self.histories: dict[int, History] = {}  # by microbatch, of which the last segment isn't done
         self.losses: dict[int, torch.Tensor] = {}
         initialise(self.owned, config.run.seed)
 
     def activation(self) -> torch.Tensor:
         """Return an uninitialised [B, T, D] buffer for what comes from a neighbouring stage."""
-        shape = (self.config.batch.micro, self.config.data.sequence, self.config.model.width)
+        shape = (self.config.batch.micro, self.config.data.sequence // self.segments, self.config.model.width)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def zero_grad(self) -> None:
@@ -71,11 +80,14 @@ class Stage:
         Without gradients enabled nothing is stashed.
         """
         stash = []
+        microbatch = self._segment(index, microbatch)
         for block in self.blocks:
             x, saved = yield from recipe.forward(block, x, microbatch)
             stash.append(saved)
         if torch.is_grad_enabled():
             self.stashes[index] = stash
+        elif (index + 1) % self.segments == 0:
+            self.histories.pop(index // self.segments, None)
         if not self.last:
             return x
         self.losses[index] = x.detach()
@@ -93,6 +105,8 @@ class Stage:
                 grad = yield from recipe.backward(self.blocks[block], stash[block], grad)
         if parts[-1] == len(self.parts) - 1:
             del self.stashes[index]
+            if index % self.segments == 0:
+                self.histories.pop(index // self.segments, None)
         return grad
 
     def input_backward(self, index: int, grad: torch.Tensor | None) -> Walk:
@@ -102,6 +116,8 @@ class Stage:
         for block in reversed(range(len(self.blocks))):
             grad = yield from recipe.backward(self.blocks[block], stash.pop(), grad, later[block].append)
         self.products[index] = later
+        if index % self.segments == 0:
+            self.histories.pop(index // self.segments, None)
         return grad
 
     def weight_backward(self, index: int, part: int | None) -> Walk:
@@ -115,6 +131,13 @@ class Stage:
                     later[block].pop(0)()
         if parts[-1] == len(self.parts) - 1:
             del self.products[index]
+
+    def _segment(self, index: int, microbatch: Microbatch) -> Microbatch:
+        """Tell a segment where it starts and what came before it; segments of a sequence come in ascending order."""
+        if self.segments == 1:
+            return microbatch
+        start = index % self.segments * (self.config.data.sequence // self.segments)
+        return replace(microbatch, start=start, history=self.histories.setdefault(index // self.segments, {}))
 
     @property
     def num_stashes(self) -> int:

@@ -29,6 +29,7 @@ from mpitrain.model.parameters import Parameter
 from mpitrain.optim.rates import learning_rate
 from mpitrain.report.console import Report
 from mpitrain.report.flops import DEFINITION, flops_per_token, peak_flops
+from mpitrain.report.trace import Recorder, write_trace
 from mpitrain.rundir import RunDir
 from mpitrain.schedule import num_microbatches, table_of
 from mpitrain.slicing import parameters_of
@@ -125,7 +126,8 @@ class Trainer:
     def __init__(self, config: Config, rundir: RunDir, corpora: Corpora, mesh: Mesh, device: torch.device):
         self.config, self.rundir, self.corpora, self.mesh, self.device = config, rundir, corpora, mesh, device
         self.world = mesh["world"]
-        self.actor = Actor(config, mesh, device)
+        self.recorder = Recorder(range(0))
+        self.actor = Actor(config, mesh, device, self.recorder)
         self.num_microbatches = num_microbatches(config)
         self.step = self.tokens = self.updates = self.skipped = 0
         self.asked_to_stop = False
@@ -152,6 +154,8 @@ class Trainer:
     def train(self) -> int:
         """Go on from the newest checkpoint to the last step; return the exit code."""
         self._resume()
+        first = min(self.step + 2, self.config.run.steps)  # the first step is never typical
+        self.recorder.steps = range(first, min(first + self.config.run.trace, self.config.run.steps + 1))
         self._announce()
         with self.report, diagnosed(self.actor, self.rundir):
             if self.step == 0:
@@ -179,6 +183,8 @@ class Trainer:
         if step == run.steps or (run.eval_every and step % run.eval_every == 0):
             line["val_loss"] = self._validate()
         self._log(line, waited_share)
+        if run.trace and step == self.recorder.steps[-1]:
+            self._write_trace()
         if step == run.steps or result.stop or (run.save_every and step % run.save_every == 0):
             self._save()
         return result.stop
@@ -187,12 +193,17 @@ class Trainer:
         """Return this rank's microbatches of a step (counted from 0); only first and last stage look at them."""
         batch, actor = self.config.batch, self.actor
         if not (actor.first or actor.last):
-            return [Microbatch() for _ in range(self.num_microbatches)]
+            return [Microbatch() for _ in range(self.num_microbatches * actor.table.segments)]
         local = batch.global_ // self.config.parallel.dp
         begin = step * batch.global_ + self.mesh["data"].rank * local
         tokens = torch.from_numpy(sampler.sequences(range(begin, begin + local))).to(self.device)
-        chunks = tokens.split(batch.micro)
-        return [Microbatch(chunk[:, :-1] if actor.first else None, chunk[:, 1:] if actor.last else None) for chunk in chunks]
+        length = self.config.data.sequence // actor.table.segments
+        cut = [
+            pair
+            for chunk in tokens.split(batch.micro)
+            for pair in zip(chunk[:, :-1].split(length, dim=1), chunk[:, 1:].split(length, dim=1))
+        ]
+        return [Microbatch(inputs if actor.first else None, targets if actor.last else None) for inputs, targets in cut]
 
     def _validate(self) -> float:
         batches = (self._microbatches(self.corpora.validation, i) for i in range(self.config.run.eval_batches))
@@ -243,6 +254,10 @@ class Trainer:
         if self.device.type == "cuda":
             direct = "device buffers go straight to MPI" if self.mesh.device_aware else "device buffers go through pinned host memory"
             self.report.say(f"{direct}: {self.mesh.device_reason}")
+
+    def _write_trace(self) -> None:
+        write_trace(self.rundir.trace, self.recorder, self.mesh, self.actor.table)
+        self.report.say(f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace {self.rundir.trace}")
 
     def _say_how_to_go_on(self) -> None:
         path = self.rundir.path

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from mpitrain.model.history import Attended, attend, mask
 from mpitrain.model.parameters import Parameter
 from mpitrain.model.recipe import Later, Walk
 
@@ -77,6 +78,7 @@ class Tape:
     def __init__(self):
         self.small: list[tuple[Parameter, torch.Tensor]] = []
         self.deferred: list[tuple[Parameter, torch.Tensor, torch.Tensor]] = []
+        self.attended: Attended | None = None  # of a sequence that is cut into segments
 
     def product(self, x: torch.Tensor, parameter: Parameter) -> torch.Tensor:
         """Return x @ parameter.T; its weight gradient is deferred."""
@@ -122,9 +124,18 @@ class Segment:
         """Add the gradients of vectors to their buffers, hand over those of matrices, and return that of the input."""
         yield None
         x, y, tape = saved
-        (grad,) = torch.autograd.grad(y, x, grad_of_output)
+        grad = self._differentiate(x, y, grad_of_output, tape.attended)
         tape.add_vectors()
         later(tape.add_products)
+        return grad
+
+
+    def _differentiate(self, x: torch.Tensor, y: torch.Tensor, grad_of_output: torch.Tensor | None, attended: Attended | None):
+        if attended is None:
+            return torch.autograd.grad(y, x, grad_of_output)[0]
+        outputs, grads = attended.outputs_and_grads()
+        grad, *of_leaves = torch.autograd.grad([y, *outputs], [x, *attended.leaves()], [grad_of_output, *grads])
+        attended.leave(tuple(of_leaves))
         return grad
 
 
@@ -153,9 +164,10 @@ class Rotary:
         angles = torch.outer(torch.arange(sequence, dtype=torch.float64), rates)
         self.cos, self.sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
-    def __call__(self, x_BHTC: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_BHTC: torch.Tensor, start: int = 0) -> torch.Tensor:
         a, b = x_BHTC.chunk(2, -1)
-        cos, sin = self.cos[: a.shape[-2]], self.sin[: a.shape[-2]]
+        here = slice(start, start + a.shape[-2])
+        cos, sin = self.cos[here], self.sin[here]
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
@@ -171,8 +183,13 @@ class Attention(Segment):
         q_BHTC, k_BKTC, v_BKTC = (
             tape.product(h_BTD, weight).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for weight in (self.q, self.k, self.v)
         )
+        q_BHTC, k_BKTC = self.rotary(q_BHTC, context.start), self.rotary(k_BKTC, context.start)
+        visible = None
+        if context.history is not None:
+            k_BKTC, v_BKTC, tape.attended = attend(context.history.setdefault(self, []), k_BKTC, v_BKTC)
+            visible = mask(q_BHTC.shape[-2], k_BKTC.shape[-2], x_BTD.device)
         a_BHTC = functional.scaled_dot_product_attention(
-            self.rotary(q_BHTC), self.rotary(k_BKTC), v_BKTC, is_causal=True, enable_gqa=True
+            q_BHTC, k_BKTC, v_BKTC, attn_mask=visible, is_causal=visible is None, enable_gqa=True
         )
         return x_BTD + tape.product(a_BHTC.transpose(1, 2).flatten(-2), self.output)
 

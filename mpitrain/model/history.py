@@ -1,0 +1,64 @@
+"""A sequence cut into segments that go through the pipeline one after the other (Seq1F1B, arXiv:2406.03488; TeraPipe, arXiv:2102.07988).
+
+Queries of a segment attend to the keys and values of the segments before it, which are kept. Backwards run from the last segment to
+the first: each leaves gradients of the earlier keys and values, and these are the ones that a segment's backward starts from,
+besides the gradient of its output.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class KeysValues:
+    """Keys and values of one segment in one attention, [B, K, T, C] each, and the gradients that later segments left."""
+
+    tensors: tuple[torch.Tensor, torch.Tensor]
+    grads: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, grads: list[torch.Tensor]) -> None:
+        """Add gradients of both."""
+        self.grads = [a + b for a, b in zip(self.grads, grads)] if self.grads else grads
+
+
+History = dict[object, list[KeysValues]]  # by attention: the segments of one microbatch so far
+
+
+@dataclass
+class Attended:
+    """What the backward of one segment must know: its own keys and values, and those it attended to as leaves of its graph."""
+
+    own: KeysValues
+    own_outputs: tuple[torch.Tensor, torch.Tensor]
+    before: list[tuple[KeysValues, list[torch.Tensor]]]
+
+    def outputs_and_grads(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the outputs that later segments used and what they left: nothing for the last segment."""
+        return (list(self.own_outputs), self.own.grads) if self.own.grads else ([], [])
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Return the keys and values of earlier segments."""
+        return [leaf for _, pair in self.before for leaf in pair]
+
+    def leave(self, grads: tuple[torch.Tensor, ...]) -> None:
+        """Leave the gradients of `leaves` to the earlier segments."""
+        for i, (earlier, _) in enumerate(self.before):
+            earlier.add(list(grads[2 * i : 2 * i + 2]))
+
+
+def attend(segments: list[KeysValues], key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Attended]:
+    """Append a segment's keys and values; return those of all segments so far, and what the backward needs."""
+    before = []
+    for earlier in segments:
+        leaves = [tensor.detach().requires_grad_(torch.is_grad_enabled()) for tensor in earlier.tensors]
+        before.append((earlier, leaves))
+    own = KeysValues((key.detach(), value.detach()))
+    segments.append(own)
+    keys, values = (torch.cat([*(pair[i] for _, pair in before), tensor], -2) for i, tensor in enumerate((key, value)))
+    return keys, values, Attended(own, (key, value), before)
+
+
+def mask(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
+    """Return which keys [queries, keys] the last `num_queries` positions may see."""
+    return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)

@@ -1,0 +1,118 @@
+"""A timeline drawn to scale: one row per rank, one cell per computation. Only pictures import this, and with it matplotlib.
+
+Colours are Okabe and Ito's, which colour-blind readers tell apart; a rank's second stage, copy or segment is a lighter tint.
+"""
+
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+
+from mpitrain.schedules.actions import COMPUTE, PAIR, Action
+from mpitrain.schedules.draw import microbatch_label
+from mpitrain.schedules.simulate import Timeline
+
+COLOURS = {"F": "#0072B2", "B": "#D55E00", "I": "#E69F00", "W": "#009E73"}
+BUBBLE, PAIR_EDGE = "#ECECEC", "#111111"
+LIGHTEST = 0.6  # share of white in the last tint
+CELL_HEIGHT = 0.84  # of a row
+DIGIT = 0.64  # width of a digit, of its font's size
+FONT_SIZES = 4.6, 9.0  # points: smaller is not legible, larger not needed
+MOST_SHAPES = 20_000  # above it an .svg holds them as pixels
+
+
+@dataclass(frozen=True)
+class Look:
+    """How cells differ. chunks: the stages of each rank; tints tell them apart, or else the segments of a sequence."""
+
+    chunks: tuple[tuple[int, ...], ...]
+    segments: int = 1
+
+    @property
+    def num_tints(self) -> int:
+        stages = max(map(len, self.chunks))
+        return stages if stages > 1 else self.segments
+
+    def colour(self, rank: int, action: Action) -> tuple[float, float, float]:
+        stages = self.chunks[rank]
+        shade = stages.index(action.stage) if max(map(len, self.chunks)) > 1 else action.index % self.segments
+        return tint(action.kind, shade, self.num_tints)
+
+    def label(self, action: Action) -> str:
+        return microbatch_label(action.index, self.segments)
+
+
+def tint(kind: str, shade: int, num_tints: int) -> tuple[float, float, float]:
+    """Return the colour of a kind, lighter for each further stage."""
+    white = LIGHTEST * shade / max(1, num_tints - 1)
+    return tuple(channel + (1 - channel) * white for channel in to_rgb(COLOURS[kind]))
+
+
+def draw_rows(axes: Axes, timeline: Timeline, look: Look, points: tuple[float, float]) -> None:
+    """Draw all ranks' rows. `points`: the width of one unit of time and the height of a row, for labels to fit."""
+    cells = [(rank, *cell) for rank in range(len(timeline.programs)) for cell in timeline.computations(rank)]
+    _background(axes, len(timeline.programs), timeline.makespan)
+    thin = min(0.6, 0.12 * points[0] * min((end - start for *_, start, end in cells if end > start), default=1))
+    shapes = PolyCollection(
+        [_box(rank, start, end) for rank, _, start, end in cells],
+        facecolors=[look.colour(rank, action) for rank, action, *_ in cells],
+        edgecolors="white",
+        linewidths=thin,
+        zorder=2,
+        rasterized=len(cells) > MOST_SHAPES,
+    )
+    axes.add_collection(shapes)
+    _join_pairs(axes, timeline, points)
+    _labels(axes, cells, look, points)
+    axes.set_ylim(len(timeline.programs) - 0.5, -0.5)
+    axes.set_xlim(0, timeline.makespan or 1)
+
+
+def _background(axes: Axes, num_ranks: int, end: float) -> None:
+    """Fill rows with the colour of the bubble: where no cell lies on it, a rank waits."""
+    axes.add_collection(PolyCollection([_box(rank, 0, end) for rank in range(num_ranks)], facecolors=BUBBLE, linewidths=0, zorder=1))
+
+
+def _box(rank: int, start: float, end: float, height: float = CELL_HEIGHT) -> list[tuple[float, float]]:
+    top, bottom = rank - height / 2, rank + height / 2
+    return [(start, top), (end, top), (end, bottom), (start, bottom)]
+
+
+def _join_pairs(axes: Axes, timeline: Timeline, points: tuple[float, float]) -> None:
+    """Draw one frame around the two computations of each pair."""
+    frames = []
+    for rank, program in enumerate(timeline.programs):
+        starts, ends = timeline.starts[rank], timeline.ends[rank]
+        for position, action in enumerate(program):
+            if action == PAIR and position + 2 < len(program):
+                frames.append(_box(rank, starts[position + 1], max(ends[position + 1 : position + 3]), CELL_HEIGHT * 0.97))
+    width = min(1.3, 0.05 * points[1])
+    axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors=PAIR_EDGE, linewidths=width, zorder=3))
+
+
+def _labels(axes: Axes, cells: list[tuple[int, Action, float, float]], look: Look, points: tuple[float, float]) -> None:
+    """Write microbatch numbers, all in one size, into the cells they fit into."""
+    smallest, largest = FONT_SIZES
+    rooms = [(points[0] * (end - start) - 1, len(look.label(action))) for _, action, start, end in cells if end > start]
+    if not rooms:
+        return
+    tightest = min(room / (DIGIT * length) for room, length in rooms)
+    size = min(largest, 0.62 * points[1] * CELL_HEIGHT, max(tightest, smallest))
+    if size < smallest * 0.95:
+        return
+    for rank, action, start, end in cells:
+        text = look.label(action)
+        if points[0] * (end - start) - 1 >= DIGIT * size * len(text) * 0.98:
+            ink = "white" if _luminance(look.colour(rank, action)) < 0.42 else "#1a1a1a"
+            axes.text((start + end) / 2, rank, text, fontsize=size, color=ink, ha="center", va="center_baseline", zorder=4)
+
+
+def _luminance(rgb: tuple[float, float, float]) -> float:
+    return 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2]
+
+
+def kinds(timeline: Timeline) -> list[str]:
+    """Return which kinds of computations there are."""
+    found = {action.kind for program in timeline.programs for action in program}
+    return [kind for kind in COMPUTE if kind in found]
