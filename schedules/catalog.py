@@ -17,6 +17,7 @@ from mpitrain.schedules.interleaved import interleaved, interleaved_zb, looped_b
 from mpitrain.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from mpitrain.schedules.options import DEFAULTS, Options
 from mpitrain.schedules.table import Table, make_table
+from mpitrain.schedules.zb_auto import zb_auto
 from mpitrain.schedules.zbv import zbv
 from mpitrain.schedules.zero_bubble import zb_h1, zb_h2
 
@@ -44,6 +45,7 @@ FAMILIES: dict[str, Family] = {
     "looped-bfs": Family(looped_bfs, takes=("chunks",)),
     "zb-h1": _stage_per_rank(zb_h1),
     "zb-h2": _stage_per_rank(zb_h2),
+    "zb-auto": Family(zb_auto, takes=("times", "memory_limit", "weight_memory")),
     "interleaved-zb": Family(interleaved_zb, takes=("chunks", "group")),
     "zbv": Family(zbv),
     "dualpipe": Family(dualpipe, copies=2),

@@ -23,6 +23,7 @@ class Options(NamedTuple):
     segments: int | None = None  # of a microbatch's sequence (seq1f1b)
     times: Times | None = None  # measured, for the automatic schedulers
     memory_limit: float | None = None  # stashes of a whole rank's share of layers, for the automatic schedulers
+    weight_memory: float | None = None  # share of a stash that is still held between I and W, if memory_limit counts bytes
 
     def given(self) -> list[str]:
         """Return the names of the options that are set."""

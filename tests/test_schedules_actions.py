@@ -65,9 +65,9 @@ def test_bad_token_in_a_program_is_placed():
 # ---------------------------------------------------------------- tables
 
 
-@given(st.sampled_from(NAMES), st.integers(1, 6), st.integers(1, 12))
-def test_table_survives_a_round_trip_through_text(name, num_stages, num_microbatches):
-    table = build(name, num_stages, num_microbatches)
+@given(st.sampled_from(NAMES), st.integers(1, 3), st.integers(0, 6))
+def test_table_survives_a_round_trip_through_text(name, half, more):
+    table = build(name, 2 * half, 4 * half + 2 * more)  # sizes that every schedule is defined for
     assert read_table(write_table(table), name) == table
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules import dualpipe, gpipe, interleaved, one_f_one_b, zbv, zero_bubble
+from mpitrain.schedules import dualpipe, gpipe, interleaved, one_f_one_b, zb_auto, zbv, zero_bubble
 from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.options import DEFAULTS, Options
@@ -20,6 +20,7 @@ FUNCTIONS = {
     "looped-bfs": interleaved.looped_bfs,
     "zb-h1": zero_bubble.zb_h1,
     "zb-h2": zero_bubble.zb_h2,
+    "zb-auto": zb_auto.zb_auto,
     "interleaved-zb": interleaved.interleaved_zb,
     "zbv": zbv.zbv,
     "dualpipe": dualpipe.dualpipe,

@@ -1,0 +1,217 @@
+"""The automatic zero-bubble scheduler: a greedy search with measured times and a memory limit (arXiv:2401.10241 section 3.1).
+
+ZB-1p and ZB-2p of the paper are its tables for limits of p and 2p stashes. The search plays all ranks in rounds: a round gives each
+rank at most one F, down the ranks, and one I, up the ranks; W goes where a rank would wait anyway, or where memory is short.
+Whether to wait is asked three times in it, and all eight answers are tried.
+"""
+
+from itertools import product
+from typing import NamedTuple
+
+from mpitrain.errors import ScheduleError
+from mpitrain.schedules.actions import Action
+from mpitrain.schedules.options import UNIT_TIMES, Options, Times
+
+SHARE = 0.4  # of a stash, held between I and W
+ROUNDING = 1e-9  # spans of sums of floats that differ by less are equal
+
+
+class Choice(NamedTuple):
+    """What a search does where it could also do otherwise."""
+
+    spare_first_input: bool  # leave out warmup forwards that would delay the first I
+    inputs_first: bool  # leave out a round's forward if the next rank is behind
+    weights_first: bool  # run W rather than wait, even if other ranks have waited longer
+
+
+def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
+    """Compute order of every rank. For 3 ranks, 5 microbatches, equal times and a limit of 3 stashes it is ZB-H1:
+
+    rank 0:  F0 F1 F2 I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4
+    rank 1:  F0 F1 I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4
+    rank 2:  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4
+
+    Of the eight tables it is the first of the shortest span. `options.memory_limit` is p if not given: as much as 1F1B holds.
+
+    The paper counts bytes, and of a stash only the inputs of W's matrix products are held between I and W: in its models 0.37 to
+    0.43 of it. If `options.weight_memory` doesn't say how much, a table that holds whole stashes until W comes first, and one that
+    counts on SHARE of a stash is taken only if its span is shorter. It is what meets the paper's table 5 for ZB-2p.
+    """
+    options = planned("zb-auto", options, memory_limit=num_ranks)
+    if options.memory_limit < 1:
+        raise ScheduleError(
+            f"zb-auto: found a memory limit of {options.memory_limit} stashes, needed at least 1, a microbatch in flight; raise the limit"
+        )
+    if options.weight_memory is not None:
+        return _shortest(num_ranks, num_microbatches, options).orders()
+    whole, share = (_shortest(num_ranks, num_microbatches, options._replace(weight_memory=held)) for held in (1, SHARE))
+    return (share if share.span() < whole.span() * (1 - ROUNDING) else whole).orders()
+
+
+def _shortest(num_ranks: int, num_microbatches: int, options: Options) -> "_Search":
+    answers = product((True, False), repeat=3)
+    return min((_Search(num_ranks, num_microbatches, options, Choice(*three)).run() for three in answers), key=_Search.span)
+
+
+def planned(name: str, options: Options, memory_limit: float) -> Options:
+    """Fill in the times and the limit a scheduler plans with. Raises ScheduleError for what can't be."""
+    times = Times(*(options.times or UNIT_TIMES))
+    if not min(times[:3]) > 0 or not times.message >= 0:
+        raise ScheduleError(f"{name}: found times {', '.join(map(str, times))}, needed F, I, W above 0 and messages of at least 0")
+    if options.weight_memory is not None and not 0 <= options.weight_memory <= 1:
+        raise ScheduleError(f"{name}: found {options.weight_memory} of a stash held between I and W, needed 0 to 1")
+    return options._replace(times=times, memory_limit=memory_limit if options.memory_limit is None else options.memory_limit)
+
+
+class _Rank:
+    """What one rank has done until now, and when."""
+
+    def __init__(self, stage: int, times: Times, weight_memory: float):
+        self.stage, self.weight_memory = stage, weight_memory
+        self.cost = {"F": times.forward, "I": times.input, "W": times.weight}
+        self.ends: dict[str, list[float]] = {"F": [], "I": [], "W": []}
+        self.order: list[Action] = []
+        self.now: float = 0
+        self.waited: float = 0  # since its first action
+
+    def done(self, kind: str) -> int:
+        return len(self.ends[kind])
+
+    def put(self, kind: str, arrival: float) -> None:
+        """Run the next action of a kind, as soon as its message has arrived."""
+        at_once = self.now + self.cost[kind]
+        end = max(at_once, arrival + self.cost[kind])
+        if self.order:
+            self.waited += end - at_once
+        self.order.append(Action(kind, self.done(kind), self.stage))
+        self.ends[kind].append(end)
+        self.now = end
+
+    @property
+    def late_weights(self) -> int:
+        return self.done("I") - self.done("W")
+
+    def stashes(self, more: int = 0) -> float:
+        """Return what the rank would hold after `more` forwards."""
+        return self.done("F") + more - self.done("I") + self.weight_memory * self.late_weights
+
+
+class _Search:
+    def __init__(self, num_ranks: int, num_microbatches: int, options: Options, choice: Choice):
+        self.num_microbatches, self.choice = num_microbatches, choice
+        self.times = options.times
+        self.limit = options.memory_limit
+        self.ranks = [_Rank(stage, options.times, options.weight_memory) for stage in range(num_ranks)]
+        self.longest_wait: float = 0
+
+    def run(self) -> "_Search":
+        self._warm_up()
+        for _ in range(1, self.num_microbatches):
+            self._round()
+        for rank in self.ranks:
+            self._put_weights(rank)
+        return self
+
+    def orders(self) -> list[list[Action]]:
+        return [rank.order for rank in self.ranks]
+
+    def span(self) -> float:
+        return max(rank.now - rank.ends["F"][0] + self.times.forward for rank in self.ranks)
+
+    # ---------------------------------------------------------------- warmup
+
+    def _warm_up(self) -> None:
+        """Run the forwards before each rank's first I, and that I."""
+        for rank in self.ranks:
+            self._put(rank, "F")
+        for rank, extra in zip(self.ranks, self._extra_forwards()):
+            for _ in range(extra):
+                self._put(rank, "F")
+        for rank in reversed(self.ranks):
+            self._put(rank, "I")
+
+    def _extra_forwards(self) -> list[int]:
+        """Return how many forwards more each rank runs until its first I arrives: fewer than the rank before it."""
+        extra = [0] * len(self.ranks)
+        first_input = self.ranks[-1].now + self.times.input
+        for rank in reversed(self.ranks[:-1]):
+            arrival, now, number = first_input + self.times.message, rank.now, 0
+            while number + 1 < self.num_microbatches and rank.stashes(number + 1) <= self.limit and self._fits(now, arrival):
+                now += self.times.forward
+                number += 1
+            extra[rank.stage] = number
+            first_input = max(now, arrival) + self.times.input
+        for stage in range(1, len(extra)):
+            if 1 + extra[stage] < self.num_microbatches:
+                extra[stage] = max(0, min(extra[stage], extra[stage - 1] - 1))
+        return extra
+
+    def _fits(self, now: float, arrival: float) -> bool:
+        """Tell whether a forward more may start before the first I arrives."""
+        return now + self.times.forward <= arrival if self.choice.spare_first_input else now < arrival
+
+    # ---------------------------------------------------------------- steady
+
+    def _round(self) -> None:
+        """Run at most one F on each rank, and one I."""
+        forwards = [self._forward_due(rank) for rank in self.ranks]
+        for stage in reversed(range(len(forwards) - 1)):
+            forwards[stage] &= forwards[stage + 1]
+        for rank, due in zip(self.ranks, forwards):
+            if due:
+                while rank.stashes(1) > self.limit:
+                    self._put(rank, "W")
+                self._wait_with_weights(rank, "F")
+                self._put(rank, "F")
+        for rank in reversed(self.ranks):
+            self._wait_with_weights(rank, "I")
+            if rank.stage == 0 and rank.done("F") == self.num_microbatches:
+                self._put_weights(rank)  # nobody waits for the first rank any more
+            self._put(rank, "I")
+
+    def _forward_due(self, rank: _Rank) -> bool:
+        """Tell whether a rank runs a forward in this round."""
+        if rank.done("F") == self.num_microbatches:
+            return False
+        if not self.choice.inputs_first or rank.stage + 1 == len(self.ranks):
+            return True
+        following = self.ranks[rank.stage + 1]
+        if rank.done("F") < following.done("F") + 2:
+            return True
+        next_input = following.now + self.times.forward + self.times.input + self.times.message
+        if rank.now >= next_input:
+            return False
+        weights, freed = 0, 0
+        while rank.stashes(1) - freed * rank.weight_memory > self.limit and freed < rank.late_weights:
+            weights += self.times.weight
+            freed += 1
+        if rank.now + self.times.forward + weights <= next_input:
+            return True
+        return next_input - rank.now > self.longest_wait - rank.waited
+
+    # ---------------------------------------------------------------- actions
+
+    def _put(self, rank: _Rank, kind: str) -> None:
+        rank.put(kind, self._arrival(rank, kind))
+        self.longest_wait = max(self.longest_wait, rank.waited)
+
+    def _put_weights(self, rank: _Rank) -> None:
+        while rank.late_weights:
+            self._put(rank, "W")
+
+    def _wait_with_weights(self, rank: _Rank, kind: str) -> None:
+        """Run backwards for weights until the message of the next F or I arrives."""
+        arrival = self._arrival(rank, kind)
+        while rank.late_weights and rank.now + self.times.weight <= arrival:
+            self._put(rank, "W")
+        if rank.late_weights and rank.now < arrival:
+            may_wait = arrival - rank.now <= self.longest_wait - rank.waited  # no longer in all than another rank
+            if self.choice.weights_first or not may_wait:
+                self._put(rank, "W")
+
+    def _arrival(self, rank: _Rank, kind: str) -> float:
+        """Return when the message of a rank's next F or I is there."""
+        stage = rank.stage + {"F": -1, "I": 1, "W": len(self.ranks)}[kind]
+        if not 0 <= stage < len(self.ranks):
+            return 0
+        return self.ranks[stage].ends[kind][rank.done(kind)] + self.times.message
