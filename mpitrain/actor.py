@@ -71,7 +71,7 @@ class Actor:
         self.pp, self.data = mesh["pp"], mesh["data"]
         programs = program.training(config)
         self.table = programs.table
-        self.training = programs.ranks[self.pp.rank]
+        self.training, self.report = programs.ranks[self.pp.rank], programs.report
         self.evaluation = program.evaluation(self.table).ranks[self.pp.rank]
         self.stages = self._build(device)
         self.gradients = Gradients(self.stages, self.table, mesh)

@@ -1,0 +1,132 @@
+"""Every schedule trains the same model: equal losses and weights, bit for bit, however late messages and ranks are.
+
+MPITRAIN_SEEDS=N tries N patterns of delays instead of one.
+"""
+
+import hashlib
+import os
+import random
+import time
+
+import pytest
+from conftest import agree
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+SETTINGS = (
+    "model.width=32",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=48",
+    "data.sequence=16",
+    "batch.micro=1",
+    "comm.timeout_s=60",
+)
+OTHER_ORDER = ("dualpipe", "seq1f1b")  # two copies; sums over segments: equal in fp64 to 1e-10
+SEEDS = range(int(os.environ.get("MPITRAIN_SEEDS", "1")))
+
+
+def config_of(name, world, dp, *extra):
+    from mpitrain import config as settings
+
+    pp = world.size // dp
+    sizes = (f"model.layers={2 * pp}", f"batch.global={dp * (2 * pp + 2)}")  # two chunks a rank; dualpipe needs 2p microbatches
+    layout = (*sizes, f"parallel.dp={dp}", f"parallel.pp={pp}", f"pipeline.schedule={name}")
+    return settings.resolve(settings.load(None, (*SETTINGS, *layout, *extra)), world.size, 256)
+
+
+def train(world, config, prepare=lambda actor: None, num_steps=2):
+    """Return (losses and norms, {parameter: bytes}, peak in flight here, that predicted) after some steps."""
+    import torch
+
+    from mpitrain.actor import Actor
+    from mpitrain.stage import Microbatch
+    from mpitrain.train import build_mesh
+
+    mesh = build_mesh(config, world)
+    actor = Actor(config, mesh, torch.device("cpu"))
+    prepare(actor)
+    results, length = [], config.data.sequence // actor.table.segments
+    for step in range(1, num_steps + 1):
+        rows = torch.randint(0, 256, (config.batch.global_, 17), generator=torch.Generator().manual_seed(step))
+        mine = rows.chunk(config.parallel.dp)[mesh["data"].rank].split(1)
+        cut = [pair for row in mine for pair in zip(row[:, :-1].split(length, 1), row[:, 1:].split(length, 1))]
+        results.append(actor.run_step(step, [Microbatch(*pair) for pair in cut], 1e-2))
+    weights = {p.name: p.data.clone() for p in actor.counted}
+    every = {name: w for part in world.allgather(weights) for name, w in part.items()}
+    predicted = actor.report.peak_in_flight[mesh["pp"].rank]
+    copies = _copies(actor, mesh)
+    mesh.free()
+    return [(r.loss, r.grad_norm) for r in results], every, (results[-1].peak_in_flight, predicted), copies
+
+
+def _copies(actor, mesh):
+    """Return whether all copies of each stage's parameters, on all ranks, have the same bits."""
+    digests = {}
+    mine = [(p.name, hashlib.md5(p.data.numpy().tobytes()).digest()) for p in actor.optimizer.parameters]
+    for found in mesh["world"].comm.allgather(mine):
+        for name, digest in found:
+            digests.setdefault(name, set()).add(digest)
+    return all(len(found) == 1 for found in digests.values())
+
+
+def delayed(seed, rank):
+    """Return what makes an actor late now and then, before any instruction."""
+    dice = random.Random(1000 * seed + rank)
+
+    def late(handler):
+        def run(action, work):
+            if dice.random() < 0.1:
+                time.sleep(dice.random() * 0.003)
+            handler(action, work)
+
+        return run
+
+    def prepare(actor):
+        actor._handlers = {kind: late(handler) for kind, handler in actor._handlers.items()}
+
+    return prepare
+
+
+def names_for(world, dp):
+    from mpitrain.schedules.catalog import NAMES
+
+    return [name for name in NAMES if name not in OTHER_ORDER]
+
+
+@pytest.mark.parametrize(("dp", "tied"), [(1, "true"), (2, "false")])
+def test_every_schedule_gives_the_same_bits_and_holds_what_it_promised(world, dp, tied):
+    if world.size < 2 * dp:
+        pytest.skip(f"dp = {dp} leaves no pipeline")
+    wrong = []
+    losses, weights, _, _ = train(world, config_of("1f1b", world, dp, f"model.tied={tied}"))
+    for name in names_for(world, dp):
+        found, found_weights, peak, copies = train(world, config_of(name, world, dp, f"model.tied={tied}", "comm.synchronous=true"))
+        different = [key for key in weights if not weights[key].equal(found_weights[key])]
+        if found != losses or different or peak[0] != peak[1] or not copies:
+            wrong.append(f"{name}: {found} for {losses}, weights differ: {different[:3]}, in flight {peak}, copies equal: {copies}")
+    agree(world, not wrong, "; ".join(wrong))
+
+
+@pytest.mark.parametrize(("dp", "tied"), [(1, "true"), (2, "false")])
+@pytest.mark.parametrize("name", OTHER_ORDER)
+def test_other_orders_agree_in_fp64(world, name, dp, tied):
+    if world.size < 2 * dp:
+        pytest.skip(f"dp = {dp} leaves no pipeline")
+    fp64 = ("precision.compute=fp64", f"model.tied={tied}")
+    losses, weights, _, _ = train(world, config_of("1f1b", world, dp, *fp64))
+    found, found_weights, peak, copies = train(world, config_of(name, world, dp, *fp64, "comm.synchronous=true"))
+    worst = max(abs(a - b) / abs(b) for pair in zip(found, losses) for a, b in zip(*pair))
+    off = max(((found_weights[key] - weights[key]).abs().max() / weights[key].abs().max()).item() for key in weights)
+    agree(world, worst < 1e-10 and off < 1e-10, f"{name}: losses {found} for {losses}, weights differ by {off:.1e}")
+    agree(world, peak[0] == peak[1] and copies, f"{name}: in flight {peak}, copies equal: {copies}")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_late_ranks_and_messages_change_nothing(world, seed):
+    wrong = []
+    losses, _, _, _ = train(world, config_of("1f1b", world, 1))
+    for name in names_for(world, 1):
+        found, _, _, _ = train(world, config_of(name, world, 1, "comm.synchronous=true"), delayed(seed, world.rank))
+        wrong += [f"{name}, seed {seed}: {found} for {losses}"] if found != losses else []
+    agree(world, not wrong, "; ".join(wrong))
