@@ -108,12 +108,13 @@ def _labels(rows: Rows, segments: int, marked: tuple[int, Action] | None) -> lis
             return str(action) + "!" * ((rank, action) == marked)
         chunk = stages[rank].index(action.stage)
         kind = action.kind.lower() if most == 2 and chunk else action.kind
-        return f"{kind}{_microbatch(action.index, segments)}" + f".{chunk}" * (most > 2) + "!" * ((rank, action) == marked)
+        return f"{kind}{microbatch_label(action.index, segments)}" + f".{chunk}" * (most > 2) + "!" * ((rank, action) == marked)
 
     return [[label(rank, action) for action in row] for rank, row in enumerate(rows)]
 
 
-def _microbatch(index: int, segments: int) -> str:
+def microbatch_label(index: int, segments: int) -> str:
+    """Write a microbatch, with a letter for its segment if it has several."""
     microbatch, segment = divmod(index, segments)
     if segments == 1:
         return str(microbatch)

@@ -92,20 +92,27 @@ def _join_pairs(axes: Axes, timeline: Timeline, points: tuple[float, float]) -> 
 
 
 def _labels(axes: Axes, cells: list[tuple[int, Action, float, float]], look: Look, points: tuple[float, float]) -> None:
-    """Write microbatch numbers, all in one size, into the cells they fit into."""
-    smallest, largest = FONT_SIZES
-    rooms = [(points[0] * (end - start) - 1, len(look.label(action))) for _, action, start, end in cells if end > start]
-    if not rooms:
+    """Write microbatch numbers, all in one size, into the cells that are long enough for the longest number."""
+    if not cells:
         return
-    tightest = min(room / (DIGIT * length) for room, length in rooms)
+    smallest, largest = FONT_SIZES
+    length = max(len(look.label(action)) for _, action, *_ in cells)
+    tightest = min((points[0] * (end - start) - 1) / (DIGIT * length) for *_, start, end in cells)
     size = min(largest, 0.62 * points[1] * CELL_HEIGHT, max(tightest, smallest))
-    if size < smallest * 0.95:
+    if size < smallest:
         return
     for rank, action, start, end in cells:
-        text = look.label(action)
-        if points[0] * (end - start) - 1 >= DIGIT * size * len(text) * 0.98:
+        if points[0] * (end - start) - 1 >= DIGIT * size * length * 0.999:
             ink = "white" if _luminance(look.colour(rank, action)) < 0.42 else "#1a1a1a"
-            axes.text((start + end) / 2, rank, text, fontsize=size, color=ink, ha="center", va="center_baseline", zorder=4)
+            axes.text((start + end) / 2, rank, look.label(action), fontsize=size, color=ink, ha="center", va="center_baseline", zorder=4)
+
+
+def label_width(timeline: Timeline, look: Look) -> float:
+    """Return the points per unit of time at which the shortest computation just holds the longest number."""
+    cells = [cell for rank in range(len(timeline.programs)) for cell in timeline.computations(rank) if cell[2] > cell[1]]
+    length = max((len(look.label(action)) for action, *_ in cells), default=1)
+    shortest = min((end - start for _, start, end in cells), default=1)
+    return (1.02 * DIGIT * FONT_SIZES[0] * length + 1) / shortest
 
 
 def _luminance(rgb: tuple[float, float, float]) -> float:

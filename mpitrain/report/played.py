@@ -55,10 +55,15 @@ class Played:
         """Of the whole step: of both copies, and each with all its segments."""
         return self.table.num_microbatches // self.table.segments * self.table.copies
 
-    @property
+    @cached_property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each rank."""
+        return self.table.chunks
+
+    @cached_property
     def stashes_per_microbatch(self) -> int:
         """How many stashes make up one microbatch on a rank's whole share of layers."""
-        return -(-max(map(len, self.table.chunks)) // self.table.copies) * self.table.segments
+        return -(-max(map(len, self.chunks)) // self.table.copies) * self.table.segments
 
     @property
     def ideal(self) -> float:
@@ -90,12 +95,12 @@ class Played:
 
     def memory(self, rank: int) -> list[tuple[float, float]]:
         """Return (time, stashes held from then on): a forward's from its start, and until B or W has ended."""
-        late = self.weight_memory
+        late, whole = self.weight_memory, self.stashes_per_microbatch
         change = {"F": 1, "I": late - 1, "B": -1, "W": -late}
         held, curve = 0.0, [(0.0, 0.0)]
         for action, start, end in self.timeline.computations(rank):
             held += change[action.kind]
-            curve.append((start if action.kind == "F" else end, held / self.stashes_per_microbatch))
+            curve.append((start if action.kind == "F" else end, held / whole))
         return curve
 
     @property

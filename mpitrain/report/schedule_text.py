@@ -32,7 +32,7 @@ def _least_lines(played: Played, width: int) -> int:
 def _legend(played: Played) -> list[str]:
     """Explain what stands in the cells, where it isn't only F and B."""
     table, kinds = played.table, {action.kind for actions in played.table.ranks for action in actions}
-    stages = max(map(len, table.chunks))
+    stages = max(map(len, played.chunks))
     words = ["I backward for inputs, W for weights, B both"] * ("I" in kinds)
     words += [f"lower case: the {'second copy of the model' if table.copies > 1 else 'second stage of the rank'}"] * (stages == 2)
     words += [f"F0.1: on the second of the rank's {stages} stages"] * (stages > 2)
@@ -45,7 +45,7 @@ def headline(played: Played) -> str:
     """Say what was played: `zbv: 8 ranks, 16 microbatches, 2 stages a rank; F 1, I 1, W 1, message 0`."""
     table = played.table
     words = [f"{played.num_ranks} ranks", f"{played.num_microbatches} microbatches"]
-    stages = max(map(len, table.chunks)) // table.copies
+    stages = max(map(len, played.chunks)) // table.copies
     words += [f"{stages} stages a rank"] * (stages > 1)
     words += ["two copies of the model, half of the microbatches each"] * (table.copies > 1)
     words += [f"{table.segments} segments a microbatch"] * (table.segments > 1)
@@ -80,7 +80,7 @@ def _ranks(played: Played) -> str:
     """Return a row per rank; of many ranks the first and the last."""
     makespan = played.timeline.makespan
     rows = [("rank", "stages", "idle", "bubble", "in flight", "whole stashes", "messages")]
-    figures = zip(played.table.chunks, played.idle, played.peak_in_flight, played.peak_stashes, played.messages)
+    figures = zip(played.chunks, played.idle, played.peak_in_flight, played.peak_stashes, played.messages)
     for rank, (stages, idle, peak, whole, messages) in enumerate(figures):
         share = f"{idle / makespan:.2%}"
         rows.append((str(rank), " ".join(map(str, stages)), number(idle), share, str(peak), number(whole), str(messages)))
@@ -117,10 +117,10 @@ def as_dict(played: Played) -> dict:
         "schedule": table.name,
         "stages": played.num_ranks,
         "microbatches": played.num_microbatches,
-        "chunks": max(map(len, table.chunks)) // table.copies,
+        "chunks": max(map(len, played.chunks)) // table.copies,
         "copies": table.copies,
         "segments": table.segments,
-        "placement": [list(stages) for stages in table.chunks],
+        "placement": [list(stages) for stages in played.chunks],
         "times": dict(zip(("F", "I", "W", "C"), played.times)),
         "proved": played.proof is not None,
         "makespan": timeline.makespan,

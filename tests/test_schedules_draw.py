@@ -1,0 +1,109 @@
+"""Pictures: the grid in text, and the timeline to scale."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from mpitrain.errors import ScheduleError
+from mpitrain.report.played import Request, play
+from mpitrain.schedules.catalog import NAMES, build
+from mpitrain.schedules.draw import grid
+from mpitrain.schedules.options import Options
+from mpitrain.schedules.table import read_table
+
+
+def rows(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("rank ")]
+
+
+# ---------------------------------------------------------------- the grid
+
+
+def test_second_stage_of_a_rank_is_lower_case():
+    table = read_table("rank 0: F0@0 F0@3 I0@3 W0@3 B0@0\nrank 1: F0@1 F0@2 B0@2 I0@1 W0@1\n")
+    assert rows(grid(table)) == [
+        "rank 0 F0 .  .  f0 i0 w0 .  .  B0---",
+        "rank 1 .  F0 f0 .  .  b0--- I0 W0 .",
+    ]
+
+
+def test_many_stages_of_a_rank_are_numbered():
+    row = rows(grid(build("interleaved", 2, 2, Options(chunks=3)), width=400))[0]
+    assert row.startswith("rank 0 F0.0 F1.0 F0.1 F1.1 F0.2 F1.2")
+
+
+def test_pair_is_joined_and_second_copy_is_lower_case():
+    text = grid(build("dualpipe", 2, 4), width=400)
+    assert rows(text)[0] == "rank 0 F0 f0 F1 b0--- f1+B0--- b1--- I1 W1"
+    assert "F1+b0---" in rows(text)[1]
+
+
+def test_segments_are_letters():
+    table = read_table("segments 2\nrank 0: F0@0 F1@0 B1@0 B0@0\n")
+    assert rows(grid(table)) == ["rank 0 F0a F0b B0b---- B0a----"]
+
+
+def test_rows_of_every_schedule_have_one_length():
+    for name in NAMES:
+        text = grid(play(Request(name, 4, 8)).table, width=10_000)
+        ticks = int(re.search(r"of (\d+) ticks", text)[1])
+        column = text.index("5", text.index("0") + 1) - text.index("0")
+        assert all(len(row) - len("rank 0 ") <= ticks * column / 5 for row in rows(text))
+
+
+# ---------------------------------------------------------------- the picture
+
+
+@pytest.fixture(scope="module")
+def picture():
+    pytest.importorskip("matplotlib")
+    from mpitrain.report import picture
+
+    return picture
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (8, 16)])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_cut_off(picture, name, p, m, monkeypatch):
+    """Every letter lies inside of the picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    frames = []
+    monkeypatch.setattr(picture.Frame, "render", lambda frame, kind: frames.append(frame))
+    try:
+        played = play(Request(name, p, m, memory_limit=p))
+    except ScheduleError as undefined:
+        pytest.skip(str(undefined)[:80])
+    picture.draw(played, "png")
+    (frame,) = frames
+    box = frame.figure.get_tightbbox(FigureCanvasAgg(frame.figure).get_renderer())
+    assert box.x0 >= 0.02 and box.y0 >= 0.02
+    assert box.x1 <= frame.width - 0.02 and box.y1 <= frame.height - 0.02
+
+
+def test_every_computation_is_a_cell_to_scale(picture, monkeypatch):
+    frames = []
+    monkeypatch.setattr(picture.Frame, "render", lambda frame, kind: frames.append(frame))
+    played = play(Request("dualpipe", 4, 8))
+    picture.draw(played, "png")
+    background, drawn, pairs = frames[0].figure.axes[0].collections
+    boxes = [path.get_extents() for path in drawn.get_paths()]
+    expected = [(start, end) for rank in range(4) for _, start, end in played.timeline.computations(rank)]
+    assert [(box.x0, box.x1) for box in boxes] == expected
+    assert len(background.get_paths()) == 4
+    assert len(pairs.get_paths()) == sum(str(action) == "PAIR" for actions in played.table.ranks for action in actions)
+    assert len({tuple(colour) for colour in drawn.get_facecolors().round(4).tolist()}) == 8  # F B I W, each of two copies
+
+
+def test_files_are_what_they_are_called(picture):
+    played = play(Request("1f1b", 4, 8))
+    svg, png = picture.draw(played, "svg"), picture.draw(played, "png")
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert png.startswith(b"\x89PNG")
+    assert svg == picture.draw(played, "svg")
+
+
+def test_a_large_picture_takes_seconds_and_few_bytes(picture):
+    svg = picture.draw(play(Request("1f1b", 64, 256)), "svg")
+    assert len(svg) < 4_000_000
