@@ -130,7 +130,7 @@ def schedule(name: str, out: str | None, json: bool, **asked) -> None:
     from mpitrain import schedule_report as report
 
     request = report.read_request(name, **asked)
-    click.echo(report.show(request, out, json))
+    click.echo((report.show_all if name == "compare" else report.show)(request, out, json))
 
 
 @cli.command()

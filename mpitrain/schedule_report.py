@@ -23,7 +23,23 @@ def show(request: Request, out: str | None, json: bool) -> str:
         from mpitrain.report.picture import draw
 
         write(out, draw(played, Path(out).suffix[1:]))
-    return as_json(played) if json else as_text(played, shutil.get_terminal_size((WIDTH, 0)).columns)
+    return as_json(played) if json else as_text(played, _screen())
+
+
+def show_all(request: Request, out: str | None, json: bool) -> str:
+    """Return all schedules of the catalogue at one size, as a table or as JSON."""
+    from mpitrain.report import comparison
+
+    if out is not None:
+        raise ConfigError(f"--out {out}: comparing all schedules draws nothing; name one of them, or give a --trace")
+    if request.num_ranks is None or request.num_microbatches is None:
+        raise ConfigError("compare: needs --stages and --microbatches, or the --trace of a run")
+    result = comparison.compare(request)
+    return comparison.as_json(result) if json else comparison.as_text(result, _screen())
+
+
+def _screen() -> int:
+    return shutil.get_terminal_size((WIDTH, 0)).columns
 
 
 # ---------------------------------------------------------------- options

@@ -179,3 +179,34 @@ def test_the_command_imports_neither_torch_nor_mpi4py():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr.strip() == ""
+
+
+# ---------------------------------------------------------------- compare
+
+
+def test_compare_lists_every_schedule_the_fastest_first():
+    found = json.loads(run("compare", "--stages", 4, "--microbatches", 8, "--json"))
+    assert {one["schedule"] for one in found["schedules"]} | set(found["undefined"]) == set(catalog.NAMES)
+    makespans = [one["makespan"] for one in found["schedules"]]
+    assert makespans == sorted(makespans)
+    for one in found["schedules"]:
+        alone = as_json(one["schedule"], "--stages", 4, "--microbatches", 8)
+        assert (one["makespan"], one["span"], one["bubble_rate"]) == (alone["makespan"], alone["span"], alone["bubble_rate"])
+        assert one["peak_stashes"] == max(alone["peak_stashes"])
+
+
+def test_compare_says_why_a_schedule_is_undefined():
+    text = run("compare", "--stages", 4, "--microbatches", 3)
+    assert "undefined: dualpipe, found 3 microbatches" in text
+
+
+def test_compare_marks_what_is_above_the_limit():
+    lines = run("compare", "--stages", 4, "--microbatches", 8, "--memory-limit", 4).splitlines()
+    (gpipe,) = [line for line in lines if line.startswith("gpipe ")]
+    (plain,) = [line for line in lines if line.startswith("1f1b ")]
+    assert gpipe.endswith("above the limit") and not plain.endswith("above the limit")
+
+
+def test_compare_needs_a_size():
+    with pytest.raises(InputError, match="needs --stages and --microbatches, or the --trace"):
+        run("compare")
