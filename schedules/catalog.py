@@ -16,9 +16,12 @@ from mpitrain.schedules.gpipe import gpipe
 from mpitrain.schedules.interleaved import interleaved, interleaved_zb, looped_bfs
 from mpitrain.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from mpitrain.schedules.options import DEFAULTS, Options
+from mpitrain.schedules.seq1f1b import SEGMENTS, seq1f1b
 from mpitrain.schedules.table import Table, make_table
+from mpitrain.schedules.v_half import v_half, v_min
 from mpitrain.schedules.zb_auto import zb_auto
 from mpitrain.schedules.zbv import zbv
+from mpitrain.schedules.zbv_auto import zbv_auto
 from mpitrain.schedules.zero_bubble import zb_h1, zb_h2
 
 Rows = list[list[Action]]
@@ -48,8 +51,12 @@ FAMILIES: dict[str, Family] = {
     "zb-auto": Family(zb_auto, takes=("times", "memory_limit", "weight_memory")),
     "interleaved-zb": Family(interleaved_zb, takes=("chunks", "group")),
     "zbv": Family(zbv),
+    "zbv-auto": Family(zbv_auto, takes=("times", "memory_limit", "weight_memory")),
+    "v-half": Family(v_half),
+    "v-min": Family(v_min),
     "dualpipe": Family(dualpipe, copies=2),
     "dualpipev": Family(dualpipev),
+    "seq1f1b": Family(seq1f1b, takes=("segments",)),
     "forward": _stage_per_rank(forward_only),  # evaluation's, not for training
 }
 NAMES = tuple(name for name in FAMILIES if name != "forward")  # what users may choose
@@ -72,5 +79,5 @@ def build(name: str, num_ranks: int, num_microbatches: int, options: Options = D
     for option in options.given():
         if option not in family.takes:
             raise ScheduleError(f"{name}: {option} has no effect on it; it takes {', '.join(family.takes) or 'no options'}")
-    segments = options.segments or 2 if "segments" in family.takes else 1
+    segments = options.segments or SEGMENTS if "segments" in family.takes else 1
     return make_table(name, family.rows(num_ranks, num_microbatches, options), copies=family.copies, segments=segments)

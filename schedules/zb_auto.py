@@ -56,7 +56,7 @@ def _shortest(num_ranks: int, num_microbatches: int, options: Options) -> "_Sear
 def planned(name: str, options: Options, memory_limit: float) -> Options:
     """Fill in the times and the limit a scheduler plans with. Raises ScheduleError for what can't be."""
     times = Times(*(options.times or UNIT_TIMES))
-    if not min(times[:3]) > 0 or not times.message >= 0:
+    if not (all(time > 0 for time in times[:3]) and times.message >= 0):  # nan is neither
         raise ScheduleError(f"{name}: found times {', '.join(map(str, times))}, needed F, I, W above 0 and messages of at least 0")
     if options.weight_memory is not None and not 0 <= options.weight_memory <= 1:
         raise ScheduleError(f"{name}: found {options.weight_memory} of a stash held between I and W, needed 0 to 1")

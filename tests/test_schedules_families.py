@@ -1,14 +1,16 @@
 """Every family of schedules: its table is the one its docstring draws, complete, ascending, and runs to the end at every size."""
 
 import re
+import time
+from fractions import Fraction
 
 import pytest
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules import dualpipe, gpipe, interleaved, one_f_one_b, zb_auto, zbv, zero_bubble
+from mpitrain.schedules import dualpipe, gpipe, interleaved, one_f_one_b, seq1f1b, v_half, zb_auto, zbv, zbv_auto, zero_bubble
 from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.options import DEFAULTS, Options
+from mpitrain.schedules.options import DEFAULTS, Options, Times
 from mpitrain.schedules.simulate import simulate_table
 from mpitrain.schedules.table import Table
 
@@ -23,8 +25,12 @@ FUNCTIONS = {
     "zb-auto": zb_auto.zb_auto,
     "interleaved-zb": interleaved.interleaved_zb,
     "zbv": zbv.zbv,
+    "zbv-auto": zbv_auto.zbv_auto,
+    "v-half": v_half.v_half,
+    "v-min": v_half.v_min,
     "dualpipe": dualpipe.dualpipe,
     "dualpipev": dualpipe.dualpipev,
+    "seq1f1b": seq1f1b.seq1f1b,
 }
 
 # ---------------------------------------------------------------- docstrings
@@ -106,3 +112,62 @@ def test_an_option_without_effect_is_refused():
     with pytest.raises(ScheduleError, match="zbv: chunks has no effect on it; it takes no options"):
         build("zbv", 4, 8, Options(chunks=2))
     assert build("zbv", 4, 8, DEFAULTS).name == "zbv"
+
+
+# ---------------------------------------------------------------- the automatic schedulers
+
+
+AUTOS = ["zb-auto", "zbv-auto"]
+
+
+@pytest.mark.parametrize("name", AUTOS)
+@pytest.mark.parametrize("times", [Times(3, 2, 1, 0), Times(0.7, 1.1, 0.4, 0.25), Times(Fraction(2, 3), 1, Fraction(1, 7), 2)])
+def test_automatic_tables_hold_no_more_than_the_limit(name, times):
+    for p in (1, 2, 3, 5):
+        for m in sizes(p):
+            for limit in (p, 1.5 * p, 2 * p, Fraction(7 * p, 3)):
+                table = build(name, p, m, Options(times=times, memory_limit=limit, weight_memory=1))
+                timeline = simulate_table(table, times)
+                assert is_complete(table) and ascends(table)
+                assert max(map(timeline.peak_in_flight, range(p))) <= limit * table.num_stages / p
+
+
+def test_a_smaller_limit_than_1f1bs_is_met_by_zb_auto():
+    times = Times(2, 3, 1, 0.5)
+    for limit in (1, 2, 3.5):
+        timeline = simulate_table(build("zb-auto", 5, 12, Options(times=times, memory_limit=limit, weight_memory=1)), times)
+        assert max(map(timeline.peak_in_flight, range(5))) <= limit
+
+
+def test_with_equal_times_zb_auto_counts_whole_stashes():
+    for p in (2, 4, 6):
+        for limit in (p, 2 * p):
+            strict, free = (build("zb-auto", p, 3 * p, Options(memory_limit=limit, weight_memory=share)) for share in (1, None))
+            assert strict.ranks == free.ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("zb-auto", Options(memory_limit=0.5), "zb-auto: found a memory limit of 0.5 stashes, needed at least 1"),
+        ("zbv-auto", Options(memory_limit=3), "zbv-auto: found a memory limit of 3 stashes on 4 ranks, needed 4; raise"),
+        ("zb-auto", Options(times=Times(1, 0, 1, 0)), "zb-auto: found times 1, 0, 1, 0, needed F, I, W above 0"),
+        ("zbv-auto", Options(times=Times(1, 1, 1, -1)), "zbv-auto: found times 1, 1, 1, -1, needed .* messages of at least 0"),
+        ("zb-auto", Options(times=Times(1, float("nan"), 1, 0)), "zb-auto: found times 1, nan"),
+        ("zb-auto", Options(weight_memory=2), "zb-auto: found 2 of a stash held between I and W, needed 0 to 1"),
+    ],
+)
+def test_automatic_schedulers_refuse_what_cannot_be(name, options, message):
+    with pytest.raises(ScheduleError, match=message):
+        build(name, 4, 8, options)
+
+
+def test_zbv_auto_needs_no_more_than_all_microbatches():
+    simulate_table(build("zbv-auto", 8, 3, Options(memory_limit=3)))
+
+
+def test_the_automatic_schedulers_are_quick():
+    started = time.perf_counter()
+    for name in AUTOS:
+        build(name, 32, 128, Options(times=Times(10.4, 10.2, 7.7, 0.4), memory_limit=64))
+    assert time.perf_counter() - started < 20
