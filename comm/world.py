@@ -61,6 +61,11 @@ def node_rank(world: MPI.Intracomm) -> int:
     return rank
 
 
+def num_nodes(world: MPI.Intracomm) -> int:
+    """Return the number of nodes: of groups of ranks that share memory. Collective over `world`."""
+    return world.allreduce(int(node_rank(world) == 0))
+
+
 def abort(code: int = 1) -> None:
     """End the whole job at once: the other ranks may be waiting for this one for ever."""
     sys.stdout.flush()

@@ -76,7 +76,7 @@ class Pipeline(Table):
     segments: Count | None = None  # seq1f1b: segments of a microbatch's sequence
     times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None  # automatic: F, I, W, message
     memory_limit: Annotated[float, Meta(gt=0)] | None = None  # automatic schedules: microbatches in flight on a rank
-    tail: Count = 1  # microbatches whose last backwards are walked bucket by bucket (one stage only): earlier reductions, more memory
+    tail: CountOrNone = 0  # one stage only: last backwards walked together, bucket by bucket; 0: 4 across nodes, 1 within one
 
 
 class Precision(Table):
@@ -223,15 +223,17 @@ def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str) -> None:
 # ---------------------------------------------------------------- resolving
 
 
-def resolve(config: Config, num_ranks: int, vocab: int) -> Config:
+def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> Config:
     """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and check that it fits together."""
     model = _model(config.model, vocab)
     parallel, batch = _layout(config, model.layers, num_ranks)
-    pipeline = _pipeline(config.pipeline, parallel.pp, model.layers)
+    pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
     return msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch, pipeline=pipeline)
 
 
-def _pipeline(pipeline: Pipeline, pp: int, layers: int) -> Pipeline:
+def _pipeline(pipeline: Pipeline, parallel: Parallel, layers: int, num_nodes: int) -> Pipeline:
+    pp, slow_network = parallel.pp, num_nodes > 1 and parallel.dp > 1 and parallel.pp == 1
+    tail = pipeline.tail or (4 if slow_network else 1)  # reductions then overlap with four backwards instead of one
     chunks, stages = chunks_of(pipeline.schedule, pipeline.chunks), pipeline.stages
     if pp * chunks > layers:
         raise ConfigError(
@@ -243,7 +245,7 @@ def _pipeline(pipeline: Pipeline, pp: int, layers: int) -> Pipeline:
             f"pipeline.stages = {stages}: {sum(stages):g} blocks on {len(stages)} stages; needed model.layers = {layers} blocks "
             f"on parallel.pp = {pp} x pipeline.chunks = {chunks} stages"
         )
-    return msgspec.structs.replace(pipeline, chunks=chunks)
+    return msgspec.structs.replace(pipeline, chunks=chunks, tail=tail)
 
 
 def _model(model: Model, vocab: int) -> Model:

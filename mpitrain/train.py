@@ -15,7 +15,7 @@ from mpitrain.actor import Actor, StepResult
 from mpitrain.checkpoint import load, save
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import node_rank, on_first_rank, require_same
+from mpitrain.comm.world import node_rank, num_nodes, on_first_rank, require_same
 from mpitrain.config import Config
 from mpitrain.data.corpus import check_source
 from mpitrain.data.order import Sampler
@@ -50,7 +50,7 @@ def run(path: str | None, overrides: tuple[str, ...], world: Intracomm) -> int:
 
     Raises InputError, alike on all ranks and before anything is written, for whatever the user has to change.
     """
-    config, tokenizer = plan(path, overrides, world.size)
+    config, tokenizer = plan(path, overrides, world.size, num_nodes(world))
     require_same(world, settings.digest(config), "the configuration")
     rundir = RunDir(config.run.dir)
     corpora = open_run(config, tokenizer, rundir, world)
@@ -63,11 +63,11 @@ def run(path: str | None, overrides: tuple[str, ...], world: Intracomm) -> int:
         mesh.free()
 
 
-def plan(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> tuple[Config, Tokenizer]:
+def plan(path: str | None, overrides: tuple[str, ...], num_ranks: int, num_nodes: int) -> tuple[Config, Tokenizer]:
     """Read and resolve the configuration and prove its schedule, on any rank, without writing or sending anything."""
     config = settings.load(path, overrides)
     tokenizer = load_tokenizer(config.data.tokenizer)
-    config = settings.resolve(config, num_ranks, tokenizer.vocab)
+    config = settings.resolve(config, num_ranks, tokenizer.vocab, num_nodes)
     program.training(config)
     return config, tokenizer
 

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from launch import MPITRAIN, environment, mpirun, run_tiny, tail, write_text
+from launch import MPIRUN, MPITRAIN, environment, loss_lines, mpirun, run_tiny, tail, tiny, write_text
 
 HEAVY = {"torch", "numpy", "mpi4py", "h5py", "mpitrain.train", "mpitrain.config"}
 
@@ -83,3 +83,18 @@ def test_doctor_reports_once_and_names_the_mpi():
     assert facts["MPI"].startswith(("MPICH", "Open MPI")), done.output
     assert facts["MPI"].split()[0] in facts["library"]
     assert facts["ranks"].startswith("2 on 1 nodes") and "GB/s" in facts["bandwidth"]
+
+
+def test_data_parallel_ranks_on_two_nodes_reduce_early_and_give_the_same_bits(tmp_path):
+    """MPICH's launcher can pretend: ranks started as of two hosts share no memory."""
+    if "MPICH" not in mpirun(0, MPITRAIN, "doctor").output:
+        pytest.skip("only MPICH's mpirun can start two nodes on one machine")
+    text = write_text(tmp_path / "text.txt")
+    two = [MPIRUN, "-launcher", "fork", "-hosts", "a:1,b:1", "-n", "2"]
+    done = mpirun(0, *two, MPITRAIN, "run", *tiny(tmp_path / "two", text, run_steps=3))
+    assert done.returncode == 0 and "nodes: 2" in done.output, tail(done.output)
+    assert "tail = 4" in (tmp_path / "two/config.toml").read_text()
+    done = run_tiny(2, tmp_path / "one", text, run_steps=3)
+    assert done.returncode == 0 and "nodes: 1" in done.output, tail(done.output)
+    assert "tail = 1" in (tmp_path / "one/config.toml").read_text()
+    assert loss_lines(tmp_path / "one") == loss_lines(tmp_path / "two")
