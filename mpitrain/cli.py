@@ -119,18 +119,19 @@ def generate(run_dir: str, prompt: str, tokens: int, temperature: float, seed: i
 @click.option("--times", metavar="F,I,W,C", help="Times of a rank's layers for a microbatch, and of a message; 1,1,1,0 if absent.")
 @click.option("--memory-limit", type=float, metavar="STASHES", help="Most stashes of a rank's share of layers.")
 @click.option("--weight-memory", type=float, metavar="SHARE", help="Share of a stash held between I and W; 1 if absent.")
+@click.option("--trace", metavar="FILE", help="With compare: the trace.json of a run, held against its simulation.")
 @click.option("--out", metavar="FILE", help="Draw the timeline: .svg, .png or .txt.")
 @click.option("--json", is_flag=True, help="Print one JSON object.")
-def schedule(name: str, out: str | None, json: bool, **asked) -> None:
+def schedule(name: str, trace: str | None, out: str | None, json: bool, **asked) -> None:
     """Prove a pipeline schedule, play it with given times, draw it. Runs nothing.
 
-    NAME is a schedule's, for example zbv; FILE holds a table of your own. Printed are the makespan of a step, the bubble, and the most
-    microbatches a rank keeps.
+    NAME is a schedule's, for example zbv; FILE holds a table of your own, as text or CSV. Printed are the makespan of a step, the
+    bubble, and the most microbatches a rank keeps. `compare` prints all schedules at one size, or a run's measured timeline under its
+    simulation.
     """
     from mpitrain import schedule_report as report
 
-    request = report.read_request(name, **asked)
-    click.echo((report.show_all if name == "compare" else report.show)(request, out, json))
+    click.echo(report.answer(name, asked, trace, out, json))
 
 
 @cli.command()

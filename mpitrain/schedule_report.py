@@ -3,6 +3,7 @@
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 from mpitrain.errors import ConfigError
 from mpitrain.report.played import Request, play
@@ -11,6 +12,17 @@ from mpitrain.schedules.options import UNIT_TIMES, Times
 
 KINDS_OF_FILES = (".svg", ".png", ".txt")
 WIDTH = 132  # of the grid where the screen's is not known
+
+
+def answer(name: str, asked: dict[str, Any], trace: str | None, out: str | None, json: bool) -> str:
+    """Return what the command prints. `asked` are its options as they were typed."""
+    if trace is None:
+        request = read_request(name, **asked)
+        return show_all(request, out, json) if name == "compare" else show(request, out, json)
+    given = [f"--{option.replace('_', '-')}" for option, value in asked.items() if value is not None]
+    if name != "compare" or given:
+        raise ConfigError(f"--trace {trace}: goes with compare, --out and --json only; found {' '.join([name, *given])}")
+    return show_trace(trace, out, json)
 
 
 def show(request: Request, out: str | None, json: bool) -> str:
@@ -24,6 +36,29 @@ def show(request: Request, out: str | None, json: bool) -> str:
 
         write(out, draw(played, Path(out).suffix[1:]))
     return as_json(played) if json else as_text(played, _screen())
+
+
+def show_trace(trace: str, out: str | None, json: bool) -> str:
+    """Return what a run measured beside what its times predict, as text or as JSON, and draw it into the file `out`."""
+    from mpitrain.report import measurement
+    from mpitrain.schedules.measured import read_trace
+
+    check_out(out)
+    found = measurement.Measurement(read_trace(_read(trace), trace))
+    if out and Path(out).suffix == ".txt":
+        write(out, (measurement.as_text(found, WIDTH) + "\n").encode())
+    elif out:
+        from mpitrain.report.measured_picture import draw
+
+        write(out, draw(found, Path(out).suffix[1:]))
+    return measurement.as_json(found) if json else measurement.as_text(found, _screen())
+
+
+def _read(trace: str) -> str:
+    try:
+        return Path(trace).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--trace {trace}: can't be read: {error}") from None
 
 
 def show_all(request: Request, out: str | None, json: bool) -> str:

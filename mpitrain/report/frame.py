@@ -23,12 +23,13 @@ NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "back
 
 
 class Frame:
-    """A figure that is filled from top to bottom; `heights` are those of its axes."""
+    """A figure that is filled from top to bottom; `heights` are those of its axes, and `titled` says that the first has a title."""
 
-    def __init__(self, timeline: Timeline, look: Look, heights: list[float]):
+    def __init__(self, timeline: Timeline, look: Look, heights: list[float], titled: bool = False):
         self.width = _width(timeline, look)
         self.scale = min(1.7, max(1.0, self.width / 14))
         self.left, self.right, self.head, self.gap, self.foot = (self.scale * inches for inches in (LEFT, RIGHT, HEAD, GAP, FOOT))
+        self.head += 0.24 * self.scale * titled
         self.height = self.head + sum(heights) + self.gap * (len(heights) - 1) + self.foot
         self.figure = Figure(figsize=(self.width, self.height), facecolor="white")
         self.filled = self.head

@@ -9,10 +9,11 @@ from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.check import Report, check
+from mpitrain.schedules.csv_table import read_any
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
 from mpitrain.schedules.simulate import Timeline, simulate_table
-from mpitrain.schedules.table import Table, read_table
+from mpitrain.schedules.table import Table
 
 PROVED_AT_ONCE = 250_000  # instructions; about two seconds
 
@@ -153,7 +154,7 @@ def _options(request: Request) -> Options:
 def _own_table(request: Request) -> Table:
     """Read the user's file, whose size may be given too and must then agree."""
     try:
-        table = read_table(Path(request.name).read_text(encoding="utf-8"), request.name)
+        table = read_any(Path(request.name).read_text(encoding="utf-8"), request.name)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{request.name}: can't be read: {error}") from None
     total = table.num_microbatches // table.segments * table.copies

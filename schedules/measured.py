@@ -1,0 +1,214 @@
+"""Read what a run measured, and predict it: its own times of computations and messages, played by the simulator.
+
+A trace holds every instruction of some steps: when it began and ended, on clocks that agree. A receive lasts as long as the rank
+waited, a send only until it was started. The update at the end of a step is left out: it waits for all ranks.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import median
+from typing import Any, NamedTuple
+
+from mpitrain.errors import ScheduleError
+from mpitrain.schedules.actions import AT_END, RECEIVES, SENDS, Action, parse
+from mpitrain.schedules.needs import Programs, partner
+from mpitrain.schedules.simulate import Link, Timeline, simulate
+
+Key = tuple[str, int | None, int | None]  # kind, stage, part: what takes the same time in every microbatch
+
+
+class Trace(NamedTuple):
+    """The measured steps of a run, one timeline each, in milliseconds from the first instruction of any rank.
+
+    With data parallelism every replica's pipeline is a timeline of its own.
+    """
+
+    schedule: str
+    segments: int
+    copies: int
+    steps: tuple[int, ...]
+    timelines: tuple[Timeline, ...]
+
+
+class Costs(NamedTuple):
+    """Medians over all steps and microbatches, in milliseconds.
+
+    An instruction counts from the end of the one before it, so that what lies between them isn't lost. latency: from the end of a
+    send until a rank that was waiting for it goes on. taking: the part of it that a rank also needs for a message that was there
+    before. lead: when each rank begins its step, after the first of them.
+    """
+
+    times: dict[Key, float]
+    latency: float
+    taking: float
+    lead: tuple[float, ...]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_trace(text: str, name: str = "trace") -> Trace:
+    """Read a trace in Chrome's format. The first step is left out if there are more: a run's first step is slower.
+
+    Raises ScheduleError naming the event that is damaged, or the rank or step that differs from the others.
+    """
+    try:
+        return _trace(_content(text))
+    except ScheduleError as error:
+        raise ScheduleError(f"{name}: {error.args[0]}; needed a trace.json of a run with run.trace") from None
+
+
+def _content(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ScheduleError(f"is no JSON: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
+        raise ScheduleError("found no list of traceEvents")
+    return content
+
+
+def _trace(content: dict[str, Any]) -> Trace:
+    rows = _rows(content["traceEvents"])
+    if not rows:
+        raise ScheduleError("found no instructions")
+    steps = sorted({step for step, _ in rows})
+    kept = steps[1:] or steps
+    timelines = [_timeline(f"step {step}, replica {replica}", ranks) for (step, replica), ranks in sorted(rows.items()) if step in kept]
+    for timeline in timelines:
+        if timeline.programs != timelines[0].programs:
+            raise ScheduleError("steps or replicas ran different programs")
+    simulate(timelines[0].programs)  # finds an instruction that is missing while the file's name is still known
+    other = content.get("otherData")
+    about = other if isinstance(other, dict) else {}
+    segments, copies = about.get("segments", 1), about.get("copies", 1)
+    for what, number in (("segments", segments), ("copies", copies)):
+        if not isinstance(number, int) or number < 1:
+            raise ScheduleError(f"otherData has {what} {number!r}")
+    return Trace(str(about.get("schedule", "?")), segments, copies, tuple(kept), tuple(timelines))
+
+
+Event = tuple[float, float, Action]
+
+
+def _rows(events: list) -> dict[tuple[int, int], dict[int, list[Event]]]:
+    """Sort events by step and replica, and then by rank."""
+    rows: dict[tuple[int, int], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    for position, event in enumerate(events):
+        if not isinstance(event, dict) or event.get("ph") != "X":
+            continue
+        try:
+            step, replica, rank = event["args"]["step"], event["pid"], event["tid"]
+            begin, duration, action = float(event["ts"]) / 1000, float(event["dur"]) / 1000, parse(event["name"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ScheduleError(f"event {position} is damaged: {type(error).__name__} {error} in {str(event)[:100]}") from None
+        whole = all(isinstance(number, int) for number in (step, replica, rank))
+        if not (whole and math.isfinite(begin) and 0 <= duration < math.inf):
+            raise ScheduleError(f"event {position} is damaged: {str(event)[:100]}")
+        rows[step, replica][rank].append((begin, begin + duration, action))
+    return rows
+
+
+def _timeline(where: str, ranks: dict[int, list[Event]]) -> Timeline:
+    """Build the timeline of one step up to its update."""
+    if sorted(ranks) != list(range(len(ranks))):
+        raise ScheduleError(f"{where}: found pipeline ranks {sorted(ranks)}, one is missing")
+    rows = [sorted(ranks[rank], key=lambda event: event[0]) for rank in range(len(ranks))]
+    zero = min(row[0][0] for row in rows)
+    rows = [[event for event in row[: _update(row)]] for row in rows]
+    return Timeline(
+        [[action for *_, action in row] for row in rows],
+        [[begin - zero for begin, *_ in row] for row in rows],
+        [[end - zero for _, end, _ in row] for row in rows],
+        [0.0] * len(rows),
+    )
+
+
+def _update(row: list[Event]) -> int:
+    return next((position for position, (*_, action) in enumerate(row) if action.kind in AT_END), len(row))
+
+
+# ---------------------------------------------------------------- costs
+
+
+def costs(timelines: Iterable[Timeline]) -> Costs:
+    """Take the medians of what was measured."""
+    timelines = list(timelines)
+    samples: dict[Key, list[float]] = defaultdict(list)
+    for timeline in timelines:
+        for action, before, begin, end in _instructions(timeline):
+            since = begin if before is None else before
+            samples[_key(action)].append((begin if action.kind in RECEIVES else end) - since)
+    latency = _median(lag for timeline in timelines for lag, _ in _arrivals(timeline) if lag is not None)
+    taking = _median(took for timeline in timelines for lag, took in _arrivals(timeline) if lag is None)
+    ranks = range(len(timelines[0].programs))
+    lead = tuple(_median(timeline.starts[rank][0] for timeline in timelines if timeline.starts[rank]) for rank in ranks)
+    return Costs({key: _median(values) for key, values in samples.items()}, latency, min(taking, latency), lead)
+
+
+def _median(values: Iterable[float]) -> float:
+    """Return the median, or 0 of nothing; clocks that differ a little may give less than 0, which isn't a time."""
+    values = list(values)
+    return max(0.0, median(values)) if values else 0.0
+
+
+def _key(action: Action) -> Key:
+    return action.kind, action.stage, action.part
+
+
+def _instructions(timeline: Timeline) -> Iterable[tuple[Action, float | None, float, float]]:
+    """Yield every instruction, the end of the one before it on its rank, and its own begin and end."""
+    for program, starts, ends in zip(timeline.programs, timeline.starts, timeline.ends):
+        yield from zip(program, [None, *ends], starts, ends)
+
+
+def _arrivals(timeline: Timeline) -> Iterable[tuple[float | None, float]]:
+    """Yield of each message the time from its send's end to its receive's, or None if the receiver came later, and the receive's own."""
+    sent = {action: end for action, _, _, end in _instructions(timeline) if action.kind in SENDS}
+    for action, _, begin, end in _instructions(timeline):
+        if action.kind in RECEIVES and partner(action) in sent:
+            since = sent[partner(action)]
+            yield end - since if begin <= since else None, end - begin
+
+
+# ---------------------------------------------------------------- prediction
+
+
+def predict(timeline: Timeline, costs: Costs) -> Timeline:
+    """Play a measured program with these costs; only who waits for whom, and how long, is simulated.
+
+    Raises ScheduleError if an instruction is missing that another waits for.
+    """
+    programs = [[Action("LEAD", rank), *_with_calls(program)] for rank, program in enumerate(timeline.programs)]
+
+    def cost(action: Action) -> float:
+        kind, index, stage, part = action
+        if kind == "LEAD":
+            return costs.lead[index]
+        if kind == "TAKE":
+            return costs.taking
+        return costs.times.get((kind.removeprefix("CALL_"), stage, part), 0.0)
+
+    return _without_calls(simulate(programs, cost, Link(costs.latency - costs.taking)), timeline.programs)
+
+
+def _with_calls(program: Iterable[Action]) -> Iterable[Action]:
+    """Put the time that messages cost their ranks around them: in the simulator they have none of their own."""
+    for action in program:
+        if action.kind in SENDS + RECEIVES:
+            yield action._replace(kind=f"CALL_{action.kind}")
+        yield action
+        if action.kind in RECEIVES:
+            yield action._replace(kind="TAKE")
+
+
+def _without_calls(played: Timeline, programs: Programs) -> Timeline:
+    """Return the timeline of the programs as they were; taking a message is part of its receive."""
+    starts, ends = [], []
+    for program, began, ended in zip(played.programs, played.starts, played.ends):
+        kept = [i for i, action in enumerate(program) if not action.kind.startswith(("LEAD", "CALL_", "TAKE"))]
+        starts.append([began[i] for i in kept])
+        ends.append([ended[i + (program[i].kind in RECEIVES)] for i in kept])
+    return Timeline(programs, starts, ends, played.exposed)
