@@ -36,14 +36,14 @@ Key = tuple[int, int]  # (stage, microbatch)
 
 @dataclass
 class StepResult:
-    """What a step measured; the same on every rank, but for `peak_in_flight`: the most stashes this rank held at once."""
+    """What a step measured; the same on every rank. peak_in_flight: the most stashes that each pipeline rank held at once."""
 
     loss: float = 0.0
     grad_norm: float = 0.0
     num_tokens: int = 0
     skipped: bool = False
     stop: bool = False
-    peak_in_flight: int = 0
+    peak_in_flight: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -53,6 +53,7 @@ class _Work:
     microbatches: list[Microbatch]
     lr: float = 0.0
     stop: bool = False
+    peak_in_flight: int = 0
     inputs: dict[Key, torch.Tensor] = field(default_factory=dict)  # of forwards: received, or handed over by a stage of this rank
     grads: dict[Key, torch.Tensor] = field(default_factory=dict)  # of outputs, the same; and between the parts of a backward
     outputs: dict[Action, torch.Tensor] = field(default_factory=dict)  # by the send they wait for
@@ -186,7 +187,7 @@ class Actor:
         walk = self.stages[stage].forward(m, work.inputs.pop((stage, m), None), self._microbatch(stage, m, work))
         if torch.is_grad_enabled():
             held = 1 + sum(stage.num_stashes for stage in self.stages.values())
-            work.result.peak_in_flight = max(work.result.peak_in_flight, held)
+            work.peak_in_flight = max(work.peak_in_flight, held)
         return walk
 
     def _backward_walk(self, action: Action, work: _Work) -> Walk:
@@ -239,6 +240,7 @@ class Actor:
         result = work.result
         loss, count, result.stop = self._totals(work)
         result.loss, result.num_tokens = loss / count, int(count)
+        result.peak_in_flight = [int(peak) for peak in self._everyone(np.array([float(work.peak_in_flight)]))]
         mine = np.zeros(self._num_counted)
         mine[: len(self.counted)] = squares(self.counted)
         result.grad_norm = norm(self._everyone(mine).tolist()) / count

@@ -224,6 +224,7 @@ class Trainer:
             "step_s": step_s,
             "mfu": tokens_per_s * self._flops,
             "skipped": self.skipped,
+            "peak_in_flight": result.peak_in_flight,
         }
 
     def _log(self, line: dict, waited_share: float = 0.0) -> None:
