@@ -152,7 +152,11 @@ SIZE = ["--stages", "2", "--microbatches", "4"]
         (["1f1", *SIZE], "did you mean '1f1b'"),
         (["1f1b"], "needs --stages and --microbatches"),
         (["1f1b", "--stages", "0", "--microbatches", "4"], "0 is not in the range"),
-        (["1f1b", *SIZE, "--chunks", "2"], "chunks has no effect"),
+        (["1f1b", *SIZE, "--chunks", "2"], "found 2 chunks, needed 1"),
+        (["1f1b", *SIZE, "--segments", "2"], "segments has no effect"),
+        (["forward", *SIZE], "is for evaluation"),
+        (["dualpipe", "--stages", "3", "--microbatches", "8"], "dualpipe: found 3"),
+        (["missing.csv"], "unknown schedule 'missing.csv'"),
         (["1f1b", *SIZE, "--times", "1,1,1"], "found 3 numbers, needed 4"),
         (["1f1b", *SIZE, "--times", "1,1,one,0"], "found 'one', needed a number"),
         (["1f1b", *SIZE, "--times", "1,-1,1,0"], "found -1, needed more than 0"),
@@ -169,6 +173,28 @@ def test_bad_input_ends_with_2_and_says_what_to_change(words, message):
         run(*words)
     assert message in str(caught.value)
     assert caught.value.exit_code == BAD_INPUT
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InputError, match=r"pip install 'mpitrain\[plot\]'"):
+        run("1f1b", *SIZE, "--out", "x.svg")
+
+
+def test_a_file_that_cannot_be_written_is_one_message(tmp_path):
+    (tmp_path / "loop.txt").symlink_to(tmp_path / "loop.txt")
+    with pytest.raises(InputError, match="can't be written"):
+        run("1f1b", *SIZE, "--out", tmp_path / "loop.txt")
+
+
+def test_chunks_may_be_the_schedules_own_number():
+    assert as_json("zbv", "--stages", 2, "--microbatches", 4, "--chunks", 2) == as_json("zbv", "--stages", 2, "--microbatches", 4)
+
+
+def test_a_table_in_csv_is_read(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("F0@0,F1@0,,B0@0,B1@0\n,F0@1,B0@1,F1@1,B1@1\n")
+    assert as_json(path)["ranks"] == [["F0", "F1", "BW0", "BW1"], ["F0", "BW0", "F1", "BW1"]]
 
 
 def test_the_command_imports_neither_torch_nor_mpi4py():

@@ -12,6 +12,7 @@ from mpitrain.schedules.check import Report, check
 from mpitrain.schedules.csv_table import read_any
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
+from mpitrain.schedules.placement import chunks_of
 from mpitrain.schedules.simulate import Timeline, simulate_table
 from mpitrain.schedules.table import Table
 
@@ -138,9 +139,11 @@ def _prove(table: Table) -> Report | None:
 def _table(request: Request) -> Table:
     if request.name not in catalog.FAMILIES and Path(request.name).is_file():
         return _own_table(request)
-    if request.num_ranks is None or request.num_microbatches is None:
+    if request.name in catalog.FAMILIES and request.name not in catalog.NAMES:
+        raise ScheduleError(f"{request.name}: is for evaluation, which has no backward; choose one of {', '.join(catalog.NAMES)}")
+    if request.name in catalog.NAMES and None in (request.num_ranks, request.num_microbatches):
         raise ConfigError(f"{request.name}: needs --stages and --microbatches; only a file says its own size")
-    return catalog.build(request.name, request.num_ranks, request.num_microbatches, _options(request))
+    return catalog.build(request.name, request.num_ranks or 1, request.num_microbatches or 1, _options(request))
 
 
 def _options(request: Request) -> Options:
@@ -148,7 +151,11 @@ def _options(request: Request) -> Options:
     family = catalog.FAMILIES.get(request.name)
     asked = request._asdict()
     plans = {key: asked[key] for key in ("times", "memory_limit", "weight_memory") if family and key in family.takes}
-    return Options(request.chunks, request.group, request.segments)._replace(**plans)
+    chunks = request.chunks
+    if family and "chunks" not in family.takes:
+        chunks_of(request.name, chunks)  # refuses another number than the schedule's own
+        chunks = None
+    return Options(chunks, request.group, request.segments)._replace(**plans)
 
 
 def _own_table(request: Request) -> Table:
