@@ -45,6 +45,19 @@ def on_first_rank(world: MPI.Intracomm, action: Callable[[], Any]) -> Any:
     return result
 
 
+def on_every_rank(world: MPI.Intracomm, action: Callable[[], Any]) -> Any:
+    """Run `action` on each rank and return its result there; the first rank's InputError is raised on all. Collective over `world`."""
+    result = error = None
+    try:
+        result = action()
+    except InputError as found:
+        error = found
+    found = next((error for error in world.allgather(error) if error is not None), None)
+    if found is not None:
+        raise found
+    return result
+
+
 def require_same(world: MPI.Intracomm, digest: str, what: str) -> None:
     """Raise MeshError on all ranks unless `digest` is the same everywhere. Collective over `world`."""
     digests = world.allgather(digest)

@@ -31,6 +31,7 @@ from mpitrain.schedules.actions import Action
 from mpitrain.stage import Microbatch, Stage
 
 AHEAD = 2  # receives posted before they are needed
+UNRECORDED = Recorder(range(0))
 Key = tuple[int, int]  # (stage, microbatch)
 
 
@@ -68,7 +69,7 @@ class Actor:
 
     def __init__(self, config: Config, mesh: Mesh, device: torch.device, recorder: Recorder | None = None):
         self.config, self.mesh, self.progress = config, mesh, mesh.progress
-        self.recorder = recorder or Recorder(range(0))
+        self.recorder = recorder or UNRECORDED
         self.pp, self.data = mesh["pp"], mesh["data"]
         programs = program.training(config)
         self.table = programs.table
@@ -127,7 +128,7 @@ class Actor:
         """
         for stage in self.stages.values():
             stage.zero_grad()
-        return self._walk(self.training, _Work(microbatches, lr, stop), step)
+        return self._walk(self.training, _Work(microbatches, lr, stop), step, self.recorder)
 
     def evaluate(self, step: int, microbatches: list[Microbatch]) -> tuple[float, float]:
         """Return (summed loss, tokens) of the microbatches of all ranks, without gradients. Collective over all ranks."""
@@ -135,11 +136,11 @@ class Actor:
         for stage in self.stages.values():
             stage.losses = {}
         with torch.no_grad():
-            self._walk(self.evaluation, work, -1)
+            self._walk(self.evaluation, work, step, UNRECORDED)
         loss, count, _ = self._totals(work)
         return loss, count
 
-    def _walk(self, instructions: list[Action], work: _Work, step: int) -> StepResult:
+    def _walk(self, instructions: list[Action], work: _Work, step: int, recorder: Recorder) -> StepResult:
         work.to_receive.extend(a for a in instructions if a.kind in ("RECV_F", "RECV_B"))
         self._post_receives(work)
         steps = enumerate(instructions)
@@ -150,10 +151,10 @@ class Actor:
             if action.kind == "PAIR":
                 forward, backward = next(steps)[1], next(steps)[1]
                 self._pair(forward, backward, work)
-                self.recorder.add_pair(step, action, forward, backward, begin, time.perf_counter())
+                recorder.add_pair(step, action, forward, backward, begin, time.perf_counter())
             else:
                 self._handlers[action.kind](action, work)
-                self.recorder.add(step, action, begin, time.perf_counter())
+                recorder.add(step, action, begin, time.perf_counter())
         for pending in work.sending:
             pending.wait()
         return work.result

@@ -41,7 +41,7 @@ class Run(Table):
 
 class Model(Table):
     preset: str = "quickstart"
-    layers: CountOrNone = 0  # 0 in this table: as the preset says
+    layers: Annotated[int, Meta(ge=0, le=10_000)] = 0  # 0 in this table: as the preset says
     width: CountOrNone = 0
     heads: CountOrNone = 0
     kv_heads: CountOrNone = 0
@@ -127,6 +127,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama3.2-1b": dict(layers=16, width=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256, tied=True),
     "llama3-8b": dict(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False),
 }
+
+MOST_FORWARDS = 1_000_000  # of one step, over all pipeline ranks: every rank holds all programs
 
 # What makes two runs the same computation; the rest (layout, transport, length, where it is kept) may change when a run goes on.
 IDENTITY = ("run.seed", "model", "data", "batch", "precision", "optimizer", "schedule")
@@ -228,7 +230,16 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> C
     model = _model(config.model, vocab)
     parallel, batch = _layout(config, model.layers, num_ranks)
     pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
+    _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel.pp * pipeline.chunks)
     return msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch, pipeline=pipeline)
+
+
+def _refuse_endless(num_microbatches: int, num_stages: int) -> None:
+    if num_microbatches * num_stages > MOST_FORWARDS:
+        raise ConfigError(
+            f"batch.global / batch.micro / parallel.dp = {num_microbatches:,} microbatches on {num_stages} stages: a program of so many "
+            f"forwards doesn't fit in memory, at most {MOST_FORWARDS:,} do; raise batch.micro"
+        )
 
 
 def _pipeline(pipeline: Pipeline, parallel: Parallel, layers: int, num_nodes: int) -> Pipeline:

@@ -6,6 +6,7 @@ import torch
 
 from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
+from mpitrain.slicing import num_stages, specs_of
 
 
 def choose_device(config: Config, node_rank: int) -> torch.device:
@@ -19,6 +20,21 @@ def choose_device(config: Config, node_rank: int) -> torch.device:
     device = torch.device("cuda", node_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def require_memory(config: Config) -> None:
+    """Raise ConfigError if the weights of one stage can't fit into this node's memory, with gradients and two moments."""
+    if config.run.device != "cpu" and torch.cuda.is_available():
+        return
+    itemsize = 8 if config.precision.compute == "fp64" else 4
+    stages = range(num_stages(config))
+    largest = max(sum(spec.numel for block in specs_of(config, stage) for spec in block) for stage in stages)
+    found, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), 4 * itemsize * largest
+    if needed > found:
+        raise ConfigError(
+            f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for weights, gradients and moments, this node has "
+            f"{found / 2**30:,.0f} GiB; choose a smaller model or more stages (parallel.pp)"
+        )
 
 
 def set_threads(run: Run) -> None:

@@ -15,14 +15,14 @@ from mpitrain.actor import Actor, StepResult
 from mpitrain.checkpoint import load, save
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import node_rank, num_nodes, on_first_rank, require_same
+from mpitrain.comm.world import node_rank, num_nodes, on_every_rank, on_first_rank, require_same
 from mpitrain.config import Config
 from mpitrain.data.corpus import check_source
 from mpitrain.data.order import Sampler
 from mpitrain.data.split import split
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
 from mpitrain.data.tokens import describe, open_tokens, prepare
-from mpitrain.device import choose_device
+from mpitrain.device import choose_device, require_memory
 from mpitrain.errors import DONE, STOPPED_EARLY, CheckpointError
 from mpitrain.hang import diagnosed
 from mpitrain.model.parameters import Parameter
@@ -68,6 +68,7 @@ def plan(path: str | None, overrides: tuple[str, ...], num_ranks: int, num_nodes
     config = settings.load(path, overrides)
     tokenizer = load_tokenizer(config.data.tokenizer)
     config = settings.resolve(config, num_ranks, tokenizer.vocab, num_nodes)
+    require_memory(config)
     program.training(config)
     return config, tokenizer
 
@@ -299,6 +300,12 @@ class Trainer:
         step = on_first_rank(world, newest)
         if step == 0:
             return
+        on_every_rank(world, lambda: self._restore(step))
+        self.actor.optimizer.set_step(self.updates)
+        self.report.say(f"going on after step {step} of {folder}")
+
+    def _restore(self, step: int) -> None:
+        folder = self.rundir.checkpoints
         with load.open_step(folder, step) as saved:
             for name, x in self._state(self.actor.optimizer.parameters):
                 x.copy_(torch.from_numpy(saved.read(name)))
@@ -306,5 +313,3 @@ class Trainer:
                 raise CheckpointError(f"{folder}: trained on other data than {self.config.data.source} gives now; choose another run.dir")
             self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]
             self.updates, self.skipped = saved.meta["updates"], saved.meta["skipped"]
-        self.actor.optimizer.set_step(self.updates)
-        self.report.say(f"going on after step {step} of {folder}")

@@ -42,6 +42,7 @@ def test_bad_keys_and_values_are_named(override, message):
     [
         (["parallel.dp=3"], 4, r"parallel.dp = 3 x parallel.pp = 1 = 3 ranks, but mpirun started 4"),
         (["parallel.dp=2", "parallel.pp=3"], 4, "= 6 ranks, but mpirun started 4"),
+        (["batch.global=1000001"], 1, "1,000,001 microbatches on 1 stages"),
         (["parallel.pp=7"], 7, "parallel.pp = 7 stages for model.layers = 6 blocks"),
         (["batch.global=7", "parallel.dp=2"], 2, "batch.global = 7 sequences don't divide .* use a multiple of 2"),
         (["batch.global=12", "batch.micro=8"], 1, "use a multiple of 8"),

@@ -49,6 +49,7 @@ CASES = {
     "unknown key": (["--set", "run.step=3"], ["run.step", "did you mean run.steps?"]),
     "wrong type": (["--set", "run.steps=many"], ["run.steps", "int", "str"]),
     "layout": (["--set", "parallel.dp=3"], ["3", "ranks, but mpirun started 2"]),
+    "a model larger than memory": (["--set", "model.width=1000000000"], ["GiB", "parallel.pp"]),
     "more stages than blocks": (["--set", "parallel.pp=2", "--set", "model.layers=1"], ["parallel.pp = 2", "model.layers = 1"]),
     "microbatches": ([*options({"batch.global": 6, "batch.micro": 2, "parallel.dp": 2})], ["batch.global = 6", "multiple of 4"]),
     "missing data": (["--set", "data.path=absent.txt"], ["data.path", "absent.txt"]),

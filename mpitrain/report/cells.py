@@ -88,7 +88,10 @@ def _join_pairs(axes: Axes, timeline: Timeline, points: tuple[float, float]) -> 
         for position, action in enumerate(program):
             if action == PAIR and position + 2 < len(program):
                 frames.append(_box(rank, starts[position + 1], max(ends[position + 1 : position + 3]), CELL_HEIGHT * 0.97))
-    width = min(1.3, 0.05 * points[1])
+    if not frames:
+        return
+    room = points[0] * min(corners[1][0] - corners[0][0] for corners in frames)
+    width = max(0.4, min(1.3, 0.05 * points[1], 0.07 * room))
     axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors=PAIR_EDGE, linewidths=width, zorder=3))
 
 

@@ -6,6 +6,7 @@ import math
 from mpitrain.report.played import Played
 from mpitrain.schedules.draw import grid
 from mpitrain.schedules.notation import operations
+from mpitrain.schedules.options import UNIT_TIMES
 from mpitrain.schedules.simulate import UNIT
 
 MOST_LINES = 70  # of a grid on the screen
@@ -38,6 +39,7 @@ def _legend(played: Played) -> list[str]:
     words += [f"F0.1: on the second of the rank's {stages} stages"] * (stages > 2)
     words += ["F0a F0b: segments of a sequence"] * (table.segments > 1)
     words += ["F3+B1: run together"] * ("PAIR" in kinds)
+    words += ["drawn in unit time, --out draws to scale"] * (played.times != UNIT_TIMES)
     return ["; ".join(words)] if words else []
 
 
