@@ -21,5 +21,5 @@ def _row(timeline: Timeline, rank: int, scale: float, columns: int, segments: in
         kind = action.kind.lower() if stages.index(action.stage) % 2 else action.kind
         label = f"{kind}{microbatch_label(action.index, segments)}"
         room = right - left
-        row[left:right] = label.ljust(room, "-") if len(label) <= room else kind.ljust(room, "-")
+        row[left:right] = (label if len(label) <= room else kind).ljust(room, "-")[:room]
     return "".join(row)

@@ -10,6 +10,8 @@ from mpitrain.report.played import Request, play
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.draw import grid
 from mpitrain.schedules.options import Options
+from mpitrain.schedules.scale import to_scale
+from mpitrain.schedules.simulate import simulate
 from mpitrain.schedules.table import read_table
 
 
@@ -52,7 +54,20 @@ def test_rows_of_every_schedule_have_one_length():
         assert all(len(row) - len("rank 0 ") <= ticks * column / 5 for row in rows(text))
 
 
+# ---------------------------------------------------------------- text to scale
+
+
+def test_text_to_scale_shows_real_times():
+    timeline = simulate(build("1f1b", 2, 2), {"F": 2, "B": 3.5})
+    assert timeline.makespan == 16.5
+    assert to_scale(timeline, 33, 16.5) == ["F0--F1--.......B0-----....B1-----", "....F0--B0-----F1--B1-----......."]
+    assert to_scale(timeline, 4, 16.5) == ["F.BB", "FBB."]  # too narrow for most: no row grows for it
+
+
 # ---------------------------------------------------------------- the picture
+
+
+LARGE = [("1f1b", 16, 64), ("zbv", 16, 64), ("1f1b", 64, 256)]
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +78,7 @@ def picture():
     return picture
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (8, 16)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "p", "m"), [(name, *size) for name in NAMES for size in ((2, 2), (4, 8), (8, 16))] + LARGE)
 def test_nothing_is_cut_off(picture, name, p, m, monkeypatch):
     """Every letter lies inside of the picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
