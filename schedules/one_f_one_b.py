@@ -21,25 +21,21 @@ def one_f_one_b(num_stages: int, num_microbatches: int, stage: int) -> list[Acti
 
 
 def eager_1f1b(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
-    """Compute order of one stage under 1F1B with one more forward in the warmup. For 4 stages, 6 microbatches:
+    """Compute order of one stage under eager 1F1B (arXiv:2211.05322). For 4 stages, 8 microbatches:
 
-    stage 0:  F0 F1 F2 F3 F4 B0 F5 B1 B2 B3 B4 B5
-    stage 1:  F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5
-    stage 2:  F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5
-    stage 3:  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5
+    stage 0:  F0 F1 F2 F3 F4 F5 F6 B0 F7 B1 B2 B3 B4 B5 B6 B7
+    stage 1:  F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 F7 B3 B4 B5 B6 B7
+    stage 2:  F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7
+    stage 3:  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7
 
-    Under 1F1B p microbatches are in flight on p stages, and each comes back to the first stage after p (F + B) and 2 (p-1)
-    messages: every message is waited for. With p + 1 in flight messages are hidden as long as 2 (p-1) of them take no longer than
-    one F + B; the makespan is then (m + p - 1) (F + B) + 2 (p-1) messages, however many microbatches there are. The last stage
-    sends nobody forwards, and one more in flight gains it nothing.
-
-    The idea is that of eager-1F1B (arXiv:2211.05322 section 4), which hides longer messages, up to half of F + B each, but
-    holds 2p - 1 microbatches in flight.
+    A forward and a backward on each of two neighbours, and two messages, make a cycle. Under 1F1B a stage begins with one forward
+    more than the next, and the cycle is two turns of F + B long: messages are waited for in every turn. Here a stage begins with
+    two more, and the cycle is three turns long. As long as two messages take no longer than one F + B they are hidden, and the
+    makespan is (m + p - 1) (F + B) + 2 (p-1) messages. The first stage holds 2p - 1 microbatches instead of p.
     """
-    extra = 1 if stage < num_stages - 1 else 0
     forwards = [F(m, stage) for m in range(num_microbatches)]
     backwards = [B(m, stage) for m in range(num_microbatches)]
-    return alternate(forwards, backwards, warmup=num_stages - 1 - stage + extra)
+    return alternate(forwards, backwards, warmup=2 * (num_stages - 1 - stage))
 
 
 def alternate(forwards: list[Action], backwards: list[Action], warmup: int) -> list[Action]:
