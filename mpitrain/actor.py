@@ -65,10 +65,15 @@ class _Work:
 
 
 class Actor:
-    """This rank. `cursor` is (step, position in the program, instruction); `recorder` notes when instructions ran."""
+    """This rank. `cursor` is (step, position in the program, instruction).
 
-    def __init__(self, config: Config, mesh: Mesh, device: torch.device, recorder: Recorder | None = None):
-        self.config, self.mesh, self.progress = config, mesh, mesh.progress
+    recorder: notes when instructions ran.  stage_type: what computes, if it isn't to be the model itself.
+    """
+
+    def __init__(
+        self, config: Config, mesh: Mesh, device: torch.device, recorder: Recorder | None = None, stage_type: type[Stage] = Stage
+    ):
+        self.config, self.mesh, self.progress, self.stage_type = config, mesh, mesh.progress, stage_type
         self.recorder = recorder or UNRECORDED
         self.pp, self.data = mesh["pp"], mesh["data"]
         programs = program.training(config)
@@ -99,9 +104,10 @@ class Actor:
     def _build(self, device: torch.device) -> dict[int, Stage]:
         """Build the stages of this rank, by their number in the table. The stages of one rank share a tied embedding."""
         stages: dict[int, Stage] = {}
+        depth, segments = self.table.depth, self.table.segments
         for number in self.table.chunks[self.pp.rank]:
             shared = next((stage.embedding for stage in stages.values() if stage.embedding is not None), None)
-            stages[number] = Stage(self.config, number % self.table.depth, device, self.data.allocate, shared, self.table.segments)
+            stages[number] = self.stage_type(self.config, number % depth, device, self.data.allocate, shared, segments)
         return stages
 
     @property
