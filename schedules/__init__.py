@@ -1,7 +1,12 @@
 """Pipeline schedules as tables: plain Python, no torch, no MPI.
 
-    gpipe, one_f_one_b, forward_only   compute order of one stage       one file per family
-    catalog                            name -> table                    what users type
+    gpipe, one_f_one_b, zero_bubble,   orders drawn in docstrings       one file per family
+    interleaved, zbv, dualpipe,
+    seq1f1b, forward_only
+    zb_auto, zbv_auto                  orders searched for              measured times and a memory limit in
+    v_half, v_shape                    orders built from a block        the way of a microbatch through a V of stages
+    catalog, options                   name -> table                    what users type, and what they can choose
+    csv_table                          file -> table                    users' own, from CSV or text
     actions, table                     one instruction; a whole table   and their text form
     lower                              table -> every rank's program    messages, reductions, update
     check, rules, deadlock             prove a set of programs

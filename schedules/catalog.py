@@ -79,5 +79,8 @@ def build(name: str, num_ranks: int, num_microbatches: int, options: Options = D
     for option in options.given():
         if option not in family.takes:
             raise ScheduleError(f"{name}: {option} has no effect on it; it takes {', '.join(family.takes) or 'no options'}")
+    for option in ("chunks", "group", "segments"):
+        if (number := getattr(options, option)) is not None and number < 1:
+            raise ScheduleError(f"{name}: found {option} = {number}, needed at least 1")
     segments = options.segments or SEGMENTS if "segments" in family.takes else 1
     return make_table(name, family.rows(num_ranks, num_microbatches, options), copies=family.copies, segments=segments)

@@ -38,7 +38,7 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
     counts on SHARE of a stash is taken only if its span is shorter. It is what meets the paper's table 5 for ZB-2p.
     """
     options = planned("zb-auto", options, memory_limit=num_ranks)
-    if options.memory_limit < 1:
+    if not options.memory_limit >= 1:
         raise ScheduleError(
             f"zb-auto: found a memory limit of {options.memory_limit} stashes, needed at least 1, a microbatch in flight; raise the limit"
         )
