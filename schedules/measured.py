@@ -7,8 +7,8 @@ waited, a send only until it was started. The update at the end of a step is lef
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from statistics import median
+from collections.abc import Iterable, Sequence
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 from mpitrain.errors import ScheduleError
@@ -33,8 +33,9 @@ class Trace(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Medians over all steps and microbatches, in milliseconds.
+    """In milliseconds; of each the mean over a step's microbatches, and then the median over steps.
 
+    A median over microbatches would lose what is slow only now and then, as on a machine with fewer cores than ranks.
     An instruction counts from the end of the one before it, so that what lies between them isn't lost. latency: from the end of a
     send until a rank that was waiting for it goes on. taking: the part of it that a rank also needs for a message that was there
     before. lead: when each rank begins its step, after the first of them.
@@ -133,19 +134,28 @@ def _update(row: list[Event]) -> int:
 # ---------------------------------------------------------------- costs
 
 
-def costs(timelines: Iterable[Timeline]) -> Costs:
-    """Take the medians of what was measured."""
-    timelines = list(timelines)
-    samples: dict[Key, list[float]] = defaultdict(list)
-    for timeline in timelines:
-        for action, before, begin, end in _instructions(timeline):
-            since = begin if before is None else before
-            samples[_key(action)].append((begin if action.kind in RECEIVES else end) - since)
-    latency = _median(lag for timeline in timelines for lag, _ in _arrivals(timeline) if lag is not None)
-    taking = _median(took for timeline in timelines for lag, took in _arrivals(timeline) if lag is None)
+def costs(timelines: Sequence[Timeline]) -> Costs:
+    """Take the costs of what was measured."""
+    per_step = [_samples(timeline) for timeline in timelines]
+    keys = {key for samples in per_step for key in samples}
+    typical = {key: _median(mean(samples[key]) for samples in per_step if key in samples) for key in keys}
+    latency, taking = typical.pop(_WAITED, 0.0), typical.pop(_LATE, 0.0)
     ranks = range(len(timelines[0].programs))
     lead = tuple(_median(timeline.starts[rank][0] for timeline in timelines if timeline.starts[rank]) for rank in ranks)
-    return Costs({key: _median(values) for key, values in samples.items()}, latency, min(taking, latency), lead)
+    return Costs(typical, latency, min(taking, latency), lead)
+
+
+_WAITED, _LATE = ("message", None, 0), ("message", None, 1)  # keys of messages whose receiver waited, or came later
+
+
+def _samples(timeline: Timeline) -> dict[Key, list[float]]:
+    samples: dict[Key, list[float]] = defaultdict(list)
+    for action, before, begin, end in _instructions(timeline):
+        since = begin if before is None else before
+        samples[_key(action)].append((begin if action.kind in RECEIVES else end) - since)
+    for lag, took in _arrivals(timeline):
+        samples[_LATE if lag is None else _WAITED].append(took if lag is None else lag)
+    return samples
 
 
 def _median(values: Iterable[float]) -> float:

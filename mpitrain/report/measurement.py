@@ -15,7 +15,7 @@ MARGIN = len("rank 000 simulated ")
 
 @dataclass(frozen=True)
 class Measurement:
-    """The steps of a trace, and their prediction from the medians of their own times, in milliseconds."""
+    """The steps of a trace, and their prediction from their own times, in milliseconds."""
 
     trace: Trace
 
@@ -55,9 +55,9 @@ class Measurement:
         return numbers
 
     def computations(self) -> list[tuple[str, float]]:
-        """Return the median time of each kind of computation on each stage, as `B@1` or `B@1/0`."""
+        """Return the typical time of each kind of computation on each stage, as `B@1` or `B@1/0`."""
         kept = [key for key in self.costs.times if key[0] in COMPUTE]
-        kept.sort(key=lambda key: (key[1], COMPUTE.index(key[0]), key[2] or 0))
+        kept.sort(key=lambda key: (key[1], COMPUTE.index(key[0]), -1 if key[2] is None else key[2]))
         return [(f"{k}@{stage}" + ("" if part is None else f"/{part}"), self.costs.times[k, stage, part]) for k, stage, part in kept]
 
 
@@ -122,7 +122,7 @@ def _times(measurement: Measurement) -> str:
     lines = [", ".join(times[left : left + 8]) for left in range(0, len(times), 8)]
     latency, taking = measurement.costs.latency, measurement.costs.taking
     message = f"a message    {latency:.3f} to a rank that waits for it; {taking:.3f} if it was there before"
-    return "medians      " + ",\n             ".join(lines) + "\n" + message
+    return "on average   " + ",\n             ".join(lines) + "\n" + message
 
 
 def as_json(measurement: Measurement) -> str:
