@@ -76,6 +76,7 @@ class Pipeline(Table):
     segments: Count | None = None  # seq1f1b: segments of a microbatch's sequence
     times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None  # automatic: F, I, W, message
     memory_limit: Annotated[float, Meta(gt=0)] | None = None  # automatic schedules: microbatches in flight on a rank
+    weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None  # automatic: share of one that is held from I to W; 1: strict limit
     tail: CountOrNone = 0  # one stage only: last backwards walked together, bucket by bucket; 0: 4 across nodes, 1 within one
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.schedules import catalog
+from mpitrain.schedules.csv_table import read_any
 from mpitrain.schedules.options import Options, Times
 from mpitrain.schedules.placement import LOOPED, placement
-from mpitrain.schedules.table import Table, read_table
+from mpitrain.schedules.table import Table
 
 
 def num_microbatches(config: Config) -> int:
@@ -61,7 +62,7 @@ def _is_file(name: str) -> bool:
 
 def _read(name: str) -> Table:
     try:
-        return read_table(Path(name).read_text(encoding="utf-8"), name)
+        return read_any(Path(name).read_text(encoding="utf-8"), name)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"pipeline.schedule = {name!r} can't be read: {error}") from None
 
@@ -74,4 +75,5 @@ def _options(config: Config) -> Options:
         segments=pipeline.segments,
         times=Times(*pipeline.times) if pipeline.times else None,
         memory_limit=pipeline.memory_limit,
+        weight_memory=pipeline.weight_memory,
     )
