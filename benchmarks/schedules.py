@@ -86,11 +86,10 @@ def measure(name: str, times: Times, microbatches: int, steps: int) -> tuple[flo
         if world.rank:
             return None
         timelines = read_trace(path.read_text()).timelines
-    found = costs(timelines)
     nominal = simulate_table(actor.table, Times(*(1000 * seconds for seconds in times))).makespan
     return (
         statistics.median(timeline.makespan for timeline in timelines),
-        statistics.median(predict(timeline, found).makespan for timeline in timelines),
+        statistics.median(predict(timeline, costs(timeline)).makespan for timeline in timelines),
         nominal,
     )
 

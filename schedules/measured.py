@@ -7,12 +7,12 @@ waited, a send only until it was started. The update at the end of a step is lef
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from statistics import mean, median
 from typing import Any, NamedTuple
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import AT_END, RECEIVES, SENDS, Action, parse
+from mpitrain.schedules.actions import AT_END, COMPUTE, RECEIVES, SENDS, Action, parse
 from mpitrain.schedules.needs import Programs, partner
 from mpitrain.schedules.simulate import Link, Timeline, simulate
 
@@ -33,15 +33,14 @@ class Trace(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """In milliseconds; of each the mean over a step's microbatches, and then the median over steps.
+    """What one step's instructions took, in milliseconds.
 
-    A median over microbatches would lose what is slow only now and then, as on a machine with fewer cores than ranks.
-    An instruction counts from the end of the one before it, so that what lies between them isn't lost. latency: from the end of a
-    send until a rank that was waiting for it goes on. taking: the part of it that a rank also needs for a message that was there
-    before. lead: when each rank begins its step, after the first of them.
+    An instruction counts from the end of the one before it, so that what lies between them isn't lost; of a receive counts only what
+    comes before the wait. latency: from the end of a send until a rank that was waiting for it goes on, on average. taking: the part
+    of it that a rank also needs for a message that was there before. lead: when each rank begins, after the first of them.
     """
 
-    times: dict[Key, float]
+    times: dict[Action, float]
     latency: float
     taking: float
     lead: tuple[float, ...]
@@ -134,38 +133,37 @@ def _update(row: list[Event]) -> int:
 # ---------------------------------------------------------------- costs
 
 
-def costs(timelines: Sequence[Timeline]) -> Costs:
-    """Take the costs of what was measured."""
-    per_step = [_samples(timeline) for timeline in timelines]
-    keys = {key for samples in per_step for key in samples}
-    typical = {key: _median(mean(samples[key]) for samples in per_step if key in samples) for key in keys}
-    latency, taking = typical.pop(_WAITED, 0.0), typical.pop(_LATE, 0.0)
-    ranks = range(len(timelines[0].programs))
-    lead = tuple(_median(timeline.starts[rank][0] for timeline in timelines if timeline.starts[rank]) for rank in ranks)
-    return Costs(typical, latency, min(taking, latency), lead)
-
-
-_WAITED, _LATE = ("message", None, 0), ("message", None, 1)  # keys of messages whose receiver waited, or came later
-
-
-def _samples(timeline: Timeline) -> dict[Key, list[float]]:
-    samples: dict[Key, list[float]] = defaultdict(list)
+def costs(timeline: Timeline) -> Costs:
+    """Take the costs of one measured step."""
+    times = {}
     for action, before, begin, end in _instructions(timeline):
         since = begin if before is None else before
-        samples[_key(action)].append((begin if action.kind in RECEIVES else end) - since)
-    for lag, took in _arrivals(timeline):
-        samples[_LATE if lag is None else _WAITED].append(took if lag is None else lag)
-    return samples
+        times[action] = max(0.0, (begin if action.kind in RECEIVES else end) - since)
+    latency = _mean(lag for lag, _ in _arrivals(timeline) if lag is not None)
+    taking = _mean(took for lag, took in _arrivals(timeline) if lag is None)
+    return Costs(times, latency, min(taking, latency), tuple(starts[0] if starts else 0.0 for starts in timeline.starts))
 
 
-def _median(values: Iterable[float]) -> float:
-    """Return the median, or 0 of nothing; clocks that differ a little may give less than 0, which isn't a time."""
+def typical(timelines: Iterable[Timeline]) -> dict[Key, float]:
+    """Return the time of each kind of computation on each stage: the mean over a step's microbatches, then the median over steps.
+
+    A median over microbatches would lose what is slow only now and then, as on a machine with fewer cores than ranks.
+    """
+    per_step: dict[Key, list[float]] = defaultdict(list)
+    for timeline in timelines:
+        samples: dict[Key, list[float]] = defaultdict(list)
+        for action, time in costs(timeline).times.items():
+            if action.kind in COMPUTE:
+                samples[action.kind, action.stage, action.part].append(time)
+        for key, times in samples.items():
+            per_step[key].append(mean(times))
+    return {key: median(means) for key, means in per_step.items()}
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Return the mean, or 0 of nothing; clocks that differ a little may give less than 0, which isn't a time."""
     values = list(values)
-    return max(0.0, median(values)) if values else 0.0
-
-
-def _key(action: Action) -> Key:
-    return action.kind, action.stage, action.part
+    return max(0.0, mean(values)) if values else 0.0
 
 
 def _instructions(timeline: Timeline) -> Iterable[tuple[Action, float | None, float, float]]:
@@ -187,19 +185,18 @@ def _arrivals(timeline: Timeline) -> Iterable[tuple[float | None, float]]:
 
 
 def predict(timeline: Timeline, costs: Costs) -> Timeline:
-    """Play a measured program with these costs; only who waits for whom, and how long, is simulated.
+    """Play a measured step with these costs; only who waits for whom, and how long, is simulated.
 
     Raises ScheduleError if an instruction is missing that another waits for.
     """
     programs = [[Action("LEAD", rank), *_with_calls(program)] for rank, program in enumerate(timeline.programs)]
 
     def cost(action: Action) -> float:
-        kind, index, stage, part = action
-        if kind == "LEAD":
-            return costs.lead[index]
-        if kind == "TAKE":
+        if action.kind == "LEAD":
+            return costs.lead[action.index]
+        if action.kind == "TAKE":
             return costs.taking
-        return costs.times.get((kind.removeprefix("CALL_"), stage, part), 0.0)
+        return costs.times.get(action._replace(kind=action.kind.removeprefix("CALL_")), 0.0)
 
     return _without_calls(simulate(programs, cost, Link(costs.latency - costs.taking)), timeline.programs)
 
@@ -211,7 +208,7 @@ def _with_calls(program: Iterable[Action]) -> Iterable[Action]:
             yield action._replace(kind=f"CALL_{action.kind}")
         yield action
         if action.kind in RECEIVES:
-            yield action._replace(kind="TAKE")
+            yield Action("TAKE")
 
 
 def _without_calls(played: Timeline, programs: Programs) -> Timeline:

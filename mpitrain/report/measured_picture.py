@@ -20,7 +20,7 @@ def draw(measurement: Measurement, kind: str) -> bytes:
     frame = Frame(longest, look, [row * num_ranks, row * num_ranks], titled=True)
     frame.write_head(f"{trace.schedule}:  {num_ranks} ranks, measured and simulated", _lines(measurement))
     frame.add_legend(simulated, tints(look.chunks, trace.copies, trace.segments))
-    frame.rows(simulated, row, f"simulated with the run's own times: {simulated.makespan:.3f} ms")
+    frame.rows(simulated, row, f"the same step, simulated with its own times: {simulated.makespan:.3f} ms")
     axes = frame.rows(measured, row, f"measured, the step of median length: {measured.makespan:.3f} ms")
     axes.xaxis.set_major_locator(MaxNLocator(12))
     axes.set_xlabel("milliseconds", fontsize=frame.small)
@@ -32,8 +32,8 @@ def _lines(measurement: Measurement) -> list[str]:
     worst = max(range(len(ends)), key=lambda rank: abs(ends[rank]))
     return [
         f"makespan: measured {measurement.makespan:.3f} ms (median of {len(measurement.trace.timelines)}), "
-        f"simulated {measurement.simulated.makespan:.3f} ms, {measurement.difference:+.1%}",
-        f"largest difference of a rank's end: rank {worst}, {ends[worst]:+.3f} ms; a message takes {measurement.costs.latency:.3f} ms",
+        f"simulated {measurement.simulated_makespan:.3f} ms, {measurement.difference:+.1%}",
+        f"largest difference of a rank's end: rank {worst}, {ends[worst]:+.3f} ms; a message takes {measurement.message:.3f} ms",
     ]
 
 

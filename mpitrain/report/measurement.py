@@ -6,7 +6,7 @@ from functools import cached_property
 from statistics import median
 
 from mpitrain.schedules.actions import COMPUTE, RECEIVES
-from mpitrain.schedules.measured import Costs, Trace, costs, predict
+from mpitrain.schedules.measured import Trace, costs, predict, typical
 from mpitrain.schedules.scale import to_scale
 from mpitrain.schedules.simulate import Timeline
 
@@ -20,45 +20,61 @@ class Measurement:
     trace: Trace
 
     @cached_property
-    def costs(self) -> Costs:
-        return costs(self.trace.timelines)
+    def simulations(self) -> list[Timeline]:
+        """Every step, played with its own times."""
+        return [predict(timeline, costs(timeline)) for timeline in self.trace.timelines]
 
     @cached_property
-    def simulated(self) -> Timeline:
-        return predict(self.trace.timelines[0], self.costs)
+    def _typical(self) -> int:
+        spans = [timeline.makespan for timeline in self.trace.timelines]
+        return spans.index(sorted(spans)[(len(spans) - 1) // 2])
 
-    @cached_property
+    @property
     def typical(self) -> Timeline:
         """The measured step whose makespan is the median: the one that is drawn."""
-        ordered = sorted(self.trace.timelines, key=lambda timeline: timeline.makespan)
-        return ordered[(len(ordered) - 1) // 2]
+        return self.trace.timelines[self._typical]
+
+    @property
+    def simulated(self) -> Timeline:
+        """The same step, simulated."""
+        return self.simulations[self._typical]
 
     @cached_property
     def makespan(self) -> float:
         """The median over steps, measured."""
         return median(timeline.makespan for timeline in self.trace.timelines)
 
+    @cached_property
+    def simulated_makespan(self) -> float:
+        """The median over steps, simulated."""
+        return median(timeline.makespan for timeline in self.simulations)
+
+    @cached_property
+    def message(self) -> float:
+        """From the end of a send until a rank that was waiting for it goes on: the median over steps."""
+        return median(costs(timeline).latency for timeline in self.trace.timelines)
+
     @property
     def difference(self) -> float:
         """By which share of it the simulated makespan is longer than the measured one."""
-        return self.simulated.makespan / self.makespan - 1 if self.makespan else 0.0
+        return self.simulated_makespan / self.makespan - 1 if self.makespan else 0.0
 
     def ranks(self) -> list[dict[str, float]]:
-        """Return computing, waiting, and the end of every rank: the median over steps, and as simulated."""
+        """Return computing, waiting, and the end of every rank, measured and simulated: medians over steps."""
         return [self._rank(rank) for rank in range(len(self.simulated.programs))]
 
     def _rank(self, rank: int) -> dict[str, float]:
         numbers = {}
         for name, figure in (("computing", Timeline.busy), ("waiting", waiting), ("end", _end)):
             numbers[name] = median(figure(timeline, rank) for timeline in self.trace.timelines)
-            numbers[f"simulated_{name}"] = figure(self.simulated, rank)
+            numbers[f"simulated_{name}"] = median(figure(timeline, rank) for timeline in self.simulations)
         return numbers
 
     def computations(self) -> list[tuple[str, float]]:
         """Return the typical time of each kind of computation on each stage, as `B@1` or `B@1/0`."""
-        kept = [key for key in self.costs.times if key[0] in COMPUTE]
-        kept.sort(key=lambda key: (key[1], COMPUTE.index(key[0]), -1 if key[2] is None else key[2]))
-        return [(f"{k}@{stage}" + ("" if part is None else f"/{part}"), self.costs.times[k, stage, part]) for k, stage, part in kept]
+        times = typical(self.trace.timelines)
+        ordered = sorted(times, key=lambda key: (key[1], COMPUTE.index(key[0]), -1 if key[2] is None else key[2]))
+        return [(f"{k}@{stage}" + ("" if part is None else f"/{part}"), times[k, stage, part]) for k, stage, part in ordered]
 
 
 def waiting(timeline: Timeline, rank: int) -> float:
@@ -103,7 +119,7 @@ def _makespan(measurement: Measurement) -> str:
     spans = [timeline.makespan for timeline in measurement.trace.timelines]
     among = "" if len(spans) == 1 else f" (median of {len(spans)}, {min(spans):.3f} to {max(spans):.3f})"
     return (
-        f"makespan     measured {measurement.makespan:.3f}{among}, simulated {measurement.simulated.makespan:.3f}: "
+        f"makespan     measured {measurement.makespan:.3f}{among}, simulated {measurement.simulated_makespan:.3f}: "
         f"{measurement.difference:+.1%}"
     )
 
@@ -120,8 +136,7 @@ def _ranks(measurement: Measurement) -> str:
 def _times(measurement: Measurement) -> str:
     times = [f"{name} {value:.3f}" for name, value in measurement.computations()]
     lines = [", ".join(times[left : left + 8]) for left in range(0, len(times), 8)]
-    latency, taking = measurement.costs.latency, measurement.costs.taking
-    message = f"a message    {latency:.3f} to a rank that waits for it; {taking:.3f} if it was there before"
+    message = f"a message    {measurement.message:.3f} to a rank that waits for it"
     return "on average   " + ",\n             ".join(lines) + "\n" + message
 
 
@@ -134,10 +149,10 @@ def as_json(measurement: Measurement) -> str:
             "steps": list(trace.steps),
             "makespan": measurement.makespan,
             "makespans": [timeline.makespan for timeline in trace.timelines],
-            "simulated_makespan": measurement.simulated.makespan,
+            "simulated_makespan": measurement.simulated_makespan,
             "difference": measurement.difference,
             "ranks": measurement.ranks(),
             "times": dict(measurement.computations()),
-            "message": measurement.costs.latency,
+            "message": measurement.message,
         }
     )
