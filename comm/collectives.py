@@ -92,6 +92,26 @@ def all_to_all_v(x_P: Array, send_counts: list[int], receive_counts: list[int], 
     return _start("all_to_all", axis, x, steps, reads=[x], writes=[out], result=out)
 
 
+def shift(x_P: Array, axis, distance: int = 1, out: Array | None = None) -> Pending:
+    """Start sending `x_P` to the rank `distance` further along `axis`, modulo its size; the Pending's result is what came, in `out`.
+
+    x_P: [P], left unchanged; it may be read before wait().  out: [P], other memory than `x_P`.  P and `distance` are alike on all
+    ranks. The adjoint is the shift by -distance.
+    """
+    x = flat(x_P)
+    out = empty_like(x, len(x)) if out is None else flat(out)
+    _require_length(out, len(x), "shift: the output")
+    same_kind(x, out)
+
+    def steps(x: Array, out: Array) -> Steps:
+        if distance % axis.size == 0:
+            copy(x, out)
+            return
+        yield from axis.transport(x).shift(x, out, distance, axis)
+
+    return _start("shift", axis, x, steps, reads=[x], writes=[out], result=out)
+
+
 def barrier(axis) -> Pending:
     """Start waiting for all ranks of `axis`: the Pending is complete when every rank has started its own."""
 

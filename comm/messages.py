@@ -40,6 +40,13 @@ def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -
     yield arrived(requests)
 
 
+def shift(x: Array, out: Array, distance: int, axis) -> Steps:
+    """Send `x` to the rank `distance` further along the axis, and receive `out` from the rank as far behind."""
+    tag = axis.next_tag()
+    requests = receive(axis.comm, out, (axis.rank - distance) % axis.size, tag)
+    yield arrived(requests + send(axis.comm, x, (axis.rank + distance) % axis.size, tag))
+
+
 def reduce_scatter(x: Array, out: Array, axis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them in axis order."""
     yield from exchange_and_sum(exchange, x, out, axis)

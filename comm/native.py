@@ -37,6 +37,13 @@ def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -
     yield arrived([axis.comm.Ialltoallv(_blocks(x, sent, axis.rank), _blocks(out, received, axis.rank))])
 
 
+def shift(x: Array, out: Array, distance: int, axis) -> Steps:
+    """Send `x` to the rank `distance` further along the axis: an exchange in which one part is everything."""
+    target, source = (axis.rank + distance) % axis.size, (axis.rank - distance) % axis.size
+    sent, received = ([0] * (r + 1) + [len(x)] * (axis.size - r) for r in (target, source))
+    yield from exchange(x, sent, out, received, axis)
+
+
 def reduce_scatter(x: Array, out: Array, axis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them in axis order."""
     yield from messages.exchange_and_sum(exchange, x, out, axis)

@@ -276,3 +276,4 @@ def broadcast(x: Array, root: int, axis) -> Steps:
 
 
 exchange = messages.exchange  # counts that differ from pair to pair: no rank knows how many pieces there are in all
+shift = messages.shift  # slots move on only when every rank polls; a message of a ring travels while all compute

@@ -154,6 +154,41 @@ def test_all_to_all_v_with_counts_of_zero_and_of_many(axis):
     agree(axis.comm, all(expected), f"parts right: {expected}")
 
 
+@pytest.mark.parametrize("distance", [1, -1, 3, 0])
+def test_shift_takes_what_the_rank_so_far_behind_has(axis, distance):
+    from mpitrain.comm.collectives import shift
+
+    wrong = []
+    for length in lengths(axis):
+        x, out = values(axis.rank, length, "bfloat16"), values(99, length, "bfloat16")
+        came = shift(x, axis, distance, out).wait()
+        ok = same(came, values((axis.rank - distance) % axis.size, length, "bfloat16")) and same(came, out)
+        wrong += [] if ok and same(x, values(axis.rank, length, "bfloat16")) else [length]
+    agree(axis.comm, not wrong, f"wrong at lengths {wrong}")
+
+
+@pytest.mark.parametrize("distance", [1, 2])
+def test_shift_and_the_shift_back_are_adjoint(axis, distance):
+    """<S x, z> = <x, S* z>, summed over the ranks."""
+    from mpitrain.comm.collectives import shift
+
+    x, z = (values(rank, 1000, "float64", "numpy") for rank in (axis.rank, axis.rank + 50))
+    left = axis.comm.allreduce(float(shift(x, axis, distance).wait() @ z))
+    right = axis.comm.allreduce(float(x @ shift(z, axis, -distance).wait()))
+    agree(axis.comm, abs(left - right) < 1e-9 * (1 + abs(left)), f"{left} and {right}")
+
+
+def test_shifts_both_ways_and_sums_are_in_flight_together(axis):
+    from mpitrain.comm.collectives import all_reduce, shift
+
+    x, y = values(axis.rank, 100_000, "float32"), values(axis.rank, 70_001, "float32")
+    pending = [shift(x, axis, 1), all_reduce(y, axis), shift(x, axis, -1), shift(x, axis, 1)]
+    found = [p.wait() for p in reversed(pending)]
+    right, left = (values((axis.rank + d) % axis.size, 100_000, "float32") for d in (1, -1))
+    ok = same(found[0], left) and same(found[1], right) and same(found[3], left) and same(y, expected_sum(axis.size, 70_001, "float32"))
+    agree(axis.comm, ok)
+
+
 def test_many_operations_in_flight_finish_in_any_order(axis):
     """Waited for in another order on every rank: each wait has to advance the operations of all."""
     from mpitrain.comm.collectives import all_gather, all_reduce, barrier, broadcast
@@ -177,7 +212,7 @@ def test_many_operations_in_flight_finish_in_any_order(axis):
 def test_wrong_buffers_are_refused_before_anything_is_sent(axis):
     import torch
 
-    from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all_v, broadcast, reduce_scatter
+    from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all_v, broadcast, reduce_scatter, shift
     from mpitrain.errors import DtypeError
 
     attempts = [
@@ -190,6 +225,8 @@ def test_wrong_buffers_are_refused_before_anything_is_sent(axis):
         lambda: all_gather(np.zeros(3), axis, out=np.zeros(3 * axis.size + 5 * axis.size)),
         lambda: all_to_all_v(np.zeros(3), [3] * (axis.size + 1), [3] * axis.size, axis),
         lambda: broadcast(np.zeros(3), axis, root=axis.size),
+        lambda: shift(torch.zeros(8), axis, out=torch.zeros(9)),
+        lambda: shift(torch.zeros(8), axis, out=torch.zeros(8, dtype=torch.int32)),
     ]
     refused = 0
     for attempt in attempts:
