@@ -75,7 +75,7 @@ class Actor:
     ):
         self.config, self.mesh, self.progress, self.stage_type = config, mesh, mesh.progress, stage_type
         self.recorder = recorder or UNRECORDED
-        self.pp, self.data = mesh["pp"], mesh["data"]
+        self.pp, self.tp, self.data, self.model = mesh["pp"], mesh["tp"], mesh["data"], mesh["model"]
         programs = program.training(config)
         self.table = programs.table
         self.training, self.report = programs.ranks[self.pp.rank], programs.report
@@ -107,7 +107,7 @@ class Actor:
         depth, segments = self.table.depth, self.table.segments
         for number in self.table.chunks[self.pp.rank]:
             shared = next((stage.embedding for stage in stages.values() if stage.embedding is not None), None)
-            stages[number] = self.stage_type(self.config, number % depth, device, self.data.allocate, shared, segments)
+            stages[number] = self.stage_type(self.config, number % depth, device, self.data.allocate, shared, segments, self.tp)
         return stages
 
     @property
@@ -247,7 +247,8 @@ class Actor:
         result = work.result
         loss, count, result.stop = self._totals(work)
         result.loss, result.num_tokens = loss / count, int(count)
-        result.peak_in_flight = [int(peak) for peak in self._everyone(np.array([float(work.peak_in_flight)]))]
+        peaks = self._everyone(np.array([float(work.peak_in_flight)]))[:: self.tp.size]
+        result.peak_in_flight = [int(peak) for peak in peaks]
         mine = np.zeros(self._num_counted)
         mine[: len(self.counted)] = squares(self.counted)
         result.grad_norm = norm(self._everyone(mine).tolist()) / count
@@ -270,11 +271,11 @@ class Actor:
         The loss of each microbatch is added in ascending order in fp64, first on the rank, then over the data axis.
         """
         mine = np.array([0.0, 0.0, float(work.stop)])
-        for number, m, loss in self._losses():
+        for number, m, loss in self._losses() if self.tp.rank == 0 else ():  # the ranks of tp have the same
             mine[0] += loss.item()
             mine[1] += self._microbatch(number, m, work).targets.numel()
         all_reduce(mine, self.data).wait()
-        loss, count, stop = self._everyone(mine).reshape(-1, 3).T  # the ranks without a last stage add 0: exact
+        loss, count, stop = self._everyone(mine).reshape(-1, 3).T  # the others add 0: exact
         return float(loss.sum()), float(count.sum()), bool(stop.any())
 
     def _losses(self) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -282,5 +283,5 @@ class Actor:
             yield from ((number, m, stage.losses[m]) for m in sorted(stage.losses))
 
     def _everyone(self, mine: np.ndarray) -> np.ndarray:
-        """Return the vectors of all pipeline ranks, in their order."""
-        return all_gather(mine, self.pp, np.empty(len(mine) * self.pp.size)).wait()
+        """Return the vectors of all ranks that hold a part of the model, in their order."""
+        return all_gather(mine, self.model, np.empty(len(mine) * self.model.size)).wait()

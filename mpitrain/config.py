@@ -66,6 +66,8 @@ class Batch(Table, rename={"global_": "global"}):
 class Parallel(Table):
     dp: CountOrNone = 0  # 0: what is left of the ranks
     pp: CountOrNone = 0
+    tp: Count = 1  # ranks that divide each layer
+    sequence: bool = True  # with tp: activations between blocks are divided along the sequence
 
 
 class Pipeline(Table):
@@ -231,8 +233,27 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> C
     model = _model(config.model, vocab)
     parallel, batch = _layout(config, model.layers, num_ranks)
     pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
+    _refuse_undivided(model, config.data.sequence, parallel)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel.pp * pipeline.chunks)
     return msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch, pipeline=pipeline)
+
+
+def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
+    """Raise ConfigError unless each layer can be divided over the tensor-parallel axis."""
+    tp = parallel.tp
+    for key, number in (("model.heads", model.heads), ("model.ffn", model.ffn)):
+        if number % tp:
+            raise ConfigError(f"{key} = {number} doesn't divide over parallel.tp = {tp}; use a tp that divides it")
+    if model.kv_heads % tp and tp % model.kv_heads:
+        raise ConfigError(
+            f"model.kv_heads = {model.kv_heads} and parallel.tp = {tp}: one must divide the other, so that heads are divided or repeated"
+        )
+    if model.vocab < tp:
+        raise ConfigError(f"model.vocab = {model.vocab} is less than parallel.tp = {tp}; every rank needs a row of the embedding")
+    if parallel.sequence and sequence % tp:
+        raise ConfigError(
+            f"data.sequence = {sequence} doesn't divide over parallel.tp = {tp}; change one of them, or use parallel.sequence = false"
+        )
 
 
 def _refuse_endless(num_microbatches: int, num_stages: int) -> None:
@@ -280,7 +301,10 @@ def _model(model: Model, vocab: int) -> Model:
 
 def _layout(config: Config, layers: int, num_ranks: int) -> tuple[Parallel, Batch]:
     """Choose the degrees left open: as much data parallelism as the batch divides into, pipeline stages for the rest."""
-    dp, pp, batch = config.parallel.dp, config.parallel.pp, config.batch
+    dp, pp, tp, batch = config.parallel.dp, config.parallel.pp, config.parallel.tp, config.batch
+    if num_ranks % tp:
+        raise ConfigError(f"parallel.tp = {tp}, but mpirun started {num_ranks} ranks; start a multiple of {tp} or change parallel.tp")
+    num_ranks //= tp
     if pp > layers:
         raise ConfigError(f"parallel.pp = {pp} stages for model.layers = {layers} blocks; a stage needs at least one block")
     if not dp:
@@ -288,8 +312,9 @@ def _layout(config: Config, layers: int, num_ranks: int) -> tuple[Parallel, Batc
     if not pp and num_ranks % dp == 0:
         pp = num_ranks // dp
     if dp * max(pp, 1) != num_ranks:
+        by_tp = f" x parallel.tp = {tp}" if tp > 1 else ""
         raise ConfigError(
-            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)} = {dp * max(pp, 1)} ranks, but mpirun started {num_ranks}; "
+            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{by_tp} = {dp * max(pp, 1) * tp} ranks, but mpirun started {num_ranks * tp}; "
             "start as many or change parallel.*"
         )
     if pp > layers:
@@ -303,7 +328,7 @@ def _layout(config: Config, layers: int, num_ranks: int) -> tuple[Parallel, Batc
             f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} on parallel.dp = {dp} ranks; "
             f"use a multiple of {per_round}"
         )
-    return Parallel(dp=dp, pp=pp), Batch(global_=total, micro=batch.micro)
+    return msgspec.structs.replace(config.parallel, dp=dp, pp=pp), Batch(global_=total, micro=batch.micro)
 
 
 def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:

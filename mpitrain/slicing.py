@@ -10,10 +10,11 @@ and can be reduced while the next part runs.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, groupby
 
 from mpitrain.balance import balanced_split
+from mpitrain.comm.grid import split
 from mpitrain.config import Config
 from mpitrain.schedule import rank_of
 from mpitrain.schedules.lower import Reduction
@@ -23,15 +24,37 @@ EMBEDDING = "embedding.weight"
 
 @dataclass(frozen=True)
 class Spec:
-    """What a parameter is, in any layout. std 0: initialised with ones (norms), and not decayed."""
+    """A parameter, or the box of it that a rank holds. std 0: initialised with ones (norms), and not decayed.
+
+    whole, offset: shape of the logical parameter, and where the box lies in it.
+    copies: ranks of the tensor-parallel axis that hold this same box; copy: which of them this is.
+    partial: each copy has only part of the gradient.
+    """
 
     name: str
     shape: tuple[int, ...]
     std: float
+    whole: tuple[int, ...] = ()
+    offset: tuple[int, ...] = ()
+    copies: int = 1
+    copy: int = 0
+    partial: bool = False
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rank `rank` of `size` of the tensor-parallel axis; `sequence`: activations between blocks are divided over it too."""
+
+    rank: int = 0
+    size: int = 1
+    sequence: bool = False
+
+
+WHOLE = Shard()
 
 
 def num_stages(config: Config) -> int:
@@ -58,7 +81,7 @@ def _balanced(config: Config) -> list[int]:
     return balanced_split(row, rank_of(config), float(model.vocab * model.width))
 
 
-def specs_of(config: Config, stage: int) -> list[list[Spec]]:
+def specs_of(config: Config, stage: int, shard: Shard = WHOLE) -> list[list[Spec]]:
     """Return the parameters of each block of a stage, in forward order, without allocating anything. The ends can be half blocks."""
     model, every = config.model, slices(config)
     blocks = [list(chain(*(_layer(config, i) for i in halves))) for _, halves in groupby(every[stage], lambda layer: layer // 2)]
@@ -67,7 +90,29 @@ def specs_of(config: Config, stage: int) -> list[list[Spec]]:
     if stage == len(every) - 1:
         name = EMBEDDING if model.tied else "head.weight"
         blocks.append([Spec("head.norm.weight", (model.width,), 0.0), Spec(name, (model.vocab, model.width), 0.02)])
-    return blocks
+    return [[shard_of(spec, shard, config.model.kv_heads) for spec in block] for block in blocks]
+
+
+def shard_of(spec: Spec, shard: Shard, kv_heads: int) -> Spec:
+    """Return the box of a parameter that one rank of the tensor-parallel axis holds.
+
+    Rows (of queries, keys, values, gate, up, vocabulary) are divided, or columns (of the projections back into the residual stream).
+    Key-value heads are repeated where the axis has more ranks than there are; norms are on every rank.
+    """
+    dim = 1 if spec.name.endswith(("attention.output.weight", "ffn.down.weight")) else 0
+    spec = replace(spec, whole=spec.shape, offset=(0,) * len(spec.shape))
+    if len(spec.shape) == 1:
+        return replace(spec, copies=shard.size, copy=shard.rank, partial=shard.sequence and shard.size > 1)
+    parts, part, copies = shard.size, shard.rank, 1
+    if spec.name.endswith(("attention.k.weight", "attention.v.weight")) and shard.size > kv_heads:
+        copies = shard.size // kv_heads
+        parts, part = kv_heads, shard.rank // copies
+    bounds = split(spec.shape[dim], parts)
+    shape, offset = list(spec.shape), list(spec.offset)
+    shape[dim], offset[dim] = bounds[part + 1] - bounds[part], bounds[part]
+    return replace(
+        spec, shape=tuple(shape), offset=tuple(offset), copies=copies, copy=shard.rank % copies, partial=copies > 1
+    )
 
 
 def parameters_of(config: Config) -> list[Spec]:
@@ -85,9 +130,9 @@ def _layer(config: Config, layer: int) -> list[Spec]:
 
 
 def parts_of(config: Config, stage: int) -> list[range]:
-    """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full."""
+    """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full. The same on all ranks."""
     itemsize = 8 if config.precision.compute == "fp64" else 4
-    limit, blocks = config.comm.bucket_mb * 2**20, specs_of(config, stage)
+    limit, blocks = config.comm.bucket_mb * 2**20, specs_of(config, stage, Shard(0, config.parallel.tp))
     parts, end, size = [], len(blocks), 0
     for index in reversed(range(len(blocks))):
         size += itemsize * sum(spec.numel for spec in blocks[index] if not (config.model.tied and spec.name == EMBEDDING))
@@ -98,14 +143,24 @@ def parts_of(config: Config, stage: int) -> list[range]:
 
 
 def reduction_of(config: Config, stage: int) -> Reduction:
-    """Tell the schedule after which part each bucket of a stage is complete."""
+    """Tell the schedule after which part each bucket of a stage is complete.
+
+    After those of the parts come the tied embedding's, and those of parameters whose copies on the tensor-parallel axis have each a
+    part of the gradient: norms with sequence parallelism, and repeated key-value heads.
+    """
     num_parts = len(parts_of(config, stage))
     ready = tuple(range(num_parts))
     if config.model.tied and stage == 0:
         ready += (num_parts - 1,)
     elif config.model.tied and stage == num_stages(config) - 1:
         ready += (0,)
-    return Reduction(num_parts, ready)
+    return Reduction(num_parts, ready + (num_parts - 1,) * len(partial_kinds(config, stage)))
+
+
+def partial_kinds(config: Config, stage: int) -> list[int]:
+    """Return how many copies the parameters have whose copies' gradients are to be summed: one bucket for each number."""
+    shard = Shard(0, config.parallel.tp, config.parallel.sequence)
+    return sorted({spec.copies for block in specs_of(config, stage, shard) for spec in block if spec.partial})
 
 
 def block_specs(index: int, width: int, kv_width: int, ffn: int, num_layers: int) -> dict[str, Spec]:

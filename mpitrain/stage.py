@@ -4,13 +4,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from mpitrain.comm.mesh import Axis
 from mpitrain.config import Config
 from mpitrain.model import recipe
+from mpitrain.model.decoder import decoder_block, embedding, head
 from mpitrain.model.history import History
 from mpitrain.model.parameters import Allocate, Parameter, flat_buffer, initialise
 from mpitrain.model.recipe import Products, Walk
-from mpitrain.model.segments import Attention, Embedding, FeedForward, Head, Rotary
-from mpitrain.slicing import EMBEDDING, num_stages, parts_of, specs_of
+from mpitrain.model.segments import Rotary
+from mpitrain.slicing import EMBEDDING, WHOLE, Shard, num_stages, partial_kinds, parts_of, specs_of
 
 
 @dataclass
@@ -28,16 +30,24 @@ class Microbatch:
 
 @dataclass
 class Bucket:
-    """Gradients that are reduced together. `grad` is one flat buffer; a tied bucket has one such buffer per use on this rank."""
+    """Gradients that are reduced together. `grads` is one flat buffer; a tied bucket has one such buffer per use on this rank.
+
+    over: the axis they are summed over before the data axis: `tied`, `tp` or `kv`.
+    """
 
     grads: list[torch.Tensor]
-    tied: bool = False
+    over: str | None = None
+
+    @property
+    def tied(self) -> bool:
+        return self.over == "tied"
 
 
 class Stage:
     """The blocks, parameters and stashes of stage `index` of a model.
 
     allocate: gives the memory of the gradient buckets.  embedding: the tied embedding, if another stage of this rank owns it.
+    tp: the tensor-parallel axis; without one, the stage has all of every layer.
     segments: into how many segments a microbatch's sequence is cut; microbatch `index` is then segment index % segments of one.
     """
 
@@ -49,8 +59,11 @@ class Stage:
         allocate: Allocate | None = None,
         embedding: torch.Tensor | None = None,
         segments: int = 1,
+        tp: Axis | None = None,
     ):
         self.config, self.index, self.device, self.embedding, self.segments = config, index, device, embedding, segments
+        self.tp = tp if tp is not None and tp.size > 1 else None
+        self.shard = Shard(tp.rank, tp.size, config.parallel.sequence) if self.tp else WHOLE
         self.first, self.last = index == 0, index == num_stages(config) - 1
         self.dtype = torch.float64 if config.precision.compute == "fp64" else torch.float32
         self.parts = parts_of(config, index)
@@ -64,7 +77,8 @@ class Stage:
 
     def activation(self) -> torch.Tensor:
         """Return an uninitialised [B, T, D] buffer for what comes from a neighbouring stage."""
-        shape = (self.config.batch.micro, self.config.data.sequence // self.segments, self.config.model.width)
+        divided = self.segments * (self.shard.size if self.shard.sequence else 1)
+        shape = (self.config.batch.micro, self.config.data.sequence // divided, self.config.model.width)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def zero_grad(self) -> None:
@@ -145,8 +159,8 @@ class Stage:
         return len(self.stashes) + len(self.products)
 
     def _create(self, allocate: Allocate | None) -> None:
-        """Create the parameters: weights in one buffer, gradients in one buffer per bucket; the tied embedding apart."""
-        blocks = specs_of(self.config, self.index)
+        """Create the parameters: weights in one buffer, gradients in one buffer per bucket; what is summed over other axes apart."""
+        blocks = specs_of(self.config, self.index, self.shard)
         tied = self.config.model.tied
         self._by_block = [[Parameter(spec) for spec in block] for block in blocks]
         every = [parameter for block in self._by_block for parameter in block]
@@ -157,32 +171,31 @@ class Stage:
         data = {parameter.name: view for parameter, view in zip(self.owned, views)}
         if tied and (self.first or self.last):
             self.embedding = data.setdefault(EMBEDDING, self.embedding)
-        self.buckets, shared = [], []
-        for part in self.parts:
-            members = [p for block in part for p in self._by_block[block] if not (tied and p.name == EMBEDDING)]
-            memory, views = flat_buffer([p.spec for p in members], self.dtype, self.device, allocate)
-            self.buckets.append(Bucket([memory]))
-            for parameter, view in zip(members, views):
-                parameter.grad = view
         for parameter in every:
             parameter.data = data[parameter.name]
-            if parameter.grad is None:
-                parameter.grad = flat_buffer([parameter.spec], self.dtype, self.device, allocate)[1][0]
-                shared.append(parameter.grad)
-        if shared:
-            self.buckets.append(Bucket(shared, tied=True))
+        self.buckets: list[Bucket] = []
+        for part in self.parts:
+            ours = [p for block in part for p in self._by_block[block] if not p.spec.partial and not (tied and p.name == EMBEDDING)]
+            self.buckets.append(self._bucket(ours, allocate))
+        uses = [p for p in every if tied and p.name == EMBEDDING]
+        if uses:
+            self.buckets.append(Bucket([self._bucket([use], allocate).grads[0] for use in uses], "tied"))
+        for copies in partial_kinds(self.config, self.index):
+            ours = [p for p in every if p.spec.partial and p.spec.copies == copies]
+            self.buckets.append(self._bucket(ours, allocate, "tp" if copies == self.shard.size else "kv"))
+
+    def _bucket(self, parameters: list[Parameter], allocate: Allocate | None, over: str | None = None) -> Bucket:
+        memory, views = flat_buffer([p.spec for p in parameters], self.dtype, self.device, allocate)
+        for parameter, view in zip(parameters, views):
+            parameter.grad = view
+        return Bucket([memory], over)
 
     def _build(self) -> list[list[recipe.Item]]:
-        head_width = self.config.model.width // self.config.model.heads
-        rotary = Rotary(head_width, self.config.data.sequence, self.dtype, self.device)
-        blocks: list[list[recipe.Item]] = []
-        for parameters in self._by_block[self.first : len(self._by_block) - self.last]:
-            attention, ffn = ([p for p in parameters if f".{half}." in p.name] for half in ("attention", "ffn"))
-            blocks.append(([Attention(*attention, head_width, rotary)] if attention else []) + ([FeedForward(*ffn)] if ffn else []))
+        rotary = Rotary(self.config.model.width // self.config.model.heads, self.config.data.sequence, self.dtype, self.device)
+        inner = self._by_block[self.first : len(self._by_block) - self.last]
+        blocks = [decoder_block(parameters, rotary, self.tp, self.shard.sequence) for parameters in inner]
         if self.first:
-            blocks.insert(0, [Embedding(*self._by_block[0])])
+            blocks.insert(0, embedding(self._by_block[0][0], self.tp, self.shard.sequence))
         if self.last:
-            blocks.append([Head(*self._by_block[-1])])
+            blocks.append(head(*self._by_block[-1], self.tp, self.shard.sequence))
         return blocks
-
-

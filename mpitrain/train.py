@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,7 @@ from mpitrain.report.flops import DEFINITION, flops_per_token, peak_flops
 from mpitrain.report.trace import Recorder, write_trace
 from mpitrain.rundir import RunDir
 from mpitrain.schedule import num_microbatches, table_of
-from mpitrain.slicing import parameters_of
+from mpitrain.slicing import Spec, parameters_of
 from mpitrain.stage import Microbatch
 
 
@@ -96,24 +96,26 @@ def _samplers(config: Config, rundir: RunDir) -> Corpora:
 
 def build_mesh(config: Config, world: Intracomm) -> Mesh:
     """Build every communicator this layout needs. Collective over `world`."""
-    dp, pp = config.parallel.dp, config.parallel.pp
-    dense = Grid({"tp": 1, "cp": 1, "dp": dp, "pp": pp})
+    dp, pp, tp = config.parallel.dp, config.parallel.pp, config.parallel.tp
+    dense = Grid({"tp": tp, "cp": 1, "dp": dp, "pp": pp})
     table = table_of(config)
     ends = (table.rank_of[0], table.rank_of[table.depth - 1])
+    repeats = max(1, tp // config.model.kv_heads)
 
-    def pairs(one: Iterable[int], other: Iterable[int]) -> list[tuple[int, int]]:
-        """Return pairs of pipeline ranks as pairs of world ranks, for each data rank."""
-        along = [[dense.rank({**dense.coordinates(0), "dp": d, "pp": rank}) for rank in range(pp)] for d in range(dp)]
+    def pairs(one: Iterable[int], other: Iterable[int]) -> list[tuple[int, ...]]:
+        """Return pairs of pipeline ranks as pairs of world ranks, everywhere along the other axes."""
+        along = [dense.group(rank, "pp") for rank in range(world.size) if dense.coordinates(rank)["pp"] == 0]
         return [(ranks[a], ranks[b]) for ranks in along for a, b in zip(one, other) if a != b]
 
     return Mesh(
         world,
         dense,
-        expert=Grid({"etp": 1, "ep": 1, "edp": dp, "pp": pp}),
-        spans={"data": ("cp", "dp"), "links": ("pp",)},
+        expert=Grid({"etp": 1, "ep": 1, "edp": tp * dp, "pp": pp}),
+        spans={"data": ("cp", "dp"), "links": ("pp",), "model": ("tp", "pp")},
         groups={
             "tied": pairs(ends[:1], ends[1:]) if config.model.tied else [],
             "mirror": pairs(range(pp // 2), range(pp)[::-1]) if table.copies == 2 else [],
+            "kv": [tuple(range(rank, rank + repeats)) for rank in range(0, world.size, repeats)],  # neighbours in tp
         },
         transport=config.comm.transport,
         timeout_s=config.comm.timeout_s,
@@ -273,19 +275,21 @@ class Trainer:
     # ------------------------------------------------------------ checkpoints
 
     def _save(self) -> None:
-        """Write a checkpoint: one shard per pipeline rank by its first data rank, committed by rank 0. Collective over all ranks."""
-        folder, world = self.rundir.checkpoints, self.world.comm
+        """Write a checkpoint: one shard per part of the model, by its first data rank, committed by rank 0. Collective over all ranks."""
+        folder, world, model = self.rundir.checkpoints, self.world.comm, self.mesh["model"]
         temporary = on_first_rank(world, lambda: save.begin(folder, self.step))
         if self.mesh["data"].rank == 0:
             saved = self._state(self.actor.counted)
-            save.write_shard(temporary, self.mesh["pp"].rank, {name: x.detach().cpu().numpy() for name, x in saved})
+            extents = {name: save.Extent(spec.whole, spec.offset) for name, spec, _ in saved}
+            save.write_shard(temporary, model.rank, {name: x.detach().cpu().numpy() for name, _, x in saved}, extents)
         world.Barrier()
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
-        on_first_rank(world, lambda: save.commit(temporary, meta, self.config.parallel.pp))
+        on_first_rank(world, lambda: save.commit(temporary, meta, model.size))
 
-    def _state(self, parameters: list[Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from ((f"parameters/{p.name}", p.data) for p in parameters)
-        yield from self.actor.optimizer.moments(parameters)
+    def _state(self, parameters: list[Parameter]) -> list[tuple[str, Spec, torch.Tensor]]:
+        """Return (name in the checkpoint, what it is, tensor) of some parameters and of their moments."""
+        weights = [(f"parameters/{p.name}", p.spec, p.data) for p in parameters]
+        return weights + list(self.actor.optimizer.moments(parameters))
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint that is whole, if there is one. Collective over all ranks."""
@@ -307,8 +311,9 @@ class Trainer:
     def _restore(self, step: int) -> None:
         folder = self.rundir.checkpoints
         with load.open_step(folder, step) as saved:
-            for name, x in self._state(self.actor.optimizer.parameters):
-                x.copy_(torch.from_numpy(saved.read(name)))
+            for name, spec, x in self._state(self.actor.optimizer.parameters):
+                box = tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))
+                x.copy_(torch.from_numpy(saved.read(name, box)))
             if saved.meta["data"] != self.corpora.digest:
                 raise CheckpointError(f"{folder}: trained on other data than {self.config.data.source} gives now; choose another run.dir")
             self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]

@@ -32,6 +32,12 @@ LAYOUTS = [
     for stages in STAGES[pp]
     for tied in ("true", "false")
 ]
+DIVIDED = [
+    (tp, dp, pp, schedule)
+    for tp, dp, pp in itertools.product((2, 4), (1, 2), (1, 2))
+    for schedule in (("1f1b",) if pp == 1 else ("1f1b", "zbv"))
+    if tp * dp * pp <= 8
+]
 
 
 def rows_of(step):
@@ -63,17 +69,37 @@ def initial_weights(config):
 @pytest.mark.parametrize(("dp", "pp", "stages", "tied"), LAYOUTS)
 @pytest.mark.parametrize(("schedule", "tail"), [("1f1b", 1), ("gpipe", 3)])
 def test_three_steps_equal_a_plain_torch_loop(world, dp, pp, stages, tied, schedule, tail):
-    if world.size != dp * pp:
-        pytest.skip(f"runs on {dp * pp} ranks")
+    extra = (f"pipeline.tail={tail}",) + ((f"pipeline.stages={stages}",) if stages else ())
+    compare_with_plain_torch(world, dp, pp, tied, schedule, *extra)
+
+
+@pytest.mark.parametrize(("tp", "dp", "pp", "schedule"), DIVIDED)
+@pytest.mark.parametrize(("sequence", "tied", "kv_heads"), [("true", "true", 2), ("false", "false", 2), ("true", "false", 4)])
+def test_divided_layers_equal_a_plain_torch_loop(world, tp, dp, pp, schedule, sequence, tied, kv_heads):
+    """The model's vocabulary of 259 divides by none of these; 2 key-value heads are repeated for tp = 4."""
+    divided = (f"parallel.tp={tp}", f"parallel.sequence={sequence}", "model.vocab=259", f"model.kv_heads={kv_heads}")
+    compare_with_plain_torch(world, dp, pp, tied, schedule, *divided)
+
+
+def box(tensors, parameter):
+    """Return the part of a whole tensor that this rank's parameter is."""
+    spec = parameter.spec
+    return tensors[parameter.name][tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))]
+
+
+def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra):
+    """Train three steps in this layout and on one process; losses, norms, gradients and weights agree to 1e-10."""
     import torch
 
     from mpitrain import config as settings
     from mpitrain.actor import Actor
     from mpitrain.train import build_mesh
 
-    extra = (f"parallel.dp={dp}", f"parallel.pp={pp}", f"model.tied={tied}", f"pipeline.schedule={schedule}", f"pipeline.tail={tail}")
-    extra += (f"pipeline.stages={stages}",) if stages else ()
-    config = settings.resolve(settings.load(None, SETTINGS + extra), world.size, 256)
+    layout = (f"parallel.dp={dp}", f"parallel.pp={pp}", f"model.tied={tied}", f"pipeline.schedule={schedule}")
+    parsed = settings.load(None, (*SETTINGS, *layout, *extra))
+    if world.size != dp * pp * parsed.parallel.tp:
+        pytest.skip(f"runs on {dp * pp * parsed.parallel.tp} ranks")
+    config = settings.resolve(parsed, world.size, 256)
     assert config.model.tied == (tied == "true")
     mesh = build_mesh(config, world)
     actor = Actor(config, mesh, torch.device("cpu"))
@@ -85,15 +111,15 @@ def test_three_steps_equal_a_plain_torch_loop(world, dp, pp, stages, tied, sched
 
     for step in (1, 2, 3):
         rows = rows_of(step)
-        loss, grads = loss_and_grads(weights, rows, LAYERS, HEADS, KV_HEADS)
+        loss, grads = loss_and_grads(weights, rows, LAYERS, HEADS, config.model.kv_heads)
         result = actor.run_step(step, microbatches_of(rows, actor, dp, mesh), 1e-2)
         clipped = min(1.0, 0.5 / result.grad_norm)  # run_step leaves the gradients as the optimiser got them
         for parameter in actor.optimizer.parameters:
-            compare(f"step {step} gradient of {parameter.name}", parameter.grad / clipped, grads[parameter.name])
+            compare(f"step {step} gradient of {parameter.name}", parameter.grad / clipped, box(grads, parameter))
         norm = adamw(weights, grads, moments, step, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, decay=0.1, clip=0.5)
         compare(f"step {step} loss", np.array(result.loss), np.array(loss))
         compare(f"step {step} norm", np.array(result.grad_norm), np.array(norm))
         for parameter in actor.optimizer.parameters:
-            compare(f"step {step} weight {parameter.name}", parameter.data, weights[parameter.name])
+            compare(f"step {step} weight {parameter.name}", parameter.data, box(weights, parameter))
     mesh.free()
     agree(world, not wrong, f"{mesh}: {wrong[:3]}")

@@ -34,13 +34,21 @@ class Parameter:
 
 
 def initialise(parameters: Iterable[Parameter], seed: int) -> None:
-    """Fill `data` from (seed, name, index)."""
+    """Fill `data` from (seed, name, index in the whole parameter): the same elements in every layout."""
     for parameter in parameters:
         spec = parameter.spec
         if spec.std == 0:
             parameter.data.fill_(1.0)
         else:
-            parameter.data.copy_(normal(seed, spec.name, 0, spec.numel, spec.std).view(spec.shape))
+            parameter.data.copy_(_box(seed, spec))
+
+
+def _box(seed: int, spec: Spec) -> torch.Tensor:
+    """Return the initial values of the box that a spec is of its matrix: its rows are a run of elements, its columns are cut out."""
+    width = spec.whole[1]
+    begin = spec.offset[0] * width
+    rows = normal(seed, spec.name, begin, begin + spec.shape[0] * width, spec.std).view(spec.shape[0], width)
+    return rows[:, spec.offset[1] : spec.offset[1] + spec.shape[1]]
 
 
 Allocate = Callable[[int], np.ndarray]  # bytes -> zeroed host memory

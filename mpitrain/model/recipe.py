@@ -9,8 +9,8 @@ MPI call hides in an autograd function: the list is what happens, and whoever wa
 Both directions are generators: they yield once per item, a started operation or None, and are resumed with its result. So the actor
 decides what to do while a message travels: something between, or another walk.
 
-The weight gradients of matrix products are handed over as a function, to be called at once (a whole backward, B) or when the
-schedule says so (I, and W later).
+The weight gradients of matrix products are handed over as a function. A whole backward (B) calls it when the next item has begun, so
+that a sum of input gradients travels meanwhile; a split one (I) leaves it for W.
 """
 
 from collections import deque
@@ -47,16 +47,30 @@ def forward(block: Sequence[Item], x: torch.Tensor, context: Any) -> Walk:
     return x, saved
 
 
-def at_once(products: Products) -> None:
-    """Add weight gradients now."""
-    products()
+def backward(block: Sequence[Item], saved: list, grad: torch.Tensor | None, later: Later | None = None) -> Walk:
+    """Walk a block in reverse and return the gradient of its input. Frees what was saved item by item.
 
-
-def backward(block: Sequence[Item], saved: list, grad: torch.Tensor | None, later: Later = at_once) -> Walk:
-    """Walk a block in reverse and return the gradient of its input. Frees what was saved item by item."""
+    later: takes the weight gradients; absent, they are added here.
+    """
+    waiting: list[Products] = []
     for item in reversed(block):
-        grad = yield from item.backward(saved.pop(), grad, later)
+        walk = item.backward(saved.pop(), grad, later or waiting.append)
+        result = None
+        while True:
+            try:
+                pending = walk.send(result)
+            except StopIteration as end:
+                grad = end.value
+                break
+            _add(waiting)
+            result = yield pending
+    _add(waiting)
     return grad
+
+
+def _add(waiting: list[Products]) -> None:
+    while waiting:
+        waiting.pop(0)()
 
 
 def run(walk: Walk, between: Callable[[], None] = lambda: None) -> Any:
@@ -80,7 +94,22 @@ def run_together(walks: Sequence[Walk], between: Callable[[], None] = lambda: No
     return results
 
 
-# ---------------------------------------------------------------- communications, along the first dim of a tensor
+class Residual:
+    """x + f(x), f being a list of items."""
+
+    def __init__(self, items: Sequence[Item]):
+        self.items = items
+
+    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+        y, saved = yield from forward(self.items, x, context)
+        return x + y, saved
+
+    def backward(self, saved: list, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        grad = yield from backward(self.items, saved, grad_of_output, later)
+        return grad_of_output + grad
+
+
+# ---------------------------------------------------------------- communications
 
 
 def _copy(x: torch.Tensor, axis: Axis) -> None:
@@ -108,14 +137,14 @@ ADJOINT = {"copy": "sum", "sum": "copy", "gather": "scatter", "scatter": "gather
 
 
 class Communication:
-    """A collective over one axis, along the first dim; its backward is the adjoint operation.
+    """A collective over one axis, along one dim of a tensor; its backward is the adjoint operation.
 
     copy: replicated input used differently by every rank.  sum: partial results to their sum.  gather: shards to the whole.
-    scatter: partial results to shards of their sum.  exchange: the r-th part to rank r.  The first dim divides by the axis size.
+    scatter: partial results to shards of their sum.  exchange: the r-th part to rank r.  The dim divides by the axis size.
     """
 
-    def __init__(self, name: str, axis: Axis):
-        self.name, self.axis = name, axis
+    def __init__(self, name: str, axis: Axis, dim: int = 0):
+        self.name, self.axis, self.dim = name, axis, dim
 
     def forward(self, x: torch.Tensor, context: Any) -> Walk:
         y = yield from self._run(self.name, x)
@@ -125,5 +154,6 @@ class Communication:
         return (yield from self._run(ADJOINT[self.name], grad_of_output))
 
     def _run(self, name: str, x: torch.Tensor) -> Walk:
-        flat = yield START[name](x.contiguous(), self.axis)
-        return x if flat is None else flat.view(-1, *x.shape[1:])
+        first = x.transpose(0, self.dim)
+        flat = yield START[name](first.contiguous(), self.axis)
+        return x if flat is None else flat.view(-1, *first.shape[1:]).transpose(0, self.dim)

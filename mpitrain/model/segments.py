@@ -105,8 +105,6 @@ class Tape:
 class Segment:
     """A local piece of a block, differentiated by autograd. Subclasses compute; they own their parameters."""
 
-    parameters: list[Parameter]
-
     def compute(self, x: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
         raise AssertionError("each segment computes")
 
@@ -143,7 +141,7 @@ class Embedding:
     """Token numbers to vectors. Written by hand: integers have no gradient."""
 
     def __init__(self, weight: Parameter):
-        self.weight, self.parameters = weight, [weight]
+        self.weight = weight
 
     def forward(self, x: None, context: Any) -> Walk:
         """Look up the tokens [B, T] of the context."""
@@ -157,9 +155,10 @@ class Embedding:
 
 
 class Rotary:
-    """Rotary position embedding (arXiv:2104.09864), halves rotated, tables for `sequence` positions."""
+    """Rotary position embedding (arXiv:2104.09864) of heads of `width`, halves rotated, tables for `sequence` positions."""
 
     def __init__(self, width: int, sequence: int, dtype: torch.dtype, device: torch.device, base: float = 10_000.0):
+        self.width = width
         rates = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
         angles = torch.outer(torch.arange(sequence, dtype=torch.float64), rates)
         self.cos, self.sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
@@ -171,17 +170,29 @@ class Rotary:
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-class Attention(Segment):
-    """x + output(attention(norm(x))): causal, grouped queries (arXiv:2305.13245)."""
+class Norm(Segment):
+    """RMSNorm alone, where a communication follows it."""
 
-    def __init__(self, norm: Parameter, q: Parameter, k: Parameter, v: Parameter, output: Parameter, head_width: int, rotary: Rotary):
-        self.norm, self.q, self.k, self.v, self.output = self.parameters = [norm, q, k, v, output]
-        self.head_width, self.rotary = head_width, rotary
+    def __init__(self, norm: Parameter):
+        self.norm = norm
+
+    def compute(self, x: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
+        return tape.norm(x, self.norm)
+
+
+class Attention(Segment):
+    """output(attention(norm(x))): causal, grouped queries (arXiv:2305.13245). Without `norm`, x is normalised already.
+
+    With tensor parallelism its weights are those of some heads, and the output is partial.
+    """
+
+    def __init__(self, norm: Parameter | None, q: Parameter, k: Parameter, v: Parameter, output: Parameter, rotary: Rotary):
+        self.norm, self.q, self.k, self.v, self.output, self.rotary = norm, q, k, v, output, rotary
 
     def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
-        h_BTD = tape.norm(x_BTD, self.norm)
+        h_BTD = tape.norm(x_BTD, self.norm) if self.norm else x_BTD
         q_BHTC, k_BKTC, v_BKTC = (
-            tape.product(h_BTD, weight).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for weight in (self.q, self.k, self.v)
+            tape.product(h_BTD, weight).unflatten(-1, (-1, self.rotary.width)).transpose(1, 2) for weight in (self.q, self.k, self.v)
         )
         q_BHTC, k_BKTC = self.rotary(q_BHTC, context.start), self.rotary(k_BKTC, context.start)
         visible = None
@@ -191,26 +202,29 @@ class Attention(Segment):
         a_BHTC = functional.scaled_dot_product_attention(
             q_BHTC, k_BKTC, v_BKTC, attn_mask=visible, is_causal=visible is None, enable_gqa=True
         )
-        return x_BTD + tape.product(a_BHTC.transpose(1, 2).flatten(-2), self.output)
+        return tape.product(a_BHTC.transpose(1, 2).flatten(-2), self.output)
 
 
 class FeedForward(Segment):
-    """x + down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202)."""
+    """down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202). Without `norm`, x is normalised already.
 
-    def __init__(self, norm: Parameter, gate: Parameter, up: Parameter, down: Parameter):
-        self.norm, self.gate, self.up, self.down = self.parameters = [norm, gate, up, down]
+    With tensor parallelism its weights are those of some hidden units, and the output is partial.
+    """
+
+    def __init__(self, norm: Parameter | None, gate: Parameter, up: Parameter, down: Parameter):
+        self.norm, self.gate, self.up, self.down = norm, gate, up, down
 
     def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
-        h_BTD = tape.norm(x_BTD, self.norm)
+        h_BTD = tape.norm(x_BTD, self.norm) if self.norm else x_BTD
         h_BTF = functional.silu(tape.product(h_BTD, self.gate)) * tape.product(h_BTD, self.up)
-        return x_BTD + tape.product(h_BTF, self.down)
+        return tape.product(h_BTF, self.down)
 
 
 class Head(Segment):
     """Norm, logits and the summed cross-entropy of a microbatch; without targets, the logits."""
 
     def __init__(self, norm: Parameter, weight: Parameter):
-        self.norm, self.weight = self.parameters = [norm, weight]
+        self.norm, self.weight = norm, weight
 
     def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
         logits_BTV = tape.product(tape.norm(x_BTD, self.norm), self.weight)

@@ -6,6 +6,7 @@ import torch
 
 from mpitrain.config import Optimizer
 from mpitrain.model.parameters import Parameter
+from mpitrain.slicing import Spec
 
 
 class AdamW:
@@ -28,12 +29,12 @@ class AdamW:
             group["lr"] = lr
         self._adamw.step()
 
-    def moments(self, parameters: list[Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield ("adam/m/NAME", tensor) and ("adam/v/NAME", tensor) for some of its parameters; zeros before the first step."""
+    def moments(self, parameters: list[Parameter]) -> Iterator[tuple[str, Spec, torch.Tensor]]:
+        """Yield ("adam/m/NAME", spec, tensor) and the same of adam/v for some of its parameters; zeros before the first step."""
         for parameter in parameters:
             state = self._adamw.state.get(parameter.data) or self._fresh(parameter.data)
-            yield f"adam/m/{parameter.name}", state["exp_avg"]
-            yield f"adam/v/{parameter.name}", state["exp_avg_sq"]
+            yield f"adam/m/{parameter.name}", parameter.spec, state["exp_avg"]
+            yield f"adam/v/{parameter.name}", parameter.spec, state["exp_avg_sq"]
 
     def set_step(self, num_updates: int) -> None:
         """Set the number of updates made so far, on which the bias correction depends."""

@@ -1,6 +1,6 @@
 """The measured timeline: when each instruction of each rank began and ended, as a file that Perfetto and chrome://tracing open.
 
-One process per data-parallel index, one track per pipeline rank; `mpitrain schedule compare --trace` reads it back. A receive lasts
+One process per replica of the pipeline, one track per pipeline rank; `mpitrain schedule compare --trace` reads it back. A receive lasts
 as long as the rank waited for it, a send only until it was started. Of a pair, whose two computations take turns, the forward is
 drawn with a third of the time.
 """
@@ -43,7 +43,8 @@ def write_trace(path: Path, recorder: Recorder, mesh: Mesh, table: Table) -> Non
     comm = mesh["world"].comm
     offset = _clock_offset(comm)
     mine = [(step, name, begin + offset, end - begin) for step, name, begin, end in recorder.events]
-    every = comm.gather((mesh["dp"].rank, mesh["pp"].rank, mine))
+    replica = mesh["dp"].rank * mesh["tp"].size + mesh["tp"].rank  # the ranks of tp run the same program, each its own part
+    every = comm.gather((replica, mesh["pp"].rank, mine))
     if comm.rank:
         return
     zero = min((event[2] for _, _, events in every for event in events), default=0.0)
@@ -62,7 +63,7 @@ def _event(dp: int, pp: int, zero: float, step: int, name: str, begin: float, du
 
 
 def _tracks(dp: int, pp: int) -> list[dict[str, Any]]:
-    names = (("process_name", f"data-parallel {dp}"), ("thread_name", f"pipeline rank {pp}"))
+    names = (("process_name", f"replica {dp}"), ("thread_name", f"pipeline rank {pp}"))
     return [{"ph": "M", "name": what, "pid": dp, "tid": pp, "args": {"name": name}} for what, name in names]
 
 

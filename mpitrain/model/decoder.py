@@ -1,0 +1,54 @@
+"""The blocks of a Llama-style decoder as lists: local segments, and between them what is sent over the tensor-parallel axis.
+
+    one rank      x + [ norm, attention ]                                          and the same with the feed-forward
+    tp            x + [ norm | copy   | attention of some heads | sum     ]        x is whole on every rank
+    tp, sequence  x + [ norm | gather | attention of some heads | scatter ]        x is divided along the sequence
+
+The lists are the recipe: what a layout sends in forward and, by the adjoints, in backward. Megatron-LM (arXiv:1909.08053) and its
+sequence parallelism (arXiv:2205.05198, section 4.2).
+"""
+
+from mpitrain.comm.mesh import Axis
+from mpitrain.model.parameters import Parameter
+from mpitrain.model.recipe import Communication, Item, Residual
+from mpitrain.model.segments import Attention, Embedding, FeedForward, Head, Norm, Rotary
+from mpitrain.parallel.vocabulary import VocabularyEmbedding, VocabularyHead
+
+SEQUENCE = 1  # dim of activations [B, T, D]
+
+
+def decoder_block(parameters: list[Parameter], rotary: Rotary, tp: Axis | None, sequence: bool) -> list[Item]:
+    """Return one block, or half of one: attention and feed-forward, each around the residual stream."""
+    named = {p.name.split(".", 2)[2].removesuffix(".weight"): p for p in parameters}
+    items: list[Item] = []
+    if "attention.q" in named:
+        norm, *weights = (named[f"attention.{name}"] for name in ("norm", "q", "k", "v", "output"))
+        inner = Attention(None if tp else norm, *weights, rotary)
+        items.append(Residual(_around(inner, norm, tp, sequence)))
+    if "ffn.gate" in named:
+        norm, *weights = (named[f"ffn.{name}"] for name in ("norm", "gate", "up", "down"))
+        inner = FeedForward(None if tp else norm, *weights)
+        items.append(Residual(_around(inner, norm, tp, sequence)))
+    return items
+
+
+def embedding(weight: Parameter, tp: Axis | None, sequence: bool) -> list[Item]:
+    """Return the lookup of tokens."""
+    return [VocabularyEmbedding(weight), _out(tp, sequence)] if tp else [Embedding(weight)]
+
+
+def head(norm: Parameter, weight: Parameter, tp: Axis | None, sequence: bool) -> list[Item]:
+    """Return the last norm, the logits and the loss."""
+    return [Norm(norm), _into(tp, sequence), VocabularyHead(weight, tp)] if tp else [Head(norm, weight)]
+
+
+def _around(inner: Item, norm: Parameter, tp: Axis | None, sequence: bool) -> list[Item]:
+    return [Norm(norm), _into(tp, sequence), inner, _out(tp, sequence)] if tp else [inner]
+
+
+def _into(tp: Axis, sequence: bool) -> Communication:
+    return Communication("gather", tp, SEQUENCE) if sequence else Communication("copy", tp)
+
+
+def _out(tp: Axis, sequence: bool) -> Communication:
+    return Communication("scatter", tp, SEQUENCE) if sequence else Communication("sum", tp)
