@@ -42,6 +42,11 @@ def test_bad_keys_and_values_are_named(override, message):
     [
         (["parallel.dp=3"], 4, r"parallel.dp = 3 x parallel.pp = 1 = 3 ranks, but mpirun started 4"),
         (["parallel.dp=2", "parallel.pp=3"], 4, "= 6 ranks, but mpirun started 4"),
+        (["parallel.tp=3"], 4, "parallel.tp = 3, but mpirun started 4 ranks"),
+        (["parallel.tp=2", "parallel.pp=2", "parallel.dp=2"], 4, "x parallel.tp = 2 = 8 ranks, but mpirun started 4"),
+        (["parallel.tp=3"], 3, "model.heads = 4 doesn't divide over parallel.tp = 3"),
+        (["parallel.tp=6", "model.heads=6", "model.width=144", "model.kv_heads=1", "data.sequence=100"], 6, "parallel.sequence = false"),
+        (["parallel.tp=6", "model.heads=12", "model.width=144", "model.kv_heads=4"], 6, "one must divide the other"),
         (["batch.global=1000001"], 1, "1,000,001 microbatches on 1 stages"),
         (["parallel.pp=7"], 7, "parallel.pp = 7 stages for model.layers = 6 blocks"),
         (["batch.global=7", "parallel.dp=2"], 2, "batch.global = 7 sequences don't divide .* use a multiple of 2"),

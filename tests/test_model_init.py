@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,3 +32,32 @@ def test_first_numbers_are_fixed():
 
 
 FIRST = [0.47433430808523497, 0.9807499407200486, 0.22969008693814202]
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4, 8])
+def test_every_shard_of_a_layer_has_the_elements_of_the_whole(tp):
+    """For any tensor-parallel degree, also one that doesn't divide the vocabulary; repeated key-value heads are equal."""
+    from mpitrain import config as settings
+    from mpitrain.model.parameters import Parameter, initialise
+    from mpitrain.slicing import WHOLE, Shard, specs_of
+
+    sizes = ("model.width=48", "model.heads=24", "model.kv_heads=4" if tp != 3 else "model.kv_heads=3", "model.ffn=48", "model.layers=2")
+    config = settings.resolve(settings.load(None, (*sizes, f"parallel.tp={tp}", "data.sequence=24", "model.vocab=259")), tp, 256)
+
+    def weights(shard):
+        parameters = [Parameter(spec) for block in specs_of(config, 0, shard) for spec in block]
+        for parameter in parameters:
+            parameter.data = torch.empty(parameter.spec.shape, dtype=torch.float64)
+        initialise(parameters, seed=3)
+        return parameters
+
+    whole = {parameter.name: parameter.data for parameter in weights(WHOLE)}
+    covered = {name: torch.zeros(data.shape, dtype=torch.int64) for name, data in whole.items()}
+    for rank in range(tp):
+        for parameter in weights(Shard(rank, tp)):
+            spec = parameter.spec
+            box = tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))
+            assert parameter.data.equal(whole[spec.name][box]), spec
+            if spec.copy == 0 and not (spec.name == "embedding.weight" and covered[spec.name][box].any()):  # tied: used twice
+                covered[spec.name][box] += 1
+    assert all(bool((count == 1).all()) for count in covered.values()), "each element belongs to one rank, and to one of its copies"
