@@ -255,7 +255,7 @@ class Trainer:
             f"{config.data.sequence} tokens a step, training on {self.corpora.train.num_sequences:,} sequences of {config.data.source}"
         )
         if not self.mesh["tp"].one_node:
-            self.report.say(f"parallel.tp = {config.parallel.tp} spans nodes: each layer waits for the network four times; use a smaller tp")
+            self.report.say(f"parallel.tp = {config.parallel.tp} spans nodes: every layer waits for the network; use a smaller tp")
         self.report.say(f"MFU: {DEFINITION}, {self._peak}")
         if self.device.type == "cuda":
             direct = "device buffers go straight to MPI" if self.mesh.device_aware else "device buffers go through pinned host memory"
