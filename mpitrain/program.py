@@ -7,7 +7,7 @@ from mpitrain.schedule import table_of
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.check import Report, check
 from mpitrain.schedules.lower import lower
-from mpitrain.schedules.table import Table, make_table
+from mpitrain.schedules.table import Table, forwards
 from mpitrain.slicing import reduction_of
 
 
@@ -29,8 +29,7 @@ def training(config: Config) -> Programs:
 
 def evaluation(table: Table) -> Programs:
     """Return the programs that only run a table's forwards, in its order."""
-    forwards = [[action for action in actions if action.kind == "F"] for actions in table.ranks]
-    forward = make_table(table.name, forwards, copies=table.copies, segments=table.segments)
+    forward = forwards(table)
     programs = lower(forward, [], train=False)
     return Programs(forward, programs, _proved(forward, programs, train=False))
 

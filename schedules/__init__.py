@@ -2,7 +2,7 @@
 
     gpipe, one_f_one_b, zero_bubble,   orders drawn in docstrings       one file per family
     interleaved, zbv, dualpipe,
-    seq1f1b, forward_only
+    seq1f1b
     zb_auto, zbv_auto                  orders searched for              measured times and a memory limit in
     v_half, v_shape                    orders built from a block        the way of a microbatch through a V of stages
     catalog, options                   name -> table                    what users type, and what they can choose

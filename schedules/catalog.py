@@ -11,7 +11,6 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.dualpipe import dualpipe, dualpipev
-from mpitrain.schedules.forward_only import forward_only
 from mpitrain.schedules.gpipe import gpipe
 from mpitrain.schedules.interleaved import interleaved, interleaved_zb, looped_bfs
 from mpitrain.schedules.one_f_one_b import eager_1f1b, one_f_one_b
@@ -57,9 +56,8 @@ FAMILIES: dict[str, Family] = {
     "dualpipe": Family(dualpipe, copies=2),
     "dualpipev": Family(dualpipev),
     "seq1f1b": Family(seq1f1b, takes=("segments",)),
-    "forward": _stage_per_rank(forward_only),  # evaluation's, not for training
 }
-NAMES = tuple(name for name in FAMILIES if name != "forward")  # what users may choose
+NAMES = tuple(FAMILIES)
 
 
 def build(name: str, num_ranks: int, num_microbatches: int, options: Options = DEFAULTS) -> Table:

@@ -40,7 +40,10 @@ class Table(NamedTuple):
     @property
     def chunks(self) -> tuple[tuple[int, ...], ...]:
         """The stages of each rank, ascending: its chunk 0, 1, ..."""
-        return tuple(tuple(s for s, r in enumerate(self.rank_of) if r == rank) for rank in range(len(self.ranks)))
+        stages: list[list[int]] = [[] for _ in self.ranks]
+        for stage, rank in enumerate(self.rank_of):
+            stages[rank].append(stage)
+        return tuple(map(tuple, stages))
 
 
 def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1, segments: int = 1) -> Table:
@@ -66,6 +69,12 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
         if number % divisor:
             raise ScheduleError(f"{name}: found {number} {what}, needed a multiple of {divisor}")
     return Table(name, num_microbatches, ranks, rank_of, copies, segments)
+
+
+def forwards(table: Table) -> Table:
+    """Return a table's forwards, in its order: what evaluation runs."""
+    rows = [[action for action in actions if action.kind == "F"] for actions in table.ranks]
+    return make_table(table.name, rows, copies=table.copies, segments=table.segments)
 
 
 def _refuse_misfit_pair(where: str, two: Sequence[Action]) -> None:

@@ -154,7 +154,6 @@ SIZE = ["--stages", "2", "--microbatches", "4"]
         (["1f1b", "--stages", "0", "--microbatches", "4"], "0 is not in the range"),
         (["1f1b", *SIZE, "--chunks", "2"], "found 2 chunks, needed 1"),
         (["1f1b", *SIZE, "--segments", "2"], "segments has no effect"),
-        (["forward", *SIZE], "is for evaluation"),
         (["dualpipe", "--stages", "3", "--microbatches", "8"], "dualpipe: found 3"),
         (["missing.csv"], "unknown schedule 'missing.csv'"),
         (["1f1b", *SIZE, "--times", "1,1,1"], "found 3 numbers, needed 4"),

@@ -7,6 +7,7 @@ from mpitrain.schedules.actions import NORM, REDUCE, UPDATE, B, F, parse, parse_
 from mpitrain.schedules.catalog import build
 from mpitrain.schedules.check import check
 from mpitrain.schedules.lower import Reduction, lower
+from mpitrain.schedules.table import forwards
 
 REDUCES = [Reduction(2, (0, 1))] * 3
 
@@ -31,7 +32,7 @@ def test_gpipe_is_correct_and_keeps_all_in_flight(p):
 
 @pytest.mark.parametrize("p", [1, 2, 5, 16])
 def test_evaluation_is_correct(p):
-    check(lower(build("forward", p, 7), [], train=False), p, 7, train=False)
+    check(lower(forwards(build("gpipe", p, 7)), [], train=False), p, 7, train=False)
 
 
 # ---------------------------------------------------------------- deadlock
@@ -177,7 +178,7 @@ def test_a_wrong_message_is_placed():
 
 
 def test_a_training_program_needs_its_update_and_evaluation_has_none():
-    programs = lower(build("forward", 1, 1), [], train=False)
+    programs = lower(forwards(build("gpipe", 1, 1)), [], train=False)
     with pytest.raises(ScheduleError, match="rank 0, position 1: the program ends without B0@0"):
         check(programs, 1, 1)
     with pytest.raises(ScheduleError, match="rank 0, position 1: NORM stands out of place: needed none"):

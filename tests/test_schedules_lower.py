@@ -8,7 +8,7 @@ from mpitrain.schedules.catalog import build
 from mpitrain.schedules.check import check
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.simulate import simulate
-from mpitrain.schedules.table import read_table
+from mpitrain.schedules.table import forwards, read_table
 
 WHOLE = Reduction(1, ())
 
@@ -25,7 +25,7 @@ def test_a_receive_stands_before_its_consumer_and_a_send_after_its_producer():
 
 
 def test_evaluation_has_messages_only():
-    programs = lower(build("forward", 2, 1), [], train=False)
+    programs = lower(forwards(build("gpipe", 2, 1)), [], train=False)
     assert texts(programs) == ["F0@0 SEND_F0@0", "RECV_F0@1 F0@1"]
     assert check(programs, 2, 1, train=False).peak_in_flight == (0, 0)
 

@@ -6,7 +6,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.draw import grid
 from mpitrain.schedules.simulate import simulate
-from mpitrain.schedules.table import Table
+from mpitrain.schedules.table import Table, forwards
 
 
 def rows(table: Table) -> list[str]:
@@ -39,7 +39,7 @@ def test_1f1b_with_fewer_microbatches_than_stages():
 
 def test_gpipe_and_forward_are_their_docstrings_tables():
     assert rows(build("gpipe", 3, 4)) == ["F0 F1 F2 F3 B0 B1 B2 B3"] * 3
-    assert rows(build("forward", 3, 4)) == ["F0 F1 F2 F3"] * 3
+    assert rows(forwards(build("gpipe", 3, 4))) == ["F0 F1 F2 F3"] * 3
 
 
 def test_stage_s_is_on_rank_s():
@@ -53,8 +53,10 @@ def test_unknown_name_gets_a_suggestion(asked, meant):
     assert all(name in str(error.value) for name in NAMES)
 
 
-def test_evaluation_is_not_offered_for_training():
-    assert "forward" not in NAMES
+def test_evaluation_keeps_a_schedules_forwards():
+    table = forwards(build("zbv", 2, 3))
+    assert all(action.kind == "F" for row in table.ranks for action in row)
+    assert (table.rank_of, table.num_microbatches) == ((0, 1, 1, 0), 3)
 
 
 @pytest.mark.parametrize(("sizes", "reason"), [((0, 4), "found 0 stages"), ((4, 0), "found 0 microbatches")])
@@ -66,18 +68,18 @@ def test_undefined_sizes_are_refused(sizes, reason):
 # ---------------------------------------------------------------- time
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "forward"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 8, 16])
 def test_bubble_in_unit_time(name, p):
     for m in range(1, 4 * p + 1, max(1, p // 4)):
         table = build(name, p, m)
         timeline = simulate(table)
         assert timeline.bubble == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
-        assert timeline.makespan == (m + p - 1) * (1 if name == "forward" else 3)
+        assert timeline.makespan == 3 * (m + p - 1)
 
 
 def test_each_forward_starts_when_the_stage_before_is_done():
-    assert [row[-1] for row in simulate(build("forward", 3, 2), {"F": 5}).ends] == [10, 15, 20]
+    assert [row[-1] for row in simulate(forwards(build("gpipe", 3, 2)), {"F": 5}).ends] == [10, 15, 20]
 
 
 # ---------------------------------------------------------------- pictures

@@ -139,8 +139,6 @@ def _prove(table: Table) -> Report | None:
 def _table(request: Request) -> Table:
     if request.name not in catalog.FAMILIES and Path(request.name).is_file():
         return _own_table(request)
-    if request.name in catalog.FAMILIES and request.name not in catalog.NAMES:
-        raise ScheduleError(f"{request.name}: is for evaluation, which has no backward; choose one of {', '.join(catalog.NAMES)}")
     if request.name in catalog.NAMES and None in (request.num_ranks, request.num_microbatches):
         raise ConfigError(f"{request.name}: needs --stages and --microbatches; only a file says its own size")
     return catalog.build(request.name, request.num_ranks or 1, request.num_microbatches or 1, _options(request))
