@@ -75,7 +75,7 @@ class Actor:
     ):
         self.config, self.mesh, self.progress, self.stage_type = config, mesh, mesh.progress, stage_type
         self.recorder = recorder or UNRECORDED
-        self.pp, self.tp, self.data, self.model = mesh["pp"], mesh["tp"], mesh["data"], mesh["model"]
+        self.pp, self.tp, self.cp, self.data, self.model = (mesh[name] for name in ("pp", "tp", "cp", "data", "model"))
         programs = program.training(config)
         self.table = programs.table
         self.training, self.report = programs.ranks[self.pp.rank], programs.report
@@ -107,13 +107,18 @@ class Actor:
         depth, segments = self.table.depth, self.table.segments
         for number in self.table.chunks[self.pp.rank]:
             shared = next((stage.embedding for stage in stages.values() if stage.embedding is not None), None)
-            stages[number] = self.stage_type(self.config, number % depth, device, self.data.allocate, shared, segments, self.tp)
+            stages[number] = self.stage_type(self.config, number % depth, device, self.data.allocate, shared, segments, self.tp, self.cp)
         return stages
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of activations and weights."""
         return next(iter(self.stages.values())).dtype
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """The positions of a sequence that this rank has, [T]."""
+        return next(iter(self.stages.values())).positions
 
     @property
     def first(self) -> bool:

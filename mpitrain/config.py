@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from mpitrain.errors import ConfigError
+from mpitrain.parallel.placement import placement_of
 from mpitrain.schedules.placement import chunks_of
 
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -68,6 +69,8 @@ class Parallel(Table):
     pp: CountOrNone = 0
     tp: Count = 1  # ranks that divide each layer
     sequence: bool = True  # with tp: activations between blocks are divided along the sequence
+    cp: Count = 1  # ranks that a sequence is spread over
+    context: Literal["zigzag", "ring", "gather", "ulysses"] = "zigzag"  # how its parts attend to one another
 
 
 class Pipeline(Table):
@@ -250,9 +253,12 @@ def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
         )
     if model.vocab < tp:
         raise ConfigError(f"model.vocab = {model.vocab} is less than parallel.tp = {tp}; every rank needs a row of the embedding")
-    if parallel.sequence and sequence % tp:
+    if parallel.cp > 1:
+        placement_of(parallel.context, sequence, parallel.cp, model.heads // tp, max(1, model.kv_heads // tp))
+    if parallel.sequence and sequence // parallel.cp % tp:
         raise ConfigError(
-            f"data.sequence = {sequence} doesn't divide over parallel.tp = {tp}; change one of them, or use parallel.sequence = false"
+            f"data.sequence = {sequence} / parallel.cp = {parallel.cp} doesn't divide over parallel.tp = {tp}; change one of them, or use "
+            "parallel.sequence = false"
         )
 
 
@@ -301,10 +307,14 @@ def _model(model: Model, vocab: int) -> Model:
 
 def _layout(config: Config, layers: int, num_ranks: int) -> tuple[Parallel, Batch]:
     """Choose the degrees left open: as much data parallelism as the batch divides into, pipeline stages for the rest."""
-    dp, pp, tp, batch = config.parallel.dp, config.parallel.pp, config.parallel.tp, config.batch
-    if num_ranks % tp:
-        raise ConfigError(f"parallel.tp = {tp}, but mpirun started {num_ranks} ranks; start a multiple of {tp} or change parallel.tp")
-    num_ranks //= tp
+    dp, pp, batch = config.parallel.dp, config.parallel.pp, config.batch
+    inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
+    if num_ranks % inside:
+        raise ConfigError(
+            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but mpirun started {num_ranks} ranks; "
+            f"start a multiple of {inside} or change parallel.*"
+        )
+    num_ranks //= inside
     if pp > layers:
         raise ConfigError(f"parallel.pp = {pp} stages for model.layers = {layers} blocks; a stage needs at least one block")
     if not dp:
@@ -312,9 +322,10 @@ def _layout(config: Config, layers: int, num_ranks: int) -> tuple[Parallel, Batc
     if not pp and num_ranks % dp == 0:
         pp = num_ranks // dp
     if dp * max(pp, 1) != num_ranks:
-        by_tp = f" x parallel.tp = {tp}" if tp > 1 else ""
+        within = f" x parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}" if inside > 1 else ""
+        total = dp * max(pp, 1) * inside
         raise ConfigError(
-            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{by_tp} = {dp * max(pp, 1) * tp} ranks, but mpirun started {num_ranks * tp}; "
+            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {total} ranks, but mpirun started {num_ranks * inside}; "
             "start as many or change parallel.*"
         )
     if pp > layers:

@@ -24,8 +24,8 @@ def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, r
         return "\n\n".join(f"# pipeline rank {pp}\n{format_program(actions)}" for pp, actions in enumerate(programs))
     if rank >= num_ranks:
         raise ConfigError(f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number of ranks you start")
-    at = Grid({"tp": config.parallel.tp, "dp": config.parallel.dp, "pp": config.parallel.pp}).coordinates(rank)
-    return f"# rank {rank}: tp {at['tp']}, dp {at['dp']}, pp {at['pp']}\n{format_program(programs[at['pp']])}"
+    at = Grid({axis: getattr(config.parallel, axis) for axis in ("tp", "cp", "dp", "pp")}).coordinates(rank)
+    return f"# rank {rank}: tp {at['tp']}, cp {at['cp']}, dp {at['dp']}, pp {at['pp']}\n{format_program(programs[at['pp']])}"
 
 
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
@@ -35,7 +35,7 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
     peaks, parallel, name = ", ".join(map(str, report.peak_in_flight)), config.parallel, config.pipeline.schedule
     return (
         f"{grid(programs)}\n\n"
-        f"tp {parallel.tp} x dp {parallel.dp} x pp {parallel.pp}, {name}, {report.num_microbatches} microbatches a rank\n"
+        f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, {name}, {report.num_microbatches} microbatches each\n"
         f"proved: {report.num_actions} instructions complete and in order, {report.num_messages} messages matched, "
         "no deadlock without buffering\n"
         f"microbatches in flight at most, per pipeline rank: {peaks}"

@@ -44,6 +44,8 @@ def rank_of(config: Config) -> tuple[int, ...]:
 
 
 def _cut(config: Config, table: Table) -> Table:
+    if table.segments > 1 and config.parallel.cp > 1:
+        raise ConfigError(f"{table.name} cuts sequences into segments, parallel.cp = {config.parallel.cp} spreads them; use one of the two")
     if config.data.sequence % table.segments:
         raise ConfigError(
             f"data.sequence = {config.data.sequence} tokens don't divide into {table.segments} segments ({table.name}); "

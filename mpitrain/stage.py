@@ -12,6 +12,7 @@ from mpitrain.model.history import History
 from mpitrain.model.parameters import Allocate, Parameter, flat_buffer, initialise
 from mpitrain.model.recipe import Products, Walk
 from mpitrain.model.segments import Rotary
+from mpitrain.parallel.context import ContextAttention, context_attention
 from mpitrain.slicing import EMBEDDING, WHOLE, Shard, num_stages, partial_kinds, parts_of, specs_of
 
 
@@ -47,7 +48,7 @@ class Stage:
     """The blocks, parameters and stashes of stage `index` of a model.
 
     allocate: gives the memory of the gradient buckets.  embedding: the tied embedding, if another stage of this rank owns it.
-    tp: the tensor-parallel axis; without one, the stage has all of every layer.
+    tp, cp: the tensor- and the context-parallel axis; without them, the stage has all of every layer, and the whole sequence.
     segments: into how many segments a microbatch's sequence is cut; microbatch `index` is then segment index % segments of one.
     """
 
@@ -60,10 +61,12 @@ class Stage:
         embedding: torch.Tensor | None = None,
         segments: int = 1,
         tp: Axis | None = None,
+        cp: Axis | None = None,
     ):
         self.config, self.index, self.device, self.embedding, self.segments = config, index, device, embedding, segments
         self.tp = tp if tp is not None and tp.size > 1 else None
         self.shard = Shard(tp.rank, tp.size, config.parallel.sequence) if self.tp else WHOLE
+        self.core = spread_attention(config, cp) if cp is not None and cp.size > 1 else None
         self.first, self.last = index == 0, index == num_stages(config) - 1
         self.dtype = torch.float64 if config.precision.compute == "fp64" else torch.float32
         self.parts = parts_of(config, index)
@@ -75,9 +78,16 @@ class Stage:
         self.losses: dict[int, torch.Tensor] = {}
         initialise(self.owned, config.run.seed)
 
+    @property
+    def positions(self) -> torch.Tensor:
+        """The positions of the sequence that this rank has, [T]."""
+        if self.core is None:
+            return torch.arange(self.config.data.sequence)
+        return torch.from_numpy(self.core.placement.positions(self.core.axis.rank))
+
     def activation(self) -> torch.Tensor:
         """Return an uninitialised [B, T, D] buffer for what comes from a neighbouring stage."""
-        divided = self.segments * (self.shard.size if self.shard.sequence else 1)
+        divided = self.segments * self.config.parallel.cp * (self.shard.size if self.shard.sequence else 1)
         shape = (self.config.batch.micro, self.config.data.sequence // divided, self.config.model.width)
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
@@ -191,11 +201,18 @@ class Stage:
         return Bucket([memory], over)
 
     def _build(self) -> list[list[recipe.Item]]:
-        rotary = Rotary(self.config.model.width // self.config.model.heads, self.config.data.sequence, self.dtype, self.device)
+        rotary = Rotary(self.config.model.width // self.config.model.heads, self.positions, self.dtype, self.device)
         inner = self._by_block[self.first : len(self._by_block) - self.last]
-        blocks = [decoder_block(parameters, rotary, self.tp, self.shard.sequence) for parameters in inner]
+        blocks = [decoder_block(parameters, rotary, self.tp, self.shard.sequence, self.core) for parameters in inner]
         if self.first:
             blocks.insert(0, embedding(self._by_block[0][0], self.tp, self.shard.sequence))
         if self.last:
             blocks.append(head(*self._by_block[-1], self.tp, self.shard.sequence))
         return blocks
+
+
+def spread_attention(config: Config, cp: Axis) -> ContextAttention:
+    """Return the attention over `cp` of the heads that a rank of tp has."""
+    model, parallel = config.model, config.parallel
+    kv_heads = max(1, model.kv_heads // parallel.tp)
+    return context_attention(cp, parallel.context, config.data.sequence, model.heads // parallel.tp, kv_heads)

@@ -96,8 +96,8 @@ def _samplers(config: Config, rundir: RunDir) -> Corpora:
 
 def build_mesh(config: Config, world: Intracomm) -> Mesh:
     """Build every communicator this layout needs. Collective over `world`."""
-    dp, pp, tp = config.parallel.dp, config.parallel.pp, config.parallel.tp
-    dense = Grid({"tp": tp, "cp": 1, "dp": dp, "pp": pp})
+    dp, pp, tp, cp = config.parallel.dp, config.parallel.pp, config.parallel.tp, config.parallel.cp
+    dense = Grid({"tp": tp, "cp": cp, "dp": dp, "pp": pp})
     table = table_of(config)
     ends = (table.rank_of[0], table.rank_of[table.depth - 1])
     repeats = max(1, tp // config.model.kv_heads)
@@ -110,7 +110,7 @@ def build_mesh(config: Config, world: Intracomm) -> Mesh:
     return Mesh(
         world,
         dense,
-        expert=Grid({"etp": 1, "ep": 1, "edp": tp * dp, "pp": pp}),
+        expert=Grid({"etp": 1, "ep": 1, "edp": tp * cp * dp, "pp": pp}),
         spans={"data": ("cp", "dp"), "links": ("pp",), "model": ("tp", "pp")},
         groups={
             "tied": pairs(ends[:1], ends[1:]) if config.model.tied else [],
@@ -198,13 +198,15 @@ class Trainer:
         if not (actor.first or actor.last):
             return [Microbatch() for _ in range(self.num_microbatches * actor.table.segments)]
         local = batch.global_ // self.config.parallel.dp
-        begin = step * batch.global_ + self.mesh["data"].rank * local
+        begin = step * batch.global_ + self.mesh["dp"].rank * local
         tokens = torch.from_numpy(sampler.sequences(range(begin, begin + local))).to(self.device)
-        length = self.config.data.sequence // actor.table.segments
+        here = actor.positions.to(self.device)
+        inputs, targets = tokens[:, here], tokens[:, here + 1]
+        length = len(here) // actor.table.segments
         cut = [
             pair
-            for chunk in tokens.split(batch.micro)
-            for pair in zip(chunk[:, :-1].split(length, dim=1), chunk[:, 1:].split(length, dim=1))
+            for chunk in zip(inputs.split(batch.micro), targets.split(batch.micro))
+            for pair in zip(*(half.split(length, dim=1) for half in chunk))
         ]
         return [Microbatch(inputs if actor.first else None, targets if actor.last else None) for inputs, targets in cut]
 

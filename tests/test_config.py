@@ -42,8 +42,10 @@ def test_bad_keys_and_values_are_named(override, message):
     [
         (["parallel.dp=3"], 4, r"parallel.dp = 3 x parallel.pp = 1 = 3 ranks, but mpirun started 4"),
         (["parallel.dp=2", "parallel.pp=3"], 4, "= 6 ranks, but mpirun started 4"),
-        (["parallel.tp=3"], 4, "parallel.tp = 3, but mpirun started 4 ranks"),
-        (["parallel.tp=2", "parallel.pp=2", "parallel.dp=2"], 4, "x parallel.tp = 2 = 8 ranks, but mpirun started 4"),
+        (["parallel.tp=3"], 4, "parallel.tp = 3 x parallel.cp = 1, but mpirun started 4 ranks"),
+        (["parallel.tp=2", "parallel.pp=2", "parallel.dp=2"], 4, "x parallel.tp = 2 x parallel.cp = 1 = 8 ranks, but mpirun started 4"),
+        (["parallel.cp=3"], 3, "data.sequence = 128 doesn't divide into 6 equal chunks"),
+        (["parallel.cp=4", "parallel.context=ulysses", "model.heads=2", "model.kv_heads=2"], 4, "or zigzag, ring or gather"),
         (["parallel.tp=3"], 3, "model.heads = 4 doesn't divide over parallel.tp = 3"),
         (["parallel.tp=6", "model.heads=6", "model.width=144", "model.kv_heads=1", "data.sequence=100"], 6, "parallel.sequence = false"),
         (["parallel.tp=6", "model.heads=12", "model.width=144", "model.kv_heads=4"], 6, "one must divide the other"),

@@ -1,6 +1,7 @@
 """Who may import what: schedules and comm stand below everything else and don't know each other."""
 
 import ast
+import configparser
 import pkgutil
 import subprocess
 import sys
@@ -62,3 +63,11 @@ def test_package_init_holds_only_the_version():
     """It runs before every submodule, on every rank."""
     (assignment,) = ast.parse(Path(mpitrain.__file__).read_text()).body
     assert [target.id for target in assignment.targets] == ["__version__"]
+
+
+def test_every_package_is_installed():
+    """An editable install finds a folder that setup.cfg forgets; a normal one doesn't."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    folders = {f"mpitrain.{path.parent.name}" for path in ROOT.glob("*/*/__init__.py") if path.parent.parent.name == "mpitrain"}
+    assert folders | {"mpitrain", "mpitrain.comm", "mpitrain.schedules"} == set(setup["options"]["packages"].split())

@@ -4,6 +4,8 @@
     tp            x + [ norm | copy   | attention of some heads | sum     ]        x is whole on every rank
     tp, sequence  x + [ norm | gather | attention of some heads | scatter ]        x is divided along the sequence
 
+With context parallelism attention itself is a segment, an exchange of keys and values, and a segment (parallel/context.py).
+
 The lists are the recipe: what a layout sends in forward and, by the adjoints, in backward. Megatron-LM (arXiv:1909.08053) and its
 sequence parallelism (arXiv:2205.05198, section 4.2).
 """
@@ -11,19 +13,26 @@ sequence parallelism (arXiv:2205.05198, section 4.2).
 from mpitrain.comm.mesh import Axis
 from mpitrain.model.parameters import Parameter
 from mpitrain.model.recipe import Communication, Item, Residual
-from mpitrain.model.segments import Attention, Embedding, FeedForward, Head, Norm, Rotary
+from mpitrain.model.segments import Attention, Embedding, FeedForward, Head, Norm, Output, Projection, Rotary, SpreadAttention
+from mpitrain.parallel.context import ContextAttention
 from mpitrain.parallel.vocabulary import VocabularyEmbedding, VocabularyHead
 
 SEQUENCE = 1  # dim of activations [B, T, D]
 
 
-def decoder_block(parameters: list[Parameter], rotary: Rotary, tp: Axis | None, sequence: bool) -> list[Item]:
-    """Return one block, or half of one: attention and feed-forward, each around the residual stream."""
+def decoder_block(
+    parameters: list[Parameter], rotary: Rotary, tp: Axis | None, sequence: bool, core: ContextAttention | None
+) -> list[Item]:
+    """Return one block, or half of one: attention and feed-forward, each around the residual stream.
+
+    core: the attention proper where the sequence is spread over ranks.
+    """
     named = {p.name.split(".", 2)[2].removesuffix(".weight"): p for p in parameters}
     items: list[Item] = []
     if "attention.q" in named:
-        norm, *weights = (named[f"attention.{name}"] for name in ("norm", "q", "k", "v", "output"))
-        inner = Attention(None if tp else norm, *weights, rotary)
+        norm, *weights, output = (named[f"attention.{name}"] for name in ("norm", "q", "k", "v", "output"))
+        projection = Projection(None if tp else norm, *weights, rotary)
+        inner = SpreadAttention(projection, core, Output(output)) if core else Attention(projection, Output(output))
         items.append(Residual(_around(inner, norm, tp, sequence)))
     if "ffn.gate" in named:
         norm, *weights = (named[f"ffn.{name}"] for name in ("norm", "gate", "up", "down"))

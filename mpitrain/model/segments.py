@@ -16,6 +16,7 @@ from torch.nn import functional
 from mpitrain.model.history import Attended, attend, mask
 from mpitrain.model.parameters import Parameter
 from mpitrain.model.recipe import Later, Walk
+from mpitrain.parallel.context import ContextAttention
 
 
 class _Product(torch.autograd.Function):
@@ -103,7 +104,7 @@ class Tape:
 
 
 class Segment:
-    """A local piece of a block, differentiated by autograd. Subclasses compute; they own their parameters."""
+    """A local piece of a block, differentiated by autograd. Subclasses compute a tensor, or a tuple of some."""
 
     def compute(self, x: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
         raise AssertionError("each segment computes")
@@ -116,7 +117,7 @@ class Segment:
             return self.compute(x, context, tape), None
         x = x.detach().requires_grad_()
         y = self.compute(x, context, tape)
-        return y.detach(), (x, y, tape)
+        return tuple(part.detach() for part in y) if isinstance(y, tuple) else y.detach(), (x, y, tape)
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
         """Add the gradients of vectors to their buffers, hand over those of matrices, and return that of the input."""
@@ -155,12 +156,12 @@ class Embedding:
 
 
 class Rotary:
-    """Rotary position embedding (arXiv:2104.09864) of heads of `width`, halves rotated, tables for `sequence` positions."""
+    """Rotary position embedding (arXiv:2104.09864) of heads of `width`, halves rotated, tables for the positions [T] of this rank."""
 
-    def __init__(self, width: int, sequence: int, dtype: torch.dtype, device: torch.device, base: float = 10_000.0):
+    def __init__(self, width: int, positions: torch.Tensor, dtype: torch.dtype, device: torch.device, base: float = 10_000.0):
         self.width = width
         rates = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-        angles = torch.outer(torch.arange(sequence, dtype=torch.float64), rates)
+        angles = torch.outer(positions.to(torch.float64), rates)
         self.cos, self.sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
     def __call__(self, x_BHTC: torch.Tensor, start: int = 0) -> torch.Tensor:
@@ -180,21 +181,41 @@ class Norm(Segment):
         return tape.norm(x, self.norm)
 
 
-class Attention(Segment):
-    """output(attention(norm(x))): causal, grouped queries (arXiv:2305.13245). Without `norm`, x is normalised already.
+class Projection(Segment):
+    """Queries, keys and values of norm(x), turned by their positions. Without `norm`, x is normalised already."""
 
-    With tensor parallelism its weights are those of some heads, and the output is partial.
-    """
+    def __init__(self, norm: Parameter | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary):
+        self.norm, self.q, self.k, self.v, self.rotary = norm, q, k, v, rotary
 
-    def __init__(self, norm: Parameter | None, q: Parameter, k: Parameter, v: Parameter, output: Parameter, rotary: Rotary):
-        self.norm, self.q, self.k, self.v, self.output, self.rotary = norm, q, k, v, output, rotary
-
-    def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
+    def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         h_BTD = tape.norm(x_BTD, self.norm) if self.norm else x_BTD
         q_BHTC, k_BKTC, v_BKTC = (
             tape.product(h_BTD, weight).unflatten(-1, (-1, self.rotary.width)).transpose(1, 2) for weight in (self.q, self.k, self.v)
         )
-        q_BHTC, k_BKTC = self.rotary(q_BHTC, context.start), self.rotary(k_BKTC, context.start)
+        return self.rotary(q_BHTC, context.start), self.rotary(k_BKTC, context.start), v_BKTC
+
+
+class Output(Segment):
+    """Attention's result [B, H, T, C] back to the width of the model."""
+
+    def __init__(self, output: Parameter):
+        self.output = output
+
+    def compute(self, a_BHTC: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
+        return tape.product(a_BHTC.transpose(1, 2).flatten(-2), self.output)
+
+
+class Attention(Segment):
+    """output(attention(norm(x))): causal, grouped queries (arXiv:2305.13245), in one segment: the whole sequence is here.
+
+    With tensor parallelism its weights are those of some heads, and the output is partial.
+    """
+
+    def __init__(self, projection: Projection, output: Output):
+        self.projection, self.output = projection, output
+
+    def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
+        q_BHTC, k_BKTC, v_BKTC = self.projection.compute(x_BTD, context, tape)
         visible = None
         if context.history is not None:
             k_BKTC, v_BKTC, tape.attended = attend(context.history.setdefault(self, []), k_BKTC, v_BKTC)
@@ -202,7 +223,26 @@ class Attention(Segment):
         a_BHTC = functional.scaled_dot_product_attention(
             q_BHTC, k_BKTC, v_BKTC, attn_mask=visible, is_causal=visible is None, enable_gqa=True
         )
-        return tape.product(a_BHTC.transpose(1, 2).flatten(-2), self.output)
+        return self.output.compute(a_BHTC, context, tape)
+
+
+class SpreadAttention:
+    """The same with the sequence spread over the context-parallel axis: a segment, what the ranks exchange, a segment."""
+
+    def __init__(self, projection: Projection, core: ContextAttention, output: Output):
+        self.projection, self.core, self.output = projection, core, output
+
+    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+        qkv, projected = yield from self.projection.forward(x, context)
+        a, attended = yield from self.core.forward(*qkv)
+        y, saved = yield from self.output.forward(a, context)
+        return y, (projected, attended, saved) if torch.is_grad_enabled() else None
+
+    def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        projected, attended, output = saved
+        grad = yield from self.output.backward(output, grad_of_output, later)
+        grads = yield from self.core.backward(attended, grad)
+        return (yield from self.projection.backward(projected, tuple(grads), later))
 
 
 class FeedForward(Segment):

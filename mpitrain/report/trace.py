@@ -43,7 +43,7 @@ def write_trace(path: Path, recorder: Recorder, mesh: Mesh, table: Table) -> Non
     comm = mesh["world"].comm
     offset = _clock_offset(comm)
     mine = [(step, name, begin + offset, end - begin) for step, name, begin, end in recorder.events]
-    replica = mesh["dp"].rank * mesh["tp"].size + mesh["tp"].rank  # the ranks of tp run the same program, each its own part
+    replica = mesh["data"].rank * mesh["tp"].size + mesh["tp"].rank  # the ranks of tp run the same program, each its own part
     every = comm.gather((replica, mesh["pp"].rank, mine))
     if comm.rank:
         return
