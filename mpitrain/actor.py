@@ -120,6 +120,17 @@ class Actor:
         """The positions of a sequence that this rank has, [T]."""
         return next(iter(self.stages.values())).positions
 
+    def cut(self, tokens: torch.Tensor) -> list[Microbatch]:
+        """Cut this data-parallel rank's rows of a step [batch, sequence + 1] into microbatches, and these into segments.
+
+        Inputs and targets are those of this rank's positions; targets are one position ahead in the row, wherever that is.
+        """
+        micro, length = self.config.batch.micro, len(self.positions) // self.table.segments
+        here = self.positions.to(tokens.device)
+        pairs = zip(tokens[:, here].split(micro), tokens[:, here + 1].split(micro))
+        cut = [pair for chunk in pairs for pair in zip(*(half.split(length, dim=1) for half in chunk))]
+        return [Microbatch(inputs if self.first else None, targets if self.last else None) for inputs, targets in cut]
+
     @property
     def first(self) -> bool:
         """Whether a stage of this rank reads tokens."""

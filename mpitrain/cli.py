@@ -95,6 +95,41 @@ def check(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
 
 
 @cli.command()
+@click.argument("config", required=False, type=click.Path())
+@click.option("--layout", required=True, metavar="AXIS=N,...", help="Degrees of the axes, for example tp=2,pp=2.")
+@OVERRIDE
+def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
+    """Check that a layout computes what one rank computes, with a small copy of the model in fp64. Starts mpirun if need be.
+
+    Exit codes: 0 it does, 1 it doesn't, 2 bad input.
+    """
+    from mpitrain.launch import launched, start
+    from mpitrain.layout import degrees
+
+    overrides, num_ranks = degrees(layout, overrides)
+    if num_ranks > 1 and not launched():
+        return start(num_ranks, ["verify", *([config] if config else []), "--layout", layout, *(f"--set={o}" for o in overrides)])
+    from mpitrain.comm.world import abort, connect
+
+    world = connect()
+    try:
+        from mpitrain import layout as layouts
+        from mpitrain.verify import report
+        from mpitrain.verify import verify as run_both
+
+        resolved = layouts.resolved(config, overrides, world.size)
+        differences = run_both(resolved, world)
+    except InputError:
+        raise
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        abort(FAILED)
+    if world.rank == 0:
+        click.echo(report(resolved, differences))
+    return FAILED if differences else 0
+
+
+@cli.command()
 @click.argument("run_dir", type=click.Path())
 @click.option("--prompt", required=True, help="Text to go on from.")
 @click.option("--tokens", default=200, show_default=True, type=click.IntRange(1), help="Tokens to sample.")

@@ -1,5 +1,7 @@
 """`mpitrain program` and `mpitrain check`: what a layout would do, without MPI and without torch."""
 
+import math
+
 from mpitrain import config as settings
 from mpitrain import program
 from mpitrain.comm.grid import Grid
@@ -40,3 +42,14 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
         "no deadlock without buffering\n"
         f"microbatches in flight at most, per pipeline rank: {peaks}"
     )
+
+
+def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+    """Read `tp=2,pp=2`; return it as further overrides, axes that are left out having degree 1, and the number of ranks."""
+    found = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}
+    for word in text.split(","):
+        axis, _, degree = word.partition("=")
+        if axis not in found or not degree.isdigit() or int(degree) < 1:
+            raise ConfigError(f"--layout {text}: found {word!r}, needed axes of {', '.join(found)} with degrees, such as tp=2,pp=2")
+        found[axis] = int(degree)
+    return (*overrides, *(f"parallel.{axis}={degree}" for axis, degree in found.items())), math.prod(found.values())

@@ -200,15 +200,7 @@ class Trainer:
         local = batch.global_ // self.config.parallel.dp
         begin = step * batch.global_ + self.mesh["dp"].rank * local
         tokens = torch.from_numpy(sampler.sequences(range(begin, begin + local))).to(self.device)
-        here = actor.positions.to(self.device)
-        inputs, targets = tokens[:, here], tokens[:, here + 1]
-        length = len(here) // actor.table.segments
-        cut = [
-            pair
-            for chunk in zip(inputs.split(batch.micro), targets.split(batch.micro))
-            for pair in zip(*(half.split(length, dim=1) for half in chunk))
-        ]
-        return [Microbatch(inputs if actor.first else None, targets if actor.last else None) for inputs, targets in cut]
+        return actor.cut(tokens)
 
     def _validate(self) -> float:
         batches = (self._microbatches(self.corpora.validation, i) for i in range(self.config.run.eval_batches))

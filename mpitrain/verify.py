@@ -1,0 +1,146 @@
+"""`mpitrain verify`: is a layout right? A shrunken copy of the user's model, trained in that layout and on one rank, in fp64.
+
+Loss, gradient norm, every gradient and every updated weight of two steps must agree to 1e-10. If one doesn't, the first of them in the
+order of the model is named, with the instruction that completes it, and with the ranks where it is wrong.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from mpitrain.actor import Actor
+from mpitrain.comm.mesh import Mesh
+from mpitrain.config import Config, Parallel, Pipeline
+from mpitrain.model.parameters import Parameter
+from mpitrain.stage import Microbatch
+from mpitrain.train import build_mesh
+
+TOLERANCE = 1e-10
+STEPS = 2
+VOCAB = 61  # a prime: no tensor-parallel degree divides it
+LR = 1e-2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor that is wrong on some rank. order: of the model's parameters, so that the first can be named."""
+
+    order: tuple[int, int, int]
+    tensor: str
+    error: float
+    instruction: str
+    coordinates: dict[str, int]
+
+
+def shrunken(config: Config) -> Config:
+    """Return a small model of the same structure in the same layout: its heads, its halves of blocks, its schedule, in fp64."""
+    model, parallel = config.model, config.parallel
+    stages = parallel.pp * (config.pipeline.chunks or 1)
+    sequence = 2 * parallel.cp * parallel.tp * (config.pipeline.segments or 2) * 2
+    changes = {
+        "model": dict(layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp, vocab=VOCAB),
+        "data": dict(sequence=sequence),
+        "batch": dict(global_=parallel.dp * 2 * max(2, parallel.pp), micro=1),
+        "precision": dict(compute="fp64"),
+        "pipeline": dict(stages=None),
+        "comm": dict(bucket_mb=0.002, timeout_s=60.0),
+    }
+    tables = {name: msgspec.structs.replace(getattr(config, name), **values) for name, values in changes.items()}
+    return msgspec.structs.replace(config, **tables)
+
+
+def verify(config: Config, world: MPI.Intracomm) -> list[Difference]:
+    """Train the shrunken model in the layout and on one rank; return what differs on any rank, the first first. Collective."""
+    small = shrunken(config)
+    mesh = build_mesh(small, world)
+    alone = build_mesh(_on_one_rank(small), MPI.COMM_SELF)
+    try:
+        found, expected = _Run(small, mesh), _Run(_on_one_rank(small), alone)
+        mine = [difference for step in range(1, STEPS + 1) for difference in _compare(step, found.step(step), expected.step(step), found)]
+    finally:
+        mesh.free()
+        alone.free()
+    return sorted((d for part in world.allgather(mine) for d in part), key=lambda difference: difference.order)
+
+
+def report(config: Config, differences: list[Difference]) -> str:
+    """Return what was found, in words."""
+    parallel = config.parallel
+    layout = f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, {config.pipeline.schedule}"
+    if not differences:
+        return f"verified: {layout}: losses, norms, gradients and weights of {STEPS} steps equal one rank's to {TOLERANCE:.0e}"
+    first = differences[0]
+    same = [d for d in differences if d.order == first.order]
+    where = ", ".join(_where([d.coordinates for d in same], parallel)) or "every rank"
+    error = max(d.error for d in same)
+    return f"wrong: {layout}: {first.tensor} differs from one rank's by {error:.1e}, after {first.instruction}, on {where}"
+
+
+def _where(wrong: list[dict[str, int]], parallel: Parallel) -> list[str]:
+    """Name the coordinates at which something is wrong, of the axes along which it isn't wrong everywhere."""
+    found = []
+    for axis in ("pp", "dp", "cp", "tp"):
+        at = sorted({coordinates[axis] for coordinates in wrong})
+        if len(at) < getattr(parallel, axis):
+            found.append(f"{axis} {' '.join(map(str, at))}")
+    return found
+
+
+def _on_one_rank(config: Config) -> Config:
+    return msgspec.structs.replace(config, parallel=Parallel(dp=1, pp=1), pipeline=Pipeline(chunks=1, tail=1))
+
+
+# ---------------------------------------------------------------- running and comparing
+
+
+class _Run:
+    """One of the two trainings."""
+
+    def __init__(self, config: Config, mesh: Mesh):
+        self.config, self.mesh = config, mesh
+        self.actor = Actor(config, mesh, torch.device("cpu"))
+
+    def step(self, step: int) -> tuple[float, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Train a step on random tokens; return loss, norm, gradients before clipping, and weights, by parameter."""
+        result = self.actor.run_step(step, self._microbatches(step), LR)
+        clip = self.config.optimizer.clip
+        clipped = min(1.0, clip / result.grad_norm) if clip else 1.0
+        parameters = self.actor.optimizer.parameters
+        grads = {p.name: p.grad / clipped for p in parameters}
+        return result.loss, result.grad_norm, grads, {p.name: p.data.clone() for p in parameters}
+
+    def _microbatches(self, step: int) -> list[Microbatch]:
+        rows = np.random.default_rng(step).integers(0, VOCAB, (self.config.batch.global_, self.config.data.sequence + 1))
+        mine = torch.from_numpy(rows).chunk(self.config.parallel.dp)[self.mesh["dp"].rank]
+        return self.actor.cut(mine)
+
+    def completed_by(self, parameter: Parameter) -> str:
+        """Name the instruction that completes a parameter's gradient."""
+        for number, stage in self.actor.stages.items():
+            for index, bucket in enumerate(stage.buckets):
+                if any(parameter.grad.untyped_storage().data_ptr() == grad.untyped_storage().data_ptr() for grad in bucket.grads):
+                    return f"REDUCE{index}@{number}"
+        return "NORM"
+
+
+def _compare(step: int, found, expected, run: _Run) -> list[Difference]:
+    """Compare in the order in which an error travels: loss, gradients, norm, weights."""
+    differences = []
+
+    def compare(order: int, index: int, what: str, instruction: str, a: torch.Tensor, b: torch.Tensor) -> None:
+        error = ((a - b).abs().max() / (b.abs().max() + 1e-300)).item()
+        if not error <= TOLERANCE:
+            differences.append(Difference((step, order, index), f"step {step}, {what}", error, instruction, run.mesh.coordinates))
+
+    names = {name: index for index, name in enumerate(expected[2])}
+    compare(0, 0, "the loss", "NORM", torch.tensor(found[0]), torch.tensor(expected[0]))
+    compare(2, 0, "the gradient norm", "NORM", torch.tensor(found[1]), torch.tensor(expected[1]))
+    for parameter in run.actor.optimizer.parameters:
+        spec, name = parameter.spec, parameter.name
+        box = tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))
+        compare(1, names[name], f"the gradient of {name}", run.completed_by(parameter), found[2][name], expected[2][name][box])
+        compare(3, names[name], f"the updated {name}", "UPDATE", found[3][name], expected[3][name][box])
+    return differences

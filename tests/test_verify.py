@@ -1,0 +1,156 @@
+"""`mpitrain verify` finds right layouts right, and classical bugs wrong: each is planted here, caught, and named."""
+
+import pytest
+from conftest import agree
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+def verified(world, *settings):
+    from mpitrain import config
+    from mpitrain.verify import report, verify
+
+    resolved = config.resolve(config.load(None, settings), world.size, 256)
+    differences = verify(resolved, world)
+    return differences, report(resolved, differences)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("parallel.dp=2", "parallel.pp={half}"),
+        ("parallel.tp={size}", "model.kv_heads=2"),
+        ("parallel.cp={size}", "parallel.context=ring"),
+        ("parallel.tp=2", "parallel.pp={half}", "pipeline.schedule=zbv", "model.layers=8", "batch.global=8"),
+    ],
+)
+def test_right_layouts_are_found_right(world, settings):
+    if world.size > 4:
+        pytest.skip("2 and 4 ranks tell")
+    differences, text = verified(world, *(s.format(size=world.size, half=world.size // 2) for s in settings))
+    agree(world, not differences and text.startswith("verified"), text)
+
+
+# ---------------------------------------------------------------- planted bugs: (layout, what the report names, how it is planted)
+
+
+def _partial_sums_forgotten(patch):
+    from mpitrain.gradients import Gradients
+
+    patch.setattr(Gradients, "_first_over", lambda self, bucket: [])
+
+
+def _rope_starts_at_zero_on_every_rank(patch):
+    import torch
+
+    from mpitrain.model.segments import Rotary
+
+    init = Rotary.__init__
+    patch.setattr(Rotary, "__init__", lambda self, width, positions, *rest: init(self, width, torch.arange(len(positions)), *rest))
+
+
+def _labels_shifted_after_the_cut(patch):
+    from mpitrain.actor import Actor
+    from mpitrain.stage import Microbatch
+
+    def cut(self, tokens):
+        rows = tokens[:, self.positions]
+        return [Microbatch(row, row.roll(-1, 1)) for row in rows.split(1)]
+
+    real = Actor.cut
+    patch.setattr(Actor, "cut", lambda self, tokens: cut(self, tokens) if self.cp.size > 1 else real(self, tokens))
+
+
+def _each_rank_divides_by_its_own_tokens(patch):
+    from mpitrain.actor import Actor
+
+    totals = Actor._totals
+
+    def wrong(self, work):
+        loss, count, stop = totals(self, work)
+        return loss, count / self.cp.size, stop
+
+    patch.setattr(Actor, "_totals", wrong)
+
+
+def _input_gradients_not_summed(patch):
+    from mpitrain.model import recipe
+
+    patch.setitem(recipe.ADJOINT, "copy", "copy")
+
+
+def _vocabulary_off_by_one(patch):
+    from mpitrain.parallel import vocabulary
+
+    local = vocabulary._local
+    patch.setattr(vocabulary, "_local", lambda numbers, weight: local(numbers + 1, weight))
+
+
+def _ends_of_a_tied_embedding_apart(patch):
+    from mpitrain.comm.collectives import all_reduce
+    from mpitrain.gradients import Gradients
+
+    patch.setattr(Gradients, "_start_tied", lambda self: self._reducing.append(all_reduce(self._uses[0], self.data)))
+
+
+def _copies_counted_in_the_norm(patch):
+    from mpitrain.gradients import Gradients
+
+    patch.setattr(Gradients, "_counted", lambda self, rank: [p for stage in self.stages.values() for p in stage.owned])
+
+
+def _one_bucket_not_reduced(patch):
+    from mpitrain.gradients import Gradients
+
+    start = Gradients.start
+    patch.setattr(Gradients, "start", lambda self, stage, bucket: None if bucket == 0 else start(self, stage, bucket))
+
+
+def _weight_gradients_of_a_block_dropped(patch):
+    from mpitrain.stage import Stage
+
+    real = Stage.input_backward
+
+    def lossy(self, index, grad):
+        grad = yield from real(self, index, grad)
+        self.products[index][-1].clear()
+        return grad
+
+    patch.setattr(Stage, "input_backward", lossy)
+
+
+def _positions_in_another_order(patch):
+    from mpitrain.stage import Stage
+
+    real = Stage.positions
+    patch.setattr(Stage, "positions", property(lambda self: real.fget(self) if self.core is None else real.fget(self).flip(0)))
+
+
+BUGS = {
+    "norm gradients not summed with sequence parallelism": (("parallel.tp=2",), "norm.weight", _partial_sums_forgotten),
+    "repeated kv heads not summed": (
+        ("parallel.tp=2", "parallel.sequence=false", "model.kv_heads=1"), "attention.k.weight", _partial_sums_forgotten,
+    ),
+    "rope without the rank's offset": (("parallel.cp=2", "parallel.context=ring"), "the loss", _rope_starts_at_zero_on_every_rank),
+    "labels shifted after the cut": (("parallel.cp=2",), "the loss", _labels_shifted_after_the_cut),
+    "loss divided by a rank's own tokens": (("parallel.cp=2",), "the loss", _each_rank_divides_by_its_own_tokens),
+    "input gradients not summed": (("parallel.tp=2", "parallel.sequence=false"), "gradient", _input_gradients_not_summed),
+    "vocabulary off by one": (("parallel.tp=2",), "the loss", _vocabulary_off_by_one),
+    "tied ends not summed": (("parallel.pp=2", "parallel.dp=1"), "embedding.weight", _ends_of_a_tied_embedding_apart),
+    "norms counted on every rank": (("parallel.tp=2",), "the gradient norm", _copies_counted_in_the_norm),
+    "a bucket not reduced": (("parallel.dp=2",), "REDUCE0@0", _one_bucket_not_reduced),
+    "weight gradients dropped": (
+        ("parallel.pp=2", "parallel.dp=1", "pipeline.schedule=zb-h1"), "gradient", _weight_gradients_of_a_block_dropped,
+    ),
+    "positions in another order than the mask's": (("parallel.cp=2",), "the loss", _positions_in_another_order),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught_and_named(world, monkeypatch, bug):
+    if world.size != 2:
+        pytest.skip("2 ranks tell")
+    layout, named, plant = BUGS[bug]
+    plant(monkeypatch)
+    differences, text = verified(world, *layout)
+    agree(world, bool(differences) and named in text, f"{bug}: {text}")
