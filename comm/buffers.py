@@ -2,7 +2,7 @@
 
 torch is never imported: whoever hands in a tensor has imported it already, and a dry run over 512 ranks must not.
 
-Sums are taken element by element in axis order, 16-bit floats in fp32, so that bits depend on nothing but the values and their order.
+Sums are taken element by element, neighbours on the axis in pairs, 16-bit floats in fp32: bits depend on the values and their order only.
 """
 
 import sys
@@ -106,8 +106,9 @@ def copy(source: Array, target: Array) -> None:
 
 
 def sum_in_order(parts: list[Array], out: Array) -> None:
-    """Write parts[0] + parts[1] + ... to `out`, left to right; `out` may be one of the parts.
+    """Write the sum of `parts` to `out`, neighbours in pairs: (0+1)+(2+3), then fours; `out` may be one of the parts.
 
+    So a sum over an axis has the same bits as one inside groups of 2**k neighbours followed by one over the groups.
     parts, out: [P] each, one dtype. 16-bit floats are added in fp32 and rounded once, at the end.
     """
     narrow = out.dtype.itemsize == 2 and "float" in str(out.dtype)
@@ -116,12 +117,18 @@ def sum_in_order(parts: list[Array], out: Array) -> None:
     if len(parts) == 2 and not narrow:
         return _add(parts[0], parts[1], out)
     for begin in range(0, len(out), BLOCK):
-        block = slice(begin, begin + BLOCK)
-        total = _widened(parts[0][block], narrow)
-        for part in parts[1:]:
-            total += _widened(part[block], narrow) if narrow else part[block]
-        _round_to(total, out[block])
+        _round_to(_sum_of_pairs([part[begin : begin + BLOCK] for part in parts], narrow), out[begin : begin + BLOCK])
     return None
+
+
+def _sum_of_pairs(parts: list[Array], narrow: bool) -> Array:
+    """Return the sum of parts in memory of its own: the sum of the first 2**k and the sum of the rest."""
+    if len(parts) == 1:
+        return _widened(parts[0], narrow)
+    half = 1 << (len(parts) - 1).bit_length() - 1
+    total = _sum_of_pairs(parts[:half], narrow)
+    total += parts[half] if len(parts) == half + 1 and not narrow else _sum_of_pairs(parts[half:], narrow)
+    return total
 
 
 def _add(a: Array, b: Array, out: Array) -> None:

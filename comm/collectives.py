@@ -1,6 +1,6 @@
 """The collectives: each is started with one call over one axis and returns a Pending.
 
-MPI moves bytes; we add. All arithmetic is local, in axis order, so the bits of a result depend neither on the MPI, nor on the
+MPI moves bytes; we add. All arithmetic is local, neighbours in pairs, so the bits of a result depend neither on the MPI, nor on the
 transport, nor on timing. Every operation is collective over `axis`, and all ranks of the axis start the same operations in the same
 order. Buffers are contiguous numpy arrays or torch tensors of any float or integer dtype and any length, 0 included; they belong to
 the operation until wait(). DtypeError is raised before anything is sent.
@@ -8,8 +8,8 @@ the operation until wait(). DtypeError is raised before anything is sent.
 Which rank owns which part of a buffer of P elements: rank r owns elements [P*r // size, P*(r+1) // size) (see grid.split).
 """
 
-from mpitrain.comm.buffers import Array, copy, empty_like, flat, on_device, same_kind
-from mpitrain.comm.device import staged
+from mpitrain.comm.buffers import Array, copy, empty_like, flat, same_kind
+from mpitrain.comm.device import reachable
 from mpitrain.comm.grid import split
 from mpitrain.comm.progress import Pending, Steps
 from mpitrain.errors import DtypeError
@@ -18,7 +18,7 @@ from mpitrain.errors import DtypeError
 def all_reduce(x_P: Array, axis) -> Pending:
     """Start summing `x_P` in place over `axis`; the Pending's result is `x_P`.
 
-    x_P: [P], summed in axis order, 16-bit floats in fp32.
+    x_P: [P], neighbours summed in pairs, 16-bit floats in fp32.
     """
     x = flat(x_P)
     return _start("all_reduce", axis, x, lambda x: axis.transport(x).all_reduce(x, axis), writes=[x], result=x_P)
@@ -118,18 +118,12 @@ def barrier(axis) -> Pending:
     def steps() -> Steps:
         yield axis.comm.Ibarrier().Test
 
-    return axis.progress.start(steps(), f"barrier on {axis.name}")
+    return axis.start(steps(), "barrier", 0)
 
 
 def _start(name: str, axis, like: Array, operation, reads: tuple | list = (), writes: tuple | list = (), result=None) -> Pending:
     """Start `operation(*reads, *writes)`, through host memory if the buffers are on a device that MPI can't read."""
-    steps = staged(operation, reads, writes) if on_device(like) and not axis.device_aware else operation(*reads, *writes)
-    return axis.progress.start(_returning(steps, result), f"{name} of {like.nbytes} bytes on {axis.name}")
-
-
-def _returning(steps: Steps, result) -> Steps:
-    yield from steps
-    return result
+    return axis.start(reachable(operation, reads, writes, axis.device_aware), name, like.nbytes, result)
 
 
 def _bounds(counts: list[int], axis, what: str) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from mpi4py import MPI
 
-from mpitrain.comm.buffers import Array
+from mpitrain.comm.buffers import Array, on_device
 from mpitrain.comm.progress import Ready, Steps
 
 
@@ -38,6 +38,19 @@ def written(x: Array) -> Ready:
     event = sys.modules["torch"].cuda.Event()
     event.record(sys.modules["torch"].cuda.current_stream(x.device))
     return event.query
+
+
+def settled(x: Array) -> Steps:
+    """Wait, before `x` or memory made after it is handed to MPI, until the work queued for its device is done; host memory is ready."""
+    if on_device(x):
+        yield written(x)
+
+
+def reachable(operation: Callable[..., Steps], reads: list[Array], writes: list[Array], device_aware: bool) -> Steps:
+    """Return operation(*reads, *writes), by way of the host if the buffers are on a device that MPI can't read."""
+    if on_device((*reads, *writes)[0]) and not device_aware:
+        return staged(operation, reads, writes)
+    return operation(*reads, *writes)
 
 
 def staged(operation: Callable[..., Steps], reads: list[Array], writes: list[Array]) -> Steps:

@@ -52,9 +52,28 @@ class Grid:
         unknown = set(axes) - set(self.degrees)
         if unknown:
             raise MeshError(f"no axis {sorted(unknown)} in {self}")
-        here = self.coordinates(rank)
-        fixed = {name: at for name, at in here.items() if name not in axes}
-        return tuple(r for r in range(self.size) if all(self.coordinates(r)[n] == at for n, at in fixed.items()))
+        here, first, offsets, stride = self.coordinates(rank), 0, [0], 1
+        for name, degree in self.degrees.items():
+            if name in axes:
+                offsets = [at * stride + offset for at in range(degree) for offset in offsets]
+            else:
+                first += here[name] * stride
+            stride *= degree
+        return tuple(first + offset for offset in offsets)
+
+
+def members(
+    rank: int,
+    dense: Grid,
+    expert: Grid | None = None,
+    spans: Mapping[str, tuple[str, ...]] | None = None,
+    groups: Mapping[str, list[tuple[int, ...]]] | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of every axis that `rank` is on, by the axis's name; see comm.mesh.Mesh for what is given."""
+    found = {name: dense.group(rank, name) for name in dense.degrees}
+    found |= {name: expert.group(rank, name) for name in (expert.degrees if expert else ()) if name not in dense.degrees}
+    found |= {name: dense.group(rank, *axes) for name, axes in (spans or {}).items()}
+    return found | {name: next((ranks for ranks in lists if rank in ranks), (rank,)) for name, lists in (groups or {}).items()}
 
 
 def split(length: int, size: int) -> list[int]:

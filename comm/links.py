@@ -5,8 +5,8 @@ than they were sent (all V-shaped ones do), so the order of posting must never d
 """
 
 from mpitrain.comm import messages
-from mpitrain.comm.buffers import Array, flat, on_device
-from mpitrain.comm.device import staged, written
+from mpitrain.comm.buffers import Array, flat
+from mpitrain.comm.device import reachable, settled
 from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending, Steps
 from mpitrain.errors import MeshError
@@ -35,30 +35,21 @@ class Links:
         x, tag = flat(x), self.tag(kind, stage, microbatch)
 
         def steps(x: Array) -> Steps:
-            yield messages.arrived(messages.send(self.axis.comm, x, to, tag, synchronous=self.synchronous))
+            yield from settled(x)
+            yield messages.arrived(messages.send(self.axis, x, to, tag, synchronous=self.synchronous))
 
         what = f"{kind}{microbatch} for stage {stage} to be taken by rank {to} of {self.axis.name}"
-        return self.axis.progress.start(self._from_device(steps, [x], []) if on_device(x) else steps(x), what)
+        return self.axis.start(reachable(steps, [x], [], self.axis.device_aware), "send", x.nbytes, None, what)
 
     def receive(self, kind: str, stage: int, microbatch: int, out: Array, source: int) -> Pending:
         """Start receiving into `out` what the rank with coordinate `source` sends for `stage`; the Pending's result is `out`."""
         x, tag = flat(out), self.tag(kind, stage, microbatch)
 
         def steps(x: Array) -> Steps:
-            yield messages.arrived(messages.receive(self.axis.comm, x, source, tag))
+            yield from settled(x)
+            yield messages.arrived(messages.receive(self.axis, x, source, tag))
 
-        def run() -> Steps:
-            yield from self._from_device(steps, [], [x]) if on_device(x) else steps(x)
-            return out
-
-        return self.axis.progress.start(run(), f"{kind}{microbatch} for stage {stage} from rank {source} of {self.axis.name}")
-
-    def _from_device(self, steps, reads: list[Array], writes: list[Array]) -> Steps:
-        """Send a device buffer itself, once it is written, if MPI takes it; else by way of the host."""
-        if not self.axis.device_aware:
-            yield from staged(steps, reads, writes)
-            return
-        yield written((*reads, *writes)[0])
-        yield from steps(*reads, *writes)
+        what = f"{kind}{microbatch} for stage {stage} from rank {source} of {self.axis.name}"
+        return self.axis.start(reachable(steps, [], [x], self.axis.device_aware), "receive", x.nbytes, out, what)
 
 

@@ -17,11 +17,12 @@ import numpy as np
 from mpi4py import MPI
 
 from mpitrain.comm import messages, native, shared
+from mpitrain.comm.account import Account, Usage
 from mpitrain.comm.buffers import Array, Scratch, on_device
 from mpitrain.comm.device import cuda_awareness
-from mpitrain.comm.grid import Grid
+from mpitrain.comm.grid import Grid, members
 from mpitrain.comm.native import Turnstile
-from mpitrain.comm.progress import Progress
+from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.errors import MeshError
 
 TRANSPORTS = ("auto", "messages", "collectives", "shared")
@@ -29,7 +30,7 @@ AUTO_SHARED = 1 << 15  # bytes from which the window beats messages between rank
 
 
 class Axis:
-    """One axis as this rank sees it: its coordinate, the size, and communicators that belong to nobody else.
+    """One axis as this rank sees it: its coordinate, the size, communicators that belong to nobody else, and an account of their use.
 
     Construction and free() are collective over the ranks of the axis.
     """
@@ -40,6 +41,7 @@ class Axis:
         comm.Set_name(f"mpitrain.{name}")
         self.second.Set_name(f"mpitrain.{name}.second")
         self.rank, self.size = comm.rank, comm.size
+        self.account = Account()
         self.turnstile, self.scratch = Turnstile(), Scratch()
         self.one_node = len(set(comm.allgather(node))) == 1
         self.window = shared.Window(comm) if self.one_node and self.size > 1 and transport in ("auto", "shared") else None
@@ -49,6 +51,11 @@ class Axis:
 
     def __str__(self) -> str:
         return f"{self.name} {self.rank}/{self.size}"
+
+    def start(self, steps: Steps, operation: str, num_bytes: int, result: Array | None = None, what: str = "") -> Pending:
+        """Start an operation on a buffer of `num_bytes`; the Pending's result is `result`, and `what` names it in a hang report."""
+        self.account.note(operation, num_bytes)
+        return self.progress.start(steps, what or f"{operation} of {num_bytes} bytes on {self.name}", self.account, result)
 
     def next_tag(self) -> int:
         """Return a tag for one operation. All ranks start operations in the same order and so agree on it."""
@@ -125,14 +132,8 @@ class Mesh:
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._node = node.bcast(comm.rank, 0)  # a node is called after its first rank
         self._transport = transport
-        for name in dense.degrees:
-            self._add(name, comm, dense.group(comm.rank, name))
-        for name in [n for n in (expert.degrees if expert else ()) if n not in dense.degrees]:
-            self._add(name, comm, expert.group(comm.rank, name))
-        for name, axes in (spans or {}).items():
-            self._add(name, comm, dense.group(comm.rank, *axes))
-        for name, lists in (groups or {}).items():
-            self._add(name, comm, next((ranks for ranks in lists if comm.rank in ranks), (comm.rank,)))
+        for name, ranks in members(comm.rank, dense, expert, spans, groups).items():
+            self._add(name, comm, ranks)
         self._add("world", comm, range(comm.size))
         self.axes["node"] = Axis("node", node, self.progress, transport, self._node, self.device_aware)
         self.num_nodes = len(set(comm.allgather(self._node)))
@@ -147,6 +148,10 @@ class Mesh:
 
     def __str__(self) -> str:
         return f"rank {self.rank} (" + ", ".join(f"{name} {at}" for name, at in reversed(self.coordinates.items())) + ")"
+
+    def usage(self) -> dict[str, Usage]:
+        """Return what each axis of more than one rank has cost so far, by its name."""
+        return {name: axis.account.read() for name, axis in self.axes.items() if axis.size > 1}
 
     def _wants_thread(self, progress: str) -> bool:
         if progress == "thread" and MPI.Query_thread() != MPI.THREAD_MULTIPLE:

@@ -7,23 +7,25 @@ rounds (Bruck et al. 1997, for all-gather), broadcasts down a binomial tree.
 from mpi4py import MPI
 
 from mpitrain.comm.buffers import Array, copy, empty_like, raw, sum_in_order
+from mpitrain.comm.device import settled
 from mpitrain.comm.grid import split
 from mpitrain.comm.progress import Steps, arrived
+from mpitrain.comm.wire import SMALL
 
 LIMIT = 1 << 30  # bytes in one message: counts in MPI 3 are 32-bit, and Open MPI 5 has no others
-SMALL = 1 << 13  # bytes up to which an all-reduce gathers everything everywhere: one phase of log2(size) messages
 
 
-def send(comm: MPI.Comm, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[MPI.Request]:
+def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[MPI.Request]:
     """Start sending the flat array `x`, cut into pieces of at most 1 GiB; MPI owns `x` until the requests are complete."""
-    post, data = (comm.Issend if synchronous else comm.Isend), raw(x)
+    post, data = (axis.comm.Issend if synchronous else axis.comm.Isend), raw(x)
+    axis.account.num_bytes += len(data)
     return [post([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
 
 
-def receive(comm: MPI.Comm, x: Array, rank: int, tag: int) -> list[MPI.Request]:
+def receive(axis, x: Array, rank: int, tag: int) -> list[MPI.Request]:
     """Start receiving into the flat array `x`: the counterpart of send(), piece by piece (MPI keeps their order)."""
     data = raw(x)
-    return [comm.Irecv([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
+    return [axis.comm.Irecv([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
 
 
 def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -> Steps:
@@ -33,27 +35,31 @@ def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -
     """
     size, me, tag = axis.size, axis.rank, axis.next_tag()
     requests = []
+    yield from settled(x)
     for source in ((me - shift) % size for shift in range(1, size)):
-        requests += receive(axis.comm, out[received[source] : received[source + 1]], source, tag)
+        requests += receive(axis, out[received[source] : received[source + 1]], source, tag)
     for target in ((me + shift) % size for shift in range(1, size)):
-        requests += send(axis.comm, x[sent[target] : sent[target + 1]], target, tag)
+        requests += send(axis, x[sent[target] : sent[target + 1]], target, tag)
     yield arrived(requests)
 
 
 def shift(x: Array, out: Array, distance: int, axis) -> Steps:
     """Send `x` to the rank `distance` further along the axis, and receive `out` from the rank as far behind."""
     tag = axis.next_tag()
-    requests = receive(axis.comm, out, (axis.rank - distance) % axis.size, tag)
-    yield arrived(requests + send(axis.comm, x, (axis.rank + distance) % axis.size, tag))
+    yield from settled(x)
+    requests = receive(axis, out, (axis.rank - distance) % axis.size, tag)
+    yield arrived(requests + send(axis, x, (axis.rank + distance) % axis.size, tag))
 
 
 def reduce_scatter(x: Array, out: Array, axis) -> Steps:
-    """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them in axis order."""
+    """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them."""
     yield from exchange_and_sum(exchange, x, out, axis)
 
 
 def exchange_and_sum(exchange, x: Array, out: Array, axis) -> Steps:
     """Reduce-scatter by way of any `exchange`: everyone's copy of the own shard arrives in scratch memory, and we add."""
+    if axis.size == 1:
+        return copy(x, out)
     bounds, length = split(len(x), axis.size), len(out)
     found, memory = axis.scratch.lend(x, axis.size * length)
     parts = [found[r * length : (r + 1) * length] for r in range(axis.size)]
@@ -71,10 +77,11 @@ def all_gather(out: Array, axis) -> Steps:
 def _all_gather(out: Array, axis, tag: int) -> Steps:
     bounds, size, me = split(len(out), axis.size), axis.size, axis.rank
     requests = []
+    yield from settled(out)
     for source in ((me - shift) % size for shift in range(1, size)):
-        requests += receive(axis.comm, out[bounds[source] : bounds[source + 1]], source, tag)
+        requests += receive(axis, out[bounds[source] : bounds[source + 1]], source, tag)
     for target in ((me + shift) % size for shift in range(1, size)):
-        requests += send(axis.comm, out[bounds[me] : bounds[me + 1]], target, tag)
+        requests += send(axis, out[bounds[me] : bounds[me + 1]], target, tag)
     yield arrived(requests)
 
 
@@ -98,11 +105,12 @@ def _gather_all(x: Array, axis) -> Steps:
     size, me, tag, length = axis.size, axis.rank, axis.next_tag(), len(x)
     found = empty_like(x, size * length)
     copy(x, found[:length])
+    yield from settled(found)
     have = 1
     while have < size:
         count = min(have, size - have)
-        requests = receive(axis.comm, found[have * length : (have + count) * length], (me + have) % size, tag)
-        requests += send(axis.comm, found[: count * length], (me - have) % size, tag)
+        requests = receive(axis, found[have * length : (have + count) * length], (me + have) % size, tag)
+        requests += send(axis, found[: count * length], (me - have) % size, tag)
         yield arrived(requests)
         have += count
     return [found[i * length : (i + 1) * length] for i in ((r - me) % size for r in range(size))]
@@ -112,10 +120,11 @@ def broadcast(x: Array, root: int, axis) -> Steps:
     """Send the `x` of `root` to all others, down a binomial tree: rank r (counted from the root) hears from r minus its lowest bit."""
     size, me, tag = axis.size, (axis.rank - root) % axis.size, axis.next_tag()
     reach = me & -me if me else 1 << (size - 1).bit_length()
+    yield from settled(x)
     if me:
-        yield arrived(receive(axis.comm, x, (me - reach + root) % size, tag))
+        yield arrived(receive(axis, x, (me - reach + root) % size, tag))
     requests = []
     while reach := reach // 2:
         if me + reach < size:
-            requests += send(axis.comm, x, (me + reach + root) % size, tag)
+            requests += send(axis, x, (me + reach + root) % size, tag)
     yield arrived(requests)

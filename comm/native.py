@@ -3,6 +3,8 @@
 MPI matches the collectives of one communicator by their order. First phases are posted in program order; the second phase of an
 all-reduce is posted when the first is complete, and that differs from rank to rank. So second phases have a communicator of their
 own and pass a turnstile in the order in which their operations were started.
+
+MPI chooses the way of a gather or a broadcast; counted as sent is what the others get from this rank.
 """
 
 from mpi4py import MPI
@@ -34,7 +36,9 @@ class Turnstile:
 
 def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -> Steps:
     """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`. The own part is not moved."""
-    yield arrived([axis.comm.Ialltoallv(_blocks(x, sent, axis.rank), _blocks(out, received, axis.rank))])
+    blocks = _blocks(x, sent, axis.rank)
+    axis.account.num_bytes += sum(blocks[1])
+    yield arrived([axis.comm.Ialltoallv(blocks, _blocks(out, received, axis.rank))])
 
 
 def shift(x: Array, out: Array, distance: int, axis) -> Steps:
@@ -45,7 +49,7 @@ def shift(x: Array, out: Array, distance: int, axis) -> Steps:
 
 
 def reduce_scatter(x: Array, out: Array, axis) -> Steps:
-    """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them in axis order."""
+    """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them."""
     yield from messages.exchange_and_sum(exchange, x, out, axis)
 
 
@@ -67,11 +71,14 @@ def all_reduce(x: Array, axis) -> Steps:
 
 def broadcast(x: Array, root: int, axis) -> Steps:
     """Send the `x` of `root` to all others."""
+    axis.account.num_bytes += x.nbytes * (axis.size - 1) * (axis.rank == root)
     yield arrived([axis.comm.Ibcast([raw(x), MPI.BYTE], root)])
 
 
 def _all_gather(out: Array, axis, comm: MPI.Comm) -> Steps:
-    yield arrived([comm.Iallgatherv(MPI.IN_PLACE, _blocks(out, split(len(out), axis.size)))])
+    blocks = _blocks(out, split(len(out), axis.size))
+    axis.account.num_bytes += blocks[1][axis.rank] * (axis.size - 1)
+    yield arrived([comm.Iallgatherv(MPI.IN_PLACE, blocks)])
 
 
 def _blocks(x: Array, bounds: list[int], skipped: int | None = None) -> list:

@@ -1,8 +1,8 @@
 """Started operations, and the one place that moves them forward.
 
-An operation is a generator: it posts messages, yields a function that says whether they have arrived, adds what came, posts the
-next ones, and returns its result. MPI doesn't advance by itself, and an operation of several phases even less: so every wait for
-one operation advances all of them. Otherwise rank 0 could wait for A while rank 1 waits for the second phase of B, for ever.
+An operation is a generator: it posts messages, yields a function that says whether they have arrived, adds what came, and posts the
+next ones. MPI doesn't advance by itself, and an operation of several phases even less: so every wait for one operation advances all of
+them. Otherwise rank 0 could wait for A while rank 1 waits for the second phase of B, for ever.
 """
 
 import threading
@@ -13,10 +13,11 @@ from typing import Any
 
 from mpi4py import MPI
 
+from mpitrain.comm.account import Account
 from mpitrain.errors import HangError
 
 Ready = Callable[[], bool]
-Steps = Generator[Ready, None, Any]
+Steps = Generator[Ready, None, None]
 
 SPIN_S = 0.0002  # poll this long, then sleep between polls: with more ranks than cores the others need the core
 NAP_S = 0.00005
@@ -28,11 +29,11 @@ def arrived(requests: list[MPI.Request]) -> Ready:
 
 
 class Pending:
-    """A started operation. It owns its buffers until wait() returns; `result` is None before that."""
+    """A started operation. It owns its buffers until wait() returns."""
 
-    def __init__(self, steps: Steps, progress: "Progress", what: str):
-        self.what, self.done, self.result = what, False, None
-        self._steps, self._progress = steps, progress
+    def __init__(self, steps: Steps, progress: "Progress", what: str, account: Account, result: Any):
+        self.what, self.done, self.account = what, False, account
+        self._steps, self._progress, self._result = steps, progress, result
         self._ready: Ready | None = None
 
     def test(self) -> bool:
@@ -40,16 +41,18 @@ class Pending:
         while not self.done:
             if self._ready is not None and not self._ready():
                 return False
+            begin = time.perf_counter()
             try:
                 self._ready = next(self._steps)
-            except StopIteration as end:
-                self.result, self.done = end.value, True
+            except StopIteration:
+                self.done = True
+            self._progress.advanced(self, begin)
         return True
 
     def wait(self) -> Any:
         """Wait until the operation is complete and return its result. Raises HangError after the time limit."""
         self._progress.wait(self)
-        return self.result
+        return self._result
 
 
 class Progress:
@@ -58,11 +61,13 @@ class Progress:
     def __init__(self, timeout_s: float | None = None):
         self.timeout_s, self.waited_s = timeout_s, 0.0
         self.active: list[Pending] = []
+        self._waiting = False
         self._thread: Poker | None = None
 
-    def start(self, steps: Steps, what: str) -> Pending:
+    def start(self, steps: Steps, what: str, account: Account, result: Any = None) -> Pending:
         """Run the first phase of an operation now and return its Pending; `what` names it in a hang report."""
-        pending = Pending(steps, self, what)
+        pending = Pending(steps, self, what, account, result)
+        account.begun(time.perf_counter())
         if not pending.test():
             self.active.append(pending)
         return pending
@@ -72,15 +77,32 @@ class Progress:
         if self.active:
             self.active = [pending for pending in self.active if not pending.test()]
 
+    def advanced(self, pending: Pending, begin: float) -> None:
+        """Book one step of an operation, which began at `begin`. Within wait() the time is that of the one waited for."""
+        now = time.perf_counter()
+        if not self._waiting:
+            pending.account.blocked_s += now - begin
+        if pending.done:
+            pending.account.ended(now)
+
     def wait(self, pending: Pending) -> None:
         """Advance everything until `pending` is complete."""
         if pending.done:
             return
-        begin = time.perf_counter()
+        begin, self._waiting = time.perf_counter(), True
+        try:
+            self._until_done(pending, begin)
+        finally:
+            self._waiting = False
+            waited_s = time.perf_counter() - begin
+            self.waited_s += waited_s
+            pending.account.blocked_s += waited_s
+
+    def _until_done(self, pending: Pending, begin: float) -> None:
         while True:
             self.poll()
             if pending.test():
-                break
+                return
             waited_s = time.perf_counter() - begin
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 raise HangError(f"waited {waited_s:.0f} s for {pending.what}")
@@ -88,7 +110,6 @@ class Progress:
                 sched_yield()
             else:
                 time.sleep(NAP_S)
-        self.waited_s += time.perf_counter() - begin
 
     def start_thread(self, comm: MPI.Comm) -> None:
         """Let a thread of this rank enter MPI while the rank computes. Needs MPI_THREAD_MULTIPLE; `comm` is the thread's alone."""

@@ -9,7 +9,8 @@ segment with two counters and two slots:
     slot 1   piece 1, 3, 5 ...     overwritten only when every rank has read the piece before it in that slot
 
 The counters order the data: Win.Sync() fences the stores before a counter is raised and the loads after it was seen (MPI-4.1, 12.7.1).
-Operations use the slots one after another, in the order in which they were started.
+Operations use the slots one after another, in the order in which they were started. Nothing is sent; what a rank reads from the
+others' memory is counted instead.
 """
 
 import os
@@ -172,6 +173,7 @@ def _reduce_scatter(x: Array, out: Array, axis) -> Steps:
     def take(piece: int, half: int) -> None:
         own = shard(me, piece)
         parts = [own if rank == me else place(rank, half, me, len(own)) for rank in range(size)]
+        axis.account.num_bytes += own.nbytes * (size - 1)
         sum_in_order(parts, out[piece * room : (piece + 1) * room])
 
     yield from _through_slots(-(-longest // room), put, take, axis)
@@ -194,6 +196,7 @@ def _all_gather(out: Array, axis) -> Steps:
     def take(piece: int, half: int) -> None:
         for rank in range(axis.size):
             if rank != axis.rank:
+                axis.account.num_bytes += part(rank, piece).nbytes
                 copy(place(rank, half, part(rank, piece)), part(rank, piece))
 
     yield from _through_slots(-(-longest // room), put, take, axis)
@@ -212,14 +215,16 @@ def _broadcast(x: Array, root: int, axis) -> Steps:
 
     def take(piece: int, half: int) -> None:
         if axis.rank != root:
-            copy(*reversed(place(piece, half)))
+            target, source = place(piece, half)
+            axis.account.num_bytes += target.nbytes
+            copy(source, target)
 
     yield from _through_slots(-(-len(x) // room), put, take, axis)
 
 
 @_in_turn
 def reduce_scatter(x: Array, out: Array, axis) -> Steps:
-    """Write the sum over the axis of the own shard of `x` to `out`, adding straight from the others' memory in axis order."""
+    """Write the sum over the axis of the own shard of `x` to `out`, adding straight from the others' memory."""
     views = axis.views(x)
     if views is None:
         yield from _reduce_scatter(x, out, axis)
@@ -259,6 +264,7 @@ def all_reduce(x: Array, axis) -> Steps:
 
 def _sum_shard(views: list[Array], out: Array, axis) -> None:
     begin, end = split(len(views[0]), axis.size)[axis.rank : axis.rank + 2]
+    axis.account.num_bytes += out.nbytes * (axis.size - 1)
     sum_in_order([view[begin:end] for view in views], out)
 
 
@@ -266,7 +272,9 @@ def _fetch_shards(views: list[Array], out: Array, axis) -> None:
     bounds = split(len(out), axis.size)
     for rank, view in enumerate(views):
         if rank != axis.rank:
-            copy(view[bounds[rank] : bounds[rank + 1]], out[bounds[rank] : bounds[rank + 1]])
+            part = out[bounds[rank] : bounds[rank + 1]]
+            axis.account.num_bytes += part.nbytes
+            copy(view[bounds[rank] : bounds[rank + 1]], part)
 
 
 @_in_turn

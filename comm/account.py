@@ -1,0 +1,64 @@
+"""What one axis of a rank has cost: counted where it happens, read as the difference of two readings.
+
+    calls         operations started; a message between stages is one at each end
+    num_bytes     sent by this rank, counted where a message is posted; `shared` sends nothing: read from the others' memory
+    blocked_s     the rank stood still for it: in wait(), or while it posted, copied and added what had come
+    in_flight_s   something was under way, from its start until its end was noticed; operations side by side count once
+"""
+
+import time
+from typing import NamedTuple
+
+
+class Usage(NamedTuple):
+    """A reading, or the difference of two."""
+
+    calls: int = 0
+    num_bytes: int = 0
+    blocked_s: float = 0.0
+    in_flight_s: float = 0.0
+
+    @property
+    def overlapped_s(self) -> float:
+        """The time for which something was under way while the rank did something else: computed, or waited for another axis."""
+        return max(0.0, self.in_flight_s - self.blocked_s)
+
+    def plus(self, other: "Usage") -> "Usage":
+        """Return the sum."""
+        return Usage(*(a + b for a, b in zip(self, other)))
+
+    def minus(self, earlier: "Usage") -> "Usage":
+        """Return what happened since an earlier reading."""
+        return Usage(*(a - b for a, b in zip(self, earlier)))
+
+
+class Account:
+    """The account of one axis. `log`, if it is a list, gets (operation, bytes of its buffer) of everything that is started."""
+
+    def __init__(self):
+        self.calls, self.num_bytes, self.blocked_s, self.in_flight_s = 0, 0, 0.0, 0.0
+        self.log: list[tuple[str, int]] | None = None
+        self._in_flight, self._since = 0, 0.0
+
+    def note(self, operation: str, num_bytes: int) -> None:
+        """Count an operation that is about to be started."""
+        self.calls += 1
+        if self.log is not None:
+            self.log.append((operation, num_bytes))
+
+    def begun(self, now: float) -> None:
+        """An operation is under way from now on."""
+        if not self._in_flight:
+            self._since = now
+        self._in_flight += 1
+
+    def ended(self, now: float) -> None:
+        """An operation is complete."""
+        self._in_flight -= 1
+        if not self._in_flight:
+            self.in_flight_s += now - self._since
+
+    def read(self) -> Usage:
+        """Return the sums so far, with what is in flight now."""
+        under_way_s = time.perf_counter() - self._since if self._in_flight else 0.0
+        return Usage(self.calls, self.num_bytes, self.blocked_s, self.in_flight_s + under_way_s)

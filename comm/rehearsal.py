@@ -1,0 +1,52 @@
+"""Axes on which nothing travels: an operation is noted, and complete as soon as it is started.
+
+For whoever wants to know what a rank of some layout would start: any rank, in one process, without MPI being initialised.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mpitrain.comm import messages
+from mpitrain.comm.account import Account
+from mpitrain.comm.buffers import Array
+from mpitrain.comm.progress import Pending, Progress, Steps
+
+
+class SilentAxis:
+    """What mpitrain.comm.mesh.Axis is to those who start operations. Each is noted in account.log."""
+
+    def __init__(self, name: str, rank: int, size: int, progress: Progress):
+        self.name, self.rank, self.size, self.progress = name, rank, size, progress
+        self.device_aware, self.num_tags = False, 2**31 - 1
+        self.account = Account()
+        self.account.log = []
+
+    def start(self, steps: Steps, operation: str, num_bytes: int, result: Array | None = None, what: str = "") -> Pending:
+        """Note an operation; zeros come of it."""
+        self.account.note(operation, num_bytes)
+        if isinstance(result, np.ndarray):
+            result[...] = 0
+        return self.progress.start((never for never in ()), what, self.account, result)
+
+    def transport(self, x: Array, *, pairs: bool = False):
+        """Any will do: its steps are never run."""
+        return messages
+
+
+class SilentMesh:
+    """The axes of `rank`, by their names. groups: the ranks of each, in their order, as comm.grid.members returns them."""
+
+    def __init__(self, rank: int, groups: Mapping[str, Sequence[int]]):
+        self.rank, self.progress = rank, Progress()
+        self.axes = {name: SilentAxis(name, ranks.index(rank), len(ranks), self.progress) for name, ranks in groups.items()}
+
+    def __getitem__(self, name: str) -> SilentAxis:
+        return self.axes[name]
+
+    def started(self) -> dict[str, list[tuple[str, int]]]:
+        """Return (operation, bytes of its buffer) of what was started on each axis of more than one rank, and forget it."""
+        found = {name: axis.account.log for name, axis in self.axes.items() if axis.size > 1 and axis.account.log}
+        for axis in self.axes.values():
+            axis.account.log = []
+        return found
