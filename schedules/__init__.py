@@ -8,7 +8,10 @@
     catalog, options                   name -> table                    what users type, and what they can choose
     csv_table                          file -> table                    users' own, from CSV or text
     actions, table                     one instruction; a whole table   and their text form
-    lower                              table -> every rank's program    messages, reductions, update
-    check, rules, deadlock             prove a set of programs
-    needs, simulate, draw              what waits for what, when it starts, how it looks
+    lower                              table -> every rank's program    what follows, and the update
+    messages, reductions, residency    sends and receives; gradients are reduced; parameters come and go
+    check, rules, bucket_rules,        prove a set of programs
+    deadlock
+    needs, simulate, transfers,        what waits for what, when it starts, how it looks
+    timeline, draw
 """

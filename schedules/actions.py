@@ -2,11 +2,13 @@
 
     F3@1       forward of microbatch 3 on stage 1                B3@1     whole backward
     I3@1       backward for inputs                               W3@1     backward for weights
-    B7@1/0     part 0 of a backward that is walked in parts, from the last block to the first
+    B7@1/0     part 0 of a backward that is walked in parts, from the last block to the first; I7@1/0 and W7@1/0 likewise
+    F7@1/0     part 0 of a forward that is walked in parts, from the first block to the last: of n parts, F7@1/0 and B7@1/n-1 are
+               the same blocks
     SEND_F3@1  stage 1 sends its output to the next stage        RECV_F3@1  stage 1 receives its input from the previous one
     SEND_B3@1  stage 1 sends the gradient of its input back      RECV_B3@1  stage 1 receives the gradient of its output
-    GATHER4@1  fetch the parameters of block 4 of stage 1        RELEASE4@1 drop them
-    REDUCE2@1  start the gradient reduction of bucket 2 of stage 1
+    GATHER4@1  start fetching the parameters of bucket 4 of stage 1    RELEASE4@1 drop them
+    REDUCE2@1  start the gradient reduction of bucket 2 of stage 1     REDUCE2@1/5 of what microbatch 5 has added to it
     PAIR       run the next two, a forward and a backward, together: what one waits for is hidden behind the other
     NORM UPDATE SPREAD  global gradient norm; optimiser on the owned shard; send updated parameters back
 
@@ -21,16 +23,18 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 
 COMPUTE = ("F", "B", "I", "W")
-ADD_TO_GRADIENTS = ("B", "W")  # the kinds that add to weight gradients, and so the ones that can be split into parts
+ADD_TO_GRADIENTS = ("B", "W")  # the kinds that add to weight gradients
+USE_PARAMETERS = ("F", "B", "I")  # W multiplies activations and gradients, and needs no parameters
 SENDS = ("SEND_F", "SEND_B")
 RECEIVES = ("RECV_F", "RECV_B")
-INDEXED = (*COMPUTE, *SENDS, *RECEIVES, "GATHER", "RELEASE", "REDUCE")
+REPEATED = ("GATHER", "RELEASE")  # as often as it takes; of the others each stands once
+INDEXED = (*COMPUTE, *SENDS, *RECEIVES, *REPEATED, "REDUCE")
 AT_END = ("NORM", "UPDATE", "SPREAD")  # once per step, for all stages of the rank
 PLAIN = (*AT_END, "PAIR")  # without index and stage
 
 
 class Action(NamedTuple):
-    """One instruction. `index` counts microbatches, for REDUCE buckets, for GATHER and RELEASE blocks."""
+    """One instruction. `index` counts microbatches; for GATHER, RELEASE and REDUCE buckets, and `part` of a REDUCE microbatches."""
 
     kind: str
     index: int | None = None
@@ -46,16 +50,16 @@ class Action(NamedTuple):
 # ---------------------------------------------------------------- short constructors
 
 
-def F(microbatch: int, stage: int) -> Action:
-    return Action("F", microbatch, stage)
+def F(microbatch: int, stage: int, part: int | None = None) -> Action:
+    return Action("F", microbatch, stage, part)
 
 
 def B(microbatch: int, stage: int, part: int | None = None) -> Action:
     return Action("B", microbatch, stage, part)
 
 
-def I(microbatch: int, stage: int) -> Action:  # noqa: E743 - the letter of the field
-    return Action("I", microbatch, stage)
+def I(microbatch: int, stage: int, part: int | None = None) -> Action:  # noqa: E743 - the letter of the field
+    return Action("I", microbatch, stage, part)
 
 
 def W(microbatch: int, stage: int, part: int | None = None) -> Action:
@@ -78,16 +82,16 @@ def RECV_B(microbatch: int, stage: int) -> Action:
     return Action("RECV_B", microbatch, stage)
 
 
-def GATHER(block: int, stage: int) -> Action:
-    return Action("GATHER", block, stage)
+def GATHER(bucket: int, stage: int) -> Action:
+    return Action("GATHER", bucket, stage)
 
 
-def RELEASE(block: int, stage: int) -> Action:
-    return Action("RELEASE", block, stage)
+def RELEASE(bucket: int, stage: int) -> Action:
+    return Action("RELEASE", bucket, stage)
 
 
-def REDUCE(bucket: int, stage: int) -> Action:
-    return Action("REDUCE", bucket, stage)
+def REDUCE(bucket: int, stage: int, microbatch: int | None = None) -> Action:
+    return Action("REDUCE", bucket, stage, microbatch)
 
 
 NORM, UPDATE, SPREAD, PAIR = map(Action, PLAIN)
@@ -116,8 +120,8 @@ def _refuse_misfit(action: Action, text: str) -> None:
         raise ScheduleError(f"{text!r}: unknown instruction {kind}; there are {' '.join(INDEXED + PLAIN)}")
     if (index is None) != (kind in PLAIN):
         raise ScheduleError(f"{text!r}: {kind} {'has no index and no stage' if kind in PLAIN else f'needs both, as in {kind}3@1'}")
-    if part is not None and kind not in ADD_TO_GRADIENTS:
-        raise ScheduleError(f"{text!r}: only {' and '.join(ADD_TO_GRADIENTS)} are split into parts, {kind} is not")
+    if part is not None and kind not in (*COMPUTE, "REDUCE"):
+        raise ScheduleError(f"{text!r}: only {' '.join(COMPUTE)} have parts and REDUCE microbatches, {kind} has neither")
 
 
 def parse_program(text: str) -> list[Action]:

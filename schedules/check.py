@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules import rules
-from mpitrain.schedules.actions import SENDS
+from mpitrain.schedules import bucket_rules, rules
+from mpitrain.schedules.actions import SENDS, Action
 from mpitrain.schedules.deadlock import no_deadlock, play
 from mpitrain.schedules.draw import grid
-from mpitrain.schedules.lower import Reduction
 from mpitrain.schedules.needs import Needs, Programs
+from mpitrain.schedules.reductions import Reduction
+from mpitrain.schedules.residency import Residency
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Report:
     num_actions: int
     num_messages: int
     peak_in_flight: tuple[int, ...]  # per rank: most (stage, microbatch) stashes held at once
+    gathers: tuple[int, ...] = ()  # per rank: how often a bucket's parameters are fetched
+    peak_resident: tuple[int, ...] = ()  # per rank: most buckets that are fetched and not released
 
 
 def check(
@@ -33,6 +37,8 @@ def check(
     reduces: Sequence[Reduction] | None = None,
     train: bool = True,
     blocking_sends: bool = False,
+    residency: Residency | None = None,
+    reduce_each: bool = False,
 ) -> Report:
     """Prove that the lowered programs of all pipeline ranks compute one step, and return a Report.
 
@@ -40,16 +46,20 @@ def check(
     received; every message has its two ends; gradients are summed in ascending microbatch order; the update comes last; and
     all ranks reach their end although no send is buffered. Sends are started without blocking and waited for at the end of
     the step; with `blocking_sends` each send waits for its receive at once, under which GPipe still ends and 1F1B doesn't.
-    With `reduces`, as given to `lower`, every bucket is reduced once and after all that adds to it.
+    With `reduces`, as given to `lower`, every bucket is reduced once and after all that adds to it; with `reduce_each`, once for
+    every microbatch, and before the next one adds to it. With `residency`, every part finds the buckets it needs gathered and not
+    released, and no more are held than that allows; at the end all that was gathered is released.
 
     Raises ScheduleError naming rank, position (from 0), instruction and what it waits for, with the grid of the schedule.
     """
     if not programs:
         raise ScheduleError("found no programs, needed one for each pipeline rank")
     assert reduces is None or len(reduces) == num_stages
+    assert residency is None or len(residency.uses) == num_stages
     needs = Needs(programs, copies=copies, segments=segments)
     try:
-        _prove(needs, num_stages, num_microbatches, reduces, train)
+        _prove(needs, num_stages, num_microbatches, _num_parts(reduces if train else None, residency), train)
+        _prove_buckets(needs, reduces if train else None, residency, reduce_each)
         no_deadlock(needs, blocking_sends=blocking_sends)
     except rules.Flaw as flaw:
         _, cursors = play(needs)
@@ -61,32 +71,49 @@ def check(
         num_actions=sum(map(len, programs)),
         num_messages=sum(action.kind in SENDS for program in programs for action in program),
         peak_in_flight=_peak_in_flight(needs) if train else (0,) * len(programs),  # evaluation keeps nothing
+        gathers=tuple(sum(action.kind == "GATHER" for action in program) for program in programs),
+        peak_resident=tuple(map(_peak_resident, programs)),
     )
 
 
-def _prove(needs: Needs, num_stages: int, num_microbatches: int, reduces: Sequence[Reduction] | None, train: bool) -> None:
-    """Apply all rules that need no playing. Each may rely on those before it."""
+def _num_parts(reduces: Sequence[Reduction] | None, residency: Residency | None) -> list[int] | None:
+    """Return how many parts the stages have, if it is known."""
+    if residency is not None:
+        return [len(parts) for parts in residency.uses]
+    return None if reduces is None else [reduction.num_parts for reduction in reduces]
+
+
+def _prove(needs: Needs, num_stages: int, num_microbatches: int, num_parts: Sequence[int] | None, train: bool) -> None:
+    """Apply all rules of computations and messages that need no playing. Each may rely on those before it."""
     rules.nothing_foreign(needs, num_stages, num_microbatches)
     rules.nothing_twice(needs)
     rules.everything_computed(needs, num_stages, num_microbatches, train)
-    rules.parts_complete(needs, reduces)
+    rules.parts_complete(needs, num_parts)
     rules.pairs_whole(needs)
     rules.needs_come_first(needs)
     rules.messages_matched(needs)
     rules.gradients_ascend(needs)
-    if train and reduces is not None:
-        rules.reductions_follow(needs, reduces)
     rules.update_at_end(needs, train)
 
 
+def _prove_buckets(needs: Needs, reduces: Sequence[Reduction] | None, residency: Residency | None, reduce_each: bool) -> None:
+    bucket_rules.parameters_resident(needs, residency)
+    if reduces is not None:
+        bucket_rules.reductions_follow(needs, reduces, each=reduce_each)
+
+
 def _peak_in_flight(needs: Needs) -> tuple[int, ...]:
-    """Count, per rank, the most stashes held at once: from a forward to the end of its B or W."""
+    """Count, per rank, the most stashes held at once: from the start of a forward to the end of its B or W."""
     peaks = []
     for program in needs.programs:
         held = peak = 0
         for action in program:
-            held += action.kind == "F"
+            held += action.kind == "F" and not action.part
             peak = max(peak, held)
             held -= action.kind in ("B", "W") and needs.last_part[action[:3]] == action
         peaks.append(peak)
     return tuple(peaks)
+
+
+def _peak_resident(program: Sequence[Action]) -> int:
+    return max(accumulate(((action.kind == "GATHER") - (action.kind == "RELEASE") for action in program), initial=0))

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import COMPUTE, PAIR, Action
-from mpitrain.schedules.lower import with_messages
+from mpitrain.schedules.messages import with_messages
 from mpitrain.schedules.needs import Needs, Programs
 from mpitrain.schedules.simulate import UNIT, Timeline, simulate
 from mpitrain.schedules.table import Table

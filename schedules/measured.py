@@ -36,8 +36,9 @@ class Costs(NamedTuple):
     """What one step's instructions took, in milliseconds.
 
     An instruction counts from the end of the one before it, so that what lies between them isn't lost; of a receive counts only what
-    comes before the wait. latency: from the end of a send until a rank that was waiting for it goes on, on average. taking: the part
-    of it that a rank also needs for a message that was there before. lead: when each rank begins, after the first of them.
+    comes before the wait, and of one that stands several times the mean. latency: from the end of a send until a rank that was waiting
+    for it goes on, on average. taking: the part of it that a rank also needs for a message that was there before. lead: when each rank
+    begins, after the first of them.
     """
 
     times: dict[Action, float]
@@ -135,10 +136,11 @@ def _update(row: list[Event]) -> int:
 
 def costs(timeline: Timeline) -> Costs:
     """Take the costs of one measured step."""
-    times = {}
+    samples: dict[Action, list[float]] = defaultdict(list)
     for action, before, begin, end in _instructions(timeline):
         since = begin if before is None else before
-        times[action] = max(0.0, (begin if action.kind in RECEIVES else end) - since)
+        samples[action].append((begin if action.kind in RECEIVES else end) - since)
+    times = {action: _mean(found) for action, found in samples.items()}
     latency = _mean(lag for lag, _ in _arrivals(timeline) if lag is not None)
     taking = _mean(took for lag, took in _arrivals(timeline) if lag is None)
     return Costs(times, latency, min(taking, latency), tuple(starts[0] if starts else 0.0 for starts in timeline.starts))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpitrain.schedules.actions import COMPUTE, INDEXED, RECV_B, RECV_F, Action, F
+from mpitrain.schedules.actions import COMPUTE, INDEXED, RECV_B, RECV_F, Action
 
 Programs = Sequence[Sequence[Action]]  # one per pipeline rank: lowered, or the ranks of a table
 
@@ -31,8 +31,8 @@ class Needs:
     """The dependencies of a set of programs, which may be incomplete: an action can need one that nobody issues.
 
     steps: every action with its place, rank after rank.
-    place: where each action stands first (NORM UPDATE SPREAD excepted: every rank has them).
-    last_part: for (kind, microbatch, stage) the action that ends it, the last part if it is split.
+    place: where each action stands first (NORM UPDATE SPREAD excepted: every rank has them). GATHER and RELEASE stand again.
+    last_part: for (kind, microbatch, stage) the action that ends it, the last part if it is walked in parts.
     rank_of: the rank of each stage.
     copies, segments: as in a Table. A segment attends to the segments before it, and so its backward waits for theirs.
     """
@@ -59,17 +59,17 @@ class Needs:
     def of(self, action: Action) -> list[Action]:
         """Return what must be done before `action` can start."""
         kind, m, stage, part = action
-        if part:
+        if part and kind in COMPUTE:
             return [action._replace(part=part - 1)]
         match kind:
             case "F":
                 return self._input(m, stage) + self._segment_before(m, stage)
             case "B" | "I":
-                return [F(m, stage), *self._grad_of_output(m, stage), *self._segment_after(m, stage)]
+                return [self._end("F", m, stage), *self._grad_of_output(m, stage), *self._segment_after(m, stage)]
             case "W":
                 return [self._end("I", m, stage)]
             case "SEND_F":
-                return [F(m, stage)]
+                return [self._end("F", m, stage)]
             case "SEND_B":
                 return [self._backward(m, stage)]
             case "RECV_F" | "RECV_B":
@@ -77,13 +77,13 @@ class Needs:
         return []
 
     def num_parts(self, action: Action) -> int:
-        """Return into how many parts this compute action's backward is split; 1 if it is whole."""
+        """Return into how many parts this computation is divided; 1 if it is whole."""
         return 1 + (self.last_part[action[:3]].part or 0)
 
     def _input(self, m: int, stage: int) -> list[Action]:
         if stage % self.depth == 0:
             return []
-        return [RECV_F(m, stage)] if RECV_F(m, stage) in self.place else [F(m, stage - 1)]
+        return [RECV_F(m, stage)] if RECV_F(m, stage) in self.place else [self._end("F", m, stage - 1)]
 
     def _grad_of_output(self, m: int, stage: int) -> list[Action]:
         if stage % self.depth == self.depth - 1:
@@ -91,7 +91,7 @@ class Needs:
         return [RECV_B(m, stage)] if RECV_B(m, stage) in self.place else [self._backward(m, stage + 1)]
 
     def _segment_before(self, m: int, stage: int) -> list[Action]:
-        return [F(m - 1, stage)] if m % self.segments else []
+        return [self._end("F", m - 1, stage)] if m % self.segments else []
 
     def _segment_after(self, m: int, stage: int) -> list[Action]:
         return [self._backward(m + 1, stage)] if (m + 1) % self.segments else []

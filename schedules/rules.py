@@ -1,11 +1,13 @@
-"""What a correct set of programs obeys, one rule per function. Each raises a Flaw at the first place that breaks it."""
+"""What a correct set of programs obeys, one rule per function. Each raises a Flaw at the first place that breaks it.
+
+The rules of buckets, their parameters and gradients, are in bucket_rules.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import ADD_TO_GRADIENTS, AT_END, COMPUTE, INDEXED, PAIR, RECEIVES, SENDS, Action
-from mpitrain.schedules.lower import Reduction
+from mpitrain.schedules.actions import ADD_TO_GRADIENTS, AT_END, COMPUTE, INDEXED, PAIR, RECEIVES, REPEATED, SENDS, Action
 from mpitrain.schedules.needs import Needs, Place, partner
 
 
@@ -18,9 +20,9 @@ class Flaw(ScheduleError):
 
 
 def nothing_twice(needs: Needs) -> None:
-    """Refuse an action that stands twice, on one rank or on two."""
+    """Refuse an action that stands twice, on one rank or on two. (GATHER and RELEASE may.)"""
     for place, action in needs.steps:
-        if action.kind in INDEXED and needs.place[action] != place:
+        if action.kind in INDEXED and action.kind not in REPEATED and needs.place[action] != place:
             raise Flaw(place, f"{action} again; it already stands at {needs.place[action]}")
 
 
@@ -31,8 +33,9 @@ def nothing_foreign(needs: Needs, num_stages: int, num_microbatches: int) -> Non
             continue
         if action.stage >= num_stages:
             raise Flaw(place, f"{action}: there is no stage {action.stage}, the pipeline has {num_stages}")
-        if action.kind in COMPUTE + SENDS + RECEIVES and action.index >= num_microbatches:
-            raise Flaw(place, f"{action}: there is no microbatch {action.index}, the step has {num_microbatches}")
+        microbatch = action.part if action.kind == "REDUCE" else None if action.kind in REPEATED else action.index
+        if microbatch is not None and microbatch >= num_microbatches:
+            raise Flaw(place, f"{action}: there is no microbatch {microbatch}, the step has {num_microbatches}")
 
 
 # ---------------------------------------------------------------- completeness
@@ -53,15 +56,15 @@ def everything_computed(needs: Needs, num_stages: int, num_microbatches: int, tr
                 raise Flaw(needs.place[extra], f"{extra} is too much: needed only {' '.join(sorted(wanted))} of this microbatch")
 
 
-def parts_complete(needs: Needs, reduces: Sequence[Reduction] | None) -> None:
-    """Demand that a split backward has all its parts, as many as the reduction of its stage says if that is known."""
+def parts_complete(needs: Needs, num_parts: Sequence[int] | None) -> None:
+    """Demand that what is walked in parts has all of them, as many as its stage has if that is known."""
     found: dict[tuple[str, int, int], list[int | None]] = defaultdict(list)
     for _, action in needs.steps:
         if action.kind in COMPUTE:
             found[action[:3]].append(action.part)
     for key, parts in found.items():
         last = needs.last_part[key]
-        wanted = needs.num_parts(last) if reduces is None else reduces[last.stage].num_parts
+        wanted = needs.num_parts(last) if num_parts is None else num_parts[last.stage]
         if parts != [None] and set(parts) != set(range(wanted)):
             names = ", ".join("the whole" if part is None else str(part) for part in parts)
             raise Flaw(needs.place[last], f"{Action(*key)} is there in parts: {names}; needed 0 to {wanted - 1}")
@@ -128,24 +131,7 @@ def pairs_whole(needs: Needs) -> None:
                 raise Flaw(place, f"PAIR stands before {' '.join(map(str, two)) or 'nothing'}, needed a forward and a whole backward")
 
 
-# ---------------------------------------------------------------- reductions and update
-
-
-def reductions_follow(needs: Needs, reduces: Sequence[Reduction]) -> None:
-    """Demand one REDUCE per bucket, after everything that adds to the bucket."""
-    wanted = {Action("REDUCE", bucket, stage) for stage, (_, ready) in enumerate(reduces) for bucket in range(len(ready))}
-    started = {action: place for action, place in needs.place.items() if action.kind == "REDUCE"}
-    for action in sorted(wanted - started.keys()):
-        raise Flaw(needs.end(needs.rank_of[action.stage]), f"the program ends without {action}")
-    for action in sorted(started.keys() - wanted):
-        raise Flaw(started[action], f"{action}: stage {action.stage} has {len(reduces[action.stage].ready)} buckets")
-    for place, action in needs.steps:
-        if action.kind in ADD_TO_GRADIENTS:
-            for bucket, ready in enumerate(reduces[action.stage].ready):
-                reduce = Action("REDUCE", bucket, action.stage)
-                late = action.part is None or action.part <= ready
-                if late and (started[reduce].rank != place.rank or started[reduce].position < place.position):
-                    raise Flaw(started[reduce], f"{reduce} starts before {action} at {place} has added to its bucket")
+# ---------------------------------------------------------------- update
 
 
 def update_at_end(needs: Needs, train: bool) -> None:

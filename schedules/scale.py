@@ -14,7 +14,7 @@ def to_scale(timeline: Timeline, columns: int, end: float, segments: int = 1) ->
 
 def _row(timeline: Timeline, rank: int, scale: float, columns: int, segments: int) -> str:
     row = ["."] * columns
-    cells = timeline.computations(rank)
+    cells = timeline.walks(rank)
     stages = sorted({action.stage for action, *_ in cells})
     for action, start, stop in cells:
         left, right = round(start * scale), min(round(stop * scale), columns)

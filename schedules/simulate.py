@@ -7,20 +7,23 @@ ended, and a receive ends when its message has arrived. A send ends at once and 
                      |--latency--|--transfer--|          `transfer` occupies the sender at the start and the receiver at the end
     receiver                                  |--F--|
 
+What travels between data ranks has a resource of its own, see transfers.
+
 Times are only added and compared: give integers or fractions, and results are exact.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import COMPUTE, RECEIVES, SENDS, Action
-from mpitrain.schedules.lower import with_messages
+from mpitrain.schedules.messages import with_messages
 from mpitrain.schedules.needs import Programs, partner
 from mpitrain.schedules.options import UNIT_TIMES, Times
 from mpitrain.schedules.table import Table
+from mpitrain.schedules.timeline import Timeline
+from mpitrain.schedules.transfers import NO_TIME, Traffic, Transfers
 
 Cost = Callable[[Action], float]  # time of an instruction on its rank
 UNIT = {"F": 1, "B": 2, "I": 1, "W": 1}  # by kind; what is absent takes no time
@@ -36,83 +39,21 @@ class Link(NamedTuple):
 AT_ONCE = Link()
 
 
-@dataclass
-class Timeline:
-    """When each instruction of each rank started and ended. Waiting counts as part of a receive.
-
-    exposed: per rank, the time it waited for messages that had been sent: the rest of its waiting is the schedule's own.
-    """
-
-    programs: Programs
-    starts: list[list[float]]
-    ends: list[list[float]]
-    exposed: list[float] = field(default_factory=list)
-
-    @property
-    def makespan(self) -> float:
-        """From time 0 to the last end: what a step that ends with a barrier costs."""
-        return max((ends[-1] for ends in self.ends if ends), default=0)
-
-    @property
-    def span(self) -> float:
-        """The longest time from a rank's first computation to its last one's end: the zero-bubble papers' cost (arXiv:2401.10241, 5.3)."""
-        return max((last - first for first, last in map(self._computing, range(len(self.programs)))), default=0)
-
-    def busy(self, rank: int) -> float:
-        """Return the time a rank computes."""
-        return sum(end - start for action, start, end in self.computations(rank))
-
-    def idle(self, rank: int) -> float:
-        """Return the time of the makespan in which a rank doesn't compute: its bubble."""
-        return self.makespan - self.busy(rank)
-
-    @property
-    def bubble(self) -> float:
-        """The share of the makespan in which a rank computes nothing, averaged over ranks."""
-        ranks = range(len(self.programs))
-        return float(sum(map(self.idle, ranks)) / (self.makespan * len(ranks))) if self.makespan else 0.0
-
-    def bubble_rate(self) -> float:
-        """Return (span - ideal) / span, ideal being the longest time a rank computes (arXiv:2401.10241, 5.3)."""
-        ideal = max(map(self.busy, range(len(self.programs))), default=0)
-        return float((self.span - ideal) / self.span) if self.span else 0.0
-
-    def computations(self, rank: int) -> list[tuple[Action, float, float]]:
-        """Return (action, start, end) of what a rank computes, in order."""
-        row = zip(self.programs[rank], self.starts[rank], self.ends[rank])
-        return [(action, start, end) for action, start, end in row if action.kind in COMPUTE]
-
-    def in_flight(self, rank: int) -> list[tuple[float, int]]:
-        """Return (time, stashes held from then on) of a rank: one more at each forward's start, one less when B or W has ended."""
-        last_part = {action[:3]: action for action in self.programs[rank] if action.kind in ("B", "W")}
-        held, curve = 0, []
-        for action, start, end in self.computations(rank):
-            if action.kind == "F":
-                held += 1
-                curve.append((start, held))
-            elif last_part.get(action[:3]) == action:
-                held -= 1
-                curve.append((end, held))
-        return curve
-
-    def peak_in_flight(self, rank: int) -> int:
-        """Return the most stashes a rank holds at once."""
-        return max((held for _, held in self.in_flight(rank)), default=0)
-
-    def _computing(self, rank: int) -> tuple[float, float]:
-        row = self.computations(rank)
-        return (row[0][1], row[-1][2]) if row else (0, 0)
-
-
-def simulate(schedule: Table | Programs, cost: Cost | Mapping[str, float] | None = None, link: Link = AT_ONCE) -> Timeline:
+def simulate(
+    schedule: Table | Programs,
+    cost: Cost | Mapping[str, float] | None = None,
+    link: Link = AT_ONCE,
+    transfers: Transfers = NO_TIME,
+) -> Timeline:
     """Play a schedule and return its Timeline.
 
     schedule: a table, whose messages are then added, or the lowered programs of all ranks.
     cost: time of each instruction, or of each kind; absent, F, I and W take 1 and B 2. A part takes its equal share of the whole.
+    transfers: how long GATHER and REDUCE travel, besides the cost of starting them.
     Raises ScheduleError if the programs can't be played to their end.
     """
     programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
-    return _Player(programs, cost if callable(cost) else _by_kind(programs, cost or UNIT), link).play()
+    return _Player(programs, cost if callable(cost) else _by_kind(programs, cost or UNIT), link, transfers).play()
 
 
 def simulate_table(table: Table, times: Times = UNIT_TIMES) -> Timeline:
@@ -127,16 +68,17 @@ def simulate_table(table: Table, times: Times = UNIT_TIMES) -> Timeline:
 
 
 def _by_kind(programs: Programs, durations: Mapping[str, float]) -> Cost:
-    """Return the cost by kind; the parts of a backward share its time."""
+    """Return the cost by kind; the parts of a computation share its time."""
     num_parts: dict[tuple, int] = {}
     for program in programs:
         for action in program:
-            if action.part is not None:
+            if action.part is not None and action.kind in COMPUTE:
                 num_parts[action[:3]] = max(num_parts.get(action[:3], 0), action.part + 1)
 
     def cost(action: Action) -> float:
         whole = durations.get(action.kind, 0)
-        return whole if action.part is None else whole / num_parts[action[:3]]
+        number = num_parts.get(action[:3], 1)
+        return whole if number == 1 else whole / number
 
     return cost
 
@@ -144,10 +86,11 @@ def _by_kind(programs: Programs, durations: Mapping[str, float]) -> Cost:
 class _Player:
     """Plays ranks in the order of time, so that messages queue in the order they are sent."""
 
-    def __init__(self, programs: Programs, cost: Cost, link: Link):
+    def __init__(self, programs: Programs, cost: Cost, link: Link, transfers: Transfers):
         self.programs, self.cost, self.link = programs, cost, link
         ranks = range(len(programs))
-        self.timeline = Timeline(programs, [[] for _ in ranks], [[] for _ in ranks], [0] * len(programs))
+        self.timeline = Timeline(programs, [[] for _ in ranks], [[] for _ in ranks], [0] * len(programs), [0] * len(programs))
+        self.traffic = [Traffic(transfers) for _ in ranks]
         self.cursors = [0] * len(programs)
         self.sender_free: list[float] = [0] * len(programs)
         self.receiver_free: list[float] = [0] * len(programs)
@@ -171,7 +114,7 @@ class _Player:
         program, starts, ends = self.programs[rank], self.timeline.starts[rank], self.timeline.ends[rank]
         for position in range(self.cursors[rank], len(program)):
             action = program[position]
-            start = time
+            reached = start = time
             if action.kind in RECEIVES:
                 if action not in self.messages:
                     self.waiting[action] = rank, time
@@ -184,14 +127,25 @@ class _Player:
             elif action.kind in SENDS:
                 self._send(action, rank, time)
             else:
+                start = self._start(action, rank, time)
                 time = start + self.cost(action)
             starts.append(start)
             ends.append(time)
-            if time > start:
+            if time > reached:
                 self.cursors[rank] = position + 1
                 heappush(self.ready, (time, rank))
                 return
         self.cursors[rank] = len(program)
+
+    def _start(self, action: Action, rank: int, time: float) -> float:
+        """Return when a rank that has reached an action starts it."""
+        traffic = self.traffic[rank]
+        if action.kind in ("GATHER", "REDUCE"):
+            traffic.start(action, time)
+            return time
+        start = traffic.ready(action, time)
+        self.timeline.exposed_transfers[rank] += start - time
+        return start
 
     def _send(self, action: Action, rank: int, time: float) -> None:
         receive = partner(action)

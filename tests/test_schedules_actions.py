@@ -5,14 +5,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import INDEXED, NORM, PLAIN, REDUCE, SEND_F, Action, B, F, W, format_program, parse, parse_program
+from mpitrain.schedules.actions import (
+    COMPUTE,
+    GATHER,
+    INDEXED,
+    NORM,
+    PLAIN,
+    REDUCE,
+    SEND_F,
+    Action,
+    B,
+    F,
+    I,
+    W,
+    format_program,
+    parse,
+    parse_program,
+)
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.table import make_table, read_table, write_table
 
 NUMBERS = st.integers(0, 10**6)
 ACTIONS = st.one_of(
     st.builds(Action, st.sampled_from(INDEXED), NUMBERS, NUMBERS, st.none()),
-    st.builds(Action, st.sampled_from(("B", "W")), NUMBERS, NUMBERS, NUMBERS),
+    st.builds(Action, st.sampled_from((*COMPUTE, "REDUCE")), NUMBERS, NUMBERS, NUMBERS),
     st.sampled_from(PLAIN).map(Action),
 )
 
@@ -24,7 +40,11 @@ ACTIONS = st.one_of(
         (B(7, 1, 0), "B7@1/0"),
         (W(2, 0), "W2@0"),
         (SEND_F(3, 1), "SEND_F3@1"),
+        (F(3, 1, 0), "F3@1/0"),
+        (I(3, 1, 2), "I3@1/2"),
+        (GATHER(4, 1), "GATHER4@1"),
         (REDUCE(2, 1), "REDUCE2@1"),
+        (REDUCE(2, 1, 5), "REDUCE2@1/5"),
         (NORM, "NORM"),
     ],
 )
@@ -47,7 +67,7 @@ def test_lines_are_no_longer_than_width():
 
 INCOMPLETE = ["", "F", "F3", "F@1", "F3@", "B3@1/", "REDUCE2"]
 MISSPELT = ["f3@1", "3F@1", "F-3@1", "F03@1", "F³@1", "F3@1,", "F3@1 F4@1"]
-UNKNOWN = ["G3@1", "SEND3@1", "NORM3@1", "F3@1/0", "REDUCE1@0/2"]
+UNKNOWN = ["G3@1", "SEND3@1", "NORM3@1", "SEND_F3@1/0", "GATHER1@0/2", "NORM/0"]
 
 
 @pytest.mark.parametrize("token", INCOMPLETE + MISSPELT + UNKNOWN)
@@ -85,6 +105,7 @@ def test_placement_follows_from_the_actions():
         ("rank 0: F0@0\nrank 1: F0@1 X0@1", "line 2: 'X0@1'"),
         ("rank 0: F0@0 SEND_F0@0", "rank 0, position 1: found SEND_F0@0"),
         ("rank 0: F0@0 B0@0/0", "rank 0, position 1: found B0@0/0"),
+        ("rank 0: F0@0/0 B0@0", "rank 0, position 0: found F0@0/0"),
         ("rank 0: F0@0\nrank 1: F1@0", "stage 0 is on ranks 0 and 1"),
         ("rank 0: F0@0 F0@2", "no rank computes stage 1"),
         ("rank 0: F0@0\nrank 1:", "rank 1 computes nothing"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpitrain.schedules.actions import B, F
 from mpitrain.schedules.catalog import build
-from mpitrain.schedules.lower import with_messages
+from mpitrain.schedules.messages import with_messages
 from mpitrain.schedules.one_f_one_b import alternate
 from mpitrain.schedules.options import Options, Times
 from mpitrain.schedules.simulate import Timeline, simulate_table

@@ -12,15 +12,18 @@ from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.measured import costs, predict, read_trace
+from mpitrain.schedules.residency import Residency
+from mpitrain.schedules.scale import to_scale
 from mpitrain.schedules.simulate import Link, Timeline, simulate
 
 MS = {"F": 2.0, "B": 5.0, "I": 2.6, "W": 2.2, "NORM": 1.0, "UPDATE": 3.0}
 
 
-def played(name: str, jitter: float = 0, seed: int = 0, latency: float = 0.25) -> Timeline:
-    """Play a step of 4 ranks and 8 microbatches, each instruction up to `jitter` longer."""
+def played(name: str, jitter: float = 0, seed: int = 0, latency: float = 0.25, zero: bool = False) -> Timeline:
+    """Play a step of 4 ranks and 8 microbatches, each instruction up to `jitter` longer; zero: with neither weights nor gradients whole."""
     table, rng = build(name, 4, 8), random.Random(seed)
-    programs = lower(table, [Reduction(2, (0, 1))] * table.num_stages)
+    residency = Residency((((0,), (1,)),) * table.num_stages) if zero else None
+    programs = lower(table, [Reduction(2, (0, 1))] * table.num_stages, residency=residency, reduce_each=zero)
     return simulate(programs, lambda a: MS.get(a.kind, 0) / (1 if a.part is None else 2) * (1 + rng.uniform(0, jitter)), Link(latency))
 
 
@@ -71,9 +74,10 @@ def test_every_replica_is_a_timeline_of_its_own():
 # ---------------------------------------------------------------- prediction
 
 
+@pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_without_jitter_the_prediction_is_the_measurement(name):
-    found = read(trace({1: [played(name)]}))
+def test_without_jitter_the_prediction_is_the_measurement(name, zero):
+    found = read(trace({1: [played(name, zero=zero)]}))
     (measured,) = found.timelines
     known = costs(measured)
     assert known.latency == pytest.approx(0.25)
@@ -88,6 +92,22 @@ def test_with_jitter_the_prediction_is_close(name):
     found = read(trace({step: [played(name, 0.2, step)] for step in range(1, 7)}))
     for timeline in found.timelines:
         assert predict(timeline, costs(timeline)).makespan == pytest.approx(timeline.makespan, rel=0.01)
+
+
+def test_of_an_instruction_that_stands_several_times_the_mean_counts():
+    rng, residency = random.Random(0), Residency((((0,), (1,), (2,)),))
+    programs = lower(build("1f1b", 1, 5), [Reduction(3, (0, 1, 2))], residency=residency)
+    timeline = simulate(programs, lambda action: rng.uniform(1, 2) if action.kind == "GATHER" else MS.get(action.kind, 0))
+    assert len({costs(timeline).times[action] for action in programs[0] if action.kind == "GATHER"}) == 3
+    assert predict(timeline, costs(timeline)).makespan == pytest.approx(timeline.makespan)
+
+
+def test_parts_that_follow_one_another_are_drawn_as_one():
+    timeline = played("1f1b", zero=True)
+    assert len(timeline.walks(0)) == 16 < len(timeline.computations(0)) == 32
+    assert [action.part for action, *_ in timeline.walks(0)] == [None] * 16
+    row = to_scale(timeline, 400, timeline.makespan)[0]
+    assert row.split(".")[0].startswith("F0-") and row.count("F0") == row.count("B0") == 1
 
 
 def test_a_late_start_a_sends_own_time_and_gaps_are_kept():

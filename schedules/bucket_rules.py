@@ -1,0 +1,119 @@
+"""What a correct set of programs obeys with its buckets: parameters are there when needed, and gradients complete when reduced."""
+
+from collections.abc import Iterator, Sequence
+
+from mpitrain.schedules.actions import ADD_TO_GRADIENTS, REDUCE, Action
+from mpitrain.schedules.needs import Needs, Place
+from mpitrain.schedules.reductions import Reduction
+from mpitrain.schedules.residency import Key, Residency
+from mpitrain.schedules.rules import Flaw
+
+# ---------------------------------------------------------------- parameters
+
+
+def parameters_resident(needs: Needs, residency: Residency | None) -> None:
+    """Demand that each part finds the buckets it needs, and that none are held but those it may have.
+
+    A rank gathers buckets of its own stages, each only while it isn't held, and releases all of them. With until="step" each is
+    gathered once. Without a residency it isn't known which part needs what.
+    """
+    for rank, program in enumerate(needs.programs):
+        windows = [*residency.windows(program), []] if residency else []
+        held, passed = _Held(needs, rank), 0
+        for position, action in enumerate(program):
+            place = Place(rank, position)
+            if action.kind == "GATHER":
+                held.gather(place, action, once=residency is not None and residency.until == "step")
+            elif action.kind == "RELEASE":
+                held.release(place, action)
+            keys = residency.needed(action) if residency else []
+            held.refuse_missing(place, action, keys)
+            if windows and (keys or action.kind == "GATHER"):
+                held.refuse_unwanted(place, action, windows[passed])
+            passed += bool(keys)
+        held.refuse_any()
+
+
+class _Held:
+    """The buckets that one rank holds while its program is read: where each was gathered, or else last released."""
+
+    def __init__(self, needs: Needs, rank: int):
+        self.needs, self.rank = needs, rank
+        self.gathered: dict[Key, Place] = {}
+        self.released: dict[Key, Place] = {}
+
+    def gather(self, place: Place, action: Action, *, once: bool) -> None:
+        key = (action.stage, action.index)
+        if self.needs.rank_of.get(action.stage) != self.rank:
+            raise Flaw(place, f"{action}: stage {action.stage} is on rank {self.needs.rank_of.get(action.stage)}")
+        if key in self.gathered:
+            raise Flaw(place, f"{action} again; what {self.gathered[key]} has gathered was not released")
+        if once and key in self.released:
+            raise Flaw(place, f"{action} again, after its release at {self.released[key]}; needed once a step")
+        self.gathered[key] = place
+
+    def release(self, place: Place, action: Action) -> None:
+        key = (action.stage, action.index)
+        if key not in self.gathered:
+            raise Flaw(place, f"{action}: the bucket is not held")
+        del self.gathered[key]
+        self.released[key] = place
+
+    def refuse_missing(self, place: Place, action: Action, keys: list[Key]) -> None:
+        for stage, bucket in keys:
+            if (stage, bucket) not in self.gathered:
+                since = self.released.get((stage, bucket))
+                reason = f"was released at {since}" if since else "no GATHER has fetched"
+                raise Flaw(place, f"{action} needs bucket {bucket} of stage {stage}, which {reason}")
+
+    def refuse_unwanted(self, place: Place, action: Action, wanted: list[Key]) -> None:
+        """Refuse what is held too early or too late: it takes the room of what is needed."""
+        for (stage, bucket), since in self.gathered.items():
+            if (stage, bucket) not in wanted:
+                names = ", ".join(f"{bucket}@{stage}" for stage, bucket in wanted) or "none"
+                raise Flaw(place, f"{action}: bucket {bucket}@{stage}, gathered at {since}, is in the way; wanted here: {names}")
+
+    def refuse_any(self) -> None:
+        for (stage, bucket), since in self.gathered.items():
+            end = self.needs.end(self.rank)
+            raise Flaw(end, f"the program ends without RELEASE{bucket}@{stage} of what {since} has gathered")
+
+
+# ---------------------------------------------------------------- gradients
+
+
+def reductions_follow(needs: Needs, reduces: Sequence[Reduction], *, each: bool = False) -> None:
+    """Demand one REDUCE per bucket, after everything that adds to the bucket.
+
+    each: one for every microbatch, after everything of it that adds to the bucket, and before anything of another does.
+    """
+    _one_each(needs, reduces, each)
+    added: dict[tuple[int, int], Action] = {}  # by bucket: what it has of a microbatch that isn't reduced yet
+    for place, action in needs.steps:
+        for reduce in _reduces_of(action, reduces, each):
+            there = needs.place[reduce]
+            if there.rank != place.rank or there.position < place.position:
+                raise Flaw(there, f"{reduce} starts before {action} at {place} has added to its bucket")
+            earlier = added.setdefault((reduce.stage, reduce.index), action)
+            if each and earlier.index != action.index:
+                raise Flaw(place, f"{action} adds to bucket {reduce.index} of stage {reduce.stage} before that of {earlier} is reduced")
+        if action.kind == "REDUCE":
+            added.pop((action.stage, action.index), None)
+
+
+def _reduces_of(action: Action, reduces: Sequence[Reduction], each: bool) -> Iterator[Action]:
+    """Yield the reductions of the buckets that an action adds to."""
+    if action.kind in ADD_TO_GRADIENTS:
+        for bucket, ready in enumerate(reduces[action.stage].ready):
+            if action.part is None or action.part <= ready:
+                yield REDUCE(bucket, action.stage, action.index if each else None)
+
+
+def _one_each(needs: Needs, reduces: Sequence[Reduction], each: bool) -> None:
+    wanted = {reduce for _, action in needs.steps for reduce in _reduces_of(action, reduces, each)}
+    started = {action: place for action, place in needs.place.items() if action.kind == "REDUCE"}
+    for action in sorted(wanted - started.keys()):
+        raise Flaw(needs.end(needs.rank_of[action.stage]), f"the program ends without {action}")
+    for action in sorted(started.keys() - wanted, key=lambda action: started[action]):
+        what = f"stage {action.stage} has {len(reduces[action.stage].ready)} buckets"
+        raise Flaw(started[action], f"{action}: {what}, reduced {'for every microbatch' if each else 'once'}")

@@ -1,0 +1,85 @@
+"""Have only those parameters whole that are needed now or next (ZeRO-3): when buckets are gathered and released."""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from mpitrain.schedules.actions import GATHER, RELEASE, SENDS, USE_PARAMETERS, Action
+
+Key = tuple[int, int]  # (stage, bucket)
+
+
+class Residency(NamedTuple):
+    """Which parameters each part of a stage needs, and how long they stay.
+
+    uses: for each stage and each part of its backward, the buckets that this part needs; part i of the forward are the blocks of
+    part num_parts - 1 - i of the backward. A bucket can be used by several parts.
+    ahead: how many parts before its use a bucket is gathered, so that it travels while these compute.
+    until: "use": released when it is not needed at present. "step": kept from its first use in the step to its last.
+    """
+
+    uses: tuple[tuple[tuple[int, ...], ...], ...]
+    ahead: int = 1
+    until: Literal["use", "step"] = "use"
+
+    def num_parts(self, stage: int) -> int:
+        return len(self.uses[stage])
+
+    def needed(self, action: Action) -> list[Key]:
+        """Return the buckets that a computation needs: none of them for W and for what isn't a computation."""
+        if action.kind not in USE_PARAMETERS:
+            return []
+        kind, _, stage, part = action
+        parts = self.uses[stage]
+        if part is not None:
+            parts = [parts[len(parts) - 1 - part if kind == "F" else part]]
+        return list(dict.fromkeys((stage, bucket) for part in parts for bucket in part))
+
+    def windows(self, program: Iterable[Action]) -> list[list[Key]]:
+        """Return the buckets to have while each part that needs parameters runs: its own and those of the next `ahead`.
+
+        With until="step" also those that were needed before and will be again.
+        """
+        needed = [keys for action in program if (keys := self.needed(action))]
+        if self.until == "use":
+            return [_merged(needed[i : i + self.ahead + 1]) for i in range(len(needed))]
+        first = {key: i for i, keys in reversed(list(enumerate(needed))) for key in keys}
+        last = {key: i for i, keys in enumerate(needed) for key in keys}
+        return [[key for key in _merged(needed) if first[key] - self.ahead <= i <= last[key]] for i in range(len(needed))]
+
+
+def _merged(lists: Iterable[list[Key]]) -> list[Key]:
+    return list(dict.fromkeys(key for keys in lists for key in keys))
+
+
+def in_parts(program: Iterable[Action], residency: Residency) -> list[Action]:
+    """Walk everything that needs parameters in parts, if it isn't yet."""
+    walked: list[Action] = []
+    for action in program:
+        whole = action.kind in USE_PARAMETERS and action.part is None
+        walked += [action._replace(part=part) for part in range(residency.num_parts(action.stage))] if whole else [action]
+    return walked
+
+
+def with_residency(program: list[Action], residency: Residency) -> list[Action]:
+    """Put GATHER and RELEASE into one rank's program, whose parts stand where they shall be.
+
+    What a part was the last to need is dropped right after it, unless it would be gathered again at once. Then the sends leave, because
+    other ranks wait for them, and then what is to be there while the next part runs is gathered: before a receive, a reduction or
+    a W that may stand between, so that it travels meanwhile.
+    """
+    windows = iter([*residency.windows(program), []])
+    held = next(windows)
+    result, due = _gathers(held), []
+    for action, following in zip(program, [*program[1:], None]):
+        result.append(action)
+        if residency.needed(action):
+            before, held = held, next(windows)
+            result += [RELEASE(bucket, stage) for stage, bucket in before if (stage, bucket) not in held]
+            due = _gathers(key for key in held if key not in before)
+        if following is None or following.kind not in SENDS:
+            result, due = result + due, []
+    return result
+
+
+def _gathers(keys: Iterable[Key]) -> list[Action]:
+    return [GATHER(bucket, stage) for stage, bucket in keys]

@@ -1,0 +1,51 @@
+"""What travels between data ranks while a rank computes: parameters that are gathered and gradients that are reduced.
+
+A rank has one more resource for them, on which transfers follow one another. GATHER and REDUCE end at once and start a transfer; a part
+starts when the buckets it needs have arrived, and NORM when everything has.
+
+    GATHER of a, b   |--a--|--b--|
+    part that needs a      |--F--|        the next, which needs b, has it in time
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from mpitrain.schedules.actions import Action
+from mpitrain.schedules.residency import Key, Residency
+
+
+class Transfers(NamedTuple):
+    """Times of the transfers of one bucket, by kind (GATHER, REDUCE) or by instruction; who waits for them is in the residency."""
+
+    time: Mapping[str, float] | Callable[[Action], float]
+    residency: Residency | None = None
+
+    def of(self, action: Action) -> float:
+        return self.time(action) if callable(self.time) else self.time.get(action.kind, 0)
+
+    def needed(self, action: Action) -> Iterable[Key]:
+        return self.residency.needed(action) if self.residency else ()
+
+
+NO_TIME = Transfers({})
+
+
+class Traffic:
+    """The transfers of one rank, while it is played."""
+
+    def __init__(self, transfers: Transfers):
+        self.transfers = transfers
+        self.free: float = 0
+        self.arrived: dict[Key, float] = {}
+
+    def start(self, action: Action, time: float) -> None:
+        """Start the transfer of a GATHER or REDUCE, behind those before it."""
+        self.free = max(time, self.free) + self.transfers.of(action)
+        if action.kind == "GATHER":
+            self.arrived[action.stage, action.index] = self.free
+
+    def ready(self, action: Action, time: float) -> float:
+        """Return when an action that is reached at `time` has what it waits for."""
+        if action.kind == "NORM":
+            return max(time, self.free)
+        return max([time, *(self.arrived.get(key, time) for key in self.transfers.needed(action))])
