@@ -8,10 +8,12 @@
         REDUCE                      starts the reduction of one bucket; NORM waits for all of them
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -22,10 +24,13 @@ from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
+from mpitrain.data.documents import num_counted, separate
 from mpitrain.gradients import Gradients
+from mpitrain.lending import reserve
 from mpitrain.model.recipe import Walk, run, run_together
-from mpitrain.optim.adamw import AdamW
-from mpitrain.optim.norm import norm, squares
+from mpitrain.optim.norm import exact_sum, norm, squares
+from mpitrain.optim.optimizer import optimizer_of
+from mpitrain.parallel.zero import Sharding, Weights
 from mpitrain.report.trace import Recorder
 from mpitrain.schedules.actions import Action
 from mpitrain.stage import Microbatch, Stage
@@ -37,7 +42,10 @@ Key = tuple[int, int]  # (stage, microbatch)
 
 @dataclass
 class StepResult:
-    """What a step measured; the same on every rank. peak_in_flight: the most stashes that each pipeline rank held at once."""
+    """What a step measured; the same on every rank.
+
+    num_tokens: those whose prediction counts for the loss.  peak_in_flight: the most stashes that each pipeline rank held at once.
+    """
 
     loss: float = 0.0
     grad_norm: float = 0.0
@@ -79,14 +87,15 @@ class Actor:
         programs = program.training(config)
         self.table = programs.table
         self.training, self.report = programs.ranks[self.pp.rank], programs.report
-        self.evaluation = program.evaluation(self.table).ranks[self.pp.rank]
+        self.evaluation = program.evaluation(config, self.table).ranks[self.pp.rank]
+        self.sharding = Sharding(config.parallel.zero, mesh["shard"], mesh["replicate"], each=config.parallel.reduce == "microbatch")
         self.stages = self._build(device)
-        self.gradients = Gradients(self.stages, self.table, mesh)
-        self.optimizer = AdamW(config.optimizer, [p for stage in self.stages.values() for p in stage.owned])
+        reserve(self.sharding, self.stages, self.training, self.evaluation)
+        self.gradients = Gradients(self.stages, self.table, mesh, self.sharding)
+        numbers = [number % self.table.depth for number in self.stages]
+        self.optimizer = optimizer_of(config, numbers, self.gradients.pieces, mesh["matrix"], self._owned[0].master)
         self.links = Links(mesh["links"], self.table.num_stages, self.table.num_microbatches, synchronous=config.comm.synchronous)
         self.cursor: tuple[int, int, Action | None] = (0, 0, None)
-        self.counted = self.gradients.counted
-        self._num_counted = int(max(self._everyone(np.array([float(len(self.counted))]))))
         self._handlers = {
             "F": self._forward,
             "B": self._backward,
@@ -96,9 +105,12 @@ class Actor:
             "SEND_B": self._send,
             "RECV_F": self._recv,
             "RECV_B": self._recv,
+            "GATHER": self._gather,
+            "RELEASE": self._release,
             "REDUCE": self._reduce,
             "NORM": self._norm,
             "UPDATE": self._update,
+            "SPREAD": self._spread,
         }
 
     def _build(self, device: torch.device) -> dict[int, Stage]:
@@ -107,7 +119,7 @@ class Actor:
         depth, segments = self.table.depth, self.table.segments
         for number in self.table.chunks[self.pp.rank]:
             shared = next((stage.embedding for stage in stages.values() if stage.embedding is not None), None)
-            stages[number] = self.stage_type(self.config, number % depth, device, self.data.allocate, shared, segments, self.tp, self.cp)
+            stages[number] = self.stage_type(self.config, number % depth, device, self.sharding, shared, segments, self.tp, self.cp)
         return stages
 
     @property
@@ -120,16 +132,19 @@ class Actor:
         """The positions of a sequence that this rank has, [T]."""
         return next(iter(self.stages.values())).positions
 
-    def cut(self, tokens: torch.Tensor) -> list[Microbatch]:
+    def cut(self, tokens: torch.Tensor, separator: int | None = None) -> list[Microbatch]:
         """Cut this data-parallel rank's rows of a step [batch, sequence + 1] into microbatches, and these into segments.
 
         Inputs and targets are those of this rank's positions; targets are one position ahead in the row, wherever that is.
+        separator: the token that ends a document, if documents are separate.
         """
         micro, length = self.config.batch.micro, len(self.positions) // self.table.segments
         here = self.positions.to(tokens.device)
-        pairs = zip(tokens[:, here].split(micro), tokens[:, here + 1].split(micro))
-        cut = [pair for chunk in pairs for pair in zip(*(half.split(length, dim=1) for half in chunk))]
-        return [Microbatch(inputs if self.first else None, targets if self.last else None) for inputs, targets in cut]
+        documents, targets = (None, tokens[:, 1:]) if separator is None else separate(tokens, separator)
+        whole = repeat(None) if documents is None else documents.split(micro)  # queries here meet keys of the whole sequence
+        rows = zip(tokens[:, here].split(micro), targets[:, here].split(micro), whole)
+        cut = [(*pair, known) for *halves, known in rows for pair in zip(*(half.split(length, dim=1) for half in halves))]
+        return [Microbatch(a if self.first else None, b if self.last else None, documents=known) for a, b, known in cut]
 
     @property
     def first(self) -> bool:
@@ -184,20 +199,29 @@ class Actor:
     # ------------------------------------------------------------ compute
 
     def _forward(self, action: Action, work: _Work) -> None:
-        self._pass_on(action, run(self._forward_walk(action, work), self.progress.poll), work)
+        made, (_, m, stage, part) = run(self._forward_walk(action, work), self.progress.poll), action
+        if part is not None and part + 1 < len(self.stages[stage].parts):
+            work.inputs[stage, m] = made  # for the next part
+        else:
+            self._pass_on(action, made, work)
 
     def _backward(self, action: Action, work: _Work) -> None:
-        grad = run(self._backward_walk(action, work), self.progress.poll)
+        self._pass_on_or_keep(action, run(self._backward_walk(action, work), self.progress.poll), work)
+
+    def _input_backward(self, action: Action, work: _Work) -> None:
+        _, m, stage, part = action
+        self.gradients.hold(stage, part)
+        walk = self.stages[stage].input_backward(m, work.grads.pop((stage, m), None), part)
+        self._pass_on_or_keep(action, run(walk, self.progress.poll), work)
+
+    def _pass_on_or_keep(self, action: Action, grad: torch.Tensor | None, work: _Work) -> None:
         if action.index in self.stages[action.stage].stashes:
             work.grads[action.stage, action.index] = grad  # for the next part
         else:
             self._pass_on(action, grad, work)
 
-    def _input_backward(self, action: Action, work: _Work) -> None:
-        grad = work.grads.pop((action.stage, action.index), None)
-        self._pass_on(action, run(self.stages[action.stage].input_backward(action.index, grad), self.progress.poll), work)
-
     def _weight_backward(self, action: Action, work: _Work) -> None:
+        self.gradients.hold(action.stage, action.part)
         run(self.stages[action.stage].weight_backward(action.index, action.part), self.progress.poll)
 
     def _pair(self, forward: Action, backward: Action, work: _Work) -> None:
@@ -206,15 +230,16 @@ class Actor:
             self._pass_on(action, made, work)
 
     def _forward_walk(self, action: Action, work: _Work) -> Walk:
-        _, m, stage, _ = action
-        walk = self.stages[stage].forward(m, work.inputs.pop((stage, m), None), self._microbatch(stage, m, work))
-        if torch.is_grad_enabled():
+        _, m, stage, part = action
+        walk = self.stages[stage].forward(m, work.inputs.pop((stage, m), None), self._microbatch(stage, m, work), part)
+        if torch.is_grad_enabled() and not part:
             held = 1 + sum(stage.num_stashes for stage in self.stages.values())
             work.peak_in_flight = max(work.peak_in_flight, held)
         return walk
 
     def _backward_walk(self, action: Action, work: _Work) -> Walk:
         _, m, stage, part = action
+        self.gradients.hold(stage, part)
         return self.stages[stage].backward(m, work.grads.pop((stage, m), None), part)
 
     def _microbatch(self, stage: int, index: int, work: _Work) -> Microbatch:
@@ -255,19 +280,27 @@ class Actor:
 
     # ------------------------------------------------------------ gradients and update
 
+    def _gather(self, action: Action, work: _Work) -> None:
+        self.stages[action.stage].buckets[action.index].weights.gather()
+
+    def _release(self, action: Action, work: _Work) -> None:
+        self.stages[action.stage].buckets[action.index].weights.release()
+
     def _reduce(self, action: Action, work: _Work) -> None:
-        self.gradients.start(action.stage, action.index)
+        self.gradients.start(action.stage, action.index, action.part)
 
     def _norm(self, action: Action, work: _Work) -> None:
         self.gradients.wait()
         result = work.result
         loss, count, result.stop = self._totals(work)
-        result.loss, result.num_tokens = loss / count, int(count)
+        result.num_tokens, count = int(count), count or math.nan  # of no target there is no mean: nothing to learn, the step is skipped
+        result.loss = loss / count
         peaks = self._everyone(np.array([float(work.peak_in_flight)]))[:: self.tp.size]
         result.peak_in_flight = [int(peak) for peak in peaks]
-        mine = np.zeros(self._num_counted)
-        mine[: len(self.counted)] = squares(self.counted)
-        result.grad_norm = norm(self._everyone(mine).tolist()) / count
+        total = exact_sum(squares(piece.grad for piece in self.gradients.counted))
+        for axis in (self.sharding.shard, self.model):
+            total = exact_sum(all_gather(np.array(total), axis, np.empty(axis.size * len(total))).wait().tolist())
+        result.grad_norm = norm(total) / count
         result.skipped = not np.isfinite(result.grad_norm)
 
     def _update(self, action: Action, work: _Work) -> None:
@@ -280,16 +313,36 @@ class Actor:
             scale *= clip / work.result.grad_norm
         self.gradients.scale(scale)
         self.optimizer.step(work.lr)
+        for weights in self._owned:
+            weights.update()
+
+    def restored(self, num_updates: int) -> None:
+        """Take over weights and optimiser state that were read into the pieces. Collective over the data axis."""
+        self.optimizer.set_step(num_updates)
+        for weights in self._owned:
+            weights.update()
+            if weights.whole is not None:
+                weights.spread()
+
+    def _spread(self, action: Action | None = None, work: _Work | None = None) -> None:
+        """Send updated weights to the ranks that share them; the next forward waits for each bucket when it needs it."""
+        for weights in self._owned:
+            weights.spread()
+
+    @property
+    def _owned(self) -> list[Weights]:
+        """The weights that stages of this rank own, in the order of the forward."""
+        return [bucket.weights for stage in self.stages.values() for bucket in reversed(stage.buckets) if bucket.owned]
 
     def _totals(self, work: _Work) -> tuple[float, float, bool]:
-        """Return the summed loss, the number of tokens and whether a rank was asked to stop: of all ranks, on all ranks.
+        """Return the summed loss, the number of targets that carry it and whether a rank was asked to stop: of all ranks, on all ranks.
 
         The loss of each microbatch is added in ascending order in fp64, first on the rank, then over the data axis.
         """
         mine = np.array([0.0, 0.0, float(work.stop)])
         for number, m, loss in self._losses() if self.tp.rank == 0 else ():  # the ranks of tp have the same
             mine[0] += loss.item()
-            mine[1] += self._microbatch(number, m, work).targets.numel()
+            mine[1] += num_counted(self._microbatch(number, m, work).targets)
         all_reduce(mine, self.data).wait()
         loss, count, stop = self._everyone(mine).reshape(-1, 3).T  # the others add 0: exact
         return float(loss.sum()), float(count.sum()), bool(stop.any())

@@ -75,12 +75,13 @@ def run(config: str | None, overrides: tuple[str, ...]) -> int:
 @click.argument("config", required=False, type=click.Path())
 @click.option("--ranks", default=1, show_default=True, type=click.IntRange(1), help="Number of ranks of the layout.")
 @click.option("--rank", default=None, type=click.IntRange(0), help="Rank whose program is printed; all pipeline ranks if absent.")
+@click.option("--traffic", is_flag=True, help="With --rank: also what it sends, over which axis, in bytes.")
 @OVERRIDE
-def program(config: str | None, ranks: int, rank: int | None, overrides: tuple[str, ...]) -> None:
+def program(config: str | None, ranks: int, rank: int | None, traffic: bool, overrides: tuple[str, ...]) -> None:
     """Print the instructions of a training step, without running anything."""
     from mpitrain import layout
 
-    click.echo(layout.show_program(config, overrides, ranks, rank))
+    click.echo(layout.show_program(config, overrides, ranks, rank, traffic))
 
 
 @cli.command()

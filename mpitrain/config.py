@@ -22,6 +22,7 @@ from mpitrain.schedules.placement import chunks_of
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 CountOrNone = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # 0: derived, or never
 Fraction = Annotated[float, Meta(gt=0, lt=1)]
+Share = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
@@ -55,6 +56,7 @@ class Data(Table):
     source: Literal["python-stdlib", "text", "jsonl"] = "python-stdlib"
     path: str = ""
     tokenizer: str = "bytes"
+    documents: Literal["joined", "separate"] = "joined"  # separate: attention stays within a document, and none foretells the next
     sequence: Count = 128  # tokens
     val_fraction: Fraction = 0.05
 
@@ -69,8 +71,14 @@ class Parallel(Table):
     pp: CountOrNone = 0
     tp: Count = 1  # ranks that divide each layer
     sequence: bool = True  # with tp: activations between blocks are divided along the sequence
+    async_tp: bool = False  # with tp: blocks compute chunk by chunk while the other chunks travel
     cp: Count = 1  # ranks that a sequence is spread over
     context: Literal["zigzag", "ring", "gather", "ulysses"] = "zigzag"  # how its parts attend to one another
+    zero: Annotated[int, Meta(ge=0, le=3)] = 0  # divided over data ranks: 1 optimiser, 2 and gradients, 3 and weights
+    dp_shard: CountOrNone = 0  # with zero: data-parallel ranks that divide the state among them; 0: all
+    reduce: Literal["step", "microbatch"] = "step"  # zero 2 and 3: gradients stay whole until the last microbatch, or never
+    gather: Literal["use", "step"] = "use"  # zero 3: weights are fetched for each use and dropped after it, or kept over the step
+    ahead: Count = 1  # zero 3: blocks that are fetched before they are needed
 
 
 class Pipeline(Table):
@@ -90,12 +98,15 @@ class Precision(Table):
 
 
 class Optimizer(Table):
-    name: Literal["adamw"] = "adamw"
-    lr: Annotated[float, Meta(gt=0)] = 3e-3
-    betas: tuple[Annotated[float, Meta(ge=0, lt=1)], Annotated[float, Meta(ge=0, lt=1)]] = (0.9, 0.95)
-    eps: Annotated[float, Meta(gt=0)] = 1e-8
-    decay: Annotated[float, Meta(ge=0)] = 0.1
+    name: Literal["adamw", "sgd", "muon"] = "adamw"  # muon: matrices between layers; embedding, head and norms are adamw's
+    lr: Annotated[float, Meta(gt=0)] = 3e-3  # muon scales its steps like adamw's: the same rates suit
+    decay: Annotated[float, Meta(ge=0)] = 0.1  # of matrices, by lr * decay a step
     clip: Annotated[float, Meta(ge=0)] = 1.0  # 0: no clipping
+    betas: tuple[Share, Share] | None = None  # adamw, muon; absent, here and below: as in OPTIMIZERS
+    eps: Annotated[float, Meta(gt=0)] | None = None  # adamw, muon
+    momentum: Share | None = None  # sgd, muon
+    nesterov: bool | None = None  # sgd, muon
+    ns_steps: Annotated[int, Meta(ge=1, le=100)] | None = None  # muon: Newton-Schulz iterations
 
 
 class Schedule(Table):
@@ -132,6 +143,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "smollm2-135m": dict(layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49152, tied=True),
     "llama3.2-1b": dict(layers=16, width=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256, tied=True),
     "llama3-8b": dict(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False),
+}
+
+ADAMW = dict(betas=(0.9, 0.95), eps=1e-8)
+OPTIMIZERS: dict[str, dict[str, Any]] = {  # the keys that each has, and their values where none is given
+    "adamw": ADAMW,
+    "sgd": dict(momentum=0.9, nesterov=False),
+    "muon": dict(**ADAMW, momentum=0.95, nesterov=True, ns_steps=5),
 }
 
 MOST_FORWARDS = 1_000_000  # of one step, over all pipeline ranks: every rank holds all programs
@@ -237,13 +255,33 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> C
     parallel, batch = _layout(config, model.layers, num_ranks)
     pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
     _refuse_undivided(model, config.data.sequence, parallel)
+    _refuse_unsharded(parallel)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel.pp * pipeline.chunks)
-    return msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch, pipeline=pipeline)
+    optimizer = _optimizer(config.optimizer)
+    return msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch, pipeline=pipeline, optimizer=optimizer)
+
+
+def _refuse_unsharded(parallel: Parallel) -> None:
+    """Raise ConfigError unless the data-parallel ranks can divide the state among them as asked."""
+    if parallel.dp_shard and not parallel.zero:
+        raise ConfigError(f"parallel.dp_shard = {parallel.dp_shard} with parallel.zero = 0 divides nothing; set parallel.zero to 1, 2 or 3")
+    for key, least in (("reduce", 2), ("gather", 3), ("ahead", 3)):
+        value = getattr(parallel, key)
+        if parallel.zero < least and value != Parallel.__struct_defaults__[Parallel.__struct_fields__.index(key)]:
+            raise ConfigError(f"parallel.{key} = {value!r} does nothing with parallel.zero = {parallel.zero}; set parallel.zero = {least}")
+    if parallel.dp_shard and parallel.dp % parallel.dp_shard:
+        fitting = ", ".join(str(n) for n in range(1, parallel.dp + 1) if parallel.dp % n == 0)
+        raise ConfigError(f"parallel.dp_shard = {parallel.dp_shard} doesn't divide parallel.dp = {parallel.dp}; use {fitting}")
 
 
 def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
     """Raise ConfigError unless each layer can be divided over the tensor-parallel axis."""
     tp = parallel.tp
+    if parallel.async_tp and not parallel.sequence:
+        raise ConfigError(
+            "parallel.async_tp = true with parallel.sequence = false: it computes while parts of the sequence travel; use "
+            "parallel.sequence = true, or leave parallel.async_tp out"
+        )
     for key, number in (("model.heads", model.heads), ("model.ffn", model.ffn)):
         if number % tp:
             raise ConfigError(f"{key} = {number} doesn't divide over parallel.tp = {tp}; use a tp that divides it")
@@ -303,6 +341,23 @@ def _model(model: Model, vocab: int) -> Model:
     if model.heads % model.kv_heads:
         raise ConfigError(f"model.heads = {model.heads} is not a multiple of model.kv_heads = {model.kv_heads}")
     return model
+
+
+def _optimizer(optimizer: Optimizer) -> Optimizer:
+    """Fill in the keys that the optimiser has. Raises ConfigError for one that it would ignore."""
+    known = OPTIMIZERS[optimizer.name]
+    values = {key: getattr(optimizer, key) for keys in OPTIMIZERS.values() for key in keys}
+    given = {key: value for key, value in values.items() if value is not None}
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigError(
+                f"optimizer.{key} = {json.dumps(value)} does nothing with optimizer.name = {json.dumps(optimizer.name)}, which has "
+                f"{', '.join(known)}; leave it out"
+            )
+    ahead = {"nesterov": False} if given.get("momentum") == 0 else {}
+    if ahead and given.get("nesterov"):
+        raise ConfigError("optimizer.nesterov = true with optimizer.momentum = 0 looks ahead along nothing; leave one of them out")
+    return msgspec.structs.replace(optimizer, **known | given | ahead)
 
 
 def _layout(config: Config, layers: int, num_ranks: int) -> tuple[Parallel, Batch]:

@@ -10,7 +10,8 @@ mpi4py.rc.initialize = False  # one process, perhaps on a login node where MPI_I
 
 from mpitrain.checkpoint import load  # noqa: E402
 from mpitrain.config import Parallel, Pipeline  # noqa: E402
-from mpitrain.data.tokenizer import load_tokenizer  # noqa: E402
+from mpitrain.data.documents import documents_of  # noqa: E402
+from mpitrain.data.tokenizer import load_tokenizer, separator  # noqa: E402
 from mpitrain.device import set_threads  # noqa: E402
 from mpitrain.errors import CheckpointError, DataError  # noqa: E402
 from mpitrain.model.recipe import run  # noqa: E402
@@ -19,8 +20,12 @@ from mpitrain.stage import Microbatch, Stage  # noqa: E402
 
 
 def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed: int) -> Iterator[str]:
-    """Yield the prompt and then text as it is sampled; the context is the last data.sequence tokens."""
+    """Yield the prompt and then text as it is sampled; the context is the last data.sequence tokens.
+
+    A model of separate documents stops at the end of one.
+    """
     stage, tokenizer = _load(run_dir)
+    ends = separator(stage.config.data, tokenizer)
     ids = tokenizer.encode(prompt.encode()).astype("int64").tolist()
     if not ids:
         raise DataError("--prompt gives no token; needed at least one to go on from")
@@ -33,11 +38,15 @@ def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed:
             if whole.startswith(shown):
                 yield whole[len(shown) :]
                 shown = whole
-            ids.append(_next(stage, ids[-stage.config.data.sequence :], temperature, generator))
+            ids.append(_next(stage, ids[-stage.config.data.sequence :], ends, temperature, generator))
+            if ids[-1] == ends:  # how another document begins was never learnt
+                return
 
 
-def _next(stage: Stage, ids: list[int], temperature: float, generator: torch.Generator) -> int:
-    run(stage.forward(0, None, Microbatch(tokens=torch.tensor([ids]))))
+def _next(stage: Stage, ids: list[int], ends: int | None, temperature: float, generator: torch.Generator) -> int:
+    tokens_BT = torch.tensor([ids])
+    documents_BT = None if ends is None else documents_of(tokens_BT, ends)
+    run(stage.forward(0, None, Microbatch(tokens_BT, documents=documents_BT)))
     logits_V = stage.losses[0][0, -1]  # without targets, what the last stage keeps are the logits
     if temperature == 0:
         return int(logits_V.argmax())
@@ -57,6 +66,6 @@ def _load(run_dir: str):
     set_threads(config.run)
     stage = Stage(config, 0, torch.device("cpu"))
     with saved:
-        for parameter in stage.owned:
-            parameter.data.copy_(torch.from_numpy(saved.read(f"parameters/{parameter.name}")))
+        for spec, data in stage.weights():
+            data.copy_(torch.from_numpy(saved.read(f"parameters/{spec.name}")))
     return stage, load_tokenizer(config.data.tokenizer)

@@ -1,4 +1,4 @@
-"""`mpitrain program` and `mpitrain check`: what a layout would do, without MPI and without torch."""
+"""`mpitrain program` and `mpitrain check`: what a layout would do, without MPI's world, and but for --traffic without torch."""
 
 import math
 
@@ -6,7 +6,7 @@ from mpitrain import config as settings
 from mpitrain import program
 from mpitrain.comm.grid import Grid
 from mpitrain.config import Config
-from mpitrain.data.tokenizer import load_tokenizer
+from mpitrain.data.tokenizer import load_tokenizer, separator
 from mpitrain.errors import ConfigError
 from mpitrain.schedules.actions import format_program
 from mpitrain.schedules.draw import grid
@@ -15,19 +15,36 @@ from mpitrain.schedules.draw import grid
 def resolved(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> Config:
     """Read a configuration and resolve it for a number of ranks."""
     config = settings.load(path, overrides)
-    return settings.resolve(config, num_ranks, load_tokenizer(config.data.tokenizer).vocab)
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    separator(config.data, tokenizer)
+    return settings.resolve(config, num_ranks, tokenizer.vocab)
 
 
-def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None) -> str:
-    """Return the program of one rank, or of every pipeline rank, as text that pipeline.schedule files are made of."""
+def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False) -> str:
+    """Return the program of one rank, or of every pipeline rank, as text that pipeline.schedule files are made of.
+
+    traffic: for one rank, say what it sends too, as a comment.
+    """
     config = resolved(path, overrides, num_ranks)
     programs = program.training(config).ranks
     if rank is None:
+        if traffic:
+            raise ConfigError("--traffic: pipeline ranks send different things; give --rank too")
         return "\n\n".join(f"# pipeline rank {pp}\n{format_program(actions)}" for pp, actions in enumerate(programs))
     if rank >= num_ranks:
         raise ConfigError(f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number of ranks you start")
     at = Grid({axis: getattr(config.parallel, axis) for axis in ("tp", "cp", "dp", "pp")}).coordinates(rank)
-    return f"# rank {rank}: tp {at['tp']}, cp {at['cp']}, dp {at['dp']}, pp {at['pp']}\n{format_program(programs[at['pp']])}"
+    title = f"# rank {rank}: tp {at['tp']}, cp {at['cp']}, dp {at['dp']}, pp {at['pp']}"
+    return f"{title}\n{format_program(programs[at['pp']])}" + (_traffic(config, rank) if traffic else "")
+
+
+def _traffic(config: Config, rank: int) -> str:
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
+    from mpitrain.rehearsal import Rehearsal
+
+    return "\n\n# what it sends in a step:\n" + "\n".join(f"# {line}" for line in Rehearsal(config, rank).table().splitlines())
 
 
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:

@@ -2,13 +2,14 @@
 
 from typing import NamedTuple
 
+from mpitrain.buckets import reduction_of, uses_of
 from mpitrain.config import Config
 from mpitrain.schedule import table_of
-from mpitrain.schedules.actions import Action
+from mpitrain.schedules.actions import SPREAD, Action
 from mpitrain.schedules.check import Report, check
 from mpitrain.schedules.lower import lower
+from mpitrain.schedules.residency import Residency
 from mpitrain.schedules.table import Table, forwards
-from mpitrain.slicing import reduction_of
 
 
 class Programs(NamedTuple):
@@ -22,16 +23,29 @@ class Programs(NamedTuple):
 def training(config: Config) -> Programs:
     """Return the programs of a training step. Raises ScheduleError with the flaw."""
     table = table_of(config)
+    parallel = config.parallel
     reduces = [reduction_of(config, stage % table.depth) for stage in range(table.num_stages)]
-    programs = lower(table, reduces, tail=min(config.pipeline.tail, table.num_microbatches))
-    return Programs(table, programs, _proved(table, programs, reduces=reduces))
+    zero = {"residency": _residency(config, table), "reduce_each": parallel.zero >= 2 and parallel.reduce == "microbatch"}
+    programs = lower(table, reduces, tail=min(config.pipeline.tail, table.num_microbatches), **zero)
+    if parallel.zero in (1, 2):
+        programs = [[*program, SPREAD] for program in programs]
+    return Programs(table, programs, _proved(table, programs, reduces=reduces, **zero))
 
 
-def evaluation(table: Table) -> Programs:
+def evaluation(config: Config, table: Table) -> Programs:
     """Return the programs that only run a table's forwards, in its order."""
     forward = forwards(table)
-    programs = lower(forward, [], train=False)
-    return Programs(forward, programs, _proved(forward, programs, train=False))
+    residency = _residency(config, table)
+    programs = lower(forward, [], train=False, residency=residency)
+    return Programs(forward, programs, _proved(forward, programs, train=False, residency=residency))
+
+
+def _residency(config: Config, table: Table) -> Residency | None:
+    """Tell when the parameters of ZeRO-3 are fetched and dropped."""
+    if config.parallel.zero < 3:
+        return None
+    uses = tuple(uses_of(config, stage % table.depth) for stage in range(table.num_stages))
+    return Residency(uses, config.parallel.ahead, config.parallel.gather)
 
 
 def _proved(table: Table, programs: list[list[Action]], **facts) -> Report:

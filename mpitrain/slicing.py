@@ -1,12 +1,6 @@
-"""Which blocks, parameters and gradient buckets a stage has. Integers and names only: no torch, so that a layout can be proved anywhere.
+"""Which blocks and parameters a stage has. Integers and names only: no torch, so that a layout can be proved anywhere.
 
-A stage is a list of blocks; the first and last of them can be half a block, attention or feed-forward. Its backward is divided into
-parts, one per gradient bucket, from the last block to the first: when a part is done for the last microbatch, its bucket is complete
-and can be reduced while the next part runs.
-
-    blocks   embedding | block 0 | block 1 | block 2 | head
-    parts    [     part 1      ] [          part 0         ]     bucket k is complete after part k
-                                                                 the tied embedding is a bucket of its own, complete last
+A stage is a list of blocks; the first and last of them can be half a block, attention or feed-forward.
 """
 
 import math
@@ -17,7 +11,6 @@ from mpitrain.balance import balanced_split
 from mpitrain.comm.grid import split
 from mpitrain.config import Config
 from mpitrain.schedule import rank_of
-from mpitrain.schedules.lower import Reduction
 
 EMBEDDING = "embedding.weight"
 
@@ -127,40 +120,6 @@ def _layer(config: Config, layer: int) -> list[Spec]:
     specs = block_specs(layer // 2, model.width, kv_width, model.ffn, model.layers)
     half = "ffn" if layer % 2 else "attention"
     return [spec for name, spec in specs.items() if name.startswith(half)]
-
-
-def parts_of(config: Config, stage: int) -> list[range]:
-    """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full. The same on all ranks."""
-    itemsize = 8 if config.precision.compute == "fp64" else 4
-    limit, blocks = config.comm.bucket_mb * 2**20, specs_of(config, stage, Shard(0, config.parallel.tp))
-    parts, end, size = [], len(blocks), 0
-    for index in reversed(range(len(blocks))):
-        size += itemsize * sum(spec.numel for spec in blocks[index] if not (config.model.tied and spec.name == EMBEDDING))
-        if size >= limit or index == 0:
-            parts.append(range(index, end))
-            end, size = index, 0
-    return parts
-
-
-def reduction_of(config: Config, stage: int) -> Reduction:
-    """Tell the schedule after which part each bucket of a stage is complete.
-
-    After those of the parts come the tied embedding's, and those of parameters whose copies on the tensor-parallel axis have each a
-    part of the gradient: norms with sequence parallelism, and repeated key-value heads.
-    """
-    num_parts = len(parts_of(config, stage))
-    ready = tuple(range(num_parts))
-    if config.model.tied and stage == 0:
-        ready += (num_parts - 1,)
-    elif config.model.tied and stage == num_stages(config) - 1:
-        ready += (0,)
-    return Reduction(num_parts, ready + (num_parts - 1,) * len(partial_kinds(config, stage)))
-
-
-def partial_kinds(config: Config, stage: int) -> list[int]:
-    """Return how many copies the parameters have whose copies' gradients are to be summed: one bucket for each number."""
-    shard = Shard(0, config.parallel.tp, config.parallel.sequence)
-    return sorted({spec.copies for block in specs_of(config, stage, shard) for spec in block if spec.partial})
 
 
 def block_specs(index: int, width: int, kv_width: int, ffn: int, num_layers: int) -> dict[str, Spec]:

@@ -1,43 +1,54 @@
 """One pipeline stage: a slice of the decoder with its parameters, its gradient buckets, and what each microbatch left behind."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
+from mpitrain.buckets import buckets_of, layout_of, parts_of
 from mpitrain.comm.mesh import Axis
 from mpitrain.config import Config
 from mpitrain.model import recipe
 from mpitrain.model.decoder import decoder_block, embedding, head
-from mpitrain.model.history import History
-from mpitrain.model.parameters import Allocate, Parameter, flat_buffer, initialise
+from mpitrain.model.history import History, mask
+from mpitrain.model.parameters import Parameter
 from mpitrain.model.recipe import Products, Walk
 from mpitrain.model.segments import Rotary
 from mpitrain.parallel.context import ContextAttention, context_attention
-from mpitrain.slicing import EMBEDDING, WHOLE, Shard, num_stages, partial_kinds, parts_of, specs_of
+from mpitrain.parallel.zero import Gradient, Sharding, Weights
+from mpitrain.slicing import WHOLE, Shard, Spec, num_stages, specs_of
 
 
 @dataclass
 class Microbatch:
     """What a stage needs to know of a microbatch besides its input: tokens on the first stage, targets on the last. [B, T] each.
 
+    documents: the number of each position's document in the whole sequence, [B, T], if attention stays within documents.
     start, history: of a segment of a sequence, its first position, and the keys and values of the segments before it.
+    visible: what attention adds to its scores, if causality isn't all there is to it; made by the stage.
     """
 
     tokens: torch.Tensor | None = None
     targets: torch.Tensor | None = None
+    documents: torch.Tensor | None = None
     start: int = 0
     history: History | None = None
+    visible: torch.Tensor | None = None
 
 
 @dataclass
 class Bucket:
-    """Gradients that are reduced together. `grads` is one flat buffer; a tied bucket has one such buffer per use on this rank.
+    """Parameters that are stored, reduced and fetched together; a tied embedding has a gradient for each use in this stage.
 
-    over: the axis they are summed over before the data axis: `tied`, `tp` or `kv`.
+    parts: of the backward, those that use it.  over: the axis the gradients are summed over before the data axis: `tied`, `tp` or
+    `kv`.  owned: whether its weights belong to this stage; only a tied embedding's can be another's.
     """
 
-    grads: list[torch.Tensor]
-    over: str | None = None
+    parts: tuple[int, ...]
+    weights: Weights
+    gradients: list[Gradient]
+    over: str | None
+    owned: bool
 
     @property
     def tied(self) -> bool:
@@ -47,7 +58,7 @@ class Bucket:
 class Stage:
     """The blocks, parameters and stashes of stage `index` of a model.
 
-    allocate: gives the memory of the gradient buckets.  embedding: the tied embedding, if another stage of this rank owns it.
+    sharding: how weights and gradients are divided over data ranks.  embedding: the tied one, if another stage of this rank has it.
     tp, cp: the tensor- and the context-parallel axis; without them, the stage has all of every layer, and the whole sequence.
     segments: into how many segments a microbatch's sequence is cut; microbatch `index` is then segment index % segments of one.
     """
@@ -57,8 +68,8 @@ class Stage:
         config: Config,
         index: int,
         device: torch.device,
-        allocate: Allocate | None = None,
-        embedding: torch.Tensor | None = None,
+        sharding: Sharding | None = None,
+        embedding: Weights | None = None,
         segments: int = 1,
         tp: Axis | None = None,
         cp: Axis | None = None,
@@ -70,13 +81,12 @@ class Stage:
         self.first, self.last = index == 0, index == num_stages(config) - 1
         self.dtype = torch.float64 if config.precision.compute == "fp64" else torch.float32
         self.parts = parts_of(config, index)
-        self._create(allocate)
+        self._create(sharding or Sharding())
         self.blocks = self._build()
         self.stashes: dict[int, list] = {}  # by microbatch: what forward left for backward
         self.products: dict[int, list[list[Products]]] = {}  # by microbatch and block: what the backward for inputs left for weights
         self.histories: dict[int, History] = {}  # by microbatch, of which the last segment isn't done
         self.losses: dict[int, torch.Tensor] = {}
-        initialise(self.owned, config.run.seed)
 
     @property
     def positions(self) -> torch.Tensor:
@@ -95,27 +105,39 @@ class Stage:
         """Start a step: no gradients, no losses."""
         self.losses = {}
         for bucket in self.buckets:
-            for grad in bucket.grads:
-                grad.zero_()
+            for gradient in bucket.gradients:
+                gradient.zero()
 
-    def forward(self, index: int, x: torch.Tensor | None, microbatch: Microbatch) -> Walk:
-        """Run microbatch `index` through the stage: return the output [B, T, D], or None on the last stage, which keeps the loss.
+    def forward(self, index: int, x: torch.Tensor | None, microbatch: Microbatch, part: int | None = None) -> Walk:
+        """Run microbatch `index` through the stage, or one part of it (counted from the first block): return the output [B, T, D].
 
-        Without gradients enabled nothing is stashed.
+        The last stage keeps the loss and returns None. Without gradients enabled nothing is stashed.
         """
-        stash = []
-        microbatch = self._segment(index, microbatch)
-        for block in self.blocks:
-            x, saved = yield from recipe.forward(block, x, microbatch)
-            stash.append(saved)
+        parts = range(len(self.parts)) if part is None else [part]
+        stash = self.stashes[index] if index in self.stashes and parts[0] else []
+        microbatch = self._context(index, microbatch)
+        for number in parts:
+            number = len(self.parts) - 1 - number
+            yield from self._arrive(number)
+            for block in self.parts[number]:
+                x, saved = yield from recipe.forward(self.blocks[block], x, microbatch)
+                stash.append(saved)
+        done = parts[-1] == len(self.parts) - 1
         if torch.is_grad_enabled():
             self.stashes[index] = stash
-        elif (index + 1) % self.segments == 0:
+        elif done and (index + 1) % self.segments == 0:
             self.histories.pop(index // self.segments, None)
-        if not self.last:
+        if not (done and self.last):
             return x
         self.losses[index] = x.detach()
         return None
+
+    def _arrive(self, part: int) -> Walk:
+        """Wait for the weights of a part of the backward, if they are on their way."""
+        for weights in self._weights_of[part]:
+            if weights.arriving is not None:
+                yield weights.arriving
+                weights.arriving = None
 
     def backward(self, index: int, grad: torch.Tensor | None, part: int | None) -> Walk:
         """Run the backward of a microbatch, or one part of it, from the gradient of the output; return that of the input.
@@ -125,6 +147,7 @@ class Stage:
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index]
         for number in parts:
+            yield from self._arrive(number)
             for block in reversed(self.parts[number]):
                 grad = yield from recipe.backward(self.blocks[block], stash[block], grad)
         if parts[-1] == len(self.parts) - 1:
@@ -133,15 +156,18 @@ class Stage:
                 self.histories.pop(index // self.segments, None)
         return grad
 
-    def input_backward(self, index: int, grad: torch.Tensor | None) -> Walk:
-        """Run the backward for inputs: as `backward`, but the weight gradients of matrices are left for `weight_backward`."""
-        stash = self.stashes.pop(index)
-        later: list[list[Products]] = [[] for _ in self.blocks]
-        for block in reversed(range(len(self.blocks))):
-            grad = yield from recipe.backward(self.blocks[block], stash.pop(), grad, later[block].append)
-        self.products[index] = later
-        if index % self.segments == 0:
-            self.histories.pop(index // self.segments, None)
+    def input_backward(self, index: int, grad: torch.Tensor | None, part: int | None = None) -> Walk:
+        """Run the backward for inputs, or one part: as `backward`, but the gradients of matrices are left for `weight_backward`."""
+        parts = range(len(self.parts)) if part is None else [part]
+        stash, later = self.stashes[index], self.products.setdefault(index, [[] for _ in self.blocks])
+        for number in parts:
+            yield from self._arrive(number)
+            for block in reversed(self.parts[number]):
+                grad = yield from recipe.backward(self.blocks[block], stash.pop(), grad, later[block].append)
+        if parts[-1] == len(self.parts) - 1:
+            del self.stashes[index]
+            if index % self.segments == 0:
+                self.histories.pop(index // self.segments, None)
         return grad
 
     def weight_backward(self, index: int, part: int | None) -> Walk:
@@ -156,54 +182,54 @@ class Stage:
         if parts[-1] == len(self.parts) - 1:
             del self.products[index]
 
-    def _segment(self, index: int, microbatch: Microbatch) -> Microbatch:
-        """Tell a segment where it starts and what came before it; segments of a sequence come in ascending order."""
-        if self.segments == 1:
+    def _context(self, index: int, microbatch: Microbatch) -> Microbatch:
+        """Tell a segment where it starts and what came before it, in ascending order; and what is visible, once for all blocks."""
+        documents = microbatch.documents
+        if self.core is not None or (documents is None and self.segments == 1):
             return microbatch
-        start = index % self.segments * (self.config.data.sequence // self.segments)
-        return replace(microbatch, start=start, history=self.histories.setdefault(index // self.segments, {}))
+        length = (self.config.data.sequence if documents is None else documents.shape[-1]) // self.segments
+        start = index % self.segments * length
+        history = self.histories.setdefault(index // self.segments, {}) if self.segments > 1 else None
+        visible = mask(start, start + length, documents, self.dtype, self.device)
+        return replace(microbatch, start=start, history=history, visible=visible)
 
     @property
     def num_stashes(self) -> int:
         """Microbatches of which activations are held, for their backward or for their weight gradients."""
-        return len(self.stashes) + len(self.products)
+        return len({*self.stashes, *self.products})
 
-    def _create(self, allocate: Allocate | None) -> None:
-        """Create the parameters: weights in one buffer, gradients in one buffer per bucket; what is summed over other axes apart."""
-        blocks = specs_of(self.config, self.index, self.shard)
-        tied = self.config.model.tied
-        self._by_block = [[Parameter(spec) for spec in block] for block in blocks]
+    def _create(self, sharding: Sharding) -> None:
+        """Create the parameters, bucket by bucket. A tied embedding that another stage of this rank has is shared with it."""
+        self._by_block = [[Parameter(spec) for spec in block] for block in specs_of(self.config, self.index, self.shard)]
         every = [parameter for block in self._by_block for parameter in block]
-        self.owned = [p for i, p in enumerate(every) if p.name not in {before.name for before in every[:i]}]  # a tied one once
-        if self.embedding is not None:
-            self.owned = [p for p in self.owned if p.name != EMBEDDING]
-        _, views = flat_buffer([p.spec for p in self.owned], self.dtype, self.device)
-        data = {parameter.name: view for parameter, view in zip(self.owned, views)}
-        if tied and (self.first or self.last):
-            self.embedding = data.setdefault(EMBEDDING, self.embedding)
-        for parameter in every:
-            parameter.data = data[parameter.name]
         self.buckets: list[Bucket] = []
-        for part in self.parts:
-            ours = [p for block in part for p in self._by_block[block] if not p.spec.partial and not (tied and p.name == EMBEDDING)]
-            self.buckets.append(self._bucket(ours, allocate))
-        uses = [p for p in every if tied and p.name == EMBEDDING]
-        if uses:
-            self.buckets.append(Bucket([self._bucket([use], allocate).grads[0] for use in uses], "tied"))
-        for copies in partial_kinds(self.config, self.index):
-            ours = [p for p in every if p.spec.partial and p.spec.copies == copies]
-            self.buckets.append(self._bucket(ours, allocate, "tp" if copies == self.shard.size else "kv"))
+        for plan in buckets_of(self.config, self.index, self.shard):
+            layout = layout_of(plan.specs, sharding.size)
+            shared = self.embedding if plan.over == "tied" else None
+            weights = shared or Weights(layout, self.dtype, self.device, sharding, self.config.run.seed)
+            users = [p for p in every if p.spec in plan.specs]
+            for parameter in users:
+                weights.bind(parameter)
+            uses = [[p] for p in users] if plan.over == "tied" else [users]
+            gradients = [Gradient(layout, weights.master.dtype, self.device, sharding) for _ in uses]
+            for gradient, parameters in zip(gradients, uses):
+                for parameter in parameters:
+                    gradient.bind(parameter)
+            self.buckets.append(Bucket(plan.parts, weights, gradients, plan.over, owned=shared is None))
+            if plan.over == "tied":
+                self.embedding = weights
+        self._weights_of = [[b.weights for b in self.buckets if number in b.parts] for number in range(len(self.parts))]
 
-    def _bucket(self, parameters: list[Parameter], allocate: Allocate | None, over: str | None = None) -> Bucket:
-        memory, views = flat_buffer([p.spec for p in parameters], self.dtype, self.device, allocate)
-        for parameter, view in zip(parameters, views):
-            parameter.grad = view
-        return Bucket([memory], over)
+    def weights(self) -> Iterator[tuple[Spec, torch.Tensor]]:
+        """Yield every parameter of this stage once, as it computes with it."""
+        for bucket in self.buckets:
+            yield from bucket.weights.views()
 
     def _build(self) -> list[list[recipe.Item]]:
         rotary = Rotary(self.config.model.width // self.config.model.heads, self.positions, self.dtype, self.device)
         inner = self._by_block[self.first : len(self._by_block) - self.last]
-        blocks = [decoder_block(parameters, rotary, self.tp, self.shard.sequence, self.core) for parameters in inner]
+        layout = (self.tp, self.shard.sequence, self.core, self.config.parallel.async_tp)
+        blocks = [decoder_block(parameters, rotary, *layout) for parameters in inner]
         if self.first:
             blocks.insert(0, embedding(self._by_block[0][0], self.tp, self.shard.sequence))
         if self.last:
@@ -215,4 +241,5 @@ def spread_attention(config: Config, cp: Axis) -> ContextAttention:
     """Return the attention over `cp` of the heads that a rank of tp has."""
     model, parallel = config.model, config.parallel
     kv_heads = max(1, model.kv_heads // parallel.tp)
-    return context_attention(cp, parallel.context, config.data.sequence, model.heads // parallel.tp, kv_heads)
+    heads, width = model.heads // parallel.tp, model.width // model.heads
+    return context_attention(cp, parallel.context, config.data.sequence, heads, kv_heads, width)

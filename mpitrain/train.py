@@ -1,9 +1,11 @@
 """`mpitrain run`: check everything, build everything, then loop over steps, log, save, stop."""
 
 import json
+import math
 import signal
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,37 +14,40 @@ from mpi4py.MPI import Intracomm
 from mpitrain import config as settings
 from mpitrain import program
 from mpitrain.actor import Actor, StepResult
+from mpitrain.axes import axes_of
 from mpitrain.checkpoint import load, save
-from mpitrain.comm.grid import Grid
+from mpitrain.checkpoint.boxes import Box, run_boxes
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import node_rank, num_nodes, on_every_rank, on_first_rank, require_same
 from mpitrain.config import Config
 from mpitrain.data.corpus import check_source
 from mpitrain.data.order import Sampler
 from mpitrain.data.split import split
-from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
+from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import describe, open_tokens, prepare
 from mpitrain.device import choose_device, require_memory
 from mpitrain.errors import DONE, STOPPED_EARLY, CheckpointError
 from mpitrain.hang import diagnosed
-from mpitrain.model.parameters import Parameter
 from mpitrain.optim.rates import learning_rate
+from mpitrain.parallel.zero import Piece
+from mpitrain.report.communication import Ledger
 from mpitrain.report.console import Report
 from mpitrain.report.flops import DEFINITION, flops_per_token, peak_flops
 from mpitrain.report.trace import Recorder, write_trace
 from mpitrain.rundir import RunDir
-from mpitrain.schedule import num_microbatches, table_of
+from mpitrain.schedule import num_microbatches
 from mpitrain.slicing import Spec, parameters_of
 from mpitrain.stage import Microbatch
 
 
 @dataclass(frozen=True)
 class Corpora:
-    """The tokens of a run, in an order that is a pure function of seed and slot."""
+    """The tokens of a run, in an order that is a pure function of seed and slot. separator: what ends a document, if it matters."""
 
     train: Sampler
     validation: Sampler
     digest: str
+    separator: int | None
 
 
 def run(path: str | None, overrides: tuple[str, ...], world: Intracomm) -> int:
@@ -67,6 +72,7 @@ def plan(path: str | None, overrides: tuple[str, ...], num_ranks: int, num_nodes
     """Read and resolve the configuration and prove its schedule, on any rank, without writing or sending anything."""
     config = settings.load(path, overrides)
     tokenizer = load_tokenizer(config.data.tokenizer)
+    separator(config.data, tokenizer)
     config = settings.resolve(config, num_ranks, tokenizer.vocab, num_nodes)
     require_memory(config)
     program.training(config)
@@ -82,41 +88,24 @@ def open_run(config: Config, tokenizer: Tokenizer, rundir: RunDir, world: Intrac
         check_source(config.data.source, config.data.path)
         with rundir.creating(config):
             prepare(config.data.source, config.data.path, tokenizer, rundir.data)
-            _samplers(config, rundir)
+            _corpora(config, tokenizer, rundir)
 
     on_first_rank(world, make)
-    return _samplers(config, rundir)
+    return _corpora(config, tokenizer, rundir)
 
 
-def _samplers(config: Config, rundir: RunDir) -> Corpora:
+def _corpora(config: Config, tokenizer: Tokenizer, rundir: RunDir) -> Corpora:
     sequence = config.data.sequence
     train, validation = split(open_tokens(rundir.data), config.data.val_fraction, sequence)
-    return Corpora(Sampler(train, sequence, config.run.seed), Sampler(validation, sequence), describe(rundir.data).digest)
+    samplers = Sampler(train, sequence, config.run.seed), Sampler(validation, sequence)
+    return Corpora(*samplers, describe(rundir.data).digest, separator(config.data, tokenizer))
 
 
 def build_mesh(config: Config, world: Intracomm) -> Mesh:
     """Build every communicator this layout needs. Collective over `world`."""
-    dp, pp, tp, cp = config.parallel.dp, config.parallel.pp, config.parallel.tp, config.parallel.cp
-    dense = Grid({"tp": tp, "cp": cp, "dp": dp, "pp": pp})
-    table = table_of(config)
-    ends = (table.rank_of[0], table.rank_of[table.depth - 1])
-    repeats = max(1, tp // config.model.kv_heads)
-
-    def pairs(one: Iterable[int], other: Iterable[int]) -> list[tuple[int, ...]]:
-        """Return pairs of pipeline ranks as pairs of world ranks, everywhere along the other axes."""
-        along = [dense.group(rank, "pp") for rank in range(world.size) if dense.coordinates(rank)["pp"] == 0]
-        return [(ranks[a], ranks[b]) for ranks in along for a, b in zip(one, other) if a != b]
-
     return Mesh(
         world,
-        dense,
-        expert=Grid({"etp": 1, "ep": 1, "edp": tp * cp * dp, "pp": pp}),
-        spans={"data": ("cp", "dp"), "links": ("pp",), "model": ("tp", "pp")},
-        groups={
-            "tied": pairs(ends[:1], ends[1:]) if config.model.tied else [],
-            "mirror": pairs(range(pp // 2), range(pp)[::-1]) if table.copies == 2 else [],
-            "kv": [tuple(range(rank, rank + repeats)) for rank in range(0, world.size, repeats)],  # neighbours in tp
-        },
+        **axes_of(config)._asdict(),
         transport=config.comm.transport,
         timeout_s=config.comm.timeout_s,
         progress=config.comm.progress,
@@ -132,6 +121,7 @@ class Trainer:
         self.recorder = Recorder(range(0))
         self.actor = Actor(config, mesh, device, self.recorder)
         self.num_microbatches = num_microbatches(config)
+        self.step_tokens = config.batch.global_ * config.data.sequence  # read, whether their targets carry loss or not
         self.step = self.tokens = self.updates = self.skipped = 0
         self.asked_to_stop = False
         self.report = Report(mesh.rank, config.run.steps)
@@ -139,6 +129,7 @@ class Trainer:
         self._flops = flops_per_token(config) / (peak * mesh.size)
         self._peak = f"{peak / 1e9:,.0f} GFLOP/s a rank ({source})"
         self._metrics = None
+        self.ledger = Ledger(mesh)
 
     def __enter__(self) -> "Trainer":
         for name in (signal.SIGUSR1, signal.SIGTERM):
@@ -166,6 +157,7 @@ class Trainer:
             stopped = False
             while self.step < self.config.run.steps and not stopped:
                 stopped = self._one_step()
+        self.report.say(self.ledger.table())
         if stopped and self.step < self.config.run.steps:
             self.report.say(f"stopped after step {self.step} with a checkpoint; start the same command again to go on")
             return STOPPED_EARLY
@@ -175,14 +167,15 @@ class Trainer:
     def _one_step(self) -> bool:
         """Run a step, validate, save and log as is due; return whether a rank was asked to stop."""
         run, step = self.config.run, self.step + 1
+        self.ledger.begin()
         begin, waited = time.perf_counter(), self.mesh.progress.waited_s
         lr = learning_rate(self.config, step)
         result = self.actor.run_step(step, self._microbatches(self.corpora.train, self.step), lr, stop=self.asked_to_stop)
         step_s = time.perf_counter() - begin
         waited_share = (self.mesh.progress.waited_s - waited) / step_s
-        self.step, self.tokens = step, self.tokens + result.num_tokens
+        self.step, self.tokens = step, self.tokens + self.step_tokens
         self.updates, self.skipped = self.updates + (not result.skipped), self.skipped + result.skipped
-        line = self._line(result, lr, step_s)
+        line = self._line(result, lr, step_s) | {"comm": self.ledger.end()}
         if step == run.steps or (run.eval_every and step % run.eval_every == 0):
             line["val_loss"] = self._validate()
         self._log(line, waited_share)
@@ -193,24 +186,24 @@ class Trainer:
         return result.stop
 
     def _microbatches(self, sampler: Sampler, step: int) -> list[Microbatch]:
-        """Return this rank's microbatches of a step (counted from 0); only first and last stage look at them."""
-        batch, actor = self.config.batch, self.actor
-        if not (actor.first or actor.last):
+        """Return this rank's microbatches of a step (counted from 0); stages in the middle look only for documents."""
+        batch, actor, ends = self.config.batch, self.actor, self.corpora.separator
+        if not (actor.first or actor.last or ends is not None):
             return [Microbatch() for _ in range(self.num_microbatches * actor.table.segments)]
         local = batch.global_ // self.config.parallel.dp
         begin = step * batch.global_ + self.mesh["dp"].rank * local
         tokens = torch.from_numpy(sampler.sequences(range(begin, begin + local))).to(self.device)
-        return actor.cut(tokens)
+        return actor.cut(tokens, ends)
 
     def _validate(self) -> float:
         batches = (self._microbatches(self.corpora.validation, i) for i in range(self.config.run.eval_batches))
         totals = [self.actor.evaluate(self.step, microbatches) for microbatches in batches]
-        return sum(loss for loss, _ in totals) / sum(count for _, count in totals)
+        return sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)
 
     # ------------------------------------------------------------ what the user and other programs see
 
     def _line(self, result: StepResult, lr: float, step_s: float) -> dict:
-        tokens_per_s = result.num_tokens / step_s
+        tokens_per_s = self.step_tokens / step_s
         return {
             "step": self.step,
             "loss": result.loss,
@@ -274,18 +267,22 @@ class Trainer:
         """Write a checkpoint: one shard per part of the model, by its first data rank, committed by rank 0. Collective over all ranks."""
         folder, world, model = self.rundir.checkpoints, self.world.comm, self.mesh["model"]
         temporary = on_first_rank(world, lambda: save.begin(folder, self.step))
-        if self.mesh["data"].rank == 0:
-            saved = self._state(self.actor.counted)
-            extents = {name: save.Extent(spec.whole, spec.offset) for name, spec, _ in saved}
-            save.write_shard(temporary, model.rank, {name: x.detach().cpu().numpy() for name, _, x in saved}, extents)
+        shard = self.mesh["shard"]
+        if self.mesh["replicate"].rank == 0:
+            parts = defaultdict(list)
+            for name, spec, box, x in self._state(self.actor.gradients.counted):
+                parts[name].append((x.view(box.shape).cpu().numpy(), save.Extent(spec.whole, _offset(spec, box))))
+            save.write_shard(temporary, model.rank * shard.size + shard.rank, parts)
         world.Barrier()
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
-        on_first_rank(world, lambda: save.commit(temporary, meta, model.size))
+        on_first_rank(world, lambda: save.commit(temporary, meta, model.size * shard.size))
 
-    def _state(self, parameters: list[Parameter]) -> list[tuple[str, Spec, torch.Tensor]]:
-        """Return (name in the checkpoint, what it is, tensor) of some parameters and of their moments."""
-        weights = [(f"parameters/{p.name}", p.spec, p.data) for p in parameters]
-        return weights + list(self.actor.optimizer.moments(parameters))
+    def _state(self, pieces: list[Piece]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
+        """Yield (name in the checkpoint, parameter, box of its box here, flat tensor) of weights and moments, box by box."""
+        for piece in pieces:
+            tensors = [("parameters", piece.weight), *self.actor.optimizer.moments(piece)]
+            for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
+                yield from ((f"{what}/{piece.spec.name}", piece.spec, box, x[here]) for what, x in tensors)
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint that is whole, if there is one. Collective over all ranks."""
@@ -301,16 +298,21 @@ class Trainer:
         if step == 0:
             return
         on_every_rank(world, lambda: self._restore(step))
-        self.actor.optimizer.set_step(self.updates)
+        self.actor.restored(self.updates)
         self.report.say(f"going on after step {step} of {folder}")
 
     def _restore(self, step: int) -> None:
         folder = self.rundir.checkpoints
         with load.open_step(folder, step) as saved:
-            for name, spec, x in self._state(self.actor.optimizer.parameters):
-                box = tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))
-                x.copy_(torch.from_numpy(saved.read(name, box)))
+            for name, spec, box, x in self._state(self.actor.gradients.pieces):
+                where = tuple(slice(begin, begin + length) for begin, length in zip(_offset(spec, box), box.shape))
+                x.copy_(torch.from_numpy(saved.read(name, where)).flatten())
             if saved.meta["data"] != self.corpora.digest:
                 raise CheckpointError(f"{folder}: trained on other data than {self.config.data.source} gives now; choose another run.dir")
             self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]
             self.updates, self.skipped = saved.meta["updates"], saved.meta["skipped"]
+
+
+def _offset(spec: Spec, box: Box) -> tuple[int, ...]:
+    """Return where a box of this rank's box begins in the whole parameter."""
+    return tuple(a + b for a, b in zip(spec.offset, box.start))

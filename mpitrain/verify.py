@@ -14,13 +14,14 @@ from mpi4py import MPI
 from mpitrain.actor import Actor
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config, Parallel, Pipeline
-from mpitrain.model.parameters import Parameter
+from mpitrain.parallel.zero import Piece
 from mpitrain.stage import Microbatch
 from mpitrain.train import build_mesh
 
 TOLERANCE = 1e-10
 STEPS = 2
 VOCAB = 61  # a prime: no tensor-parallel degree divides it
+END = 0  # the token that ends a document
 LR = 1e-2
 
 
@@ -108,20 +109,24 @@ class _Run:
         result = self.actor.run_step(step, self._microbatches(step), LR)
         clip = self.config.optimizer.clip
         clipped = min(1.0, clip / result.grad_norm) if clip else 1.0
-        parameters = self.actor.optimizer.parameters
-        grads = {p.name: p.grad / clipped for p in parameters}
-        return result.loss, result.grad_norm, grads, {p.name: p.data.clone() for p in parameters}
+        pieces = self.actor.gradients.pieces
+        grads = {p.spec.name: p.grad / clipped for p in pieces}
+        return result.loss, result.grad_norm, grads, {p.spec.name: p.weight.clone() for p in pieces}
 
     def _microbatches(self, step: int) -> list[Microbatch]:
-        rows = np.random.default_rng(step).integers(0, VOCAB, (self.config.batch.global_, self.config.data.sequence + 1))
-        mine = torch.from_numpy(rows).chunk(self.config.parallel.dp)[self.mesh["dp"].rank]
-        return self.actor.cut(mine)
+        config, dice = self.config, np.random.default_rng(step)
+        rows = dice.integers(END + 1, VOCAB, (config.batch.global_, config.data.sequence + 1))
+        separate = config.data.documents == "separate"
+        if separate:  # the first row is one document, across all cuts of the sequence, the last has many: ranks count unequal numbers
+            rows[dice.random(rows.shape) < np.linspace(0, 0.6, len(rows))[:, None]] = END
+        mine = torch.from_numpy(rows).chunk(config.parallel.dp)[self.mesh["dp"].rank]
+        return self.actor.cut(mine, END if separate else None)
 
-    def completed_by(self, parameter: Parameter) -> str:
+    def completed_by(self, piece: Piece) -> str:
         """Name the instruction that completes a parameter's gradient."""
         for number, stage in self.actor.stages.items():
             for index, bucket in enumerate(stage.buckets):
-                if any(parameter.grad.untyped_storage().data_ptr() == grad.untyped_storage().data_ptr() for grad in bucket.grads):
+                if piece.spec in bucket.weights.layout.specs:
                     return f"REDUCE{index}@{number}"
         return "NORM"
 
@@ -138,9 +143,15 @@ def _compare(step: int, found, expected, run: _Run) -> list[Difference]:
     names = {name: index for index, name in enumerate(expected[2])}
     compare(0, 0, "the loss", "NORM", torch.tensor(found[0]), torch.tensor(expected[0]))
     compare(2, 0, "the gradient norm", "NORM", torch.tensor(found[1]), torch.tensor(expected[1]))
-    for parameter in run.actor.optimizer.parameters:
-        spec, name = parameter.spec, parameter.name
-        box = tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))
-        compare(1, names[name], f"the gradient of {name}", run.completed_by(parameter), found[2][name], expected[2][name][box])
-        compare(3, names[name], f"the updated {name}", "UPDATE", found[3][name], expected[3][name][box])
+    for piece in run.actor.gradients.pieces:
+        name, done = piece.spec.name, run.completed_by(piece)
+        compare(1, names[name], f"the gradient of {name}", done, found[2][name], _part(expected[2][name], piece))
+        compare(3, names[name], f"the updated {name}", "UPDATE", found[3][name], _part(expected[3][name], piece))
     return differences
+
+
+def _part(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """Return what a rank has of a parameter, given flat: a run of elements of a box."""
+    spec = piece.spec
+    box = whole.view(spec.whole)[tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))]
+    return box.reshape(-1)[piece.begin : piece.end]

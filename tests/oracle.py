@@ -40,13 +40,31 @@ def logits(w, tokens, layers, heads, kv_heads):
     return rms(x, w["head.norm.weight"]) @ head.T
 
 
-def loss_and_grads(weights, rows, layers, heads, kv_heads):
-    """Return the mean loss over all tokens of `rows` [B, T+1] and the gradient of every weight."""
+def loss_and_grads(weights, rows, layers, heads, kv_heads, end_of_text=None):
+    """Return the mean loss over all targets of `rows` [B, T+1] and the gradient of every weight.
+
+    end_of_text: each document of each row goes through the model by itself, as if there were no other.
+    """
     w = {name: value.clone().requires_grad_() for name, value in weights.items()}
-    out = logits(w, rows[:, :-1], layers, heads, kv_heads)
-    loss = functional.cross_entropy(out.flatten(0, 1), rows[:, 1:].flatten())
+    parts = [rows] if end_of_text is None else [torch.tensor([d]) for row in rows.tolist() for d in documents(row, end_of_text)]
+    total, count = 0.0, 0
+    for part in parts:
+        out = logits(w, part[:, :-1], layers, heads, kv_heads)
+        total = total + functional.cross_entropy(out.flatten(0, 1), part[:, 1:].flatten(), reduction="sum")
+        count += part[:, 1:].numel()
+    loss = total / count
     loss.backward()
     return loss.item(), {name: value.grad for name, value in w.items()}
+
+
+def documents(row, end_of_text):
+    """Return the documents of a row of tokens, each with the token that ends it; one without a token to foretell is left out."""
+    found = [[]]
+    for token in row:
+        found[-1].append(token)
+        if token == end_of_text:
+            found.append([])
+    return [document for document in found if len(document) > 1]
 
 
 def adamw(weights, grads, moments, step, *, lr, betas, eps, decay, clip):
@@ -62,3 +80,29 @@ def adamw(weights, grads, moments, step, *, lr, betas, eps, decay, clip):
             w.mul_(1 - lr * decay)
         w.sub_(lr * (m / (1 - betas[0] ** step)) / ((v / (1 - betas[1] ** step)).sqrt() + eps))
     return norm
+
+
+def sgd_step(weights, grads, states, step, lr, *, momentum, nesterov, decay):
+    """Update `weights` and `states` in place by gradient descent with momentum; matrices decay."""
+    for name, w in weights.items():
+        g = grads[name]
+        m = states[name] = momentum * states.get(name, torch.zeros_like(w)) + g
+        if w.dim() > 1:
+            w.mul_(1 - lr * decay)
+        w.sub_(lr * (g + momentum * m if nesterov else m))
+
+
+def muon_step(weights, grads, states, step, lr, *, momentum, nesterov, ns_steps, betas, eps, decay):
+    """Update `weights` and `states` in place: matrices of blocks by Muon, the rest by AdamW."""
+    hidden = [name for name, w in weights.items() if name.startswith("blocks.") and w.dim() == 2]
+    others = {name: w for name, w in weights.items() if name not in hidden}
+    adamw(others, {name: grads[name] for name in others}, states, step, lr=lr, betas=betas, eps=eps, decay=decay, clip=0.0)
+    for name in hidden:
+        w, g = weights[name], grads[name]
+        m = states[name] = momentum * states.get(name, torch.zeros_like(w)) + (1 - momentum) * g
+        x = (1 - momentum) * g + momentum * m if nesterov else m
+        x = x / x.pow(2).sum().sqrt()
+        for _ in range(ns_steps):
+            square = x @ x.T
+            x = 3.4445 * x - 4.7750 * square @ x + 2.0315 * square @ square @ x
+        w.copy_((1 - lr * decay) * w - lr * 0.2 * max(w.shape) ** 0.5 * x)

@@ -19,8 +19,8 @@ def save(folder, step):
     tmp = begin(folder, step)
     for writer in range(2):
         half = np.random.default_rng([step, writer]).standard_normal((ROWS, 256), np.float32)
-        arrays = {"parameters/w": half, f"adam/m/{writer}": np.full(5, step, np.float64)}
-        write_shard(tmp, writer, arrays, {"parameters/w": Extent((2 * ROWS, 256), (writer * ROWS, 0))})
+        part = half, Extent((2 * ROWS, 256), (writer * ROWS, 0))
+        write_shard(tmp, writer, {"parameters/w": [part], f"adam/m/{writer}": np.full(5, step, np.float64)})
     return commit(tmp, {"step": step}, num_shards=2)
 
 
@@ -46,10 +46,11 @@ def flip(path, position):
     path.write_bytes(raw)
 
 
-def place(step, shard, name):
-    """Return where in the file the elements of an array begin, and how many bytes they have."""
+def place(step, shard):
+    """Return where in the file the rows of `parameters/w` begin, and how many bytes they have."""
     with opening(step / shard) as file:
-        return file[name].id.get_offset(), file[name].nbytes
+        [rows] = file["parameters"].values()
+        return rows.id.get_offset(), rows.nbytes
 
 
 def verdict_on(step):
@@ -98,7 +99,7 @@ def test_whole_steps_are_used_without_a_word(folder):
 )
 def test_flipped_bit_of_an_array_is_named_with_its_chunk(folder, shard, at, files, chunk):
     step = folder / "step-00000030"
-    start, size = place(step, shard, "parameters/w")
+    start, size = place(step, shard)
     flip(step / shard, start + at % size)
     assert refused(folder)[0] == f"step-00000030: {files}: chunk {chunk} of parameters/w is altered"
 
@@ -108,7 +109,7 @@ def test_flipped_bit_anywhere_gives_an_error_or_the_same_data(folder, file):
     """HDF5's headers are no part of an array; a bit of theirs may have no effect, but must never change what is read."""
     step = folder / "step-00000030"
     whole = (step / file).read_bytes()
-    start, size = place(step, file, "parameters/w") if file != "index.h5" else (0, 0)
+    start, size = place(step, file) if file != "index.h5" else (0, 0)
     positions = [*range(0, start, 29), *range(start + size, len(whole), 29)]
     verdicts = []
     for position in positions:

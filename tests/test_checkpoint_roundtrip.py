@@ -1,14 +1,20 @@
 """What is saved is what is read: every bit, in any layout, with or without mpitrain."""
 
+import json
 import os
 import shutil
+from collections import defaultdict
+from itertools import pairwise
 
 import h5py
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mpitrain.checkpoint.boxes import Box
+from mpitrain.checkpoint.boxes import Box, run_boxes, whole
 from mpitrain.checkpoint.dtypes import BF16
+from mpitrain.checkpoint.files import opening
 from mpitrain.checkpoint.load import open_latest, open_step, steps
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
 from mpitrain.errors import CheckpointError
@@ -25,11 +31,11 @@ def noise(shape, dtype, seed=0):
     return np.frombuffer(raw, dtype).reshape(shape)
 
 
-def save(folder, shards, step=30, extents=None):
+def save(folder, shards, step=30):
     """Save one mapping of arrays for each writer, and return the folder of the step."""
     tmp = begin(folder, step)
     for writer, arrays in enumerate(shards):
-        write_shard(tmp, writer, arrays, extents and extents[writer])
+        write_shard(tmp, writer, arrays)
     return commit(tmp, META, num_shards=len(shards))
 
 
@@ -38,13 +44,27 @@ def same(found, expected):
 
 
 def by_rows(arrays, borders):
-    """Cut every array at fractions of its rows; return the parts of each writer and where they lie."""
-    parts, extents = [], []
-    for low, high in zip(borders, borders[1:]):
-        cut = {name: slice(int(low * len(a)), int(high * len(a))) for name, a in arrays.items()}
-        parts.append({name: a[cut[name]] for name, a in arrays.items()})
-        extents.append({name: Extent(a.shape, (cut[name].start, *[0] * (a.ndim - 1))) for name, a in arrays.items()})
-    return parts, extents
+    """Cut every array at fractions of its rows; return the shards."""
+    shards = [{name: [] for name in arrays} for _ in borders[1:]]
+    for name, array in arrays.items():
+        for shard, (low, high) in zip(shards, pairwise(int(border * len(array)) for border in borders)):
+            shard[name] = [(array[low:high], Extent(array.shape, (low, *[0] * (array.ndim - 1))))]
+    return shards
+
+
+def by_runs(arrays, borders, columns=1):
+    """Cut the flat elements of every array at fractions, as ZeRO does; first into as many blocks of columns, as tensor parallelism does."""
+    shards = [defaultdict(list) for _ in range(columns * (len(borders) - 1))]
+    for name, array in arrays.items():
+        divided = np.array_split(np.arange(array.shape[-1]), columns) if array.ndim > 1 else [np.arange(array.size)]
+        for number, block in enumerate(divided):
+            held = array[..., block] if array.ndim else array
+            bounds = [round(border * held.size) for border in borders]
+            for writer, (begin_, end) in enumerate(pairwise(bounds), number * (len(borders) - 1)):
+                for box, here in run_boxes(held.shape, begin_, end):
+                    offset = (*box.start[:-1], box.start[-1] + block[0]) if array.ndim else ()
+                    shards[writer][name].append((held.flatten()[begin_:end][here].reshape(box.shape), Extent(array.shape, offset)))
+    return shards
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +91,7 @@ def test_meta_and_step_come_back(tmp_path, model):
 
 
 def test_plain_h5py_reads_the_index(tmp_path, model):
-    parts, extents = by_rows(model, [0, 0.3, 1])
-    index = save(tmp_path, parts, extents=extents) / "index.h5"
+    index = save(tmp_path, by_rows(model, [0, 0.3, 1])) / "index.h5"
     with h5py.File(index) as file:
         for name, array in model.items():
             assert file[name].is_virtual and same(file[name][...], array)
@@ -98,8 +117,7 @@ def test_moved_folder_still_reads(tmp_path, model, monkeypatch):
 
 
 def test_any_slice_of_rows_reads_across_shards(tmp_path, model):
-    parts, extents = by_rows(model, [0, 0.11, 0.5, 0.93, 1])
-    save(tmp_path, parts, extents=extents)
+    save(tmp_path, by_rows(model, [0, 0.11, 0.5, 0.93, 1]))
     name, array = "parameters/embedding.weight", model["parameters/embedding.weight"]
     with open_step(tmp_path, 30) as checkpoint:
         for rows in (slice(0, 1), slice(100, 600), slice(-5, None), slice(7, 7), slice(9, 3), slice(2000, 3000)):
@@ -110,8 +128,7 @@ def test_any_slice_of_rows_reads_across_shards(tmp_path, model):
 
 
 def test_reading_rows_opens_no_other_shard(tmp_path, model):
-    parts, extents = by_rows(model, [0, 0.5, 1])
-    step = save(tmp_path, parts, extents=extents)
+    step = save(tmp_path, by_rows(model, [0, 0.5, 1]))
     with open_step(tmp_path, 30) as checkpoint:
         (step / "shard-00001.h5").unlink()
         assert checkpoint.read("parameters/embedding.weight", slice(0, 500)).shape == (500, 700)
@@ -122,8 +139,7 @@ def test_reading_rows_opens_no_other_shard(tmp_path, model):
 def test_columns_and_blocks_are_put_together(tmp_path):
     array = noise((600, 1001), "f4")
     boxes = [Box((0, 0), (600, 400)), Box((0, 400), (250, 1001)), Box((250, 400), (600, 1001))]
-    parts = [{"w": array[box.start[0] : box.stop[0], box.start[1] : box.stop[1]]} for box in boxes]
-    save(tmp_path, parts, extents=[{"w": Extent(array.shape, box.start)} for box in boxes])
+    save(tmp_path, [{"w": [(array[box.seen_from(whole(array.shape))], Extent(array.shape, box.start))]} for box in boxes])
     with open_latest(tmp_path) as checkpoint:
         assert same(checkpoint.read("w"), array)
     with h5py.File(tmp_path / "step-00000030" / "index.h5") as file:
@@ -132,18 +148,72 @@ def test_columns_and_blocks_are_put_together(tmp_path):
 
 def test_digest_is_the_same_for_any_number_of_writers(tmp_path, model):
     by_name = [dict([item]) for item in model.items()]
-    rows, row_extents = by_rows(model, [0, 0.25, 0.5, 0.75, 1])
-    uneven, uneven_extents = by_rows(model, [0, 0, 0.001, 0.9, 1])  # the first writer holds no rows
-    columns = [{"parameters/embedding.weight": model["parameters/embedding.weight"][:, part]} for part in np.split(np.arange(700), 2)]
-    column_extents = [{"parameters/embedding.weight": Extent((1000, 700), (0, start))} for start in (0, 350)]
-    columns[0] |= {name: array for name, array in model.items() if name not in columns[0]}
-    digests = set()
-    layouts = [([model], None), (by_name, None), (rows, row_extents), (uneven, uneven_extents), (columns, column_extents)]
-    for number, (parts, extents) in enumerate(layouts):
-        save(tmp_path / str(number), parts, extents=extents)
-        with open_latest(tmp_path / str(number)) as checkpoint:
+    rows = by_rows(model, [0, 0.25, 0.5, 0.75, 1])
+    uneven = by_rows(model, [0, 0, 0.001, 0.9, 1])  # the first writer holds no rows
+    runs = [by_runs(model, np.linspace(0, 1, n + 1)) for n in (2, 3, 7, 64)]
+    columns = [by_runs(model, [0, 1], columns=2), by_runs(model, [0, 0.3, 0.31, 1], columns=3)]
+    layouts, digests = [[model], by_name, rows, uneven, *runs, *columns], set()
+    for number, shards in enumerate(layouts):
+        save(tmp_path / str(number), shards)
+        with open_latest(tmp_path / str(number), warn=pytest.fail) as checkpoint:
             digests.add(checkpoint.digest)
+            assert all(same(checkpoint.read(name), array) for name, array in model.items())
     assert len(digests) == 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(borders=st.lists(st.floats(0, 1), max_size=12), columns=st.integers(1, 3), chunk_bytes=st.sampled_from([1, 100, 1 << 20]))
+def test_runs_of_elements_cut_anywhere_are_put_together(tmp_path_factory, borders, columns, chunk_bytes):
+    shapes = [(), (1,), (40,), (1, 30), (30, 1), (13, 17), (3, 4, 5)]
+    arrays = {f"adam/m/{seed}": noise(shape, "f4", seed) for seed, shape in enumerate(shapes)}
+    folder, digests = tmp_path_factory.mktemp("runs"), set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpitrain.checkpoint.boxes.CHUNK_BYTES", chunk_bytes)  # so that small arrays have several chunks
+        for step, shards in enumerate([[arrays], by_runs(arrays, [0, *sorted(borders), 1], columns)]):
+            index = save(folder, shards, step) / "index.h5"
+            with open_latest(folder, warn=pytest.fail) as checkpoint, opening(index) as file:
+                digests.add(checkpoint.digest)
+                for name, array in arrays.items():
+                    assert same(checkpoint.read(name), array) and same(file[name][...], array)
+                assert same(checkpoint.read("adam/m/5", (slice(3, 9), slice(2, 11))), arrays["adam/m/5"][3:9, 2:11])
+    assert len(digests) == 1
+
+
+def test_parts_in_a_shard_are_named_by_their_box(tmp_path):
+    step = save(tmp_path, by_runs({"parameters/w": noise((4, 4), "f4"), "parameters/norm": noise(4, "f4")}, [0, 0.125, 0.9375, 1]))
+    with h5py.File(step / "shard-00001.h5") as file:
+        assert list(file["parameters"]) == ["norm", "w@0:1,2:4", "w@1:3,0:4", "w@3:4,0:3"]
+        assert json.loads(file["checkpoint/parts"][()])["parameters/w"] == {
+            "dtype": "fp32",
+            "shape": [4, 4],
+            "boxes": [[[0, 2], [1, 4]], [[1, 0], [3, 4]], [[3, 0], [4, 3]]],
+        }
+
+
+def test_reading_rows_of_a_run_opens_no_other_shard(tmp_path):
+    array = noise((10, 10), "f4")
+    step = save(tmp_path, by_runs({"w": array}, [0, 0.35, 1]))
+    (step / "shard-00001.h5").write_bytes(bytes((step / "shard-00001.h5").stat().st_size))
+    with open_step(tmp_path, 30) as checkpoint:
+        assert same(checkpoint.read("w", (slice(3, 4), slice(0, 5))), array[3:4, :5])
+        with pytest.raises(CheckpointError, match=r"shard-00001\.h5: w@3:4,5:10 cannot be read"):
+            checkpoint.read("w", slice(3, 4))
+
+
+def test_many_shards_are_opened_about_once_each(tmp_path, monkeypatch):
+    """Otherwise 512 writers open half a million files for a model of a thousand arrays."""
+    arrays, opened = {f"parameters/{i}": noise((50, 7), "f4", i) for i in range(20)}, []
+    flat = [(name, row, array) for name, array in arrays.items() for row in range(50)]
+    shards = [defaultdict(list) for _ in range(200)]
+    for number, (name, row, array) in enumerate(flat):
+        shards[number // 5][name].append((array[row : row + 1], Extent(array.shape, (row, 0))))
+    monkeypatch.setattr("mpitrain.checkpoint.boxes.CHUNK_BYTES", 7 * 28)  # 7 rows
+    monkeypatch.setattr("mpitrain.checkpoint.shards.NUM_OPEN", 4)
+    monkeypatch.setattr("mpitrain.checkpoint.shards.opening", lambda path: opened.append(path) or opening(path))
+    save(tmp_path, shards)
+    assert len(opened) <= 2 * 200  # one to gather, one to digest
+    with open_latest(tmp_path, warn=pytest.fail) as checkpoint:
+        assert len(opened) <= 3 * 200 and all(same(checkpoint.read(name), array) for name, array in arrays.items())
 
 
 @pytest.mark.parametrize("change", ["value", "name", "dtype", "shape"])
@@ -167,7 +237,7 @@ def test_arrays_without_order_in_memory_are_saved_in_index_order(tmp_path):
 
 def test_more_shards_than_are_kept_open(tmp_path):
     array = noise((200, 3), "f4")
-    save(tmp_path, [{"w": row[None]} for row in array], extents=[{"w": Extent(array.shape, (i, 0))} for i in range(200)])
+    save(tmp_path, by_rows({"w": array}, np.arange(201) / 200))
     with open_latest(tmp_path) as checkpoint:
         assert same(checkpoint.read("w"), array) and same(checkpoint.read("w"), array)
         assert len(os.listdir("/proc/self/fd")) < 180

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from mpitrain.checkpoint.boxes import run_boxes
 from mpitrain.checkpoint.load import open_latest, steps
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
 from mpitrain.errors import CheckpointError
@@ -52,7 +53,7 @@ def commit_rows(folder, parts, rows=8, dtypes=("f4", "f4")):
     tmp = begin(folder, 30)
     for writer, (start, stop) in enumerate(parts):
         array = np.zeros((stop - start, 3), dtypes[writer])
-        write_shard(tmp, writer, {"parameters/w": array}, {"parameters/w": Extent((rows, 3), (start, 0))})
+        write_shard(tmp, writer, {"parameters/w": [(array, Extent((rows, 3), (start, 0)))]})
     return commit(tmp, {})
 
 
@@ -73,6 +74,23 @@ def test_overlap_of_shards_is_refused(tmp_path):
 def test_gap_and_overlap_of_equal_size_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="both hold"):
         commit_rows(tmp_path, [(0, 4), (0, 4)])
+
+
+@pytest.mark.parametrize(("stop", "message"), [(7, r"both hold \[2:3, 0:1\]"), (5, "hold 23 of 24 elements")])
+def test_runs_of_elements_must_tile_too(tmp_path, stop, message):
+    array, tmp = np.zeros((8, 3)), begin(tmp_path, 30)
+    for writer, run in enumerate([(0, stop), (6, 24)]):
+        boxes = [box for box, _ in run_boxes(array.shape, *run)]
+        write_shard(tmp, writer, {"w": [(np.zeros(box.shape), Extent(array.shape, box.start)) for box in boxes]})
+    with pytest.raises(CheckpointError, match=message):
+        commit(tmp, {})
+
+
+def test_overlap_within_one_writer_is_refused(tmp_path):
+    tmp = begin(tmp_path, 30)
+    write_shard(tmp, 0, {"w": [(np.zeros(3), Extent((5,), (0,))), (np.zeros(3), Extent((5,), (2,)))]})
+    with pytest.raises(CheckpointError, match=r"shard-00000.h5 and shard-00000.h5 both hold \[2:3\]"):
+        commit(tmp, {})
 
 
 def test_two_writers_of_one_scalar_are_refused(tmp_path):
@@ -102,18 +120,22 @@ def test_missing_or_torn_shard_is_refused_at_commit(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "extents", "message"),
+    ("arrays", "message"),
     [
-        ({"w": np.zeros(3, bool)}, None, "w has dtype |b1"),
-        ({"w": np.zeros(3, ">f4")}, None, "w has dtype >f4"),
-        ({"w": np.zeros(3)}, {"w": Extent((4,), (2,))}, "[3] at [2] is no box of [4]"),
-        ({"w": np.zeros(3)}, {"w": Extent((4, 1), (0, 0))}, "[3] at [0, 0] is no box of [4, 1]"),
-        ({"checkpoint/w": np.zeros(3)}, None, "use another one"),
+        ({"w": np.zeros(3, bool)}, "w has dtype |b1"),
+        ({"w": np.zeros(3, ">f4")}, "w has dtype >f4"),
+        ({"w": [(np.zeros(3), Extent((4,), (2,)))]}, "[3] at [2] is no box of [4]"),
+        ({"w": [(np.zeros(3), Extent((4, 1), (0, 0)))]}, "[3] at [0, 0] is no box of [4, 1]"),
+        ({"w": [(np.zeros(3), Extent((4,), (1,)))] * 2}, "w@1:4: writer 0 has it 2 times"),
+        ({"w": [(np.zeros(3), Extent((4,), (1,)))], "w@1:4": np.zeros(3)}, "w@1:4: writer 0 has it 2 times"),
+        ({"w": [(np.zeros(3), Extent((4,), (0,))), (np.zeros(1, "f4"), Extent((4,), (3,)))]}, "w: parts of writer 0 differ in dtype"),
+        ({"w": [(np.zeros(3), Extent((4,), (0,))), (np.zeros(1), Extent((5,), (3,)))]}, "w: parts of writer 0 differ in dtype or whole"),
+        ({"checkpoint/w": np.zeros(3)}, "use another one"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path, arrays, extents, message):
+def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path, arrays, message):
     with pytest.raises(CheckpointError) as caught:
-        write_shard(begin(tmp_path, 1), 0, arrays, extents)
+        write_shard(begin(tmp_path, 1), 0, arrays)
     assert message in str(caught.value)
     assert list(tmp_path.glob("*/*")) == []
 

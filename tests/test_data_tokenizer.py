@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from mpitrain.data.tokenizer import dtype_for, load_tokenizer
+from mpitrain.config import Data
+from mpitrain.data.tokenizer import dtype_for, load_tokenizer, separator
 from mpitrain.errors import DataError
 
 TEXT = "def naïve(模型): return 🚀\0\n"
@@ -65,6 +66,22 @@ def test_file_tokenizer_finds_its_end_of_text(tmp_path, name):
 
 def test_file_tokenizer_without_end_of_text(tmp_path):
     assert load_tokenizer(words_file(tmp_path / "t.json", {"a": 0, "b": 1})).end_of_text is None
+
+
+def test_joined_documents_have_no_separator(tmp_path):
+    assert separator(Data(), load_tokenizer("bytes")) is None
+    assert separator(Data(), load_tokenizer(words_file(tmp_path / "t.json", {"a": 0}))) is None
+
+
+def test_separate_documents_end_with_the_end_of_text_of_the_tokenizer(tmp_path):
+    tokenizer = load_tokenizer(bpe_file(tmp_path / "t.json", special=("<pad>", "</s>")))
+    assert tokenizer.decode([separator(Data(documents="separate"), tokenizer)]) == "</s>"
+
+
+def test_a_tokenizer_without_end_of_text_cannot_separate_documents(tmp_path):
+    file = str(words_file(tmp_path / "t.json", {"a": 0, "b": 1}))
+    with pytest.raises(DataError, match=r't.json" has none of <\|endoftext\|>.*; use another tokenizer, or data.documents = "joined"'):
+        separator(Data(documents="separate", tokenizer=file), load_tokenizer(file))
 
 
 def test_vocab_covers_ids_with_gaps(tmp_path):

@@ -77,7 +77,7 @@ def spread(axis, kind, tensors, documents, dtype=None):
     from mpitrain.parallel.context import context_attention
 
     heads, kv_heads, sequence = tensors[0].shape[1], tensors[1].shape[1], tensors[0].shape[2]
-    attention = context_attention(axis, kind, sequence, heads, kv_heads)
+    attention = context_attention(axis, kind, sequence, heads, kv_heads, WIDTH)
     here = torch.from_numpy(attention.placement.positions(axis.rank))
     # as a model has them: heads beside positions in memory
     q, k, v, grad = (x[:, :, here].to(dtype or x.dtype).transpose(1, 2).contiguous().transpose(1, 2) for x in tensors)
@@ -157,33 +157,14 @@ def test_all_transports_give_the_same_bits(axis, other_axis, kind):
 # ---------------------------------------------------------------- what is sent, and when
 
 
-class Counting:
-    """A communicator that notes the bytes of each message by its tag: each operation has a tag of its own."""
-
-    def __init__(self, comm):
-        self._comm, self.sent = comm, {}
-
-    def __getattr__(self, name):
-        return getattr(self._comm, name)
-
-    def Isend(self, message, rank, tag):
-        self.sent[tag] = self.sent.get(tag, 0) + len(message[0])
-        return self._comm.Isend(message, rank, tag)
-
-
 def counted(axis, walk):
-    """Run a walk; return [operation, bytes sent] of what it started, in order, and its result."""
+    """Run a walk; return (operation, axis, bytes of its buffer) of what it started, the bytes it posted, and its result."""
     from mpitrain.model.recipe import run
 
-    comm, start, started = axis.comm, axis.progress.start, []
-    axis.comm = counting = Counting(comm)
-    axis.progress.start = lambda steps, what: started.append(what.split()[0]) or start(steps, what)
-    try:
-        result = run(walk)
-    finally:
-        axis.comm, axis.progress.start = comm, start
-    sent = [counting.sent[tag] for tag in sorted(counting.sent)] or [0] * len(started)
-    return list(zip(started, sent, strict=True)), result
+    axis.account.log, before = [], axis.account.num_bytes
+    result = run(walk)
+    started, axis.account.log = [(operation, axis.name, n) for operation, n in axis.account.log], None
+    return started, axis.account.num_bytes - before, result
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
@@ -191,19 +172,21 @@ def counted(axis, walk):
 def test_traffic_is_what_is_sent_to_the_byte(axis, kind, dtype):
     import torch
 
+    from mpitrain.comm.wire import sent_bytes
     from mpitrain.parallel.context import context_attention
 
     wrong = []
     for heads, kv_heads in GROUPS:
-        attention = context_attention(axis, kind, 48, heads, kv_heads)
+        attention = context_attention(axis, kind, 48, heads, kv_heads, WIDTH)
         here = torch.from_numpy(attention.placement.positions(axis.rank))
         q, k, v, grad = (x[:, :, here].to(getattr(torch, dtype)) for x in whole_tensors(heads, kv_heads, 48))
-        declared = attention.traffic(batch=2, head_width=WIDTH, itemsize=q.element_size())
-        forward, (_, saved) = counted(axis, attention.forward(q, k, v))
-        backward, _ = counted(axis, attention.backward(saved, grad))
-        for direction, found in (("forward", forward), ("backward", backward)):
-            expected = [(s.operation, s.num_bytes) for s in declared if s.direction == direction]
-            wrong += [(heads, kv_heads, direction, found, expected)] if found != expected else []
+        declared, _ = attention.sends((2, 48 // axis.size, heads * WIDTH), q.element_size())
+        forward, posted, (_, saved) = counted(axis, attention.forward(q, k, v))
+        backward, posted_back, _ = counted(axis, attention.backward(saved, grad))
+        for found, num_bytes, expected in ((forward, posted, declared.forward), (backward, posted_back, declared.backward)):
+            wire = sum(sent_bytes(operation, n, axis.size) for operation, _, n in expected)
+            if found != list(expected) or num_bytes != wire:
+                wrong.append((heads, kv_heads, found, expected, num_bytes, wire))
     agree(axis.comm, not wrong, f"{wrong}")
 
 
@@ -215,12 +198,12 @@ def test_keys_and_values_of_the_next_turn_travel_while_this_one_computes(axis, m
     from mpitrain.parallel import attending
     from mpitrain.parallel.context import context_attention
 
-    started, at_tiles, start = [], [], axis.progress.start
-    monkeypatch.setattr(axis.progress, "start", lambda steps, what: started.append(what) or start(steps, what))
+    started, at_tiles, start = [], [], axis.start
+    monkeypatch.setattr(axis, "start", lambda *arguments: started.append(arguments) or start(*arguments))
     for name in ("attend", "attend_backward"):
         compute = getattr(attending, name)
         monkeypatch.setattr(attending, name, lambda *a, compute=compute: at_tiles.append(len(started)) or compute(*a))
-    attention = context_attention(axis, "zigzag", 48, 8, 2)
+    attention = context_attention(axis, "zigzag", 48, 8, 2, WIDTH)
     here = torch.from_numpy(attention.placement.positions(axis.rank))
     q, k, v, grad = (x[:, :, here] for x in whole_tensors(8, 2, 48))
     _, saved = run(attention.forward(q, k, v))
@@ -241,7 +224,7 @@ def test_the_forward_keeps_no_graph(axis):
 
     kept = []
     for kind in KINDS:
-        attention = context_attention(axis, kind, 48, 8, 2)
+        attention = context_attention(axis, kind, 48, 8, 2, WIDTH)
         here = torch.from_numpy(attention.placement.positions(axis.rank))
         q, k, v, _ = (x[:, :, here].requires_grad_() for x in whole_tensors(8, 2, 48))
         out, saved = run(attention.forward(q, k, v))

@@ -7,7 +7,7 @@ import pytest
 
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.placement import Placement, placement_of
-from mpitrain.parallel.traffic import traffic
+from mpitrain.parallel.traffic import Started, attention
 
 CASES = [(name, length * size, size) for name in ("plain", "zigzag") for size in (1, 2, 3, 4, 8) for length in (2, 4, 6, 10)]
 CASES += [("plain", length * size, size) for size in (1, 2, 3, 4) for length in (1, 3, 7)]
@@ -95,14 +95,18 @@ def test_traffic_in_numbers():
     """2 sequences of 16 positions, 4 heads, 2 key-value heads of width 8, on 4 ranks in bf16."""
     sizes = dict(batch=2, heads=4, kv_heads=2, head_width=8, sequence=16, itemsize=2)
 
-    def sent(kind, direction):
-        return [(s.operation, s.num_bytes) for s in traffic(kind, 4, **sizes) if s.direction == direction]
+    def started(kind):
+        return attention(kind, "cp", 4, **sizes)
+
+    def shifts(*num_bytes):
+        return tuple(Started("shift", "cp", n) for n in num_bytes)
 
     kv = 2 * 2 * 2 * 4 * 8 * 2  # k and v, sequences, heads, positions here, width, bytes
-    assert sent("ring", "forward") == [("shift", kv)] * 3
-    assert sent("zigzag", "backward") == [("shift", n) for n in (kv, kv, 2 * kv, kv, 2 * kv, 2 * kv)]  # gradients in fp32
-    assert sent("gather", "forward") == [("all_gather", 3 * kv)]
-    assert sent("ulysses", "forward") == [("all_to_all", 2 * 12 * 4 * 8 * 2 * 3 // 4), ("all_to_all", 2 * 4 * 4 * 8 * 2 * 3 // 4)]
+    assert started("ring").forward == shifts(kv, kv, kv)
+    assert started("zigzag").backward == shifts(kv, kv, 2 * kv, kv, 2 * kv, 2 * kv)  # gradients in fp32
+    assert started("gather").forward == (Started("all_gather", "cp", 4 * kv),)
+    packed, out = (Started("all_to_all", "cp", 2 * heads * 4 * 8 * 2) for heads in (4 + 2 * 4, 4))
+    assert started("ulysses").forward == (packed, out) == started("ulysses").backward[::-1]
 
 
 # ---------------------------------------------------------------- one tile

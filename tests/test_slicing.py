@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from mpitrain import config as settings
 from mpitrain.balance import balanced_split
+from mpitrain.buckets import parts_of, reduction_of
 from mpitrain.schedules.placement import placement
-from mpitrain.slicing import EMBEDDING, parts_of, reduction_of, slices, specs_of
+from mpitrain.slicing import EMBEDDING, slices, specs_of
 
 
 def resolve(*overrides, ranks):

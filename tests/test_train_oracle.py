@@ -1,6 +1,6 @@
 """Loss, every gradient and updated weights of a parallel step equal a plain torch loop in fp64, for every layout that fits the world.
 
-MPITRAIN_LAYOUTS=all takes every layout of tp and cp on 8 ranks, not a few.
+MPITRAIN_LAYOUTS=all takes every layout of tp and cp on 8 ranks, and every one with separate documents, not a few.
 """
 
 import itertools
@@ -50,6 +50,44 @@ SPREAD = [
     if cp * tp * dp * pp <= 4 or (cp * tp * dp * pp == 8 and (EVERY or (kind, cp, tp, pp) == ("zigzag", 2, 2, 2)))
     if kind != "ulysses" or cp * tp <= HEADS
 ]
+ASYNCHRONOUS = [
+    (tp, cp, kind, dp, pp, tied, kv_heads)
+    for tp, cp, kind, tied, kv_heads in (
+        (2, 1, "ring", "true", 2),
+        (2, 1, "ring", "false", 1),
+        (4, 1, "ring", "true", 2),
+        (4, 1, "ring", "false", 4),
+        (2, 2, "zigzag", "true", 1),
+        (2, 2, "ulysses", "false", 2),
+        (4, 2, "zigzag", "false", 2),
+    )
+    for dp, pp in ((1, 1), (1, 2), (2, 1))
+    if tp * cp * dp * pp <= 4 or (tp * cp * dp * pp == 8 and (EVERY or cp > 1))
+]
+SEPARATE = [  # (dp, pp, tp, cp, how layers or sequences are divided, schedule)
+    (1, 1, 1, 1, "sequence=true", "1f1b"),
+    (1, 1, 1, 1, "sequence=true", "seq1f1b"),
+    (1, 2, 1, 1, "sequence=true", "zbv"),
+    (1, 2, 1, 1, "sequence=true", "seq1f1b"),
+    (1, 1, 2, 1, "sequence=false", "1f1b"),
+    (1, 1, 1, 2, "context=zigzag", "1f1b"),
+    (1, 1, 1, 2, "context=ulysses", "1f1b"),
+    (1, 4, 1, 1, "sequence=true", "1f1b"),
+    (1, 2, 2, 1, "sequence=true", "seq1f1b"),
+    (2, 1, 2, 1, "async_tp=true", "1f1b"),
+    (1, 2, 1, 2, "context=gather", "zbv"),
+    (2, 1, 1, 2, "context=ring", "1f1b"),
+    (2, 2, 1, 2, "context=zigzag", "zbv"),
+]
+for degrees in itertools.product((1, 2, 4), repeat=4) if EVERY else ():
+    dp, pp, tp, cp = degrees
+    divisions = ["sequence=true", "sequence=false", "async_tp=true"][: 3 if tp > 1 else 1 if cp == 1 else 0]
+    divisions += [f"context={kind}" for kind in ("ring", "zigzag", "gather", "ulysses") if cp > 1 and (kind != "ulysses" or cp * tp <= HEADS)]
+    schedules = ["1f1b"] + ["zbv"] * (pp == 2) + ["seq1f1b"] * (cp == 1)
+    size = dp * pp * tp * cp
+    ways = itertools.product(divisions, schedules) if size <= 4 or (size == 8 and max(degrees) == 2) else ()
+    SEPARATE += [(*degrees, *way) for way in ways if (*degrees, *way) not in SEPARATE]
+END = 0  # the byte between documents
 
 
 def rows_of(step, sequence):
@@ -59,13 +97,17 @@ def rows_of(step, sequence):
     return torch.randint(0, 256, (16, sequence + 1), generator=torch.Generator().manual_seed(step))
 
 
-def microbatches_of(rows, actor, dp, mesh):
-    """Cut this data rank's microbatches out of the global batch, as the trainer does."""
-    from mpitrain.stage import Microbatch
+def rows_of_documents(step, sequence):
+    """Return a batch with very unequal documents: row 0 is one, the last row has many; microbatch 2 has one target, microbatch 3 none."""
+    import torch
 
-    local = rows.chunk(dp)[mesh["dp"].rank].split(2)
-    here = actor.positions
-    return [Microbatch(r[:, here] if actor.first else None, r[:, here + 1] if actor.last else None) for r in local]
+    dice = torch.Generator().manual_seed(step)
+    rows = torch.randint(END + 1, 256, (16, sequence + 1), generator=dice)
+    rows[torch.rand(rows.shape, generator=dice, dtype=torch.float64) < torch.linspace(0, 0.7, 16)[:, None]] = END
+    rows[4:8] = END
+    rows[4, 5] = 1
+    rows[1, sequence // 2 - 1] = rows[2, sequence // 2] = END  # at the end of what the first rank of two has, and at the beginning
+    return rows
 
 
 def initial_weights(config):
@@ -101,10 +143,27 @@ def test_spread_sequences_equal_a_plain_torch_loop(world, kind, cp, tp, dp, pp, 
     compare_with_plain_torch(world, dp, pp, tied, schedule, *spread)
 
 
-def box(tensors, parameter):
-    """Return the part of a whole tensor that this rank's parameter is."""
-    spec = parameter.spec
-    return tensors[parameter.name][tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))]
+@pytest.mark.parametrize(("tp", "cp", "kind", "dp", "pp", "tied", "kv_heads"), ASYNCHRONOUS)
+def test_layers_by_chunks_equal_a_plain_torch_loop(world, tp, cp, kind, dp, pp, tied, kv_heads):
+    """16 positions: chunks of 2 to 8; a part of the key-value heads is repeated where there are fewer than ranks."""
+    layout = ("parallel.async_tp=true", f"parallel.tp={tp}", f"parallel.cp={cp}", f"parallel.context={kind}")
+    model = ("data.sequence=16", "model.vocab=259", f"model.kv_heads={kv_heads}")
+    compare_with_plain_torch(world, dp, pp, tied, "zbv" if pp > 1 else "1f1b", *layout, *model)
+
+
+@pytest.mark.parametrize(("dp", "pp", "tp", "cp", "division", "schedule"), SEPARATE)
+def test_separate_documents_equal_documents_by_themselves(world, dp, pp, tp, cp, division, schedule):
+    tied = "true" if division in ("sequence=true", "context=ring", "context=ulysses") else "false"
+    layout = (f"parallel.tp={tp}", f"parallel.cp={cp}", f"parallel.{division}", *["pipeline.segments=4"] * (schedule == "seq1f1b"))
+    data = ("data.documents=separate", "data.sequence=16", "model.vocab=259")
+    compare_with_plain_torch(world, dp, pp, tied, schedule, *layout, *data)
+
+
+def part(tensors, piece):
+    """Return the part of a whole tensor that this rank's piece is: a run of elements of a box."""
+    spec = piece.spec
+    box = tensors[spec.name][tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))]
+    return box.reshape(-1)[piece.begin : piece.end]
 
 
 def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra):
@@ -125,22 +184,23 @@ def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra):
     mesh = build_mesh(config, world)
     actor = Actor(config, mesh, torch.device("cpu"))
     weights, moments, wrong = initial_weights(config), {}, []
+    ends = END if config.data.documents == "separate" else None
 
     def compare(what, found, expected):
         error = abs(found - expected).max() / (abs(expected).max() + 1e-300)
         wrong.extend([f"{what}: relative error {error:.1e}"] if error > 1e-10 else [])
 
     for step in (1, 2, 3):
-        rows = rows_of(step, config.data.sequence)
-        loss, grads = loss_and_grads(weights, rows, LAYERS, HEADS, config.model.kv_heads)
-        result = actor.run_step(step, microbatches_of(rows, actor, dp, mesh), 1e-2)
+        rows = (rows_of if ends is None else rows_of_documents)(step, config.data.sequence)
+        loss, grads = loss_and_grads(weights, rows, LAYERS, HEADS, config.model.kv_heads, ends)
+        result = actor.run_step(step, actor.cut(rows.chunk(dp)[mesh["dp"].rank], ends), 1e-2)
         clipped = min(1.0, 0.5 / result.grad_norm)  # run_step leaves the gradients as the optimiser got them
-        for parameter in actor.optimizer.parameters:
-            compare(f"step {step} gradient of {parameter.name}", parameter.grad / clipped, box(grads, parameter))
+        for piece in actor.gradients.pieces:
+            compare(f"step {step} gradient of {piece.spec.name}", piece.grad / clipped, part(grads, piece))
         norm = adamw(weights, grads, moments, step, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, decay=0.1, clip=0.5)
         compare(f"step {step} loss", np.array(result.loss), np.array(loss))
         compare(f"step {step} norm", np.array(result.grad_norm), np.array(norm))
-        for parameter in actor.optimizer.parameters:
-            compare(f"step {step} weight {parameter.name}", parameter.data, box(weights, parameter))
+        for piece in actor.gradients.pieces:
+            compare(f"step {step} weight {piece.spec.name}", piece.weight, part(weights, piece))
     mesh.free()
     agree(world, not wrong, f"{mesh}: {wrong[:3]}")

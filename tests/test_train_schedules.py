@@ -53,7 +53,7 @@ def train(world, config, prepare=lambda actor: None, num_steps=2):
         mine = rows.chunk(config.parallel.dp)[mesh["data"].rank].split(1)
         cut = [pair for row in mine for pair in zip(row[:, :-1].split(length, 1), row[:, 1:].split(length, 1))]
         results.append(actor.run_step(step, [Microbatch(*pair) for pair in cut], 1e-2))
-    weights = {p.name: p.data.clone() for p in actor.counted}
+    weights = {piece.spec.name: piece.weight.clone() for piece in actor.gradients.counted}
     every = {name: w for part in world.allgather(weights) for name, w in part.items()}
     predicted = list(actor.report.peak_in_flight)
     copies = _copies(actor, mesh)
@@ -64,7 +64,7 @@ def train(world, config, prepare=lambda actor: None, num_steps=2):
 def _copies(actor, mesh):
     """Return whether all copies of each stage's parameters, on all ranks, have the same bits."""
     digests = {}
-    boxes = [((p.name, p.spec.offset), p.data) for p in actor.optimizer.parameters]
+    boxes = [((p.spec.name, p.spec.offset), p.weight) for p in actor.gradients.pieces]
     mine = [(box, hashlib.md5(data.numpy().tobytes()).digest()) for box, data in boxes]
     for found in mesh["world"].comm.allgather(mine):
         for name, digest in found:

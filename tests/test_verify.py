@@ -22,6 +22,8 @@ def verified(world, *settings):
         ("parallel.tp={size}", "model.kv_heads=2"),
         ("parallel.cp={size}", "parallel.context=ring"),
         ("parallel.tp=2", "parallel.pp={half}", "pipeline.schedule=zbv", "model.layers=8", "batch.global=8"),
+        ("parallel.cp=2", "parallel.dp={half}", "data.documents=separate"),
+        ("parallel.pp={size}", "pipeline.schedule=seq1f1b", "data.documents=separate"),
     ],
 )
 def test_right_layouts_are_found_right(world, settings):
@@ -58,7 +60,7 @@ def _labels_shifted_after_the_cut(patch):
         return [Microbatch(row, row.roll(-1, 1)) for row in rows.split(1)]
 
     real = Actor.cut
-    patch.setattr(Actor, "cut", lambda self, tokens: cut(self, tokens) if self.cp.size > 1 else real(self, tokens))
+    patch.setattr(Actor, "cut", lambda self, tokens, ends: cut(self, tokens) if self.cp.size > 1 else real(self, tokens, ends))
 
 
 def _each_rank_divides_by_its_own_tokens(patch):
@@ -87,16 +89,15 @@ def _vocabulary_off_by_one(patch):
 
 
 def _ends_of_a_tied_embedding_apart(patch):
-    from mpitrain.comm.collectives import all_reduce
     from mpitrain.gradients import Gradients
 
-    patch.setattr(Gradients, "_start_tied", lambda self: self._reducing.append(all_reduce(self._uses[0], self.data)))
+    patch.setattr(Gradients, "_start_tied", lambda self: self._start_over_data(self._uses[0]))
 
 
 def _copies_counted_in_the_norm(patch):
     from mpitrain.gradients import Gradients
 
-    patch.setattr(Gradients, "_counted", lambda self, rank: [p for stage in self.stages.values() for p in stage.owned])
+    patch.setattr(Gradients, "_counts", lambda self, number, bucket, piece: True)
 
 
 def _one_bucket_not_reduced(patch):
@@ -111,8 +112,8 @@ def _weight_gradients_of_a_block_dropped(patch):
 
     real = Stage.input_backward
 
-    def lossy(self, index, grad):
-        grad = yield from real(self, index, grad)
+    def lossy(self, index, grad, part):
+        grad = yield from real(self, index, grad, part)
         self.products[index][-1].clear()
         return grad
 
@@ -124,6 +125,19 @@ def _positions_in_another_order(patch):
 
     real = Stage.positions
     patch.setattr(Stage, "positions", property(lambda self: real.fget(self) if self.core is None else real.fget(self).flip(0)))
+
+
+def _documents_forgotten_where_the_sequence_is_spread(patch):
+    from mpitrain.parallel.context import ContextAttention
+
+    real = ContextAttention.forward
+    patch.setattr(ContextAttention, "forward", lambda self, q, k, v, documents: real(self, q, k, v))
+
+
+def _targets_without_loss_not_left_out_of_a_divided_head(patch):
+    from mpitrain.parallel import vocabulary
+
+    patch.setattr(vocabulary, "IGNORED", -2)
 
 
 BUGS = {
@@ -141,6 +155,10 @@ BUGS = {
     "a bucket not reduced": (("parallel.dp=2",), "REDUCE0@0", _one_bucket_not_reduced),
     "weight gradients dropped": (
         ("parallel.pp=2", "parallel.dp=1", "pipeline.schedule=zb-h1"), "gradient", _weight_gradients_of_a_block_dropped,
+    ),
+    "documents forgotten": (("parallel.cp=2", "data.documents=separate"), "the loss", _documents_forgotten_where_the_sequence_is_spread),
+    "targets without loss counted": (
+        ("parallel.tp=2", "data.documents=separate"), "the loss", _targets_without_loss_not_left_out_of_a_divided_head,
     ),
     "positions in another order than the mask's": (("parallel.cp=2",), "the loss", _positions_in_another_order),
 }  # fmt: skip

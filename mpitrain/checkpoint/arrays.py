@@ -1,12 +1,13 @@
 """A logical array: what the model knows by one name, whoever holds it; and its digests."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import xxhash
 
-from mpitrain.checkpoint.boxes import Box, Chunks, overlapping
+from mpitrain.checkpoint.boxes import Bounds, Box, Chunks
 from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.errors import CheckpointError
 
@@ -15,9 +16,10 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an array, and the shard that has it."""
+    """A part of an array, and the dataset of a shard that has it."""
 
     file: str
+    dataset: str
     box: Box
 
     def __str__(self) -> str:
@@ -29,16 +31,28 @@ class LogicalArray:
     name: str
     dtype: np.dtype
     shape: tuple[int, ...]
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)  # all of them, before the first question where something is
     digests: dict[int, bytes] = field(default_factory=dict)  # of each chunk, by its number
 
     @property
     def chunks(self) -> Chunks:
         return Chunks(self.shape, self.dtype.itemsize)
 
+    @cached_property
+    def _bounds(self) -> Bounds:
+        return Bounds([piece.box for piece in self.pieces], len(self.shape))
+
+    def pieces_of(self, box: Box) -> list[Piece]:
+        """Return the pieces that hold a part of `box`."""
+        return [self.pieces[i] for i in self._bounds.meeting(box)]
+
+    def overlaps(self) -> Iterator[tuple[Piece, Piece]]:
+        """Yield every two pieces that hold an element both."""
+        yield from ((self.pieces[i], self.pieces[j]) for i, j in self._bounds.overlapping())
+
     def holders(self, box: Box) -> list[str]:
-        """Return the shards that hold a part of `box`."""
-        return [piece.file for piece in self.pieces if piece.box.overlap(box).size]
+        """Return the shards that hold a part of `box`, sorted."""
+        return sorted({piece.file for piece in self.pieces_of(box)})
 
 
 def digest(array: np.ndarray) -> bytes:
@@ -55,10 +69,14 @@ def root_digest(arrays: Iterable[LogicalArray]) -> str:
     return root.hexdigest()
 
 
+def by_shard(chunks: Iterable[tuple[LogicalArray, int]]) -> list[tuple[LogicalArray, int]]:
+    """Sort chunks by the shards that hold them: who reads them in this order opens each shard about once, however many there are."""
+    return sorted(chunks, key=lambda at: (at[0].holders(at[0].chunks.box(at[1])), at[0].name, at[1]))
+
+
 def check_tiles(array: LogicalArray) -> None:
     """Raise CheckpointError unless the pieces hold every element of the array exactly once."""
-    for i, j in overlapping([piece.box for piece in array.pieces]):
-        one, other = array.pieces[i], array.pieces[j]
+    for one, other in array.overlaps():
         both = one.box.overlap(other.box)
         raise CheckpointError(f"{array.name}: {one.file} and {other.file} both hold {both}; let one writer write it")
     found, needed = sum(piece.box.size for piece in array.pieces), int(np.prod(array.shape, dtype=np.int64))

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 CHUNK_BYTES = 1 << 20
+SWEEP = 64  # boxes that are compared with all others at once
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,57 @@ def select(shape: tuple[int, ...], where: slice | tuple[slice, ...] | None) -> B
     return Box(tuple(r.start for r in ranges), tuple(max(r.start, r.stop) for r in ranges))
 
 
-def overlapping(boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
-    """Yield the positions of every two boxes that share an element."""
-    real = [i for i, box in enumerate(boxes) if box.size]
-    starts, stops = ([getattr(boxes[i], end) for i in real] for end in ("start", "stop"))
-    apart = np.zeros((len(real), len(real)), bool)
-    for start, stop in zip(np.array(starts).T, np.array(stops).T):
-        apart |= (start[:, None] >= stop) | (stop[:, None] <= start)
-    yield from ((real[i], real[j]) for i, j in np.argwhere(np.triu(~apart, k=1)))
+def run_boxes(shape: Sequence[int], begin: int, end: int) -> list[tuple[Box, slice]]:
+    """Return the boxes that elements [begin, end) of an array are, in row-major order, each with the part of the run that it takes.
+
+    Of a matrix these are at most three, of n dims at most 2n - 1. Elements [2, 15) of a 4 x 4 matrix:
+
+        . . a a     the end of a row            [0:1, 2:4]   run[0:2]
+        b b b b     whole rows                  [1:3, 0:4]   run[2:10]
+        b b b b
+        c c c .     the beginning of a row      [3:4, 0:3]   run[10:13]
+    """
+    if not 0 <= begin <= end <= math.prod(shape):
+        raise ValueError(f"an array of shape {list(shape)} has no elements {begin} to {end}")
+    if not shape:
+        return [(whole(()), slice(0, 1))] * (end - begin)
+    strides, boxes, at = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))], [], begin
+    while at < end:
+        start = tuple(at // stride % length for stride, length in zip(strides, shape))
+        dim = next(dim for dim, stride in enumerate(strides) if at % stride == 0 and end - at >= stride)
+        count = min((end - at) // strides[dim], shape[dim] - start[dim])
+        stop = (*(a + 1 for a in start[:dim]), start[dim] + count, *shape[dim + 1 :])
+        boxes.append((Box(start, stop), slice(at - begin, at - begin + count * strides[dim])))
+        at += count * strides[dim]
+    return boxes
+
+
+class Bounds:
+    """The boxes of one array as two tables, for questions to thousands of them at once."""
+
+    def __init__(self, boxes: Sequence[Box], num_dims: int):
+        # One more dim, [0, 1), lets boxes of a 0-d array have a first one.
+        self.starts = np.array([(*box.start, 0) for box in boxes], np.int64).reshape(-1, num_dims + 1)
+        self.stops = np.array([(*box.stop, 1) for box in boxes], np.int64).reshape(-1, num_dims + 1)
+
+    def meeting(self, box: Box) -> list[int]:
+        """Return the positions of the boxes that share an element with `box`."""
+        return np.flatnonzero(_meet(self.starts, self.stops, (*box.start, 0), (*box.stop, 1))).tolist()
+
+    def overlapping(self) -> Iterator[tuple[int, int]]:
+        """Yield the positions of every two boxes that share an element. A sweep along the first dim: near linear for parts of rows."""
+        order = np.argsort(self.starts[:, 0], kind="stable")
+        starts, stops = self.starts[order], self.stops[order]
+        ends = np.searchsorted(starts[:, 0], stops[:, 0])  # from here on, all begin below this box
+        for i in range(0, len(order), SWEEP):
+            few, others = slice(i, i + SWEEP), slice(i, ends[i : i + SWEEP].max())
+            meet = _meet(starts[few, None], stops[few, None], starts[None, others], stops[None, others])
+            for one, other in np.argwhere(np.triu(meet, k=1)) + i:
+                yield tuple(sorted((int(order[one]), int(order[other]))))
+
+
+def _meet(start: np.ndarray, stop: np.ndarray, other_start: ArrayLike, other_stop: ArrayLike) -> np.ndarray:
+    return (np.maximum(start, other_start) < np.minimum(stop, other_stop)).all(-1)
 
 
 @dataclass(frozen=True)

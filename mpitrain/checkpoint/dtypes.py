@@ -11,6 +11,7 @@ BF16 = np.dtype([("bfloat16", "<u2")])
 
 NAMES = {BF16: "bf16"} | {np.dtype(f"<f{n}"): f"fp{8 * n}" for n in (2, 4, 8)}
 NAMES |= {np.dtype(f"<{kind}{n}"): f"{name}{8 * n}" for kind, name in (("i", "int"), ("u", "uint")) for n in (1, 2, 4, 8)}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 def check_dtype(name: str, dtype: np.dtype) -> None:

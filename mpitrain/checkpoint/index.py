@@ -18,11 +18,11 @@ from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, Piece, root_d
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.dtypes import dtype_of, to_hdf5
 from mpitrain.checkpoint.files import creating, write_text
-from mpitrain.checkpoint.shards import DIGESTS, OWN
+from mpitrain.checkpoint.shards import OWN
 
 INDEX, SEAL = "index.h5", "index.xxh3"
 FORMAT, VERSION = "mpitrain checkpoint", 1
-SHARDS = f"{OWN}/shards"
+SHARDS, DIGESTS = f"{OWN}/shards", f"{OWN}/digests"
 
 
 def write_index(folder: Path, step: int, meta: Mapping, arrays: list[LogicalArray], sizes: Mapping[str, int]) -> None:
@@ -43,6 +43,13 @@ def seal_of(folder: Path) -> str:
     return f"{xxhash.xxh3_128_hexdigest((folder / INDEX).read_bytes())}  {INDEX}\n"
 
 
+def names_in(file: h5py.File) -> list[str]:
+    """Return the sorted names of the arrays."""
+    names = []
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return sorted(name for name in names if not name.startswith(f"{OWN}/"))
+
+
 def read_shard_sizes(file: h5py.File) -> dict[str, int]:
     return {name.decode(): int(size) for name, size in file[SHARDS][...].tolist()}
 
@@ -50,7 +57,8 @@ def read_shard_sizes(file: h5py.File) -> dict[str, int]:
 def read_array(file: h5py.File, name: str) -> LogicalArray:
     """Read back what is known of an array. The pieces are those that the virtual dataset itself names."""
     dataset = file[name]
-    pieces = [Piece(source.file_name, _box(source.vspace, dataset.shape)) for source in dataset.virtual_sources()]
+    sources = dataset.virtual_sources()
+    pieces = [Piece(source.file_name, source.dset_name, _box(source.vspace, dataset.shape)) for source in sources]
     digests = dict(enumerate(map(bytes, file[f"{DIGESTS}/{name}"][...])))
     return LogicalArray(name, dtype_of(dataset), dataset.shape, pieces, digests)
 
@@ -66,6 +74,6 @@ def _add_virtual(file: h5py.File, array: LogicalArray) -> None:
     layout = h5py.VirtualLayout(array.shape, h5py.Datatype(to_hdf5(array.dtype)))
     for piece in array.pieces:
         if piece.box.size or not array.chunks.count:
-            source = h5py.VirtualSource(piece.file, array.name, piece.box.shape)
+            source = h5py.VirtualSource(piece.file, piece.dataset, piece.box.shape)
             layout[piece.box.seen_from(whole(array.shape))] = source
     file.create_virtual_dataset(array.name, layout)

@@ -10,8 +10,8 @@ from mpitrain.checkpoint.arrays import LogicalArray
 from mpitrain.checkpoint.boxes import select
 from mpitrain.checkpoint.files import opening, reason
 from mpitrain.checkpoint.folders import step_of
-from mpitrain.checkpoint.index import FORMAT, INDEX, SEAL, VERSION, read_array, read_shard_sizes, seal_of
-from mpitrain.checkpoint.shards import Shards, names_in
+from mpitrain.checkpoint.index import FORMAT, INDEX, SEAL, VERSION, names_in, read_array, read_shard_sizes, seal_of
+from mpitrain.checkpoint.shards import Shards
 from mpitrain.errors import CheckpointError
 
 

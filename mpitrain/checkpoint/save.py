@@ -7,25 +7,26 @@
 A process killed anywhere in between leaves all committed steps as they were.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from mpitrain.checkpoint.arrays import LogicalArray, check_tiles, digest
+from mpitrain.checkpoint.arrays import LogicalArray, by_shard, check_tiles, digest
 from mpitrain.checkpoint.boxes import Box, whole
-from mpitrain.checkpoint.dtypes import check_dtype
+from mpitrain.checkpoint.dtypes import NAMES, check_dtype
 from mpitrain.checkpoint.files import creating, remove, saving, sync_folder
 from mpitrain.checkpoint.folders import TMP, leftovers, name_of, publish, step_of
 from mpitrain.checkpoint.index import write_index
-from mpitrain.checkpoint.shards import OWN, Shards, add_array, file_name, gather
+from mpitrain.checkpoint.shards import OWN, Part, Shards, file_name, gather, write_parts
 from mpitrain.errors import CheckpointError
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Where a writer's array lies in the logical array: as a box of its own shape, from `offset` on."""
+    """Where an array of a writer's lies in the logical array: as a box of its own shape, from `offset` on."""
 
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -43,17 +44,18 @@ def begin(folder: Path, step: int) -> Path:
     return tmp
 
 
-def write_shard(tmp: Path, writer: int, arrays: Mapping[str, np.ndarray], extents: Mapping[str, Extent] | None = None) -> None:
+def write_shard(tmp: Path, writer: int, arrays: Mapping[str, np.ndarray | Sequence[tuple[np.ndarray, Extent]]]) -> None:
     """Write and sync one writer's arrays. For every writer; `writer` is a number that no other one uses.
 
-    arrays: by logical name, `parameters/blocks.0.attention.q.weight`; fp64, fp32, fp16, integers, and bits of bf16 as
-    `bits.view(BF16)`. Not changed, and not needed after the return. extents: for those that are only a part of their
-    logical array; the parts of all writers must tile it, in any shape of boxes. Raises CheckpointError.
+    arrays: by logical name, `parameters/blocks.0.attention.q.weight`: the whole array, or the parts of it that this writer
+    holds, each with its place. The parts of all writers must tile the logical array, in any shape of boxes (`run_boxes` gives
+    those of a flat run). fp64, fp32, fp16, integers, and bits of bf16 as `bits.view(BF16)`. Not changed, and not needed after
+    the return. Raises CheckpointError.
     """
-    boxes = {name: _place(name, array, (extents or {}).get(name)) for name, array in arrays.items()}
+    parts = [_place(name, *part) for name in sorted(arrays) for part in _parts(arrays[name])]
+    _check_alike(writer, parts)
     with saving(tmp.parent), creating(tmp / file_name(writer)) as file:
-        for name in sorted(arrays):
-            add_array(file, name, arrays[name], *boxes[name])
+        write_parts(file, parts)
 
 
 def commit(tmp: Path, meta: Mapping, num_shards: int | None = None) -> Path:
@@ -76,27 +78,39 @@ def commit(tmp: Path, meta: Mapping, num_shards: int | None = None) -> Path:
         return publish(tmp)
 
 
-def _place(name: str, array: np.ndarray, extent: Extent | None) -> tuple[Box, tuple[int, ...]]:
-    """Return the box that an array is of its logical array, and the shape of that."""
+def _parts(given: np.ndarray | Sequence[tuple[np.ndarray, Extent]]) -> Sequence[tuple[np.ndarray, Extent]]:
+    return [(given, Extent(given.shape, (0,) * given.ndim))] if isinstance(given, np.ndarray) else given
+
+
+def _place(name: str, array: np.ndarray, extent: Extent) -> Part:
     check_dtype(name, array.dtype)
     if name.split("/")[0] == OWN:
         raise CheckpointError(f'{name}: names that begin with "{OWN}/" are the checkpoint\'s own; use another one')
-    extent = extent or Extent(array.shape, (0,) * array.ndim)
-    box = Box(tuple(extent.offset), tuple(a + n for a, n in zip(extent.offset, array.shape)))
-    fits = len(extent.offset) == len(extent.global_shape) == array.ndim
-    if not fits or box.overlap(whole(extent.global_shape)) != box:
-        found = f"{list(array.shape)} at {list(extent.offset)}"
-        raise CheckpointError(f"{name}: {found} is no box of {list(extent.global_shape)}; fix its extent")
-    return box, tuple(extent.global_shape)
+    shape, start = tuple(map(int, extent.global_shape)), tuple(map(int, extent.offset))
+    box = Box(start, tuple(a + n for a, n in zip(start, array.shape)))
+    if not len(start) == len(shape) == array.ndim or box.overlap(whole(shape)) != box:
+        raise CheckpointError(f"{name}: {list(array.shape)} at {list(start)} is no box of {list(shape)}; fix its extent")
+    return Part(name, array, box, shape)
+
+
+def _check_alike(writer: int, parts: list[Part]) -> None:
+    """Raise CheckpointError unless the parts of one writer that make one array agree, and none has the name of another."""
+    alike = {part.name: (NAMES[part.array.dtype], list(part.shape)) for part in parts}
+    for part in parts:
+        if (NAMES[part.array.dtype], list(part.shape)) != alike[part.name]:
+            raise CheckpointError(f"{part.name}: parts of writer {writer} differ in dtype or whole shape; let them agree")
+    names = Counter(part.dataset for part in parts)
+    for name, count in names.items():
+        if count > 1:
+            raise CheckpointError(f"{name}: writer {writer} has it {count} times; give it once")
 
 
 def _digest_shared_chunks(tmp: Path, arrays: list[LogicalArray]) -> None:
-    """Digest the chunks that no writer holds whole: for parts of leading rows, at most one at each border of two parts."""
+    """Digest the chunks that no writer holds whole: for runs of whole rows or elements, at most one at each border of two runs."""
+    shared = ((array, chunk) for array in arrays for chunk in range(array.chunks.count) if chunk not in array.digests)
     shards = Shards(tmp)
     try:
-        for array in arrays:
-            for chunk in range(array.chunks.count):
-                if chunk not in array.digests:
-                    array.digests[chunk] = digest(shards.read(array, array.chunks.box(chunk)))
+        for array, chunk in by_shard(shared):
+            array.digests[chunk] = digest(shards.read(array, array.chunks.box(chunk)))
     finally:
         shards.close()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mpitrain.checkpoint.arrays import LogicalArray, digest
+from mpitrain.checkpoint.arrays import LogicalArray, by_shard, digest
 from mpitrain.checkpoint.files import reason
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.errors import CheckpointError
@@ -12,8 +12,9 @@ def verify(path: Path) -> None:
     """Read all of one step. Raises CheckpointError that names the first file, and array and chunk, that is not as it was committed."""
     with Checkpoint(path) as checkpoint:
         check_sizes(checkpoint)
-        for name in checkpoint.names():
-            _check_chunks(checkpoint, checkpoint.array(name))
+        arrays = map(checkpoint.array, checkpoint.names())
+        for array, chunk in by_shard((each, chunk) for each in arrays for chunk in range(each.chunks.count)):
+            _check_chunk(checkpoint, array, chunk)
 
 
 def check_sizes(checkpoint: Checkpoint) -> None:
@@ -29,10 +30,9 @@ def check_sizes(checkpoint: Checkpoint) -> None:
             raise CheckpointError(f"{checkpoint.path.name}: {file} has {found} bytes, {needed} needed")
 
 
-def _check_chunks(checkpoint: Checkpoint, array: LogicalArray) -> None:
-    for chunk in range(array.chunks.count):
-        box = array.chunks.box(chunk)
-        rows = tuple(slice(a, b) for a, b in zip(box.start, box.stop))
-        if digest(checkpoint.read(array.name, rows)) != array.digests[chunk]:
-            files = " or ".join(array.holders(box))
-            raise CheckpointError(f"{checkpoint.path.name}: {files}: chunk {chunk} of {array.name} is altered")
+def _check_chunk(checkpoint: Checkpoint, array: LogicalArray, chunk: int) -> None:
+    box = array.chunks.box(chunk)
+    rows = tuple(slice(a, b) for a, b in zip(box.start, box.stop))
+    if digest(checkpoint.read(array.name, rows)) != array.digests[chunk]:
+        files = " or ".join(array.holders(box))
+        raise CheckpointError(f"{checkpoint.path.name}: {files}: chunk {chunk} of {array.name} is altered")

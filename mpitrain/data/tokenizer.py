@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
+from mpitrain.config import Data
 from mpitrain.errors import DataError
 
 # What well-known models call the token between two documents; the first that the file has is used.
@@ -29,6 +30,18 @@ class Tokenizer(Protocol):
 def load_tokenizer(name: str | Path) -> Tokenizer:
     """Return the tokenizer that data.tokenizer names: "bytes", or the path of a tokenizers JSON file."""
     return ByteTokenizer() if name == "bytes" else FileTokenizer(Path(name))
+
+
+def separator(data: Data, tokenizer: Tokenizer) -> int | None:
+    """Return the token that ends a document; None if documents are joined. Raises DataError if there is no such token."""
+    if data.documents == "joined":
+        return None
+    if tokenizer.end_of_text is None:
+        raise DataError(
+            f'data.documents = "separate" needs a token between documents, data.tokenizer = "{data.tokenizer}" has none of '
+            f'{", ".join(END_OF_TEXT)}; use another tokenizer, or data.documents = "joined"'
+        )
+    return tokenizer.end_of_text
 
 
 def dtype_for(vocab: int) -> np.dtype:

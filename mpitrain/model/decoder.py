@@ -3,6 +3,7 @@
     one rank      x + [ norm, attention ]                                          and the same with the feed-forward
     tp            x + [ norm | copy   | attention of some heads | sum     ]        x is whole on every rank
     tp, sequence  x + [ norm | gather | attention of some heads | scatter ]        x is divided along the sequence
+    async         x + [ norm | gather, projection | core | output, scatter ]       the same by chunks (parallel/asynchronous.py)
 
 With context parallelism attention itself is a segment, an exchange of keys and values, and a segment (parallel/context.py).
 
@@ -13,7 +14,8 @@ sequence parallelism (arXiv:2205.05198, section 4.2).
 from mpitrain.comm.mesh import Axis
 from mpitrain.model.parameters import Parameter
 from mpitrain.model.recipe import Communication, Item, Residual
-from mpitrain.model.segments import Attention, Embedding, FeedForward, Head, Norm, Output, Projection, Rotary, SpreadAttention
+from mpitrain.model.segments import Attention, Core, Embedding, FeedForward, Head, Norm, Output, Projection, Rotary, SpreadAttention
+from mpitrain.parallel.asynchronous import Chunked
 from mpitrain.parallel.context import ContextAttention
 from mpitrain.parallel.vocabulary import VocabularyEmbedding, VocabularyHead
 
@@ -21,23 +23,35 @@ SEQUENCE = 1  # dim of activations [B, T, D]
 
 
 def decoder_block(
-    parameters: list[Parameter], rotary: Rotary, tp: Axis | None, sequence: bool, core: ContextAttention | None
+    parameters: list[Parameter],
+    rotary: Rotary,
+    tp: Axis | None,
+    sequence: bool,
+    core: ContextAttention | None,
+    asynchronous: bool = False,
 ) -> list[Item]:
     """Return one block, or half of one: attention and feed-forward, each around the residual stream.
 
-    core: the attention proper where the sequence is spread over ranks.
+    core: the attention proper where the sequence is spread over ranks.  asynchronous: what tp sends goes by chunks; needs `sequence`.
     """
     named = {p.name.split(".", 2)[2].removesuffix(".weight"): p for p in parameters}
+    by_chunks = tp is not None and asynchronous
     items: list[Item] = []
     if "attention.q" in named:
         norm, *weights, output = (named[f"attention.{name}"] for name in ("norm", "q", "k", "v", "output"))
-        projection = Projection(None if tp else norm, *weights, rotary)
-        inner = SpreadAttention(projection, core, Output(output)) if core else Attention(projection, Output(output))
-        items.append(Residual(_around(inner, norm, tp, sequence)))
+        projection, back = Projection(None if tp else norm, *weights, rotary), Output(output)
+        if by_chunks:
+            items.append(Residual([Norm(norm), *_attention_by_chunks(projection, core, back, tp)]))
+        else:
+            inner = SpreadAttention(projection, core, back) if core else Attention(projection, back)
+            items.append(Residual(_around(inner, norm, tp, sequence)))
     if "ffn.gate" in named:
         norm, *weights = (named[f"ffn.{name}"] for name in ("norm", "gate", "up", "down"))
         inner = FeedForward(None if tp else norm, *weights)
-        items.append(Residual(_around(inner, norm, tp, sequence)))
+        if by_chunks:
+            items.append(Residual([Norm(norm), Chunked(inner, tp, gather=True, scatter=True)]))
+        else:
+            items.append(Residual(_around(inner, norm, tp, sequence)))
     return items
 
 
@@ -49,6 +63,11 @@ def embedding(weight: Parameter, tp: Axis | None, sequence: bool) -> list[Item]:
 def head(norm: Parameter, weight: Parameter, tp: Axis | None, sequence: bool) -> list[Item]:
     """Return the last norm, the logits and the loss."""
     return [Norm(norm), _into(tp, sequence), VocabularyHead(weight, tp)] if tp else [Head(norm, weight)]
+
+
+def _attention_by_chunks(projection: Projection, core: ContextAttention | None, output: Output, tp: Axis) -> list[Item]:
+    before, behind = Chunked(projection, tp, gather=True), Chunked(output, tp, scatter=True)
+    return [SpreadAttention(before, core, behind)] if core else [before, Core(), behind]
 
 
 def _around(inner: Item, norm: Parameter, tp: Axis | None, sequence: bool) -> list[Item]:

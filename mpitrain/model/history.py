@@ -59,6 +59,12 @@ def attend(segments: list[KeysValues], key: torch.Tensor, value: torch.Tensor) -
     return keys, values, Attended(own, (key, value), before)
 
 
-def mask(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
-    """Return which keys [queries, keys] the last `num_queries` positions may see."""
-    return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
+def mask(begin: int, end: int, documents_BT: torch.Tensor | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return what is added to the scores of positions [begin, end) with all keys up to there: -inf where a key may not be seen.
+
+    documents_BT: attention stays within each, if given. [queries, keys], or [B, 1, queries, keys] with documents.
+    """
+    seen = torch.ones(end - begin, end, dtype=torch.bool, device=device).tril(begin)
+    if documents_BT is not None:
+        seen = (seen & (documents_BT[:, begin:end, None] == documents_BT[:, None, :end]))[:, None]
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -torch.inf)

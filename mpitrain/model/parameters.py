@@ -1,25 +1,17 @@
-"""The parameters of one stage: named, in flat buffers, with gradients grouped into buckets.
+"""A named parameter as the model sees it, and its initial values."""
 
-Weights lie in one flat buffer, gradients in one flat buffer per bucket, so that a bucket is reduced with one operation and without
-packing. Every tensor begins on a cache line: matrix products may round differently on differently aligned memory, and the same
-parameter must give the same bits in every layout.
-"""
-
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from mpitrain.model.init import normal
 from mpitrain.slicing import Spec
 
-ALIGN = 64  # bytes
-
 
 @dataclass
 class Parameter:
-    """One use of a parameter by a stage: `data` and `grad` are views into the stage's buffers.
+    """One use of a parameter by a stage: `data` and `grad` are views into flat buffers, or None while those aren't there.
 
     A tied embedding is used twice: on one rank the two share `data`, and each has a gradient of its own.
     """
@@ -39,7 +31,7 @@ def initialise(parameters: Iterable[Parameter], seed: int) -> None:
         spec = parameter.spec
         if spec.std == 0:
             parameter.data.fill_(1.0)
-        else:
+        elif not parameter.data.is_meta:
             parameter.data.copy_(_box(seed, spec))
 
 
@@ -49,26 +41,3 @@ def _box(seed: int, spec: Spec) -> torch.Tensor:
     begin = spec.offset[0] * width
     rows = normal(seed, spec.name, begin, begin + spec.shape[0] * width, spec.std).view(spec.shape[0], width)
     return rows[:, spec.offset[1] : spec.offset[1] + spec.shape[1]]
-
-
-Allocate = Callable[[int], np.ndarray]  # bytes -> zeroed host memory
-
-
-def flat_buffer(
-    specs: Iterable[Spec], dtype: torch.dtype, device: torch.device, allocate: Allocate | None = None
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return one zeroed buffer for `specs` and a view of it for each, every view on a cache line.
-
-    allocate: where host memory comes from, if not from torch: an axis gives memory that its other ranks can read.
-    """
-    step = ALIGN // dtype.itemsize
-    specs = list(specs)
-    starts, length = [], 0
-    for spec in specs:
-        starts.append(length)
-        length += -(-spec.numel // step) * step
-    if allocate is not None and device.type == "cpu" and length:
-        memory = torch.from_numpy(allocate(length * dtype.itemsize)).view(dtype)
-    else:
-        memory = torch.zeros(length, dtype=dtype, device=device)
-    return memory, [memory[at : at + spec.numel].view(spec.shape) for at, spec in zip(starts, specs)]

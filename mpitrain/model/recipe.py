@@ -13,6 +13,7 @@ The weight gradients of matrix products are handed over as a function. A whole b
 that a sum of input gradients travels meanwhile; a split one (I) leaves it for W.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
@@ -22,10 +23,12 @@ import torch
 from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
+from mpitrain.parallel.traffic import Started, Traffic
 
 Walk = Generator[Pending | None, Any, Any]
 Products = Callable[[], None]  # adds the weight gradients of one item to their buffers, and forgets what it held
 Later = Callable[[Products], None]
+Shape = tuple[int, int, int]  # of the residual stream at some item: sequences, positions on this rank, width
 
 
 class Item(Protocol):
@@ -36,6 +39,26 @@ class Item(Protocol):
 
     def backward(self, saved: Any, grad_of_output: torch.Tensor, later: Later) -> Walk:
         """Yield once; return the gradient of the input, and hand the weight gradients to `later`."""
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """Return what forward and backward start at `shape`, with numbers of `itemsize` bytes, and the shape behind the item."""
+
+
+class Local:
+    """An item that sends nothing and keeps positions where they are."""
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """Nothing, and the same shape."""
+        return Traffic(), shape
+
+
+def sends(block: Sequence[Item], shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+    """Return what a block starts, and the shape behind it: from shapes alone, nothing is run."""
+    total = Traffic()
+    for item in block:
+        traffic, shape = item.sends(shape, itemsize)
+        total = total.then(traffic)
+    return total, shape
 
 
 def forward(block: Sequence[Item], x: torch.Tensor, context: Any) -> Walk:
@@ -108,6 +131,10 @@ class Residual:
         grad = yield from backward(self.items, saved, grad_of_output, later)
         return grad_of_output + grad
 
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """What the items start."""
+        return sends(self.items, shape, itemsize)
+
 
 # ---------------------------------------------------------------- communications
 
@@ -133,6 +160,7 @@ def _exchange(x: torch.Tensor, axis: Axis) -> Pending:
 
 
 START = {"copy": _copy, "sum": _sum, "gather": _gather, "scatter": _scatter, "exchange": _exchange}
+OPERATION = {"sum": "all_reduce", "gather": "all_gather", "scatter": "reduce_scatter", "exchange": "all_to_all"}
 ADJOINT = {"copy": "sum", "sum": "copy", "gather": "scatter", "scatter": "gather", "exchange": "exchange"}
 
 
@@ -152,6 +180,17 @@ class Communication:
 
     def backward(self, saved: None, grad_of_output: torch.Tensor, later: Later) -> Walk:
         return (yield from self._run(ADJOINT[self.name], grad_of_output))
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """One operation each way; the buffer that counts is the longer one."""
+        behind = list(shape)
+        if self.name == "gather":
+            behind[self.dim] *= self.axis.size
+        elif self.name == "scatter":
+            behind[self.dim] //= self.axis.size
+        num_bytes = max(math.prod(shape), math.prod(behind)) * itemsize
+        names = (OPERATION.get(name) for name in (self.name, ADJOINT[self.name]))
+        return Traffic(*((Started(name, self.axis.name, num_bytes),) if name else () for name in names)), tuple(behind)
 
     def _run(self, name: str, x: torch.Tensor) -> Walk:
         first = x.transpose(0, self.dim)

@@ -13,63 +13,72 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mpitrain.model.history import Attended, attend, mask
+from mpitrain.data.documents import IGNORED
+from mpitrain.model.history import Attended, attend
 from mpitrain.model.parameters import Parameter
-from mpitrain.model.recipe import Later, Walk
+from mpitrain.model.recipe import Later, Local, Shape, Walk, sends
 from mpitrain.parallel.context import ContextAttention
+from mpitrain.parallel.traffic import Traffic
+
+Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class _Product(torch.autograd.Function):
-    """x @ weight.T, whose backward gives the gradient of x and leaves that of the weight for later."""
+    """x @ weight.T, whose backward gives the gradient of x and leaves that of the weight for later.
+
+    The weight itself isn't saved: with ZeRO-3 it is dropped and fetched again.
+    """
 
     @staticmethod
-    def forward(ctx, x, weight: torch.Tensor, parameter: Parameter, deferred: list):
-        ctx.save_for_backward(x, weight)
+    def forward(ctx, x, parameter: Parameter, deferred: list):
+        ctx.save_for_backward(x)
         ctx.parameter, ctx.deferred = parameter, deferred
-        return functional.linear(x, weight)
+        return functional.linear(x, parameter.data)
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        x, weight = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         ctx.deferred.append((ctx.parameter, x, grad_of_output))
-        return grad_of_output @ weight, None, None, None
+        return grad_of_output @ ctx.parameter.data, None, None
 
 
 class _Norm(torch.autograd.Function):
     """RMSNorm (arXiv:1910.07467) with a backward of its own: fewer passes over memory than autograd's."""
 
     @staticmethod
-    def forward(ctx, x, weight: torch.Tensor, parameter: Parameter, small: list, eps: float):
+    def forward(ctx, x, parameter: Parameter, small: list, eps: float):
         width = x.shape[-1]
         scale = torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(width).add_(eps))
         unit = x * scale
-        ctx.save_for_backward(unit, scale, weight)
+        ctx.save_for_backward(unit, scale)
         ctx.parameter, ctx.small = parameter, small
-        return unit * weight
+        return unit * parameter.data
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        unit, scale, weight = ctx.saved_tensors
+        unit, scale = ctx.saved_tensors
+        weight = ctx.parameter.data
         product = grad_of_output * unit
         ctx.small.append((ctx.parameter, product.flatten(0, -2).sum(0)))
         along = (product @ weight).div_(weight.shape[0]).unsqueeze(-1)
-        return (grad_of_output * weight).addcmul_(unit, along, value=-1).mul_(scale), None, None, None, None
+        return (grad_of_output * weight).addcmul_(unit, along, value=-1).mul_(scale), None, None, None
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The summed cross-entropy of logits [N, V] and targets [N]; the gradient overwrites what was saved."""
+    """The summed cross-entropy of logits [N, V] and targets [N], IGNORED ones left out; the gradient overwrites what was saved."""
 
     @staticmethod
     def forward(ctx, logits_NV, targets_N):
         logs_NV = torch.log_softmax(logits_NV, -1)
         ctx.save_for_backward(logs_NV, targets_N)
-        return -logs_NV.gather(1, targets_N[:, None]).sum()
+        return -logs_NV.gather(1, targets_N.clamp(min=0)[:, None]).squeeze(1).masked_fill(targets_N == IGNORED, 0).sum()
 
     @staticmethod
     def backward(ctx, grad_of_output):
         logs_NV, targets_N = ctx.saved_tensors
         grad_NV = logs_NV.exp_()
         grad_NV[torch.arange(len(targets_N), device=grad_NV.device), targets_N] -= 1
+        grad_NV[targets_N == IGNORED] = 0
         return grad_NV.mul_(grad_of_output), None
 
 
@@ -83,11 +92,11 @@ class Tape:
 
     def product(self, x: torch.Tensor, parameter: Parameter) -> torch.Tensor:
         """Return x @ parameter.T; its weight gradient is deferred."""
-        return _Product.apply(x, parameter.data, parameter, self.deferred)
+        return _Product.apply(x, parameter, self.deferred)
 
     def norm(self, x: torch.Tensor, parameter: Parameter, eps: float = 1e-5) -> torch.Tensor:
         """Return RMSNorm(x) with the weight `parameter`."""
-        return _Norm.apply(x, parameter.data, parameter, self.small, eps)
+        return _Norm.apply(x, parameter, self.small, eps)
 
     def add_vectors(self) -> None:
         """Add the gradients of vectors to their buffers and forget them: the graph and these lists hold each other, a cycle."""
@@ -103,23 +112,23 @@ class Tape:
             parameter.grad.addmm_(grad.flatten(0, -2).t(), x.flatten(0, -2))
 
 
-class Segment:
-    """A local piece of a block, differentiated by autograd. Subclasses compute a tensor, or a tuple of some."""
+class Segment(Local):
+    """A local piece of a block, differentiated by autograd. Subclasses compute a tensor, or a tuple of some, from one or a tuple."""
 
-    def compute(self, x: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
+    def compute(self, x: Tensors, context: Any, tape: Tape) -> Tensors:
         raise AssertionError("each segment computes")
 
-    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+    def forward(self, x: Tensors, context: Any) -> Walk:
         """Compute; without gradients enabled nothing is kept."""
         yield None
         tape = Tape()
         if not torch.is_grad_enabled():
             return self.compute(x, context, tape), None
-        x = x.detach().requires_grad_()
+        x = tuple(part.detach().requires_grad_() for part in x) if isinstance(x, tuple) else x.detach().requires_grad_()
         y = self.compute(x, context, tape)
         return tuple(part.detach() for part in y) if isinstance(y, tuple) else y.detach(), (x, y, tape)
 
-    def backward(self, saved: tuple, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
+    def backward(self, saved: tuple, grad_of_output: Tensors | None, later: Later) -> Walk:
         """Add the gradients of vectors to their buffers, hand over those of matrices, and return that of the input."""
         yield None
         x, y, tape = saved
@@ -128,17 +137,18 @@ class Segment:
         later(tape.add_products)
         return grad
 
-
-    def _differentiate(self, x: torch.Tensor, y: torch.Tensor, grad_of_output: torch.Tensor | None, attended: Attended | None):
+    def _differentiate(self, x: Tensors, y: Tensors, grad_of_output: Tensors | None, attended: Attended | None) -> Tensors:
+        inputs = x if isinstance(x, tuple) else (x,)
         if attended is None:
-            return torch.autograd.grad(y, x, grad_of_output)[0]
-        outputs, grads = attended.outputs_and_grads()
-        grad, *of_leaves = torch.autograd.grad([y, *outputs], [x, *attended.leaves()], [grad_of_output, *grads])
-        attended.leave(tuple(of_leaves))
-        return grad
+            found = torch.autograd.grad(y, inputs, grad_of_output)
+        else:
+            outputs, grads = attended.outputs_and_grads()
+            found = torch.autograd.grad([y, *outputs], [*inputs, *attended.leaves()], [grad_of_output, *grads])
+            attended.leave(found[len(inputs) :])
+        return found[: len(inputs)] if isinstance(x, tuple) else found[0]
 
 
-class Embedding:
+class Embedding(Local):
     """Token numbers to vectors. Written by hand: integers have no gradient."""
 
     def __init__(self, weight: Parameter):
@@ -156,7 +166,10 @@ class Embedding:
 
 
 class Rotary:
-    """Rotary position embedding (arXiv:2104.09864) of heads of `width`, halves rotated, tables for the positions [T] of this rank."""
+    """Rotary position embedding (arXiv:2104.09864) of heads of `width`, halves rotated, tables for the positions [T] of this rank.
+
+    Only distances show in the scores: positions needn't start anew with each document.
+    """
 
     def __init__(self, width: int, positions: torch.Tensor, dtype: torch.dtype, device: torch.device, base: float = 10_000.0):
         self.width = width
@@ -205,25 +218,30 @@ class Output(Segment):
         return tape.product(a_BHTC.transpose(1, 2).flatten(-2), self.output)
 
 
+class Core(Segment):
+    """Attention proper, of queries, keys and values: causal, grouped queries (arXiv:2305.13245). The whole sequence is here."""
+
+    def compute(self, qkv: tuple[torch.Tensor, ...], context: Any, tape: Tape) -> torch.Tensor:
+        q_BHTC, k_BKTC, v_BKTC = qkv
+        if context.history is not None:
+            k_BKTC, v_BKTC, tape.attended = attend(context.history.setdefault(self, []), k_BKTC, v_BKTC)
+        return functional.scaled_dot_product_attention(
+            q_BHTC, k_BKTC, v_BKTC, attn_mask=context.visible, is_causal=context.visible is None, enable_gqa=True
+        )
+
+
 class Attention(Segment):
-    """output(attention(norm(x))): causal, grouped queries (arXiv:2305.13245), in one segment: the whole sequence is here.
+    """output(attention(norm(x))) in one segment.
 
     With tensor parallelism its weights are those of some heads, and the output is partial.
     """
 
     def __init__(self, projection: Projection, output: Output):
-        self.projection, self.output = projection, output
+        self.projection, self.core, self.output = projection, Core(), output
 
     def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
-        q_BHTC, k_BKTC, v_BKTC = self.projection.compute(x_BTD, context, tape)
-        visible = None
-        if context.history is not None:
-            k_BKTC, v_BKTC, tape.attended = attend(context.history.setdefault(self, []), k_BKTC, v_BKTC)
-            visible = mask(q_BHTC.shape[-2], k_BKTC.shape[-2], x_BTD.device)
-        a_BHTC = functional.scaled_dot_product_attention(
-            q_BHTC, k_BKTC, v_BKTC, attn_mask=visible, is_causal=visible is None, enable_gqa=True
-        )
-        return self.output.compute(a_BHTC, context, tape)
+        qkv = self.projection.compute(x_BTD, context, tape)
+        return self.output.compute(self.core.compute(qkv, context, tape), context, tape)
 
 
 class SpreadAttention:
@@ -234,7 +252,7 @@ class SpreadAttention:
 
     def forward(self, x: torch.Tensor, context: Any) -> Walk:
         qkv, projected = yield from self.projection.forward(x, context)
-        a, attended = yield from self.core.forward(*qkv)
+        a, attended = yield from self.core.forward(*qkv, context.documents)
         y, saved = yield from self.output.forward(a, context)
         return y, (projected, attended, saved) if torch.is_grad_enabled() else None
 
@@ -243,6 +261,10 @@ class SpreadAttention:
         grad = yield from self.output.backward(output, grad_of_output, later)
         grads = yield from self.core.backward(attended, grad)
         return (yield from self.projection.backward(projected, tuple(grads), later))
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """What the exchange between the segments starts."""
+        return sends((self.projection, self.core, self.output), shape, itemsize)
 
 
 class FeedForward(Segment):

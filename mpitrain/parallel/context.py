@@ -11,7 +11,7 @@ An attention is causal by *position*, and within documents if they are given. Bo
 they start an operation, compute, yield its Pending when they need it, and are resumed with its result. On an axis of size 1 they send
 nothing.
 
-    attention = context_attention(mesh["cp"], "zigzag", sequence=2048, heads=8, kv_heads=2)
+    attention = context_attention(mesh["cp"], "zigzag", sequence=2048, heads=8, kv_heads=2, head_width=64)
     out, saved = yield from attention.forward(q, k, v, documents)         q [B, H, t, C], k and v [B, K, t, C], t = T/c
     grads = yield from attention.backward(saved, grad_of_out)             of q, k and v
 
@@ -24,11 +24,11 @@ from typing import Any, Protocol
 import torch
 
 from mpitrain.comm.mesh import Axis
-from mpitrain.model.recipe import Walk
+from mpitrain.model.recipe import Shape, Walk
+from mpitrain.parallel import traffic
 from mpitrain.parallel.gather import Gather
 from mpitrain.parallel.placement import Placement, placement_of
 from mpitrain.parallel.ring import Ring
-from mpitrain.parallel.traffic import Sent, traffic
 from mpitrain.parallel.ulysses import Ulysses
 
 
@@ -42,19 +42,20 @@ class Kind(Protocol):
         """Return the gradients of q, k and v."""
 
 
-def context_attention(axis: Axis, kind: str, sequence: int, heads: int, kv_heads: int) -> "ContextAttention":
+def context_attention(axis: Axis, kind: str, sequence: int, heads: int, kv_heads: int, head_width: int) -> "ContextAttention":
     """Return the attention of `kind` over `axis`. Raises ConfigError, on all ranks alike, before anything is sent.
 
     sequence: positions in all.  heads, kv_heads: those that this rank has, so divided by tp.
     """
-    return ContextAttention(axis, kind, placement_of(kind, sequence, axis.size, heads, kv_heads), heads, kv_heads)
+    return ContextAttention(axis, kind, placement_of(kind, sequence, axis.size, heads, kv_heads), heads, kv_heads, head_width)
 
 
 class ContextAttention:
     """One attention over `axis`; it holds no tensors and may serve every layer. `placement` says which positions are here."""
 
-    def __init__(self, axis: Axis, kind: str, placement: Placement, heads: int, kv_heads: int):
-        self.axis, self.kind, self.placement, self.heads, self.kv_heads = axis, kind, placement, heads, kv_heads
+    def __init__(self, axis: Axis, kind: str, placement: Placement, heads: int, kv_heads: int, head_width: int):
+        self.axis, self.kind, self.placement = axis, kind, placement
+        self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
         self._kind: Kind
         if kind == "ulysses":
             self._kind = Ulysses(axis, placement, heads, kv_heads)
@@ -80,13 +81,14 @@ class ContextAttention:
         self._require(grad_of_out, self.heads)
         return (yield from self._kind.backward(saved, grad_of_out.detach()))
 
-    def traffic(self, batch: int, head_width: int, itemsize: int) -> list[Sent]:
-        """Return what one forward and one backward send, in the order in which it is started. Sizes in bytes, alike on all ranks."""
-        return traffic(
-            self.kind, self.axis.size, batch=batch, heads=self.heads, kv_heads=self.kv_heads,
-            head_width=head_width, sequence=self.placement.sequence, itemsize=itemsize,
+    def sends(self, shape: Shape, itemsize: int) -> tuple[traffic.Traffic, Shape]:
+        """Return what one forward and one backward start, alike on all ranks."""
+        found = traffic.attention(
+            self.kind, self.axis.name, self.axis.size, batch=shape[0], heads=self.heads, kv_heads=self.kv_heads,
+            head_width=self.head_width, sequence=self.placement.sequence, itemsize=itemsize,
         )  # fmt: skip
+        return found, shape
 
     def _require(self, x: torch.Tensor, heads: int) -> None:
-        found, needed = tuple(x.shape[1:3]), (heads, self.placement.length)
-        assert found == needed, f"[B, heads, positions here, width]: found {tuple(x.shape)}, needed {needed} in the middle"
+        found, needed = tuple(x.shape[1:]), (heads, self.placement.length, self.head_width)
+        assert found == needed, f"[B, heads, positions here, width]: found {tuple(x.shape)}, needed {needed} behind B"

@@ -11,8 +11,10 @@ from torch.nn import functional
 
 from mpitrain.comm.collectives import all_gather
 from mpitrain.comm.mesh import Axis
+from mpitrain.data.documents import IGNORED
 from mpitrain.model.parameters import Parameter
-from mpitrain.model.recipe import Later, Walk
+from mpitrain.model.recipe import Later, Local, Shape, Walk
+from mpitrain.parallel.traffic import Started, Traffic
 
 
 def _local(numbers: torch.Tensor, weight: Parameter) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,7 +24,7 @@ def _local(numbers: torch.Tensor, weight: Parameter) -> tuple[torch.Tensor, torc
     return torch.where(here, numbers - begin, 0), here
 
 
-class VocabularyEmbedding:
+class VocabularyEmbedding(Local):
     """Token numbers to vectors: each rank those of its rows, and zeros; the sum over the axis follows."""
 
     def __init__(self, weight: Parameter):
@@ -44,7 +46,7 @@ class VocabularyEmbedding:
 class VocabularyHead:
     """Logits and summed cross-entropy: ranks exchange two numbers per token, the log of their share of the softmax and the target's logit.
 
-    The loss is the same on all ranks of the axis; the gradient of the input is partial, its sum follows.
+    IGNORED targets are left out. The loss is the same on all ranks of the axis; the gradient of the input is partial, its sum follows.
     """
 
     def __init__(self, weight: Parameter, axis: Axis):
@@ -53,6 +55,7 @@ class VocabularyHead:
     def forward(self, h_BTD: torch.Tensor, context: Any) -> Walk:
         h_ND = h_BTD.flatten(0, 1)
         logits_NV = functional.linear(h_ND, self.weight.data)
+        ignored_N = context.targets.flatten() == IGNORED
         targets_N, here_N = _local(context.targets.flatten(), self.weight)
         share_N = torch.logsumexp(logits_NV, -1)
         target_N = logits_NV.gather(1, targets_N[:, None]).squeeze(1) * here_N
@@ -60,14 +63,20 @@ class VocabularyHead:
         every = yield all_gather(mine, self.axis, mine.new_empty(self.axis.size * mine.numel()))
         shares_RN, targets_RN = every.view(self.axis.size, 2, -1).unbind(1)
         log_sum_N = torch.logsumexp(shares_RN, 0)
-        loss = (log_sum_N - targets_RN.sum(0)).sum()
-        saved = (h_BTD, logits_NV, log_sum_N, targets_N, here_N)
+        loss = (log_sum_N - targets_RN.sum(0)).masked_fill_(ignored_N, 0).sum()
+        saved = (h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N)
         return loss, saved if torch.is_grad_enabled() else None
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """Two numbers per token, of every rank."""
+        num_tokens = shape[0] * shape[1]
+        return Traffic((Started("all_gather", self.axis.name, 2 * num_tokens * self.axis.size * itemsize),)), shape
 
     def backward(self, saved: tuple, grad_of_output: None, later: Later) -> Walk:
         yield None
-        h_BTD, logits_NV, log_sum_N, targets_N, here_N = saved
+        h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N = saved
         grad_NV = logits_NV.sub_(log_sum_N[:, None]).exp_()
         grad_NV[here_N, targets_N[here_N]] -= 1
+        grad_NV[ignored_N] = 0
         later(lambda: self.weight.grad.addmm_(grad_NV.t(), h_BTD.flatten(0, 1)))
         return (grad_NV @ self.weight.data).view_as(h_BTD)

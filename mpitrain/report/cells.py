@@ -52,7 +52,7 @@ def tint(kind: str, shade: int, num_tints: int) -> tuple[float, float, float]:
 
 def draw_rows(axes: Axes, timeline: Timeline, look: Look, points: tuple[float, float]) -> None:
     """Draw all ranks' rows. `points`: the width of one unit of time and the height of a row, for labels to fit."""
-    cells = [(rank, *cell) for rank in range(len(timeline.programs)) for cell in timeline.computations(rank)]
+    cells = [(rank, *cell) for rank in range(len(timeline.programs)) for cell in timeline.walks(rank)]
     _background(axes, len(timeline.programs), timeline.makespan)
     thin = min(0.6, 0.12 * points[0] * min((end - start for *_, start, end in cells if end > start), default=1))
     shapes = PolyCollection(
@@ -113,7 +113,7 @@ def _labels(axes: Axes, cells: list[tuple[int, Action, float, float]], look: Loo
 
 def label_width(timeline: Timeline, look: Look) -> float:
     """Return the points per unit of time at which a short computation just holds the longest number."""
-    cells = [cell for rank in range(len(timeline.programs)) for cell in timeline.computations(rank)]
+    cells = [cell for rank in range(len(timeline.programs)) for cell in timeline.walks(rank)]
     length = max((len(look.label(action)) for action, *_ in cells), default=1)
     return (1.02 * DIGIT * FONT_SIZES[0] * length + 1) / _short(end - start for _, start, end in cells)
 

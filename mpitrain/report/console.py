@@ -31,8 +31,8 @@ class Report:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Print one line."""
-        if self.speaks:
+        """Print some lines, if there is something to say."""
+        if self.speaks and text:
             self.console.print(text, markup=False)
 
     def step(self, line: dict, waited_share: float) -> None:

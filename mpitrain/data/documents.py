@@ -1,0 +1,29 @@
+"""Which document each position of a row belongs to, and which of its targets carry loss.
+
+    tokens       a  b  .  c  d  e  .  .  f         `.` is the end-of-text token: it belongs to the document it ends
+    documents    0  0  0  1  1  1  1  2            of the inputs, all tokens but the last
+    targets      b  .  -  d  e  .  -  -            the next tokens; -: no loss, as nothing tells how another document begins
+
+A row may begin and end in the middle of a document.
+"""
+
+import torch
+
+IGNORED = -1  # a target that carries no loss
+
+
+def documents_of(inputs_BT: torch.Tensor, end_of_text: int) -> torch.Tensor:
+    """Return the number of each position's document, counted from 0 in its row. Any leading dims."""
+    ends_BT = inputs_BT == end_of_text
+    return ends_BT.cumsum(-1) - ends_BT.long()
+
+
+def separate(tokens: torch.Tensor, end_of_text: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (documents, targets) of rows of tokens [..., T + 1], [..., T] each; IGNORED where a target carries no loss."""
+    inputs, targets = tokens[..., :-1], tokens[..., 1:]
+    return documents_of(inputs, end_of_text), targets.masked_fill(inputs == end_of_text, IGNORED)
+
+
+def num_counted(targets: torch.Tensor) -> int:
+    """Return how many targets carry loss."""
+    return int((targets != IGNORED).sum())

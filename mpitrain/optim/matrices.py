@@ -1,0 +1,113 @@
+"""Whole matrices out of the parts that ranks have, and their parts back: for an optimiser that looks at whole matrices.
+
+The parts of a matrix are on the ranks of one axis: tensor-parallel ranks, slowest, times the ranks that divide the state (ZeRO). So
+what arrives in the order of the axis is one box of the matrix after the other, each row by row. Matrices are dealt to these ranks, one
+to each in a round: whoever was dealt a matrix receives its parts, and sends the parts of the result back.
+
+    rank                    0          1          2          3           2 of tp x 2 that divide the state
+    has of every matrix     box 0 ----------      box 1 ----------       cut wherever a bucket is; not all have a part of each
+    round 0: is dealt       down       gate       up         output      the largest first
+    round 1                 q          k          v                      and so on
+
+Of N elements in all, each of n ranks sends N/n (1 - 1/n) and receives as many, and once more the same for the results: the least there
+is. To gather every matrix on all ranks would bring N (1 - 1/n) to each, which then all compute the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from mpitrain.buckets import buckets_of, layout_of
+from mpitrain.comm.collectives import all_to_all_v
+from mpitrain.comm.mesh import Axis
+from mpitrain.comm.progress import Pending
+from mpitrain.config import Config
+from mpitrain.slicing import Shard, Spec
+
+
+class Part(NamedTuple):
+    """Consecutive elements of a matrix's box, on one rank."""
+
+    spec: Spec
+    length: int
+
+
+Holding = dict[str, Part]  # what a rank has, by the names of matrices
+
+
+def hidden(spec: Spec) -> bool:
+    """Tell whether a parameter is a matrix between two layers. A row of the embedding or of the head belongs to one token."""
+    return len(spec.shape) == 2 and spec.name.startswith("blocks.")
+
+
+def holdings(config: Config, stages: Sequence[int], num_shards: int) -> list[Holding]:
+    """Return what each rank of the axis has of the hidden matrices of some stages."""
+    found = []
+    for rank in range(config.parallel.tp):
+        shard = Shard(rank, config.parallel.tp, config.parallel.sequence)
+        layouts = [layout_of(bucket.specs, num_shards) for stage in stages for bucket in buckets_of(config, stage, shard)]
+        for number in range(num_shards):
+            runs = [run for layout in layouts for run in layout.runs(number)]
+            found.append({spec.name: Part(spec, end - begin) for spec, begin, end in runs if hidden(spec)})
+    return found
+
+
+def deal(holdings: list[Holding], axis: Axis, like: torch.Tensor) -> list["Round"]:
+    """Deal the matrices to the ranks of `axis`, the largest first, so that those of a round take equally long."""
+    specs = {name: part.spec for holding in holdings for name, part in holding.items()}
+    names = sorted(specs, key=lambda name: (-specs[name].whole[0] * specs[name].whole[1], name))
+    return [Round(names[i : i + axis.size], holdings, axis, like) for i in range(0, len(names), axis.size)]
+
+
+class Round:
+    """A matrix for each rank of the axis: names[r] for rank r, if there are as many. `held`: those of which this rank has a part.
+
+    like: of the type and on the device of the parts; a rank can have none.
+    """
+
+    def __init__(self, names: Sequence[str], holdings: list[Holding], axis: Axis, like: torch.Tensor):
+        self._axis, self._like = axis, like
+        own, idle = holdings[axis.rank], [None] * (axis.size - len(names))
+        self.held = {name: own[name] for name in names if name in own}
+        going = [own.get(name) for name in names] + idle  # by the rank that it goes to
+        coming = [holding.get((*names, *idle)[axis.rank]) for holding in holdings]  # by the rank that it comes from
+        self._spec = next((part.spec for part in coming if part), None)  # as to its shape, the same on all ranks
+        self._to, self._from = (tuple(map(_sent, parts)) for parts in (going, coming))
+        self._back_to, self._back_from = (tuple(part.length if part else 0 for part in parts) for parts in (coming, going))
+
+    @property
+    def _dim(self) -> int:
+        """Along which the boxes of the matrix lie."""
+        return 0 if self._spec.shape[0] < self._spec.whole[0] else 1
+
+    def poll(self) -> None:
+        """Move on what is under way."""
+        self._axis.progress.poll()
+
+    def gather(self, parts: Mapping[str, torch.Tensor]) -> Pending:
+        """Start sending this rank's parts, which are flat, to those that were dealt the matrices. Collective over the axis."""
+        sent = [parts[name] for name, part in self.held.items() if _sent(part)]
+        return all_to_all_v(self._joined(sent), self._to, self._from, self._axis)
+
+    def whole(self, received: torch.Tensor) -> torch.Tensor | None:
+        """Return the matrix that was dealt to this rank, if there is one: in new memory, since a product's bits can tell its address."""
+        return None if self._spec is None else torch.cat(list(received.view(-1, *self._spec.shape)), self._dim)
+
+    def scatter(self, result: torch.Tensor | None) -> Pending:
+        """Start sending what became of the matrix back to those that have parts of it, each copy. Collective over the axis."""
+        boxes = [] if result is None else result.split(self._spec.shape[self._dim], self._dim)
+        copies = [box.flatten() for box in boxes for _ in range(self._spec.copies)]
+        return all_to_all_v(self._joined(copies), self._back_to, self._back_from, self._axis)
+
+    def parts(self, returned: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return this rank's parts of the results, flat."""
+        return dict(zip(self.held, returned.split([part.length for part in self.held.values()])))
+
+    def _joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([self._like.new_empty(0), *parts])
+
+
+def _sent(part: Part | None) -> int:
+    """Return how many elements a rank sends: of several copies of a box, one is enough."""
+    return part.length if part and part.spec.copy == 0 else 0

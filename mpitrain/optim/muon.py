@@ -1,0 +1,79 @@
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): matrices move along the orthogonal matrix nearest to their momentum.
+
+    momentum <- beta momentum + (1 - beta) gradient          on the parts that a rank has
+    update    = (1 - beta) gradient + beta momentum          the same (Nesterov); without: the momentum
+    result    = Newton-Schulz iterations of the update       on whole matrices, each by one rank (optim/matrices.py)
+    weights  <- (1 - lr decay) weights - lr 0.2 sqrt(max(rows, columns)) result
+
+The factor makes the root mean square of the steps what AdamW's typically is, so that one learning rate and one decay serve both (Moonlight,
+arXiv:2502.16982, section 2.2). Embedding, head and norms are AdamW's. With parallel.zero = 0 every data-parallel rank orthogonalises all
+matrices of its stages; from 1 on they are divided.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import torch
+
+from mpitrain.comm.progress import Pending
+from mpitrain.config import Optimizer
+from mpitrain.optim.adamw import AdamW
+from mpitrain.optim.matrices import Round, hidden
+from mpitrain.optim.newton_schulz import newton_schulz
+from mpitrain.parallel.zero import Piece
+
+AHEAD = 8  # rounds under way: enough to keep the network busy, and no second copy of all matrices
+
+
+class Muon:
+    """The optimiser of one rank: Muon for hidden matrices, AdamW for the rest. rounds: who orthogonalises what."""
+
+    def __init__(self, settings: Optimizer, pieces: list[Piece], rounds: list[Round]):
+        self._settings, self._rounds = settings, rounds
+        self._pieces = {piece.spec.name: piece for piece in pieces if hidden(piece.spec)}
+        self._momentum = {name: torch.zeros_like(piece.weight) for name, piece in self._pieces.items()}
+        self._adamw = AdamW(settings, [piece for piece in pieces if not hidden(piece.spec)])
+
+    def step(self, lr: float) -> None:
+        """Update the weights of the pieces. Collective over the axis of the rounds, whose ranks start everything in one order.
+
+        Parts are on their way while AdamW and then the round before are computed; rounds arrive in the order they are started in.
+        """
+        starting = ((each, each.gather({name: self._update(name) for name in each.held})) for each in self._rounds)
+        gathering, returning = deque(islice(starting, AHEAD)), deque[tuple[Round, Pending]]()
+        self._adamw.step(lr)
+        while gathering:
+            each, pending = gathering.popleft()
+            gathering.extend(islice(starting, 1))
+            matrix = each.whole(pending.wait())
+            returning.append((each, each.scatter(None if matrix is None else self._orthogonal(matrix, each.poll))))
+            if len(returning) > AHEAD:
+                self._apply(*returning.popleft(), lr)
+        for each, pending in returning:
+            self._apply(each, pending, lr)
+
+    def _update(self, name: str) -> torch.Tensor:
+        """Take the gradient into the momentum and return what is to be orthogonalised, of this rank's part of a matrix."""
+        beta, grad, momentum = self._settings.momentum, self._pieces[name].grad, self._momentum[name]
+        momentum.lerp_(grad, 1 - beta)
+        return grad.lerp(momentum, beta) if self._settings.nesterov else momentum
+
+    def _orthogonal(self, matrix: torch.Tensor, poll: Callable[[], None]) -> torch.Tensor:
+        return newton_schulz(matrix, self._settings.ns_steps, poll).mul_(0.2 * math.sqrt(max(matrix.shape)))
+
+    def _apply(self, each: Round, pending: Pending, lr: float) -> None:
+        for name, result in each.parts(pending.wait()).items():
+            self._pieces[name].weight.mul_(1 - lr * self._settings.decay).sub_(result, alpha=lr)
+
+    def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield ("muon/momentum", tensor) for a part of a hidden matrix, AdamW's moments for others; zeros before the first step."""
+        if hidden(piece.spec):
+            yield "muon/momentum", self._momentum[piece.spec.name]
+        else:
+            yield from self._adamw.moments(piece)
+
+    def set_step(self, num_updates: int) -> None:
+        """Set the number of updates made so far, on which AdamW's bias correction depends."""
+        self._adamw.set_step(num_updates)

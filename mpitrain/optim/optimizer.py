@@ -1,0 +1,44 @@
+"""What an actor knows of an optimiser, and which one the configuration names."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from mpitrain.comm.mesh import Axis
+from mpitrain.config import Config
+from mpitrain.optim.adamw import AdamW
+from mpitrain.optim.matrices import deal, holdings
+from mpitrain.optim.muon import Muon
+from mpitrain.optim.sgd import SGD
+from mpitrain.parallel.zero import Piece
+
+
+class Optimizer(Protocol):
+    """The optimiser of one rank, over the pieces that it owns.
+
+    What is kept of a piece has the piece's elements, one for one: whoever has a box of the parameter can go on with that of its state.
+    """
+
+    def step(self, lr: float) -> None:
+        """Update the weights of the pieces from their gradients, which stay as they are."""
+
+    def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what is kept of one of its pieces, with its name in a checkpoint; zeros before the first step."""
+
+    def set_step(self, num_updates: int) -> None:
+        """Set the number of updates made so far."""
+
+
+def optimizer_of(config: Config, stages: Sequence[int], pieces: list[Piece], axis: Axis, like: torch.Tensor) -> Optimizer:
+    """Return the optimiser that the configuration names.
+
+    stages: of the model, those of this rank.  axis: the ranks that have parts of one matrix.  like: of the type and on the device of
+    the pieces; a rank can have none.
+    """
+    settings = config.optimizer
+    if settings.name == "adamw":
+        return AdamW(settings, pieces)
+    if settings.name == "sgd":
+        return SGD(settings, pieces)
+    return Muon(settings, pieces, deal(holdings(config, stages, axis.size // config.parallel.tp), axis, like))

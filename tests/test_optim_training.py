@@ -1,0 +1,169 @@
+"""Training with SGD and Muon on several ranks: equal to a plain torch loop in fp64; the same bits however ZeRO divides the state.
+
+MPITRAIN_LAYOUTS=all tries every layout instead of a few.
+"""
+
+import os
+
+import pytest
+from conftest import agree
+from oracle import loss_and_grads, muon_step, sgd_step
+
+pytestmark = pytest.mark.mpi(min_size=2)
+EVERY = os.environ.get("MPITRAIN_LAYOUTS") == "all"
+HEADS = 4
+SETTINGS = (
+    "model.layers=4",
+    "model.width=32",
+    f"model.heads={HEADS}",
+    "model.ffn=48",
+    "model.vocab=259",
+    "data.sequence=16",
+    "batch.global=16",
+    "batch.micro=2",
+    "optimizer.clip=0.5",
+    "comm.bucket_mb=0.03",
+    "comm.timeout_s=60",
+)
+DEGREES = {"dp": 1, "pp": 1, "tp": 1, "cp": 1}
+LAYOUTS = [
+    "dp=2 zero=0",
+    "dp=2 zero=1 tied=false",
+    "dp=2 zero=2 transport=collectives",
+    "dp=2 zero=3 transport=messages",
+    "tp=2",
+    "tp=2 sequence=false tied=false",
+    "pp=2 schedule=zbv",
+    "cp=2 zero=2",
+    "tp=4 transport=collectives",  # 2 key-value heads: each on two ranks
+    "dp=2 tp=2 zero=2",
+    "dp=2 tp=2 zero=3 kv_heads=1 transport=messages",
+    "dp=2 pp=2 zero=1 schedule=1f1b",
+    "dp=4 dp_shard=2 zero=2",
+    "dp=2 cp=2 zero=3 tied=false",
+    "pp=2 tp=2 schedule=dualpipe",
+    "dp=2 tp=2 pp=2 zero=1 schedule=zbv",
+    "dp=2 tp=4 zero=2 tied=false",
+]
+DIVIDED = ["dp=2", "cp=2 tied=false", "dp=4", "dp=2 tp=2", "dp=4 dp_shard=2", "dp=2 pp=2 schedule=zbv", "dp=2 tp=2 pp=2 schedule=1f1b"]
+OPTIMIZERS = {
+    "sgd": (("momentum=0.8", "nesterov=true"), sgd_step, dict(momentum=0.8, nesterov=True)),
+    "muon": ((), muon_step, dict(momentum=0.95, nesterov=True, ns_steps=5, betas=(0.9, 0.95), eps=1e-8)),
+}
+
+
+def resolved(world, name, layout, *given):
+    """Return the configuration of a layout written as above."""
+    from mpitrain import config
+
+    chosen = DEGREES | {"kv_heads": 2} | dict(word.split("=") for word in layout.split())
+    tables = {"schedule": "pipeline", "tied": "model", "kv_heads": "model", "transport": "comm"}
+    words = [f"{tables.get(key, 'parallel')}.{key}={value}" for key, value in chosen.items()]
+    needed = 1
+    for degree in DEGREES:
+        needed *= int(chosen[degree])
+    if world.size != needed:
+        pytest.skip(f"runs on {needed} ranks")
+    keys = (f"optimizer.{key}" for key in (f"name={name}", *OPTIMIZERS[name][0]))
+    return config.resolve(config.load(None, (*SETTINGS, *words, *keys, *given)), world.size, 256)
+
+
+def rows_of(step):
+    import torch
+
+    return torch.randint(0, 256, (16, 17), generator=torch.Generator().manual_seed(step))
+
+
+def steps(world, config, compare):
+    """Take three steps on this mesh; call compare(actor, step, result) after each."""
+    import torch
+
+    from mpitrain.actor import Actor
+    from mpitrain.train import build_mesh
+
+    mesh = build_mesh(config, world)
+    actor = Actor(config, mesh, torch.device("cpu"))
+    for step in (1, 2, 3):
+        rows = rows_of(step).chunk(config.parallel.dp)[mesh["dp"].rank]
+        compare(actor, step, actor.run_step(step, actor.cut(rows), 1e-2))
+    mesh.free()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_three_steps_equal_a_plain_torch_loop(world, name, layout):
+    from test_train_oracle import initial_weights, part
+
+    config = resolved(world, name, layout, "precision.compute=fp64")
+    weights, states, wrong = initial_weights(config), {}, []
+    _, update, settings = OPTIMIZERS[name]
+
+    def compare(actor, step, result):
+        loss, grads = loss_and_grads(weights, rows_of(step), config.model.layers, HEADS, config.model.kv_heads)
+        norm = sum(grad.square().sum() for grad in grads.values()).sqrt().item()
+        clipped = {key: grad * min(1.0, 0.5 / norm) for key, grad in grads.items()}
+        update(weights, clipped, states, step, 1e-2, decay=0.1, **settings)
+        wrong.extend([f"step {step}: loss {result.loss}, {loss} of the loop"] if abs(result.loss - loss) > 1e-10 else [])
+        for piece in actor.gradients.pieces:
+            expected = part(weights, piece)
+            error = ((piece.weight - expected).abs().max() / expected.abs().max()).item()
+            wrong.extend([f"step {step}: {piece.spec.name} {error:.1e}"] if not error < 1e-10 else [])
+
+    steps(world, config, compare)
+    agree(world, not wrong, f"{config.parallel}: {wrong[:3]}")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("layout", DIVIDED)
+def test_the_bits_are_the_same_for_every_stage_of_zero(world, layout, name, precision):
+    """Weights and momentum: state that was saved in one division is read in another."""
+    from test_train_zero import whole_weights
+
+    found = {}
+    undivided = " ".join(word for word in layout.split() if not word.startswith("dp_shard"))
+    for zero in (0, 1, 2, 3):
+        config = resolved(world, name, f"{layout if zero else undivided} zero={zero}", f"precision.compute={precision}")
+        lines, mine = [], []
+
+        def note(actor, step, result, lines=lines, mine=mine):
+            lines.append((result.loss, result.grad_norm))
+            for piece in actor.gradients.counted if step == 3 else ():
+                for state, x in (("weight", piece.weight), *actor.optimizer.moments(piece)):
+                    mine.append(((f"{state} {piece.spec.name}", piece.spec.offset, piece.begin), x.numpy().copy()))
+
+        steps(world, config, note)
+        found[zero] = lines, whole_weights(each for part in world.allgather(mine) for each in part)
+    lines, tensors = found[0]
+    for zero in (1, 2, 3):
+        agree(world, found[zero][0] == lines, f"zero={zero}: {found[zero][0]} instead of {lines}")
+        different = [key for key, x in tensors.items() if not (found[zero][1][key] == x).all()]
+        agree(world, found[zero][1].keys() == tensors.keys() and not different, f"zero={zero}: {different[:3]}")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_muon_sends_every_element_once_to_where_it_is_needed_and_back(world, layout):
+    """In order and to the byte as a rehearsal has it. Of key-value heads that are repeated one copy goes, and all get theirs back."""
+    from mpitrain.rehearsal import Rehearsal
+    from mpitrain.slicing import Shard, specs_of
+
+    config = resolved(world, "muon", layout)
+    declared = Rehearsal(config, world.rank).training().get("matrix", [])
+    boxes, found = {}, []
+
+    def note(actor, step, result):
+        axis = actor.mesh["matrix"]
+        found.append(axis.account.log or [])
+        axis.account.log = []
+        every = axis.comm.allgather(sum(num_bytes for _, num_bytes in found[-1]))
+        stages = [number % actor.table.depth for number in actor.stages]
+        shards = [Shard(rank, config.parallel.tp) for rank in range(config.parallel.tp)]
+        specs = [spec for shard in shards for stage in stages for block in specs_of(config, stage, shard) for spec in block]
+        specs = [spec for spec in specs if len(spec.shape) == 2 and "blocks" in spec.name]
+        boxes[step] = sum(every), 4 * sum(spec.numel * (1 + (spec.copy == 0)) for spec in specs), axis.size
+
+    steps(world, config, note)
+    for step in (2, 3):
+        sent, expected, size = boxes[step]
+        agree(world, size == 1 or found[step - 1] == declared, f"{found[step - 1]}, declared {declared}")
+        agree(world, sent == expected, f"{sent} bytes, {expected} expected")

@@ -1,0 +1,131 @@
+"""What a layout is said to send is what it sends: operations in order on every axis, buffers to the byte, and bytes on the wire.
+
+MPITRAIN_LAYOUTS=all takes every layout on up to 8 ranks, not a few.
+"""
+
+import itertools
+import os
+
+import pytest
+from conftest import agree
+
+pytestmark = pytest.mark.mpi
+
+HEADS = 4
+SETTINGS = (
+    "model.preset=quickstart",
+    "model.width=32",
+    f"model.heads={HEADS}",
+    "model.kv_heads=2",
+    "model.ffn=48",
+    "model.vocab=259",
+    "data.sequence=16",
+    "batch.global=16",
+    "batch.micro=2",
+    "comm.bucket_mb=0.02",
+    "comm.timeout_s=60",
+)
+FEW = [
+    "pp=2 transport=shared",
+    "tp=2 transport=collectives",
+    "cp=2 context=ulysses tied=false",
+    "dp=2 zero=3 precision=fp64",
+    "dp=2 zero=1 transport=collectives",
+    "tp=2 sequence=false pp=2 schedule=zbv",
+    "tp=2 async_tp=true cp=2 context=zigzag transport=shared",
+    "tp=4 pp=1 transport=messages precision=fp64",
+    "pp=4 schedule=zbv tied=false transport=collectives",
+    "pp=2 tp=2 schedule=dualpipe",
+    "dp=2 cp=2 context=gather zero=2 transport=shared",
+    "dp=4 dp_shard=2 zero=3",
+    "pp=2 schedule=seq1f1b dp=2",
+    "tp=2 cp=2 dp=1 pp=2 context=ring schedule=zbv",
+    "tp=2 dp=2 pp=2 zero=3 transport=collectives",
+    "tp=4 async_tp=true pp=2 tied=false transport=shared",
+]
+PARALLEL = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}
+
+
+def every():
+    """Yield every layout, with transports and ZeRO stages in turns."""
+    transports, stages = itertools.cycle(("messages", "collectives", "shared")), itertools.cycle(range(4))
+    for tp, cp, dp, pp in itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4), (1, 2, 4)):
+        divided = ("sequence=true", "sequence=false", "sequence=true async_tp=true") if tp > 1 else ("",)
+        spread = ("ring", "zigzag", "gather", "ulysses")[: 4 if cp * tp <= HEADS else 3] if cp > 1 else ("zigzag",)
+        schedules = ("1f1b", "zbv") if pp > 1 else ("1f1b",)
+        for how, context, schedule, tied in itertools.product(divided, spread, schedules, ("true", "false")):
+            if tp * cp * dp * pp <= 8 and HEADS % tp == 0:
+                zero = next(stages) if dp * cp > 1 else 0
+                layout = f"tp={tp} cp={cp} dp={dp} pp={pp} context={context} schedule={schedule} zero={zero}"
+                yield f"{layout} tied={tied} transport={next(transports)} {how}".strip()
+
+
+def resolved(layout, world):
+    """Return the configuration of a layout, and its transport if all sizes use one."""
+    from mpitrain import config as settings
+
+    chosen = PARALLEL | dict(word.split("=") for word in layout.split())
+    needed = 1
+    for axis in PARALLEL:
+        needed *= int(chosen[axis])
+    if needed != world.size:
+        pytest.skip(f"runs on {needed} ranks")
+    tables = {"schedule": "pipeline", "tied": "model", "transport": "comm"}
+    precision = chosen.pop("precision", "fp32")
+    words = [f"{tables.get(key, 'parallel')}.{key}={value}" for key, value in chosen.items()]
+    layers = 1 + 2 * int(chosen["pp"])  # two stages a rank, and not all alike
+    config = settings.load(None, (*SETTINGS, *words, f"precision.compute={precision}", f"model.layers={layers}"))
+    return settings.resolve(config, world.size, 256), chosen.get("transport")
+
+
+def recorded(mesh, run):
+    """Run something; return what was started, and how many bytes were posted, by axis."""
+    for axis in mesh.axes.values():
+        axis.account.log = []
+    before = {name: usage.num_bytes for name, usage in mesh.usage().items()}
+    run()
+    mesh.progress.drain()
+    posted = {name: usage.num_bytes - before[name] for name, usage in mesh.usage().items()}
+    return {name: axis.account.log for name, axis in mesh.axes.items() if axis.size > 1 and axis.account.log}, posted
+
+
+def differences(axes, found, posted, declared, transport):
+    """Return what differs, in words."""
+    from mpitrain.comm.wire import sent_bytes
+
+    wrong = [f"axes {sorted(found)}, declared {sorted(declared)}"] if set(found) != set(declared) else []
+    for name in sorted(set(found) & set(declared)):
+        pairs = itertools.zip_longest(found[name], declared[name])
+        first = next(((i, a, b) for i, (a, b) in enumerate(pairs) if a != b), None)
+        wrong += [f"{name}: operation {first[0]} is {first[1]}, declared {first[2]}"] if first else []
+    for name, num_bytes in posted.items() if transport else ():
+        axis = axes[name]
+        # only small fp64 vectors don't divide by the ranks of their axis
+        wire = sum(sent_bytes(*each, axis.size, axis.rank, itemsize=8, transport=transport) for each in declared.get(name, []))
+        wrong += [f"{name}: {num_bytes} bytes posted, {wire} by the formulas"] if wire != num_bytes else []
+    return wrong
+
+
+@pytest.mark.parametrize("layout", list(every()) if os.environ.get("MPITRAIN_LAYOUTS") == "all" else FEW)
+def test_what_is_started_is_what_was_declared(world, layout):
+    import torch
+
+    from mpitrain.actor import Actor
+    from mpitrain.rehearsal import Rehearsal
+    from mpitrain.train import build_mesh
+
+    config, transport = resolved(layout, world)
+    rehearsal = Rehearsal(config, world.rank)
+    mesh = build_mesh(config, world)
+    actor = Actor(config, mesh, torch.device("cpu"))
+    wrong, generator = [], torch.Generator().manual_seed(mesh["dp"].rank)
+    rows = torch.randint(0, 256, (config.batch.global_ // config.parallel.dp, config.data.sequence + 1), generator=generator)
+    for what, run, declared in (
+        ("step 1", lambda: actor.run_step(1, actor.cut(rows), 1e-2), rehearsal.training()),
+        ("step 2", lambda: actor.run_step(2, actor.cut(rows), 1e-2), rehearsal.training()),
+        ("evaluation", lambda: actor.evaluate(2, actor.cut(rows)), rehearsal.evaluation()),
+    ):
+        found, posted = recorded(mesh, run)
+        wrong += [f"{what}: {text}" for text in differences(mesh.axes, found, posted, declared, transport)]
+    mesh.free()
+    agree(world, not wrong, f"{mesh}: {wrong[:4]}")

@@ -1,0 +1,108 @@
+"""Separate documents in a step: joined ones are untouched, masked steps are harmless, and documents matter."""
+
+from contextlib import contextmanager
+
+import pytest
+from conftest import agree
+
+pytestmark = pytest.mark.mpi
+SETTINGS = (
+    "model.layers=4",
+    "model.width=32",
+    "model.heads=4",
+    "model.kv_heads=2",
+    "model.ffn=64",
+    "data.sequence=16",
+    "batch.global=16",
+    "comm.timeout_s=60",
+)
+END = 0
+LAYOUTS = {1: ("parallel.dp=1",), 2: ("parallel.pp=2",), 4: ("parallel.tp=2", "parallel.cp=2"), 8: ("parallel.pp=4", "parallel.dp=2")}
+
+
+@contextmanager
+def actor_of(world, *settings):
+    """Yield an actor of the layout for this number of ranks, and a function from rows to this rank's microbatches."""
+    import torch
+
+    from mpitrain import config
+    from mpitrain.actor import Actor
+    from mpitrain.train import build_mesh
+
+    if world.size not in LAYOUTS:
+        pytest.skip("1, 2, 4 and 8 ranks tell")
+    resolved = config.resolve(config.load(None, (*SETTINGS, *LAYOUTS[world.size], *settings)), world.size, 256)
+    mesh = build_mesh(resolved, world)
+    actor = Actor(resolved, mesh, torch.device("cpu"))
+    yield actor, lambda rows, ends: actor.cut(rows.chunk(resolved.parallel.dp)[mesh["dp"].rank], ends)
+    mesh.free()
+
+
+def rows_of(seed):
+    import torch
+
+    return torch.randint(END + 1, 256, (16, 17), generator=torch.Generator().manual_seed(seed))
+
+
+def weights_of(actor):
+    return [weights.clone() for weights in weights_in(actor)]
+
+
+def weights_in(actor):
+    return [piece.weight for piece in actor.gradients.pieces]
+
+
+def test_a_step_in_which_nothing_carries_loss_is_skipped(world):
+    """And the next step trains as if it hadn't been."""
+    import torch
+
+    with actor_of(world) as (actor, cut):
+        before = weights_of(actor)
+        nothing = actor.run_step(1, cut(torch.full_like(rows_of(1), END), END), 1e-2)
+        kept = all(a.equal(b) for a, b in zip(before, weights_in(actor)))
+        loss, count = actor.evaluate(1, cut(torch.full_like(rows_of(1), END), END))
+        some = actor.run_step(2, cut(rows_of(1), END), 1e-2)
+    with actor_of(world) as (actor, cut):
+        alone = actor.run_step(1, cut(rows_of(1), END), 1e-2)
+    facts = (nothing.skipped, nothing.num_tokens, nothing.loss != nothing.loss, kept, loss, count)
+    agree(world, facts == (True, 0, True, True, 0.0, 0.0), f"{facts}")
+    agree(world, (some.loss, some.grad_norm, some.num_tokens) == (alone.loss, alone.grad_norm, 256), f"{some}, {alone}")
+
+
+def test_joined_documents_are_cut_as_if_there_were_none(world):
+    """No documents, every target: what attention and loss then do is what they always did."""
+    rows = rows_of(1)
+    rows[:, ::3] = END
+    with actor_of(world) as (actor, cut):
+        here, microbatches = actor.positions, cut(rows, None)
+        local = rows.chunk(actor.config.parallel.dp)[actor.mesh["dp"].rank]
+        wrong = [m for m in microbatches if m.documents is not None or m.visible is not None]
+        for cut_here, shift, there in (([m.tokens for m in microbatches], 0, actor.first), ([m.targets for m in microbatches], 1, actor.last)):
+            expected = list(local[:, here + shift].split(1)) if there else [None] * len(local)
+            wrong += [a for a, b in zip(cut_here, expected, strict=True) if (a is None) != (b is None) or (b is not None and not a.equal(b))]
+    agree(world, not wrong, f"{wrong[:2]}")
+
+
+def test_rows_without_an_end_train_alike_joined_and_separate(world):
+    with actor_of(world, "precision.compute=fp64") as (actor, cut):
+        (joined, count), (separate, same) = (actor.evaluate(0, cut(rows_of(1), ends)) for ends in (None, END))
+    agree(world, count == same and abs(joined - separate) < 1e-10 * joined, f"{joined} and {separate} over {count} and {same}")
+
+
+def test_what_stands_before_a_document_does_not_matter_to_it(world):
+    """Other tokens before an end of text leave the losses behind it alone, if documents are separate, and change them if not."""
+    one, other = rows_of(1), rows_of(2)
+    other[:, 9:] = one[:, 9:]
+    one[:, 8] = other[:, 8] = END
+    with actor_of(world, "precision.compute=fp64") as (actor, cut):
+        different = {}
+        for ends in (END, None):
+            losses = []
+            for rows in (one, other):
+                microbatches = cut(rows, ends)
+                for microbatch in microbatches:
+                    if microbatch.targets is not None:
+                        microbatch.targets = microbatch.targets.masked_fill(actor.positions < 9, -1)
+                losses.append(actor.evaluate(0, microbatches)[0])
+            different[ends] = abs(losses[0] - losses[1]) / losses[0]
+    agree(world, different[END] < 1e-12 and different[None] > 1e-6, f"{different}")

@@ -1,0 +1,156 @@
+"""ZeRO: however the state is divided, the run is the same, bit for bit; and a rank holds no more than its share.
+
+MPITRAIN_LAYOUTS=all tries every layout instead of a few.
+"""
+
+import os
+from functools import partial
+
+import pytest
+from conftest import agree
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+SETTINGS = (
+    "model.layers=4",
+    "model.width=32",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=96",
+    "data.sequence=16",
+    "batch.global=16",
+    "comm.bucket_mb=0.03",
+    "comm.timeout_s=60",
+)
+# What is trained beside data parallelism; {half} of the ranks are left for it.
+LAYOUTS = {
+    2: [("parallel.dp=2",), ("parallel.dp=2", "model.tied=false", "batch.micro=8"), ("parallel.dp=2", "pipeline.tail=8")],
+    4: [
+        ("parallel.dp=4", "parallel.dp_shard=2"),
+        ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=zbv"),
+        ("parallel.dp=2", "parallel.tp=2"),
+        ("parallel.dp=2", "parallel.cp=2"),
+        ("parallel.dp=4", "comm.transport=messages"),
+    ],
+    8: [("parallel.dp=4", "parallel.dp_shard=2", "parallel.pp=2", "pipeline.schedule=1f1b")],
+}
+MORE = {
+    4: [
+        ("parallel.dp=4",),
+        ("parallel.dp=4", "comm.transport=collectives"),
+        ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=1f1b", "model.tied=false"),
+        ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=interleaved"),
+        ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=dualpipe"),
+        ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=seq1f1b"),
+        ("parallel.cp=4", "parallel.context=ulysses", "model.heads=4"),
+    ],
+    8: [("parallel.dp=2", "parallel.pp=2", "parallel.tp=2", "pipeline.schedule=zbv"), ("parallel.dp=8", "parallel.dp_shard=4")],
+}
+EVERY = [
+    layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE.get(size, []) if os.environ.get("MPITRAIN_LAYOUTS") == "all" else [])
+]
+
+
+def resolved(world, *settings):
+    from mpitrain import config
+
+    parsed = config.load(None, (*SETTINGS, *settings))
+    parallel = parsed.parallel
+    needed = (parallel.dp or 1) * (parallel.pp or 1) * parallel.tp * parallel.cp
+    if world.size != needed:
+        pytest.skip(f"runs on {needed} ranks")
+    return config.resolve(parsed, world.size, 256)
+
+
+def train(world, config, look=lambda actor: None):
+    """Return losses and norms of three steps, a validation loss, and {parameter: weights}."""
+    import numpy as np
+    import torch
+
+    from mpitrain.actor import Actor
+    from mpitrain.train import build_mesh
+
+    mesh = build_mesh(config, world)
+    actor = Actor(config, mesh, torch.device("cpu"))
+    lines = []
+    for step in (1, 2, 3):
+        rows = torch.from_numpy(np.random.default_rng(step).integers(0, 256, (16, 17)))
+        microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank])
+        result = actor.run_step(step, microbatches, 1e-2)
+        lines.append((result.loss, result.grad_norm))
+    lines.append(actor.evaluate(3, microbatches))
+    look(actor)
+    counted = actor.gradients.counted if mesh["replicate"].rank == 0 else []
+    found = world.allgather([((p.spec.name, p.spec.offset, p.begin), p.weight.numpy().copy()) for p in counted])
+    mesh.free()
+    return lines, whole_weights(piece for part in found for piece in part)
+
+
+def whole_weights(pieces):
+    """Put flat pieces together in their order."""
+    import numpy as np
+
+    weights = {}
+    for (name, offset, begin), data in sorted(pieces, key=lambda piece: piece[0]):
+        weights.setdefault((name, offset), []).append((begin, data))
+    for name, parts in weights.items():
+        assert [begin for begin, _ in parts] == list(np.cumsum([0] + [len(data) for _, data in parts[:-1]])), name
+    return {name: np.concatenate([data for _, data in parts]) for name, parts in weights.items()}
+
+
+@pytest.mark.parametrize("layout", EVERY, ids=lambda layout: ",".join(s.split(".")[-1] for s in layout))
+def test_the_run_is_the_same_for_every_stage_of_zero(world, layout):
+    whole = tuple(s for s in layout if not s.startswith("parallel.dp_shard"))
+    lines, weights = train(world, resolved(world, *whole))
+    for zero in (1, 2, 3):
+        found = train(world, resolved(world, *layout, f"parallel.zero={zero}"))
+        agree(world, found[0] == lines, f"zero={zero}: {found[0]} instead of {lines}")
+        different = [name for name in weights if not (weights[name] == found[1][name]).all()]
+        agree(world, found[1].keys() == weights.keys() and not different, f"zero={zero}: {different[:3]}")
+
+
+CHOICES = [
+    ("parallel.zero=3", "parallel.gather=step"),
+    ("parallel.zero=3", "parallel.ahead=3"),
+    ("parallel.zero=2", "parallel.reduce=microbatch"),
+    ("parallel.zero=3", "parallel.reduce=microbatch", "model.tied=false"),
+]
+
+
+@pytest.mark.parametrize("layout", [("parallel.dp=2", "parallel.pp={rest}", "pipeline.schedule=zbv"), ("parallel.dp={all}",)])
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice[1].split(".")[1])
+def test_choices_of_when_to_fetch_and_reduce_agree(world, layout, choice):
+    """Sums over ranks before sums over microbatches have other roundings: equal in fp64 to 1e-12."""
+    if (world.size == 2 and "pp" in layout[1 % len(layout)]) or world.size > 4:
+        pytest.skip("dp=2 on 2 ranks, dp=2 x pp=2 and dp=4 on 4 tell")
+    tied = tuple(s for s in choice if "tied" in s)
+    layout = (*(s.format(rest=world.size // 2, all=world.size) for s in layout), "precision.compute=fp64")
+    lines, weights = train(world, resolved(world, *layout, *tied))
+    found = train(world, resolved(world, *layout, *choice))
+    errors = [abs(a - b) / abs(b) for one, other in zip(found[0], lines) for a, b in zip(one, other)]
+    agree(world, max(errors) < 1e-12, f"{found[0]} instead of {lines}")
+    worst = max(abs(weights[name] - found[1][name]).max() for name in weights)
+    agree(world, worst < 1e-12, f"weights differ by {worst}")
+
+
+def test_a_rank_keeps_its_share_of_the_state(world):
+    """Elements of weights, gradients and moments that stay between steps, without the buffers that are lent."""
+    if world.size not in (2, 4):
+        pytest.skip("2 and 4 ranks tell")
+    kept = {}
+
+    def look(zero, actor):
+        buckets = [bucket for stage in actor.stages.values() for bucket in stage.buckets]
+        weights = sum(len(b.weights.shard if b.weights.whole is None else b.weights.whole) for b in buckets if b.owned)
+        grads = sum(len(g.shard if g.whole is None else g.whole) for b in buckets for g in b.gradients)
+        moments = sum(len(x) for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
+        kept[zero] = (weights, grads, moments)
+
+    for zero in (0, 1, 2, 3):
+        train(world, resolved(world, f"parallel.dp={world.size}", "model.tied=false", f"parallel.zero={zero}"), partial(look, zero))
+    share, (weights, grads, _) = world.size, kept[1]
+    count = kept[0][2]  # a shard can hold more of the padding than another
+    sums = [sum(each) for each in zip(*world.allgather([kept[zero][2] for zero in (1, 2, 3)]))]
+    agree(world, sums == [count] * 3, f"moments: {sums} over all ranks, {count} on one")
+    expected = [(weights, grads), (weights, grads // share), (weights // share, grads // share)]
+    agree(world, [kept[zero][:2] for zero in (1, 2, 3)] == expected, f"{kept}, expected {expected}")
