@@ -15,11 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 
-import numpy as np
 import torch
 
 from mpitrain import program
-from mpitrain.comm.collectives import all_gather, all_reduce
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
@@ -34,6 +32,7 @@ from mpitrain.parallel.zero import Sharding, Weights
 from mpitrain.report.trace import Recorder
 from mpitrain.schedules.actions import Action
 from mpitrain.stage import Microbatch, Stage
+from mpitrain.totals import Totals, exchange, together
 
 AHEAD = 2  # receives posted before they are needed
 UNRECORDED = Recorder(range(0))
@@ -174,8 +173,8 @@ class Actor:
             stage.losses = {}
         with torch.no_grad():
             self._walk(self.evaluation, work, step, UNRECORDED)
-        loss, count, _ = self._totals(work)
-        return loss, count
+        total = together(self._totals(work, []))
+        return math.fsum(total.loss), total.count
 
     def _walk(self, instructions: list[Action], work: _Work, step: int, recorder: Recorder) -> StepResult:
         work.to_receive.extend(a for a in instructions if a.kind in ("RECV_F", "RECV_B"))
@@ -291,17 +290,13 @@ class Actor:
 
     def _norm(self, action: Action, work: _Work) -> None:
         self.gradients.wait()
-        result = work.result
-        loss, count, result.stop = self._totals(work)
-        result.num_tokens, count = int(count), count or math.nan  # of no target there is no mean: nothing to learn, the step is skipped
-        result.loss = loss / count
-        peaks = self._everyone(np.array([float(work.peak_in_flight)]))[:: self.tp.size]
-        result.peak_in_flight = [int(peak) for peak in peaks]
-        total = exact_sum(squares(piece.grad for piece in self.gradients.counted))
-        for axis in (self.sharding.shard, self.model):
-            total = exact_sum(all_gather(np.array(total), axis, np.empty(axis.size * len(total))).wait().tolist())
-        result.grad_norm = norm(total) / count
-        result.skipped = not np.isfinite(result.grad_norm)
+        counted = self.gradients.counted if self.sharding.replicate.rank == 0 else []  # the ranks of replicate have the same
+        parts = self._totals(work, squares(piece.grad for piece in counted))
+        total, result = together(parts), work.result
+        result.num_tokens, count = int(total.count), total.count or math.nan  # no target, no mean: nothing to learn, the step is skipped
+        result.loss, result.grad_norm = math.fsum(total.loss) / count, norm(total.squares) / count
+        result.stop, result.peak_in_flight = total.stop, [part.peak for part in parts[:: self.tp.size]]
+        result.skipped = not math.isfinite(result.grad_norm)
 
     def _update(self, action: Action, work: _Work) -> None:
         """Divide by the global number of tokens, clip, and step; a step without finite gradients is skipped."""
@@ -334,23 +329,14 @@ class Actor:
         """The weights that stages of this rank own, in the order of the forward."""
         return [bucket.weights for stage in self.stages.values() for bucket in reversed(stage.buckets) if bucket.owned]
 
-    def _totals(self, work: _Work) -> tuple[float, float, bool]:
-        """Return the summed loss, the number of targets that carry it and whether a rank was asked to stop: of all ranks, on all ranks.
-
-        The loss of each microbatch is added in ascending order in fp64, first on the rank, then over the data axis.
-        """
-        mine = np.array([0.0, 0.0, float(work.stop)])
-        for number, m, loss in self._losses() if self.tp.rank == 0 else ():  # the ranks of tp have the same
-            mine[0] += loss.item()
-            mine[1] += num_counted(self._microbatch(number, m, work).targets)
-        all_reduce(mine, self.data).wait()
-        loss, count, stop = self._everyone(mine).reshape(-1, 3).T  # the others add 0: exact
-        return float(loss.sum()), float(count.sum()), bool(stop.any())
+    def _totals(self, work: _Work, squares: list[float]) -> list[Totals]:
+        """Return the totals of each part of the model, in the order of its ranks: of all microbatches, on all ranks."""
+        losses = list(self._losses()) if self.tp.rank == 0 else []  # the ranks of tp have the same
+        loss = exact_sum([loss.item() for _, _, loss in losses])
+        count = sum(num_counted(self._microbatch(number, m, work).targets) for number, m, _ in losses)
+        mine = Totals(loss, exact_sum(squares), count, work.stop, work.peak_in_flight)
+        return exchange(together(exchange(mine, self.data)), self.model)
 
     def _losses(self) -> Iterator[tuple[int, int, torch.Tensor]]:
         for number, stage in self.stages.items():
             yield from ((number, m, stage.losses[m]) for m in sorted(stage.losses))
-
-    def _everyone(self, mine: np.ndarray) -> np.ndarray:
-        """Return the vectors of all ranks that hold a part of the model, in their order."""
-        return all_gather(mine, self.model, np.empty(len(mine) * self.model.size)).wait()

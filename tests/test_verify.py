@@ -68,9 +68,8 @@ def _each_rank_divides_by_its_own_tokens(patch):
 
     totals = Actor._totals
 
-    def wrong(self, work):
-        loss, count, stop = totals(self, work)
-        return loss, count / self.cp.size, stop
+    def wrong(self, work, squares):
+        return [part._replace(count=part.count / self.cp.size) for part in totals(self, work, squares)]
 
     patch.setattr(Actor, "_totals", wrong)
 
@@ -104,7 +103,7 @@ def _one_bucket_not_reduced(patch):
     from mpitrain.gradients import Gradients
 
     start = Gradients.start
-    patch.setattr(Gradients, "start", lambda self, stage, bucket: None if bucket == 0 else start(self, stage, bucket))
+    patch.setattr(Gradients, "start", lambda self, stage, bucket, *each: None if bucket == 0 else start(self, stage, bucket, *each))
 
 
 def _weight_gradients_of_a_block_dropped(patch):
