@@ -21,7 +21,7 @@ def all_reduce(x_P: Array, axis) -> Pending:
     x_P: [P], neighbours summed in pairs, 16-bit floats in fp32.
     """
     x = flat(x_P)
-    return _start("all_reduce", axis, x, lambda x: axis.transport(x).all_reduce(x, axis), writes=[x], result=x_P)
+    return _start("all_reduce", axis, x.nbytes, lambda x: axis.transport(x).all_reduce(x, axis), writes=[x], result=x_P)
 
 
 def reduce_scatter(x_P: Array, axis, out: Array | None = None) -> Pending:
@@ -36,7 +36,7 @@ def reduce_scatter(x_P: Array, axis, out: Array | None = None) -> Pending:
     _require_length(out, length, "reduce_scatter: the shard")
     same_kind(x, out)
     steps = lambda x, out: axis.transport(x).reduce_scatter(x, out, axis)  # noqa: E731
-    return _start("reduce_scatter", axis, x, steps, reads=[x], writes=[out], result=out)
+    return _start("reduce_scatter", axis, x.nbytes, steps, reads=[x], writes=[out], result=out)
 
 
 def all_gather(shard: Array, axis, out: Array) -> Pending:
@@ -49,7 +49,7 @@ def all_gather(shard: Array, axis, out: Array) -> Pending:
     bounds = split(len(out), axis.size)
     _require_length(shard, bounds[axis.rank + 1] - bounds[axis.rank], "all_gather: the shard")
     copy(shard, out[bounds[axis.rank] : bounds[axis.rank + 1]])
-    return _start("all_gather", axis, out, lambda out: axis.transport(out).all_gather(out, axis), writes=[out], result=out)
+    return _start("all_gather", axis, out.nbytes, lambda out: axis.transport(out).all_gather(out, axis), writes=[out], result=out)
 
 
 def broadcast(x_P: Array, axis, root: int = 0) -> Pending:
@@ -57,7 +57,7 @@ def broadcast(x_P: Array, axis, root: int = 0) -> Pending:
     if not 0 <= root < axis.size:
         raise DtypeError(f"broadcast: root {root} is not on axis {axis.name} of size {axis.size}")
     x = flat(x_P)
-    return _start("broadcast", axis, x, lambda x: axis.transport(x).broadcast(x, root, axis), writes=[x])
+    return _start("broadcast", axis, x.nbytes, lambda x: axis.transport(x).broadcast(x, root, axis), writes=[x])
 
 
 def all_to_all(x_P: Array, axis, out: Array | None = None) -> Pending:
@@ -69,7 +69,7 @@ def all_to_all(x_P: Array, axis, out: Array | None = None) -> Pending:
     if length % axis.size:
         raise DtypeError(f"all_to_all: {length} elements over {axis.size} ranks; pad to a multiple or use all_to_all_v")
     counts = [length // axis.size] * axis.size
-    return all_to_all_v(x_P, counts, counts, axis, out)
+    return _exchange("all_to_all", x_P, counts, counts, axis, out)
 
 
 def all_to_all_v(x_P: Array, send_counts: list[int], receive_counts: list[int], axis, out: Array | None = None) -> Pending:
@@ -77,19 +77,25 @@ def all_to_all_v(x_P: Array, send_counts: list[int], receive_counts: list[int], 
 
     x_P: [sum(send_counts)], left unchanged.  out: [sum(receive_counts)].  receive_counts[r] here equals send_counts[own] on rank r.
     """
+    return _exchange("all_to_all_v", x_P, send_counts, receive_counts, axis, out)
+
+
+def _exchange(name: str, x_P: Array, send_counts: list[int], receive_counts: list[int], axis, out: Array | None) -> Pending:
     x = flat(x_P)
     sent, received = _bounds(send_counts, axis, "send_counts"), _bounds(receive_counts, axis, "receive_counts")
     out = empty_like(x, received[-1]) if out is None else flat(out)
-    _require_length(x, sent[-1], "all_to_all_v: the input")
-    _require_length(out, received[-1], "all_to_all_v: the output")
+    _require_length(x, sent[-1], f"{name}: the input")
+    _require_length(out, received[-1], f"{name}: the output")
     same_kind(x, out)
 
+    own, own_out = slice(*sent[axis.rank :][:2]), slice(*received[axis.rank :][:2])
+
     def steps(x: Array, out: Array) -> Steps:
-        me = axis.rank
-        copy(x[sent[me] : sent[me + 1]], out[received[me] : received[me + 1]])
+        copy(x[own], out[own_out])
         yield from axis.transport(x, pairs=True).exchange(x, sent, out, received, axis)
 
-    return _start("all_to_all", axis, x, steps, reads=[x], writes=[out], result=out)
+    num_bytes = x.nbytes - (x[own].nbytes if name == "all_to_all_v" else 0)
+    return _start(name, axis, num_bytes, steps, reads=[x], writes=[out], result=out)
 
 
 def shift(x_P: Array, axis, distance: int = 1, out: Array | None = None) -> Pending:
@@ -109,7 +115,7 @@ def shift(x_P: Array, axis, distance: int = 1, out: Array | None = None) -> Pend
             return
         yield from axis.transport(x).shift(x, out, distance, axis)
 
-    return _start("shift", axis, x, steps, reads=[x], writes=[out], result=out)
+    return _start("shift", axis, x.nbytes, steps, reads=[x], writes=[out], result=out)
 
 
 def barrier(axis) -> Pending:
@@ -121,9 +127,12 @@ def barrier(axis) -> Pending:
     return axis.start(steps(), "barrier", 0)
 
 
-def _start(name: str, axis, like: Array, operation, reads: tuple | list = (), writes: tuple | list = (), result=None) -> Pending:
-    """Start `operation(*reads, *writes)`, through host memory if the buffers are on a device that MPI can't read."""
-    return axis.start(reachable(operation, reads, writes, axis.device_aware), name, like.nbytes, result)
+def _start(name: str, axis, num_bytes: int, operation, reads: tuple | list = (), writes: tuple | list = (), result=None) -> Pending:
+    """Start `operation(*reads, *writes)`, through host memory if the buffers are on a device that MPI can't read.
+
+    num_bytes: what an account calls the size of the operation, see wire.py.
+    """
+    return axis.start(reachable(operation, reads, writes, axis.device_aware), name, num_bytes, result)
 
 
 def _bounds(counts: list[int], axis, what: str) -> list[int]:

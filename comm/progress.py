@@ -38,16 +38,22 @@ class Pending:
 
     def test(self) -> bool:
         """Advance as far as possible without waiting; return whether the operation is complete."""
-        while not self.done:
-            if self._ready is not None and not self._ready():
-                return False
-            begin = time.perf_counter()
-            try:
+        if self.done:
+            return True
+        if self._ready is not None and not self._ready():
+            return False
+        begin = time.perf_counter()
+        self._advance()
+        self._progress.advanced(self, begin)
+        return self.done
+
+    def _advance(self) -> None:
+        try:
+            self._ready = next(self._steps)
+            while self._ready():
                 self._ready = next(self._steps)
-            except StopIteration:
-                self.done = True
-            self._progress.advanced(self, begin)
-        return True
+        except StopIteration:
+            self.done = True
 
     def wait(self) -> Any:
         """Wait until the operation is complete and return its result. Raises HangError after the time limit."""
@@ -78,7 +84,7 @@ class Progress:
             self.active = [pending for pending in self.active if not pending.test()]
 
     def advanced(self, pending: Pending, begin: float) -> None:
-        """Book one step of an operation, which began at `begin`. Within wait() the time is that of the one waited for."""
+        """Book that an operation was advanced, from `begin` on. Within wait() the time is that of the one waited for."""
         now = time.perf_counter()
         if not self._waiting:
             pending.account.blocked_s += now - begin

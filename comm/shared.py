@@ -196,8 +196,9 @@ def _all_gather(out: Array, axis) -> Steps:
     def take(piece: int, half: int) -> None:
         for rank in range(axis.size):
             if rank != axis.rank:
-                axis.account.num_bytes += part(rank, piece).nbytes
-                copy(place(rank, half, part(rank, piece)), part(rank, piece))
+                target = part(rank, piece)
+                axis.account.num_bytes += target.nbytes
+                copy(place(rank, half, target), target)
 
     yield from _through_slots(-(-longest // room), put, take, axis)
 

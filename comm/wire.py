@@ -5,7 +5,7 @@ n ranks, a buffer of N bytes (of all ranks together for all_gather, of each for 
     reduce_scatter   N - S            N (n-1)/n, if n divides the buffer
     all_gather       S (n-1)          the same
     all_reduce       the two together, 2 N (n-1)/n; `messages` up to SMALL bytes: N (n-1), everything to everyone in log2(n) rounds
-    all_to_all       N (n-1)/n        parts of equal size
+    all_to_all       N (n-1)/n        parts of equal size; all_to_all_v: N, the own part isn't counted
     shift, send      N                receive, barrier: 0
 
 `shared` reads instead, as many bytes: S (n-1) to reduce, N - S to gather. It exchanges and shifts by messages.
@@ -21,7 +21,7 @@ def sent_bytes(operation: str, num_bytes: int, size: int, rank: int = 0, *, item
 
     itemsize: bytes per element, which no shard divides.
     """
-    if operation in ("shift", "send"):
+    if operation in ("shift", "send", "all_to_all_v"):
         return num_bytes * (size > 1)
     if operation in ("receive", "barrier"):
         return 0

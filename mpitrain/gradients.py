@@ -61,7 +61,7 @@ class Gradients:
         What goes over other axes first is reduced once a step.
         """
         found = self.stages[stage].buckets[bucket]
-        last = microbatch is None or microbatch == self.table.num_microbatches - 1
+        last = microbatch in (None, self.table.num_microbatches - self.table.segments)  # segments of a sequence descend
         if (found.tied or self._first_over(found)) and not last:
             return
         if found.tied:

@@ -66,12 +66,12 @@ class _EmptyActor(Actor):
         super().__init__(*arguments, **options)
         self.gradients.counted = []
 
-    def _update(self, action: Action, work: Any) -> None:
-        """Without a loss every step would be skipped; an optimiser that sends does so in those that aren't."""
-        self.optimizer.step(work.lr)
-
     def _losses(self) -> Iterator[tuple[int, int, torch.Tensor]]:
         return iter(())
+
+    def _update(self, action: Action, work: Any) -> None:
+        work.result.skipped, work.result.num_tokens, work.result.grad_norm = False, 1, 0.0
+        super()._update(action, work)
 
 
 class _EmptyStage(Stage):

@@ -25,7 +25,7 @@ def mesh(request):
 
 def operations(axis):
     """Return {operation: run it on a buffer of so many float32}, each leaving the bytes of the buffer that counts."""
-    from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter, shift
+    from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all, all_to_all_v, reduce_scatter, shift
     from mpitrain.comm.grid import split
 
     def gather(x):
@@ -38,6 +38,14 @@ def operations(axis):
         all_to_all(x, axis).wait()
         return x.nbytes
 
+    def exchange_unequal(x):
+        """Everything to the next rank but one element, which stays."""
+        others = [(r - axis.rank) % axis.size == 1 for r in range(axis.size)]
+        there = [len(x) * mine + (r == axis.rank) for r, mine in enumerate(others)]
+        back = [len(x) * (((axis.rank - r) % axis.size) == 1) + (r == axis.rank) for r in range(axis.size)]
+        all_to_all_v(np.ones(sum(there), np.float32), there, back, axis).wait()
+        return x.nbytes if axis.size > 1 else 0
+
     def simple(operation, *more):
         return lambda x: operation(x, axis, *more).wait() is None or x.nbytes
 
@@ -47,6 +55,7 @@ def operations(axis):
         "shift": simple(shift, 1),
         "all_gather": gather,
         "all_to_all": exchange,
+        "all_to_all_v": exchange_unequal,
     }
 
 

@@ -99,7 +99,8 @@ def test_identity_ignores_layout_and_length_and_nothing_else():
     config = resolve()
     other = resolve("parallel.pp=2", "run.steps=9", "comm.transport=messages", "run.dir=x", ranks=2)
     assert settings.identity(config) == settings.identity(other)
-    for override in ("run.seed=2", "optimizer.lr=1", "data.sequence=9", "data.documents=separate", "model.width=64", "precision.compute=fp64", "batch.micro=2"):
+    data = ("data.sequence=9", "data.documents=separate")
+    for override in ("run.seed=2", "optimizer.lr=1", *data, "model.width=64", "precision.compute=fp64", "batch.micro=2"):
         assert settings.identity(resolve(override)) != settings.identity(config)
 
 

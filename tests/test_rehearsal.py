@@ -31,6 +31,7 @@ FEW = [
     "cp=2 context=ulysses tied=false",
     "dp=2 zero=3 precision=fp64",
     "dp=2 zero=1 transport=collectives",
+    "dp=2 zero=2 optimizer.name=muon transport=shared",
     "tp=2 sequence=false pp=2 schedule=zbv",
     "tp=2 async_tp=true cp=2 context=zigzag transport=shared",
     "tp=4 pp=1 transport=messages precision=fp64",
@@ -38,6 +39,7 @@ FEW = [
     "pp=2 tp=2 schedule=dualpipe",
     "dp=2 cp=2 context=gather zero=2 transport=shared",
     "dp=4 dp_shard=2 zero=3",
+    "tp=2 dp=2 zero=1 optimizer.name=muon transport=messages",
     "pp=2 schedule=seq1f1b dp=2",
     "tp=2 cp=2 dp=1 pp=2 context=ring schedule=zbv",
     "tp=2 dp=2 pp=2 zero=3 transport=collectives",
@@ -72,7 +74,7 @@ def resolved(layout, world):
         pytest.skip(f"runs on {needed} ranks")
     tables = {"schedule": "pipeline", "tied": "model", "transport": "comm"}
     precision = chosen.pop("precision", "fp32")
-    words = [f"{tables.get(key, 'parallel')}.{key}={value}" for key, value in chosen.items()]
+    words = [f"{key if '.' in key else tables.get(key, 'parallel') + '.' + key}={value}" for key, value in chosen.items()]
     layers = 1 + 2 * int(chosen["pp"])  # two stages a rank, and not all alike
     config = settings.load(None, (*SETTINGS, *words, f"precision.compute={precision}", f"model.layers={layers}"))
     return settings.resolve(config, world.size, 256), chosen.get("transport")

@@ -82,7 +82,7 @@ SEPARATE = [  # (dp, pp, tp, cp, how layers or sequences are divided, schedule)
 for degrees in itertools.product((1, 2, 4), repeat=4) if EVERY else ():
     dp, pp, tp, cp = degrees
     divisions = ["sequence=true", "sequence=false", "async_tp=true"][: 3 if tp > 1 else 1 if cp == 1 else 0]
-    divisions += [f"context={kind}" for kind in ("ring", "zigzag", "gather", "ulysses") if cp > 1 and (kind != "ulysses" or cp * tp <= HEADS)]
+    divisions += ["context=ring", "context=zigzag", "context=gather"] * (cp > 1) + ["context=ulysses"] * (1 < cp <= HEADS // tp)
     schedules = ["1f1b"] + ["zbv"] * (pp == 2) + ["seq1f1b"] * (cp == 1)
     size = dp * pp * tp * cp
     ways = itertools.product(divisions, schedules) if size <= 4 or (size == 8 and max(degrees) == 2) else ()
