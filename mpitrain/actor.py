@@ -87,10 +87,11 @@ class Actor:
         self.table = programs.table
         self.training, self.report = programs.ranks[self.pp.rank], programs.report
         self.evaluation = program.evaluation(config, self.table).ranks[self.pp.rank]
-        self.sharding = Sharding(config.parallel.zero, mesh["shard"], mesh["replicate"], each=config.parallel.reduce == "microbatch")
+        tree, each = config.numerics.reproducible == "layout", config.parallel.reduce == "microbatch"
+        self.sharding = Sharding(config.parallel.zero, mesh["shard"], mesh["replicate"], each=each, tree=tree)
         self.stages = self._build(device)
-        reserve(self.sharding, self.stages, self.training, self.evaluation)
-        self.gradients = Gradients(self.stages, self.table, mesh, self.sharding)
+        reserve(self.sharding, self.stages, self.table, self.training, self.evaluation)
+        self.gradients = Gradients(self.stages, self.table, self.training, mesh, self.sharding)
         numbers = [number % self.table.depth for number in self.stages]
         self.optimizer = optimizer_of(config, numbers, self.gradients.pieces, mesh["matrix"], self._owned[0].master)
         self.links = Links(mesh["links"], self.table.num_stages, self.table.num_microbatches, synchronous=config.comm.synchronous)
@@ -206,12 +207,14 @@ class Actor:
 
     def _backward(self, action: Action, work: _Work) -> None:
         self._pass_on_or_keep(action, run(self._backward_walk(action, work), self.progress.poll), work)
+        self.gradients.added(action)
 
     def _input_backward(self, action: Action, work: _Work) -> None:
         _, m, stage, part = action
-        self.gradients.hold(stage, part)
+        self.gradients.hold(action)
         walk = self.stages[stage].input_backward(m, work.grads.pop((stage, m), None), part)
         self._pass_on_or_keep(action, run(walk, self.progress.poll), work)
+        self.gradients.added(action)
 
     def _pass_on_or_keep(self, action: Action, grad: torch.Tensor | None, work: _Work) -> None:
         if action.index in self.stages[action.stage].stashes:
@@ -220,13 +223,15 @@ class Actor:
             self._pass_on(action, grad, work)
 
     def _weight_backward(self, action: Action, work: _Work) -> None:
-        self.gradients.hold(action.stage, action.part)
+        self.gradients.hold(action)
         run(self.stages[action.stage].weight_backward(action.index, action.part), self.progress.poll)
+        self.gradients.added(action)
 
     def _pair(self, forward: Action, backward: Action, work: _Work) -> None:
         walks = [self._forward_walk(forward, work), self._backward_walk(backward, work)]
         for action, made in zip((forward, backward), run_together(walks, self.progress.poll)):
             self._pass_on(action, made, work)
+        self.gradients.added(backward)
 
     def _forward_walk(self, action: Action, work: _Work) -> Walk:
         _, m, stage, part = action
@@ -238,7 +243,7 @@ class Actor:
 
     def _backward_walk(self, action: Action, work: _Work) -> Walk:
         _, m, stage, part = action
-        self.gradients.hold(stage, part)
+        self.gradients.hold(action)
         return self.stages[stage].backward(m, work.grads.pop((stage, m), None), part)
 
     def _microbatch(self, stage: int, index: int, work: _Work) -> Microbatch:

@@ -21,6 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from mpitrain.config import Config
+from mpitrain.memory import groups_of
 from mpitrain.schedules.lower import Reduction
 from mpitrain.slicing import EMBEDDING, WHOLE, Shard, Spec, specs_of
 
@@ -70,15 +71,16 @@ def layout_of(specs: tuple[Spec, ...], num_shards: int) -> Layout:
 def parts_of(config: Config, stage: int) -> list[range]:
     """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full. The same on all ranks.
 
-    With ZeRO-3 each block is a part: it is what is fetched and dropped.
+    With ZeRO-3 each block is a part: it is what is fetched and dropped. Blocks that are computed again together are in the same part.
     """
     itemsize = 8 if config.precision.compute == "fp64" else 4
     limit = config.comm.bucket_mb * 2**20 if config.parallel.zero < 3 else 0
     blocks = specs_of(config, stage, Shard(0, config.parallel.tp))
+    joined = {block for group in groups_of(config, stage) for block in group[1:]}  # each with the block before it
     parts, end, size = [], len(blocks), 0
     for index in reversed(range(len(blocks))):
         size += itemsize * sum(spec.numel for spec in blocks[index] if not (config.model.tied and spec.name == EMBEDDING))
-        if size >= limit or index == 0:
+        if (size >= limit and index not in joined) or index == 0:
             parts.append(range(index, end))
             end, size = index, 0
     return parts

@@ -93,8 +93,18 @@ class Pipeline(Table):
     tail: CountOrNone = 0  # one stage only: last backwards walked together, bucket by bucket; 0: 4 across nodes, 1 within one
 
 
+class Memory(Table):
+    recompute: Literal["none", "full", "every-k", "selective"] = "none"  # what the backward computes again instead of keeping it
+    every: CountOrNone = 0  # every-k: blocks of which only the first one's input is kept; 0: about the square root of the stage's
+    offload: Literal["none", "activations"] = "none"  # kept in host memory between forward and backward; for GPUs
+
+
 class Precision(Table):
     compute: Literal["fp32", "fp64"] = "fp32"
+
+
+class Numerics(Table):
+    reproducible: Literal["run", "layout"] = "run"  # layout: the same bits for every parallel.dp, at the cost of gradient buffers
 
 
 class Optimizer(Table):
@@ -131,7 +141,9 @@ class Config(Table):
     batch: Batch = Batch()
     parallel: Parallel = Parallel()
     pipeline: Pipeline = Pipeline()
+    memory: Memory = Memory()
     precision: Precision = Precision()
+    numerics: Numerics = Numerics()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     comm: Comm = Comm()
@@ -256,9 +268,26 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> C
     pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
     _refuse_undivided(model, config.data.sequence, parallel)
     _refuse_unsharded(parallel)
+    _refuse_idle(config.memory, parallel.zero)
+    _refuse_irreproducible(config, parallel)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel.pp * pipeline.chunks)
     optimizer = _optimizer(config.optimizer)
     return msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch, pipeline=pipeline, optimizer=optimizer)
+
+
+def _refuse_irreproducible(config: Config, parallel: Parallel) -> None:
+    """Raise ConfigError unless sums over ranks are part of the tree that sums over microbatches are."""
+    if config.numerics.reproducible == "run":
+        return
+    if parallel.dp & (parallel.dp - 1):
+        raise ConfigError(
+            f'numerics.reproducible = "layout" with parallel.dp = {parallel.dp}: pairs of ranks, and pairs of pairs, are summed; use a '
+            "power of 2"
+        )
+    if parallel.reduce == "microbatch":
+        raise ConfigError(
+            'numerics.reproducible = "layout" sums over microbatches first, parallel.reduce = "microbatch" over ranks; leave one out'
+        )
 
 
 def _refuse_unsharded(parallel: Parallel) -> None:
@@ -272,6 +301,20 @@ def _refuse_unsharded(parallel: Parallel) -> None:
     if parallel.dp_shard and parallel.dp % parallel.dp_shard:
         fitting = ", ".join(str(n) for n in range(1, parallel.dp + 1) if parallel.dp % n == 0)
         raise ConfigError(f"parallel.dp_shard = {parallel.dp_shard} doesn't divide parallel.dp = {parallel.dp}; use {fitting}")
+
+
+def _refuse_idle(memory: Memory, zero: int) -> None:
+    """Raise ConfigError for a key of the memory table that would do nothing."""
+    if memory.every and memory.recompute != "every-k":
+        raise ConfigError(
+            f'memory.every = {memory.every} does nothing with memory.recompute = {json.dumps(memory.recompute)}; set it to "every-k", or '
+            "leave memory.every out"
+        )
+    if memory.every > 1 and zero == 3:
+        raise ConfigError(
+            f"memory.every = {memory.every} with parallel.zero = 3: weights are fetched and dropped block by block, and so are blocks "
+            'computed again; use memory.recompute = "full"'
+        )
 
 
 def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:

@@ -10,12 +10,15 @@ it on the data axis is started by `wait`, in the order of the stages.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from mpitrain.comm.collectives import all_reduce
 from mpitrain.comm.mesh import Axis, Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.parallel.zero import Gradient, Piece, Sharding, pieces_of
+from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
+from mpitrain.slots import added_to, completed_by, group_of
 from mpitrain.stage import Bucket, Stage
 
 
@@ -25,8 +28,9 @@ class Gradients:
     counted: those of them that count for the norm and are saved here; each element of the model is counted by one rank.
     """
 
-    def __init__(self, stages: dict[int, Stage], table: Table, mesh: Mesh, sharding: Sharding):
+    def __init__(self, stages: dict[int, Stage], table: Table, program: Sequence[Action], mesh: Mesh, sharding: Sharding):
         self.stages, self.table, self.mesh, self._sharding = stages, table, mesh, sharding
+        self._completed = completed_by(program, stages, table)
         tied = [bucket for stage in stages.values() for bucket in stage.buckets if bucket.tied]
         self._uses = [gradient for bucket in tied for gradient in bucket.gradients]
         owned = [(number, bucket) for number, stage in stages.items() for bucket in stage.buckets if bucket.owned]
@@ -47,13 +51,17 @@ class Gradients:
 
     # ------------------------------------------------------------ a step
 
-    def hold(self, stage: int, part: int | None) -> None:
+    def hold(self, action: Action) -> None:
         """Have buffers for what a backward, or one part of it, adds to."""
-        for bucket in self.stages[stage].buckets:
-            if part is None or part in bucket.parts:
-                for gradient in bucket.gradients:
-                    self._make_room(gradient)
-                    gradient.hold()
+        group = group_of(self.table, action.index)
+        for gradient in added_to(action, self.stages):
+            self._make_room(gradient, group)
+            gradient.hold(group)
+
+    def added(self, action: Action) -> None:
+        """Take note that a backward, or one part of it, has added to its gradients."""
+        for gradient, group in self._completed.get(action, ()):
+            gradient.complete(group)
 
     def start(self, stage: int, bucket: int, microbatch: int | None = None) -> None:
         """Start reducing a bucket to which everything of this step has been added, or of this microbatch.
@@ -64,6 +72,8 @@ class Gradients:
         last = microbatch in (None, self.table.num_microbatches - self.table.segments)  # segments of a sequence descend
         if (found.tied or self._first_over(found)) and not last:
             return
+        for gradient in found.gradients:
+            gradient.finish()
         if found.tied:
             self._uses_done += len(found.gradients)
             if self._uses_done == len(self._uses):
@@ -82,6 +92,8 @@ class Gradients:
             reduction.start_summing()
         for reduction in self._reducing:
             reduction.wait()
+        if self._sharding.tree:
+            self._finish_tied()
         self._begin()
 
     def scale(self, factor: float) -> None:
@@ -107,17 +119,21 @@ class Gradients:
                 break
             reduction.start_summing()
 
-    def _make_room(self, gradient: Gradient) -> None:
+    def _make_room(self, gradient: Gradient, group: int) -> None:
         """Wait until a buffer of this length comes back, if all are lent out.
 
         Only then: ranks that read each other's buffers must have taken the same ones, whenever each sees a reduction complete.
         """
-        while not gradient.available:
+        while not gradient.can_hold(group):
             self._reducing.popleft().wait()
 
     # ------------------------------------------------------------ over other axes first
 
     def _start_tied(self) -> None:
+        if self._sharding.tree:  # sums over microbatches and ranks are one tree: uses are added after it
+            for use in self._uses:
+                self._start_over_data(use)
+            return
         first, *others = self._uses
         for other in others:
             first.whole += other.whole
@@ -126,6 +142,12 @@ class Gradients:
             self._tying = all_reduce(first.whole, self.mesh["tied"])
         else:
             self._start_over_data(first)
+
+    def _finish_tied(self) -> None:
+        for use in self._uses[1:]:
+            self._uses[0].shard += use.shard
+        if self._uses:
+            all_reduce(self._uses[0].shard, self.mesh["tied"]).wait()
 
     def _give_back(self, gradient: Gradient) -> None:
         if self._sharding.stage >= 2:

@@ -1,25 +1,27 @@
-"""How many buffers of each kind a program needs at once: with ZeRO-2 for gradients, with ZeRO-3 for weights too."""
+"""How many buffers of each kind a program needs at once: with ZeRO-2, or sums in a tree, for gradients; with ZeRO-3 for weights too."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from mpitrain.parallel.pool import Kind
 from mpitrain.parallel.zero import Sharding
 from mpitrain.schedules.actions import Action
+from mpitrain.schedules.table import Table
+from mpitrain.slots import added_to, completed_by, group_of
 from mpitrain.stage import Stage
 
 
-def reserve(sharding: Sharding, stages: Mapping[int, Stage], *programs: Sequence[Action]) -> None:
+def reserve(
+    sharding: Sharding, stages: Mapping[int, Stage], table: Table, training: Sequence[Action], evaluation: Sequence[Action]
+) -> None:
     """Allocate what the programs of this rank will borrow. Collective over the data axis, whose ranks have the same programs."""
     if sharding.stage == 3:
-        fetched = [_most_fetched(program, stages) for program in programs]
+        fetched = [_most_fetched(program, stages) for program in (training, evaluation)]
         sharding.weights.reserve({kind: max(counts[kind] for counts in fetched) for counts in fetched for kind in counts})
-    if sharding.stage >= 2:
-        most = Counter[Kind]()
-        for program in programs:
-            most |= _most_added_to(program, stages)
-        total = Counter(gradient.kind for stage in stages.values() for bucket in stage.buckets for gradient in bucket.gradients)
-        sharding.gradients.reserve({kind: min(count + 1, total[kind]) for kind, count in most.items()})  # one is being reduced
+    if sharding.stage >= 2 or sharding.tree:
+        most = _most_added_to(training, stages, table, sharding)
+        slack = sharding.stage >= 2  # one more while one is being reduced
+        sharding.gradients.reserve({kind: count + slack for kind, count in most.items()})
 
 
 def _most_fetched(program: Sequence[Action], stages: Mapping[int, Stage]) -> Counter[Kind]:
@@ -34,19 +36,28 @@ def _most_fetched(program: Sequence[Action], stages: Mapping[int, Stage]) -> Cou
     return most
 
 
-def _most_added_to(program: Sequence[Action], stages: Mapping[int, Stage]) -> Counter[Kind]:
-    added, held, most = set[int](), Counter[Kind](), Counter[Kind]()
+def _most_added_to(program: Sequence[Action], stages: Mapping[int, Stage], table: Table, sharding: Sharding) -> Counter[Kind]:
+    """Play what gradients do with their buffers: a tree has one for each group of microbatches, and for each sum that waits."""
+    completed, open_, held, most = completed_by(program, stages, table), set(), Counter[Kind](), Counter[Kind]()
+    waiting: dict[int, list[int]] = defaultdict(list)  # by gradient: levels of sums
     for action in program:
-        if action.kind in ("B", "I", "W"):
-            for bucket in stages[action.stage].buckets:
-                if action.part is None or action.part in bucket.parts:
-                    new = [gradient for gradient in bucket.gradients if id(gradient) not in added]
-                    added |= {id(gradient) for gradient in new}
-                    held.update(gradient.kind for gradient in new)
-            most |= held
-        elif action.kind == "REDUCE":
+        for gradient in added_to(action, stages):
+            key = (id(gradient), group_of(table, action.index) if sharding.tree else 0)
+            if key not in open_:
+                open_.add(key)
+                held[gradient.kind] += 1
+        most |= held
+        for gradient, _ in completed.get(action, ()) if sharding.tree else ():
+            level, levels = 0, waiting[id(gradient)]
+            while levels and levels[-1] == level:
+                level = levels.pop() + 1
+                held[gradient.kind] -= 1
+            levels.append(level)
+        if action.kind == "REDUCE":
             bucket = stages[action.stage].buckets[action.index]
-            if bucket.over is None:  # the others are reduced at the end
-                held.subtract(gradient.kind for gradient in bucket.gradients)
-                added -= {id(gradient) for gradient in bucket.gradients}
+            for gradient in bucket.gradients:
+                if sharding.stage < 2 or bucket.over is None:  # the others are reduced at the end
+                    held[gradient.kind] -= 1
+                    open_ -= {key for key in open_ if key[0] == id(gradient)}
+                waiting[id(gradient)].clear()
     return most

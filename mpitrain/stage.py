@@ -8,13 +8,16 @@ import torch
 from mpitrain.buckets import buckets_of, layout_of, parts_of
 from mpitrain.comm.mesh import Axis
 from mpitrain.config import Config
+from mpitrain.memory import groups_of
 from mpitrain.model import recipe
 from mpitrain.model.decoder import decoder_block, embedding, head
 from mpitrain.model.history import History, mask
 from mpitrain.model.parameters import Parameter
 from mpitrain.model.recipe import Products, Walk
+from mpitrain.model.recompute import Recomputed
 from mpitrain.model.segments import Rotary
 from mpitrain.parallel.context import ContextAttention, context_attention
+from mpitrain.parallel.tree import TreeGradient
 from mpitrain.parallel.zero import Gradient, Sharding, Weights
 from mpitrain.slicing import WHOLE, Shard, Spec, num_stages, specs_of
 
@@ -24,7 +27,7 @@ class Microbatch:
     """What a stage needs to know of a microbatch besides its input: tokens on the first stage, targets on the last. [B, T] each.
 
     documents: the number of each position's document in the whole sequence, [B, T], if attention stays within documents.
-    start, history: of a segment of a sequence, its first position, and the keys and values of the segments before it.
+    start, segment, history: of a segment of a sequence, its first position, its number, and the keys and values of those before it.
     visible: what attention adds to its scores, if causality isn't all there is to it; made by the stage.
     """
 
@@ -32,6 +35,7 @@ class Microbatch:
     targets: torch.Tensor | None = None
     documents: torch.Tensor | None = None
     start: int = 0
+    segment: int = 0
     history: History | None = None
     visible: torch.Tensor | None = None
 
@@ -82,7 +86,7 @@ class Stage:
         self.dtype = torch.float64 if config.precision.compute == "fp64" else torch.float32
         self.parts = parts_of(config, index)
         self._create(sharding or Sharding())
-        self.blocks = self._build()
+        self.blocks = self._grouped(self._build())
         self.stashes: dict[int, list] = {}  # by microbatch: what forward left for backward
         self.products: dict[int, list[list[Products]]] = {}  # by microbatch and block: what the backward for inputs left for weights
         self.histories: dict[int, History] = {}  # by microbatch, of which the last segment isn't done
@@ -188,10 +192,11 @@ class Stage:
         if self.core is not None or (documents is None and self.segments == 1):
             return microbatch
         length = (self.config.data.sequence if documents is None else documents.shape[-1]) // self.segments
-        start = index % self.segments * length
+        segment = index % self.segments
+        start = segment * length
         history = self.histories.setdefault(index // self.segments, {}) if self.segments > 1 else None
         visible = mask(start, start + length, documents, self.dtype, self.device)
-        return replace(microbatch, start=start, history=history, visible=visible)
+        return replace(microbatch, start=start, segment=segment, history=history, visible=visible)
 
     @property
     def num_stashes(self) -> int:
@@ -211,7 +216,8 @@ class Stage:
             for parameter in users:
                 weights.bind(parameter)
             uses = [[p] for p in users] if plan.over == "tied" else [users]
-            gradients = [Gradient(layout, weights.master.dtype, self.device, sharding) for _ in uses]
+            gradient_type = TreeGradient if sharding.tree else Gradient
+            gradients = [gradient_type(layout, weights.master.dtype, self.device, sharding) for _ in uses]
             for gradient, parameters in zip(gradients, uses):
                 for parameter in parameters:
                     gradient.bind(parameter)
@@ -224,6 +230,13 @@ class Stage:
         """Yield every parameter of this stage once, as it computes with it."""
         for bucket in self.buckets:
             yield from bucket.weights.views()
+
+    def _grouped(self, blocks: list[list[recipe.Item]]) -> list[list[recipe.Item]]:
+        """Join blocks that are computed again together: the first of a group stands for all, the others are empty."""
+        for group in groups_of(self.config, self.index):
+            blocks[group[0]] = [Recomputed([blocks[block] for block in group])]
+            blocks[group[0] + 1 : group[-1] + 1] = [[] for _ in group[1:]]
+        return blocks
 
     def _build(self) -> list[list[recipe.Item]]:
         rotary = Rotary(self.config.model.width // self.config.model.heads, self.positions, self.dtype, self.device)

@@ -47,14 +47,20 @@ class Attended:
             earlier.add(list(grads[2 * i : 2 * i + 2]))
 
 
-def attend(segments: list[KeysValues], key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Attended]:
-    """Append a segment's keys and values; return those of all segments so far, and what the backward needs."""
+def attend(
+    segments: list[KeysValues], number: int, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, Attended]:
+    """Append the keys and values of segment `number`; return those of all segments so far, and what the backward needs.
+
+    If they are here already, this is the forward computed again for the backward: then later segments have left gradients.
+    """
     before = []
-    for earlier in segments:
+    for earlier in segments[:number]:
         leaves = [tensor.detach().requires_grad_(torch.is_grad_enabled()) for tensor in earlier.tensors]
         before.append((earlier, leaves))
-    own = KeysValues((key.detach(), value.detach()))
-    segments.append(own)
+    if number == len(segments):
+        segments.append(KeysValues((key.detach(), value.detach())))
+    own = segments[number]
     keys, values = (torch.cat([*(pair[i] for _, pair in before), tensor], -2) for i, tensor in enumerate((key, value)))
     return keys, values, Attended(own, (key, value), before)
 

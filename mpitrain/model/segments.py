@@ -224,7 +224,7 @@ class Core(Segment):
     def compute(self, qkv: tuple[torch.Tensor, ...], context: Any, tape: Tape) -> torch.Tensor:
         q_BHTC, k_BKTC, v_BKTC = qkv
         if context.history is not None:
-            k_BKTC, v_BKTC, tape.attended = attend(context.history.setdefault(self, []), k_BKTC, v_BKTC)
+            k_BKTC, v_BKTC, tape.attended = attend(context.history.setdefault(self, []), context.segment, k_BKTC, v_BKTC)
         return functional.scaled_dot_product_attention(
             q_BHTC, k_BKTC, v_BKTC, attn_mask=context.visible, is_causal=context.visible is None, enable_gqa=True
         )

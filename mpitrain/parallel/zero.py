@@ -29,11 +29,12 @@ from mpitrain.slicing import Spec
 class Sharding:
     """How far the state is divided, and over which ranks. Without axes, this rank has everything.
 
-    each: gradients are reduced after every microbatch.  weights, gradients: lend the buffers of what isn't kept whole.
+    each: gradients are reduced after every microbatch.  tree: microbatches are summed in a tree (parallel/tree.py).
+    weights, gradients: lend the buffers of what isn't kept whole.
     """
 
-    def __init__(self, stage: int = 0, shard: Axis | None = None, replicate: Axis | None = None, *, each: bool = False):
-        self.stage, self.shard, self.replicate, self.each = stage, shard, replicate, each
+    def __init__(self, stage: int = 0, shard: Axis | None = None, replicate: Axis | None = None, *, each: bool = False, tree: bool = False):
+        self.stage, self.shard, self.replicate, self.each, self.tree = stage, shard, replicate, each, tree
         self.rank, self.size = (shard.rank, shard.size) if shard is not None else (0, 1)
         self._reduced = shard if self.size > 1 else replicate  # the axis that reads the gradients of the others first
         self.weights, self.gradients = Pool(self.allocate), Pool(self.allocate)
@@ -162,18 +163,26 @@ class Gradient:
         elif self._sharding.each:
             self.shard.zero_()
 
-    @property
-    def available(self) -> bool:
+    def can_hold(self, group: int) -> bool:
         """Whether there is a buffer, or one to take."""
         return self.whole is not None or self._sharding.gradients.has(self.kind)
 
-    def hold(self) -> None:
-        """Have a zeroed buffer to add to, from the pool if there is none yet."""
+    def hold(self, group: int) -> None:
+        """Have a zeroed buffer to add to, from the pool if there is none yet. group: of microbatches that are summed apart."""
         if self.whole is None:
             self.whole = self._sharding.gradients.take(self.kind)
             self.whole.zero_()
-            for parameter in self._bound:
-                parameter.grad = _view(self.whole, self.layout, parameter.spec)
+            self._look_at(self.whole)
+
+    def complete(self, group: int) -> None:
+        """Nothing more will be added by a group of microbatches."""
+
+    def finish(self) -> None:
+        """Nothing more will be added in this step."""
+
+    def _look_at(self, flat: torch.Tensor) -> None:
+        for parameter in self._bound:
+            parameter.grad = _view(flat, self.layout, parameter.spec)
 
     def reduce(self) -> tuple[Pending, torch.Tensor | None]:
         """Start summing over the shard axis; return the Pending of this rank's shard, and the buffer to give back after it."""
