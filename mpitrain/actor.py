@@ -29,6 +29,7 @@ from mpitrain.model.recipe import Walk, run, run_together
 from mpitrain.optim.norm import exact_sum, norm, squares
 from mpitrain.optim.optimizer import optimizer_of
 from mpitrain.parallel.zero import Sharding, Weights
+from mpitrain.precision import LossScale, wire_type
 from mpitrain.report.trace import Recorder
 from mpitrain.schedules.actions import Action
 from mpitrain.stage import Microbatch, Stage
@@ -88,7 +89,9 @@ class Actor:
         self.training, self.report = programs.ranks[self.pp.rank], programs.report
         self.evaluation = program.evaluation(config, self.table).ranks[self.pp.rank]
         tree, each = config.numerics.reproducible == "layout", config.parallel.reduce == "microbatch"
-        self.sharding = Sharding(config.parallel.zero, mesh["shard"], mesh["replicate"], each=each, tree=tree)
+        wire = wire_type(config.precision)
+        self.sharding = Sharding(config.parallel.zero, mesh["shard"], mesh["replicate"], each=each, tree=tree, wire=wire)
+        self.loss_scale = LossScale(config.precision)
         self.stages = self._build(device)
         reserve(self.sharding, self.stages, self.table, self.training, self.evaluation)
         self.gradients = Gradients(self.stages, self.table, self.training, mesh, self.sharding)
@@ -212,7 +215,7 @@ class Actor:
     def _input_backward(self, action: Action, work: _Work) -> None:
         _, m, stage, part = action
         self.gradients.hold(action)
-        walk = self.stages[stage].input_backward(m, work.grads.pop((stage, m), None), part)
+        walk = self.stages[stage].input_backward(m, self._grad_of_output(stage, m, work), part)
         self._pass_on_or_keep(action, run(walk, self.progress.poll), work)
         self.gradients.added(action)
 
@@ -244,7 +247,14 @@ class Actor:
     def _backward_walk(self, action: Action, work: _Work) -> Walk:
         _, m, stage, part = action
         self.gradients.hold(action)
-        return self.stages[stage].backward(m, work.grads.pop((stage, m), None), part)
+        return self.stages[stage].backward(m, self._grad_of_output(stage, m, work), part)
+
+    def _grad_of_output(self, stage: int, index: int, work: _Work) -> torch.Tensor | None:
+        """Return what came from the next stage or the part before; of a loss it is the scale, and None for a scale of 1."""
+        grad = work.grads.pop((stage, index), None)
+        if grad is None and self.loss_scale.dynamic:
+            return torch.full((), self.loss_scale.value, device=self.stages[stage].device)
+        return grad
 
     def _microbatch(self, stage: int, index: int, work: _Work) -> Microbatch:
         """Each copy of the model has its own share of the step's microbatches."""
@@ -299,16 +309,17 @@ class Actor:
         parts = self._totals(work, squares(piece.grad for piece in counted))
         total, result = together(parts), work.result
         result.num_tokens, count = int(total.count), total.count or math.nan  # no target, no mean: nothing to learn, the step is skipped
-        result.loss, result.grad_norm = math.fsum(total.loss) / count, norm(total.squares) / count
+        result.loss, result.grad_norm = math.fsum(total.loss) / count, norm(total.squares) / (count * self.loss_scale.value)
         result.stop, result.peak_in_flight = total.stop, [part.peak for part in parts[:: self.tp.size]]
         result.skipped = not math.isfinite(result.grad_norm)
 
     def _update(self, action: Action, work: _Work) -> None:
-        """Divide by the global number of tokens, clip, and step; a step without finite gradients is skipped."""
+        """Divide by the global number of tokens, clip, and step; a step without finite gradients is skipped, and halves the scale."""
+        scale = 1.0 / (max(1, work.result.num_tokens) * self.loss_scale.value)
+        self.loss_scale.update(work.result.skipped)
         if work.result.skipped:
             return
         clip = self.config.optimizer.clip
-        scale = 1.0 / work.result.num_tokens
         if clip and work.result.grad_norm > clip:
             scale *= clip / work.result.grad_norm
         self.gradients.scale(scale)

@@ -73,7 +73,7 @@ def parts_of(config: Config, stage: int) -> list[range]:
 
     With ZeRO-3 each block is a part: it is what is fetched and dropped. Blocks that are computed again together are in the same part.
     """
-    itemsize = 8 if config.precision.compute == "fp64" else 4
+    itemsize = 8 if config.precision.compute == "fp64" else 4  # of gradients
     limit = config.comm.bucket_mb * 2**20 if config.parallel.zero < 3 else 0
     blocks = specs_of(config, stage, Shard(0, config.parallel.tp))
     joined = {block for group in groups_of(config, stage) for block in group[1:]}  # each with the block before it

@@ -100,7 +100,8 @@ class Memory(Table):
 
 
 class Precision(Table):
-    compute: Literal["fp32", "fp64"] = "fp32"
+    compute: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"  # weights and activations; 16-bit ones have fp32 master weights
+    reduce: Literal["same", "bf16"] = "same"  # gradients on the wire over data ranks: as they are summed, or rounded
 
 
 class Numerics(Table):

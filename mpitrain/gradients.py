@@ -197,14 +197,19 @@ class _Reduction:
         if self._started:
             return
         self._started = True
-        self._gradient.take(self._scattering.wait())
+        reduced = self._scattering.wait()
+        if self._sharding.each:
+            self._gradient.take(reduced)
+            reduced = self._gradient.shard
         if self._last:
-            self._summing = all_reduce(self._gradient.shard, self._sharding.replicate)
+            self._summing = all_reduce(reduced, self._sharding.replicate)
 
     def wait(self) -> None:
         """Wait for both, and give the buffer back."""
         self.start_summing()
         if self._summing is not None:
-            self._summing.wait()
+            reduced = self._summing.wait()
+            if not self._sharding.each:
+                self._gradient.take(reduced)
         if self._lent is not None:
             self._sharding.gradients.give_back(self._lent)

@@ -12,6 +12,7 @@ from mpitrain.memory import groups_of
 from mpitrain.model import recipe
 from mpitrain.model.decoder import decoder_block, embedding, head
 from mpitrain.model.history import History, mask
+from mpitrain.model.keeping import EVERYTHING, Host, Keeping, Shelf
 from mpitrain.model.parameters import Parameter
 from mpitrain.model.recipe import Products, Walk
 from mpitrain.model.recompute import Recomputed
@@ -19,6 +20,7 @@ from mpitrain.model.segments import Rotary
 from mpitrain.parallel.context import ContextAttention, context_attention
 from mpitrain.parallel.tree import TreeGradient
 from mpitrain.parallel.zero import Gradient, Sharding, Weights
+from mpitrain.precision import TYPES
 from mpitrain.slicing import WHOLE, Shard, Spec, num_stages, specs_of
 
 
@@ -29,6 +31,7 @@ class Microbatch:
     documents: the number of each position's document in the whole sequence, [B, T], if attention stays within documents.
     start, segment, history: of a segment of a sequence, its first position, its number, and the keys and values of those before it.
     visible: what attention adds to its scores, if causality isn't all there is to it; made by the stage.
+    keeping: what blocks keep of it for their backward, and where; made by the stage.
     """
 
     tokens: torch.Tensor | None = None
@@ -38,6 +41,7 @@ class Microbatch:
     segment: int = 0
     history: History | None = None
     visible: torch.Tensor | None = None
+    keeping: Keeping = EVERYTHING
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Stage:
         self.shard = Shard(tp.rank, tp.size, config.parallel.sequence) if self.tp else WHOLE
         self.core = spread_attention(config, cp) if cp is not None and cp.size > 1 else None
         self.first, self.last = index == 0, index == num_stages(config) - 1
-        self.dtype = torch.float64 if config.precision.compute == "fp64" else torch.float32
+        self.dtype = TYPES[config.precision.compute]
         self.parts = parts_of(config, index)
         self._create(sharding or Sharding())
         self.blocks = self._grouped(self._build())
@@ -91,6 +95,8 @@ class Stage:
         self.products: dict[int, list[list[Products]]] = {}  # by microbatch and block: what the backward for inputs left for weights
         self.histories: dict[int, History] = {}  # by microbatch, of which the last segment isn't done
         self.losses: dict[int, torch.Tensor] = {}
+        self.host = Host(device) if config.memory.offload == "activations" else None
+        self.shelves: dict[int, Shelf] = {}  # by microbatch: what waits in host memory
 
     @property
     def positions(self) -> torch.Tensor:
@@ -124,7 +130,7 @@ class Stage:
             number = len(self.parts) - 1 - number
             yield from self._arrive(number)
             for block in self.parts[number]:
-                x, saved = yield from recipe.forward(self.blocks[block], x, microbatch)
+                x, saved = yield from recipe.forward(self.blocks[block], x, self._kept(index, block, microbatch))
                 stash.append(saved)
         done = parts[-1] == len(self.parts) - 1
         if torch.is_grad_enabled():
@@ -153,11 +159,10 @@ class Stage:
         for number in parts:
             yield from self._arrive(number)
             for block in reversed(self.parts[number]):
+                self._fetch(index, block)
                 grad = yield from recipe.backward(self.blocks[block], stash[block], grad)
         if parts[-1] == len(self.parts) - 1:
-            del self.stashes[index]
-            if index % self.segments == 0:
-                self.histories.pop(index // self.segments, None)
+            self._forget(index)
         return grad
 
     def input_backward(self, index: int, grad: torch.Tensor | None, part: int | None = None) -> Walk:
@@ -167,11 +172,10 @@ class Stage:
         for number in parts:
             yield from self._arrive(number)
             for block in reversed(self.parts[number]):
+                self._fetch(index, block)
                 grad = yield from recipe.backward(self.blocks[block], stash.pop(), grad, later[block].append)
         if parts[-1] == len(self.parts) - 1:
-            del self.stashes[index]
-            if index % self.segments == 0:
-                self.histories.pop(index // self.segments, None)
+            self._forget(index)
         return grad
 
     def weight_backward(self, index: int, part: int | None) -> Walk:
@@ -197,6 +201,30 @@ class Stage:
         history = self.histories.setdefault(index // self.segments, {}) if self.segments > 1 else None
         visible = mask(start, start + length, documents, self.dtype, self.device)
         return replace(microbatch, start=start, segment=segment, history=history, visible=visible)
+
+    def _kept(self, index: int, block: int, microbatch: Microbatch) -> Microbatch:
+        """Tell a block what to keep, and where. Embedding and head keep all: their backward comes at once, or they keep next to nothing."""
+        inner = self.first <= block < len(self.blocks) - self.last
+        if not inner or not torch.is_grad_enabled():
+            return microbatch
+        shelf = None
+        if self.host is not None:
+            stays = (self.rotary.cos, self.rotary.sin, *([] if microbatch.visible is None else [microbatch.visible]))
+            shelf = self.shelves.setdefault(index, Shelf(self.host, set()))
+            shelf.stays.update(x.untyped_storage().data_ptr() for x in stays)  # each part of a forward has a mask of its own
+            shelf.block = block
+        return replace(microbatch, keeping=Keeping(self.config.memory.recompute == "selective", shelf))
+
+    def _fetch(self, index: int, block: int) -> None:
+        if index in self.shelves:
+            self.shelves[index].fetch(block)
+
+    def _forget(self, index: int) -> None:
+        """Forget a microbatch whose backward is done."""
+        del self.stashes[index]
+        self.shelves.pop(index, None)
+        if index % self.segments == 0:
+            self.histories.pop(index // self.segments, None)
 
     @property
     def num_stashes(self) -> int:
@@ -239,7 +267,7 @@ class Stage:
         return blocks
 
     def _build(self) -> list[list[recipe.Item]]:
-        rotary = Rotary(self.config.model.width // self.config.model.heads, self.positions, self.dtype, self.device)
+        self.rotary = rotary = Rotary(self.config.model.width // self.config.model.heads, self.positions, self.dtype, self.device)
         inner = self._by_block[self.first : len(self._by_block) - self.last]
         layout = (self.tp, self.shard.sequence, self.core, self.config.parallel.async_tp)
         blocks = [decoder_block(parameters, rotary, *layout) for parameters in inner]

@@ -214,6 +214,7 @@ class Trainer:
             "step_s": step_s,
             "mfu": tokens_per_s * self._flops,
             "skipped": self.skipped,
+            **({"loss_scale": self.actor.loss_scale.value} if self.actor.loss_scale.dynamic else {}),
             "peak_in_flight": result.peak_in_flight,
         }
 
@@ -275,6 +276,7 @@ class Trainer:
             save.write_shard(temporary, model.rank * shard.size + shard.rank, parts)
         world.Barrier()
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
+        meta |= {"loss_scale": self.actor.loss_scale.state}
         on_first_rank(world, lambda: save.commit(temporary, meta, model.size * shard.size))
 
     def _state(self, pieces: list[Piece]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
@@ -311,6 +313,7 @@ class Trainer:
                 raise CheckpointError(f"{folder}: trained on other data than {self.config.data.source} gives now; choose another run.dir")
             self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]
             self.updates, self.skipped = saved.meta["updates"], saved.meta["skipped"]
+            self.actor.loss_scale.state = saved.meta["loss_scale"]
 
 
 def _offset(spec: Spec, box: Box) -> tuple[int, ...]:

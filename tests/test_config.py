@@ -25,6 +25,9 @@ def resolve(*overrides, ranks=1, vocab=256):
         ("run.steps=true", "run.steps: expected `int`, got `bool`"),
         ("optimizer.lr=-1", "optimizer.lr: expected `float` > 0"),
         ("optimizer.betas=[0.9]", "optimizer.betas: expected `array` of length 2"),
+        ("optimizer.name=adam", "optimizer.name: invalid enum value 'adam'"),
+        ("optimizer.momentum=1.0", "optimizer.momentum: expected `float` < 1.0"),
+        ("optimizer.ns_steps=0", "optimizer.ns_steps: expected `int` >= 1"),
         ("pipeline.stages=[2, 0]", r"pipeline.stages\[1\]: expected `float` > 0"),
         ("pipeline.stages=[2, 0.7]", r"pipeline.stages\[1\]: expected `float` that's a multiple of 0.5"),
         ("data.source=web", "data.source: invalid enum value 'web'"),
@@ -60,6 +63,10 @@ def test_bad_keys_and_values_are_named(override, message):
         (["model.heads=4", "model.kv_heads=3"], 1, "not a multiple of model.kv_heads = 3"),
         (["model.width=12", "model.heads=4", "model.kv_heads=4"], 1, "even width of a head"),
         (["model.vocab=100"], 1, "model.vocab = 100, but the tokenizer has 256"),
+        (["optimizer.momentum=0.9"], 1, r'optimizer.momentum = 0.9 does nothing with optimizer.name = "adamw", which has betas, eps'),
+        (["optimizer.name=sgd", "optimizer.betas=[0.9, 0.99]"], 1, r"optimizer.betas = \[0.9, 0.99\] does nothing"),
+        (["optimizer.name=sgd", "optimizer.ns_steps=5"], 1, "optimizer.ns_steps = 5 does nothing"),
+        (["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.nesterov=true"], 1, "optimizer.nesterov = true with optimizer.momentum = 0"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, ranks, message):
@@ -83,6 +90,23 @@ def test_written_toml_reads_back_the_same(tmp_path):
     config = resolve("data.path=a \"b\" \\ ü", "pipeline.stages=[4, 2]", "optimizer.lr=1e-9", "parallel.pp=2", ranks=2)
     (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
     assert settings.load(tmp_path / "config.toml") == config
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], dict(betas=(0.9, 0.95), eps=1e-8, momentum=None, nesterov=None, ns_steps=None)),
+        (["name=sgd"], dict(betas=None, eps=None, momentum=0.9, nesterov=False, ns_steps=None)),
+        (["name=muon", "betas=[0.8, 0.9]"], dict(betas=(0.8, 0.9), eps=1e-8, momentum=0.95, nesterov=True, ns_steps=5)),
+        (["name=muon", "momentum=0"], dict(momentum=0.0, nesterov=False)),
+    ],
+)
+def test_an_optimizer_has_its_own_keys_and_they_read_back(tmp_path, given, expected):
+    config = resolve(*(f"optimizer.{key}" for key in given))
+    assert {key: getattr(config.optimizer, key) for key in expected} == expected
+    (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
+    again = settings.load(tmp_path / "config.toml")
+    assert again == config and settings.resolve(again, 1, 256).optimizer == config.optimizer
 
 
 def test_a_base_is_overridden_key_by_key_and_loops_are_refused(tmp_path):

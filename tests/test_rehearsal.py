@@ -41,6 +41,8 @@ FEW = [
     "dp=4 dp_shard=2 zero=3",
     "tp=2 dp=2 zero=1 optimizer.name=muon transport=messages",
     "pp=2 schedule=seq1f1b dp=2",
+    "tp=2 pp=2 schedule=zbv memory.recompute=full",
+    "tp=2 cp=2 context=ring memory.recompute=every-k transport=shared",
     "tp=2 cp=2 dp=1 pp=2 context=ring schedule=zbv",
     "tp=2 dp=2 pp=2 zero=3 transport=collectives",
     "tp=4 async_tp=true pp=2 tied=false transport=shared",

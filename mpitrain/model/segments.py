@@ -8,60 +8,47 @@ buffer, then or later. They run under no_grad, or the buffer would keep the hist
 of the embedding are never put off.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
 from mpitrain.data.documents import IGNORED
+from mpitrain.model import again
 from mpitrain.model.history import Attended, attend
+from mpitrain.model.keeping import keeping_of, restored
 from mpitrain.model.parameters import Parameter
 from mpitrain.model.recipe import Later, Local, Shape, Walk, sends
 from mpitrain.parallel.context import ContextAttention
 from mpitrain.parallel.traffic import Traffic
+from mpitrain.precision import add_product, wide
 
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
+Edges = GradientEdge | tuple[GradientEdge, ...]
+Again = Callable[[], torch.Tensor]  # makes a tensor once more that wasn't kept
 
 
 class _Product(torch.autograd.Function):
-    """x @ weight.T, whose backward gives the gradient of x and leaves that of the weight for later.
+    """x @ weight.T, whose backward gives the gradient of x and leaves that of the weight for later. `once_more` makes x, if not kept.
 
     The weight itself isn't saved: with ZeRO-3 it is dropped and fetched again.
     """
 
     @staticmethod
-    def forward(ctx, x, parameter: Parameter, deferred: list):
-        ctx.save_for_backward(x)
-        ctx.parameter, ctx.deferred = parameter, deferred
+    def forward(ctx, x, parameter: Parameter, deferred: list, once_more: Again | None):
+        if once_more is None:
+            ctx.save_for_backward(x)
+        ctx.parameter, ctx.deferred, ctx.once_more = parameter, deferred, once_more
         return functional.linear(x, parameter.data)
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        (x,) = ctx.saved_tensors
+        x = ctx.once_more() if ctx.once_more else ctx.saved_tensors[0]
         ctx.deferred.append((ctx.parameter, x, grad_of_output))
-        return grad_of_output @ ctx.parameter.data, None, None
-
-
-class _Norm(torch.autograd.Function):
-    """RMSNorm (arXiv:1910.07467) with a backward of its own: fewer passes over memory than autograd's."""
-
-    @staticmethod
-    def forward(ctx, x, parameter: Parameter, small: list, eps: float):
-        width = x.shape[-1]
-        scale = torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(width).add_(eps))
-        unit = x * scale
-        ctx.save_for_backward(unit, scale)
-        ctx.parameter, ctx.small = parameter, small
-        return unit * parameter.data
-
-    @staticmethod
-    def backward(ctx, grad_of_output):
-        unit, scale = ctx.saved_tensors
-        weight = ctx.parameter.data
-        product = grad_of_output * unit
-        ctx.small.append((ctx.parameter, product.flatten(0, -2).sum(0)))
-        along = (product @ weight).div_(weight.shape[0]).unsqueeze(-1)
-        return (grad_of_output * weight).addcmul_(unit, along, value=-1).mul_(scale), None, None, None
+        return grad_of_output @ ctx.parameter.data, None, None, None
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -69,8 +56,9 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits_NV, targets_N):
-        logs_NV = torch.log_softmax(logits_NV, -1)
+        logs_NV = torch.log_softmax(logits_NV, -1, dtype=wide(logits_NV.dtype))
         ctx.save_for_backward(logs_NV, targets_N)
+        ctx.dtype = logits_NV.dtype
         return -logs_NV.gather(1, targets_N.clamp(min=0)[:, None]).squeeze(1).masked_fill(targets_N == IGNORED, 0).sum()
 
     @staticmethod
@@ -79,24 +67,62 @@ class _CrossEntropy(torch.autograd.Function):
         grad_NV = logs_NV.exp_()
         grad_NV[torch.arange(len(targets_N), device=grad_NV.device), targets_N] -= 1
         grad_NV[targets_N == IGNORED] = 0
-        return grad_NV.mul_(grad_of_output), None
+        return grad_NV.mul_(grad_of_output).to(ctx.dtype), None
+
+
+class _Enter(torch.autograd.Function):
+    """The input of a segment. It isn't a leaf, for a leaf would hold its memory until the backward; `leaf` is empty."""
+
+    @staticmethod
+    def forward(ctx, x, leaf):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise AssertionError("the gradient is taken before it gets here")
 
 
 class Tape:
-    """What the backward of one segment leaves behind: gradients of vectors, and the factors of those of matrices."""
+    """What the backward of one segment leaves behind: gradients of vectors, and the factors of those of matrices.
 
-    def __init__(self):
+    selective: what norms, attention and the gated product make isn't kept, but made again. Then the functions of these return how.
+    """
+
+    def __init__(self, selective: bool = False):
+        self.selective = selective
         self.small: list[tuple[Parameter, torch.Tensor]] = []
         self.deferred: list[tuple[Parameter, torch.Tensor, torch.Tensor]] = []
         self.attended: Attended | None = None  # of a sequence that is cut into segments
 
-    def product(self, x: torch.Tensor, parameter: Parameter) -> torch.Tensor:
-        """Return x @ parameter.T; its weight gradient is deferred."""
-        return _Product.apply(x, parameter, self.deferred)
+    def product(self, x: torch.Tensor, parameter: Parameter, once_more: Again | None = None) -> torch.Tensor:
+        """Return x @ parameter.T; its weight gradient is deferred. once_more: makes x again, so that it needn't be kept."""
+        return _Product.apply(x, parameter, self.deferred, once_more)
 
     def norm(self, x: torch.Tensor, parameter: Parameter, eps: float = 1e-5) -> torch.Tensor:
         """Return RMSNorm(x) with the weight `parameter`."""
-        return _Norm.apply(x, parameter, self.small, eps)
+        return again.Norm.apply(x, parameter, self.small, eps, False)
+
+    def normed(self, x: torch.Tensor, parameter: Parameter | None, eps: float = 1e-5) -> tuple[torch.Tensor, Again | None]:
+        """Return RMSNorm(x), and how to make it again; without a parameter, x."""
+        if parameter is None:
+            return x, None
+        y = again.Norm.apply(x, parameter, self.small, eps, self.selective)
+        return y, partial(again.Norm.again, y.grad_fn) if self.selective else None
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, Again | None]:
+        """Return silu(gate) * up, and how to make it again."""
+        if not self.selective:
+            return functional.silu(gate) * up, None
+        y = again.Gated.apply(gate, up)
+        return y, partial(again.Gated.again, y.grad_fn)
+
+    def attention(self, qkv: tuple[torch.Tensor, ...], visible: torch.Tensor | None) -> tuple[torch.Tensor, Again | None]:
+        """Return attention, heads side by side [B, T, H C], and how to make it again."""
+        if not self.selective:
+            return _side_by_side(again.attention(*qkv, visible)), None
+        y = again.Attend.apply(*qkv, visible)
+        node = y.grad_fn
+        return _side_by_side(y), lambda: _side_by_side(again.Attend.again(node))
 
     def add_vectors(self) -> None:
         """Add the gradients of vectors to their buffers and forget them: the graph and these lists hold each other, a cycle."""
@@ -104,12 +130,11 @@ class Tape:
             parameter, grad = self.small.pop()
             parameter.grad += grad
 
-    @torch.no_grad()
     def add_products(self) -> None:
         """Add the gradients of matrices to their buffers and forget their factors."""
         while self.deferred:
             parameter, x, grad = self.deferred.pop()
-            parameter.grad.addmm_(grad.flatten(0, -2).t(), x.flatten(0, -2))
+            add_product(parameter.grad, grad.flatten(0, -2), x.flatten(0, -2))
 
 
 class Segment(Local):
@@ -121,12 +146,14 @@ class Segment(Local):
     def forward(self, x: Tensors, context: Any) -> Walk:
         """Compute; without gradients enabled nothing is kept."""
         yield None
-        tape = Tape()
         if not torch.is_grad_enabled():
-            return self.compute(x, context, tape), None
-        x = tuple(part.detach().requires_grad_() for part in x) if isinstance(x, tuple) else x.detach().requires_grad_()
-        y = self.compute(x, context, tape)
-        return tuple(part.detach() for part in y) if isinstance(y, tuple) else y.detach(), (x, y, tape)
+            return self.compute(x, context, Tape()), None
+        keeping = keeping_of(context)
+        tape, leaf = Tape(keeping.selective), torch.empty(0, requires_grad=True)
+        with keeping.saving():
+            x = _each(x, lambda part: _Enter.apply(part, leaf))
+            y = self.compute(x, context, tape)
+        return _each(y, torch.Tensor.detach), (_each(x, get_gradient_edge), _each(y, get_gradient_edge), tape)
 
     def backward(self, saved: tuple, grad_of_output: Tensors | None, later: Later) -> Walk:
         """Add the gradients of vectors to their buffers, hand over those of matrices, and return that of the input."""
@@ -137,15 +164,29 @@ class Segment(Local):
         later(tape.add_products)
         return grad
 
-    def _differentiate(self, x: Tensors, y: Tensors, grad_of_output: Tensors | None, attended: Attended | None) -> Tensors:
-        inputs = x if isinstance(x, tuple) else (x,)
+    def _differentiate(self, x: Edges, y: Edges, grad_of_output: Tensors | None, attended: Attended | None) -> Tensors:
+        inputs, made, grads = _list(x), _list(y), _list(grad_of_output)
         if attended is None:
-            found = torch.autograd.grad(y, inputs, grad_of_output)
+            found = torch.autograd.grad(made, inputs, grads)
         else:
-            outputs, grads = attended.outputs_and_grads()
-            found = torch.autograd.grad([y, *outputs], [*inputs, *attended.leaves()], [grad_of_output, *grads])
+            outputs, left = attended.outputs_and_grads()
+            found = torch.autograd.grad([*made, *outputs], [*inputs, *attended.leaves()], [*grads, *left])
             attended.leave(found[len(inputs) :])
-        return found[: len(inputs)] if isinstance(x, tuple) else found[0]
+        return found[0] if len(inputs) == 1 else found[: len(inputs)]
+
+
+def _list(x: Any) -> list:
+    """Return one or several as a list. An edge is a named tuple, but one."""
+    return list(x) if isinstance(x, tuple) and not isinstance(x, GradientEdge) else [x]
+
+
+def _each(x: Tensors, function: Callable) -> Any:
+    """Return what `function` makes of a tensor, or of each of a tuple."""
+    return tuple(map(function, x)) if isinstance(x, tuple) else function(x)
+
+
+def _side_by_side(a_BHTC: torch.Tensor) -> torch.Tensor:
+    return a_BHTC.transpose(1, 2).flatten(-2)
 
 
 class Embedding(Local):
@@ -162,7 +203,7 @@ class Embedding(Local):
 
     def backward(self, saved: torch.Tensor, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
-        self.weight.grad.index_add_(0, saved.flatten(), grad_of_output.flatten(0, -2))
+        self.weight.grad.index_add_(0, saved.flatten(), grad_of_output.flatten(0, -2).to(self.weight.grad.dtype))
 
 
 class Rotary:
@@ -175,13 +216,13 @@ class Rotary:
         self.width = width
         rates = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
         angles = torch.outer(positions.to(torch.float64), rates)
-        self.cos, self.sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+        self.cos, self.sin = (table.to(device, wide(dtype)) for table in (angles.cos(), angles.sin()))
 
     def __call__(self, x_BHTC: torch.Tensor, start: int = 0) -> torch.Tensor:
         a, b = x_BHTC.chunk(2, -1)
         here = slice(start, start + a.shape[-2])
         cos, sin = self.cos[here], self.sin[here]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x_BHTC.dtype)
 
 
 class Norm(Segment):
@@ -201,9 +242,10 @@ class Projection(Segment):
         self.norm, self.q, self.k, self.v, self.rotary = norm, q, k, v, rotary
 
     def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        h_BTD = tape.norm(x_BTD, self.norm) if self.norm else x_BTD
+        h_BTD, once_more = tape.normed(x_BTD, self.norm)
         q_BHTC, k_BKTC, v_BKTC = (
-            tape.product(h_BTD, weight).unflatten(-1, (-1, self.rotary.width)).transpose(1, 2) for weight in (self.q, self.k, self.v)
+            tape.product(h_BTD, weight, once_more).unflatten(-1, (-1, self.rotary.width)).transpose(1, 2)
+            for weight in (self.q, self.k, self.v)
         )
         return self.rotary(q_BHTC, context.start), self.rotary(k_BKTC, context.start), v_BKTC
 
@@ -215,19 +257,21 @@ class Output(Segment):
         self.output = output
 
     def compute(self, a_BHTC: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
-        return tape.product(a_BHTC.transpose(1, 2).flatten(-2), self.output)
+        return tape.product(_side_by_side(a_BHTC), self.output)
 
 
 class Core(Segment):
     """Attention proper, of queries, keys and values: causal, grouped queries (arXiv:2305.13245). The whole sequence is here."""
 
     def compute(self, qkv: tuple[torch.Tensor, ...], context: Any, tape: Tape) -> torch.Tensor:
+        return again.attention(*self.with_history(qkv, context, tape), context.visible)
+
+    def with_history(self, qkv: tuple[torch.Tensor, ...], context: Any, tape: Tape) -> tuple[torch.Tensor, ...]:
+        """Put the keys and values of earlier segments before these."""
         q_BHTC, k_BKTC, v_BKTC = qkv
         if context.history is not None:
             k_BKTC, v_BKTC, tape.attended = attend(context.history.setdefault(self, []), context.segment, k_BKTC, v_BKTC)
-        return functional.scaled_dot_product_attention(
-            q_BHTC, k_BKTC, v_BKTC, attn_mask=context.visible, is_causal=context.visible is None, enable_gqa=True
-        )
+        return q_BHTC, k_BKTC, v_BKTC
 
 
 class Attention(Segment):
@@ -241,7 +285,8 @@ class Attention(Segment):
 
     def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
         qkv = self.projection.compute(x_BTD, context, tape)
-        return self.output.compute(self.core.compute(qkv, context, tape), context, tape)
+        a_BTD, once_more = tape.attention(self.core.with_history(qkv, context, tape), context.visible)
+        return tape.product(a_BTD, self.output.output, once_more)
 
 
 class SpreadAttention:
@@ -253,13 +298,14 @@ class SpreadAttention:
     def forward(self, x: torch.Tensor, context: Any) -> Walk:
         qkv, projected = yield from self.projection.forward(x, context)
         a, attended = yield from self.core.forward(*qkv, context.documents)
+        attended = keeping_of(context).put(attended)
         y, saved = yield from self.output.forward(a, context)
         return y, (projected, attended, saved) if torch.is_grad_enabled() else None
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         projected, attended, output = saved
         grad = yield from self.output.backward(output, grad_of_output, later)
-        grads = yield from self.core.backward(attended, grad)
+        grads = yield from self.core.backward(restored(attended), grad)
         return (yield from self.projection.backward(projected, tuple(grads), later))
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
@@ -277,9 +323,9 @@ class FeedForward(Segment):
         self.norm, self.gate, self.up, self.down = norm, gate, up, down
 
     def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
-        h_BTD = tape.norm(x_BTD, self.norm) if self.norm else x_BTD
-        h_BTF = functional.silu(tape.product(h_BTD, self.gate)) * tape.product(h_BTD, self.up)
-        return tape.product(h_BTF, self.down)
+        h_BTD, once_more = tape.normed(x_BTD, self.norm)
+        h_BTF, gated_once_more = tape.gated(tape.product(h_BTD, self.gate, once_more), tape.product(h_BTD, self.up, once_more))
+        return tape.product(h_BTF, self.down, gated_once_more)
 
 
 class Head(Segment):

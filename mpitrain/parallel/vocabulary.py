@@ -15,6 +15,7 @@ from mpitrain.data.documents import IGNORED
 from mpitrain.model.parameters import Parameter
 from mpitrain.model.recipe import Later, Local, Shape, Walk
 from mpitrain.parallel.traffic import Started, Traffic
+from mpitrain.precision import add_product, wide
 
 
 def _local(numbers: torch.Tensor, weight: Parameter) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +41,7 @@ class VocabularyEmbedding(Local):
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
         rows_BT, here_BT = saved
-        self.weight.grad.index_add_(0, rows_BT[here_BT], grad_of_output[here_BT])
+        self.weight.grad.index_add_(0, rows_BT[here_BT], grad_of_output[here_BT].to(self.weight.grad.dtype))
 
 
 class VocabularyHead:
@@ -54,7 +55,7 @@ class VocabularyHead:
 
     def forward(self, h_BTD: torch.Tensor, context: Any) -> Walk:
         h_ND = h_BTD.flatten(0, 1)
-        logits_NV = functional.linear(h_ND, self.weight.data)
+        logits_NV = functional.linear(h_ND, self.weight.data).to(wide(h_ND.dtype))
         ignored_N = context.targets.flatten() == IGNORED
         targets_N, here_N = _local(context.targets.flatten(), self.weight)
         share_N = torch.logsumexp(logits_NV, -1)
@@ -70,13 +71,16 @@ class VocabularyHead:
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
         """Two numbers per token, of every rank."""
         num_tokens = shape[0] * shape[1]
-        return Traffic((Started("all_gather", self.axis.name, 2 * num_tokens * self.axis.size * itemsize),)), shape
+        return Traffic((Started("all_gather", self.axis.name, 2 * num_tokens * self.axis.size * max(4, itemsize)),)), shape
 
-    def backward(self, saved: tuple, grad_of_output: None, later: Later) -> Walk:
+    def backward(self, saved: tuple, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
         yield None
         h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N = saved
         grad_NV = logits_NV.sub_(log_sum_N[:, None]).exp_()
         grad_NV[here_N, targets_N[here_N]] -= 1
         grad_NV[ignored_N] = 0
-        later(lambda: self.weight.grad.addmm_(grad_NV.t(), h_BTD.flatten(0, 1)))
+        if grad_of_output is not None:
+            grad_NV.mul_(grad_of_output)
+        grad_NV = grad_NV.to(h_BTD.dtype)
+        later(lambda: add_product(self.weight.grad, grad_NV, h_BTD.flatten(0, 1)))
         return (grad_NV @ self.weight.data).view_as(h_BTD)

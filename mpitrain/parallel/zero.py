@@ -30,11 +30,13 @@ class Sharding:
     """How far the state is divided, and over which ranks. Without axes, this rank has everything.
 
     each: gradients are reduced after every microbatch.  tree: microbatches are summed in a tree (parallel/tree.py).
-    weights, gradients: lend the buffers of what isn't kept whole.
+    wire: what gradients are rounded to before they are sent.  weights, gradients: lend the buffers of what isn't kept whole.
     """
 
-    def __init__(self, stage: int = 0, shard: Axis | None = None, replicate: Axis | None = None, *, each: bool = False, tree: bool = False):
-        self.stage, self.shard, self.replicate, self.each, self.tree = stage, shard, replicate, each, tree
+    def __init__(self, stage: int = 0, shard: Axis | None = None, replicate: Axis | None = None, *,
+        each: bool = False, tree: bool = False, wire: torch.dtype | None = None,
+    ):  # fmt: skip
+        self.stage, self.shard, self.replicate, self.each, self.tree, self.wire = stage, shard, replicate, each, tree, wire
         self.rank, self.size = (shard.rank, shard.size) if shard is not None else (0, 1)
         self._reduced = shard if self.size > 1 else replicate  # the axis that reads the gradients of the others first
         self.weights, self.gradients = Pool(self.allocate), Pool(self.allocate)
@@ -186,17 +188,20 @@ class Gradient:
 
     def reduce(self) -> tuple[Pending, torch.Tensor | None]:
         """Start summing over the shard axis; return the Pending of this rank's shard, and the buffer to give back after it."""
-        whole, each = self.whole, self._sharding.each
-        pending = reduce_scatter(whole, self._sharding.shard, torch.empty_like(self.shard) if each else self.shard)
-        if self._sharding.stage < 2:
+        whole, sharding = self.whole, self._sharding
+        out = torch.empty_like(self.shard, dtype=sharding.wire or self.shard.dtype) if sharding.each or sharding.wire else self.shard
+        pending = reduce_scatter(whole if sharding.wire is None else whole.to(sharding.wire), sharding.shard, out)
+        if sharding.stage < 2:
             return pending, None
         self.drop()
         return pending, whole
 
     def take(self, reduced: torch.Tensor) -> None:
         """Take over what a reduction brought."""
-        if reduced.data_ptr() != self.shard.data_ptr():
+        if self._sharding.each:
             self.shard += reduced
+        elif reduced.data_ptr() != self.shard.data_ptr():
+            self.shard.copy_(reduced)
 
     def drop(self) -> None:
         """Have no buffer any more."""

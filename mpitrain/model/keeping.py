@@ -1,0 +1,157 @@
+"""What a forward keeps for its backward, and where: `memory.recompute = "selective"` and `memory.offload`.
+
+Tensors that wait in host memory are sent there as they are kept. When the backward begins with a block, the block before it is fetched:
+
+    forward     block 0       block 1       block 2
+                        out 0         out 1         out 2              on a stream of their own
+    backward    block 2       block 1       block 0
+                in 1          in 0
+
+On a CPU a copy in host memory saves nothing and costs a copy each way; it is there so that every machine can test it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+
+class Host:
+    """Host memory for tensors of `device`, in buffers that are used again. `stream`: on which a GPU copies, so always in order."""
+
+    def __init__(self, device: torch.device):
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+
+    def take(self, length: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return a buffer of `length` elements, with whatever it last held."""
+        free = self._free[length, dtype]
+        return free.pop() if free else torch.empty(length, dtype=dtype, pin_memory=self.stream is not None)
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back; what still reads it comes first on the stream."""
+        self._free[len(buffer), buffer.dtype].append(buffer)
+
+
+class Parcel:
+    """A tensor that waits in host memory. It comes back with the strides it had, for kernels may depend on them."""
+
+    def __init__(self, tensor: torch.Tensor, host: Host):
+        self._host, self._size, self._stride, self._device = host, tensor.size(), tensor.stride(), tensor.device
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(self._size, self._stride))
+        self._buffer: torch.Tensor | None = host.take(extent, tensor.dtype)
+        self._back: torch.Tensor | None = None
+        if host.stream is not None:
+            host.stream.wait_stream(torch.cuda.current_stream(self._device))
+            tensor.record_stream(host.stream)
+        with torch.no_grad(), self._on_stream():
+            self._waiting().copy_(tensor, non_blocking=True)
+
+    def fetch(self) -> None:
+        """Start copying it back, if that hasn't begun."""
+        if self._buffer is None:
+            return
+        with torch.no_grad(), self._on_stream():
+            self._back = torch.empty_strided(self._size, self._stride, dtype=self._buffer.dtype, device=self._device)
+            self._back.copy_(self._waiting(), non_blocking=True)
+        self._host.give_back(self._buffer)
+        self._arrived = self._host.stream.record_event() if self._host.stream is not None else None
+        self._buffer = None
+
+    def open(self) -> torch.Tensor:
+        """Return the tensor; what is computed next waits for it."""
+        self.fetch()
+        if self._arrived is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(self._arrived)
+            self._back.record_stream(current)
+        return self._back
+
+    def _waiting(self) -> torch.Tensor:
+        return self._buffer.as_strided(self._size, self._stride)
+
+    def _on_stream(self) -> Any:
+        return nullcontext() if self._host.stream is None else torch.cuda.stream(self._host.stream)
+
+
+@dataclass
+class Shelf:
+    """What of one microbatch waits in host memory, by block.
+
+    stays: addresses of what is in memory anyway, for all microbatches.  block: the one whose forward runs.
+    """
+
+    host: Host
+    stays: set[int]
+    block: int = 0
+    parcels: dict[int, list[Parcel]] = field(default_factory=dict)
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor | Parcel:
+        """Start moving a tensor to the host."""
+        repeats = any(stride == 0 and size > 1 for size, stride in zip(tensor.size(), tensor.stride()))
+        if repeats or not tensor.numel() or tensor.untyped_storage().data_ptr() in self.stays:
+            return tensor
+        parcel = Parcel(tensor.detach(), self.host)
+        self.parcels.setdefault(self.block, []).append(parcel)
+        return parcel
+
+    def fetch(self, block: int) -> None:
+        """Start fetching what a block left, and what the one before it left."""
+        before = max((number for number in self.parcels if number < block), default=block)
+        for parcel in (*self.parcels.pop(block, ()), *self.parcels.get(before, ())):
+            parcel.fetch()
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Put away what autograd saves meanwhile, each tensor once; nobody else computes until this ends."""
+        seen: dict[tuple, tuple[torch.Tensor, torch.Tensor | Parcel]] = {}  # with the tensor: or its memory could be another's
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor | Parcel:
+            key = (tensor.data_ptr(), tensor.size(), tensor.stride())
+            if key not in seen:
+                seen[key] = tensor, self.put(tensor)
+            return seen[key][1]
+
+        with saved_tensors_hooks(pack, opened):
+            yield
+
+
+def opened(kept: torch.Tensor | Parcel) -> torch.Tensor:
+    """Return what was kept, from wherever it is."""
+    return kept.open() if isinstance(kept, Parcel) else kept
+
+
+class Keeping(NamedTuple):
+    """selective: what is cheap to make again isn't kept.  shelf: where the rest waits, if not where it is."""
+
+    selective: bool = False
+    shelf: Shelf | None = None
+
+    def saving(self) -> Any:
+        """Take care of what autograd saves meanwhile."""
+        return nullcontext() if self.shelf is None else self.shelf.saving()
+
+    def put(self, kept: Any) -> Any:
+        """Take care of a tensor, or of the tensors of a named tuple."""
+        if self.shelf is None or kept is None:
+            return kept
+        if isinstance(kept, torch.Tensor):
+            return self.shelf.put(kept)
+        return kept._make(self.shelf.put(each) if isinstance(each, torch.Tensor) else each for each in kept)
+
+
+EVERYTHING = Keeping()
+
+
+def restored(kept: Any) -> Any:
+    """Return what `put` was given."""
+    return kept._make(map(opened, kept)) if isinstance(kept, tuple) else opened(kept)
+
+
+def keeping_of(context: Any) -> Keeping:
+    """Return what a context says of keeping; without a word, everything is kept."""
+    return getattr(context, "keeping", EVERYTHING)

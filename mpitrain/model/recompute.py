@@ -1,0 +1,54 @@
+"""Blocks whose forward is walked again in the backward (activation checkpointing, arXiv:1604.06174), instead of keeping what it left.
+
+    forward     x --> [ block | block | block ] -->        only x is kept
+    backward    x --> [ block | block | block ]            the same walk again, with the same messages
+                  <-- [ block | block | block ] <--        then the backward, as ever
+
+With sequence parallelism x is divided along the sequence already, so each rank of tp keeps its part of it and nothing twice: what
+ZeRO-R (arXiv:1910.02054, section 6.1) calls partitioned activation checkpointing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mpitrain.model.keeping import EVERYTHING, keeping_of, opened
+from mpitrain.model.recipe import Item, Later, Shape, Walk, backward, forward, sends
+from mpitrain.parallel.traffic import Traffic
+
+
+class Recomputed:
+    """A group of blocks of which only the input is kept.
+
+    Autograd records in both walks, and what the first leaves is dropped block by block: other walks run between the items of this
+    one, so gradients can't be switched off meanwhile.
+    """
+
+    def __init__(self, blocks: Sequence[Sequence[Item]]):
+        self.blocks = blocks
+
+    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+        kept, context, y = keeping_of(context).put(x), replace(context, keeping=EVERYTHING), x
+        for block in self.blocks:
+            y, _ = yield from forward(block, y, context)
+        return y, (kept, context) if torch.is_grad_enabled() else None
+
+    def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        """Walk forward again, then backward."""
+        (kept, context), grad, again = saved, grad_of_output, []
+        x = opened(kept)
+        for block in self.blocks:
+            x, left = yield from forward(block, x, context)
+            again.append(left)
+        del x, kept, saved
+        for block in reversed(self.blocks):
+            grad = yield from backward(block, again.pop(), grad, later)
+        return grad
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """What the blocks start, the forward's part once more before the backward's."""
+        every = [item for block in self.blocks for item in block]
+        traffic, shape = sends(every, shape, itemsize)
+        return Traffic(traffic.forward, traffic.forward + traffic.backward), shape

@@ -1,0 +1,51 @@
+"""What a run says about its communication: in every line of metrics.jsonl, in a table at its end, and beforehand."""
+
+import json
+import re
+
+import pytest
+from launch import MPITRAIN, mpirun, run_tiny, tail, write_text
+
+
+@pytest.fixture
+def text(tmp_path):
+    return write_text(tmp_path / "text.txt")
+
+
+def steps_of(run_dir):
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()][1:]
+
+
+def test_each_step_tells_what_rank_0_sent_and_the_end_what_all_did(tmp_path, text):
+    """8 microbatches of one sequence of 32 tokens, width 32: so many activations go one way, so many gradients come back."""
+    done = run_tiny(2, tmp_path / "run", text, parallel_pp=2, run_steps=4, run_eval_every=2)
+    assert done.returncode == 0, tail(done.output)
+    steps = steps_of(tmp_path / "run")
+    assert len(steps) == 4
+    for step in steps:
+        links = step["comm"]["links"]
+        assert (links["calls"], links["bytes"]) == (16, 8 * 32 * 32 * 4)
+        assert 0 <= links["blocked_s"] <= step["step_s"] and links["overlapped_s"] <= step["step_s"] - links["blocked_s"] + 1e-3
+        assert set(step["comm"]) == {"links", "model", "tied"}
+    header, *rows = done.output.split("communication, a step and rank (mean of 3 steps):\n")[1].splitlines()[:4]
+    assert header.split() == ["axis", "calls", "MB", "sent", "blocked", "ms", "worst", "rank", "overlapped", "ms", "hidden"]
+    assert [row.split()[0] for row in rows] == ["links", "model", "tied"]
+    assert re.fullmatch(r" *links +16 +0\.0328 +[\d.]+ +[\d.]+ \([01]\) +[\d.]+ +\d+%", rows[0]), rows[0]
+
+
+def test_one_rank_has_nothing_to_tell(tmp_path, text):
+    done = run_tiny(1, tmp_path / "run", text, run_steps=2)
+    assert done.returncode == 0 and "communication" not in done.output, tail(done.output)
+    assert [step["comm"] for step in steps_of(tmp_path / "run")] == [{}, {}]
+
+
+def test_the_same_is_known_before(tmp_path):
+    """24 microbatches of one sequence of 128 tokens, width 128, in fp32."""
+    layout = ("--ranks", "4", "--set", "parallel.pp=2", "--set", "parallel.tp=2")
+    plain = mpirun(0, MPITRAIN, "program", *layout, "--rank", "1")
+    done = mpirun(0, MPITRAIN, "program", *layout, "--rank", "1", "--traffic")
+    assert done.returncode == 0 and done.output.startswith(plain.output.rstrip()), done.output
+    rows = [line.split()[1:] for line in done.output[len(plain.output) :].splitlines() if line.startswith("#   ")]
+    assert ["links", "2", "send", "24", "0.786", "0.786"] in rows and ["links", "2", "receive", "24", "0.786", "0"] in rows, rows
+    refused = mpirun(0, MPITRAIN, "program", *layout, "--traffic")
+    assert refused.returncode == 2 and "--rank" in refused.output, refused.output

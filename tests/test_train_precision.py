@@ -1,0 +1,62 @@
+"""16-bit computation follows fp32, steps that overflow are skipped on every rank, and ZeRO changes no bits."""
+
+import pytest
+from conftest import agree
+from test_train_zero import resolved, train
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+LAYOUTS = {
+    2: [("parallel.dp=2",), ("parallel.pp=2", "parallel.dp=1", "pipeline.schedule=zbv"), ("parallel.tp=2",), ("parallel.cp=2",)],
+    4: [("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=1f1b"), ("parallel.tp=2", "parallel.dp=2", "model.tied=true")],
+}
+
+
+@pytest.mark.parametrize("compute", ["bf16", "fp16"])
+@pytest.mark.parametrize("layout", [layout for found in LAYOUTS.values() for layout in found], ids=lambda layout: layout[0])
+def test_16_bits_follow_fp32(world, layout, compute):
+    lines, _ = train(world, resolved(world, *layout))
+    found = train(world, resolved(world, *layout, f"precision.compute={compute}"))
+    errors = [abs(a - b) / abs(b) for one, other in zip(found[0], lines) for a, b in zip(one, other)]
+    agree(world, 0 < max(errors) < 0.03, f"{found[0]} and {lines}")
+    agree(world, all(w.dtype == "float32" for w in found[1].values()), "master weights are fp32")
+
+
+@pytest.mark.parametrize("compute", ["bf16", "fp16"])
+def test_16_bits_are_the_same_bits_for_every_stage_of_zero(world, compute):
+    layout = (f"parallel.dp={world.size}", f"precision.compute={compute}", "precision.reduce=bf16")
+    lines, weights = train(world, resolved(world, *layout))
+    for zero in (1, 2, 3):
+        found = train(world, resolved(world, *layout, f"parallel.zero={zero}"))
+        agree(world, found[0] == lines, f"zero={zero}: {found[0]} instead of {lines}")
+        agree(world, all((weights[name] == found[1][name]).all() for name in weights), f"zero={zero}: weights differ")
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
+    import torch
+
+    from mpitrain.actor import Actor
+    from mpitrain.precision import START
+    from mpitrain.train import build_mesh
+
+    config = resolved(world, f"parallel.dp={world.size}", "precision.compute=fp16", "parallel.zero=1")
+    mesh = build_mesh(config, world)
+    actor = Actor(config, mesh, torch.device("cpu"))
+    rows = torch.randint(0, 256, (16, 17), generator=torch.Generator().manual_seed(1)).chunk(world.size)[mesh["dp"].rank]
+    before = [piece.weight.clone() for piece in actor.gradients.pieces]
+    reduce = actor.gradients.start
+
+    def planted(stage, bucket, *each):
+        if mesh["dp"].rank == world.size - 1:
+            actor.stages[stage].buckets[bucket].gradients[0].whole[3:4] = torch.inf
+        reduce(stage, bucket, *each)
+
+    actor.gradients.start = planted
+    result, scale = actor.run_step(1, actor.cut(rows), 1e-2), actor.loss_scale.value
+    agree(world, result.skipped and scale == START / 2, f"{result}, scale {scale}")
+    agree(world, all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)), "weights changed in a skipped step")
+    actor.gradients.start = reduce
+    result = actor.run_step(2, actor.cut(rows), 1e-2)
+    agree(world, not result.skipped and actor.loss_scale.value == scale, f"{result}")
+    agree(world, not all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)), "training didn't go on")
+    mesh.free()

@@ -1,0 +1,196 @@
+"""Activation memory: whatever is computed again or moved to the host, the run is the same, bit for bit.
+
+MPITRAIN_LAYOUTS=all tries every layout instead of a few.
+"""
+
+import os
+
+import pytest
+from conftest import agree
+from test_train_zero import whole_weights
+
+pytestmark = pytest.mark.mpi
+
+SETTINGS = (
+    "model.layers=6",
+    "model.width=32",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=96",
+    "data.sequence=16",
+    "batch.global=8",
+    "comm.bucket_mb=0.03",
+    "comm.timeout_s=60",
+)
+MODES = [
+    ("memory.recompute=full",),
+    ("memory.recompute=every-k", "memory.every=2"),
+    ("memory.recompute=selective",),
+    ("memory.offload=activations",),
+    ("memory.recompute=selective", "memory.offload=activations"),
+    ("memory.recompute=every-k", "memory.offload=activations"),
+]
+ZBV = ("parallel.pp=2", "pipeline.schedule=zbv")
+LAYOUTS = {
+    1: [("model.tied=false",), ("data.documents=separate",)],
+    2: [
+        ZBV,
+        ("parallel.pp=2", "pipeline.schedule=seq1f1b", "data.documents=separate"),
+        ("parallel.tp=2",),
+        ("parallel.tp=2", "parallel.async_tp=true"),
+        ("parallel.cp=2",),
+        ("parallel.dp=2", "parallel.zero=3"),
+    ],
+    4: [
+        ("parallel.tp=2", *ZBV),
+        ("parallel.tp=2", "parallel.async_tp=true", "parallel.cp=2", "data.documents=separate"),
+        ("parallel.dp=2", *ZBV, "parallel.zero=3"),
+    ],
+}
+MORE = {
+    1: [("pipeline.tail=4",), ("precision.compute=fp64",)],
+    2: [
+        ("parallel.pp=2", "pipeline.schedule=1f1b"),
+        ("parallel.pp=2", "pipeline.schedule=zb-h1", "pipeline.stages=[2.5,3.5]"),
+        ("parallel.pp=2", "pipeline.schedule=dualpipe"),
+        ("parallel.tp=2", "parallel.sequence=false"),
+        ("parallel.cp=2", "parallel.context=ring", "data.documents=separate"),
+        ("parallel.cp=2", "parallel.context=gather"),
+        ("parallel.dp=2", "parallel.zero=2", "parallel.reduce=microbatch"),
+        ("parallel.dp=2", "parallel.zero=1", "pipeline.tail=4"),
+        ("parallel.dp=2", "parallel.zero=3", "parallel.gather=step"),
+    ],
+    4: [
+        ("parallel.tp=2", "parallel.pp=2", "pipeline.schedule=dualpipe"),
+        ("parallel.tp=2", "parallel.async_tp=true", *ZBV, "data.documents=separate"),
+        ("parallel.cp=2", *ZBV),
+        ("parallel.tp=2", "parallel.dp=2", "parallel.zero=3"),
+        ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=seq1f1b", "parallel.zero=3"),
+        ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=interleaved", "parallel.zero=2"),
+    ],
+}
+EVERY = [
+    layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE[size] if os.environ.get("MPITRAIN_LAYOUTS") == "all" else [])
+]
+
+
+def name_of(settings):
+    return ",".join(s.split(".")[-1] for s in settings)
+
+
+def resolved(world, *settings):
+    from mpitrain import config
+
+    parsed = config.load(None, (*SETTINGS, *settings))
+    parallel = parsed.parallel
+    needed = (parallel.dp or 1) * (parallel.pp or 1) * parallel.tp * parallel.cp
+    if world.size != needed:
+        pytest.skip(f"runs on {needed} ranks")
+    return config.resolve(parsed, world.size, 256)
+
+
+def train(world, config):
+    """Return losses and norms of two steps, a validation loss, and {parameter: weights}."""
+    import numpy as np
+    import torch
+
+    from mpitrain.actor import Actor
+    from mpitrain.train import build_mesh
+
+    mesh = build_mesh(config, world)
+    actor = Actor(config, mesh, torch.device("cpu"))
+    separator = 7 if config.data.documents == "separate" else None
+    lines = []
+    for step in (1, 2):
+        rows = torch.from_numpy(np.random.default_rng(step).integers(0, 30, (8, 17)))
+        microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank], separator)
+        result = actor.run_step(step, microbatches, 1e-2)
+        lines.append((result.loss, result.grad_norm))
+    lines.append(actor.evaluate(2, microbatches))
+    counted = actor.gradients.counted if mesh["replicate"].rank == 0 else []
+    found = world.allgather([((p.spec.name, p.spec.offset, p.begin), p.weight.numpy().copy()) for p in counted])
+    mesh.free()
+    return lines, whole_weights(piece for part in found for piece in part)
+
+
+@pytest.mark.parametrize("layout", EVERY, ids=name_of)
+def test_the_run_is_the_same_for_every_mode(world, layout):
+    lines, weights = train(world, resolved(world, *layout))
+    for mode in MODES:
+        if "parallel.zero=3" in layout and "memory.every=2" in mode:
+            continue  # refused: weights come block by block
+        found = train(world, resolved(world, *layout, *mode))
+        agree(world, found[0] == lines, f"{name_of(mode)}: {found[0]} instead of {lines}")
+        different = [name for name in weights if not (weights[name] == found[1][name]).all()]
+        agree(world, found[1].keys() == weights.keys() and not different, f"{name_of(mode)}: {different[:3]}")
+
+
+class Kept:
+    """What autograd saved, as long as it is saved."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def tensors_in(kept):
+    """Yield the tensors in a stash."""
+    import torch
+
+    if isinstance(kept, torch.Tensor):
+        yield kept
+    elif isinstance(kept, dict):
+        yield from tensors_in(list(kept.values()))
+    elif isinstance(kept, (list, tuple)):
+        for each in kept:
+            yield from tensors_in(each)
+
+
+def measured(config, mesh):
+    """Return the bytes that one microbatch leaves in memory: each storage that the graph or the stash holds, counted once."""
+    import weakref
+
+    import torch
+
+    from mpitrain.model.recipe import run
+    from mpitrain.stage import Microbatch, Stage
+
+    stage = Stage(config, 0, torch.device("cpu"), tp=mesh["tp"], cp=mesh["cp"])
+    alive = weakref.WeakSet()
+
+    def pack(tensor):
+        kept = Kept(tensor)
+        alive.add(kept)
+        return kept
+
+    tokens = torch.zeros(config.batch.micro, len(stage.positions), dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
+        run(stage.forward(0, None, Microbatch(tokens, tokens)), mesh.progress.poll)
+    tensors = [*(kept.tensor for kept in alive), *tensors_in(stage.stashes[0])]
+    tables = {stage.rotary.cos.untyped_storage().data_ptr(), stage.rotary.sin.untyped_storage().data_ptr()}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(num_bytes for address, num_bytes in storages.items() if address not in tables)
+
+
+SPREAD = ["", "parallel.tp=2", "parallel.tp=2 parallel.sequence=false", "parallel.tp=2 parallel.async_tp=true", "parallel.cp=2"]
+
+
+@pytest.mark.parametrize("layout", SPREAD)
+def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout):
+    from mpitrain.memory import kept_bytes
+    from mpitrain.train import build_mesh
+
+    large = ("model.heads=4", "model.kv_heads=2", "data.sequence=64", "batch.micro=2", "model.vocab=256")
+    modes = ("none", "selective", "every-k", "full", "full memory.offload=activations")
+    found, wrong = [], []
+    for mode in modes:
+        config = resolved(world, *large, *layout.split(), *f"memory.recompute={mode}".split())
+        mesh = build_mesh(config, world)
+        found.append(measured(config, mesh))
+        mesh.free()
+        computed = kept_bytes(config, 0)
+        if abs(computed - found[-1]) > 0.05 * found[-1]:
+            wrong.append(f"{mode}: {found[-1]} bytes, {computed} computed")
+    agree(world, not wrong, f"{wrong}")
+    # full keeps one input per block, every-k one per group: the more blocks in a group, the less, and the more at once in the backward
+    none, selective, every_k, full, offloaded = found
+    agree(world, none > selective > full > every_k > offloaded, f"{found}")
