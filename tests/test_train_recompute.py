@@ -69,9 +69,7 @@ MORE = {
         ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=interleaved", "parallel.zero=2"),
     ],
 }
-EVERY = [
-    layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE[size] if os.environ.get("MPITRAIN_LAYOUTS") == "all" else [])
-]
+EVERY = [layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE[size] if os.environ.get("MPITRAIN_LAYOUTS") == "all" else [])]
 
 
 def name_of(settings):
@@ -158,7 +156,7 @@ def measured(config, mesh):
     alive = weakref.WeakSet()
 
     def pack(tensor):
-        kept = Kept(tensor)
+        kept = Kept(tensor.detach())  # an output would hold the graph that holds it
         alive.add(kept)
         return kept
 

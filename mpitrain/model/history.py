@@ -47,9 +47,7 @@ class Attended:
             earlier.add(list(grads[2 * i : 2 * i + 2]))
 
 
-def attend(
-    segments: list[KeysValues], number: int, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, Attended]:
+def attend(segments: list[KeysValues], number: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Attended]:
     """Append the keys and values of segment `number`; return those of all segments so far, and what the backward needs.
 
     If they are here already, this is the forward computed again for the backward: then later segments have left gradients.
