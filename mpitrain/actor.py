@@ -316,7 +316,8 @@ class Actor:
     def _update(self, action: Action, work: _Work) -> None:
         """Divide by the global number of tokens, clip, and step; a step without finite gradients is skipped, and halves the scale."""
         scale = 1.0 / (max(1, work.result.num_tokens) * self.loss_scale.value)
-        self.loss_scale.update(work.result.skipped)
+        if work.result.num_tokens:  # without a target no gradient tells of the range
+            self.loss_scale.update(work.result.skipped)
         if work.result.skipped:
             return
         clip = self.config.optimizer.clip

@@ -51,6 +51,7 @@ def test_bad_keys_and_values_are_named(override, message):
         (["parallel.cp=4", "parallel.context=ulysses", "model.heads=2", "model.kv_heads=2"], 4, "or zigzag, ring or gather"),
         (["parallel.tp=3"], 3, "model.heads = 4 doesn't divide over parallel.tp = 3"),
         (["parallel.tp=6", "model.heads=6", "model.width=144", "model.kv_heads=1", "data.sequence=100"], 6, "parallel.sequence = false"),
+        (["parallel.tp=2", "parallel.sequence=false", "parallel.async_tp=true"], 2, "use parallel.sequence = true, or leave"),
         (["parallel.tp=6", "model.heads=12", "model.width=144", "model.kv_heads=4"], 6, "one must divide the other"),
         (["batch.global=1000001"], 1, "1,000,001 microbatches on 1 stages"),
         (["parallel.pp=7"], 7, "parallel.pp = 7 stages for model.layers = 6 blocks"),
@@ -68,7 +69,7 @@ def test_bad_keys_and_values_are_named(override, message):
         (["optimizer.momentum=0.9"], 1, r'optimizer.momentum = 0.9 does nothing with optimizer.name = "adamw", which has betas, eps'),
         (["optimizer.name=sgd", "optimizer.betas=[0.9, 0.99]"], 1, r"optimizer.betas = \[0.9, 0.99\] does nothing"),
         (["optimizer.name=sgd", "optimizer.ns_steps=5"], 1, "optimizer.ns_steps = 5 does nothing"),
-        (["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.nesterov=true"], 1, "optimizer.nesterov = true with optimizer.momentum = 0"),
+        (["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.nesterov=true"], 1, "true with optimizer.momentum = 0 looks ahead"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, ranks, message):

@@ -172,6 +172,23 @@ def test_a_backward_for_inputs_leaves_the_weights_for_later(axis):
     agree(axis.comm, untouched and all(torch.equal(a, b) for a, b in zip(found, expected)), f"untouched: {untouched}")
 
 
+def test_weight_gradients_come_before_each_wait(axis, monkeypatch):
+    """Those of the own half while the other chunks arrive, all of them while the results travel."""
+    from mpitrain.model.recipe import backward, forward, run
+    from mpitrain.model.segments import Tape
+    from mpitrain.stage import Microbatch
+
+    added, at_waits, add, wait = [], [], Tape.add_products, axis.progress.wait
+    segment, _, shape, shapes = segments(axis, 4)["both"]
+    block = chunked("both", segment, axis)
+    _, saved = run(forward(block, random(axis, *shape), Microbatch()))
+    monkeypatch.setattr(Tape, "add_products", lambda tape: added.append(tape) or add(tape))
+    monkeypatch.setattr(axis.progress, "wait", lambda pending: at_waits.append(len(added)) or wait(pending))
+    run(backward(block, saved, random(axis, *shapes[0])))
+    num_others = axis.size - 1
+    agree(axis.comm, at_waits == [*range(1, axis.size), *num_others * [axis.size + 1]], f"{at_waits}")
+
+
 def events(axis, monkeypatch, flags):
     """Return what a forward does, in order: sends, and computes so many positions."""
     from mpitrain.model.recipe import forward, run

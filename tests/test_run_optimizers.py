@@ -1,4 +1,4 @@
-"""A run with each optimiser goes on from its checkpoint in another division of the state, with the bits of the run that never was stopped."""
+"""With every optimiser, a run goes on from its checkpoint in another division of the state, with the bits of the run without a stop."""
 
 import json
 

@@ -45,24 +45,21 @@ def rows_of(seed):
 
 
 def weights_of(actor):
-    return [weights.clone() for weights in weights_in(actor)]
+    return [piece.weight.clone() for piece in actor.gradients.pieces]
 
 
-def weights_in(actor):
-    return [piece.weight for piece in actor.gradients.pieces]
-
-
-def test_a_step_in_which_nothing_carries_loss_is_skipped(world):
-    """And the next step trains as if it hadn't been."""
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_step_in_which_nothing_carries_loss_is_skipped(world, precision):
+    """And the next step trains as if it hadn't been, with the same loss scale."""
     import torch
 
-    with actor_of(world) as (actor, cut):
-        before = weights_of(actor)
+    with actor_of(world, f"precision.compute={precision}") as (actor, cut):
+        before, scale = weights_of(actor), actor.loss_scale.state
         nothing = actor.run_step(1, cut(torch.full_like(rows_of(1), END), END), 1e-2)
-        kept = all(a.equal(b) for a, b in zip(before, weights_in(actor)))
+        kept = all(a.equal(b) for a, b in zip(before, weights_of(actor))) and actor.loss_scale.state == scale
         loss, count = actor.evaluate(1, cut(torch.full_like(rows_of(1), END), END))
         some = actor.run_step(2, cut(rows_of(1), END), 1e-2)
-    with actor_of(world) as (actor, cut):
+    with actor_of(world, f"precision.compute={precision}") as (actor, cut):
         alone = actor.run_step(1, cut(rows_of(1), END), 1e-2)
     facts = (nothing.skipped, nothing.num_tokens, nothing.loss != nothing.loss, kept, loss, count)
     agree(world, facts == (True, 0, True, True, 0.0, 0.0), f"{facts}")

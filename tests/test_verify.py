@@ -20,6 +20,8 @@ def verified(world, *settings):
     [
         ("parallel.dp=2", "parallel.pp={half}"),
         ("parallel.tp={size}", "model.kv_heads=2"),
+        ("parallel.tp={size}", "model.kv_heads=2", "parallel.async_tp=true"),
+        ("parallel.tp=2", "parallel.pp={half}", "parallel.async_tp=true", "pipeline.schedule=seq1f1b"),
         ("parallel.cp={size}", "parallel.context=ring"),
         ("parallel.tp=2", "parallel.pp={half}", "pipeline.schedule=zbv", "model.layers=8", "batch.global=8"),
         ("parallel.cp=2", "parallel.dp={half}", "data.documents=separate"),
