@@ -169,20 +169,29 @@ def test_a_restart_goes_on_with_the_same_bits(alone, name):
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("num_shards", [1, 3, 8])
-def test_parts_make_whole_matrices_and_are_dealt_to_all(alone, tp, num_shards):
-    from mpitrain.comm.progress import Progress
-    from mpitrain.comm.rehearsal import SilentAxis
-    from mpitrain.optim.matrices import deal, holdings
+def test_parts_make_whole_matrices_and_the_work_is_divided(alone, tp, num_shards):
+    from mpitrain.optim.matrices import dealt, holdings
     from mpitrain.slicing import parameters_of
 
-    config = resolved(f"parallel.tp={tp}", "model.layers=3", "optimizer.name=muon", ranks=tp)
+    config = resolved(f"parallel.tp={tp}", "model.layers=6", "optimizer.name=muon", ranks=tp)
     held, found = holdings(config, [0], num_shards), {}
     for holding in held:
         for name, part in holding.items():
             found[name] = found.get(name, 0) + part.length * (part.spec.copy == 0)
-    expected = {spec.name: spec.numel for spec in parameters_of(config) if "blocks" in spec.name and len(spec.shape) == 2}
-    assert found == expected and len(held) == tp * num_shards
-    for rank in range(len(held)):
-        rounds = deal(held, SilentAxis("matrix", rank, len(held), Progress()), torch.empty(0))
-        assert len(rounds) == -(-len(expected) // len(held))
-        assert [name for each in rounds for name in each.held] == sorted(held[rank], key=lambda n: (-expected[n], n))
+    specs = {spec.name: spec for spec in parameters_of(config) if "blocks" in spec.name and len(spec.shape) == 2}
+    assert found == {name: spec.numel for name, spec in specs.items()} and len(held) == tp * num_shards
+    queues = dealt(held)
+    assert sorted(name for queue in queues for name in queue) == sorted(specs)
+    work = {name: spec.numel * min(spec.shape) for name, spec in specs.items()}
+    loads = [sum(work[name] for name in queue) for queue in queues]
+    assert max(loads) <= sum(loads) / len(loads) + max(work.values())
+
+
+def test_a_matrix_stays_where_most_of_it_is(alone):
+    """Two shards of one bucket: only matrices around the cut travel, and what one rank has too much of."""
+    from mpitrain.optim.matrices import dealt, holdings
+
+    held = holdings(resolved("model.layers=6", "optimizer.name=muon"), [0], 2)
+    every = sum(part.length for holding in held for part in holding.values())
+    stays = sum(held[rank][name].length for rank, queue in enumerate(dealt(held)) for name in queue if name in held[rank])
+    assert stays > 0.8 * every

@@ -1,5 +1,4 @@
-"""Training with SGD and Muon on several ranks: equal to a plain torch loop in fp64; the same bits however ZeRO divides the state.
-"""
+"""Training with SGD and Muon on several ranks: equal to a plain torch loop in fp64; the same bits however ZeRO divides the state."""
 
 import pytest
 from conftest import agree

@@ -181,3 +181,34 @@ def test_sums_in_a_tree_have_the_same_bits_for_every_dp(world, zero, slots):
         found = train(world, resolved(world, *common, *layout, f"parallel.zero={zero}"))
         agree(world, found[0] == lines, f"{layout}: {found[0]} instead of {lines}")
         agree(world, all((weights[name] == found[1][name]).all() for name in weights), f"{layout}: weights differ")
+
+
+@pytest.mark.parametrize("layout", [("parallel.zero=3", "parallel.dp={all}"), ("parallel.pp=2", "parallel.dp={half}", "parallel.zero=2")])
+def test_resident_memory_stays_flat_over_200_steps(world, layout):
+    """Buffers of communication are allocated once. The first steps fill pools, caches and the allocator's arenas."""
+    import torch
+
+    from mpitrain.actor import Actor
+    from mpitrain.train import build_mesh
+
+    if world.size != 2:
+        pytest.skip("2 ranks tell")
+    settings = (s.format(all=world.size, half=world.size // 2) for s in layout)
+    config = resolved(world, *settings, "model.layers=2", "batch.global=4", "data.sequence=64")
+    mesh = build_mesh(config, world)
+    actor = Actor(config, mesh, torch.device("cpu"))
+    rows = torch.randint(0, 256, (4, 65), generator=torch.Generator().manual_seed(1)).chunk(config.parallel.dp)[mesh["dp"].rank]
+    sizes = []
+    for step in range(1, 201):
+        actor.run_step(step, actor.cut(rows), 1e-3)
+        if step in (50, 200):
+            sizes.append(resident_bytes())
+    mesh.free()
+    agree(world, sizes[1] - sizes[0] < 2 << 20, f"{sizes[0]} bytes after 50 steps, {sizes[1]} after 200")
+
+
+def resident_bytes():
+    """Return what this process has in memory, without what it shares."""
+    with open("/proc/self/statm") as file:
+        _, resident, shared, *_ = map(int, file.read().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

@@ -1,19 +1,22 @@
 """Whole matrices out of the parts that ranks have, and their parts back: for an optimiser that looks at whole matrices.
 
 The parts of a matrix are on the ranks of one axis: tensor-parallel ranks, slowest, times the ranks that divide the state (ZeRO). So
-what arrives in the order of the axis is one box of the matrix after the other, each row by row. Matrices are dealt to these ranks, one
-to each in a round: whoever was dealt a matrix receives its parts, and sends the parts of the result back.
+what arrives in the order of the axis is one box of the matrix after the other, each row by row. Matrices are dealt to these ranks, in
+rounds of one each at most: whoever was dealt a matrix receives its parts, and sends the parts of the result back.
 
     rank                    0          1          2          3           2 of tp x 2 that divide the state
-    has of every matrix     box 0 ----------      box 1 ----------       cut wherever a bucket is; not all have a part of each
-    round 0: is dealt       down       gate       up         output      the largest first
-    round 1                 q          k          v                      and so on
+    has of every matrix     box 0 ----------      box 1 ----------       cut wherever the bucket is: not all have a part of each
+    is dealt in round 0     down       gate       up         output      the largest first
+    is dealt in round 1     q                     k          v
 
-Of N elements in all, each of n ranks sends N/n (1 - 1/n) and receives as many, and once more the same for the results: the least there
-is. To gather every matrix on all ranks would bring N (1 - 1/n) to each, which then all compute the same.
+What a rank has of the matrices that it is dealt stays where it is; every other element is sent once to be computed with, and once back
+(to each copy of a box). If parts are as large as matrices, much stays; if all n ranks have a part of each, 1/n: then n ranks send
+N (1 - 1/n) elements together, and back. To gather N elements on all ranks would take N (n - 1), and all would compute the same.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -54,24 +57,37 @@ def holdings(config: Config, stages: Sequence[int], num_shards: int) -> list[Hol
 
 
 def deal(holdings: list[Holding], axis: Axis, like: torch.Tensor) -> list["Round"]:
-    """Deal the matrices to the ranks of `axis`, the largest first, so that those of a round take equally long."""
+    """Deal the matrices to the ranks of `axis`, the largest first, so that those of a round take about equally long."""
+    queues = dealt(holdings)
+    return [Round(names, holdings, axis, like) for names in zip_longest(*queues) if any(names)]
+
+
+def dealt(holdings: list[Holding]) -> list[list[str]]:
+    """Return the matrices of each rank: of those it has most of, its share of the work; and what others had too much of."""
     specs = {name: part.spec for holding in holdings for name, part in holding.items()}
-    names = sorted(specs, key=lambda name: (-specs[name].whole[0] * specs[name].whole[1], name))
-    return [Round(names[i : i + axis.size], holdings, axis, like) for i in range(0, len(names), axis.size)]
+    work = {name: math.prod(spec.whole) * min(spec.whole) for name, spec in specs.items()}  # multiplications, but for a factor
+    queues, loads = [[] for _ in holdings], [0] * len(holdings)
+    for name in sorted(specs, key=lambda name: (-work[name], name)):
+        most = max(range(len(holdings)), key=lambda rank: holdings[rank][name].length if name in holdings[rank] else 0)
+        if (loads[most] + work[name]) * len(holdings) > sum(work.values()):
+            most = loads.index(min(loads))
+        queues[most].append(name)
+        loads[most] += work[name]
+    return queues
 
 
 class Round:
-    """A matrix for each rank of the axis: names[r] for rank r, if there are as many. `held`: those of which this rank has a part.
+    """At most a matrix for each rank of the axis: names[r] for rank r, or None. `held`: those of which this rank has a part.
 
     like: of the type and on the device of the parts; a rank can have none.
     """
 
-    def __init__(self, names: Sequence[str], holdings: list[Holding], axis: Axis, like: torch.Tensor):
+    def __init__(self, names: Sequence[str | None], holdings: list[Holding], axis: Axis, like: torch.Tensor):
         self._axis, self._like = axis, like
-        own, idle = holdings[axis.rank], [None] * (axis.size - len(names))
+        own = holdings[axis.rank]
         self.held = {name: own[name] for name in names if name in own}
-        going = [own.get(name) for name in names] + idle  # by the rank that it goes to
-        coming = [holding.get((*names, *idle)[axis.rank]) for holding in holdings]  # by the rank that it comes from
+        going = [own.get(name) for name in names]  # by the rank that it goes to
+        coming = [holding.get(names[axis.rank]) for holding in holdings]  # by the rank that it comes from
         self._spec = next((part.spec for part in coming if part), None)  # as to its shape, the same on all ranks
         self._to, self._from = (tuple(map(_sent, parts)) for parts in (going, coming))
         self._back_to, self._back_from = (tuple(part.length if part else 0 for part in parts) for parts in (coming, going))
