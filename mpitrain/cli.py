@@ -97,6 +97,17 @@ def check(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
 
 @cli.command()
 @click.argument("config", required=False, type=click.Path())
+@click.option("--ranks", default=1, show_default=True, type=click.IntRange(1), help="Number of ranks of the layout.")
+@OVERRIDE
+def memory(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
+    """Print what a rank of each pipeline rank will hold: weights, gradients, moments, lent buffers, activations."""
+    from mpitrain import layout
+
+    click.echo(layout.show_memory(config, overrides, ranks))
+
+
+@cli.command()
+@click.argument("config", required=False, type=click.Path())
 @click.option("--layout", required=True, metavar="AXIS=N,...", help="Degrees of the axes, for example tp=2,pp=2.")
 @OVERRIDE
 def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:

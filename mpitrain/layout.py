@@ -47,6 +47,16 @@ def _traffic(config: Config, rank: int) -> str:
     return "\n\n# what it sends in a step:\n" + "\n".join(f"# {line}" for line in Rehearsal(config, rank).table().splitlines())
 
 
+def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
+    """Return what a rank of each pipeline rank will hold, as a table in MB."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
+    from mpitrain.memory_report import predict, table_of_usage
+
+    return "MB (10**6 bytes) of the first rank of each pipeline rank:\n" + table_of_usage(predict(resolved(path, overrides, num_ranks)))
+
+
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
     config = resolved(path, overrides, num_ranks)

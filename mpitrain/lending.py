@@ -16,15 +16,16 @@ def reserve(
 ) -> None:
     """Allocate what the programs of this rank will borrow. Collective over the data axis, whose ranks have the same programs."""
     if sharding.stage == 3:
-        fetched = [_most_fetched(program, stages) for program in (training, evaluation)]
+        fetched = [most_fetched(program, stages) for program in (training, evaluation)]
         sharding.weights.reserve({kind: max(counts[kind] for counts in fetched) for counts in fetched for kind in counts})
     if sharding.stage >= 2 or sharding.tree:
-        most = _most_added_to(training, stages, table, sharding)
+        most = most_added_to(training, stages, table, sharding)
         slack = sharding.stage >= 2  # one more while one is being reduced
         sharding.gradients.reserve({kind: count + slack for kind, count in most.items()})
 
 
-def _most_fetched(program: Sequence[Action], stages: Mapping[int, Stage]) -> Counter[Kind]:
+def most_fetched(program: Sequence[Action], stages: Mapping[int, Stage]) -> Counter[Kind]:
+    """Play what weights do with their buffers, and return how many of each kind are in use at once."""
     users, held, most = Counter[int](), Counter[Kind](), Counter[Kind]()
     for action in program:
         if action.kind in ("GATHER", "RELEASE"):
@@ -36,7 +37,7 @@ def _most_fetched(program: Sequence[Action], stages: Mapping[int, Stage]) -> Cou
     return most
 
 
-def _most_added_to(program: Sequence[Action], stages: Mapping[int, Stage], table: Table, sharding: Sharding) -> Counter[Kind]:
+def most_added_to(program: Sequence[Action], stages: Mapping[int, Stage], table: Table, sharding: Sharding) -> Counter[Kind]:
     """Play what gradients do with their buffers: a tree has one for each group of microbatches, and for each sum that waits."""
     completed, open_, held, most = completed_by(program, stages, table), set(), Counter[Kind](), Counter[Kind]()
     waiting: dict[int, list[int]] = defaultdict(list)  # by gradient: levels of sums

@@ -28,6 +28,7 @@ from mpitrain.data.tokens import describe, open_tokens, prepare
 from mpitrain.device import choose_device, require_memory
 from mpitrain.errors import DONE, STOPPED_EARLY, CheckpointError
 from mpitrain.hang import diagnosed
+from mpitrain.memory_report import compare, measure, predict
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.zero import Piece
 from mpitrain.report.communication import Ledger
@@ -161,6 +162,7 @@ class Trainer:
         if stopped and self.step < self.config.run.steps:
             self.report.say(f"stopped after step {self.step} with a checkpoint; start the same command again to go on")
             return STOPPED_EARLY
+        self.report.say(compare(predict(self.config)[self.actor.pp.rank], measure(self.actor)))
         self._say_how_to_go_on()
         return DONE
 

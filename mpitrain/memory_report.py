@@ -1,0 +1,165 @@
+"""`mpitrain memory`: what each rank will hold, and after a run beside it what it held. Nothing is allocated for it.
+
+    weights       of the bucket buffers, padding included, and with 16-bit types their fp32 masters
+    gradients     the same; with ZeRO-2 and 3 the shards
+    moments       of the optimiser, without padding
+    lent          buffers that ZeRO-2 and 3, and sums in a tree, borrow (mpitrain/lending.py)
+    activations   what microbatches leave behind at the peak of the schedule (mpitrain/memory.py)
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mpitrain import program
+from mpitrain.actor import Actor
+from mpitrain.buckets import Bucket, Layout, buckets_of, layout_of
+from mpitrain.config import Config
+from mpitrain.lending import most_added_to, most_fetched
+from mpitrain.memory import kept_bytes
+from mpitrain.parallel.zero import Gradient, Sharding, Weights
+from mpitrain.report.communication import aligned
+from mpitrain.schedules.actions import Action
+from mpitrain.slicing import EMBEDDING, Shard, Spec
+
+PARTS = ("weights", "gradients", "moments", "lent", "activations")
+
+
+class Usage(NamedTuple):
+    """Bytes of one rank."""
+
+    weights: int
+    gradients: int
+    moments: int
+    lent: int
+    activations: int
+
+
+def measure(actor: Actor) -> Usage:
+    """Return what this rank has allocated; activations are gone between steps."""
+    buckets = [bucket for stage in actor.stages.values() for bucket in stage.buckets]
+    weights, gradients = [b.weights for b in buckets if b.owned], [gradient for b in buckets for gradient in b.gradients]
+    masters = sum(w.master.nbytes for w in weights if w.master is not w.shard)
+    moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
+    pools = (actor.sharding.weights, actor.sharding.gradients)
+    return Usage(_kept(weights) + masters, _kept(gradients), moments, sum(pool.num_bytes for pool in pools), 0)
+
+
+def _kept(buffers: Sequence[Weights | Gradient]) -> int:
+    return sum((buffer.shard if buffer.whole is None else buffer.whole).nbytes for buffer in buffers)
+
+
+class _Buffer:
+    """A flat buffer of a bucket, by the name under which lending.py looks at one."""
+
+    def __init__(self, layout: Layout, itemsize: int):
+        self.layout, self.kind = layout, (layout.length, itemsize)
+
+
+class _Planned(NamedTuple):
+    parts: tuple[int, ...]
+    weights: _Buffer
+    gradients: list[_Buffer]
+    over: str | None
+    owned: bool
+
+
+class _Stage(NamedTuple):
+    buckets: list[_Planned]
+
+
+def predict(config: Config) -> list[Usage]:
+    """Return what a rank of each pipeline rank holds: the first of its tensor-parallel, context-parallel and shard axes."""
+    programs = program.training(config)
+    evaluation = program.evaluation(config, programs.table)
+    return [
+        _usage(config, programs.table, rank, programs.ranks[rank], evaluation.ranks[rank]) for rank in range(config.parallel.pp)
+    ]
+
+
+def _usage(config: Config, table, rank: int, training: Sequence[Action], evaluation: Sequence[Action]) -> Usage:
+    parallel, narrow, wide = config.parallel, *_itemsizes(config)
+    size = parallel.cp * (parallel.dp_shard or parallel.dp) if parallel.zero else 1
+    sharding = Sharding(parallel.zero, tree=config.numerics.reproducible == "layout")
+    stages = _stages(config, table.chunks[rank], table.depth, size, narrow, wide)
+    buckets = [bucket for stage in stages.values() for bucket in stage.buckets]
+    owned = [bucket for bucket in buckets if bucket.owned]
+    lengths = [(b.weights.layout.length, b.weights.layout.length // size) for b in owned]
+    weights = sum((share if parallel.zero == 3 else whole) * narrow + (share * wide if narrow != wide else 0) for whole, share in lengths)
+    grads = [gradient.layout.length // (size if parallel.zero >= 2 else 1) for bucket in buckets for gradient in bucket.gradients]
+    runs = [(spec, end - begin) for bucket in owned for spec, begin, end in bucket.weights.layout.runs(0)]
+    moments = sum(count * _moments(config, spec) for spec, count in runs) * wide
+    held = _activations(config, training, table.depth)
+    return Usage(weights, sum(grads) * wide, moments, _lent(sharding, stages, table, training, evaluation), held)
+
+
+def _lent(sharding: Sharding, stages: dict[int, _Stage], table, training: Sequence[Action], evaluation: Sequence[Action]) -> int:
+    """Return the bytes that lending.reserve allocates."""
+    total = 0
+    if sharding.stage == 3:
+        fetched = [most_fetched(instructions, stages) for instructions in (training, evaluation)]
+        total += sum(length * itemsize * count for (length, itemsize), count in (fetched[0] | fetched[1]).items())
+    if sharding.stage >= 2 or sharding.tree:
+        most = most_added_to(training, stages, table, sharding)
+        total += sum(length * itemsize * (count + (sharding.stage >= 2)) for (length, itemsize), count in most.items())
+    return total
+
+
+def _stages(config: Config, numbers: Sequence[int], depth: int, size: int, narrow: int, wide: int) -> dict[int, _Stage]:
+    stages: dict[int, _Stage] = {}
+    embedding: _Buffer | None = None
+    for number in numbers:
+        planned = []
+        for bucket in buckets_of(config, number % depth, Shard(0, config.parallel.tp, config.parallel.sequence)):
+            shared = embedding if bucket.over == "tied" else None
+            planned.append(_planned(bucket, size, narrow, wide, shared))
+            if bucket.over == "tied":
+                embedding = planned[-1].weights
+        stages[number] = _Stage(planned)
+    return stages
+
+
+def _planned(bucket: Bucket, size: int, narrow: int, wide: int, shared: _Buffer | None) -> _Planned:
+    layout = layout_of(bucket.specs, size)
+    uses = len(bucket.parts) if bucket.over == "tied" else 1
+    gradients = [_Buffer(layout, wide) for _ in range(uses)]
+    return _Planned(bucket.parts, shared or _Buffer(layout, narrow), gradients, bucket.over, shared is None)
+
+
+def _itemsizes(config: Config) -> tuple[int, int]:
+    """Return the bytes of a number of weights and activations, and of one of gradients and moments."""
+    return {"fp64": (8, 8), "fp32": (4, 4)}.get(config.precision.compute, (2, 4))
+
+
+def _moments(config: Config, spec: Spec) -> int:
+    """Return how many numbers the optimiser keeps of one of a parameter's."""
+    if config.optimizer.name == "sgd":
+        return 1 if config.optimizer.momentum else 0
+    hidden = len(spec.shape) > 1 and spec.name not in (EMBEDDING, "head.weight")
+    return 1 if config.optimizer.name == "muon" and hidden else 2
+
+
+def _activations(config: Config, instructions: Sequence[Action], depth: int) -> int:
+    """Return the most that the microbatches of a rank hold at once, from their forward to the end of their B or W."""
+    last = {action[:3]: action for action in instructions if action.kind in ("B", "W")}
+    held = most = 0
+    for action in instructions:
+        if action.kind == "F" and not action.part:
+            held += kept_bytes(config, action.stage % depth)
+            most = max(most, held)
+        elif last.get(action[:3]) == action:
+            held -= kept_bytes(config, action.stage % depth)
+    return most
+
+
+def table_of_usage(usages: Sequence[Usage]) -> str:
+    """Draw what each pipeline rank holds, in MB of 10**6 bytes."""
+    rows = [("rank of pp", *PARTS, "together")]
+    for rank, usage in enumerate(usages):
+        rows.append((str(rank), *(f"{part / 1e6:.2f}" for part in usage), f"{sum(usage) / 1e6:.2f}"))
+    return aligned(rows)
+
+
+def compare(predicted: Usage, measured: Usage) -> str:
+    """Say in one line what a rank was to hold, and what it has."""
+    parts = [f"{name} {a / 1e6:.2f} / {b / 1e6:.2f}" for name, a, b in zip(PARTS[:-1], predicted, measured) if a or b]
+    return f"memory of rank 0, MB predicted / allocated: {', '.join(parts)}; activations {predicted.activations / 1e6:.2f} predicted"
