@@ -4,7 +4,7 @@
 
 The reference model (preset `reference`): 8 blocks, width 384, 6 heads, 2 key-value heads, ffn 1024, vocabulary 4096, untied, 8
 sequences of 256 tokens a step in microbatches of 1, fp32, AdamW, clip 1.0, one thread per rank. `--peer` is a script that trains the
-same with torch (single, ddp) and prints one JSON line with step_s. The candidates take turns; each round gives one median step time
+same with torch and prints one JSON line with step_s. The candidates take turns; each round gives one median step time
 per candidate, and the table shows the median over the rounds.
 """
 
@@ -18,14 +18,37 @@ import tempfile
 from pathlib import Path
 
 REFERENCE = ("model.preset=reference", "batch.global=8", "batch.micro=1", "data.sequence=256", "run.eval_every=0", "run.eval_batches=1")
+LONG = ("data.sequence=2048", "batch.global=2")
 BIN = Path(sys.executable).parent
 LAYOUTS = {
     "mpitrain 1 rank": (1, ()),
     "mpitrain dp=2": (2, ("parallel.dp=2",)),
+    "mpitrain dp=2 zero=1": (2, ("parallel.dp=2", "parallel.zero=1")),
+    "mpitrain dp=2 zero=3": (2, ("parallel.dp=2", "parallel.zero=3", "parallel.gather=step")),
     "mpitrain pp=2 1f1b": (2, ("parallel.pp=2", "pipeline.schedule=1f1b")),
     "mpitrain pp=2 zbv": (2, ("parallel.pp=2", "pipeline.schedule=zbv")),
+    "mpitrain tp=2": (2, ("parallel.tp=2",)),
+    "mpitrain tp=2 async": (2, ("parallel.tp=2", "parallel.async_tp=true")),
+    "mpitrain 1 rank, 2048 tokens": (1, LONG),
+    "mpitrain cp=2, 2048 tokens": (2, ("parallel.cp=2", *LONG)),
 }
-PEERS = ("single", "ddp", "pp_1f1b", "pp_zbv")
+PEERS = ("single", "ddp", "zero1", "fsdp2", "pp_1f1b", "pp_zbv", "tp")
+RATIOS = {  # what: (time of the other, our time, by how much the other is to be divided)
+    "one rank against torch single": ("torch single", "mpitrain 1 rank", 1),
+    "dp=2 against twice one rank": ("mpitrain 1 rank", "mpitrain dp=2", 2),
+    "dp=2 against torch ddp": ("torch ddp", "mpitrain dp=2", 1),
+    "zero=1 against torch ddp": ("torch ddp", "mpitrain dp=2 zero=1", 1),
+    "zero=1 against torch zero1": ("torch zero1", "mpitrain dp=2 zero=1", 1),
+    "zero=3 against torch fsdp2": ("torch fsdp2", "mpitrain dp=2 zero=3", 1),
+    "pp=2 1f1b against torch's": ("torch pp_1f1b", "mpitrain pp=2 1f1b", 1),
+    "pp=2 1f1b against half of one rank and a bubble of 1/8": ("mpitrain 1 rank", "mpitrain pp=2 1f1b", 2 / (1 + 1 / 8)),
+    "zbv against torch's": ("torch pp_zbv", "mpitrain pp=2 zbv", 1),
+    "zbv against half of one rank": ("mpitrain 1 rank", "mpitrain pp=2 zbv", 2),
+    "tp=2 against torch tp": ("torch tp", "mpitrain tp=2", 1),
+    "tp=2 against half of one rank": ("mpitrain 1 rank", "mpitrain tp=2", 2),
+    "asynchronous tp=2 against tp=2": ("mpitrain tp=2", "mpitrain tp=2 async", 1),
+    "cp=2 against half of one rank, 2048 tokens": ("mpitrain 1 rank, 2048 tokens", "mpitrain cp=2, 2048 tokens", 2),
+}
 
 
 def mpitrain(num_ranks: int, settings: tuple[str, ...], steps: int, launch: str) -> float:
@@ -53,27 +76,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--launch", default=f"{BIN / 'mpirun'} -n {{n}}")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="further settings of every mpitrain run")
+    parser.add_argument("--only", action="append", default=[], help="candidates whose name has this in it; may be given several times")
     arguments = parser.parse_args()
+    wanted = lambda name: not arguments.only or any(part in name for part in arguments.only)  # noqa: E731
     times: dict[str, list[float]] = {}
     for _ in range(arguments.rounds):
-        for mode in PEERS:
+        for mode in filter(lambda mode: wanted(f"torch {mode}"), PEERS):
             times.setdefault(f"torch {mode}", []).append(peer(arguments.peer, mode, arguments.steps))
         for name, (num_ranks, settings) in LAYOUTS.items():
-            every = (*settings, *arguments.settings)
-            times.setdefault(name, []).append(mpitrain(num_ranks, every, arguments.steps, arguments.launch))
+            if wanted(name):
+                every = (*settings, *arguments.settings)
+                times.setdefault(name, []).append(mpitrain(num_ranks, every, arguments.steps, arguments.launch))
         print({name: round(values[-1], 3) for name, values in times.items()}, flush=True)
     step_s = {name: statistics.median(values) for name, values in times.items()}
     for name, seconds in step_s.items():
         print(f"| {name} | {seconds:.3f} s a step |")
-    one, two = step_s["mpitrain 1 rank"], step_s["mpitrain dp=2"]
-    pp, zbv = step_s["mpitrain pp=2 1f1b"], step_s["mpitrain pp=2 zbv"]
-    print(f"one rank against torch single   {step_s['torch single'] / one:.3f}")
-    print(f"dp=2 against twice one rank     {one / (2 * two):.3f}")
-    print(f"dp=2 against torch ddp          {step_s['torch ddp'] / two:.3f}")
-    print(f"pp=2 against torch pp_1f1b      {step_s['torch pp_1f1b'] / pp:.3f}")
-    print(f"zbv against torch pp_zbv        {step_s['torch pp_zbv'] / zbv:.3f}")
-    print(f"zbv against half of one rank    {one / 2 / zbv:.3f}")
-    print(f"pp=2 against half of one rank + bubble of 1/8, even stages   {one / 2 * (1 + 1 / 8) / pp:.3f}")
+    for what, (other, ours, ranks) in RATIOS.items():
+        if other in step_s and ours in step_s:
+            print(f"{what:<58} {step_s[other] / ranks / step_s[ours]:.3f}")
 
 
 if __name__ == "__main__":
