@@ -3,7 +3,8 @@
     calls         operations started; a message between stages is one at each end
     num_bytes     sent by this rank, counted where a message is posted; `shared` sends nothing: read from the others' memory
     blocked_s     the rank stood still for it: in wait(), or while it posted, copied and added what had come
-    in_flight_s   something was under way, from its start until its end was noticed; operations side by side count once
+    in_flight_s   something was under way, from its start (a receive's too, which is started ahead) until its end was noticed;
+                  operations side by side count once
 """
 
 import time

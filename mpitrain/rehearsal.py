@@ -17,7 +17,7 @@ from mpitrain.comm.wire import sent_bytes
 from mpitrain.config import Config
 from mpitrain.model.recipe import Item, Later, Residual, Shape, Walk
 from mpitrain.parallel.traffic import Started
-from mpitrain.report.communication import aligned
+from mpitrain.report.communication import aligned, megabytes
 from mpitrain.schedules.actions import Action
 from mpitrain.stage import Microbatch, Stage
 
@@ -45,7 +45,6 @@ class Rehearsal:
         self._actor.evaluate(1, self._microbatches)
         return self._mesh.started()
 
-
     def table(self) -> str:
         """Return what a training step sends over each axis by each operation, as text; bytes sent are those of transport `messages`."""
         rows = [("axis", "ranks", "operation", "calls", "MB of buffers", "MB sent")]
@@ -55,7 +54,7 @@ class Rehearsal:
                 buffers[operation].append(num_bytes)
             for operation, found in buffers.items():
                 sent = sum(sent_bytes(operation, num_bytes, axis.size, axis.rank) for num_bytes in found)
-                rows.append((name, str(axis.size), operation, str(len(found)), f"{sum(found) / 1e6:.3g}", f"{sent / 1e6:.3g}"))
+                rows.append((name, str(axis.size), operation, str(len(found)), megabytes(sum(found)), megabytes(sent)))
         return aligned(rows)
 
 
@@ -102,7 +101,11 @@ def _leaves(block: Sequence[Item]) -> Iterator[Item]:
 
 
 class _EmptyItem:
-    """It starts what the real item would, in one go, and makes tensors of the right shape."""
+    """It starts what the real item would, and makes tensors of the right shape.
+
+    In one go: two walks of a PAIR take turns at each yield, and an item that yields several times (spread attention, asynchronous
+    tensor parallelism) would be interrupted by the other's. On one axis the order of the two is then not that of the real walk.
+    """
 
     def __init__(self, item: Item, shape: Shape, dtype: torch.dtype, axes: Mapping[str, Any], *, reads_tokens: bool):
         self._traffic, self.behind = item.sends(shape, dtype.itemsize)

@@ -55,7 +55,7 @@ def _row(name: str, by_rank: list[Usage | None], num_steps: int) -> tuple[str, .
     return (
         name,
         f"{total.calls / per:.0f}",
-        f"{total.num_bytes / per / 1e6:.3g}",
+        megabytes(total.num_bytes / per),
         f"{total.blocked_s / per * 1e3:.1f}",
         f"{used[worst].blocked_s / num_steps * 1e3:.1f} ({worst})",
         f"{total.overlapped_s / per * 1e3:.1f}",
@@ -69,6 +69,11 @@ def sum_of(usages: Iterable[Usage]) -> Usage:
     for usage in usages:
         total = total.plus(usage)
     return total
+
+
+def megabytes(num_bytes: float) -> str:
+    """Return bytes in units of 10**6, with three digits at least."""
+    return f"{num_bytes / 1e6:.3g}" if num_bytes < 1e9 else f"{num_bytes / 1e6:,.0f}"
 
 
 def aligned(rows: list[tuple[str, ...]]) -> str:
