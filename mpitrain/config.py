@@ -74,7 +74,8 @@ class Parallel(Table):
     async_tp: bool = False  # with tp: blocks compute chunk by chunk while the other chunks travel
     cp: Count = 1  # ranks that a sequence is spread over
     context: Literal["zigzag", "ring", "gather", "ulysses"] = "zigzag"  # how its parts attend to one another
-    zero: Annotated[int, Meta(ge=0, le=3)] = 0  # divided over data ranks: 1 optimiser, 2 and gradients, 3 and weights
+    zero: Annotated[int, Meta(ge=0, le=3)] | None = None  # divided over data ranks: 1 optimiser, 2 and gradients, 3 and weights;
+    # absent: 1 where there is more than one data rank: the same bits as 0, sent in halves that both overlap with computation
     dp_shard: CountOrNone = 0  # with zero: data-parallel ranks that divide the state among them; 0: all
     reduce: Literal["step", "microbatch"] = "step"  # zero 2 and 3: gradients stay whole until the last microbatch, or never
     gather: Literal["use", "step"] = "use"  # zero 3: weights are fetched for each use and dropped after it, or kept over the step
@@ -438,7 +439,10 @@ def _layout(config: Config, layers: int, num_ranks: int) -> tuple[Parallel, Batc
             f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} on parallel.dp = {dp} ranks; "
             f"use a multiple of {per_round}"
         )
-    return msgspec.structs.replace(config.parallel, dp=dp, pp=pp), Batch(global_=total, micro=batch.micro)
+    zero = config.parallel.zero
+    if zero is None:
+        zero = 1 if dp * config.parallel.cp > 1 else 0
+    return msgspec.structs.replace(config.parallel, dp=dp, pp=pp, zero=zero), Batch(global_=total, micro=batch.micro)
 
 
 def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:
