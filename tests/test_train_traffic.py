@@ -8,6 +8,8 @@ an all-gather make each rank send N (n-1)/n, an all-reduce twice as much.
 import pytest
 from conftest import agree
 
+from mpitrain.schedules.catalog import NAMES
+
 pytestmark = pytest.mark.mpi(min_size=2)
 
 LAYERS, WIDTH, HEADS, KV_HEADS, FFN, VOCAB, SEQUENCE, BATCH = 8, 64, 4, 2, 128, 256, 64, 16
@@ -99,7 +101,7 @@ def whole_traffic(config, _):
 
 @pytest.mark.parametrize("dp", [2, 4])
 @pytest.mark.parametrize(
-    "settings, expected",
+    ("settings", "expected"),
     [
         (("parallel.zero=0",), whole_traffic),
         (("parallel.zero=1",), lambda config, _: zero_traffic(config)),
@@ -152,7 +154,7 @@ def fetched_traffic(config, order, blocks, *, each=False, kept=False, weight=4):
 
 @pytest.mark.parametrize("dp", [2, 4])
 @pytest.mark.parametrize(
-    "settings, facts",
+    ("settings", "facts"),
     [
         ((), {}),
         (("parallel.gather=step",), {"kept": True}),
@@ -210,7 +212,7 @@ def test_tensor_parallelism_reduces_four_times_a_layer(world, t):
     check(world, (f"parallel.tp={t}", "parallel.sequence=false"), expected)
 
 
-@pytest.mark.parametrize("t, more", [(2, ()), (4, ()), (2, ("parallel.async_tp=true",))])
+@pytest.mark.parametrize(("t", "more"), [(2, ()), (4, ()), (2, ("parallel.async_tp=true",))])
 def test_sequence_parallelism_sends_no_more_than_tensor_parallelism(world, t, more):
     """arXiv:2205.05198, section 4.2.2: gathers and reduce-scatters in their place. What was gathered is kept for the weight gradient,
     so it isn't gathered twice; and the gradients of norms, and of key-value heads on several ranks, are summed once a step."""
@@ -246,7 +248,7 @@ def ulysses_traffic(config, _):
 
 @pytest.mark.parametrize("c", [2, 4])
 @pytest.mark.parametrize(
-    "kind, expected", [("ring", ring_traffic), ("zigzag", ring_traffic), ("gather", gather_traffic), ("ulysses", ulysses_traffic)]
+    ("kind", "expected"), [("ring", ring_traffic), ("zigzag", ring_traffic), ("gather", gather_traffic), ("ulysses", ulysses_traffic)]
 )
 def test_context_parallelism_sends_keys_and_values(world, c, kind, expected):
     check(world, (f"parallel.cp={c}", f"parallel.context={kind}"), expected)
@@ -265,11 +267,7 @@ def path(schedule, p):
     return [there, back] if schedule == "dualpipe" else [there]
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    "gpipe 1f1b eager-1f1b interleaved looped-bfs zb-h1 zb-h2 zb-auto interleaved-zb zbv zbv-auto v-half v-min dualpipe dualpipev "
-    "seq1f1b".split(),
-)
+@pytest.mark.parametrize("schedule", NAMES)
 @pytest.mark.parametrize("p", [2, 4])
 def test_stages_send_activations_on_and_gradients_back(world, schedule, p):
     def expected(config, rank):
