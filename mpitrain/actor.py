@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
 
@@ -34,6 +35,7 @@ from mpitrain.report.trace import Recorder
 from mpitrain.schedules.actions import Action
 from mpitrain.stage import Microbatch, Stage
 from mpitrain.totals import Totals, exchange, together
+from mpitrain.watch import Watch
 
 AHEAD = 2  # receives posted before they are needed
 UNRECORDED = Recorder(range(0))
@@ -161,14 +163,18 @@ class Actor:
 
     # ------------------------------------------------------------ single training step
 
-    def run_step(self, step: int, microbatches: list[Microbatch], lr: float, *, stop: bool = False) -> StepResult:
+    def run_step(
+        self, step: int, microbatches: list[Microbatch], lr: float, *, stop: bool = False, watch: Watch | None = None
+    ) -> StepResult:
         """Run one training step on this rank's microbatches. Collective over all ranks.
 
-        stop: this rank was asked to stop; the result tells whether any was.  Raises HangError, naming the message waited for.
+        stop: this rank was asked to stop; the result tells whether any was.  watch: counts what is held after every instruction.
+        Raises HangError, naming the message waited for.
         """
         for stage in self.stages.values():
             stage.zero_grad()
-        return self._walk(self.training, _Work(microbatches, lr, stop), step, self.recorder)
+        with nullcontext() if watch is None else watch.watching():
+            return self._walk(self.training, _Work(microbatches, lr, stop), step, self.recorder, watch)
 
     def evaluate(self, step: int, microbatches: list[Microbatch]) -> tuple[float, float]:
         """Return (summed loss, tokens) of the microbatches of all ranks, without gradients. Collective over all ranks."""
@@ -180,7 +186,9 @@ class Actor:
         total = together(self._totals(work, []))
         return math.fsum(total.loss), total.count
 
-    def _walk(self, instructions: list[Action], work: _Work, step: int, recorder: Recorder) -> StepResult:
+    def _walk(
+        self, instructions: list[Action], work: _Work, step: int, recorder: Recorder, watch: Watch | None = None
+    ) -> StepResult:
         work.to_receive.extend(a for a in instructions if a.kind in ("RECV_F", "RECV_B"))
         self._post_receives(work)
         steps = enumerate(instructions)
@@ -195,6 +203,8 @@ class Actor:
             else:
                 self._handlers[action.kind](action, work)
                 recorder.add(step, action, begin, time.perf_counter())
+            if watch is not None:
+                watch.look()
         for pending in work.sending:
             pending.wait()
         return work.result

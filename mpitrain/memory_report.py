@@ -4,9 +4,10 @@
     gradients     the same; with ZeRO-2 and 3 the shards
     moments       of the optimiser, without padding
     lent          buffers that ZeRO-2 and 3, and sums in a tree, borrow (mpitrain/lending.py)
-    activations   what microbatches leave behind at the peak of the schedule (mpitrain/memory.py)
+    activations   what microbatches leave behind at the peak of the schedule (mpitrain/memory.py; measured: mpitrain/watch.py)
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,11 +16,13 @@ from mpitrain.actor import Actor
 from mpitrain.buckets import Bucket, Layout, buckets_of, layout_of
 from mpitrain.config import Config
 from mpitrain.lending import most_added_to, most_fetched
-from mpitrain.memory import kept_bytes
+from mpitrain.memory import kept_bytes, left_bytes, returned_bytes
 from mpitrain.parallel.zero import Gradient, Sharding, Weights
 from mpitrain.report.communication import aligned
 from mpitrain.schedules.actions import Action
+from mpitrain.schedules.table import Table
 from mpitrain.slicing import EMBEDDING, Shard, Spec
+from mpitrain.watch import Watch
 
 PARTS = ("weights", "gradients", "moments", "lent", "activations")
 
@@ -34,14 +37,14 @@ class Usage(NamedTuple):
     activations: int
 
 
-def measure(actor: Actor) -> Usage:
-    """Return what this rank has allocated; activations are gone between steps."""
+def measure(actor: Actor, watch: Watch) -> Usage:
+    """Return what this rank has allocated, and what its microbatches held at most in the step that was watched."""
     buckets = [bucket for stage in actor.stages.values() for bucket in stage.buckets]
     weights, gradients = [b.weights for b in buckets if b.owned], [gradient for b in buckets for gradient in b.gradients]
     masters = sum(w.master.nbytes for w in weights if w.master is not w.shard)
     moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
     pools = (actor.sharding.weights, actor.sharding.gradients)
-    return Usage(_kept(weights) + masters, _kept(gradients), moments, sum(pool.num_bytes for pool in pools), 0)
+    return Usage(_kept(weights) + masters, _kept(gradients), moments, sum(pool.num_bytes for pool in pools), watch.peak)
 
 
 def _kept(buffers: Sequence[Weights | Gradient]) -> int:
@@ -76,7 +79,7 @@ def predict(config: Config) -> list[Usage]:
     ]
 
 
-def _usage(config: Config, table, rank: int, training: Sequence[Action], evaluation: Sequence[Action]) -> Usage:
+def _usage(config: Config, table: Table, rank: int, training: Sequence[Action], evaluation: Sequence[Action]) -> Usage:
     parallel, narrow, wide = config.parallel, *_itemsizes(config)
     size = parallel.cp * (parallel.dp_shard or parallel.dp) if parallel.zero else 1
     sharding = Sharding(parallel.zero, tree=config.numerics.reproducible == "layout")
@@ -88,11 +91,11 @@ def _usage(config: Config, table, rank: int, training: Sequence[Action], evaluat
     grads = [gradient.layout.length // (size if parallel.zero >= 2 else 1) for bucket in buckets for gradient in bucket.gradients]
     runs = [(spec, end - begin) for bucket in owned for spec, begin, end in bucket.weights.layout.runs(0)]
     moments = sum(count * _moments(config, spec) for spec, count in runs) * wide
-    held = _activations(config, training, table.depth)
+    held = _activations(config, training, table)
     return Usage(weights, sum(grads) * wide, moments, _lent(sharding, stages, table, training, evaluation), held)
 
 
-def _lent(sharding: Sharding, stages: dict[int, _Stage], table, training: Sequence[Action], evaluation: Sequence[Action]) -> int:
+def _lent(sharding: Sharding, stages: dict[int, _Stage], table: Table, training: Sequence[Action], evaluation: Sequence[Action]) -> int:
     """Return the bytes that lending.reserve allocates."""
     total = 0
     if sharding.stage == 3:
@@ -138,16 +141,23 @@ def _moments(config: Config, spec: Spec) -> int:
     return 1 if config.optimizer.name == "muon" and hidden else 2
 
 
-def _activations(config: Config, instructions: Sequence[Action], depth: int) -> int:
-    """Return the most that the microbatches of a rank hold at once, from their forward to the end of their B or W."""
-    last = {action[:3]: action for action in instructions if action.kind in ("B", "W")}
-    held = most = 0
-    for action in instructions:
-        if action.kind == "F" and not action.part:
-            held += kept_bytes(config, action.stage % depth)
-            most = max(most, held)
-        elif last.get(action[:3]) == action:
-            held -= kept_bytes(config, action.stage % depth)
+def _activations(config: Config, instructions: Sequence[Action], table: Table) -> int:
+    """Return the most that the microbatches of a rank hold at once, between instructions; a pair is one."""
+    held, returned, most = Counter[tuple[int, int]](), Counter[tuple[int, int]](), 0
+    last = {action[:3]: position for position, action in enumerate(instructions)}
+    for position, action in enumerate(instructions):
+        kind, index, stage = action[:3]
+        if kind == "F":
+            held[index, stage] = kept_bytes(config, stage % table.depth, index % table.segments, table.segments)
+        elif kind == "I" and last[action[:3]] == position:
+            held[index, stage] = left_bytes(config, stage % table.depth, table.segments)
+        elif kind in ("B", "W") and last[action[:3]] == position:
+            del held[index, stage]
+            if table.segments > 1:
+                microbatch, segment = divmod(index, table.segments)
+                returned[microbatch, stage] = returned_bytes(config, stage % table.depth, segment, table.segments)
+        if position == 0 or instructions[position - 1].kind != "PAIR":
+            most = max(most, held.total() + returned.total())
     return most
 
 
@@ -161,5 +171,5 @@ def table_of_usage(usages: Sequence[Usage]) -> str:
 
 def compare(predicted: Usage, measured: Usage) -> str:
     """Say in one line what a rank was to hold, and what it has."""
-    parts = [f"{name} {a / 1e6:.2f} / {b / 1e6:.2f}" for name, a, b in zip(PARTS[:-1], predicted, measured) if a or b]
-    return f"memory of rank 0, MB predicted / allocated: {', '.join(parts)}; activations {predicted.activations / 1e6:.2f} predicted"
+    parts = [f"{name} {a / 1e6:.2f} / {b / 1e6:.2f}" for name, a, b in zip(PARTS, predicted, measured) if a or b]
+    return f"memory of rank 0, MB predicted / measured: {', '.join(parts)}"

@@ -39,6 +39,7 @@ from mpitrain.rundir import RunDir
 from mpitrain.schedule import num_microbatches
 from mpitrain.slicing import Spec, parameters_of
 from mpitrain.stage import Microbatch
+from mpitrain.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ class Trainer:
         self._peak = f"{peak / 1e9:,.0f} GFLOP/s a rank ({source})"
         self._metrics = None
         self.ledger = Ledger(mesh)
+        self.watch = Watch(self.actor.stages.values())
+        self.watched = 0  # the step in which activations are counted
 
     def __enter__(self) -> "Trainer":
         for name in (signal.SIGUSR1, signal.SIGTERM):
@@ -149,6 +152,7 @@ class Trainer:
     def train(self) -> int:
         """Go on from the newest checkpoint to the last step; return the exit code."""
         self._resume()
+        self.watched = self.step + 1
         first = min(self.step + 2, self.config.run.steps)  # the first step is never typical
         self.recorder.steps = range(first, min(first + self.config.run.trace, self.config.run.steps + 1))
         self._announce()
@@ -162,7 +166,7 @@ class Trainer:
         if stopped and self.step < self.config.run.steps:
             self.report.say(f"stopped after step {self.step} with a checkpoint; start the same command again to go on")
             return STOPPED_EARLY
-        self.report.say(compare(predict(self.config)[self.actor.pp.rank], measure(self.actor)))
+        self.report.say(compare(predict(self.config)[self.actor.pp.rank], measure(self.actor, self.watch)))
         self._say_how_to_go_on()
         return DONE
 
@@ -172,7 +176,8 @@ class Trainer:
         self.ledger.begin()
         begin, waited = time.perf_counter(), self.mesh.progress.waited_s
         lr = learning_rate(self.config, step)
-        result = self.actor.run_step(step, self._microbatches(self.corpora.train, self.step), lr, stop=self.asked_to_stop)
+        watch = self.watch if step == self.watched else None
+        result = self.actor.run_step(step, self._microbatches(self.corpora.train, self.step), lr, stop=self.asked_to_stop, watch=watch)
         step_s = time.perf_counter() - begin
         waited_share = (self.mesh.progress.waited_s - waited) / step_s
         self.step, self.tokens = step, self.tokens + self.step_tokens

@@ -26,16 +26,64 @@ LAYOUTS = {
 def test_the_state_that_was_predicted_is_allocated(world, layout, choice):
     """To the byte, but for the optimiser: a rank's shard can hold more of the padding than the first one's."""
     from mpitrain.memory_report import measure, predict
+    from mpitrain.watch import Watch
 
     if choice[0] == "parallel.zero=0":
         layout = tuple(s for s in layout if "dp_shard" not in s)
     config, found = resolved(world, *layout, *choice), []
 
     def look(actor):
-        found.append((predict(config)[actor.pp.rank], measure(actor), actor.sharding.rank))
+        found.append((predict(config)[actor.pp.rank], measure(actor, Watch([])), actor.sharding.rank))
 
     train(world, config, look)
     predicted, measured, rank = found[0]
     same = predicted[:2] + predicted[3:4] == measured[:2] + measured[3:4]
     agree(world, same and (rank or predicted.moments == measured.moments), f"predicted {predicted}, found {measured}")
     agree(world, measured.moments <= predicted.weights * 4, f"{measured}")
+
+
+SCHEDULES = ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipe", "dualpipev", "seq1f1b"]
+HELD = {
+    2: [
+        *(f"parallel.pp=2 pipeline.schedule={name}" for name in SCHEDULES),
+        *(f"parallel.pp=2 pipeline.schedule=zb-h1 memory.recompute={mode}" for mode in ("selective", "full", "every-k")),
+        *(f"parallel.pp=2 pipeline.schedule=seq1f1b pipeline.segments=4 memory.recompute={mode}" for mode in ("none", "full")),
+        "parallel.pp=2 pipeline.schedule=zbv memory.offload=activations",
+        "parallel.pp=2 precision.compute=bf16",
+        "parallel.tp=2",
+        "parallel.tp=2 parallel.sequence=false",
+        "parallel.cp=2",
+        "parallel.cp=2 parallel.context=gather",
+        "parallel.cp=2 parallel.context=ulysses",
+        "parallel.zero=3",
+        "parallel.zero=3 memory.recompute=full",
+        "data.documents=separate",
+        "data.documents=separate memory.recompute=selective",
+    ],
+    4: ["parallel.pp=2 parallel.tp=2 pipeline.schedule=zb-h1 data.documents=separate", "parallel.pp=4 pipeline.schedule=v-half"],
+}
+
+
+@pytest.mark.parametrize(("size", "settings"), [(size, settings) for size in HELD for settings in HELD[size]])
+def test_the_activations_that_were_predicted_are_held(world, size, settings):
+    """Within 5%, at the peak of a step: of what autograd and the stages keep, every storage counted once."""
+    import torch
+
+    from mpitrain import config as configuration
+    from mpitrain.actor import Actor
+    from mpitrain.memory_report import predict
+    from mpitrain.train import build_mesh
+    from mpitrain.watch import Watch
+
+    if world.size != size:
+        pytest.skip(f"runs on {size} ranks")
+    model = ("model.layers=8", "model.width=64", "model.vocab=256", "data.sequence=64", "batch.global=8", "comm.timeout_s=60")
+    config = configuration.resolve(configuration.load(None, (*model, *settings.split())), world.size, 256)
+    mesh = build_mesh(config, world)
+    actor = Actor(config, mesh, torch.device("cpu"))
+    rows = torch.randint(0, 256, (8, 65), generator=torch.Generator().manual_seed(1)).chunk(config.parallel.dp)[mesh["dp"].rank]
+    watch = Watch(actor.stages.values())
+    actor.run_step(1, actor.cut(rows, 7 if config.data.documents == "separate" else None), 1e-3, watch=watch)
+    predicted = predict(config)[actor.pp.rank].activations
+    mesh.free()
+    agree(world, abs(predicted - watch.peak) < 0.05 * watch.peak, f"predicted {predicted} bytes, held {watch.peak}")

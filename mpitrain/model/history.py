@@ -14,7 +14,7 @@ import torch
 class KeysValues:
     """Keys and values of one segment in one attention, [B, K, T, C] each, and the gradients that later segments left."""
 
-    tensors: tuple[torch.Tensor, torch.Tensor]
+    tensors: tuple[torch.Tensor, ...]
     grads: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, grads: list[torch.Tensor]) -> None:
@@ -34,8 +34,12 @@ class Attended:
     before: list[tuple[KeysValues, list[torch.Tensor]]]
 
     def outputs_and_grads(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the outputs that later segments used and what they left: nothing for the last segment."""
-        return (list(self.own_outputs), self.own.grads) if self.own.grads else ([], [])
+        """Return the outputs that later segments used and what they left, once: nothing for the last segment.
+
+        Keys and values are forgotten with it, for this segment was the last to need them.
+        """
+        grads, self.own.grads, self.own.tensors = self.own.grads, [], ()
+        return (list(self.own_outputs), grads) if grads else ([], [])
 
     def leaves(self) -> list[torch.Tensor]:
         """Return the keys and values of earlier segments."""
