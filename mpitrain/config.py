@@ -119,6 +119,7 @@ class Optimizer(Table):
     momentum: Share | None = None  # sgd, muon
     nesterov: bool | None = None  # sgd, muon
     ns_steps: Annotated[int, Meta(ge=1, le=100)] | None = None  # muon: Newton-Schulz iterations
+    moments: Literal["fp32", "bf16"] = "fp32"  # as master weights (fp64 with compute = "fp64"), or half of that, rounded by chance
 
 
 class Schedule(Table):
@@ -402,6 +403,8 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
     ahead = {"nesterov": False} if given.get("momentum") == 0 else {}
     if ahead and given.get("nesterov"):
         raise ConfigError("optimizer.nesterov = true with optimizer.momentum = 0 looks ahead along nothing; leave one of them out")
+    if given.get("momentum") == 0 and optimizer.name == "sgd" and optimizer.moments == "bf16":
+        raise ConfigError('optimizer.moments = "bf16" does nothing with optimizer.momentum = 0: sgd keeps none; leave one of them out')
     return msgspec.structs.replace(optimizer, **known | given | ahead)
 
 

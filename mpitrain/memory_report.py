@@ -90,7 +90,7 @@ def _usage(config: Config, table: Table, rank: int, training: Sequence[Action], 
     weights = sum((share if parallel.zero == 3 else whole) * narrow + (share * wide if narrow != wide else 0) for whole, share in lengths)
     grads = [gradient.layout.length // (size if parallel.zero >= 2 else 1) for bucket in buckets for gradient in bucket.gradients]
     runs = [(spec, end - begin) for bucket in owned for spec, begin, end in bucket.weights.layout.runs(0)]
-    moments = sum(count * _moments(config, spec) for spec, count in runs) * wide
+    moments = sum(count * _moments(config, spec) for spec, count in runs) * (2 if config.optimizer.moments == "bf16" else wide)
     held = _activations(config, training, table)
     return Usage(weights, sum(grads) * wide, moments, _lent(sharding, stages, table, training, evaluation), held)
 
@@ -129,7 +129,7 @@ def _planned(bucket: Bucket, size: int, narrow: int, wide: int, shared: _Buffer 
 
 
 def _itemsizes(config: Config) -> tuple[int, int]:
-    """Return the bytes of a number of weights and activations, and of one of gradients and moments."""
+    """Return the bytes of a number of weights and activations, and of one of gradients and master weights."""
     return {"fp64": (8, 8), "fp32": (4, 4)}.get(config.precision.compute, (2, 4))
 
 

@@ -17,6 +17,7 @@ from mpitrain.actor import Actor, StepResult
 from mpitrain.axes import axes_of
 from mpitrain.checkpoint import load, save
 from mpitrain.checkpoint.boxes import Box, run_boxes
+from mpitrain.checkpoint.tensors import to_array, to_tensor
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import node_rank, num_nodes, on_every_rank, on_first_rank, require_same
 from mpitrain.config import Config
@@ -279,7 +280,7 @@ class Trainer:
         if self.mesh["replicate"].rank == 0:
             parts = defaultdict(list)
             for name, spec, box, x in self._state(self.actor.gradients.counted):
-                parts[name].append((x.view(box.shape).cpu().numpy(), save.Extent(spec.whole, _offset(spec, box))))
+                parts[name].append((to_array(x.view(box.shape)), save.Extent(spec.whole, _offset(spec, box))))
             save.write_shard(temporary, model.rank * shard.size + shard.rank, parts)
         world.Barrier()
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
@@ -315,7 +316,7 @@ class Trainer:
         with load.open_step(folder, step) as saved:
             for name, spec, box, x in self._state(self.actor.gradients.pieces):
                 where = tuple(slice(begin, begin + length) for begin, length in zip(_offset(spec, box), box.shape))
-                x.copy_(torch.from_numpy(saved.read(name, where)).flatten())
+                x.copy_(to_tensor(saved.read(name, where)).flatten())
             if saved.meta["data"] != self.corpora.digest:
                 raise CheckpointError(f"{folder}: trained on other data than {self.config.data.source} gives now; choose another run.dir")
             self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]

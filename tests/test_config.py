@@ -70,6 +70,7 @@ def test_bad_keys_and_values_are_named(override, message):
         (["optimizer.name=sgd", "optimizer.betas=[0.9, 0.99]"], 1, r"optimizer.betas = \[0.9, 0.99\] does nothing"),
         (["optimizer.name=sgd", "optimizer.ns_steps=5"], 1, "optimizer.ns_steps = 5 does nothing"),
         (["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.nesterov=true"], 1, "true with optimizer.momentum = 0 looks ahead"),
+        (["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.moments=bf16"], 1, "does nothing with optimizer.momentum = 0"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, ranks, message):

@@ -142,7 +142,9 @@ def test_a_step_of_muon_is_that_of_torch(alone):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("given", ["name=adamw", "name=sgd", "name=sgd nesterov=true", "name=sgd momentum=0"])
+@pytest.mark.parametrize(
+    "given", ["name=adamw", "name=adamw moments=bf16", "name=sgd", "name=sgd nesterov=true", "name=sgd momentum=0", "name=sgd moments=bf16"]
+)
 def test_bits_do_not_tell_where_a_parameter_is_cut(alone, given, dtype):
     config = resolved(*(f"optimizer.{key}" for key in given.split()))
     whole = Optimising(config, alone, dtype)
@@ -154,10 +156,11 @@ def test_bits_do_not_tell_where_a_parameter_is_cut(alone, given, dtype):
         assert found.keys() == states.keys() and all(torch.equal(found[key], states[key]) for key in states)
 
 
+@pytest.mark.parametrize("moments", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
-def test_a_restart_goes_on_with_the_same_bits(alone, name):
+def test_a_restart_goes_on_with_the_same_bits(alone, name, moments):
     """Muon's parts are cut only between ranks."""
-    config, cuts = resolved(f"optimizer.name={name}"), ((), ()) if name == "muon" else ((1, 3), (2,))
+    config, cuts = resolved(f"optimizer.name={name}", f"optimizer.moments={moments}"), ((), ()) if name == "muon" else ((1, 3), (2,))
     weights = Optimising(config, alone, torch.float32).steps((1, 2, 3, 4, 5))
     stopped, gone_on = (Optimising(config, alone, torch.float32, cut) for cut in cuts)
     gone_on.restore(stopped.steps((1, 2)), stopped.states(), 2)

@@ -10,6 +10,8 @@ CHOICES = [
     ("parallel.zero=0",),
     ("parallel.zero=1", "precision.compute=bf16"),
     ("parallel.zero=2", "optimizer.name=muon"),
+    ("parallel.zero=1", "optimizer.moments=bf16"),
+    ("parallel.zero=3", "optimizer.moments=bf16", "optimizer.name=muon", "precision.compute=bf16"),
     ("parallel.zero=3", "precision.compute=bf16"),
     ("parallel.zero=3", "model.tied=false", "optimizer.name=sgd"),
     ("parallel.zero=2", "numerics.reproducible=layout"),

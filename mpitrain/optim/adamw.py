@@ -3,46 +3,46 @@
 from collections.abc import Iterator
 
 import torch
+from torch.optim.adamw import adamw
 
 from mpitrain.config import Optimizer
+from mpitrain.optim.moments import Moments
 from mpitrain.parallel.zero import Piece
+
+KINDS = ("adam/m", "adam/v")
 
 
 class AdamW:
     """The optimiser of one rank: matrices decay, vectors (norms) don't."""
 
-    def __init__(self, settings: Optimizer, pieces: list[Piece]):
-        self.pieces = pieces
-        for piece in pieces:
-            piece.weight.grad = piece.grad
-        groups = [
-            {"params": [p.weight for p in pieces if len(p.spec.shape) > 1], "weight_decay": settings.decay},
-            {"params": [p.weight for p in pieces if len(p.spec.shape) == 1], "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]] or [{"params": [torch.zeros(0)]}]  # a shard can be all padding
-        fused = not any(piece.weight.is_meta for piece in pieces)  # a rehearsal has shapes only
-        self._adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=fused)
+    def __init__(self, settings: Optimizer, pieces: list[Piece], seed: int):
+        self._settings, self._num_updates = settings, 0
+        narrow = settings.moments == "bf16"
+        decaying, others = ([p for p in pieces if (len(p.spec.shape) > 1) == decays] for decays in (True, False))
+        groups = (decaying, settings.decay), (others, 0.0)
+        self._groups = [(Moments(group, KINDS, narrow=narrow, seed=seed), decay) for group, decay in groups]
 
     def step(self, lr: float) -> None:
         """Update the weights of the pieces from their gradients."""
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
-        self._adamw.step()
+        for moments, decay in self._groups:
+            for weights, grads, (m, v) in moments.opened(self._num_updates):
+                self._update(weights, grads, m, v, lr, decay)
+        self._num_updates += 1
+
+    def _update(
+        self, weights: list[torch.Tensor], grads: list[torch.Tensor], m: list[torch.Tensor], v: list[torch.Tensor], lr: float, decay: float
+    ) -> None:
+        (beta1, beta2), fused = self._settings.betas, not weights[0].is_meta  # a rehearsal has shapes only
+        steps = torch.full((len(weights),), float(self._num_updates), device=weights[0].device if fused else "cpu").unbind()
+        adamw(
+            weights, grads, m, v, [], list(steps), fused=fused, amsgrad=False, maximize=False,
+            beta1=beta1, beta2=beta2, lr=lr, weight_decay=decay, eps=self._settings.eps,
+        )  # fmt: skip
 
     def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield ("adam/m", tensor) and the same of adam/v for one of its pieces; zeros before the first step."""
-        state = self._state(piece)
-        yield "adam/m", state["exp_avg"]
-        yield "adam/v", state["exp_avg_sq"]
+        yield from next(moments for moments, _ in self._groups if piece in moments).of(piece)
 
     def set_step(self, num_updates: int) -> None:
         """Set the number of updates made so far, on which the bias correction depends."""
-        for piece in self.pieces:
-            self._state(piece)["step"].fill_(float(num_updates))
-
-    def _state(self, piece: Piece) -> dict[str, torch.Tensor]:
-        state = self._adamw.state[piece.weight]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=piece.weight.device)
-            state |= {"exp_avg": torch.zeros_like(piece.weight), "exp_avg_sq": torch.zeros_like(piece.weight)}
-        return state
+        self._num_updates = num_updates

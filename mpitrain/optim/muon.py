@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): matrices move along the orthogonal matrix nearest to their momentum.
 
     momentum <- beta momentum + (1 - beta) gradient          on the parts that a rank has
-    update    = (1 - beta) gradient + beta momentum          the same (Nesterov); without: the momentum
+    update    = (1 - beta) gradient + beta momentum          the same (Nesterov); without: the momentum, before it is rounded
     result    = Newton-Schulz iterations of the update       on whole matrices, each by one rank (optim/matrices.py)
     weights  <- (1 - lr decay) weights - lr 0.2 sqrt(max(rows, columns)) result
 
@@ -21,6 +21,7 @@ from mpitrain.comm.progress import Pending
 from mpitrain.config import Optimizer
 from mpitrain.optim.adamw import AdamW
 from mpitrain.optim.matrices import Round, hidden
+from mpitrain.optim.moments import Moments
 from mpitrain.optim.newton_schulz import newton_schulz
 from mpitrain.parallel.zero import Piece
 
@@ -30,11 +31,12 @@ AHEAD = 8  # rounds under way: enough to keep the network busy, and no second co
 class Muon:
     """The optimiser of one rank: Muon for hidden matrices, AdamW for the rest. rounds: who orthogonalises what."""
 
-    def __init__(self, settings: Optimizer, pieces: list[Piece], rounds: list[Round]):
-        self._settings, self._rounds = settings, rounds
+    def __init__(self, settings: Optimizer, pieces: list[Piece], seed: int, rounds: list[Round]):
+        self._settings, self._rounds, self._num_updates = settings, rounds, 0
         self._pieces = {piece.spec.name: piece for piece in pieces if hidden(piece.spec)}
-        self._momentum = {name: torch.zeros_like(piece.weight) for name, piece in self._pieces.items()}
-        self._adamw = AdamW(settings, [piece for piece in pieces if not hidden(piece.spec)])
+        narrow = settings.moments == "bf16"
+        self._momentum = Moments(list(self._pieces.values()), ["muon/momentum"], narrow=narrow, seed=seed)
+        self._adamw = AdamW(settings, [piece for piece in pieces if not hidden(piece.spec)], seed)
 
     def step(self, lr: float) -> None:
         """Update the weights of the pieces. Collective over the axis of the rounds, whose ranks start everything in one order.
@@ -53,12 +55,15 @@ class Muon:
                 self._apply(*returning.popleft(), lr)
         for each, pending in returning:
             self._apply(each, pending, lr)
+        self._num_updates += 1
 
     def _update(self, name: str) -> torch.Tensor:
         """Take the gradient into the momentum and return what is to be orthogonalised, of this rank's part of a matrix."""
-        beta, grad, momentum = self._settings.momentum, self._pieces[name].grad, self._momentum[name]
-        momentum.lerp_(grad, 1 - beta)
-        return grad.lerp(momentum, beta) if self._settings.nesterov else momentum
+        beta, updates = self._settings.momentum, []
+        for _, (grad,), ((momentum,),) in self._momentum.opened(self._num_updates, [self._pieces[name]]):
+            momentum.lerp_(grad, 1 - beta)
+            updates.append(grad.lerp(momentum, beta) if self._settings.nesterov else momentum)
+        return updates[0] if len(updates) == 1 else torch.cat(updates)
 
     def _orthogonal(self, matrix: torch.Tensor, poll: Callable[[], None]) -> torch.Tensor:
         return newton_schulz(matrix, self._settings.ns_steps, poll).mul_(0.2 * math.sqrt(max(matrix.shape)))
@@ -69,11 +74,9 @@ class Muon:
 
     def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield ("muon/momentum", tensor) for a part of a hidden matrix, AdamW's moments for others; zeros before the first step."""
-        if hidden(piece.spec):
-            yield "muon/momentum", self._momentum[piece.spec.name]
-        else:
-            yield from self._adamw.moments(piece)
+        yield from self._momentum.of(piece) if hidden(piece.spec) else self._adamw.moments(piece)
 
     def set_step(self, num_updates: int) -> None:
-        """Set the number of updates made so far, on which AdamW's bias correction depends."""
+        """Set the number of updates made so far, on which AdamW's bias correction depends, and the rounding of moments."""
+        self._num_updates = num_updates
         self._adamw.set_step(num_updates)

@@ -36,9 +36,9 @@ def optimizer_of(config: Config, stages: Sequence[int], pieces: list[Piece], axi
     stages: of the model, those of this rank.  axis: the ranks that have parts of one matrix.  like: of the type and on the device of
     the pieces; a rank can have none.
     """
-    settings = config.optimizer
+    settings, seed = config.optimizer, config.run.seed
     if settings.name == "adamw":
-        return AdamW(settings, pieces)
+        return AdamW(settings, pieces, seed)
     if settings.name == "sgd":
-        return SGD(settings, pieces)
-    return Muon(settings, pieces, deal(holdings(config, stages, axis.size // config.parallel.tp), axis, like))
+        return SGD(settings, pieces, seed)
+    return Muon(settings, pieces, seed, deal(holdings(config, stages, axis.size // config.parallel.tp), axis, like))

@@ -3,37 +3,41 @@
 from collections.abc import Iterator
 
 import torch
+from torch.optim.sgd import sgd
 
 from mpitrain.config import Optimizer
+from mpitrain.optim.moments import Moments
 from mpitrain.parallel.zero import Piece
 
 
 class SGD:
     """momentum <- settings.momentum * momentum + gradient, and the weights go down along it; matrices decay, vectors (norms) don't."""
 
-    def __init__(self, settings: Optimizer, pieces: list[Piece]):
-        self._decay, self._decaying = settings.decay, [piece.weight for piece in pieces if len(piece.spec.shape) > 1]
-        for piece in pieces:
-            piece.weight.grad = piece.grad
-        weights = [piece.weight for piece in pieces] or [torch.zeros(0)]  # a shard can be all padding
-        fused = not weights[0].is_meta  # a rehearsal has shapes only
-        self._sgd = torch.optim.SGD(weights, settings.lr, settings.momentum, nesterov=settings.nesterov, fused=fused)
-        if settings.momentum:
-            for weight in weights:
-                self._sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    def __init__(self, settings: Optimizer, pieces: list[Piece], seed: int):
+        self._settings, self._num_updates = settings, 0
+        self._decaying = [piece.weight for piece in pieces if len(piece.spec.shape) > 1]
+        kinds = ["sgd/momentum"] if settings.momentum else []
+        self._momentum = Moments(pieces, kinds, narrow=settings.moments == "bf16", seed=seed)
 
     def step(self, lr: float) -> None:
         """Update the weights of the pieces from their gradients."""
-        for group in self._sgd.param_groups:
-            group["lr"] = lr
         for weight in self._decaying:
-            weight.mul_(1 - lr * self._decay)
-        self._sgd.step()
+            weight.mul_(1 - lr * self._settings.decay)
+        for weights, grads, kinds in self._momentum.opened(self._num_updates):
+            self._update(weights, grads, kinds[0] if kinds else [None] * len(weights), lr)
+        self._num_updates += 1
+
+    def _update(self, weights: list[torch.Tensor], grads: list[torch.Tensor], momenta: list[torch.Tensor | None], lr: float) -> None:
+        settings, fused = self._settings, not weights[0].is_meta  # a rehearsal has shapes only
+        sgd(
+            weights, grads, momenta, fused=fused, lr=lr, momentum=settings.momentum, nesterov=settings.nesterov,
+            weight_decay=0.0, dampening=0.0, maximize=False,
+        )  # fmt: skip
 
     def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield ("sgd/momentum", tensor) for one of its pieces, if there is momentum; zeros before the first step."""
-        if piece.weight in self._sgd.state:
-            yield "sgd/momentum", self._sgd.state[piece.weight]["momentum_buffer"]
+        yield from self._momentum.of(piece)
 
     def set_step(self, num_updates: int) -> None:
-        """Nothing depends on the number of updates."""
+        """Set the number of updates made so far, on which the rounding of moments depends."""
+        self._num_updates = num_updates

@@ -1,0 +1,67 @@
+"""What an optimiser keeps of the pieces of a rank: in the type of the weights, or in bf16 (`optimizer.moments`).
+
+Moments of bf16 are computed with in the type of the weights, CHUNK elements at a time, and rounded by chance (optim/rounding.py). Of
+processor time, on one busy core: AdamW's update takes 6.0 ns a parameter instead of 0.8 (of two moments: to widen 0.2, to draw 1.6, to
+round 0.9, and what caches lose), which is 2.4 % of a step of the `reference` model with 3072 tokens instead of 0.3 %.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from mpitrain.optim.rounding import draw, places, round_into
+from mpitrain.parallel.zero import Piece
+
+CHUNK, CHUNK_GPU = 2**17, 2**24  # elements: few enough for the cache of a core, enough for all of a GPU
+
+
+class Opened(NamedTuple):
+    """Tensors to update: weights, their gradients, and of each kind of moment one for each of them, all of one type."""
+
+    weights: list[torch.Tensor]
+    grads: list[torch.Tensor]
+    moments: list[list[torch.Tensor]]
+
+
+class Moments:
+    """At most two kinds of moments of some pieces, zeros at first. names: of the kinds, in a checkpoint."""
+
+    def __init__(self, pieces: Sequence[Piece], names: Sequence[str], *, narrow: bool, seed: int):
+        self._pieces, self._names, self._narrow, self._seed = pieces, names, narrow, seed
+        dtype = torch.bfloat16 if narrow else None
+        self._kept = {piece.weight: [torch.zeros_like(piece.weight, dtype=dtype) for _ in names] for piece in pieces}
+
+    def of(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the moments of a piece with their names."""
+        yield from zip(self._names, self._kept[piece.weight])
+
+    def __contains__(self, piece: Piece) -> bool:
+        return piece.weight in self._kept
+
+    def opened(self, num_updates: int, pieces: Sequence[Piece] | None = None) -> Iterator[Opened]:
+        """Yield what to update of some pieces, of all if none are given; what was made of moments is kept when the next is asked for.
+
+        num_updates: made so far.
+        """
+        pieces = self._pieces if pieces is None else pieces
+        if self._narrow and self._names:
+            for piece in pieces:
+                yield from self._in_chunks(piece, num_updates)
+        elif pieces:
+            kinds = [[self._kept[piece.weight][kind] for piece in pieces] for kind in range(len(self._names))]
+            yield Opened([piece.weight for piece in pieces], [piece.grad for piece in pieces], kinds)
+
+    def _in_chunks(self, piece: Piece, num_updates: int) -> Iterator[Opened]:
+        length = CHUNK if piece.weight.device.type == "cpu" else CHUNK_GPU
+        chunks = zip(piece.weight.split(length), piece.grad.split(length), *(x.split(length) for x in self._kept[piece.weight]))
+        begin = piece.begin
+        for weight, grad, *kept in chunks:
+            wide = [x.to(weight.dtype) for x in kept]
+            yield Opened([weight], [grad], [[x] for x in wide])
+            found = places(piece.spec, begin, begin + len(weight), weight.device)
+            chance = draw(self._seed, num_updates, piece.spec.name, found)
+            for narrow, x in zip(kept, wide):
+                round_into(narrow, x, chance.clone())
+                chance = chance.bitwise_right_shift_(16)  # the other half is for the other kind
+            begin += len(weight)
