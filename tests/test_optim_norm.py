@@ -38,4 +38,5 @@ def test_the_norm_does_not_depend_on_where_a_shard_is_cut():
 def test_what_is_not_finite_is_no_number():
     assert math.isnan(norm(exact_sum(squares([torch.tensor([1.0, math.inf])]))))
     assert math.isnan(norm(exact_sum([1.0, math.nan])))
+    assert math.isnan(norm(exact_sum([1e308, 1e308])))
     assert norm(exact_sum(squares([]))) == 0

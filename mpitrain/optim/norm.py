@@ -28,12 +28,15 @@ def squares(grads: Iterable[torch.Tensor]) -> list[float]:
 
 
 def exact_sum(numbers: list[float]) -> list[float]:
-    """Return PARTS numbers with the same exact sum, most of them 0; all nan if one isn't finite."""
+    """Return PARTS numbers with the same exact sum, most of them 0; all nan if one of them, or the sum, isn't finite."""
     if not all(map(math.isfinite, numbers)):
         return [math.nan] * PARTS
     parts: list[float] = []
-    while left := math.fsum([*numbers, *(-part for part in parts)]):
-        parts.append(left)
+    try:
+        while left := math.fsum([*numbers, *(-part for part in parts)]):
+            parts.append(left)
+    except OverflowError:  # of fp64 gradients around 1e154
+        return [math.nan] * PARTS
     return parts + [0.0] * (PARTS - len(parts))
 
 
