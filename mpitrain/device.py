@@ -6,6 +6,7 @@ import torch
 
 from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
+from mpitrain.memory import itemsize_of
 from mpitrain.slicing import num_stages, specs_of
 
 
@@ -23,18 +24,30 @@ def choose_device(config: Config, node_rank: int) -> torch.device:
 
 
 def require_memory(config: Config) -> None:
-    """Raise ConfigError if the weights of one stage can't fit into this node's memory, with gradients and two moments."""
+    """Raise ConfigError if one rank's share of the largest stage can't fit into this node's memory: weights, gradients and moments.
+
+    The tensor-parallel ranks of a stage are on one node, and have it all together.
+    """
     if config.run.device != "cpu" and torch.cuda.is_available():
         return
-    itemsize = 8 if config.precision.compute == "fp64" else 4
     stages = range(num_stages(config))
-    largest = max(sum(spec.numel for block in specs_of(config, stage) for spec in block) for stage in stages)
-    found, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), 4 * itemsize * largest
+    by_name = [{spec.name: spec.numel for block in specs_of(config, stage) for spec in block} for stage in stages]  # tied ones once
+    largest = max(sum(found.values()) for found in by_name)
+    found, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), round(_bytes_of_state(config) * largest)
     if needed > found:
         raise ConfigError(
             f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for weights, gradients and moments, this node has "
             f"{found / 2**30:,.0f} GiB; choose a smaller model or more stages (parallel.pp)"
         )
+
+
+def _bytes_of_state(config: Config) -> float:
+    """Return the bytes that a rank keeps at least for each parameter of its stage, masters of 16-bit weights not counted."""
+    parallel, optimizer, wide = config.parallel, config.optimizer, {"fp64": 8}.get(config.precision.compute, 4)
+    num_moments = {"adamw": 2, "muon": 1}.get(optimizer.name, 1 if optimizer.momentum else 0)
+    parts = (3, itemsize_of(config)), (2, wide), (1, num_moments * (2 if optimizer.moments == "bf16" else wide))
+    ranks = parallel.cp * (parallel.dp_shard or parallel.dp)
+    return sum(num_bytes / (ranks if parallel.zero >= least else 1) for least, num_bytes in parts)
 
 
 def set_threads(run: Run) -> None:

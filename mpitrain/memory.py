@@ -57,13 +57,13 @@ def kept_bytes(config: Config, stage: int, segment: int = 0, segments: int = 1) 
     inner += _mask(config, segment, segments)
     ends = _head(config, positions) if stage == num_stages(config) - 1 else 0
     tokens = (9 if config.parallel.tp > 1 else 8) * positions if stage == 0 else 0
-    return (inner + ends) * _itemsize(config) + tokens
+    return (inner + ends) * itemsize_of(config) + tokens
 
 
 def returned_bytes(config: Config, stage: int, segment: int, segments: int) -> int:
     """Return the bytes of gradients of earlier keys and values that wait when the backward of a segment is done: first as one tensor."""
     shares = segments if segment == segments - 1 else segment
-    return shares * _own_keys(config, stage, _positions(config, segments)) * _itemsize(config)
+    return shares * _own_keys(config, stage, _positions(config, segments)) * itemsize_of(config)
 
 
 def left_bytes(config: Config, stage: int, segments: int = 1) -> int:
@@ -74,7 +74,7 @@ def left_bytes(config: Config, stage: int, segments: int = 1) -> int:
     left += ffns * (2 * model.width + 3 * model.ffn // tp)
     if stage == num_stages(config) - 1:
         left += model.width + model.vocab // tp
-    return left * positions * _itemsize(config)
+    return left * positions * itemsize_of(config)
 
 
 def _layers(config: Config, stage: int) -> tuple[int, int]:
@@ -95,7 +95,8 @@ def _kv_width(config: Config) -> int:
     return model.width // model.heads * max(1, model.kv_heads // config.parallel.tp)
 
 
-def _itemsize(config: Config) -> int:
+def itemsize_of(config: Config) -> int:
+    """Return the bytes of a weight or an activation."""
     return {"fp64": 8, "fp32": 4}.get(config.precision.compute, 2)
 
 

@@ -1,0 +1,39 @@
+"""What is refused because a node has too little memory, and what isn't."""
+
+import os
+
+import pytest
+
+from mpitrain import config as settings
+from mpitrain.device import require_memory
+from mpitrain.errors import ConfigError
+
+NODE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def fits(*given):
+    """Whether a model may run, of which AdamW's state in fp32, 16 bytes a parameter, is 1.2 times the memory of a node."""
+    from mpitrain.slicing import parameters_of
+
+    def resolved(layers):
+        keys = ("model.preset=llama3.2-1b", f"model.layers={layers}", "run.device=cpu", "batch.global=64", "parallel.pp=1")
+        return settings.resolve(settings.load(None, (*keys, *given)), 64, 128256)
+
+    one, two = (sum(spec.numel for spec in parameters_of(resolved(layers))) for layers in (1, 2))
+    layers = round((1.2 * NODE / 16 - one) / (two - one)) + 1
+    if layers < 2:
+        pytest.skip("the smallest of these models is too large")
+    try:
+        require_memory(resolved(layers))
+    except ConfigError:
+        return False
+    return True
+
+
+def test_what_a_rank_keeps_at_least_has_to_fit():
+    assert not fits()
+    assert fits("optimizer.moments=bf16")
+    assert fits("optimizer.name=sgd", "optimizer.momentum=0")
+    assert not fits("optimizer.moments=bf16", "precision.compute=fp64")
+    for zero in (1, 2, 3):
+        assert fits(f"parallel.zero={zero}")
