@@ -92,13 +92,14 @@ class Actor:
         self.evaluation = program.evaluation(config, self.table).ranks[self.pp.rank]
         tree, each = config.numerics.reproducible == "layout", config.parallel.reduce == "microbatch"
         wire = wire_type(config.precision)
-        self.sharding = Sharding(config.parallel.zero, mesh["shard"], mesh["replicate"], each=each, tree=tree, wire=wire)
+        offload = config.memory.offload in ("optimizer", "all")
+        self.sharding = Sharding(config.parallel.zero, mesh["shard"], mesh["replicate"], each=each, tree=tree, wire=wire, offload=offload)
         self.loss_scale = LossScale(config.precision)
         self.stages = self._build(device)
         reserve(self.sharding, self.stages, self.table, self.training, self.evaluation)
         self.gradients = Gradients(self.stages, self.table, self.training, mesh, self.sharding)
         numbers = [number % self.table.depth for number in self.stages]
-        self.optimizer = optimizer_of(config, numbers, self.gradients.pieces, mesh["matrix"], self._owned[0].master)
+        self.optimizer = optimizer_of(config, numbers, self.gradients.pieces, mesh["matrix"], self._owned[0].master, device)
         self.links = Links(mesh["links"], self.table.num_stages, self.table.num_microbatches, synchronous=config.comm.synchronous)
         self.cursor: tuple[int, int, Action | None] = (0, 0, None)
         self._handlers = {

@@ -100,7 +100,7 @@ def check(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
 @click.option("--ranks", default=1, show_default=True, type=click.IntRange(1), help="Number of ranks of the layout.")
 @OVERRIDE
 def memory(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
-    """Print what a rank of each pipeline rank will hold: weights, gradients, moments, lent buffers, activations."""
+    """Print what a rank of each pipeline rank will hold: weights, gradients, moments, lent buffers, activations, host memory."""
     from mpitrain import layout
 
     click.echo(layout.show_memory(config, overrides, ranks))

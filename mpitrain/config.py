@@ -97,7 +97,8 @@ class Pipeline(Table):
 class Memory(Table):
     recompute: Literal["none", "full", "every-k", "selective"] = "none"  # what the backward computes again instead of keeping it
     every: CountOrNone = 0  # every-k: blocks of which only the first one's input is kept; 0: about the square root of the stage's
-    offload: Literal["none", "activations"] = "none"  # kept in host memory between forward and backward; for GPUs
+    # for GPUs, kept in host memory: what waits for the backward; master weights and moments, which are updated there; both
+    offload: Literal["none", "activations", "optimizer", "all"] = "none"
 
 
 class Precision(Table):

@@ -43,21 +43,33 @@ def kept_bytes(config: Config, stage: int, segment: int = 0, segments: int = 1) 
 
     segment: which of the `segments` that a microbatch's sequence is cut into, if it is.
     """
-    memory, positions = config.memory, _positions(config, segments)
-    attentions, ffns = _layers(config, stage)
-    if memory.offload == "activations":
-        inner = 0
-    elif memory.recompute in ("full", "every-k"):
-        inner = len(groups_of(config, stage)) * _shared(config, positions) * config.model.width
-    else:
-        inner = attentions * _attention(config, positions) + ffns * _feed_forward(config, positions)
-        inner += segment * _own_keys(config, stage, positions)  # those of earlier segments, copied to beside this one's
+    positions = _positions(config, segments)
+    inner = 0 if _offloaded(config) else _inner(config, stage, segment, segments)
     if segments > 1:
         inner += _own_keys(config, stage, positions)  # for later segments
     inner += _mask(config, segment, segments)
     ends = _head(config, positions) if stage == num_stages(config) - 1 else 0
     tokens = (9 if config.parallel.tp > 1 else 8) * positions if stage == 0 else 0
     return (inner + ends) * itemsize_of(config) + tokens
+
+
+def offloaded_bytes(config: Config, stage: int, segment: int = 0, segments: int = 1) -> int:
+    """Return the bytes that a forward leaves in host memory instead."""
+    return _inner(config, stage, segment, segments) * itemsize_of(config) if _offloaded(config) else 0
+
+
+def _offloaded(config: Config) -> bool:
+    return config.memory.offload in ("activations", "all")
+
+
+def _inner(config: Config, stage: int, segment: int, segments: int) -> int:
+    """Return the numbers that blocks keep, without embedding and head."""
+    positions = _positions(config, segments)
+    if config.memory.recompute in ("full", "every-k"):
+        return len(groups_of(config, stage)) * _shared(config, positions) * config.model.width
+    attentions, ffns = _layers(config, stage)
+    inner = attentions * _attention(config, positions) + ffns * _feed_forward(config, positions)
+    return inner + segment * _own_keys(config, stage, positions)  # those of earlier segments, copied to beside this one's
 
 
 def returned_bytes(config: Config, stage: int, segment: int, segments: int) -> int:

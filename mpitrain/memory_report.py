@@ -5,6 +5,8 @@
     moments       of the optimiser, without padding
     lent          buffers that ZeRO-2 and 3, and sums in a tree, borrow (mpitrain/lending.py)
     activations   what microbatches leave behind at the peak of the schedule (mpitrain/memory.py; measured: mpitrain/watch.py)
+    host          what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on their way back; activations, in
+                  buffers that each stage keeps for the next step (16-bit ones but for norms' factors, which are fp32)
 """
 
 from collections import Counter
@@ -16,7 +18,8 @@ from mpitrain.actor import Actor
 from mpitrain.buckets import Bucket, Layout, buckets_of, layout_of
 from mpitrain.config import Config
 from mpitrain.lending import most_added_to, most_fetched
-from mpitrain.memory import kept_bytes, left_bytes, returned_bytes
+from mpitrain.memory import kept_bytes, left_bytes, offloaded_bytes, returned_bytes
+from mpitrain.optim.offload import Offloaded
 from mpitrain.parallel.zero import Gradient, Sharding, Weights
 from mpitrain.report.communication import aligned
 from mpitrain.schedules.actions import Action
@@ -24,27 +27,36 @@ from mpitrain.schedules.table import Table
 from mpitrain.slicing import EMBEDDING, Shard, Spec
 from mpitrain.watch import Watch
 
-PARTS = ("weights", "gradients", "moments", "lent", "activations")
+PARTS = ("weights", "gradients", "moments", "lent", "activations", "host")
 
 
 class Usage(NamedTuple):
-    """Bytes of one rank."""
+    """Bytes of one rank: on its device, and in host memory if that is another place or is treated as such."""
 
     weights: int
     gradients: int
     moments: int
     lent: int
     activations: int
+    host: int = 0
+
+    @property
+    def on_device(self) -> int:
+        return sum(self) - self.host
 
 
 def measure(actor: Actor, watch: Watch) -> Usage:
     """Return what this rank has allocated, and what its microbatches held at most in the step that was watched."""
     buckets = [bucket for stage in actor.stages.values() for bucket in stage.buckets]
     weights, gradients = [b.weights for b in buckets if b.owned], [gradient for b in buckets for gradient in b.gradients]
-    masters = sum(w.master.nbytes for w in weights if w.master is not w.shard)
     moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
-    pools = (actor.sharding.weights, actor.sharding.gradients)
-    return Usage(_kept(weights) + masters, _kept(gradients), moments, sum(pool.num_bytes for pool in pools), watch.peak)
+    lent = sum(pool.num_bytes for pool in (actor.sharding.weights, actor.sharding.gradients))
+    host = sum(stage.host.num_bytes for stage in actor.stages.values() if stage.host is not None)
+    if isinstance(actor.optimizer, Offloaded):
+        host += moments + actor.optimizer.num_bytes + sum(w.host_bytes for w in weights)
+        return Usage(_kept(weights), _kept(gradients), 0, lent, watch.peak, host)
+    masters = sum(w.master.nbytes for w in weights if w.master is not w.shard)
+    return Usage(_kept(weights) + masters, _kept(gradients), moments, lent, watch.peak, host)
 
 
 def _kept(buffers: Sequence[Weights | Gradient]) -> int:
@@ -87,12 +99,18 @@ def _usage(config: Config, table: Table, rank: int, training: Sequence[Action], 
     buckets = [bucket for stage in stages.values() for bucket in stage.buckets]
     owned = [bucket for bucket in buckets if bucket.owned]
     lengths = [(b.weights.layout.length, b.weights.layout.length // size) for b in owned]
-    weights = sum((share if parallel.zero == 3 else whole) * narrow + (share * wide if narrow != wide else 0) for whole, share in lengths)
+    weights = sum(share if parallel.zero == 3 else whole for whole, share in lengths) * narrow
+    masters = sum(share for _, share in lengths) * wide
     grads = [gradient.layout.length // (size if parallel.zero >= 2 else 1) for bucket in buckets for gradient in bucket.gradients]
     runs = [(spec, end - begin) for bucket in owned for spec, begin, end in bucket.weights.layout.runs(0)]
     moments = sum(count * _moments(config, spec) for spec, count in runs) * (2 if config.optimizer.moments == "bf16" else wide)
-    held = _activations(config, training, table)
-    return Usage(weights, sum(grads) * wide, moments, _lent(sharding, stages, table, training, evaluation), held)
+    lent, held = _lent(sharding, stages, table, training, evaluation), _activations(config, training, table)
+    host = _put_away(config, training, table)
+    if config.memory.offload in ("optimizer", "all"):
+        leaving = 0 if narrow == wide else masters // wide * narrow
+        host += masters + leaving + moments + sum(count for _, count in runs) * wide
+        return Usage(weights, sum(grads) * wide, 0, lent, held, host)
+    return Usage(weights + (masters if narrow != wide else 0), sum(grads) * wide, moments, lent, held, host)
 
 
 def _lent(sharding: Sharding, stages: dict[int, _Stage], table: Table, training: Sequence[Action], evaluation: Sequence[Action]) -> int:
@@ -161,11 +179,25 @@ def _activations(config: Config, instructions: Sequence[Action], table: Table) -
     return most
 
 
+def _put_away(config: Config, instructions: Sequence[Action], table: Table) -> int:
+    """Return the bytes that offloaded activations take in host memory, from their forward to the end of their B or I."""
+    last = {action[:3]: action for action in instructions if action.kind in ("B", "I")}
+    held, most = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for action in instructions:
+        if action.kind == "F" and not action.part:
+            held[action.stage, action.index % table.segments] += 1
+            most |= held
+        elif last.get(action[:3]) == action:
+            held[action.stage, action.index % table.segments] -= 1
+    sizes = (offloaded_bytes(config, stage % table.depth, segment, table.segments) * count for (stage, segment), count in most.items())
+    return sum(sizes)
+
+
 def table_of_usage(usages: Sequence[Usage]) -> str:
-    """Draw what each pipeline rank holds, in MB of 10**6 bytes."""
-    rows = [("rank of pp", *PARTS, "together")]
+    """Draw what each pipeline rank holds, in MB of 10**6 bytes: on its device together, and in host memory."""
+    rows = [("rank of pp", *PARTS[:-1], "together", PARTS[-1])]
     for rank, usage in enumerate(usages):
-        rows.append((str(rank), *(f"{part / 1e6:.2f}" for part in usage), f"{sum(usage) / 1e6:.2f}"))
+        rows.append((str(rank), *(f"{part / 1e6:.2f}" for part in (*usage[:-1], usage.on_device, usage.host))))
     return aligned(rows)
 
 

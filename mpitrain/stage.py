@@ -95,7 +95,7 @@ class Stage:
         self.products: dict[int, list[list[Products]]] = {}  # by microbatch and block: what the backward for inputs left for weights
         self.histories: dict[int, History] = {}  # by microbatch, of which the last segment isn't done
         self.losses: dict[int, torch.Tensor] = {}
-        self.host = Host(device) if config.memory.offload == "activations" else None
+        self.host = Host(device) if config.memory.offload in ("activations", "all") else None
         self.shelves: dict[int, Shelf] = {}  # by microbatch: what waits in host memory
 
     @property

@@ -58,7 +58,7 @@ class Optimising:
             bounds = [0, *(1024 * cut for cut in cuts if 1024 * cut < spec.numel), spec.numel]
             parts = [(self.weights[spec.name][a:b], self.grads[spec.name][a:b]) for a, b in pairwise(bounds)]
             self.pieces += [Piece(spec, a, b, *part) for (a, b), part in zip(pairwise(bounds), parts)]
-        self.optimizer = optimizer_of(config, [0], self.pieces, axis, torch.empty(0, dtype=dtype))
+        self.optimizer = optimizer_of(config, [0], self.pieces, axis, torch.empty(0, dtype=dtype), torch.device("cpu"))
 
     def steps(self, numbers):
         """Take the steps of these numbers, counted from 1; return the weights."""

@@ -11,6 +11,8 @@ CHOICES = [
     ("parallel.zero=1", "precision.compute=bf16"),
     ("parallel.zero=2", "optimizer.name=muon"),
     ("parallel.zero=1", "optimizer.moments=bf16"),
+    ("parallel.zero=0", "memory.offload=all", "optimizer.moments=bf16"),
+    ("parallel.zero=2", "memory.offload=optimizer", "precision.compute=bf16"),
     ("parallel.zero=3", "optimizer.moments=bf16", "optimizer.name=muon", "precision.compute=bf16"),
     ("parallel.zero=3", "precision.compute=bf16"),
     ("parallel.zero=3", "model.tied=false", "optimizer.name=sgd"),
@@ -40,8 +42,11 @@ def test_the_state_that_was_predicted_is_allocated(world, layout, choice):
     train(world, config, look)
     predicted, measured, rank = found[0]
     same = predicted[:2] + predicted[3:4] == measured[:2] + measured[3:4]
-    agree(world, same and (rank or predicted.moments == measured.moments), f"predicted {predicted}, found {measured}")
+    optimizer = (predicted.moments, predicted.host) == (measured.moments, measured.host)
+    agree(world, same and (rank or optimizer), f"predicted {predicted}, found {measured}")
     agree(world, measured.moments <= predicted.weights * 4, f"{measured}")
+    offload = "memory.offload=optimizer" in choice or "memory.offload=all" in choice
+    agree(world, not measured.moments and measured.host if offload else not measured.host, f"offloaded: {offload}, {measured}")
 
 
 SCHEDULES = ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipe", "dualpipev", "seq1f1b"]

@@ -26,11 +26,15 @@ class Host:
     def __init__(self, device: torch.device):
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+        self.num_bytes = 0
 
     def take(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a buffer of `length` elements, with whatever it last held."""
         free = self._free[length, dtype]
-        return free.pop() if free else torch.empty(length, dtype=dtype, pin_memory=self.stream is not None)
+        if free:
+            return free.pop()
+        self.num_bytes += length * dtype.itemsize
+        return torch.empty(length, dtype=dtype, pin_memory=self.stream is not None)
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """Take a buffer back; what still reads it comes first on the stream."""

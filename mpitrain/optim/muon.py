@@ -29,10 +29,13 @@ AHEAD = 8  # rounds under way: enough to keep the network busy, and no second co
 
 
 class Muon:
-    """The optimiser of one rank: Muon for hidden matrices, AdamW for the rest. rounds: who orthogonalises what."""
+    """The optimiser of one rank: Muon for hidden matrices, AdamW for the rest.
 
-    def __init__(self, settings: Optimizer, pieces: list[Piece], seed: int, rounds: list[Round]):
-        self._settings, self._rounds, self._num_updates = settings, rounds, 0
+    rounds: who orthogonalises what.  device: where; pieces can be in host memory, whose processor is no match for matrix products.
+    """
+
+    def __init__(self, settings: Optimizer, pieces: list[Piece], seed: int, rounds: list[Round], device: torch.device):
+        self._settings, self._rounds, self._device, self._num_updates = settings, rounds, device, 0
         self._pieces = {piece.spec.name: piece for piece in pieces if hidden(piece.spec)}
         narrow = settings.moments == "bf16"
         self._momentum = Moments(list(self._pieces.values()), ["muon/momentum"], narrow=narrow, seed=seed)
@@ -66,7 +69,8 @@ class Muon:
         return updates[0] if len(updates) == 1 else torch.cat(updates)
 
     def _orthogonal(self, matrix: torch.Tensor, poll: Callable[[], None]) -> torch.Tensor:
-        return newton_schulz(matrix, self._settings.ns_steps, poll).mul_(0.2 * math.sqrt(max(matrix.shape)))
+        result = newton_schulz(matrix.to(self._device), self._settings.ns_steps, poll).mul_(0.2 * math.sqrt(max(matrix.shape)))
+        return result.to(matrix.device)
 
     def _apply(self, each: Round, pending: Pending, lr: float) -> None:
         for name, result in each.parts(pending.wait()).items():

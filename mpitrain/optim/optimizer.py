@@ -1,6 +1,7 @@
 """What an actor knows of an optimiser, and which one the configuration names."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -10,6 +11,7 @@ from mpitrain.config import Config
 from mpitrain.optim.adamw import AdamW
 from mpitrain.optim.matrices import deal, holdings
 from mpitrain.optim.muon import Muon
+from mpitrain.optim.offload import Offloaded
 from mpitrain.optim.sgd import SGD
 from mpitrain.parallel.zero import Piece
 
@@ -30,15 +32,26 @@ class Optimizer(Protocol):
         """Set the number of updates made so far."""
 
 
-def optimizer_of(config: Config, stages: Sequence[int], pieces: list[Piece], axis: Axis, like: torch.Tensor) -> Optimizer:
+def optimizer_of(
+    config: Config, stages: Sequence[int], pieces: list[Piece], axis: Axis, like: torch.Tensor, device: torch.device
+) -> Optimizer:
     """Return the optimiser that the configuration names.
 
-    stages: of the model, those of this rank.  axis: the ranks that have parts of one matrix.  like: of the type and on the device of
-    the pieces; a rank can have none.
+    stages: of the model, those of this rank.  axis: the ranks that have parts of one matrix.  like: of the type and in the memory of
+    the weights; a rank can have no piece.  device: of the gradients.
     """
+    make = partial(_of_pieces, config, stages, axis, like, device)
+    if config.memory.offload in ("optimizer", "all"):
+        return Offloaded(pieces, device, make, whole=config.optimizer.name == "muon")
+    return make(pieces)
+
+
+def _of_pieces(
+    config: Config, stages: Sequence[int], axis: Axis, like: torch.Tensor, device: torch.device, pieces: list[Piece]
+) -> Optimizer:
     settings, seed = config.optimizer, config.run.seed
     if settings.name == "adamw":
         return AdamW(settings, pieces, seed)
     if settings.name == "sgd":
         return SGD(settings, pieces, seed)
-    return Muon(settings, pieces, seed, deal(holdings(config, stages, axis.size // config.parallel.tp), axis, like))
+    return Muon(settings, pieces, seed, deal(holdings(config, stages, axis.size // config.parallel.tp), axis, like), device)

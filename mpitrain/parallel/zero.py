@@ -22,6 +22,7 @@ from mpitrain.comm.collectives import all_gather, reduce_scatter
 from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
 from mpitrain.model.parameters import Parameter, initialise
+from mpitrain.parallel.host import on_host
 from mpitrain.parallel.pool import Kind, Pool
 from mpitrain.slicing import Spec
 
@@ -30,13 +31,15 @@ class Sharding:
     """How far the state is divided, and over which ranks. Without axes, this rank has everything.
 
     each: gradients are reduced after every microbatch.  tree: microbatches are summed in a tree (parallel/tree.py).
-    wire: what gradients are rounded to before they are sent.  weights, gradients: lend the buffers of what isn't kept whole.
+    wire: what gradients are rounded to before they are sent.  offload: master weights are in host memory.
+    weights, gradients: lend the buffers of what isn't kept whole.
     """
 
     def __init__(self, stage: int = 0, shard: Axis | None = None, replicate: Axis | None = None, *,
-        each: bool = False, tree: bool = False, wire: torch.dtype | None = None,
+        each: bool = False, tree: bool = False, wire: torch.dtype | None = None, offload: bool = False,
     ):  # fmt: skip
         self.stage, self.shard, self.replicate, self.each, self.tree, self.wire = stage, shard, replicate, each, tree, wire
+        self.offload = offload
         self.rank, self.size = (shard.rank, shard.size) if shard is not None else (0, 1)
         self._reduced = shard if self.size > 1 else replicate  # the axis that reads the gradients of the others first
         self.weights, self.gradients = Pool(self.allocate), Pool(self.allocate)
@@ -61,6 +64,7 @@ class Piece(NamedTuple):
 class Weights:
     """The weights of a bucket. `shard` is this rank's part, `master` the same in the optimiser's precision, and always there.
 
+    leaving: offloaded masters as they are computed with, on their way from host memory to the shard.
     arriving: the other parts, on their way; whoever computes waits for it first.
     """
 
@@ -77,7 +81,12 @@ class Weights:
             self.whole = sharding.allocate(layout.length, dtype, device) if sharding.size > 1 else torch.empty_like(state, dtype=dtype)
             self.whole.copy_(state)
             self.shard = self.whole[begin:end]
-        self.master = self.shard if dtype == state.dtype else state[begin:end].clone()
+        self.leaving: torch.Tensor | None = None
+        if sharding.offload:
+            self.master = on_host(end - begin, state.dtype, device).copy_(state[begin:end])
+            self.leaving = self.master if dtype == state.dtype else on_host(end - begin, dtype, device)
+        else:
+            self.master = self.shard if dtype == state.dtype else state[begin:end].clone()
 
     @property
     def kind(self) -> Kind:
@@ -128,9 +137,24 @@ class Weights:
             self.arriving = all_gather(own, self._sharding.shard, self.whole)
 
     def update(self) -> None:
-        """Take over what the optimiser did to `master`."""
-        if self.master is not self.shard:
+        """Take over what the optimiser did to `master`.
+
+        From host memory the copy is only started, on the stream that computes: what is computed next waits for it, and so does what
+        changes `master` next, for it waits for gradients that come after.
+        """
+        if self.leaving is not None:
+            if self.leaving is not self.master:
+                self.leaving.copy_(self.master)
+            self.shard.copy_(self.leaving, non_blocking=True)
+        elif self.master is not self.shard:
             self.shard.copy_(self.master)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of offloaded masters."""
+        if self.leaving is None:
+            return 0
+        return self.master.nbytes + (0 if self.leaving is self.master else self.leaving.nbytes)
 
     def wait(self) -> None:
         """Wait for what is on its way."""

@@ -1,0 +1,92 @@
+"""`memory.offload = "optimizer"`: master weights and moments are in host memory, and are updated there (ZeRO-Offload, arXiv:2101.06840).
+
+    device    gradients, summed, scaled     all copied to the host, in the order of the loads      weights, narrow
+                        |                                                                               ^
+    host                +--> load 0 | load 1 | load 2 ...    each updated while the next ones arrive ---+
+
+Only what is copied is different: the weights are the same bits as without. On a CPU host and device are one, and the copies, which are
+made all the same, only cost time; so that every machine can test it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from mpitrain.parallel.host import on_host
+from mpitrain.parallel.zero import Piece
+
+if TYPE_CHECKING:
+    from mpitrain.optim.optimizer import Optimizer
+
+LOAD = 2**22  # elements: a GPU sends them in a millisecond, and a core updates them in ten
+
+
+class Load(NamedTuple):
+    """Pieces that are updated together. sent: their gradients on the device and where they go."""
+
+    optimizer: "Optimizer"
+    weights: list[torch.Tensor]
+    sent: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Offloaded:
+    """The optimisers of all loads, as one. make: makes one of pieces whose weights and gradients are in host memory.
+
+    whole: everything is one load, for an optimiser that takes its pieces in an order of its own.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], device: torch.device, make: Callable[[list[Piece]], "Optimizer"], *, whole: bool):
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._device = device
+        self._loads = [self._load(each, make) for each in ([list(pieces)] if whole else _loads(pieces))]
+        self._of = {weight: load.optimizer for load in self._loads for weight in load.weights}
+
+    def _load(self, pieces: list[Piece], make: Callable[[list[Piece]], "Optimizer"]) -> Load:
+        arriving = [piece._replace(grad=on_host(len(piece.grad), piece.grad.dtype, self._device)) for piece in pieces]
+        sent = [(piece.grad, there.grad) for piece, there in zip(pieces, arriving)]
+        return Load(make(arriving), [piece.weight for piece in pieces], sent)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the gradients in host memory."""
+        return sum(there.nbytes for load in self._loads for _, there in load.sent)
+
+    def step(self, lr: float) -> None:
+        """Update the weights of the pieces, in host memory, from their gradients on the device."""
+        arrivals = [self._start(load) for load in self._loads]
+        for load, arrival in zip(self._loads, arrivals):
+            if arrival is not None:
+                arrival.synchronize()
+            load.optimizer.step(lr)
+
+    def _start(self, load: Load) -> torch.cuda.Event | None:
+        """Start copying gradients to the host. On a GPU, on a stream of its own: return when they are there."""
+        if self._stream is None:
+            for grad, there in load.sent:
+                there.copy_(grad)
+            return None
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for grad, there in load.sent:
+                there.copy_(grad, non_blocking=True)
+            return self._stream.record_event()
+
+    def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what is kept of one of its pieces."""
+        yield from self._of[piece.weight].moments(piece)
+
+    def set_step(self, num_updates: int) -> None:
+        """Set the number of updates made so far."""
+        for load in self._loads:
+            load.optimizer.set_step(num_updates)
+
+
+def _loads(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Divide pieces into runs of about LOAD elements."""
+    loads: list[list[Piece]] = []
+    for piece in pieces:
+        if not loads or sum(len(p.weight) for p in loads[-1]) >= LOAD:
+            loads.append([])
+        loads[-1].append(piece)
+    return loads

@@ -1,0 +1,13 @@
+"""Memory of the host for what a device sends there and fetches from there."""
+
+import torch
+
+
+def on_host(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return uninitialised host memory, pinned if `device` is a GPU: then it copies by itself while host and GPU go on.
+
+    torch rounds pinned memory up to a power of two.  A rehearsal's, of shapes only, has none.
+    """
+    if device.type == "meta":
+        return torch.empty(length, dtype=dtype, device=device)
+    return torch.empty(length, dtype=dtype, pin_memory=device.type == "cuda")
