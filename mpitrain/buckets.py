@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from mpitrain.config import Config
-from mpitrain.memory import groups_of
+from mpitrain.groups import groups_of
 from mpitrain.schedules.lower import Reduction
 from mpitrain.slicing import EMBEDDING, WHOLE, Shard, Spec, specs_of
 

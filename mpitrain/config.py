@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.placement import placement_of
+from mpitrain.parallel.sides import refuse_odd_sides
 from mpitrain.schedules.placement import chunks_of
 
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -102,7 +103,7 @@ class Memory(Table):
 
 
 class Precision(Table):
-    compute: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"  # weights and activations; 16-bit ones have fp32 master weights
+    compute: Literal["fp32", "fp64", "bf16", "fp16", "fp8"] = "fp32"  # weights and activations; below fp32, masters and sums are fp32
     reduce: Literal["same", "bf16"] = "same"  # gradients on the wire over data ranks: as they are summed, or rounded
 
 
@@ -272,6 +273,8 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> C
     pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
     _refuse_undivided(model, config.data.sequence, parallel)
     _refuse_unsharded(parallel)
+    if config.precision.compute == "fp8":
+        refuse_odd_sides(model, config.data.sequence, batch.micro, parallel)
     _refuse_idle(config.memory, parallel.zero)
     _refuse_irreproducible(config, parallel)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel.pp * pipeline.chunks)

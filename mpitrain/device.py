@@ -6,8 +6,7 @@ import torch
 
 from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
-from mpitrain.memory import itemsize_of
-from mpitrain.slicing import num_stages, specs_of
+from mpitrain.slicing import itemsizes_of, num_stages, specs_of
 
 
 def choose_device(config: Config, node_rank: int) -> torch.device:
@@ -43,9 +42,9 @@ def require_memory(config: Config) -> None:
 
 def _bytes_of_state(config: Config) -> float:
     """Return the bytes that a rank keeps at least for each parameter of its stage, masters of 16-bit weights not counted."""
-    parallel, optimizer, wide = config.parallel, config.optimizer, {"fp64": 8}.get(config.precision.compute, 4)
+    parallel, optimizer, (narrow, wide) = config.parallel, config.optimizer, itemsizes_of(config)
     num_moments = {"adamw": 2, "muon": 1}.get(optimizer.name, 1 if optimizer.momentum else 0)
-    parts = (3, itemsize_of(config)), (2, wide), (1, num_moments * (2 if optimizer.moments == "bf16" else wide))
+    parts = (3, narrow), (2, wide), (1, num_moments * (2 if optimizer.moments == "bf16" else wide))
     ranks = parallel.cp * (parallel.dp_shard or parallel.dp)
     return sum(num_bytes / (ranks if parallel.zero >= least else 1) for least, num_bytes in parts)
 

@@ -4,7 +4,7 @@
     gradients     the same; with ZeRO-2 and 3 the shards
     moments       of the optimiser, without padding
     lent          buffers that ZeRO-2 and 3, and sums in a tree, borrow (mpitrain/lending.py)
-    activations   what microbatches leave behind at the peak of the schedule (mpitrain/memory.py; measured: mpitrain/watch.py)
+    activations   what microbatches leave behind at the peak of the schedule (mpitrain/activations.py; measured: mpitrain/watch.py)
     host          what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on their way back; activations, in
                   buffers that each stage keeps for the next step (16-bit ones but for norms' factors, which are fp32)
 """
@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpitrain import program
+from mpitrain.activations import Activations
 from mpitrain.actor import Actor
 from mpitrain.buckets import Bucket, Layout, buckets_of, layout_of
 from mpitrain.config import Config
 from mpitrain.lending import most_added_to, most_fetched
-from mpitrain.memory import kept_bytes, left_bytes, offloaded_bytes, returned_bytes
 from mpitrain.optim.offload import Offloaded
 from mpitrain.parallel.zero import Gradient, Sharding, Weights
 from mpitrain.report.communication import aligned
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
-from mpitrain.slicing import EMBEDDING, Shard, Spec
+from mpitrain.slicing import EMBEDDING, Shard, Spec, itemsizes_of
 from mpitrain.watch import Watch
 
 PARTS = ("weights", "gradients", "moments", "lent", "activations", "host")
@@ -92,7 +92,7 @@ def predict(config: Config) -> list[Usage]:
 
 
 def _usage(config: Config, table: Table, rank: int, training: Sequence[Action], evaluation: Sequence[Action]) -> Usage:
-    parallel, narrow, wide = config.parallel, *_itemsizes(config)
+    parallel, narrow, wide = config.parallel, *itemsizes_of(config)
     size = parallel.cp * (parallel.dp_shard or parallel.dp) if parallel.zero else 1
     sharding = Sharding(parallel.zero, tree=config.numerics.reproducible == "layout")
     stages = _stages(config, table.chunks[rank], table.depth, size, narrow, wide)
@@ -104,8 +104,9 @@ def _usage(config: Config, table: Table, rank: int, training: Sequence[Action], 
     grads = [gradient.layout.length // (size if parallel.zero >= 2 else 1) for bucket in buckets for gradient in bucket.gradients]
     runs = [(spec, end - begin) for bucket in owned for spec, begin, end in bucket.weights.layout.runs(0)]
     moments = sum(count * _moments(config, spec) for spec, count in runs) * (2 if config.optimizer.moments == "bf16" else wide)
-    lent, held = _lent(sharding, stages, table, training, evaluation), _activations(config, training, table)
-    host = _put_away(config, training, table)
+    formulas = {stage: Activations(config, stage % table.depth, table.segments) for stage in table.chunks[rank]}
+    lent, held = _lent(sharding, stages, table, training, evaluation), _activations(training, table, formulas)
+    host = _put_away(training, table, formulas)
     if config.memory.offload in ("optimizer", "all"):
         leaving = 0 if narrow == wide else masters // wide * narrow
         host += masters + leaving + moments + sum(count for _, count in runs) * wide
@@ -146,11 +147,6 @@ def _planned(bucket: Bucket, size: int, narrow: int, wide: int, shared: _Buffer 
     return _Planned(bucket.parts, shared or _Buffer(layout, narrow), gradients, bucket.over, shared is None)
 
 
-def _itemsizes(config: Config) -> tuple[int, int]:
-    """Return the bytes of a number of weights and activations, and of one of gradients and master weights."""
-    return {"fp64": (8, 8), "fp32": (4, 4)}.get(config.precision.compute, (2, 4))
-
-
 def _moments(config: Config, spec: Spec) -> int:
     """Return how many numbers the optimiser keeps of one of a parameter's."""
     if config.optimizer.name == "sgd":
@@ -159,27 +155,28 @@ def _moments(config: Config, spec: Spec) -> int:
     return 1 if config.optimizer.name == "muon" and hidden else 2
 
 
-def _activations(config: Config, instructions: Sequence[Action], table: Table) -> int:
+def _activations(instructions: Sequence[Action], table: Table, stages: dict[int, Activations]) -> int:
     """Return the most that the microbatches of a rank hold at once, between instructions; a pair is one."""
     held, returned, most = Counter[tuple[int, int]](), Counter[tuple[int, int]](), 0
     last = {action[:3]: position for position, action in enumerate(instructions)}
     for position, action in enumerate(instructions):
         kind, index, stage = action[:3]
+        done = last[action[:3]] == position
         if kind == "F":
-            held[index, stage] = kept_bytes(config, stage % table.depth, index % table.segments, table.segments)
-        elif kind == "I" and last[action[:3]] == position:
-            held[index, stage] = left_bytes(config, stage % table.depth, table.segments)
-        elif kind in ("B", "W") and last[action[:3]] == position:
+            held[index, stage] = stages[stage].kept(index % table.segments)
+        elif kind == "I" and done:
+            held[index, stage] = stages[stage].left()
+        elif kind in ("B", "W") and done:
             del held[index, stage]
             if table.segments > 1:
                 microbatch, segment = divmod(index, table.segments)
-                returned[microbatch, stage] = returned_bytes(config, stage % table.depth, segment, table.segments)
+                returned[microbatch, stage] = stages[stage].returned(segment)
         if position == 0 or instructions[position - 1].kind != "PAIR":
             most = max(most, held.total() + returned.total())
     return most
 
 
-def _put_away(config: Config, instructions: Sequence[Action], table: Table) -> int:
+def _put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Activations]) -> int:
     """Return the bytes that offloaded activations take in host memory, from their forward to the end of their B or I."""
     last = {action[:3]: action for action in instructions if action.kind in ("B", "I")}
     held, most = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
@@ -189,8 +186,7 @@ def _put_away(config: Config, instructions: Sequence[Action], table: Table) -> i
             most |= held
         elif last.get(action[:3]) == action:
             held[action.stage, action.index % table.segments] -= 1
-    sizes = (offloaded_bytes(config, stage % table.depth, segment, table.segments) * count for (stage, segment), count in most.items())
-    return sum(sizes)
+    return sum(stages[stage].on_host(segment) * count for (stage, segment), count in most.items())
 
 
 def table_of_usage(usages: Sequence[Usage]) -> str:

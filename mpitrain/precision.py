@@ -4,6 +4,9 @@
     fp64                fp64                     fp64
     fp32                fp32                     fp32
     bf16, fp16          that                     fp32
+    fp8                 bf16                     fp32
+
+fp8 is bf16 but for the linears of a block, whose factors are rounded to fp8 first (mpitrain/model/fp8.py).
 
 16-bit types narrow the range too: fp16 gradients below 6e-8 vanish, so the loss is multiplied by a scale before the backward and the
 gradients divided by it after it (arXiv:1710.03740, section 3.2). The scale is halved when a gradient overflows, and such a step skipped;
@@ -14,7 +17,7 @@ import torch
 
 from mpitrain.config import Precision
 
-TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 START = 2.0**8  # of the scale: the loss is a sum over tokens, not a mean, so gradients of logits are up to 1
 GROWTH = 200  # steps
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.parallel.sides import refuse_odd_sides
 from mpitrain.schedules import catalog
 from mpitrain.schedules.csv_table import read_any
 from mpitrain.schedules.options import Options, Times
@@ -51,6 +52,8 @@ def _cut(config: Config, table: Table) -> Table:
             f"data.sequence = {config.data.sequence} tokens don't divide into {table.segments} segments ({table.name}); "
             "change one of them (pipeline.segments)"
         )
+    if config.precision.compute == "fp8":
+        refuse_odd_sides(config.model, config.data.sequence, config.batch.micro, config.parallel, table.segments)
     return table
 
 

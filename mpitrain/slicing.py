@@ -50,6 +50,11 @@ class Shard:
 WHOLE = Shard()
 
 
+def itemsizes_of(config: Config) -> tuple[int, int]:
+    """Return the bytes of a number of weights and activations, and of one of gradients and master weights."""
+    return {"fp64": (8, 8), "fp32": (4, 4)}.get(config.precision.compute, (2, 4))
+
+
 def num_stages(config: Config) -> int:
     """Return the stages of the model: `pipeline.chunks` on every pipeline rank."""
     return config.parallel.pp * config.pipeline.chunks

@@ -8,7 +8,7 @@ import torch
 from mpitrain.buckets import buckets_of, layout_of, parts_of
 from mpitrain.comm.mesh import Axis
 from mpitrain.config import Config
-from mpitrain.memory import groups_of
+from mpitrain.groups import groups_of
 from mpitrain.model import recipe
 from mpitrain.model.decoder import decoder_block, embedding, head
 from mpitrain.model.history import History, mask
@@ -269,7 +269,7 @@ class Stage:
     def _build(self) -> list[list[recipe.Item]]:
         self.rotary = rotary = Rotary(self.config.model.width // self.config.model.heads, self.positions, self.dtype, self.device)
         inner = self._by_block[self.first : len(self._by_block) - self.last]
-        layout = (self.tp, self.shard.sequence, self.core, self.config.parallel.async_tp)
+        layout = (self.tp, self.shard.sequence, self.core, self.config.parallel.async_tp, self.config.precision.compute == "fp8")
         blocks = [decoder_block(parameters, rotary, *layout) for parameters in inner]
         if self.first:
             blocks.insert(0, embedding(self._by_block[0][0], self.tp, self.shard.sequence))

@@ -8,6 +8,7 @@ import inspect
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,6 +71,8 @@ def _tensors_in(kept: Any) -> Iterator[torch.Tensor]:
         yield from _tensors_in([kept.tensors, kept.grads])
     elif isinstance(kept, Microbatch):
         yield from _tensors_in([kept.visible])
+    elif isinstance(kept, partial):
+        yield from _tensors_in(kept.args)
     elif inspect.ismethod(kept):
         yield from _tensors_in(vars(kept.__self__))
     elif inspect.isfunction(kept):

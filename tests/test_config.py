@@ -1,3 +1,5 @@
+import re
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -76,6 +78,44 @@ def test_bad_keys_and_values_are_named(override, message):
 def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, ranks, message):
     with pytest.raises(ConfigError, match=message):
         resolve(*overrides, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "found"),
+    [
+        (["model.width=120", "model.heads=4"], 1, "found model.width = 120;"),
+        (["model.width=144", "model.heads=6", "parallel.tp=2"], 2, "found model.width / parallel.tp = 144 / 2 = 72;"),
+        (["model.width=96", "model.kv_heads=1"], 1, "found model.kv_heads x model.width / model.heads = 1 x 24 = 24;"),
+        (["model.width=96", "model.kv_heads=2", "parallel.tp=2"], 2, "= 2 x 24 / 2 = 24;"),
+        (["model.width=96", "model.heads=12", "model.kv_heads=2", "parallel.tp=6", "data.sequence=96"], 6, "model.heads = 8;"),
+        (["model.ffn=200"], 1, "found model.ffn = 200;"),
+        (["model.ffn=144", "parallel.tp=2"], 2, "found model.ffn / parallel.tp = 144 / 2 = 72;"),
+        (["data.sequence=100"], 1, "found batch.micro x data.sequence = 1 x 100 = 100;"),
+        (["data.sequence=48", "parallel.cp=2"], 2, "found batch.micro x data.sequence / parallel.cp = 1 x 48 / 2 = 24;"),
+        (["data.sequence=32", "parallel.tp=2", "parallel.async_tp=true"], 2, "(parallel.async_tp) = 1 x 32 / 2 / 2 = 8;"),
+        (["data.sequence=10", "batch.micro=8", "parallel.tp=2", "parallel.async_tp=true"], 2, "parallel.tp = 8 x 10 / 2 = 40;"),
+    ],
+)
+def test_fp8_refuses_sides_that_are_no_multiples_of_16(overrides, ranks, found):
+    assert resolve(*overrides, ranks=ranks)
+    with pytest.raises(ConfigError, match=re.escape(found) + " needed a multiple of 16, .* change one of these, or use"):
+        resolve("precision.compute=fp8", *overrides, ranks=ranks)
+
+
+def test_fp8_counts_the_positions_of_a_segment_that_the_schedule_cuts():
+    from mpitrain.schedule import table_of
+
+    cut = ("precision.compute=fp8", "parallel.pp=2", "pipeline.schedule=seq1f1b")
+    table_of(resolve(*cut, ranks=2))
+    with pytest.raises(ConfigError, match=re.escape("batch.micro x data.sequence / segments = 1 x 48 / 2 = 24;")):
+        table_of(resolve(*cut, "data.sequence=48", ranks=2))
+
+
+@pytest.mark.parametrize("preset", settings.PRESETS)
+def test_presets_are_fit_for_fp8(preset):
+    tp = 4 if settings.PRESETS[preset]["heads"] % 4 == 0 else 1
+    for layout in ((), ("parallel.cp=4",), (f"parallel.tp={tp}",), (f"parallel.tp={tp}", "parallel.async_tp=true")):
+        assert resolve("precision.compute=fp8", f"model.preset={preset}", *layout, ranks=4, vocab=200)
 
 
 @given(st.integers(1, 600))

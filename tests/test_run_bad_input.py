@@ -52,6 +52,10 @@ CASES = {
     "a model larger than memory": (["--set", "model.width=1000000000"], ["GiB", "parallel.pp"]),
     "more stages than blocks": (["--set", "parallel.pp=2", "--set", "model.layers=1"], ["parallel.pp = 2", "model.layers = 1"]),
     "microbatches": ([*options({"batch.global": 6, "batch.micro": 2, "parallel.dp": 2})], ["batch.global = 6", "multiple of 4"]),
+    "a side that fp8 can't multiply": (
+        [*options({"precision.compute": "fp8", "model.ffn": 88})],
+        ["model.ffn = 88", "multiple of 16", 'precision.compute = "bf16"'],
+    ),
     "missing data": (["--set", "data.path=absent.txt"], ["data.path", "absent.txt"]),
     "empty data": (["--set", "data.path=empty.txt"], ["data.path", "empty.txt", "no text"]),
     "binary data": (["--set", "data.path=binary.txt"], ["data.path", "binary.txt", "UTF-8"]),

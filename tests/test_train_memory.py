@@ -57,6 +57,7 @@ HELD = {
         *(f"parallel.pp=2 pipeline.schedule=seq1f1b pipeline.segments=4 memory.recompute={mode}" for mode in ("none", "full")),
         "parallel.pp=2 pipeline.schedule=zbv memory.offload=activations",
         "parallel.pp=2 precision.compute=bf16",
+        "parallel.pp=2 precision.compute=fp8 pipeline.schedule=zb-h1",
         "parallel.tp=2",
         "parallel.tp=2 parallel.sequence=false",
         "parallel.cp=2",

@@ -123,69 +123,40 @@ def test_the_run_is_the_same_for_every_mode(world, layout):
         agree(world, found[1].keys() == weights.keys() and not different, f"{name_of(mode)}: {different[:3]}")
 
 
-class Kept:
-    """What autograd saved, as long as it is saved."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-
-def tensors_in(kept):
-    """Yield the tensors in a stash."""
-    import torch
-
-    if isinstance(kept, torch.Tensor):
-        yield kept
-    elif isinstance(kept, dict):
-        yield from tensors_in(list(kept.values()))
-    elif isinstance(kept, (list, tuple)):
-        for each in kept:
-            yield from tensors_in(each)
-
-
-def measured(config, mesh):
-    """Return the bytes that one microbatch leaves in memory: each storage that the graph or the stash holds, counted once."""
-    import weakref
-
+def held(config, mesh):
+    """Return the bytes that one microbatch leaves in memory."""
     import torch
 
     from mpitrain.model.recipe import run
     from mpitrain.stage import Microbatch, Stage
+    from mpitrain.watch import Watch
 
     stage = Stage(config, 0, torch.device("cpu"), tp=mesh["tp"], cp=mesh["cp"])
-    alive = weakref.WeakSet()
-
-    def pack(tensor):
-        kept = Kept(tensor.detach())  # an output would hold the graph that holds it
-        alive.add(kept)
-        return kept
-
-    tokens = torch.zeros(config.batch.micro, len(stage.positions), dtype=torch.int64)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
+    tokens, watch = torch.zeros(config.batch.micro, len(stage.positions), dtype=torch.int64), Watch([stage])
+    with watch.watching():
         run(stage.forward(0, None, Microbatch(tokens, tokens)), mesh.progress.poll)
-    tensors = [*(kept.tensor for kept in alive), *tensors_in(stage.stashes[0])]
-    tables = {stage.rotary.cos.untyped_storage().data_ptr(), stage.rotary.sin.untyped_storage().data_ptr()}
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(num_bytes for address, num_bytes in storages.items() if address not in tables)
+    watch.look()
+    return watch.peak
 
 
 SPREAD = ["", "parallel.tp=2", "parallel.tp=2 parallel.sequence=false", "parallel.tp=2 parallel.async_tp=true", "parallel.cp=2"]
 
 
+@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp8"])
 @pytest.mark.parametrize("layout", SPREAD)
-def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout):
-    from mpitrain.memory import kept_bytes
+def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, compute):
+    from mpitrain.activations import Activations
     from mpitrain.train import build_mesh
 
-    large = ("model.heads=4", "model.kv_heads=2", "data.sequence=64", "batch.micro=2", "model.vocab=256")
+    large = ("model.width=64", "model.heads=4", "model.kv_heads=2", "data.sequence=64", "batch.micro=2", f"precision.compute={compute}")
     modes = ("none", "selective", "every-k", "full", "full memory.offload=activations")
     found, wrong = [], []
     for mode in modes:
         config = resolved(world, *large, *layout.split(), *f"memory.recompute={mode}".split())
         mesh = build_mesh(config, world)
-        found.append(measured(config, mesh))
+        found.append(held(config, mesh))
         mesh.free()
-        computed = kept_bytes(config, 0)
+        computed = Activations(config, 0).kept()
         if abs(computed - found[-1]) > 0.05 * found[-1]:
             wrong.append(f"{mode}: {found[-1]} bytes, {computed} computed")
     agree(world, not wrong, f"{wrong}")

@@ -29,17 +29,19 @@ def decoder_block(
     sequence: bool,
     core: ContextAttention | None,
     asynchronous: bool = False,
+    narrow: bool = False,
 ) -> list[Item]:
     """Return one block, or half of one: attention and feed-forward, each around the residual stream.
 
     core: the attention proper where the sequence is spread over ranks.  asynchronous: what tp sends goes by chunks; needs `sequence`.
+    narrow: linears multiply in fp8.
     """
     named = {p.name.split(".", 2)[2].removesuffix(".weight"): p for p in parameters}
     by_chunks = tp is not None and asynchronous
     items: list[Item] = []
     if "attention.q" in named:
         norm, *weights, output = (named[f"attention.{name}"] for name in ("norm", "q", "k", "v", "output"))
-        projection, back = Projection(None if tp else norm, *weights, rotary), Output(output)
+        projection, back = Projection(None if tp else norm, *weights, rotary, narrow), Output(output, narrow)
         if by_chunks:
             items.append(Residual([Norm(norm), *_attention_by_chunks(projection, core, back, tp)]))
         else:
@@ -47,7 +49,7 @@ def decoder_block(
             items.append(Residual(_around(inner, norm, tp, sequence)))
     if "ffn.gate" in named:
         norm, *weights = (named[f"ffn.{name}"] for name in ("norm", "gate", "up", "down"))
-        inner = FeedForward(None if tp else norm, *weights)
+        inner = FeedForward(None if tp else norm, *weights, narrow)
         if by_chunks:
             items.append(Residual([Norm(norm), Chunked(inner, tp, gather=True, scatter=True)]))
         else:

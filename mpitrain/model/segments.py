@@ -8,7 +8,7 @@ buffer, then or later. They run under no_grad, or the buffer would keep the hist
 of the embedding are never put off.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
 from mpitrain.data.documents import IGNORED
-from mpitrain.model import again
+from mpitrain.model import again, fp8
 from mpitrain.model.history import Attended, attend
 from mpitrain.model.keeping import keeping_of, restored
 from mpitrain.model.parameters import Parameter
@@ -47,8 +47,12 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_of_output):
         x = ctx.once_more() if ctx.once_more else ctx.saved_tensors[0]
-        ctx.deferred.append((ctx.parameter, x, grad_of_output))
+        ctx.deferred.append(partial(_add_product, ctx.parameter, x, grad_of_output))
         return grad_of_output @ ctx.parameter.data, None, None, None
+
+
+def _add_product(parameter: Parameter, x: torch.Tensor, grad_of_output: torch.Tensor) -> None:
+    add_product(parameter.grad, grad_of_output.flatten(0, -2), x.flatten(0, -2))
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -91,12 +95,18 @@ class Tape:
     def __init__(self, selective: bool = False):
         self.selective = selective
         self.small: list[tuple[Parameter, torch.Tensor]] = []
-        self.deferred: list[tuple[Parameter, torch.Tensor, torch.Tensor]] = []
+        self.deferred: list[Callable[[], None]] = []
         self.attended: Attended | None = None  # of a sequence that is cut into segments
 
     def product(self, x: torch.Tensor, parameter: Parameter, once_more: Again | None = None) -> torch.Tensor:
         """Return x @ parameter.T; its weight gradient is deferred. once_more: makes x again, so that it needn't be kept."""
         return _Product.apply(x, parameter, self.deferred, once_more)
+
+    def linears(self, x: torch.Tensor, parameters: tuple[Parameter, ...], once_more: Again | None, narrow: bool) -> Sequence[torch.Tensor]:
+        """Return x @ parameter.T for each parameter, as `product` does. narrow: multiply in fp8."""
+        if narrow:
+            return fp8.Products.apply(x, parameters, self.deferred, once_more)
+        return tuple(self.product(x, parameter, once_more) for parameter in parameters)
 
     def norm(self, x: torch.Tensor, parameter: Parameter, eps: float = 1e-5) -> torch.Tensor:
         """Return RMSNorm(x) with the weight `parameter`."""
@@ -133,8 +143,7 @@ class Tape:
     def add_products(self) -> None:
         """Add the gradients of matrices to their buffers and forget their factors."""
         while self.deferred:
-            parameter, x, grad = self.deferred.pop()
-            add_product(parameter.grad, grad.flatten(0, -2), x.flatten(0, -2))
+            self.deferred.pop()()
 
 
 class Segment(Local):
@@ -236,16 +245,19 @@ class Norm(Segment):
 
 
 class Projection(Segment):
-    """Queries, keys and values of norm(x), turned by their positions. Without `norm`, x is normalised already."""
+    """Queries, keys and values of norm(x), turned by their positions. Without `norm`, x is normalised already.
 
-    def __init__(self, norm: Parameter | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary):
-        self.norm, self.q, self.k, self.v, self.rotary = norm, q, k, v, rotary
+    narrow: here and below, multiply in fp8.
+    """
+
+    def __init__(self, norm: Parameter | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary, narrow: bool = False):
+        self.norm, self.q, self.k, self.v, self.rotary, self.narrow = norm, q, k, v, rotary, narrow
 
     def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         h_BTD, once_more = tape.normed(x_BTD, self.norm)
         q_BHTC, k_BKTC, v_BKTC = (
-            tape.product(h_BTD, weight, once_more).unflatten(-1, (-1, self.rotary.width)).transpose(1, 2)
-            for weight in (self.q, self.k, self.v)
+            x.unflatten(-1, (-1, self.rotary.width)).transpose(1, 2)
+            for x in tape.linears(h_BTD, (self.q, self.k, self.v), once_more, self.narrow)
         )
         return self.rotary(q_BHTC, context.start), self.rotary(k_BKTC, context.start), v_BKTC
 
@@ -253,11 +265,15 @@ class Projection(Segment):
 class Output(Segment):
     """Attention's result [B, H, T, C] back to the width of the model."""
 
-    def __init__(self, output: Parameter):
-        self.output = output
+    def __init__(self, output: Parameter, narrow: bool = False):
+        self.output, self.narrow = output, narrow
 
     def compute(self, a_BHTC: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
-        return tape.product(_side_by_side(a_BHTC), self.output)
+        return self.of(_side_by_side(a_BHTC), None, tape)
+
+    def of(self, a_BTD: torch.Tensor, once_more: Again | None, tape: Tape) -> torch.Tensor:
+        """Multiply heads that stand side by side."""
+        return tape.linears(a_BTD, (self.output,), once_more, self.narrow)[0]
 
 
 class Core(Segment):
@@ -286,7 +302,7 @@ class Attention(Segment):
     def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
         qkv = self.projection.compute(x_BTD, context, tape)
         a_BTD, once_more = tape.attention(self.core.with_history(qkv, context, tape), context.visible)
-        return tape.product(a_BTD, self.output.output, once_more)
+        return self.output.of(a_BTD, once_more, tape)
 
 
 class SpreadAttention:
@@ -319,13 +335,13 @@ class FeedForward(Segment):
     With tensor parallelism its weights are those of some hidden units, and the output is partial.
     """
 
-    def __init__(self, norm: Parameter | None, gate: Parameter, up: Parameter, down: Parameter):
-        self.norm, self.gate, self.up, self.down = norm, gate, up, down
+    def __init__(self, norm: Parameter | None, gate: Parameter, up: Parameter, down: Parameter, narrow: bool = False):
+        self.norm, self.gate, self.up, self.down, self.narrow = norm, gate, up, down, narrow
 
     def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
         h_BTD, once_more = tape.normed(x_BTD, self.norm)
-        h_BTF, gated_once_more = tape.gated(tape.product(h_BTD, self.gate, once_more), tape.product(h_BTD, self.up, once_more))
-        return tape.product(h_BTF, self.down, gated_once_more)
+        h_BTF, gated_once_more = tape.gated(*tape.linears(h_BTD, (self.gate, self.up), once_more, self.narrow))
+        return tape.linears(h_BTF, (self.down,), gated_once_more, self.narrow)[0]
 
 
 class Head(Segment):
