@@ -8,6 +8,8 @@ from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
 from mpitrain.slicing import itemsizes_of, num_stages, specs_of
 
+FP8 = (8, 9)  # compute capability of the first GPUs that multiply it
+
 
 def choose_device(config: Config, node_rank: int) -> torch.device:
     """Return this rank's device and set torch's threads. The ranks of a node take its GPUs in turn. Raises ConfigError."""
@@ -19,6 +21,11 @@ def choose_device(config: Config, node_rank: int) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", node_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
+    if config.precision.compute == "fp8" and (capability := torch.cuda.get_device_capability(device)) < FP8:
+        found, needed = (".".join(map(str, numbers)) for numbers in (capability, FP8))
+        raise ConfigError(
+            f'precision.compute = "fp8": found a GPU of compute capability {found}; needed {needed} or newer; use "bf16"'
+        )
     return device
 
 
