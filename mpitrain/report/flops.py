@@ -33,7 +33,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
         for key, peak in DEVICE_PEAKS.items():
             if key in name:
                 return peak, f"{name}, data sheet, bf16"
-    kinds = [dtype] if dtype.itemsize > 4 else [dtype, torch.float32]  # a CPU can be slower with 16 bits, and then weights are multiplied in 32
+    kinds = [dtype] if dtype.itemsize > 4 else [dtype, torch.float32]  # not every CPU is faster with 16 bits
     best, kind = min((_timed(torch.ones(512, 512, dtype=each, device=device)), str(each)) for each in kinds for _ in range(5))
     return 2 * 512**3 / best, f"a {kind.removeprefix('torch.')} product of 512 x 512 matrices, timed on rank 0"
 
