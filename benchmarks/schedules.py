@@ -19,6 +19,7 @@ from mpi4py import MPI
 from mpitrain import config as settings
 from mpitrain.actor import Actor
 from mpitrain.report.trace import Recorder, write_trace
+from mpitrain.resolve import resolve
 from mpitrain.schedule import table_of
 from mpitrain.schedules.measured import costs, predict, read_trace
 from mpitrain.schedules.options import Times
@@ -70,7 +71,7 @@ def measure(name: str, times: Times, microbatches: int, steps: int) -> tuple[flo
     """Return the measured and the two simulated makespans in milliseconds, on rank 0."""
     world = MPI.COMM_WORLD
     sizes = (f"parallel.pp={world.size}", f"batch.global={microbatches}", f"model.layers={2 * world.size}", f"pipeline.schedule={name}")
-    config = settings.resolve(settings.load(None, (*MODEL, *sizes)), world.size, 256)
+    config = resolve(settings.load(None, (*MODEL, *sizes)), world.size, 256)
     mesh = build_mesh(config, world)
     recorder = Recorder(range(1, steps + 1))
     shares = config.pipeline.chunks * table_of(config).segments

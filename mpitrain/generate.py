@@ -3,18 +3,17 @@
 from collections.abc import Iterator
 
 import mpi4py
-import msgspec
 import torch
 
 mpi4py.rc.initialize = False  # one process, perhaps on a login node where MPI_Init fails
 
 from mpitrain.checkpoint import load  # noqa: E402
-from mpitrain.config import Parallel, Pipeline  # noqa: E402
 from mpitrain.data.documents import documents_of  # noqa: E402
 from mpitrain.data.tokenizer import load_tokenizer, separator  # noqa: E402
 from mpitrain.device import set_threads  # noqa: E402
 from mpitrain.errors import CheckpointError, DataError  # noqa: E402
 from mpitrain.model.recipe import run  # noqa: E402
+from mpitrain.resolve import on_one_rank  # noqa: E402
 from mpitrain.rundir import RunDir, read_config  # noqa: E402
 from mpitrain.stage import Microbatch, Stage  # noqa: E402
 
@@ -59,7 +58,7 @@ def _load(run_dir: str):
     if not rundir.config.exists():
         raise CheckpointError(f"{run_dir}: no config.toml; give the run directory of `mpitrain run`")
     config = read_config(rundir.config)
-    config = msgspec.structs.replace(config, parallel=Parallel(dp=1, pp=1), pipeline=Pipeline(chunks=1))
+    config = on_one_rank(config)
     saved = load.open_latest(rundir.checkpoints)
     if saved is None:
         raise CheckpointError(f"{rundir.checkpoints}: no checkpoint yet; wait for the first one (run.save_every) and try again")

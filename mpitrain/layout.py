@@ -8,6 +8,7 @@ from mpitrain.comm.grid import Grid
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import load_tokenizer, separator
 from mpitrain.errors import ConfigError
+from mpitrain.resolve import resolve
 from mpitrain.schedules.actions import format_program
 from mpitrain.schedules.draw import grid
 
@@ -17,7 +18,7 @@ def resolved(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> Co
     config = settings.load(path, overrides)
     tokenizer = load_tokenizer(config.data.tokenizer)
     separator(config.data, tokenizer)
-    return settings.resolve(config, num_ranks, tokenizer.vocab)
+    return resolve(config, num_ranks, tokenizer.vocab)
 
 
 def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False) -> str:

@@ -36,6 +36,7 @@ from mpitrain.report.communication import Ledger
 from mpitrain.report.console import Report
 from mpitrain.report.flops import DEFINITION, flops_per_token, peak_flops
 from mpitrain.report.trace import Recorder, write_trace
+from mpitrain.resolve import resolve
 from mpitrain.rundir import RunDir
 from mpitrain.schedule import num_microbatches
 from mpitrain.slicing import Spec, parameters_of
@@ -76,7 +77,7 @@ def plan(path: str | None, overrides: tuple[str, ...], num_ranks: int, num_nodes
     config = settings.load(path, overrides)
     tokenizer = load_tokenizer(config.data.tokenizer)
     separator(config.data, tokenizer)
-    config = settings.resolve(config, num_ranks, tokenizer.vocab, num_nodes)
+    config = resolve(config, num_ranks, tokenizer.vocab, num_nodes)
     require_memory(config)
     program.training(config)
     return config, tokenizer

@@ -13,8 +13,9 @@ from mpi4py import MPI
 
 from mpitrain.actor import Actor
 from mpitrain.comm.mesh import Mesh
-from mpitrain.config import Config, Parallel, Pipeline
+from mpitrain.config import Config, Parallel
 from mpitrain.parallel.zero import Piece
+from mpitrain.resolve import on_one_rank
 from mpitrain.stage import Microbatch
 from mpitrain.train import build_mesh
 
@@ -57,9 +58,9 @@ def verify(config: Config, world: MPI.Intracomm) -> list[Difference]:
     """Train the shrunken model in the layout and on one rank; return what differs on any rank, the first first. Collective."""
     small = shrunken(config)
     mesh = build_mesh(small, world)
-    alone = build_mesh(_on_one_rank(small), MPI.COMM_SELF)
+    alone = build_mesh(on_one_rank(small), MPI.COMM_SELF)
     try:
-        found, expected = _Run(small, mesh), _Run(_on_one_rank(small), alone)
+        found, expected = _Run(small, mesh), _Run(on_one_rank(small), alone)
         mine = [difference for step in range(1, STEPS + 1) for difference in _compare(step, found.step(step), expected.step(step), found)]
     finally:
         mesh.free()
@@ -88,10 +89,6 @@ def _where(wrong: list[dict[str, int]], parallel: Parallel) -> list[str]:
         if len(at) < getattr(parallel, axis):
             found.append(f"{axis} {' '.join(map(str, at))}")
     return found
-
-
-def _on_one_rank(config: Config) -> Config:
-    return msgspec.structs.replace(config, parallel=Parallel(dp=1, pp=1), pipeline=Pipeline(chunks=1, tail=1))
 
 
 # ---------------------------------------------------------------- running and comparing

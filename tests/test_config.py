@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
 from mpitrain.optim.rates import learning_rate
+from mpitrain.resolve import resolve
 
 
-def resolve(*overrides, ranks=1, vocab=256):
-    return settings.resolve(settings.load(None, overrides), ranks, vocab)
+def resolved(*overrides, ranks=1, vocab=256):
+    return resolve(settings.load(None, overrides), ranks, vocab)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_bad_keys_and_values_are_named(override, message):
 )
 def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, ranks, message):
     with pytest.raises(ConfigError, match=message):
-        resolve(*overrides, ranks=ranks)
+        resolved(*overrides, ranks=ranks)
 
 
 @pytest.mark.parametrize(
@@ -97,41 +98,41 @@ def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, r
     ],
 )
 def test_fp8_refuses_sides_that_are_no_multiples_of_16(overrides, ranks, found):
-    assert resolve(*overrides, ranks=ranks)
+    assert resolved(*overrides, ranks=ranks)
     with pytest.raises(ConfigError, match=re.escape(found) + " needed a multiple of 16, .* change one of these, or use"):
-        resolve("precision.compute=fp8", *overrides, ranks=ranks)
+        resolved("precision.compute=fp8", *overrides, ranks=ranks)
 
 
 def test_fp8_counts_the_positions_of_a_segment_that_the_schedule_cuts():
     from mpitrain.schedule import table_of
 
     cut = ("precision.compute=fp8", "parallel.pp=2", "pipeline.schedule=seq1f1b")
-    table_of(resolve(*cut, ranks=2))
+    table_of(resolved(*cut, ranks=2))
     with pytest.raises(ConfigError, match=re.escape("batch.micro x data.sequence / segments = 1 x 48 / 2 = 24;")):
-        table_of(resolve(*cut, "data.sequence=48", ranks=2))
+        table_of(resolved(*cut, "data.sequence=48", ranks=2))
 
 
 @pytest.mark.parametrize("preset", settings.PRESETS)
 def test_presets_are_fit_for_fp8(preset):
     tp = 4 if settings.PRESETS[preset]["heads"] % 4 == 0 else 1
     for layout in ((), ("parallel.cp=4",), (f"parallel.tp={tp}",), (f"parallel.tp={tp}", "parallel.async_tp=true")):
-        assert resolve("precision.compute=fp8", f"model.preset={preset}", *layout, ranks=4, vocab=200)
+        assert resolved("precision.compute=fp8", f"model.preset={preset}", *layout, ranks=4, vocab=200)
 
 
 @given(st.integers(1, 600))
 def test_without_settings_every_number_of_ranks_has_a_layout(ranks):
-    config = resolve(ranks=ranks)
+    config = resolved(ranks=ranks)
     assert config.parallel.dp * config.parallel.pp == ranks
     assert config.batch.global_ % (config.parallel.dp * config.batch.micro) == 0
 
 
 def test_a_given_batch_leaves_ranks_to_pipeline_stages():
-    config = resolve("batch.global=2", "batch.micro=1", ranks=8)
+    config = resolved("batch.global=2", "batch.micro=1", ranks=8)
     assert (config.parallel.dp, config.parallel.pp) == (2, 4)
 
 
 def test_written_toml_reads_back_the_same(tmp_path):
-    config = resolve("data.path=a \"b\" \\ ü", "pipeline.stages=[4, 2]", "optimizer.lr=1e-9", "parallel.pp=2", ranks=2)
+    config = resolved("data.path=a \"b\" \\ ü", "pipeline.stages=[4, 2]", "optimizer.lr=1e-9", "parallel.pp=2", ranks=2)
     (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
     assert settings.load(tmp_path / "config.toml") == config
 
@@ -146,11 +147,11 @@ def test_written_toml_reads_back_the_same(tmp_path):
     ],
 )
 def test_an_optimizer_has_its_own_keys_and_they_read_back(tmp_path, given, expected):
-    config = resolve(*(f"optimizer.{key}" for key in given))
+    config = resolved(*(f"optimizer.{key}" for key in given))
     assert {key: getattr(config.optimizer, key) for key in expected} == expected
     (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
     again = settings.load(tmp_path / "config.toml")
-    assert again == config and settings.resolve(again, 1, 256).optimizer == config.optimizer
+    assert again == config and resolve(again, 1, 256).optimizer == config.optimizer
 
 
 def test_a_base_is_overridden_key_by_key_and_loops_are_refused(tmp_path):
@@ -164,12 +165,12 @@ def test_a_base_is_overridden_key_by_key_and_loops_are_refused(tmp_path):
 
 
 def test_identity_ignores_layout_and_length_and_nothing_else():
-    config = resolve()
-    other = resolve("parallel.pp=2", "run.steps=9", "comm.transport=messages", "run.dir=x", ranks=2)
+    config = resolved()
+    other = resolved("parallel.pp=2", "run.steps=9", "comm.transport=messages", "run.dir=x", ranks=2)
     assert settings.identity(config) == settings.identity(other)
     data = ("data.sequence=9", "data.documents=separate")
     for override in ("run.seed=2", "optimizer.lr=1", *data, "model.width=64", "precision.compute=fp64", "batch.micro=2"):
-        assert settings.identity(resolve(override)) != settings.identity(config)
+        assert settings.identity(resolved(override)) != settings.identity(config)
 
 
 def test_every_key_is_typed():
@@ -181,7 +182,7 @@ def test_every_key_is_typed():
 
 
 def rates(*overrides):
-    config = resolve("run.steps=100", "optimizer.lr=1.0", "schedule.warmup=10", "schedule.final=0.1", *overrides)
+    config = resolved("run.steps=100", "optimizer.lr=1.0", "schedule.warmup=10", "schedule.final=0.1", *overrides)
     return [learning_rate(config, step) for step in range(1, 101)]
 
 
@@ -206,5 +207,5 @@ def test_constant_stays():
 
 
 def test_the_rate_is_a_function_of_the_step_alone():
-    config = resolve("run.steps=50")
+    config = resolved("run.steps=50")
     assert [learning_rate(config, s) for s in (7, 3, 7)] == [learning_rate(config, 7), learning_rate(config, 3), learning_rate(config, 7)]

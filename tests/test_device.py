@@ -7,6 +7,7 @@ import pytest
 from mpitrain import config as settings
 from mpitrain.device import require_memory
 from mpitrain.errors import ConfigError
+from mpitrain.resolve import resolve
 
 NODE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -16,8 +17,9 @@ def fits(*given):
     from mpitrain.slicing import parameters_of
 
     def resolved(layers):
-        keys = ("model.preset=llama3.2-1b", f"model.layers={layers}", "run.device=cpu", "batch.global=64", "parallel.pp=1")
-        return settings.resolve(settings.load(None, (*keys, *given)), 64, 128256)
+        model = ("model.preset=llama3.2-1b", f"model.layers={layers}")
+        layout = ("run.device=cpu", "batch.global=64", "parallel.pp=1", "parallel.zero=0")
+        return resolve(settings.load(None, (*model, *layout, *given)), 64, 128256)
 
     one, two = (sum(spec.numel for spec in parameters_of(resolved(layers))) for layers in (1, 2))
     layers = round((1.2 * NODE / 16 - one) / (two - one)) + 1

@@ -39,10 +39,11 @@ def test_every_shard_of_a_layer_has_the_elements_of_the_whole(tp):
     """For any tensor-parallel degree, also one that doesn't divide the vocabulary; repeated key-value heads are equal."""
     from mpitrain import config as settings
     from mpitrain.model.parameters import Parameter, initialise
+    from mpitrain.resolve import resolve
     from mpitrain.slicing import WHOLE, Shard, specs_of
 
     sizes = ("model.width=48", "model.heads=24", "model.kv_heads=4" if tp != 3 else "model.kv_heads=3", "model.ffn=48", "model.layers=2")
-    config = settings.resolve(settings.load(None, (*sizes, f"parallel.tp={tp}", "data.sequence=24", "model.vocab=259")), tp, 256)
+    config = resolve(settings.load(None, (*sizes, f"parallel.tp={tp}", "data.sequence=24", "model.vocab=259")), tp, 256)
 
     def weights(shard):
         parameters = [Parameter(spec) for block in specs_of(config, 0, shard) for spec in block]

@@ -10,6 +10,7 @@ import torch
 from oracle import muon_step, sgd_step
 
 from mpitrain import config as settings
+from mpitrain.resolve import resolve
 
 pytestmark = pytest.mark.mpi
 SETTINGS = ("model.layers=1", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=100")
@@ -17,7 +18,7 @@ LR = 0.02
 
 
 def resolved(*given, ranks=1):
-    return settings.resolve(settings.load(None, (*SETTINGS, *given)), ranks, 259)
+    return resolve(settings.load(None, (*SETTINGS, *given)), ranks, 259)
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ OPTIMIZERS = {
 def resolved(world, name, layout, *given):
     """Return the configuration of a layout written as above."""
     from mpitrain import config
+    from mpitrain.resolve import resolve
 
     chosen = DEGREES | {"kv_heads": 2} | dict(word.split("=") for word in layout.split())
     tables = {"schedule": "pipeline", "transport": "comm"} | dict.fromkeys(("tied", "kv_heads", "layers", "width", "ffn"), "model")
@@ -60,7 +61,7 @@ def resolved(world, name, layout, *given):
     if world.size != needed:
         pytest.skip(f"runs on {needed} ranks")
     keys = (f"optimizer.{key}" for key in (f"name={name}", *OPTIMIZERS[name][0]))
-    return config.resolve(config.load(None, (*SETTINGS, *words, *keys, *given)), world.size, 256)
+    return resolve(config.load(None, (*SETTINGS, *words, *keys, *given)), world.size, 256)
 
 
 def rows_of(step):

@@ -70,6 +70,7 @@ def every():
 def resolved(layout, world):
     """Return the configuration of a layout, and its transport if all sizes use one."""
     from mpitrain import config as settings
+    from mpitrain.resolve import resolve
 
     chosen = PARALLEL | dict(word.split("=") for word in layout.split())
     needed = 1
@@ -82,7 +83,7 @@ def resolved(layout, world):
     words = [f"{key if '.' in key else tables.get(key, 'parallel') + '.' + key}={value}" for key, value in chosen.items()]
     layers = 1 + 2 * int(chosen["pp"])  # two stages a rank, and not all alike
     config = settings.load(None, (*SETTINGS, *words, f"precision.compute={precision}", f"model.layers={layers}"))
-    return settings.resolve(config, world.size, 256), chosen.get("transport")
+    return resolve(config, world.size, 256), chosen.get("transport")
 
 
 def recorded(mesh, run):

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from mpitrain import config as settings
 from mpitrain.balance import balanced_split
 from mpitrain.buckets import parts_of, reduction_of
+from mpitrain.resolve import resolve
 from mpitrain.schedules.placement import placement
 from mpitrain.slicing import EMBEDDING, slices, specs_of
 
 
-def resolve(*overrides, ranks):
-    return settings.resolve(settings.load(None, overrides), ranks, 256)
+def resolved(*overrides, ranks):
+    return resolve(settings.load(None, overrides), ranks, 256)
 
 
 PLACEMENTS = st.sampled_from([("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zbv", 2)])
@@ -56,7 +57,7 @@ def test_a_head_takes_layers_from_the_last_stage():
 
 
 def test_half_blocks_balance_the_reference_model():
-    config = resolve("model.preset=reference", "parallel.pp=2", "data.sequence=256", ranks=2)
+    config = resolved("model.preset=reference", "parallel.pp=2", "data.sequence=256", ranks=2)
     assert [len(layers) / 2 for layers in slices(config)] == [4.5, 3.5]
     last = specs_of(config, 1)
     assert [len(block) for block in last] == [4, 9, 9, 9, 2] and all(".ffn." in spec.name for spec in last[0])
@@ -65,8 +66,8 @@ def test_half_blocks_balance_the_reference_model():
 @pytest.mark.parametrize("tied", ["true", "false"])
 @pytest.mark.parametrize("pp", [1, 2, 3, 6])
 def test_stages_hold_every_parameter_once_but_the_tied_embedding(pp, tied):
-    config = resolve(f"parallel.pp={pp}", f"model.tied={tied}", ranks=pp)
-    whole = resolve(f"model.tied={tied}", ranks=1)
+    config = resolved(f"parallel.pp={pp}", f"model.tied={tied}", ranks=pp)
+    whole = resolved(f"model.tied={tied}", ranks=1)
     found = [spec.name for stage in range(pp) for block in specs_of(config, stage) for spec in block]
     expected = [spec.name for block in specs_of(whole, 0) for spec in block]
     assert found == expected
@@ -76,7 +77,7 @@ def test_stages_hold_every_parameter_once_but_the_tied_embedding(pp, tied):
 
 @pytest.mark.parametrize("bucket_mb", ["0.0001", "0.5", "1000.0"])
 def test_parts_walk_all_blocks_from_the_last_to_the_first(bucket_mb):
-    config = resolve("parallel.pp=2", f"comm.bucket_mb={bucket_mb}", ranks=2)
+    config = resolved("parallel.pp=2", f"comm.bucket_mb={bucket_mb}", ranks=2)
     for stage in (0, 1):
         parts = parts_of(config, stage)
         assert [block for part in parts for block in reversed(part)] == list(reversed(range(len(specs_of(config, stage)))))
@@ -85,7 +86,7 @@ def test_parts_walk_all_blocks_from_the_last_to_the_first(bucket_mb):
 
 
 def test_the_tied_embedding_is_complete_when_its_last_use_is():
-    one = reduction_of(resolve("comm.bucket_mb=0.001", ranks=1), 0)
+    one = reduction_of(resolved("comm.bucket_mb=0.001", ranks=1), 0)
     assert one.ready[-1] == one.num_parts - 1
-    last = reduction_of(resolve("comm.bucket_mb=0.001", "parallel.pp=2", ranks=2), 1)
+    last = reduction_of(resolved("comm.bucket_mb=0.001", "parallel.pp=2", ranks=2), 1)
     assert last.ready[-1] == 0

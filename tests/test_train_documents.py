@@ -27,11 +27,12 @@ def actor_of(world, *settings):
 
     from mpitrain import config
     from mpitrain.actor import Actor
+    from mpitrain.resolve import resolve
     from mpitrain.train import build_mesh
 
     if world.size not in LAYOUTS:
         pytest.skip("1, 2, 4 and 8 ranks tell")
-    resolved = config.resolve(config.load(None, (*SETTINGS, *LAYOUTS[world.size], *settings)), world.size, 256)
+    resolved = resolve(config.load(None, (*SETTINGS, *LAYOUTS[world.size], *settings)), world.size, 256)
     mesh = build_mesh(resolved, world)
     actor = Actor(resolved, mesh, torch.device("cpu"))
     yield actor, lambda rows, ends: actor.cut(rows.chunk(resolved.parallel.dp)[mesh["dp"].rank], ends)

@@ -80,13 +80,14 @@ def test_the_activations_that_were_predicted_are_held(world, size, settings):
     from mpitrain import config as configuration
     from mpitrain.actor import Actor
     from mpitrain.memory_report import predict
+    from mpitrain.resolve import resolve
     from mpitrain.train import build_mesh
     from mpitrain.watch import Watch
 
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")
     model = ("model.layers=8", "model.width=64", "model.vocab=256", "data.sequence=64", "batch.global=8", "comm.timeout_s=60")
-    config = configuration.resolve(configuration.load(None, (*model, *settings.split())), world.size, 256)
+    config = resolve(configuration.load(None, (*model, *settings.split())), world.size, 256)
     mesh = build_mesh(config, world)
     actor = Actor(config, mesh, torch.device("cpu"))
     rows = torch.randint(0, 256, (8, 65), generator=torch.Generator().manual_seed(1)).chunk(config.parallel.dp)[mesh["dp"].rank]

@@ -191,6 +191,7 @@ def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra, budget=FP64)
 
     from mpitrain import config as settings
     from mpitrain.actor import Actor
+    from mpitrain.resolve import resolve
     from mpitrain.train import build_mesh
 
     layout = (f"parallel.dp={dp}", f"parallel.pp={pp}", f"model.tied={tied}", f"pipeline.schedule={schedule}")
@@ -198,7 +199,7 @@ def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra, budget=FP64)
     needed = dp * pp * parsed.parallel.tp * parsed.parallel.cp
     if world.size != needed:
         pytest.skip(f"runs on {needed} ranks")
-    config = settings.resolve(parsed, world.size, 256)
+    config = resolve(parsed, world.size, 256)
     assert config.model.tied == (tied == "true")
     mesh = build_mesh(config, world)
     actor = Actor(config, mesh, torch.device("cpu"))

@@ -78,13 +78,14 @@ def name_of(settings):
 
 def resolved(world, *settings):
     from mpitrain import config
+    from mpitrain.resolve import resolve
 
     parsed = config.load(None, (*SETTINGS, *settings))
     parallel = parsed.parallel
     needed = (parallel.dp or 1) * (parallel.pp or 1) * parallel.tp * parallel.cp
     if world.size != needed:
         pytest.skip(f"runs on {needed} ranks")
-    return config.resolve(parsed, world.size, 256)
+    return resolve(parsed, world.size, 256)
 
 
 def train(world, config):

@@ -29,11 +29,12 @@ SEEDS = range(int(os.environ.get("MPITRAIN_SEEDS", "1")))
 
 def config_of(name, world, dp, *extra):
     from mpitrain import config as settings
+    from mpitrain.resolve import resolve
 
     pp = world.size // dp
     sizes = (f"model.layers={2 * pp}", f"batch.global={dp * (2 * pp + 2)}")  # two chunks a rank; dualpipe needs 2p microbatches
     layout = (*sizes, f"parallel.dp={dp}", f"parallel.pp={pp}", f"pipeline.schedule={name}")
-    return settings.resolve(settings.load(None, (*SETTINGS, *layout, *extra)), world.size, 256)
+    return resolve(settings.load(None, (*SETTINGS, *layout, *extra)), world.size, 256)
 
 
 def train(world, config, prepare=lambda actor: None, num_steps=2):
@@ -127,11 +128,12 @@ def test_other_orders_agree_in_fp64(world, name, dp, tied):
 def test_repeated_parameters_stay_the_same_bits(world):
     """Norms and repeated key-value heads are on several ranks of tp; all copies are updated alike."""
     from mpitrain import config as settings
+    from mpitrain.resolve import resolve
 
     layout = (f"parallel.tp={world.size}", "batch.global=4", "model.layers=2", "model.heads=8", "model.kv_heads=2", "model.ffn=64")
     for sequence in ("true", "false"):
         parsed = settings.load(None, (*SETTINGS, *layout, f"parallel.sequence={sequence}"))
-        _, _, _, copies = train(world, settings.resolve(parsed, world.size, 256), num_steps=50)
+        _, _, _, copies = train(world, resolve(parsed, world.size, 256), num_steps=50)
         agree(world, copies, f"copies differ after 50 steps with parallel.sequence = {sequence}")
 
 

@@ -43,13 +43,14 @@ MODEL = [*ENDS[0], *[ONE] * LAYERS, *ENDS[1]]  # the parameters of each block: e
 
 def resolved(world, settings):
     from mpitrain import config
+    from mpitrain.resolve import resolve
 
     parsed = config.load(None, (*SETTINGS, *settings))
     parallel = parsed.parallel
     needed = (parallel.dp or 1) * (parallel.pp or 1) * parallel.tp * parallel.cp
     if world.size != needed:
         pytest.skip(f"runs on {needed} ranks")
-    return config.resolve(parsed, world.size, VOCAB)
+    return resolve(parsed, world.size, VOCAB)
 
 
 def sent(world, config):

@@ -8,9 +8,10 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 def verified(world, *settings):
     from mpitrain import config
+    from mpitrain.resolve import resolve
     from mpitrain.verify import report, verify
 
-    resolved = config.resolve(config.load(None, settings), world.size, 256)
+    resolved = resolve(config.load(None, settings), world.size, 256)
     differences = verify(resolved, world)
     return differences, report(resolved, differences)
 

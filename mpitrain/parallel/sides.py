@@ -10,12 +10,10 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from mpitrain.config import Model, Parallel
 from mpitrain.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mpitrain.config import Model, Parallel
 
 MULTIPLE = 16  # of fp8 numbers: pytorch, ATen/native/cuda/ScaledBlas.cpp
 
@@ -28,7 +26,7 @@ class Side(NamedTuple):
     numbers: str
 
 
-def refuse_odd_sides(model: "Model", sequence: int, micro: int, parallel: "Parallel", segments: int = 1) -> None:
+def refuse_odd_sides(model: Model, sequence: int, micro: int, parallel: Parallel, segments: int = 1) -> None:
     """Raise ConfigError for the first side that isn't a multiple of 16. segments: into which the schedule cuts a sequence."""
     for side in (*_of_weights(model, parallel.tp), *_positions(sequence, micro, parallel, segments)):
         if side.length % MULTIPLE:
@@ -39,7 +37,7 @@ def refuse_odd_sides(model: "Model", sequence: int, micro: int, parallel: "Paral
             )
 
 
-def _of_weights(model: "Model", tp: int) -> Iterator[Side]:
+def _of_weights(model: Model, tp: int) -> Iterator[Side]:
     yield _side([("model.width", model.width)])
     yield _side([("model.width", model.width)], [("parallel.tp", tp)])
     head = ("model.width / model.heads", model.width // model.heads)
@@ -48,7 +46,7 @@ def _of_weights(model: "Model", tp: int) -> Iterator[Side]:
     yield _side([("model.ffn", model.ffn)], [("parallel.tp", tp)])
 
 
-def _positions(sequence: int, micro: int, parallel: "Parallel", segments: int) -> Iterator[Side]:
+def _positions(sequence: int, micro: int, parallel: Parallel, segments: int) -> Iterator[Side]:
     """Yield the positions that a product sums over. With async_tp these are chunks and the two parts of the own chunk."""
     factors, divisors = [("batch.micro", micro), ("data.sequence", sequence)], [("parallel.cp", parallel.cp), ("segments", segments)]
     if parallel.tp == 1 or not parallel.async_tp:
