@@ -1,11 +1,13 @@
 """Training speed against torch's own trainers, as ratios within one run.
 
-    python benchmarks/training.py --peer torch_peers.py [--rounds 3] [--launch "mpirun -n {n}"]
+    python benchmarks/training.py --peer torch_peers.py [--rounds 3] [--only PART_OF_A_NAME]...
+    python benchmarks/training.py --hosts netns.sh --only dp=2 --only ddp      on two hosts: as root, after `netns.sh setup 1gbit`
 
 The reference model (preset `reference`): 8 blocks, width 384, 6 heads, 2 key-value heads, ffn 1024, vocabulary 4096, untied, 8
 sequences of 256 tokens a step in microbatches of 1, fp32, AdamW, clip 1.0, one thread per rank. `--peer` is a script that trains the
-same with torch and prints one JSON line with step_s. The candidates take turns; each round gives one median step time
-per candidate, and the table shows the median over the rounds.
+same with torch and prints one JSON line with step_s. `--hosts` is a script that starts a command on a rank of each of two hosts
+(`netns.sh mpi COMMAND...`), and the trainer of torch likewise (`netns.sh torch MODE`). The candidates take turns; each round gives
+one median step time per candidate, and the table shows the median over the rounds.
 """
 
 import argparse
@@ -22,9 +24,10 @@ LONG = ("data.sequence=2048", "batch.global=2")
 BIN = Path(sys.executable).parent
 LAYOUTS = {
     "mpitrain 1 rank": (1, ()),
-    "mpitrain dp=2": (2, ("parallel.dp=2",)),
-    "mpitrain dp=2 zero=1": (2, ("parallel.dp=2", "parallel.zero=1")),
-    "mpitrain dp=2 zero=3": (2, ("parallel.dp=2", "parallel.zero=3", "parallel.gather=step")),
+    "mpitrain dp=2": (2, ("parallel.dp=2",)),  # ZeRO-1, the default
+    "mpitrain dp=2 zero=0": (2, ("parallel.dp=2", "parallel.zero=0")),
+    "mpitrain dp=2 zero=3": (2, ("parallel.dp=2", "parallel.zero=3")),
+    "mpitrain dp=2 zero=3 once a step": (2, ("parallel.dp=2", "parallel.zero=3", "parallel.gather=step")),
     "mpitrain pp=2 1f1b": (2, ("parallel.pp=2", "pipeline.schedule=1f1b")),
     "mpitrain pp=2 zbv": (2, ("parallel.pp=2", "pipeline.schedule=zbv")),
     "mpitrain tp=2": (2, ("parallel.tp=2",)),
@@ -37,9 +40,10 @@ RATIOS = {  # what: (time of the other, our time, by how much the other is to be
     "one rank against torch single": ("torch single", "mpitrain 1 rank", 1),
     "dp=2 against twice one rank": ("mpitrain 1 rank", "mpitrain dp=2", 2),
     "dp=2 against torch ddp": ("torch ddp", "mpitrain dp=2", 1),
-    "zero=1 against torch ddp": ("torch ddp", "mpitrain dp=2 zero=1", 1),
-    "zero=1 against torch zero1": ("torch zero1", "mpitrain dp=2 zero=1", 1),
+    "dp=2 zero=0 against torch ddp": ("torch ddp", "mpitrain dp=2 zero=0", 1),
+    "dp=2 against torch zero1": ("torch zero1", "mpitrain dp=2", 1),
     "zero=3 against torch fsdp2": ("torch fsdp2", "mpitrain dp=2 zero=3", 1),
+    "zero=3, gathered once a step, against torch fsdp2": ("torch fsdp2", "mpitrain dp=2 zero=3 once a step", 1),
     "pp=2 1f1b against torch's": ("torch pp_1f1b", "mpitrain pp=2 1f1b", 1),
     "pp=2 1f1b against half of one rank and a bubble of 1/8": ("mpitrain 1 rank", "mpitrain pp=2 1f1b", 2 / (1 + 1 / 8)),
     "zbv against torch's": ("torch pp_zbv", "mpitrain pp=2 zbv", 1),
@@ -61,32 +65,35 @@ def mpitrain(num_ranks: int, settings: tuple[str, ...], steps: int, launch: str)
     return statistics.median(line["step_s"] for line in lines if line["step"] > 3)
 
 
-def peer(script: str, mode: str, steps: int) -> float:
+def peer(script: str, hosts: str, mode: str, steps: int) -> float:
     """Return the median step time of torch's trainer `mode`."""
-    launcher = [sys.executable] if mode == "single" else [str(BIN / "torchrun"), "--nproc-per-node", "2"]
+    alone = [sys.executable] if mode == "single" else [str(BIN / "torchrun"), "--nproc-per-node", "2"]
+    command = ["bash", hosts, "torch", mode] if hosts else [*alone, script, mode]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "STEPS": str(steps)}
-    result = subprocess.run([*launcher, script, mode], check=True, capture_output=True, text=True, env=environment)
+    result = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return json.loads(next(line for line in result.stdout.splitlines() if line.startswith("{")))["step_s"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", required=True)
+    parser.add_argument("--peer", default="", help="torch's trainers; without it, and without --hosts, mpitrain alone is timed")
+    parser.add_argument("--hosts", default="", help="a script that starts commands on two hosts")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--launch", default=f"{BIN / 'mpirun'} -n {{n}}")
     parser.add_argument("--set", dest="settings", action="append", default=[], help="further settings of every mpitrain run")
     parser.add_argument("--only", action="append", default=[], help="candidates whose name has this in it; may be given several times")
     arguments = parser.parse_args()
+    launch = f"bash {arguments.hosts} mpi" if arguments.hosts else arguments.launch
     wanted = lambda name: not arguments.only or any(part in name for part in arguments.only)  # noqa: E731
     times: dict[str, list[float]] = {}
     for _ in range(arguments.rounds):
-        for mode in filter(lambda mode: wanted(f"torch {mode}"), PEERS):
-            times.setdefault(f"torch {mode}", []).append(peer(arguments.peer, mode, arguments.steps))
+        for mode in filter(lambda mode: wanted(f"torch {mode}"), PEERS if arguments.peer or arguments.hosts else ()):
+            times.setdefault(f"torch {mode}", []).append(peer(arguments.peer, arguments.hosts, mode, arguments.steps))
         for name, (num_ranks, settings) in LAYOUTS.items():
-            if wanted(name):
+            if wanted(name) and not (arguments.hosts and num_ranks == 1):
                 every = (*settings, *arguments.settings)
-                times.setdefault(name, []).append(mpitrain(num_ranks, every, arguments.steps, arguments.launch))
+                times.setdefault(name, []).append(mpitrain(num_ranks, every, arguments.steps, launch))
         print({name: round(values[-1], 3) for name, values in times.items()}, flush=True)
     step_s = {name: statistics.median(values) for name, values in times.items()}
     for name, seconds in step_s.items():
