@@ -1,15 +1,17 @@
 """`mpitrain program` and `mpitrain check`: what a layout would do, without MPI's world, and but for --traffic without torch."""
 
 import math
+from collections.abc import Sequence
 
 from mpitrain import config as settings
 from mpitrain import program
 from mpitrain.comm.grid import Grid
-from mpitrain.config import Config
+from mpitrain.config import Config, Parallel
 from mpitrain.data.tokenizer import load_tokenizer, separator
 from mpitrain.errors import ConfigError
 from mpitrain.resolve import resolve
-from mpitrain.schedules.actions import format_program
+from mpitrain.schedules.actions import Action, format_program
+from mpitrain.schedules.check import Report
 from mpitrain.schedules.draw import grid
 
 
@@ -68,8 +70,20 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
         f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, {name}, {report.num_microbatches} microbatches each\n"
         f"proved: {report.num_actions} instructions complete and in order, {report.num_messages} messages matched, "
         "no deadlock without buffering\n"
-        f"microbatches in flight at most, per pipeline rank: {peaks}"
+        f"microbatches in flight at most, per pipeline rank: {peaks}{_divided(programs, report, parallel)}"
     )
+
+
+def _divided(programs: Sequence[Sequence[Action]], report: Report, parallel: Parallel) -> str:
+    """Say how often gradients are reduced and weights are fetched in a step, which `parallel.reduce` and `.gather` choose."""
+    if parallel.zero < 2:
+        return ""
+    reductions = ", ".join(str(sum(action.kind == "REDUCE" for action in program)) for program in programs)
+    lines = [f'reductions of a bucket a step (parallel.reduce = "{parallel.reduce}"), per pipeline rank: {reductions}']
+    if parallel.zero == 3:
+        counts, most = (", ".join(map(str, numbers)) for numbers in (report.gathers, report.peak_resident))
+        lines.append(f'fetches of a block a step (parallel.gather = "{parallel.gather}"): {counts}; there at once at most: {most}')
+    return "".join(f"\n{line}" for line in lines)
 
 
 def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int]:

@@ -56,6 +56,16 @@ def test_check_proves_and_draws():
     assert "36 messages matched" in done.output  # 6 microbatches over 3 borders, there and back
 
 
+def test_check_counts_what_zero_repeats_for_each_microbatch():
+    """One stage of embedding, 4 blocks and head, 2 microbatches. The head's two uses follow each other, and so do the embedding's."""
+    layout = ("--ranks", "2", "--set", "parallel.zero=3", "--set", "batch.global=4", "--set", "model.layers=4", "--set", "model.tied=false")
+    for reduce, gather, reductions, fetches in (("step", "use", 6, 2 * 6 * 2 - 2 - 1), ("microbatch", "step", 12, 6)):
+        done = mpirun(0, MPITRAIN, "check", *layout, "--set", f"parallel.reduce={reduce}", "--set", f"parallel.gather={gather}")
+        assert done.returncode == 0, done.output
+        assert f"per pipeline rank: {reductions}\n" in done.output, done.output
+        assert f'(parallel.gather = "{gather}"): {fetches};' in done.output, done.output
+
+
 def test_generate_is_a_function_of_its_seed(tmp_path):
     trained = run_tiny(1, tmp_path / "run", write_text(tmp_path / "text.txt"), run_steps=2)
     assert trained.returncode == 0, tail(trained.output)

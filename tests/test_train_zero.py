@@ -171,7 +171,7 @@ def test_sums_in_a_tree_have_the_same_bits_for_every_dp(world, zero, slots):
     """Against one rank of its own; 24 slots are groups of 3. Split backwards put weight gradients off, so groups overlap."""
     from mpi4py import MPI
 
-    if world.size > 4:
+    if world.size == 8 and slots > 16:
         pytest.skip("2 and 4 ranks tell")
     common = ("numerics.reproducible=layout", f"batch.global={slots}")
     lines, weights = train(MPI.COMM_SELF, resolved(MPI.COMM_SELF, *common, "parallel.dp=1"))
