@@ -95,7 +95,9 @@ class Activations:
         kept = self.head_width * (heads + 2 * kv_heads) * self.itemsize
         in_pieces = parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)  # then attention isn't one segment
         if not self.again or in_pieces:
-            kept += heads * ((self.head_width + 1) * self.itemsize + self.head_width * self.factor)
+            kept += heads * (self.head_width + 1) * self.itemsize
+            if heads > 1 or self.factor < self.itemsize:  # a single head lies side by side with itself
+                kept += heads * self.head_width * self.factor
         return self._normed(self.factor) + self.positions * kept
 
     def _feed_forward(self) -> int:

@@ -1,6 +1,6 @@
 """Plain `pytest` ends here: it starts the tests marked `mpi` under mpirun on 1, 2, 4 and 8 ranks, and shows what failed there.
 
-MPITRAIN_LANES=2,4 starts those lanes only.
+MPITRAIN_LANES=2,4 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
 """
 
 import os
@@ -15,6 +15,7 @@ from launch import mpirun, tail
 ROOT = Path(__file__).resolve().parents[1]
 EVERY = (1, 2, 4, 8)
 SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(","))) if "MPITRAIN_LANES" in os.environ else EVERY
+TESTS = os.environ.get("MPITRAIN_TESTS", "")
 SLOWEST_S = 900
 
 HANG = """
@@ -71,7 +72,9 @@ def outcomes():
 @pytest.mark.parametrize("num_ranks", SIZES)
 def test_lane(num_ranks, outcomes, tmp_path):
     report = tmp_path / "lane.xml"
-    done = lane(num_ranks, "-rfE", f"--junitxml={report}", "tests")
+    files = [str(path) for name in TESTS.split() for path in sorted(Path(ROOT, "tests").glob(f"test_{name}.py"))]
+    assert bool(files) == bool(TESTS), f"MPITRAIN_TESTS={TESTS!r}: no such files"
+    done = lane(num_ranks, "-rfE", f"--junitxml={report}", *(files or ["tests"]))
     assert done.returncode == 0, f"exit code {done.returncode}\n{tail(done.output)}"
     for case in ET.parse(report).iter("testcase"):
         skips = case.findall("skipped")
@@ -84,7 +87,7 @@ def test_lane(num_ranks, outcomes, tmp_path):
 def test_every_multi_rank_test_ran_in_some_lane(request, outcomes):
     """A size or a condition that no lane fulfils would hide a test for ever; a missing device may."""
     through = [item.callspec.params["num_ranks"] for item in request.session.items if getattr(item, "originalname", "") == "test_lane"]
-    if through != list(EVERY):
+    if through != list(EVERY) or TESTS:
         pytest.skip("not all lanes were asked for")
     devices = ("gpu", "cuda")
     never = [test for test, ran in outcomes.items() if not ran and not any(word in test for word in devices)]
