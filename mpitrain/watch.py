@@ -1,7 +1,6 @@
 """What microbatches leave in memory between their forward and their backward, counted while a step runs.
 
-Counted are the storages of what autograd has saved and of what stages keep, each once; what waits in host memory isn't. On a GPU,
-torch's own counters tell the same and more.
+Counted are the storages of what autograd has saved and of what stages keep, each once; what waits in host memory isn't.
 """
 
 import inspect
@@ -28,7 +27,7 @@ class _Saved:
 
 
 class Watch:
-    """The most bytes that the stages of a rank have held at once, as seen whenever `look` is called. Costs some percent of a step."""
+    """The most bytes that the stages of a rank have held at once, as seen whenever `look` is called."""
 
     def __init__(self, stages: Iterable[Stage]):
         self._stages, self._saved, self.peak = list(stages), weakref.WeakSet(), 0
