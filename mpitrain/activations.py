@@ -96,7 +96,7 @@ class Activations:
         in_pieces = parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)  # then attention isn't one segment
         if not self.again or in_pieces:
             kept += heads * (self.head_width + 1) * self.itemsize
-            if heads > 1 or self.factor < self.itemsize:  # a single head lies side by side with itself
+            if heads > 1 or self.factor < self.itemsize or self.offloaded:  # a single head lies side by side with itself, but is sent twice
                 kept += heads * self.head_width * self.factor
         return self._normed(self.factor) + self.positions * kept
 
