@@ -4,10 +4,9 @@ MPITRAIN_LAYOUTS=all takes every layout on up to 8 ranks, not a few.
 """
 
 import itertools
-import os
 
 import pytest
-from conftest import agree
+from conftest import EVERY, agree
 
 pytestmark = pytest.mark.mpi
 
@@ -114,7 +113,7 @@ def differences(axes, found, posted, declared, transport):
     return wrong
 
 
-@pytest.mark.parametrize("layout", list(every()) if os.environ.get("MPITRAIN_LAYOUTS") == "all" else FEW)
+@pytest.mark.parametrize("layout", list(every()) if EVERY else FEW)
 def test_what_is_started_is_what_was_declared(world, layout):
     import torch
 

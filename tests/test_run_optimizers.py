@@ -3,10 +3,12 @@
 import json
 
 import pytest
+from conftest import EVERY
 from launch import loss_lines, run_tiny, tail, write_text
 
 KEYS = dict(run_save_every=4, run_eval_every=4, schedule_name="constant", parallel_dp=2)
 STEPS = 10
+CHOSEN = [("sgd", "fp32"), ("muon", "bf16"), *([("muon", "fp32"), ("adamw", "bf16")] if EVERY else [])]
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +16,7 @@ def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("optimizers") / "text.txt")
 
 
-@pytest.mark.parametrize(("name", "moments"), [("sgd", "fp32"), ("muon", "fp32"), ("adamw", "bf16"), ("muon", "bf16")])
+@pytest.mark.parametrize(("name", "moments"), CHOSEN)
 def test_a_run_goes_on_in_another_division_with_the_same_bits(tmp_path, text, name, moments):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     lines = {}

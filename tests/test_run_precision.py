@@ -5,12 +5,11 @@ quickstart: at most 1.9 %, and 0.5 %.)
 """
 
 import json
-import os
 
 import pytest
+from conftest import EVERY
 from launch import MPITRAIN, mpirun, options, run_tiny, tail, write_text
 
-WHOLE = os.environ.get("MPITRAIN_LAYOUTS") == "all"
 AT_ONCE = 20  # steps whose mean is compared
 
 
@@ -23,7 +22,7 @@ def run(tmp_path_factory):
         """Return the losses of the steps and the last validation loss."""
         run_dir = folder / compute
         if not run_dir.exists():
-            if WHOLE:
+            if EVERY:
                 settings = {"run.dir": run_dir, "run.steps": 300, "run.save_every": 0, "precision.compute": compute}
                 done = mpirun(2, MPITRAIN, "run", *options(settings), timeout=1200)
             else:

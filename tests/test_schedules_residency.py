@@ -149,7 +149,7 @@ def test_misfits_are_refused(residency, message):
 # ---------------------------------------------------------------- every family
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("p", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_is_proved(name, p):
     for m in sorted({1, 2, p + 1, 2 * p, 3 * p + 1}):

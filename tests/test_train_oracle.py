@@ -4,16 +4,14 @@ MPITRAIN_LAYOUTS=all takes the whole product of degrees, divisions, kinds of con
 """
 
 import itertools
-import os
 
 import numpy as np
 import pytest
-from conftest import agree
+from conftest import EVERY, agree
 from oracle import adamw, loss_and_grads
 
 pytestmark = pytest.mark.mpi
 LAYERS, HEADS, KV_HEADS = 5, 4, 2
-EVERY = os.environ.get("MPITRAIN_LAYOUTS") == "all"
 SETTINGS = (
     "model.preset=quickstart",
     f"model.layers={LAYERS}",

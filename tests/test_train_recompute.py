@@ -3,10 +3,9 @@
 MPITRAIN_LAYOUTS=all tries every layout instead of a few.
 """
 
-import os
 
 import pytest
-from conftest import agree
+from conftest import EVERY, agree
 from test_train_zero import whole_weights
 
 pytestmark = pytest.mark.mpi
@@ -69,7 +68,7 @@ MORE = {
         ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=interleaved", "parallel.zero=2"),
     ],
 }
-EVERY = [layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE[size] if os.environ.get("MPITRAIN_LAYOUTS") == "all" else [])]
+CHOSEN = [layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE[size] if EVERY else [])]
 
 
 def name_of(settings):
@@ -112,7 +111,7 @@ def train(world, config):
     return lines, whole_weights(piece for part in found for piece in part)
 
 
-@pytest.mark.parametrize("layout", EVERY, ids=name_of)
+@pytest.mark.parametrize("layout", CHOSEN, ids=name_of)
 def test_the_run_is_the_same_for_every_mode(world, layout):
     lines, weights = train(world, resolved(world, *layout))
     for mode in MODES:

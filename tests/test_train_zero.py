@@ -7,7 +7,7 @@ import os
 from functools import partial
 
 import pytest
-from conftest import agree
+from conftest import EVERY, agree
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -46,9 +46,7 @@ MORE = {
     ],
     8: [("parallel.dp=2", "parallel.pp=2", "parallel.tp=2", "pipeline.schedule=zbv"), ("parallel.dp=8", "parallel.dp_shard=4")],
 }
-EVERY = [
-    layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE.get(size, []) if os.environ.get("MPITRAIN_LAYOUTS") == "all" else [])
-]
+CHOSEN = [layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE.get(size, []) if EVERY else [])]
 
 
 def resolved(world, *settings):
@@ -99,7 +97,7 @@ def whole_weights(pieces):
     return {name: np.concatenate([data for _, data in parts]) for name, parts in weights.items()}
 
 
-@pytest.mark.parametrize("layout", EVERY, ids=lambda layout: ",".join(s.split(".")[-1] for s in layout))
+@pytest.mark.parametrize("layout", CHOSEN, ids=lambda layout: ",".join(s.split(".")[-1] for s in layout))
 def test_the_run_is_the_same_for_every_stage_of_zero(world, layout):
     whole = tuple(s for s in layout if not s.startswith("parallel.dp_shard"))
     lines, weights = train(world, resolved(world, *whole, "parallel.zero=0"))
@@ -171,8 +169,8 @@ def test_sums_in_a_tree_have_the_same_bits_for_every_dp(world, zero, slots):
     """Against one rank of its own; 24 slots are groups of 3. Split backwards put weight gradients off, so groups overlap."""
     from mpi4py import MPI
 
-    if world.size == 8 and slots > 16:
-        pytest.skip("2 and 4 ranks tell")
+    if not EVERY and slots > 16 and (world.size > 4 or zero % 2 == 0):
+        pytest.skip("2 and 4 ranks with ZeRO-1 and 3 tell")
     common = ("numerics.reproducible=layout", f"batch.global={slots}")
     lines, weights = train(MPI.COMM_SELF, resolved(MPI.COMM_SELF, *common, "parallel.dp=1"))
     layouts = [(f"parallel.dp={world.size}",)]
