@@ -52,21 +52,25 @@ SPREAD = [
     for schedule, sequence, tied in itertools.product(("1f1b", "zbv"), ("true", "false"), ("true", "false"))
     if (pp > 1 or schedule == "1f1b") and (tp > 1 or sequence == "true")
     if EVERY or (schedule == ("1f1b", "zbv")[pp > 1] and sequence == "true" and tied == ("false", "true")[kind in ("ring", "gather")])
+    if EVERY or cp == 2 or kind in ("zigzag", "ulysses")
+    if EVERY or (dp, pp) == (1, 1) or kind in ("ring", "zigzag")
 ]
-ASYNCHRONOUS = [
-    (tp, cp, kind, dp, pp, tied, kv_heads)
-    for tp, cp, kind, tied, kv_heads in (
-        (2, 1, "ring", "true", 2),
-        (2, 1, "ring", "false", 1),
-        (4, 1, "ring", "true", 2),
-        (4, 1, "ring", "false", 4),
-        (2, 2, "zigzag", "true", 1),
-        (2, 2, "ulysses", "false", 2),
-        (4, 2, "zigzag", "false", 2),
-    )
-    for dp, pp in ((1, 1), (1, 2), (2, 1))
-    if tp * cp * dp * pp <= 4 or (tp * cp * dp * pp == 8 and (EVERY or cp > 1))
+ASYNCHRONOUS = [  # (tp, cp, context, dp, pp, tied, kv_heads)
+    (2, 1, "ring", 1, 1, "true", 2),
+    (2, 1, "ring", 1, 1, "false", 1),
+    (2, 1, "ring", 1, 2, "true", 2),
+    (2, 1, "ring", 2, 1, "false", 1),
+    (4, 1, "ring", 1, 1, "true", 2),
+    (2, 2, "zigzag", 1, 1, "true", 1),
+    (2, 2, "ulysses", 1, 1, "false", 2),
+    (2, 2, "zigzag", 1, 2, "true", 1),
+    (2, 2, "ulysses", 2, 1, "false", 2),
+    (4, 2, "zigzag", 1, 1, "false", 2),
 ]
+for tp, kind, dp, pp, tied in itertools.product((2, 4), ("", "zigzag", "ulysses"), (1, 2), (1, 2), ("true", "false")) if EVERY else ():
+    cp = 2 if kind and not (kind == "ulysses" and tp == 4) else 1
+    layouts = [(tp, cp, kind if cp > 1 else "ring", dp, pp, tied, kv_heads) for kv_heads in (1, 2, 4)]
+    ASYNCHRONOUS += [layout for layout in layouts if tp * cp * dp * pp <= 8 and layout not in ASYNCHRONOUS]
 SEPARATE = [  # (dp, pp, tp, cp, how layers or sequences are divided, schedule)
     (1, 1, 1, 1, "sequence=true", "1f1b"),
     (1, 1, 1, 1, "sequence=true", "seq1f1b"),

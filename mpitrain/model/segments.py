@@ -8,7 +8,7 @@ buffer, then or later. They run under no_grad, or the buffer would keep the hist
 of the embedding are never put off.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,28 +31,33 @@ Edges = GradientEdge | tuple[GradientEdge, ...]
 Again = Callable[[], torch.Tensor]  # makes a tensor once more that wasn't kept
 
 
-class _Product(torch.autograd.Function):
-    """x @ weight.T, whose backward gives the gradient of x and leaves that of the weight for later. `once_more` makes x, if not kept.
+class _Products(torch.autograd.Function):
+    """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves those of the weights for later.
 
-    The weight itself isn't saved: with ZeRO-3 it is dropped and fetched again.
+    The weights themselves aren't saved: with ZeRO-3 they are dropped and fetched again. `once_more` makes x, if it isn't kept.
     """
 
     @staticmethod
-    def forward(ctx, x, parameter: Parameter, deferred: list, once_more: Again | None):
+    def forward(ctx, x, parameters: tuple[Parameter, ...], deferred: list, once_more: Again | None):
         if once_more is None:
             ctx.save_for_backward(x)
-        ctx.parameter, ctx.deferred, ctx.once_more = parameter, deferred, once_more
-        return functional.linear(x, parameter.data)
+        ctx.parameters, ctx.deferred, ctx.once_more = parameters, deferred, once_more
+        return tuple(functional.linear(x, parameter.data) for parameter in parameters)
 
     @staticmethod
-    def backward(ctx, grad_of_output):
+    def backward(ctx, *grads_of_outputs):
         x = ctx.once_more() if ctx.once_more else ctx.saved_tensors[0]
-        ctx.deferred.append(partial(_add_product, ctx.parameter, x, grad_of_output))
-        return grad_of_output @ ctx.parameter.data, None, None, None
+        grads = [grad.flatten(0, -2) for grad in grads_of_outputs]
+        ctx.deferred.append(partial(_add_products, ctx.parameters, x.flatten(0, -2), grads))
+        grad_of_x = grads[0] @ ctx.parameters[0].data
+        for grad, parameter in zip(grads[1:], ctx.parameters[1:]):
+            grad_of_x.addmm_(grad, parameter.data)
+        return grad_of_x.view(x.shape), None, None, None
 
 
-def _add_product(parameter: Parameter, x: torch.Tensor, grad_of_output: torch.Tensor) -> None:
-    add_product(parameter.grad, grad_of_output.flatten(0, -2), x.flatten(0, -2))
+def _add_products(parameters: tuple[Parameter, ...], x: torch.Tensor, grads: list[torch.Tensor]) -> None:
+    for parameter, grad in zip(parameters, grads):
+        add_product(parameter.grad, grad, x)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -70,8 +75,8 @@ class _CrossEntropy(torch.autograd.Function):
         logs_NV, targets_N = ctx.saved_tensors
         grad_NV = logs_NV.exp_()
         grad_NV[torch.arange(len(targets_N), device=grad_NV.device), targets_N] -= 1
-        grad_NV[targets_N == IGNORED] = 0
-        return grad_NV.mul_(grad_of_output).to(ctx.dtype), None
+        factor_N = grad_of_output * (targets_N != IGNORED)
+        return grad_NV.mul_(factor_N[:, None]).to(ctx.dtype), None
 
 
 class _Enter(torch.autograd.Function):
@@ -98,15 +103,15 @@ class Tape:
         self.deferred: list[Callable[[], None]] = []
         self.attended: Attended | None = None  # of a sequence that is cut into segments
 
-    def product(self, x: torch.Tensor, parameter: Parameter, once_more: Again | None = None) -> torch.Tensor:
-        """Return x @ parameter.T; its weight gradient is deferred. once_more: makes x again, so that it needn't be kept."""
-        return _Product.apply(x, parameter, self.deferred, once_more)
+    def linears(
+        self, x: torch.Tensor, parameters: tuple[Parameter, ...], once_more: Again | None = None, narrow: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """Return x @ parameter.T for each parameter; their gradients are deferred. once_more: makes x again, so that it needn't be kept.
 
-    def linears(self, x: torch.Tensor, parameters: tuple[Parameter, ...], once_more: Again | None, narrow: bool) -> Sequence[torch.Tensor]:
-        """Return x @ parameter.T for each parameter, as `product` does. narrow: multiply in fp8."""
-        if narrow:
-            return fp8.Products.apply(x, parameters, self.deferred, once_more)
-        return tuple(self.product(x, parameter, once_more) for parameter in parameters)
+        narrow: multiply in fp8.
+        """
+        products = fp8.Products if narrow else _Products
+        return products.apply(x, parameters, self.deferred, once_more)
 
     def norm(self, x: torch.Tensor, parameter: Parameter, eps: float = 1e-5) -> torch.Tensor:
         """Return RMSNorm(x) with the weight `parameter`."""
@@ -351,7 +356,7 @@ class Head(Segment):
         self.norm, self.weight = norm, weight
 
     def compute(self, x_BTD: torch.Tensor, context: Any, tape: Tape) -> torch.Tensor:
-        logits_BTV = tape.product(tape.norm(x_BTD, self.norm), self.weight)
+        (logits_BTV,) = tape.linears(tape.norm(x_BTD, self.norm), (self.weight,))
         if context.targets is None:
             return logits_BTV
         return _CrossEntropy.apply(logits_BTV.flatten(0, 1), context.targets.flatten())
