@@ -10,11 +10,17 @@ from mpitrain import __version__
 from mpitrain.errors import FAILED, InputError, MpitrainError
 
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+LIBRARIES = {  # what they read from the environment when they load
+    "THP_MEM_ALLOC_ENABLE": "1",  # torch takes huge pages: steps on a CPU are a little faster
+    "OMPI_MCA_osc": "^ucx",  # Open MPI's wheel reports an error for each window of shared memory, which that component doesn't make anyway
+}
 OVERRIDE = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key, for example --set parallel.pp=2.")
 
 
 def main() -> None:
     """Run the command line; errors are reported once, by the first rank of the launcher, and end with their exit code."""
+    for name, value in LIBRARIES.items():
+        os.environ.setdefault(name, value)
     try:
         code = cli(standalone_mode=False) or 0
     except click.exceptions.Exit as done:
@@ -59,7 +65,6 @@ def run(config: str | None, overrides: tuple[str, ...]) -> int:
     from mpitrain.comm.world import abort, connect
 
     world = connect()
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages make steps on a CPU a little faster; torch reads this when it loads
     try:
         from mpitrain.train import run as train
 

@@ -12,6 +12,7 @@ def two_steps(num_ranks, run_dir):
     assert done.returncode == 0, tail(done.output)
     assert done.output.count(f"ranks: {num_ranks},") == 1, "each rank believes to be alone"
     assert f"mpitrain generate {run_dir}" in done.output
+    assert "error" not in done.output.lower(), "what an MPI says to itself doesn't help a user"
     first, *steps = map(json.loads, loss_lines(run_dir))
     assert first["step"] == 0 and [line["step"] for line in steps] == [1, 2]
     return [first["val_loss"], *(line["loss"] for line in steps)]
