@@ -10,6 +10,7 @@ import sys
 import pytest
 
 EVERY = os.environ.get("MPITRAIN_LAYOUTS") == "all"  # take every layout, not the few that tell most
+EVERY_SIZE = os.environ.get("MPITRAIN_SIZES") == "all"  # of a schedule
 UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
 
 

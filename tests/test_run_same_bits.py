@@ -8,6 +8,7 @@ import json
 import math
 
 import pytest
+from conftest import EVERY
 from launch import loss_lines, run_tiny, tail, write_text
 
 
@@ -52,6 +53,7 @@ def test_the_seed_shows(lines_of):
         (2, "gpipe", "shared"),
         (4, "1f1b", "auto"),
         (4, "gpipe", "messages"),
+        *([(2, "1f1b", "messages"), (2, "1f1b", "shared"), (2, "gpipe", "auto")] if EVERY else []),
     ],
 )
 def test_pipeline_equals_one_rank(lines_of, pp, schedule, transport):
@@ -62,13 +64,18 @@ def test_second_run_equals_the_first(lines_of):
     assert lines_of(1, 1, again=True) == lines_of(1, 1)
 
 
-def test_untied_pipeline_of_uneven_stages_equals_one_rank(lines_of):
+@pytest.mark.parametrize(
+    ("pp", "changes"),
+    [(2, {"pipeline_stages": "[3,1]"}), *([(4, {"pipeline_schedule": "gpipe"})] if EVERY else [])],
+    ids=["uneven", "gpipe"][: 1 + EVERY],
+)
+def test_untied_pipeline_equals_one_rank(lines_of, pp, changes):
     expected = lines_of(1, 1, model_tied="false")
     assert expected != lines_of(1, 1)
-    assert lines_of(1, 2, model_tied="false", pipeline_stages="[3,1]") == expected
+    assert lines_of(1, pp, model_tied="false", **changes) == expected
 
 
-@pytest.mark.parametrize(("pp", "transport"), [(1, "collectives"), (1, "shared"), (2, "auto")])
+@pytest.mark.parametrize(("pp", "transport"), [(1, "collectives"), (1, "shared"), (2, "auto"), *([(4, "auto")] if EVERY else [])])
 def test_data_parallel_pipeline_equals_data_parallel(lines_of, pp, transport):
     """With buckets of a few kilobytes: several reductions are under way at a time."""
     expected = lines_of(2, 1, comm_transport="messages", comm_bucket_mb=0.02)

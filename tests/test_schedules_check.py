@@ -1,6 +1,7 @@
 """The check accepts every program we write, and refuses every program that someone broke, at the right place."""
 
 import pytest
+from conftest import EVERY_SIZE
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import NORM, REDUCE, UPDATE, B, F, parse, parse_program
@@ -10,23 +11,28 @@ from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.table import forwards
 
 REDUCES = [Reduction(2, (0, 1))] * 3
+RANKS = range(1, 17) if EVERY_SIZE else [*range(1, 9), 16]
+
+
+def microbatches(p):
+    return range(1, 4 * p + 1) if EVERY_SIZE else (*range(1, 2 * p + 2), 4 * p)
 
 
 def programs_of(name="1f1b", num_stages=3, num_microbatches=4):
     return lower(build(name, num_stages, num_microbatches), [Reduction(2, (0, 1))] * num_stages)
 
 
-@pytest.mark.parametrize("p", [*range(1, 9), 16])
+@pytest.mark.parametrize("p", RANKS)
 def test_1f1b_is_correct_and_keeps_p_minus_r_in_flight(p):
-    for m in (*range(1, 2 * p + 2), 4 * p):
+    for m in microbatches(p):
         report = check(programs_of("1f1b", p, m), p, m, reduces=[Reduction(2, (0, 1))] * p)
         assert report.peak_in_flight == tuple(min(p - r, m) for r in range(p))
         assert report.num_messages == 2 * (p - 1) * m
 
 
-@pytest.mark.parametrize("p", [*range(1, 9), 16])
+@pytest.mark.parametrize("p", RANKS)
 def test_gpipe_is_correct_and_keeps_all_in_flight(p):
-    for m in (*range(1, 2 * p + 2), 4 * p):
+    for m in microbatches(p):
         assert check(programs_of("gpipe", p, m), p, m).peak_in_flight == (m,) * p
 
 

@@ -3,9 +3,8 @@
 A sample of sizes; MPITRAIN_SIZES=all takes every p in 2..16 and m in 1..4p (some minutes).
 """
 
-import os
-
 import pytest
+from conftest import EVERY_SIZE
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.catalog import NAMES, build
@@ -13,13 +12,12 @@ from mpitrain.schedules.check import check
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.simulate import simulate
 
-EVERY = os.environ.get("MPITRAIN_SIZES") == "all"
-RANKS = range(2, 17) if EVERY else (2, 3, 4, 6, 7, 16)
+RANKS = range(2, 17) if EVERY_SIZE else (2, 3, 4, 6, 7, 16)
 
 
 def sizes(p):
     """Return the numbers of microbatches to try: around the ranks and their multiples, odd ones and even ones."""
-    return range(1, 4 * p + 1) if EVERY else sorted({1, 2, p - 1, p, p + 1, 2 * p - 1, 2 * p, 3 * p + 1, 4 * p} - {0})
+    return range(1, 4 * p + 1) if EVERY_SIZE else sorted({1, 2, p - 1, p, p + 1, 2 * p - 1, 2 * p, 3 * p + 1, 4 * p} - {0})
 
 
 @pytest.mark.parametrize("p", RANKS)

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from conftest import EVERY_SIZE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,7 +150,7 @@ def test_misfits_are_refused(residency, message):
 # ---------------------------------------------------------------- every family
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 5])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7] if EVERY_SIZE else [1, 2, 3, 5])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_is_proved(name, p):
     for m in sorted({1, 2, p + 1, 2 * p, 3 * p + 1}):

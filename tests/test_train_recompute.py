@@ -3,7 +3,6 @@
 MPITRAIN_LAYOUTS=all tries every layout instead of a few.
 """
 
-
 import pytest
 from conftest import EVERY, agree
 from test_train_zero import whole_weights
