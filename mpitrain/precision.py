@@ -32,17 +32,6 @@ def wire_type(precision: Precision) -> torch.dtype | None:
     return None if precision.reduce == "same" else TYPES[precision.reduce]
 
 
-@torch.no_grad()
-def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Add a.T @ b to `total` [A, B]. a: [N, A].  b: [N, B], of a narrower type than `total`, or of the same."""
-    if a.dtype == total.dtype:
-        total.addmm_(a.t(), b)
-    elif a.is_cuda:
-        total += torch.mm(a.t(), b, out_dtype=total.dtype)
-    else:
-        total.addmm_(a.to(total.dtype).t(), b.to(total.dtype))
-
-
 class LossScale:
     """What the loss is multiplied by before the backward: a power of two, so that nothing is rounded by it. 1 unless fp16."""
 

@@ -24,7 +24,8 @@ from mpitrain.model.parameters import Parameter
 from mpitrain.model.recipe import Later, Local, Shape, Walk, sends
 from mpitrain.parallel.context import ContextAttention
 from mpitrain.parallel.traffic import Traffic
-from mpitrain.precision import add_product, wide
+from mpitrain.precision import wide
+from mpitrain.products import add_product, product
 
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 Edges = GradientEdge | tuple[GradientEdge, ...]
@@ -42,16 +43,16 @@ class _Products(torch.autograd.Function):
         if once_more is None:
             ctx.save_for_backward(x)
         ctx.parameters, ctx.deferred, ctx.once_more = parameters, deferred, once_more
-        return tuple(functional.linear(x, parameter.data) for parameter in parameters)
+        return tuple(product(x, parameter.data) for parameter in parameters)
 
     @staticmethod
     def backward(ctx, *grads_of_outputs):
         x = ctx.once_more() if ctx.once_more else ctx.saved_tensors[0]
         grads = [grad.flatten(0, -2) for grad in grads_of_outputs]
         ctx.deferred.append(partial(_add_products, ctx.parameters, x.flatten(0, -2), grads))
-        grad_of_x = grads[0] @ ctx.parameters[0].data
+        grad_of_x = product(grads[0], ctx.parameters[0].data.t())
         for grad, parameter in zip(grads[1:], ctx.parameters[1:]):
-            grad_of_x.addmm_(grad, parameter.data)
+            grad_of_x += product(grad, parameter.data.t())
         return grad_of_x.view(x.shape), None, None, None
 
 

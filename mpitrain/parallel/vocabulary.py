@@ -15,7 +15,8 @@ from mpitrain.data.documents import IGNORED
 from mpitrain.model.parameters import Parameter
 from mpitrain.model.recipe import Later, Local, Shape, Walk
 from mpitrain.parallel.traffic import Started, Traffic
-from mpitrain.precision import add_product, wide
+from mpitrain.precision import wide
+from mpitrain.products import add_product, product
 
 
 def _local(numbers: torch.Tensor, weight: Parameter) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +56,7 @@ class VocabularyHead:
 
     def forward(self, h_BTD: torch.Tensor, context: Any) -> Walk:
         h_ND = h_BTD.flatten(0, 1)
-        logits_NV = functional.linear(h_ND, self.weight.data).to(wide(h_ND.dtype))
+        logits_NV = product(h_ND, self.weight.data).to(wide(h_ND.dtype))
         ignored_N = context.targets.flatten() == IGNORED
         targets_N, here_N = _local(context.targets.flatten(), self.weight)
         share_N = torch.logsumexp(logits_NV, -1)
@@ -83,4 +84,4 @@ class VocabularyHead:
             grad_NV.mul_(grad_of_output)
         grad_NV = grad_NV.to(h_BTD.dtype)
         later(lambda: add_product(self.weight.grad, grad_NV, h_BTD.flatten(0, 1)))
-        return (grad_NV @ self.weight.data).view_as(h_BTD)
+        return product(grad_NV, self.weight.data.t()).view_as(h_BTD)

@@ -10,6 +10,7 @@ import time
 import torch
 
 from mpitrain.config import Config
+from mpitrain.products import product
 from mpitrain.slicing import EMBEDDING, parameters_of
 
 DEFINITION = "model FLOPs (6 per matrix weight and token, causal attention halved, no recomputation) / peak of all ranks"
@@ -40,5 +41,5 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
 
 def _timed(a: torch.Tensor) -> float:
     begin = time.perf_counter()
-    (a @ a).sum().item()
+    product(a, a).sum().item()
     return time.perf_counter() - begin
