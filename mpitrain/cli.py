@@ -63,12 +63,14 @@ def run(config: str | None, overrides: tuple[str, ...]) -> int:
     Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (start it again).
     """
     from mpitrain.comm.world import abort, connect
+    from mpitrain.opening import open_run
 
     world = connect()
     try:
-        from mpitrain.train import run as train
+        opened = open_run(config, overrides, world)
+        from mpitrain.train import run as train  # torch comes with it
 
-        return train(config, overrides, world)
+        return train(opened, world)
     except InputError:
         raise
     except BaseException as error:  # the other ranks may be waiting for this one for ever

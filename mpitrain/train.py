@@ -1,4 +1,4 @@
-"""`mpitrain run`: check everything, build everything, then loop over steps, log, save, stop."""
+"""`mpitrain run`, after mpitrain/opening.py: build everything, then loop over steps, log, save, stop."""
 
 import json
 import math
@@ -6,103 +6,49 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from mpi4py.MPI import Intracomm
 
-from mpitrain import config as settings
-from mpitrain import program
 from mpitrain.actor import Actor, StepResult
 from mpitrain.axes import axes_of
 from mpitrain.checkpoint import load, save
 from mpitrain.checkpoint.boxes import Box, run_boxes
 from mpitrain.checkpoint.tensors import to_array, to_tensor
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import node_rank, num_nodes, on_every_rank, on_first_rank, require_same
+from mpitrain.comm.world import node_rank, on_every_rank, on_first_rank
 from mpitrain.config import Config
-from mpitrain.data.corpus import check_source
 from mpitrain.data.order import Sampler
-from mpitrain.data.split import split
-from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
-from mpitrain.data.tokens import describe, open_tokens, prepare
-from mpitrain.device import choose_device, require_memory
+from mpitrain.device import choose_device
 from mpitrain.errors import DONE, STOPPED_EARLY, CheckpointError
 from mpitrain.hang import diagnosed
 from mpitrain.memory_report import compare, measure, predict
+from mpitrain.opening import Opened
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.zero import Piece
 from mpitrain.report.communication import Ledger
 from mpitrain.report.console import Report
 from mpitrain.report.flops import DEFINITION, flops_per_token, peak_flops
 from mpitrain.report.trace import Recorder, write_trace
-from mpitrain.resolve import resolve
-from mpitrain.rundir import RunDir
 from mpitrain.schedule import num_microbatches
 from mpitrain.slicing import Spec, parameters_of
 from mpitrain.stage import Microbatch
 from mpitrain.watch import Watch
 
 
-@dataclass(frozen=True)
-class Corpora:
-    """The tokens of a run, in an order that is a pure function of seed and slot. separator: what ends a document, if it matters."""
+def run(opened: Opened, world: Intracomm) -> int:
+    """Train what was opened, and return the exit code. Collective over `world`.
 
-    train: Sampler
-    validation: Sampler
-    digest: str
-    separator: int | None
-
-
-def run(path: str | None, overrides: tuple[str, ...], world: Intracomm) -> int:
-    """Train as the configuration says and return the exit code. Collective over `world`.
-
-    Raises InputError, alike on all ranks and before anything is written, for whatever the user has to change.
+    Raises InputError, alike on all ranks, if a device or a checkpoint isn't what the configuration needs.
     """
-    config, tokenizer = plan(path, overrides, world.size, num_nodes(world))
-    require_same(world, settings.digest(config), "the configuration")
-    rundir = RunDir(config.run.dir)
-    corpora = open_run(config, tokenizer, rundir, world)
+    config = opened.config
     device = choose_device(config, node_rank(world))
     mesh = build_mesh(config, world)
     try:
-        with Trainer(config, rundir, corpora, mesh, device) as trainer:
+        with Trainer(opened, mesh, device) as trainer:
             return trainer.train()
     finally:
         mesh.free()
-
-
-def plan(path: str | None, overrides: tuple[str, ...], num_ranks: int, num_nodes: int) -> tuple[Config, Tokenizer]:
-    """Read and resolve the configuration and prove its schedule, on any rank, without writing or sending anything."""
-    config = settings.load(path, overrides)
-    tokenizer = load_tokenizer(config.data.tokenizer)
-    separator(config.data, tokenizer)
-    config = resolve(config, num_ranks, tokenizer.vocab, num_nodes)
-    require_memory(config)
-    program.training(config)
-    return config, tokenizer
-
-
-def open_run(config: Config, tokenizer: Tokenizer, rundir: RunDir, world: Intracomm) -> Corpora:
-    """Check and make the run directory and the tokens on rank 0, and open the tokens on all ranks."""
-
-    def make() -> None:
-        rundir.require_writable()
-        rundir.require_same_run(config)
-        check_source(config.data.source, config.data.path)
-        with rundir.creating(config):
-            prepare(config.data.source, config.data.path, tokenizer, rundir.data)
-            _corpora(config, tokenizer, rundir)
-
-    on_first_rank(world, make)
-    return _corpora(config, tokenizer, rundir)
-
-
-def _corpora(config: Config, tokenizer: Tokenizer, rundir: RunDir) -> Corpora:
-    sequence = config.data.sequence
-    train, validation = split(open_tokens(rundir.data), config.data.val_fraction, sequence)
-    samplers = Sampler(train, sequence, config.run.seed), Sampler(validation, sequence)
-    return Corpora(*samplers, describe(rundir.data).digest, separator(config.data, tokenizer))
 
 
 def build_mesh(config: Config, world: Intracomm) -> Mesh:
@@ -119,8 +65,9 @@ def build_mesh(config: Config, world: Intracomm) -> Mesh:
 class Trainer:
     """The loop of one rank. `step` is the number of steps done."""
 
-    def __init__(self, config: Config, rundir: RunDir, corpora: Corpora, mesh: Mesh, device: torch.device):
-        self.config, self.rundir, self.corpora, self.mesh, self.device = config, rundir, corpora, mesh, device
+    def __init__(self, opened: Opened, mesh: Mesh, device: torch.device):
+        self.config, self.rundir, self.corpora, self.mesh, self.device = opened.config, opened.rundir, opened.corpora, mesh, device
+        config = self.config
         self.world = mesh["world"]
         self.recorder = Recorder(range(0))
         self.actor = Actor(config, mesh, device, self.recorder)

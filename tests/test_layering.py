@@ -51,6 +51,12 @@ def test_imports_nothing_of_ours_but_errors(package):
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
+def test_a_run_is_opened_without_torch():
+    """A wrong configuration is refused before all ranks load it."""
+    code = "import sys, mpitrain.opening; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+
+
 def test_nobody_imports_the_bare_packages():
     """`import comm` works from the repository root, gives a second copy of the module, and hides Jupyter's comm."""
     for folder in ("schedules", "comm", "mpitrain", "tests"):

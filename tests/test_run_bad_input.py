@@ -33,7 +33,8 @@ def tree(folder):
 def refused(folder, num_ranks, words, *command, env=None):
     """Run `command`; check that it was refused as it should be, with a message that holds `words`. Return the message."""
     before = tree(folder)
-    done = mpirun(num_ranks, *command, env=env, cwd=folder, timeout=60)
+    no_gpu = {"CUDA_VISIBLE_DEVICES": "", **(env or {})}  # what is refused for want of one is refused everywhere
+    done = mpirun(num_ranks, *command, env=no_gpu, cwd=folder, timeout=60)
     assert done.returncode == 2, f"exit code {done.returncode}\n{tail(done.output)}"
     assert "Traceback" not in done.output, done.output
     messages = [line for line in done.output.splitlines() if line.startswith(CLASSES)]
@@ -50,6 +51,7 @@ CASES = {
     "wrong type": (["--set", "run.steps=many"], ["run.steps", "int", "str"]),
     "layout": (["--set", "parallel.dp=3"], ["3", "ranks, but mpirun started 2"]),
     "a model larger than memory": (["--set", "model.width=1000000000"], ["GiB", "parallel.pp"]),
+    "a GPU that isn't there": ([*options({"run.device": "cuda"})], ['run.device = "cuda"', "finds no CUDA device", '"cpu" or "auto"']),
     "more stages than blocks": (["--set", "parallel.pp=2", "--set", "model.layers=1"], ["parallel.pp = 2", "model.layers = 1"]),
     "microbatches": ([*options({"batch.global": 6, "batch.micro": 2, "parallel.dp": 2})], ["batch.global = 6", "multiple of 4"]),
     "a side that fp8 can't multiply": (

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from mpitrain import config as settings
-from mpitrain.device import require_memory
 from mpitrain.errors import ConfigError
+from mpitrain.node_memory import require_memory
 from mpitrain.resolve import resolve
 
 NODE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
