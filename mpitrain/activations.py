@@ -49,8 +49,9 @@ class Activations:
         """
         inner = 0 if self.offloaded else self._inner(segment)
         history = self._keys() if self.segments > 1 else 0  # for later segments
-        tokens = (9 if self.tp > 1 else 8) * self.positions if self.first else 0
-        return inner + history + self._mask(segment) * self.itemsize + (self._head() if self.last else 0) + tokens
+        numbers = ((9 if self.tp > 1 else 8) if self.first else 0) + ((10 if self.tp > 1 else 8) if self.last else 0)  # tokens, targets
+        head = self._head() if self.last else 0
+        return inner + history + self._mask(segment) * self.itemsize + head + numbers * self.positions
 
     def on_host(self, segment: int = 0) -> int:
         """Return what it leaves in host memory instead."""
@@ -96,7 +97,7 @@ class Activations:
         in_pieces = parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)  # then attention isn't one segment
         if not self.again or in_pieces:
             kept += heads * (self.head_width + 1) * self.itemsize
-            if heads > 1 or self.factor < self.itemsize or self.offloaded:  # a single head lies side by side with itself, but is sent twice
+            if heads > 1 or self.factor < self.itemsize:  # a single head lies side by side with itself
                 kept += heads * self.head_width * self.factor
         return self._normed(self.factor) + self.positions * kept
 

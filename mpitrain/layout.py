@@ -57,7 +57,8 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
     from mpitrain.memory_report import predict, table_of_usage
 
-    return "MB (10**6 bytes) of the first rank of each pipeline rank:\n" + table_of_usage(predict(resolved(path, overrides, num_ranks)))
+    usages = predict(resolved(path, overrides, num_ranks))
+    return "MB (10**6 bytes) of each pipeline rank, with the largest shard of its state:\n" + table_of_usage(usages)
 
 
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:

@@ -82,16 +82,19 @@ class _Stage(NamedTuple):
     buckets: list[_Planned]
 
 
-def predict(config: Config) -> list[Usage]:
-    """Return what a rank of each pipeline rank holds: the first of its tensor-parallel, context-parallel and shard axes."""
+def predict(config: Config, shard: int | None = None) -> list[Usage]:
+    """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
+
+    shard: its part of a state that is divided; None: the one that holds most, for not all hold as much padding.
+    """
     programs = program.training(config)
     evaluation = program.evaluation(config, programs.table)
     return [
-        _usage(config, programs.table, rank, programs.ranks[rank], evaluation.ranks[rank]) for rank in range(config.parallel.pp)
+        _usage(config, programs.table, rank, shard, programs.ranks[rank], evaluation.ranks[rank]) for rank in range(config.parallel.pp)
     ]
 
 
-def _usage(config: Config, table: Table, rank: int, training: Sequence[Action], evaluation: Sequence[Action]) -> Usage:
+def _usage(config: Config, table: Table, rank: int, shard: int | None, training: Sequence[Action], evaluation: Sequence[Action]) -> Usage:
     parallel, narrow, wide = config.parallel, *itemsizes_of(config)
     size = parallel.cp * (parallel.dp_shard or parallel.dp) if parallel.zero else 1
     sharding = Sharding(parallel.zero, tree=config.numerics.reproducible == "layout")
@@ -102,7 +105,7 @@ def _usage(config: Config, table: Table, rank: int, training: Sequence[Action], 
     weights = sum(share if parallel.zero == 3 else whole for whole, share in lengths) * narrow
     masters = sum(share for _, share in lengths) * wide
     grads = [gradient.layout.length // (size if parallel.zero >= 2 else 1) for bucket in buckets for gradient in bucket.gradients]
-    runs = [(spec, end - begin) for bucket in owned for spec, begin, end in bucket.weights.layout.runs(0)]
+    runs = max((_runs(owned, each) for each in (range(size) if shard is None else (shard,))), key=lambda found: sum(n for _, n in found))
     moments = sum(count * _moments(config, spec) for spec, count in runs) * (2 if config.optimizer.moments == "bf16" else wide)
     formulas = {stage: Activations(config, stage % table.depth, table.segments) for stage in table.chunks[rank]}
     lent, held = _lent(sharding, stages, table, training, evaluation), _activations(training, table, formulas)
@@ -112,6 +115,11 @@ def _usage(config: Config, table: Table, rank: int, training: Sequence[Action], 
         host += masters + leaving + moments + sum(count for _, count in runs) * wide
         return Usage(weights, sum(grads) * wide, 0, lent, held, host)
     return Usage(weights + (masters if narrow != wide else 0), sum(grads) * wide, moments, lent, held, host)
+
+
+def _runs(buckets: Sequence[_Planned], shard: int) -> list[tuple[Spec, int]]:
+    """Return how many numbers a shard of the buckets has of each of their parameters."""
+    return [(spec, end - begin) for bucket in buckets for spec, begin, end in bucket.weights.layout.runs(shard)]
 
 
 def _lent(sharding: Sharding, stages: dict[int, _Stage], table: Table, training: Sequence[Action], evaluation: Sequence[Action]) -> int:
@@ -177,16 +185,22 @@ def _activations(instructions: Sequence[Action], table: Table, stages: dict[int,
 
 
 def _put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Activations]) -> int:
-    """Return the bytes that offloaded activations take in host memory, from their forward to the end of their B or I."""
+    """Return the bytes that offloaded activations take in host memory, from their forward to the end of their B or I.
+
+    A buffer is used again for what has the same length: in all segments that is all but keys and values, which are longer in each.
+    """
     last = {action[:3]: action for action in instructions if action.kind in ("B", "I")}
-    held, most = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    held, most, together = Counter[tuple[int, int]](), Counter[tuple[int, int]](), Counter[int]()
     for action in instructions:
         if action.kind == "F" and not action.part:
             held[action.stage, action.index % table.segments] += 1
             most |= held
+            together[action.stage] = max(together[action.stage], sum(n for (stage, _), n in held.items() if stage == action.stage))
         elif last.get(action[:3]) == action:
             held[action.stage, action.index % table.segments] -= 1
-    return sum(stages[stage].on_host(segment) * count for (stage, segment), count in most.items())
+    keys = {stage: stages[stage].on_host(1) - stages[stage].on_host(0) for stage in together}
+    total = sum((stages[stage].on_host(0) - keys[stage]) * count for stage, count in together.items())
+    return total + sum(keys[stage] * (segment + 1) * count for (stage, segment), count in most.items())
 
 
 def table_of_usage(usages: Sequence[Usage]) -> str:

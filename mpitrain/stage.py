@@ -91,6 +91,7 @@ class Stage:
         self.parts = parts_of(config, index)
         self._create(sharding or Sharding())
         self.blocks = self._grouped(self._build())
+        self.contexts: dict[int, Microbatch] = {}  # by microbatch, of which a part of the forward is done and another isn't
         self.stashes: dict[int, list] = {}  # by microbatch: what forward left for backward
         self.products: dict[int, list[list[Products]]] = {}  # by microbatch and block: what the backward for inputs left for weights
         self.histories: dict[int, History] = {}  # by microbatch, of which the last segment isn't done
@@ -125,7 +126,7 @@ class Stage:
         """
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index] if index in self.stashes and parts[0] else []
-        microbatch = self._context(index, microbatch)
+        microbatch = self.contexts.pop(index, None) or self._context(index, microbatch)
         for number in parts:
             number = len(self.parts) - 1 - number
             yield from self._arrive(number)
@@ -133,6 +134,8 @@ class Stage:
                 x, saved = yield from recipe.forward(self.blocks[block], x, self._kept(index, block, microbatch))
                 stash.append(saved)
         done = parts[-1] == len(self.parts) - 1
+        if not done:
+            self.contexts[index] = microbatch
         if torch.is_grad_enabled():
             self.stashes[index] = stash
         elif done and (index + 1) % self.segments == 0:
@@ -209,9 +212,9 @@ class Stage:
             return microbatch
         shelf = None
         if self.host is not None:
-            stays = (self.rotary.cos, self.rotary.sin, *([] if microbatch.visible is None else [microbatch.visible]))
-            shelf = self.shelves.setdefault(index, Shelf(self.host, set()))
-            shelf.stays.update(x.untyped_storage().data_ptr() for x in stays)  # each part of a forward has a mask of its own
+            stays = [self.rotary.cos, self.rotary.sin, *(x for x in (microbatch.visible, microbatch.documents) if x is not None)]
+            shelf = self.shelves.setdefault(index, Shelf(self.host))
+            shelf.stays.update((x.untyped_storage().data_ptr(), x) for x in stays)
             shelf.block = block
         return replace(microbatch, keeping=Keeping(self.config.memory.recompute == "selective", shelf))
 

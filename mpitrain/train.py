@@ -115,7 +115,7 @@ class Trainer:
         if stopped and self.step < self.config.run.steps:
             self.report.say(f"stopped after step {self.step} with a checkpoint; start the same command again to go on")
             return STOPPED_EARLY
-        self.report.say(compare(predict(self.config)[self.actor.pp.rank], measure(self.actor, self.watch)))
+        self.report.say(compare(predict(self.config, self.actor.sharding.rank)[self.actor.pp.rank], measure(self.actor, self.watch)))
         if self.device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self.device)
             self.report.say(f"torch counted {most / 1e6:.2f} MB on the GPU of rank 0 at most, what it computed with meanwhile included")

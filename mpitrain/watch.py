@@ -1,6 +1,7 @@
 """What microbatches leave in memory between their forward and their backward, counted while a step runs.
 
-Counted are the storages of what autograd has saved and of what stages keep, each once; what waits in host memory isn't.
+Counted are the storages of what autograd has saved and of what stages keep, each once; what waits in host memory isn't. Of token
+numbers, and other integers, only the part that is kept: they may be cut from the batch of the step.
 """
 
 import inspect
@@ -49,8 +50,10 @@ class Watch:
         held = [saved.tensor for saved in self._saved]
         for stage in self._stages:
             held += _tensors_in([stage.stashes, stage.products, stage.histories])
-        sizes = {_address(x): x.untyped_storage().nbytes() for x in held}
-        self.peak = max(self.peak, sum(size for address, size in sizes.items() if address not in self._there))
+            held += [x for shelf in stage.shelves.values() for x in shelf.stays.values()]
+        sizes = {_address(x): x.untyped_storage().nbytes() for x in held if x.is_floating_point()}
+        numbers = {x.data_ptr(): x.nbytes for x in held if not x.is_floating_point()}
+        self.peak = max(self.peak, sum(size for address, size in sizes.items() if address not in self._there) + sum(numbers.values()))
 
 
 def _address(tensor: torch.Tensor) -> int:

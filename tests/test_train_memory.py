@@ -26,7 +26,7 @@ LAYOUTS = {
 
 
 def one_step(world, *settings):
-    """Run a step; return what was predicted, what was measured, and the rank on the shard axis."""
+    """Run a step; return what was predicted for this rank and for the one with the largest shard, and what was measured."""
     import torch
 
     from mpitrain.actor import Actor
@@ -41,21 +41,20 @@ def one_step(world, *settings):
     rows = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)).chunk(config.parallel.dp)[mesh["dp"].rank]
     watch = Watch(actor.stages.values())
     actor.run_step(1, actor.cut(rows, 7 if config.data.documents == "separate" else None), 1e-3, watch=watch)
-    found = predict(config)[actor.pp.rank], measure(actor, watch), actor.sharding.rank
+    predicted, measured = [predict(config, shard)[actor.pp.rank] for shard in (actor.sharding.rank, None)], measure(actor, watch)
     mesh.free()
-    return found
+    return *predicted, measured
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=",".join)
 @pytest.mark.parametrize("layout", [layout for found in LAYOUTS.values() for layout in found], ids=",".join)
 def test_the_state_that_was_predicted_is_allocated(world, layout, choice):
-    """To the byte, but for the optimiser: a rank's shard can hold more of the padding than the first one's."""
+    """To the byte, on every rank: what a shard holds of padding the optimiser keeps nothing of."""
     if choice[0] == "parallel.zero=0":
         layout = tuple(s for s in layout if "dp_shard" not in s)
-    predicted, measured, rank = one_step(world, *layout, *choice)
-    same = predicted[:2] + predicted[3:4] == measured[:2] + measured[3:4]
-    optimizer = (predicted.moments, predicted.host) == (measured.moments, measured.host)
-    agree(world, same and (rank or optimizer), f"predicted {predicted}, found {measured}")
+    predicted, most, measured = one_step(world, *layout, *choice)
+    agree(world, predicted == measured._replace(activations=predicted.activations), f"predicted {predicted}, found {measured}")
+    agree(world, most.moments >= measured.moments and most.host >= measured.host, f"at most {most}, found {measured}")
     agree(world, measured.moments <= predicted.weights * 4, f"{measured}")
     offload = "memory.offload=optimizer" in choice or "memory.offload=all" in choice
     agree(world, not measured.moments and measured.host if offload else not measured.host, f"offloaded: {offload}, {measured}")
@@ -68,6 +67,9 @@ HELD = {
         *(f"parallel.pp=2 pipeline.schedule=zb-h1 memory.recompute={mode}" for mode in ("selective", "full", "every-k")),
         *(f"parallel.pp=2 pipeline.schedule=seq1f1b pipeline.segments=4 memory.recompute={mode}" for mode in ("none", "full")),
         "parallel.pp=2 pipeline.schedule=zbv memory.offload=activations",
+        "parallel.pp=2 pipeline.schedule=seq1f1b memory.offload=activations",
+        "parallel.tp=2 parallel.async_tp=true memory.offload=activations",
+        "parallel.cp=2 parallel.context=ulysses memory.recompute=selective memory.offload=activations",
         "parallel.pp=2 precision.compute=bf16",
         "parallel.pp=2 precision.compute=fp8 pipeline.schedule=zb-h1",
         "parallel.tp=2",
@@ -77,7 +79,9 @@ HELD = {
         "parallel.cp=2 parallel.context=ulysses",
         "parallel.dp=2 parallel.zero=3",
         "parallel.dp=2 parallel.zero=3 memory.recompute=full",
+        "parallel.dp=2 parallel.zero=3 data.documents=separate",
         "parallel.dp=2 data.documents=separate",
+        "parallel.dp=2 data.documents=separate memory.offload=activations",
         "parallel.dp=2 data.documents=separate memory.recompute=selective",
     ],
     4: ["parallel.pp=2 parallel.tp=2 pipeline.schedule=zb-h1 data.documents=separate", "parallel.pp=4 pipeline.schedule=v-half"],
@@ -89,8 +93,10 @@ LARGE = ("model.layers=8", "model.width=64", "model.vocab=256", "data.sequence=6
 
 @pytest.mark.parametrize(("size", "settings"), [(size, settings) for size in HELD for settings in HELD[size]])
 def test_the_activations_that_were_predicted_are_held(world, size, settings):
-    """Within 5%, at the peak of a step: of what autograd and the stages keep, every storage counted once."""
+    """Within 5%, at the peak of a step: of what autograd and the stages keep, every storage counted once; in host memory within 2%."""
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")
-    (*_, predicted, _), (*_, held, _), _ = one_step(world, *LARGE, *settings.split())
-    agree(world, abs(predicted - held) < 0.05 * held, f"predicted {predicted} bytes, held {held}")
+    predicted, _, held = one_step(world, *LARGE, *settings.split())
+    agree(world, abs(predicted.activations - held.activations) < 0.05 * held.activations, f"predicted {predicted}, held {held}")
+    agree(world, abs(predicted.host - held.host) <= 0.02 * held.host, f"predicted {predicted}, held {held}")
+    agree(world, (held.host > 0) == ("offload" in settings), f"in host memory: {held}")

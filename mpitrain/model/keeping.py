@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class Host:
@@ -42,32 +44,32 @@ class Host:
 
 
 class Parcel:
-    """A tensor that waits in host memory. It comes back with the strides it had, for kernels may depend on them."""
+    """The memory of a tensor, whole, that waits on the host."""
 
     def __init__(self, tensor: torch.Tensor, host: Host):
-        self._host, self._size, self._stride, self._device = host, tensor.size(), tensor.stride(), tensor.device
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(self._size, self._stride))
-        self._buffer: torch.Tensor | None = host.take(extent, tensor.dtype)
+        length = tensor.untyped_storage().nbytes() // tensor.itemsize
+        self._host, self._device = host, tensor.device
+        self._buffer: torch.Tensor | None = host.take(length, tensor.dtype)
         self._back: torch.Tensor | None = None
         if host.stream is not None:
             host.stream.wait_stream(torch.cuda.current_stream(self._device))
             tensor.record_stream(host.stream)
         with torch.no_grad(), self._on_stream():
-            self._waiting().copy_(tensor, non_blocking=True)
+            self._buffer.copy_(tensor.as_strided((length,), (1,), 0), non_blocking=True)
 
     def fetch(self) -> None:
         """Start copying it back, if that hasn't begun."""
         if self._buffer is None:
             return
         with torch.no_grad(), self._on_stream():
-            self._back = torch.empty_strided(self._size, self._stride, dtype=self._buffer.dtype, device=self._device)
-            self._back.copy_(self._waiting(), non_blocking=True)
+            self._back = torch.empty_like(self._buffer, device=self._device)
+            self._back.copy_(self._buffer, non_blocking=True)
         self._host.give_back(self._buffer)
         self._arrived = self._host.stream.record_event() if self._host.stream is not None else None
         self._buffer = None
 
     def open(self) -> torch.Tensor:
-        """Return the tensor; what is computed next waits for it."""
+        """Return the memory as one row; what is computed next waits for it."""
         self.fetch()
         if self._arrived is not None:
             current = torch.cuda.current_stream(self._device)
@@ -75,33 +77,50 @@ class Parcel:
             self._back.record_stream(current)
         return self._back
 
-    def _waiting(self) -> torch.Tensor:
-        return self._buffer.as_strided(self._size, self._stride)
-
     def _on_stream(self) -> Any:
         return nullcontext() if self._host.stream is None else torch.cuda.stream(self._host.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor whose memory is in a parcel. It comes back with the strides it had, for kernels may depend on them."""
+
+    parcel: Parcel
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def open(self) -> torch.Tensor:
+        """Return the tensor; what is computed next waits for it."""
+        return self.parcel.open().as_strided(self.size, self.stride, self.offset)
 
 
 @dataclass
 class Shelf:
     """What of one microbatch waits in host memory, by block.
 
-    stays: addresses of what is in memory anyway, for all microbatches.  block: the one whose forward runs.
+    stays: what is in memory anyway, for all microbatches or all blocks, by address.  block: the one whose forward runs.
     """
 
     host: Host
-    stays: set[int]
+    stays: dict[int, torch.Tensor] = field(default_factory=dict)
     block: int = 0
     parcels: dict[int, list[Parcel]] = field(default_factory=dict)
+    sent: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, ReferenceType[Parcel]]] = field(default_factory=dict)
 
-    def put(self, tensor: torch.Tensor) -> torch.Tensor | Parcel:
-        """Start moving a tensor to the host."""
-        repeats = any(stride == 0 and size > 1 for size, stride in zip(tensor.size(), tensor.stride()))
-        if repeats or not tensor.numel() or tensor.untyped_storage().data_ptr() in self.stays:
+    def put(self, tensor: torch.Tensor) -> torch.Tensor | Part:
+        """Start moving a tensor to the host, unless its memory went with another."""
+        storage = tensor.untyped_storage()
+        if not tensor.numel() or storage.data_ptr() in self.stays:
             return tensor
-        parcel = Parcel(tensor.detach(), self.host)
-        self.parcels.setdefault(self.block, []).append(parcel)
-        return parcel
+        key = storage.data_ptr(), tensor._version, tensor.dtype  # what is written meanwhile goes again
+        memory, sent = self.sent.get(key, (None, None))
+        parcel = sent() if memory is not None and not memory.expired() else None  # expired: the address became another's
+        if parcel is None:
+            parcel = Parcel(tensor.detach(), self.host)
+            self.sent[key] = StorageWeakRef(storage), ref(parcel)
+            self.parcels.setdefault(self.block, []).append(parcel)
+        return Part(parcel, tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def fetch(self, block: int) -> None:
         """Start fetching what a block left, and what the one before it left."""
@@ -111,22 +130,14 @@ class Shelf:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Put away what autograd saves meanwhile, each tensor once; nobody else computes until this ends."""
-        seen: dict[tuple, tuple[torch.Tensor, torch.Tensor | Parcel]] = {}  # with the tensor: or its memory could be another's
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor | Parcel:
-            key = (tensor.data_ptr(), tensor.size(), tensor.stride())
-            if key not in seen:
-                seen[key] = tensor, self.put(tensor)
-            return seen[key][1]
-
-        with saved_tensors_hooks(pack, opened):
+        """Put away what autograd saves meanwhile; nobody else computes until this ends."""
+        with saved_tensors_hooks(self.put, opened):
             yield
 
 
-def opened(kept: torch.Tensor | Parcel) -> torch.Tensor:
+def opened(kept: torch.Tensor | Part) -> torch.Tensor:
     """Return what was kept, from wherever it is."""
-    return kept.open() if isinstance(kept, Parcel) else kept
+    return kept.open() if isinstance(kept, Part) else kept
 
 
 class Keeping(NamedTuple):
