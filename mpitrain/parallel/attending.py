@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 import torch
 
 from mpitrain.parallel.placement import Placement, Tile
-from mpitrain.parallel.tiles import attend, attend_backward, wide
+from mpitrain.parallel.tiles import attend, attend_backward
+from mpitrain.precision import wide
 
 Poll = Callable[[], None]  # called after each tile: messages move on only when somebody enters MPI
 

@@ -15,7 +15,7 @@ from mpitrain.comm.collectives import all_gather, reduce_scatter
 from mpitrain.comm.mesh import Axis
 from mpitrain.parallel.attending import Attending, AttendingBackward, documents_at
 from mpitrain.parallel.placement import Placement
-from mpitrain.parallel.tiles import wide
+from mpitrain.precision import wide
 
 
 class Saved(NamedTuple):

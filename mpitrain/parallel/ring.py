@@ -19,7 +19,7 @@ from mpitrain.comm.collectives import shift
 from mpitrain.comm.mesh import Axis
 from mpitrain.parallel.attending import Attending, AttendingBackward, documents_at
 from mpitrain.parallel.placement import Placement
-from mpitrain.parallel.tiles import wide
+from mpitrain.precision import wide
 
 
 class Saved(NamedTuple):

@@ -17,13 +17,10 @@ import math
 
 import torch
 
+from mpitrain.precision import wide
+
 _aten = torch.ops.aten
 INFINITY = math.inf
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which tiles are added up: fp32, or fp64 for fp64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None) -> tuple[torch.Tensor, torch.Tensor]:

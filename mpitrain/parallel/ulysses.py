@@ -14,7 +14,8 @@ from mpitrain.comm.collectives import all_to_all
 from mpitrain.comm.mesh import Axis
 from mpitrain.parallel.attending import sight
 from mpitrain.parallel.placement import Placement, Tile
-from mpitrain.parallel.tiles import attend, attend_backward, wide
+from mpitrain.parallel.tiles import attend, attend_backward
+from mpitrain.precision import wide
 
 
 class Saved(NamedTuple):
