@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from functools import partial
 
 import click
@@ -14,6 +15,7 @@ LIBRARIES = {  # what they read from the environment when they load
     "THP_MEM_ALLOC_ENABLE": "1",  # torch takes huge pages: steps on a CPU are a little faster
     "OMPI_MCA_osc": "^ucx",  # Open MPI's wheel reports an error for each window of shared memory, which that component doesn't make anyway
 }
+PATIENCE_S = 5  # of ranks that have nothing to show
 OVERRIDE = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key, for example --set parallel.pp=2.")
 
 
@@ -36,9 +38,15 @@ def main() -> None:
 
 
 def _tell(show, code: int) -> int:
-    """Show an error on the first rank only, if the launcher says which one it is."""
+    """Show an error on the first rank only, if the launcher says which one it is.
+
+    Open MPI's launcher ends a job with the first rank that fails, and what rank 0 was about to show would be lost. Ranks that MPI
+    connects leave together; before that, the others give it time.
+    """
     if next((os.environ[name] for name in RANKS if name in os.environ), "0") == "0":
         show()
+    elif "OMPI_COMM_WORLD_RANK" in os.environ and "mpi4py.MPI" not in sys.modules:
+        time.sleep(PATIENCE_S)
     return code
 
 

@@ -132,6 +132,12 @@ def test_impossible_configuration(folder, given, words):
     refused(folder, 0, words, MPITRAIN, "check", *given)
 
 
+def test_a_first_rank_that_is_late_still_says_what_is_wrong(folder):
+    """Open MPI's launcher ends the job when another rank fails first."""
+    late = 'test "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" = 0 && sleep 1; exec "$0" "$@"'
+    refused(folder, 2, ["--nonsense"], "sh", "-c", late, MPITRAIN, "run", "--nonsense")
+
+
 def test_impossible_run_directory_name(folder):
     refused(folder, 0, ["run.dir"], MPITRAIN, "run", *options({"run.dir": "x" * 300}))
 
