@@ -105,21 +105,25 @@ def _usage(config: Config, table: Table, rank: int, shard: int | None, training:
     weights = sum(share if parallel.zero == 3 else whole for whole, share in lengths) * narrow
     masters = sum(share for _, share in lengths) * wide
     grads = [gradient.layout.length // (size if parallel.zero >= 2 else 1) for bucket in buckets for gradient in bucket.gradients]
-    runs = max((_runs(owned, each) for each in (range(size) if shard is None else (shard,))), key=lambda found: sum(n for _, n in found))
-    moments = sum(count * _moments(config, spec) for spec, count in runs) * (2 if config.optimizer.moments == "bf16" else wide)
+    offloaded = config.memory.offload in ("optimizer", "all")
+    shards = range(size) if shard is None else (shard,)
+    moments, arriving = max((_updated(config, owned, each) for each in shards), key=sum if offloaded else None)
     formulas = {stage: Activations(config, stage % table.depth, table.segments) for stage in table.chunks[rank]}
     lent, held = _lent(sharding, stages, table, training, evaluation), _activations(training, table, formulas)
     host = _put_away(training, table, formulas)
-    if config.memory.offload in ("optimizer", "all"):
+    if offloaded:
         leaving = 0 if narrow == wide else masters // wide * narrow
-        host += masters + leaving + moments + sum(count for _, count in runs) * wide
+        host += masters + leaving + moments + arriving
         return Usage(weights, sum(grads) * wide, 0, lent, held, host)
     return Usage(weights + (masters if narrow != wide else 0), sum(grads) * wide, moments, lent, held, host)
 
 
-def _runs(buckets: Sequence[_Planned], shard: int) -> list[tuple[Spec, int]]:
-    """Return how many numbers a shard of the buckets has of each of their parameters."""
-    return [(spec, end - begin) for bucket in buckets for spec, begin, end in bucket.weights.layout.runs(shard)]
+def _updated(config: Config, buckets: Sequence[_Planned], shard: int) -> tuple[int, int]:
+    """Return the bytes of what is updated in a shard of the buckets, without padding: moments, and gradients on the host."""
+    _, wide = itemsizes_of(config)
+    runs = [(spec, end - begin) for bucket in buckets for spec, begin, end in bucket.weights.layout.runs(shard)]
+    moments = sum(count * _moments(config, spec) for spec, count in runs) * (2 if config.optimizer.moments == "bf16" else wide)
+    return moments, sum(count for _, count in runs) * wide
 
 
 def _lent(sharding: Sharding, stages: dict[int, _Stage], table: Table, training: Sequence[Action], evaluation: Sequence[Action]) -> int:

@@ -9,7 +9,7 @@ from mpi4py.MPI import Intracomm
 
 from mpitrain import config as settings
 from mpitrain import program
-from mpitrain.comm.world import num_nodes, on_every_rank, on_first_rank, require_same
+from mpitrain.comm.world import node_rank, num_nodes, on_every_rank, on_first_rank, require_same
 from mpitrain.config import Config
 from mpitrain.data.corpus import check_source
 from mpitrain.data.order import Sampler
@@ -47,7 +47,8 @@ def open_run(path: str | None, overrides: tuple[str, ...], world: Intracomm) -> 
     """
     config, tokenizer = _plan(path, overrides, world.size, num_nodes(world))
     require_same(world, settings.digest(config), "the configuration")
-    on_every_rank(world, lambda: _require_device(config))
+    local = node_rank(world)
+    on_every_rank(world, lambda: _require_device(config, local))
     rundir = RunDir(config.run.dir)
 
     def make() -> None:
@@ -73,12 +74,12 @@ def _plan(path: str | None, overrides: tuple[str, ...], num_ranks: int, num_node
     return config, tokenizer
 
 
-def _require_device(config: Config) -> None:
+def _require_device(config: Config, local: int) -> None:
     """Refuse a device that can't do what is asked, now and not after the run directory is made; for this torch is needed first."""
     if config.run.device == "cuda" or (config.run.device == "auto" and config.precision.compute == "fp8"):
         from mpitrain.device import choose_device
 
-        choose_device(config, 0)
+        choose_device(config, local)
 
 
 def _corpora(config: Config, tokenizer: Tokenizer, rundir: RunDir) -> Corpora:

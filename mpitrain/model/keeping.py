@@ -100,6 +100,7 @@ class Shelf:
     """What of one microbatch waits in host memory, by block.
 
     stays: what is in memory anyway, for all microbatches or all blocks, by address.  block: the one whose forward runs.
+    sent: what went, by address, version and type. It holds neither: a block that is done leaves nothing behind.
     """
 
     host: Host
