@@ -23,6 +23,7 @@ from mpitrain.comm.device import cuda_awareness
 from mpitrain.comm.grid import Grid, members
 from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Pending, Progress, Steps
+from mpitrain.comm.world import NOWHERE, Place
 from mpitrain.errors import MeshError
 
 TRANSPORTS = ("auto", "messages", "collectives", "shared")
@@ -35,7 +36,8 @@ class Axis:
     Construction and free() are collective over the ranks of the axis.
     """
 
-    def __init__(self, name: str, comm: MPI.Comm, progress: Progress, transport: str, node: int, device_aware: bool):
+    def __init__(self, name: str, comm: MPI.Comm, progress: Progress, transport: str, node: int, device_aware: bool, place: Place):
+        self.place = place
         self.name, self.progress, self.device_aware = name, progress, device_aware
         self.comm, self.second = comm, comm.Dup()
         comm.Set_name(f"mpitrain.{name}")
@@ -79,9 +81,10 @@ class Axis:
 
         Collective; all ranks pass the same size. The memory is the axis's and lives until free().
         """
-        if self.window is None or not shared.fits(self.comm, num_bytes):
-            return np.zeros(num_bytes, np.uint8)
-        self._allocations.append(shared.Allocation(self.comm, num_bytes))
+        with self.place.waiting(f"making {num_bytes} bytes of memory for axis {self.name}"):
+            if self.window is None or not shared.fits(self.comm, num_bytes):
+                return np.zeros(num_bytes, np.uint8)
+            self._allocations.append(shared.Allocation(self.comm, num_bytes))
         self._allocations[-1].memory[:] = 0
         return self._allocations[-1].memory
 
@@ -106,7 +109,8 @@ class Mesh:
 
     dense: the layout of all ranks.  expert: the same ranks folded for expert layers, if given.  spans: further axes that join
     several, {"data": ("cp", "dp")}.  groups: further axes given as one list of ranks each; ranks outside have an axis of size 1.
-    progress: who enters MPI while the rank computes: `poll` (the rank itself, between instructions) or a `thread`.
+    progress: who enters MPI while the rank computes: `poll` (the rank itself, between instructions) or a `thread`.  place: is told when
+    memory is made together later.
     """
 
     def __init__(
@@ -120,6 +124,7 @@ class Mesh:
         transport: str = "auto",
         timeout_s: float | None = None,
         progress: str = "poll",
+        place: Place = NOWHERE,
     ):
         dense.require(comm.size)
         if expert is not None:
@@ -129,13 +134,14 @@ class Mesh:
         self.progress = Progress(timeout_s)
         self.device_aware, self.device_reason = cuda_awareness()
         self.axes: dict[str, Axis] = {}
+        self._place = place
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._node = node.bcast(comm.rank, 0)  # a node is called after its first rank
         self._transport = transport
         for name, ranks in members(comm.rank, dense, expert, spans, groups).items():
             self._add(name, comm, ranks)
         self._add("world", comm, range(comm.size))
-        self.axes["node"] = Axis("node", node, self.progress, transport, self._node, self.device_aware)
+        self.axes["node"] = Axis("node", node, self.progress, transport, self._node, self.device_aware, place)
         self.num_nodes = len(set(comm.allgather(self._node)))
         self.progress_thread = self._wants_thread(progress)
         if self.progress_thread:
@@ -162,7 +168,7 @@ class Mesh:
         """Split one axis off. The first rank of each group is its colour; keys keep the order given."""
         ranks = list(ranks)
         axis = comm.Split(ranks[0], ranks.index(comm.rank))
-        self.axes[name] = Axis(name, axis, self.progress, self._transport, self._node, self.device_aware)
+        self.axes[name] = Axis(name, axis, self.progress, self._transport, self._node, self.device_aware, self._place)
 
     def free(self) -> None:
         """Wait for what is in flight and free every communicator. Collective over all ranks."""

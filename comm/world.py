@@ -1,87 +1,174 @@
-"""Where a rank meets MPI: the world, whether it is the one the launcher meant, agreement on errors, and the way out."""
+"""Where a rank meets MPI: the world, whether it is the one the launcher meant, agreement on errors, and the way in and out."""
 
+import ctypes
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 from mpi4py import MPI
 
 from mpitrain.errors import InputError, MeshError
 
 LAUNCHERS = {"OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun", "PMI_SIZE": "a PMI launcher (MPICH's mpirun, srun)"}
+BEAT_S = 1.0  # between two signs of life of a rank that others wait for
+FORWARD_S = 0.5  # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
+ABORT_S = 3.0  # MPI_Abort can hang, or return
 
 
-def connect() -> MPI.Intracomm:
-    """Return the world of this job. Raises MeshError if the launcher started more ranks than this MPI sees.
+class Place(Protocol):
+    """What is told that a rank waits, and for what; cluster/board.py has it."""
 
-    A launcher of another MPI starts N processes of which each believes to be rank 0 of 1, without a word.
-    """
-    world, said = MPI.COMM_WORLD, {name: int(os.environ[name]) for name in LAUNCHERS if os.environ.get(name, "").isdigit()}
-    if not said and os.environ.get("SLURM_NTASKS", "").isdigit():
-        said["SLURM_NTASKS"] = int(os.environ["SLURM_NTASKS"])
-    for name, size in said.items():
-        if size != world.size:
-            library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip().rstrip("\0")
-            raise MeshError(
-                f"{LAUNCHERS.get(name, 'Slurm')} started {size} ranks ({name}), but {library} sees {world.size}: launcher and MPI library "
-                "don't belong together; use the mpirun of this MPI, or srun --mpi with the PMI it was built for"
-            )
-    return world
+    def waiting(self, what: str) -> AbstractContextManager[None]: ...
 
 
-def on_first_rank(world: MPI.Intracomm, action: Callable[[], Any]) -> Any:
-    """Run `action` on rank 0 and return its result on all ranks; an InputError there is raised on all. Collective over `world`."""
-    result = error = None
-    if world.rank == 0:
+class Nowhere:
+    """A place that nobody reads."""
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+NOWHERE = Nowhere()
+
+
+class World:
+    """All ranks of this job, and those of this node. Every call is collective over all ranks; meanwhile `place` says what it is for."""
+
+    def __init__(self, comm: MPI.Intracomm, place: Place):
+        self.comm, self.place, self.rank, self.size = comm, place, comm.rank, comm.size
+        with place.waiting("finding the ranks of this node"):
+            self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+            self.num_nodes = comm.allreduce(int(self.node.rank == 0))
+        self._beaten = 0.0
+
+    def on_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
+        """Run `action` on rank 0 and return its result on all ranks; an InputError there is raised on all.
+
+        An action that may take long calls beat().
+        """
+        result = error = None
+        if self.rank == 0:
+            try:
+                result = action()
+            except InputError as found:
+                error = found
+        with self.place.waiting(f"for rank 0: {what}"):
+            over, result, error = self.comm.bcast((True, result, error))
+        while not over:
+            with self.place.waiting(f"for rank 0: {what}"):
+                over, result, error = self.comm.bcast(None)
+        if error is not None:
+            raise _of_all(error)
+        return result
+
+    def from_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
+        """Run `action` on rank 0 and return its result on all ranks. An error there is that rank's alone, and the end of the job."""
+        result = action() if self.rank == 0 else None
+        with self.place.waiting(f"for rank 0: {what}"):
+            return self.comm.bcast(result)
+
+    def beat(self) -> None:
+        """Tell the others, within on_first_rank(), that rank 0 still works."""
+        if time.monotonic() - self._beaten > BEAT_S:
+            self.comm.bcast((False, None, None))
+            self._beaten = time.monotonic()
+
+    def on_every_rank(self, what: str, action: Callable[[], Any]) -> Any:
+        """Run `action` on each rank and return its result there; the first rank's InputError is raised on all, with its rank."""
+        result = error = None
         try:
             result = action()
         except InputError as found:
             error = found
-    result, error = world.bcast((result, error))
-    if error is not None:
-        raise error
-    return result
+        errors = self.all_gather(what, error)
+        failed = [rank for rank, found in enumerate(errors) if found is not None]
+        if failed:
+            alone = "" if len(failed) == self.size else f" (on {self._names(failed)} only; all need the same files and environment)"
+            raise _of_all(type(errors[failed[0]])(f"{errors[failed[0]].args[0]}{alone}"))
+        return result
+
+    def require_same(self, what: Mapping[str, str]) -> None:
+        """Raise MeshError on all ranks, with the name of what differs, unless the values are the same everywhere."""
+        every = self.all_gather("comparing configuration and code", dict(what))
+        for name, wanted in every[0].items():
+            different = [rank for rank, found in enumerate(every) if found.get(name) != wanted]
+            if different:
+                found = every[different[0]].get(name, "none")
+                raise _of_all(
+                    MeshError(f"{name}: found {found} on {self._names(different)}, {wanted} on rank 0; start every rank with the same one")
+                )
+
+    def all_gather(self, what: str, mine: Any) -> list:
+        """Return what each rank gives."""
+        with self.place.waiting(f"for all ranks: {what}"):
+            return self.comm.allgather(mine)
+
+    def barrier(self, what: str) -> None:
+        """Wait for all ranks."""
+        with self.place.waiting(f"for all ranks: {what}"):
+            self.comm.Barrier()
+
+    def _names(self, ranks: list[int]) -> str:
+        more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:4]))}{more}"
 
 
-def on_every_rank(world: MPI.Intracomm, action: Callable[[], Any]) -> Any:
-    """Run `action` on each rank and return its result there; the first rank's InputError is raised on all. Collective over `world`."""
-    result = error = None
-    try:
-        result = action()
-    except InputError as found:
-        error = found
-    found = next((error for error in world.allgather(error) if error is not None), None)
-    if found is not None:
-        raise found
-    return result
+def _of_all(error: InputError) -> InputError:
+    error.everywhere = True
+    return error
 
 
-def require_same(world: MPI.Intracomm, digest: str, what: str) -> None:
-    """Raise MeshError on all ranks unless `digest` is the same everywhere. Collective over `world`."""
-    digests = world.allgather(digest)
-    different = [rank for rank, found in enumerate(digests) if found != digests[0]]
-    if different:
-        raise MeshError(f"{what} differs on ranks {different[:8]} from rank 0; start every rank with the same files and options")
+def connect(place: Place) -> World:
+    """Start MPI and return the world of this job. Raises MeshError if the launcher started more ranks than this MPI sees.
+
+    A launcher of another MPI starts N processes of which each believes to be rank 0 of 1, without a word.
+    """
+    with place.waiting("for all ranks to call MPI_Init"):
+        _initialize()
+    world, said = MPI.COMM_WORLD, {name: int(os.environ[name]) for name in LAUNCHERS if os.environ.get(name, "").isdecimal()}
+    if not said and os.environ.get("SLURM_NTASKS", "").isdecimal():
+        said["SLURM_NTASKS"] = int(os.environ["SLURM_NTASKS"])
+    for name, size in said.items():
+        if size != world.size:
+            library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip().rstrip("\0")
+            raise _of_all(
+                MeshError(
+                    f"{LAUNCHERS.get(name, 'Slurm')} started {size} ranks ({name}), but {library} sees {world.size}: launcher and MPI "
+                    "library don't belong together; use the mpirun of this MPI, or srun --mpi with the PMI it was built for"
+                )
+            )
+    return World(world, place)
 
 
-def node_rank(world: MPI.Intracomm) -> int:
-    """Return the number of this rank among the ranks of its node. Collective over `world`."""
-    node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    rank = node.rank
-    node.Free()
-    return rank
+def _initialize() -> None:
+    """Call MPI_Init_thread, unless that was done. By ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched."""
+    if MPI.Is_initialized():
+        return
+    provided = ctypes.c_int()
+    ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
+    for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py does when it initialises MPI itself: errors become exceptions
 
 
-def num_nodes(world: MPI.Intracomm) -> int:
-    """Return the number of nodes: of groups of ranks that share memory. Collective over `world`."""
-    return world.allreduce(int(node_rank(world) == 0))
+def finalize() -> None:
+    """Call MPI_Finalize, if MPI was started. Collective over all ranks. By ctypes, as in _initialize()."""
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        ctypes.CDLL(MPI.__file__).MPI_Finalize()
 
 
-def abort(code: int = 1) -> None:
-    """End the whole job at once: the other ranks may be waiting for this one for ever."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    time.sleep(0.5)  # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
-    MPI.COMM_WORLD.Abort(code)
+def abort(code: int) -> None:
+    """End the whole job at once with an exit code; doesn't return. The other ranks may be waiting for this one for ever."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue  # closed, or nobody reads it
+    time.sleep(FORWARD_S)
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        threading.Timer(ABORT_S, os._exit, [code]).start()
+        MPI.COMM_WORLD.Abort(code)
+    os._exit(code)

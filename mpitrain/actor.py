@@ -1,6 +1,6 @@
 """One rank at work: it owns a mesh, its stages and a program, and a training step is the walk through the program.
 
-    for instruction in program:     what stands in the list happens, in this order; `cursor` tells where the rank is
+    for instruction in program:     what stands in the list happens, in this order; `place` tells where the rank is
         compute                     a stage's forward or backward, segment by segment; between segments messages are moved on
         PAIR                        the next two in turns, segment by segment
         SEND                        starts and returns; all sends are waited for at the end of the step
@@ -19,6 +19,7 @@ from itertools import repeat
 import torch
 
 from mpitrain import program
+from mpitrain.cluster.board import BUSY, Place
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
@@ -75,16 +76,23 @@ class _Work:
 
 
 class Actor:
-    """This rank. `cursor` is (step, position in the program, instruction).
+    """This rank.
 
-    recorder: notes when instructions ran.  stage_type: what computes, if it isn't to be the model itself.
+    recorder: notes when instructions ran.  stage_type: what computes, if it isn't to be the model itself.  place: is told where in the
+    program the rank is.
     """
 
     def __init__(
-        self, config: Config, mesh: Mesh, device: torch.device, recorder: Recorder | None = None, stage_type: type[Stage] = Stage
+        self,
+        config: Config,
+        mesh: Mesh,
+        device: torch.device,
+        recorder: Recorder | None = None,
+        stage_type: type[Stage] = Stage,
+        place: Place | None = None,
     ):
         self.config, self.mesh, self.progress, self.stage_type = config, mesh, mesh.progress, stage_type
-        self.recorder = recorder or UNRECORDED
+        self.recorder, self.place = recorder or UNRECORDED, place or Place()
         self.pp, self.tp, self.cp, self.data, self.model = (mesh[name] for name in ("pp", "tp", "cp", "data", "model"))
         programs = program.training(config)
         self.table = programs.table
@@ -101,7 +109,6 @@ class Actor:
         numbers = [number % self.table.depth for number in self.stages]
         self.optimizer = optimizer_of(config, numbers, self.gradients.pieces, mesh["matrix"], self._owned[0].master, device)
         self.links = Links(mesh["links"], self.table.num_stages, self.table.num_microbatches, synchronous=config.comm.synchronous)
-        self.cursor: tuple[int, int, Action | None] = (0, 0, None)
         self._handlers = {
             "F": self._forward,
             "B": self._backward,
@@ -124,6 +131,7 @@ class Actor:
         stages: dict[int, Stage] = {}
         depth, segments = self.table.depth, self.table.segments
         for number in self.table.chunks[self.pp.rank]:
+            self.place.enter("build", f"building stage {number}", BUSY)
             shared = next((stage.embedding for stage in stages.values() if stage.embedding is not None), None)
             stages[number] = self.stage_type(self.config, number % depth, device, self.sharding, shared, segments, self.tp, self.cp)
         return stages
@@ -194,7 +202,7 @@ class Actor:
         self._post_receives(work)
         steps = enumerate(instructions)
         for position, action in steps:
-            self.cursor = (step, position, action)
+            self.place.moved(step, position, str(action))
             self.progress.poll()
             begin = time.perf_counter()
             if action.kind == "PAIR":

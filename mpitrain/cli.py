@@ -8,7 +8,7 @@ from functools import partial
 import click
 
 from mpitrain import __version__
-from mpitrain.errors import FAILED, InputError, MpitrainError
+from mpitrain.errors import FAILED, InputError
 
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 LIBRARIES = {  # what they read from the environment when they load
@@ -30,7 +30,8 @@ def main() -> None:
     except click.ClickException as error:
         code = _tell(error.show, error.exit_code)
     except InputError as error:
-        code = _tell(partial(click.echo, str(error), err=True), error.exit_code)
+        _tell_error(error)
+        code = error.exit_code
     except click.Abort:
         code = FAILED
     sys.stdout.flush()
@@ -48,6 +49,17 @@ def _tell(show, code: int) -> int:
     elif "OMPI_COMM_WORLD_RANK" in os.environ and "mpi4py.MPI" not in sys.modules:
         time.sleep(PATIENCE_S)
     return code
+
+
+def _tell_error(error: InputError) -> None:
+    _tell(partial(click.echo, str(error), err=True), error.exit_code)
+
+
+def _let_connect_start_mpi() -> None:
+    """Keep the import of mpi4py from starting MPI: comm.world.connect() does, when the rank is guarded."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -70,21 +82,20 @@ def run(config: str | None, overrides: tuple[str, ...]) -> int:
 
     Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (start it again).
     """
-    from mpitrain.comm.world import abort, connect
+    _let_connect_start_mpi()
+    from mpitrain.cluster.board import BUSY
+    from mpitrain.cluster.guard import Guard, guarded
     from mpitrain.opening import open_run
 
-    world = connect()
-    try:
-        opened = open_run(config, overrides, world)
-        from mpitrain.train import run as train  # torch comes with it
+    def body(guard: Guard) -> int:
+        opened, world = open_run(config, overrides, guard)
+        with opened.rundir:
+            guard.place.enter("build", "loading torch", BUSY)
+            from mpitrain.train import run as train
 
-        return train(opened, world)
-    except InputError:
-        raise
-    except BaseException as error:  # the other ranks may be waiting for this one for ever
-        sys.excepthook(*sys.exc_info()) if not isinstance(error, MpitrainError) else click.echo(str(error), err=True)
-        click.echo(f"mpitrain: rank {world.rank} of {world.size} failed", err=True)
-        abort(FAILED)
+            return train(opened, world, guard)
+
+    return guarded(body, _tell_error)
 
 
 @cli.command()
@@ -131,30 +142,17 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
 
     Exit codes: 0 it does, 1 it doesn't, 2 bad input.
     """
-    from mpitrain.launch import launched, start
+    from mpitrain.cluster.launch import launched, start
     from mpitrain.layout import degrees
 
     overrides, num_ranks = degrees(layout, overrides)
     if num_ranks > 1 and not launched():
         return start(num_ranks, ["verify", *([config] if config else []), "--layout", layout, *(f"--set={o}" for o in overrides)])
-    from mpitrain.comm.world import abort, connect
+    _let_connect_start_mpi()
+    from mpitrain.cluster.guard import guarded
+    from mpitrain.verify import main
 
-    world = connect()
-    try:
-        from mpitrain import layout as layouts
-        from mpitrain.verify import report
-        from mpitrain.verify import verify as run_both
-
-        resolved = layouts.resolved(config, overrides, world.size)
-        differences = run_both(resolved, world)
-    except InputError:
-        raise
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        abort(FAILED)
-    if world.rank == 0:
-        click.echo(report(resolved, differences))
-    return FAILED if differences else 0
+    return guarded(lambda guard: main(config, overrides, guard, click.echo), _tell_error)
 
 
 @cli.command()
@@ -200,6 +198,8 @@ def schedule(name: str, trace: str | None, out: str | None, json: bool, **asked)
 @cli.command()
 def doctor() -> None:
     """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun: of all its ranks."""
-    from mpitrain import doctor
+    _let_connect_start_mpi()
+    from mpitrain.cluster.guard import guarded
+    from mpitrain.doctor import main
 
-    doctor.main(click.echo)
+    guarded(lambda guard: main(guard, click.echo), _tell_error)

@@ -34,6 +34,7 @@ class Run(Table):
     save_every: CountOrNone = 40  # steps between checkpoints; 0: only at the end
     eval_every: CountOrNone = 40  # steps between validations; 0: only first and last
     eval_batches: Count = 2  # validation batches of batch.global sequences each
+    max_skips: CountOrNone = 50  # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first
     trace: CountOrNone = 0  # steps whose instructions are timed and written to trace.json, from the second step on
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: CountOrNone = 0  # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)

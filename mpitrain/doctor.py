@@ -11,10 +11,14 @@ import mpi4py
 import numpy as np
 from mpi4py import MPI
 
+from mpitrain.cluster.guard import Guard
 from mpitrain.comm.collectives import all_reduce, barrier
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import connect
+from mpitrain.errors import DONE
+
+TIMEOUT_S = 60.0  # of one message
 
 LEVELS = {
     MPI.THREAD_SINGLE: "single",
@@ -29,16 +33,19 @@ HINTS = {
 }
 
 
-def main(say: Callable[[str], None]) -> None:
+def main(guard: Guard, say: Callable[[str], None]) -> int:
     """Report on the world this process was started in. Collective over all ranks."""
-    world = connect()
-    mesh = Mesh(world, Grid({"dp": world.size}))
-    hosts = Counter(world.allgather(MPI.Get_processor_name()))
-    bandwidth = _bandwidth(mesh)
+    world = connect(guard.place)
+    guard.join(world)
+    with guard.place.waiting("measuring the bandwidth"):
+        mesh = Mesh(world.comm, Grid({"dp": world.size}), timeout_s=TIMEOUT_S)
+        hosts = Counter(world.comm.allgather(MPI.Get_processor_name()))
+        bandwidth = _bandwidth(mesh)
     if world.rank == 0:
         for name, value in _facts(mesh, hosts, bandwidth):
             say(f"{name:14}{value}")
     mesh.free()
+    return DONE
 
 
 def _facts(mesh: Mesh, hosts: Counter, bandwidth: str):

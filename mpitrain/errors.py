@@ -7,9 +7,10 @@ DONE, FAILED, BAD_INPUT, STOPPED_EARLY = 0, 1, 2, 75  # 75 is EX_TEMPFAIL: "star
 
 
 class MpitrainError(Exception):
-    """Something could not be done; `exit_code` is what the process ends with."""
+    """Something could not be done; `exit_code` is what the process ends with. everywhere: all ranks raise it, and one tells it."""
 
     exit_code = FAILED
+    everywhere = False
 
     def __str__(self) -> str:
         return f"{type(self).__name__}: {super().__str__()}"

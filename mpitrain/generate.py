@@ -8,13 +8,13 @@ import torch
 mpi4py.rc.initialize = False  # one process, perhaps on a login node where MPI_Init fails
 
 from mpitrain.checkpoint import load  # noqa: E402
+from mpitrain.cluster.rundir import RunDir, read_config  # noqa: E402
 from mpitrain.data.documents import documents_of  # noqa: E402
 from mpitrain.data.tokenizer import load_tokenizer, separator  # noqa: E402
 from mpitrain.device import set_threads  # noqa: E402
 from mpitrain.errors import CheckpointError, DataError  # noqa: E402
 from mpitrain.model.recipe import run  # noqa: E402
 from mpitrain.resolve import on_one_rank  # noqa: E402
-from mpitrain.rundir import RunDir, read_config  # noqa: E402
 from mpitrain.stage import Microbatch, Stage  # noqa: E402
 
 

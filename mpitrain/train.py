@@ -2,10 +2,10 @@
 
 import json
 import math
-import signal
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from mpi4py.MPI import Intracomm
@@ -15,13 +15,14 @@ from mpitrain.axes import axes_of
 from mpitrain.checkpoint import load, save
 from mpitrain.checkpoint.boxes import Box, run_boxes
 from mpitrain.checkpoint.tensors import to_array, to_tensor
+from mpitrain.cluster.board import BUSY, WAITING
+from mpitrain.cluster.guard import Guard
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import node_rank, on_every_rank, on_first_rank
+from mpitrain.comm.world import NOWHERE, Place, World
 from mpitrain.config import Config
 from mpitrain.data.order import Sampler
 from mpitrain.device import choose_device
-from mpitrain.errors import DONE, STOPPED_EARLY, CheckpointError
-from mpitrain.hang import diagnosed
+from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
 from mpitrain.memory_report import compare, measure, predict
 from mpitrain.opening import Opened
 from mpitrain.optim.rates import learning_rate
@@ -36,85 +37,76 @@ from mpitrain.stage import Microbatch
 from mpitrain.watch import Watch
 
 
-def run(opened: Opened, world: Intracomm) -> int:
+def run(opened: Opened, world: World, guard: Guard) -> int:
     """Train what was opened, and return the exit code. Collective over `world`.
 
     Raises InputError, alike on all ranks, if a device or a checkpoint isn't what the configuration needs.
     """
-    config = opened.config
-    device = choose_device(config, node_rank(world))
-    mesh = build_mesh(config, world)
-    try:
-        with Trainer(opened, mesh, device) as trainer:
-            return trainer.train()
-    finally:
+    config, place = opened.config, guard.place
+    place.enter("build", "looking for the device")
+    device = world.on_every_rank("choosing a device", lambda: choose_device(config, world.node.rank))
+    with place.at("build", "making the communicators", WAITING):
+        mesh = build_mesh(config, world.comm, place)
+    place.name(str(mesh), config.comm.timeout_s)
+    with place.at("build", "building the model", BUSY):
+        trainer = Trainer(opened, world, mesh, device, guard)
+    trainer.resume()
+    code = trainer.train()
+    with place.at("end", "freeing the communicators", WAITING):
         mesh.free()
+    return code
 
 
-def build_mesh(config: Config, world: Intracomm) -> Mesh:
-    """Build every communicator this layout needs. Collective over `world`."""
+def build_mesh(config: Config, comm: Intracomm, place: Place = NOWHERE) -> Mesh:
+    """Build every communicator this layout needs. Collective over `comm`."""
     return Mesh(
-        world,
+        comm,
         **axes_of(config)._asdict(),
         transport=config.comm.transport,
         timeout_s=config.comm.timeout_s,
         progress=config.comm.progress,
+        place=place,
     )
 
 
 class Trainer:
     """The loop of one rank. `step` is the number of steps done."""
 
-    def __init__(self, opened: Opened, mesh: Mesh, device: torch.device):
+    def __init__(self, opened: Opened, world: World, mesh: Mesh, device: torch.device, guard: Guard):
         self.config, self.rundir, self.corpora, self.mesh, self.device = opened.config, opened.rundir, opened.corpora, mesh, device
+        self.opened, self.world, self.guard, self.place = opened, world, guard, guard.place
         config = self.config
-        self.world = mesh["world"]
         self.recorder = Recorder(range(0))
-        self.actor = Actor(config, mesh, device, self.recorder)
+        self.actor = Actor(config, mesh, device, self.recorder, place=self.place)
         self.num_microbatches = num_microbatches(config)
         self.step_tokens = config.batch.global_ * config.data.sequence  # read, whether their targets carry loss or not
         self.step = self.tokens = self.updates = self.skipped = 0
-        self.asked_to_stop = False
+        self.skipped_in_a_row, self.last_words = 0, ""
         self.report = Report(mesh.rank, config.run.steps)
         peak, source = peak_flops(device, self.actor.dtype) if mesh.rank == 0 else (1.0, "")
         self._flops = flops_per_token(config) / (peak * mesh.size)
         self._peak = f"{peak / 1e9:,.0f} GFLOP/s a rank ({source})"
-        self._metrics = None
         self.ledger = Ledger(mesh)
         self.watch = Watch(self.actor.stages.values())
         self.watched = 0  # the step in which activations are counted
 
-    def __enter__(self) -> "Trainer":
-        for name in (signal.SIGUSR1, signal.SIGTERM):
-            signal.signal(name, self._ask_to_stop)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._metrics:
-            self._metrics.close()
-
-    def _ask_to_stop(self, *signal_and_frame: object) -> None:
-        self.asked_to_stop = True
-
     # ------------------------------------------------------------ the loop
 
     def train(self) -> int:
-        """Go on from the newest checkpoint to the last step; return the exit code."""
-        self._resume()
+        """Run the steps that are left; return the exit code."""
         self.watched = self.step + 1
         first = min(self.step + 2, self.config.run.steps)  # the first step is never typical
         self.recorder.steps = range(first, min(first + self.config.run.trace, self.config.run.steps + 1))
         self._announce()
-        with self.report, diagnosed(self.actor, self.rundir):
-            if self.step == 0:
-                self._log({"step": 0, "val_loss": self._validate()})
-            stopped = False
-            while self.step < self.config.run.steps and not stopped:
-                stopped = self._one_step()
-        self.report.say(self.ledger.table())
-        if stopped and self.step < self.config.run.steps:
-            self.report.say(f"stopped after step {self.step} with a checkpoint; start the same command again to go on")
-            return STOPPED_EARLY
+        with self.report:
+            code = self._steps()
+        self.place.enter("end", "telling how it went")
+        with self.place.waiting("for all ranks: what communication cost"):
+            table = self.ledger.table()
+        self.report.say(table)
+        if code != DONE:
+            self.report.say(self.last_words)
+            return code
         self.report.say(compare(predict(self.config, self.actor.sharding.rank)[self.actor.pp.rank], measure(self.actor, self.watch)))
         if self.device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self.device)
@@ -122,14 +114,26 @@ class Trainer:
         self._say_how_to_go_on()
         return DONE
 
-    def _one_step(self) -> bool:
-        """Run a step, validate, save and log as is due; return whether a rank was asked to stop."""
+    def _steps(self) -> int:
+        """Run the steps that are left; return the exit code, the same on all ranks."""
+        if self.step == 0:
+            self._log({"step": 0, "val_loss": self._validate()})
+        code = None
+        while self.step < self.config.run.steps and code is None:
+            code = self._one_step()
+        return DONE if code is None else code
+
+    def _one_step(self) -> int | None:
+        """Run a step, validate, save and log as is due; return the exit code if it was the last one."""
         run, step = self.config.run, self.step + 1
         self.ledger.begin()
         begin, waited = time.perf_counter(), self.mesh.progress.waited_s
         lr = learning_rate(self.config, step)
         watch = self.watch if step == self.watched else None
-        result = self.actor.run_step(step, self._microbatches(self.corpora.train, self.step), lr, stop=self.asked_to_stop, watch=watch)
+        self.place.enter("step", "reading tokens")
+        microbatches = self._microbatches(self.corpora.train, self.step)
+        result = self.actor.run_step(step, microbatches, lr, stop=self.guard.asked_to_stop, watch=watch)
+        self.place.enter("step", "between two steps")
         step_s = time.perf_counter() - begin
         waited_share = (self.mesh.progress.waited_s - waited) / step_s
         self.step, self.tokens = step, self.tokens + self.step_tokens
@@ -140,9 +144,31 @@ class Trainer:
         self._log(line, waited_share)
         if run.trace and step == self.recorder.steps[-1]:
             self._write_trace()
-        if step == run.steps or result.stop or (run.save_every and step % run.save_every == 0):
-            self._save()
-        return result.stop
+        over, sick = step == run.steps or result.stop, self._count_skips(result)
+        if not sick and (over or (run.save_every and step % run.save_every == 0)):
+            unsaved = self._save(result)
+            sick = unsaved if over else ""
+        if sick:
+            advice = "lower optimizer.lr, or look at the data, and start again"
+            self.last_words = f"diverged: {sick}; the last good checkpoint is kept: {advice}"
+            return FAILED
+        if result.stop and step < run.steps:
+            self.last_words = f"stopped after step {step} with a checkpoint; start the same command again to go on"
+            return STOPPED_EARLY
+        return None
+
+    def _count_skips(self, result: StepResult) -> str:
+        """Count the steps that were skipped in a row, and say so; return why the run has to end, if it has to. Alike on all ranks."""
+        most = self.config.run.max_skips
+        if not result.skipped:
+            self.skipped_in_a_row = 0
+        elif result.num_tokens:  # without a target there is nothing to learn, and nothing is wrong
+            self.skipped_in_a_row += 1
+            limit = f" of at most {most} (run.max_skips)" if most else ""
+            self.report.say(f"step {self.step} was skipped: its gradients are not finite; {self.skipped_in_a_row} in a row{limit}")
+        if most and self.skipped_in_a_row >= most:
+            return f"{self.skipped_in_a_row} steps were skipped in a row (run.max_skips = {most})"
+        return ""
 
     def _microbatches(self, sampler: Sampler, step: int) -> list[Microbatch]:
         """Return this rank's microbatches of a step (counted from 0); stages in the middle look only for documents."""
@@ -156,7 +182,8 @@ class Trainer:
 
     def _validate(self) -> float:
         batches = (self._microbatches(self.corpora.validation, i) for i in range(self.config.run.eval_batches))
-        totals = [self.actor.evaluate(self.step, microbatches) for microbatches in batches]
+        with self.place.at("validation", "reading tokens"):
+            totals = [self.actor.evaluate(self.step, microbatches) for microbatches in batches]
         return sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)
 
     # ------------------------------------------------------------ what the user and other programs see
@@ -181,10 +208,10 @@ class Trainer:
         """Append a line to metrics.jsonl, on disk before the next step, and show it."""
         if self.mesh.rank:
             return
-        if self._metrics is None:
-            self._metrics = self.rundir.metrics.open("a", encoding="utf-8")
-        self._metrics.write(json.dumps(line) + "\n")
-        self._metrics.flush()
+        self.place.enter("step", f"writing {self.rundir.metrics}")
+        with self.rundir.metrics.open("a", encoding="utf-8") as metrics:
+            metrics.write(json.dumps(finite(line), allow_nan=False) + "\n")
+        self.place.enter("step", "telling of the step")
         if self.step:
             self.report.step(line, waited_share)
         else:
@@ -209,7 +236,8 @@ class Trainer:
             self.report.say(f"{direct}: {self.mesh.device_reason}")
 
     def _write_trace(self) -> None:
-        write_trace(self.rundir.trace, self.recorder, self.mesh, self.actor.table)
+        with self.place.waiting("for all ranks: their part of the trace"):
+            write_trace(self.rundir.trace, self.recorder, self.mesh, self.actor.table)
         self.report.say(f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace {self.rundir.trace}")
 
     def _say_how_to_go_on(self) -> None:
@@ -223,20 +251,41 @@ class Trainer:
 
     # ------------------------------------------------------------ checkpoints
 
-    def _save(self) -> None:
-        """Write a checkpoint: one shard per part of the model, by its first data rank, committed by rank 0. Collective over all ranks."""
-        folder, world, model = self.rundir.checkpoints, self.world.comm, self.mesh["model"]
-        temporary = on_first_rank(world, lambda: save.begin(folder, self.step))
-        shard = self.mesh["shard"]
-        if self.mesh["replicate"].rank == 0:
-            parts = defaultdict(list)
-            for name, spec, box, x in self._state(self.actor.gradients.counted):
-                parts[name].append((to_array(x.view(box.shape)), save.Extent(spec.whole, _offset(spec, box))))
-            save.write_shard(temporary, model.rank * shard.size + shard.rank, parts)
-        world.Barrier()
+    def _save(self, result: StepResult) -> str:
+        """Write a checkpoint: one shard per part of the model, by its first data rank, committed by rank 0. Collective over all ranks.
+
+        What isn't finite is not saved: return then why, and say it.
+        """
+        world, place, folder = self.world, self.place, self.rundir.checkpoints
+        sick = self._sick(result)
+        if sick:
+            self.report.say(f"step {self.step} is not saved: {sick}")
+            return sick
+        with place.at("save", f"making the folder of step {self.step}", BUSY):
+            temporary = world.from_first_rank("making the folder", lambda: save.begin(folder, self.step))
+        shard, model = self.mesh["shard"], self.mesh["model"]
+        with place.at("save", f"writing a shard of step {self.step}", BUSY):
+            if self.mesh["replicate"].rank == 0:
+                parts = defaultdict(list)
+                for name, spec, box, x in self._state(self.actor.gradients.counted):
+                    parts[name].append((to_array(x.view(box.shape)), save.Extent(spec.whole, _offset(spec, box))))
+                save.write_shard(temporary, model.rank * shard.size + shard.rank, parts)
+            world.barrier("writing their shards")
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
         meta |= {"loss_scale": self.actor.loss_scale.state}
-        on_first_rank(world, lambda: save.commit(temporary, meta, model.size * shard.size))
+        with place.at("save", f"committing step {self.step}", BUSY):
+            world.from_first_rank("committing", lambda: save.commit(temporary, meta, model.size * shard.size))
+        return ""
+
+    def _sick(self, result: StepResult) -> str:
+        """Return what isn't finite, on any rank: gradients, or weights of which the next loss would tell. Collective over all ranks."""
+        scale = self.actor.loss_scale
+        if result.num_tokens and (not math.isfinite(result.loss) or (result.skipped and not (scale.dynamic and scale.value > 1))):
+            return "its loss or its gradients are not finite"
+        with self.place.at("save", "looking for weights that are not finite", BUSY):
+            sick = next((piece.spec.name for piece in self.actor.gradients.counted if not piece.weight.isfinite().all()), None)
+            found = next((name for name in self.world.all_gather("are their weights finite", sick) if name), None)
+        return f"{found} is not finite" if found else ""
 
     def _state(self, pieces: list[Piece]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
         """Yield (name in the checkpoint, parameter, box of its box here, flat tensor) of weights and moments, box by box."""
@@ -245,22 +294,21 @@ class Trainer:
             for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
                 yield from ((f"{what}/{piece.spec.name}", piece.spec, box, x[here]) for what, x in tensors)
 
-    def _resume(self) -> None:
-        """Go on from the newest checkpoint that is whole, if there is one. Collective over all ranks."""
-        world, folder = self.world.comm, self.rundir.checkpoints
+    def resume(self) -> None:
+        """Go on from the checkpoint that was found, if there is one. Collective over all ranks.
 
-        def newest() -> int:
-            found = load.open_latest(folder, warn=self.report.say)
-            step = found.step if found else 0
-            self.rundir.truncate_metrics(step if found else -1)
-            return step
-
-        step = on_first_rank(world, newest)
-        if step == 0:
-            return
-        on_every_rank(world, lambda: self._restore(step))
-        self.actor.restored(self.updates)
-        self.report.say(f"going on after step {step} of {folder}")
+        Raises CheckpointError, alike on all ranks, if it can't be read any more.
+        """
+        step, folder = self.opened.newest.step, self.rundir.checkpoints
+        if step:
+            with self.place.at("resume", f"reading step {step}", BUSY):
+                self.world.on_every_rank(f"reading step {step}", lambda: self._restore(step))
+            with self.place.at("resume", "spreading the weights"):
+                self.actor.restored(self.updates)
+        cut = self.world.on_first_rank("cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(step if step else -1))
+        self.report.say("\n".join([*self.opened.notes, *([cut] if cut else [])]))
+        if step:
+            self.report.say(f"going on after step {step} of {folder}")
 
     def _restore(self, step: int) -> None:
         folder = self.rundir.checkpoints
@@ -268,11 +316,16 @@ class Trainer:
             for name, spec, box, x in self._state(self.actor.gradients.pieces):
                 where = tuple(slice(begin, begin + length) for begin, length in zip(_offset(spec, box), box.shape))
                 x.copy_(to_tensor(saved.read(name, where)).flatten())
-            if saved.meta["data"] != self.corpora.digest:
-                raise CheckpointError(f"{folder}: trained on other data than {self.config.data.source} gives now; choose another run.dir")
             self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]
             self.updates, self.skipped = saved.meta["updates"], saved.meta["skipped"]
             self.actor.loss_scale.state = saved.meta["loss_scale"]
+
+
+def finite(value: Any) -> Any:
+    """Return what JSON can hold: numbers that aren't finite are None."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _offset(spec: Spec, box: Box) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ Loss, gradient norm, every gradient and every updated weight of two steps must a
 order of the model is named, with the instruction that completes it, and with the ranks where it is wrong.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -12,8 +13,14 @@ import torch
 from mpi4py import MPI
 
 from mpitrain.actor import Actor
+from mpitrain.cluster import preflight
+from mpitrain.cluster.board import BUSY
+from mpitrain.cluster.guard import Guard
 from mpitrain.comm.mesh import Mesh
-from mpitrain.config import Config, Parallel
+from mpitrain.comm.world import connect
+from mpitrain.config import Config, Parallel, digest
+from mpitrain.errors import DONE, FAILED
+from mpitrain.layout import resolved
 from mpitrain.parallel.zero import Piece
 from mpitrain.resolve import on_one_rank
 from mpitrain.stage import Microbatch
@@ -54,17 +61,28 @@ def shrunken(config: Config) -> Config:
     return msgspec.structs.replace(config, **tables)
 
 
+def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], None]) -> int:
+    """Verify the layout of a configuration, say on rank 0 what was found, and return the exit code. Collective over all ranks."""
+    world = connect(guard.place)
+    guard.join(world)
+    config = world.on_every_rank("checking the configuration", lambda: resolved(path, overrides, world.size))
+    world.require_same({"the configuration": digest(config), **preflight.code()})
+    guard.place.enter("step", "training the small model in this layout and on one rank", BUSY)
+    differences = verify(config, world.comm)
+    if world.rank == 0:
+        say(report(config, differences))
+    return FAILED if differences else DONE
+
+
 def verify(config: Config, world: MPI.Intracomm) -> list[Difference]:
     """Train the shrunken model in the layout and on one rank; return what differs on any rank, the first first. Collective."""
     small = shrunken(config)
     mesh = build_mesh(small, world)
     alone = build_mesh(on_one_rank(small), MPI.COMM_SELF)
-    try:
-        found, expected = _Run(small, mesh), _Run(on_one_rank(small), alone)
-        mine = [difference for step in range(1, STEPS + 1) for difference in _compare(step, found.step(step), expected.step(step), found)]
-    finally:
-        mesh.free()
-        alone.free()
+    found, expected = _Run(small, mesh), _Run(on_one_rank(small), alone)
+    mine = [difference for step in range(1, STEPS + 1) for difference in _compare(step, found.step(step), expected.step(step), found)]
+    mesh.free()
+    alone.free()
     return sorted((d for part in world.allgather(mine) for d in part), key=lambda difference: difference.order)
 
 

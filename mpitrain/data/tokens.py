@@ -5,7 +5,7 @@
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,20 +38,31 @@ class Description(msgspec.Struct, frozen=True):
     digest: str  # xxh3-128 of the bytes of tokens.bin
 
 
-def prepare(source: str, path: str | Path | None, tokenizer: Tokenizer, folder: str | Path) -> None:
+def prepare(
+    source: str,
+    path: str | Path | None,
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    accept: Callable[[Description, np.ndarray], object] = lambda description, tokens: None,
+    each: Callable[[str], object] = lambda document: None,
+) -> None:
     """Write the tokens of a corpus into `folder`, unless the very same ones are there already.
 
     For one rank only. A killed process leaves either the finished tokens or none: files get their names when they are synced.
+    accept: raises what keeps these tokens from being used, before any others are replaced.  each: called with each document's name.
     """
     folder = Path(folder)
     origin = Origin(source, str(path or ""), fingerprint(source, path), tokenizer.identity, tokenizer.vocab)
     if _is_prepared(folder, origin):
+        accept(describe(folder), open_tokens(folder))
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / DESCRIPTION).unlink(missing_ok=True)  # an old description never stands beside new tokens
         with _replacing(folder / TOKENS) as file:
-            description = _write(file, documents(source, path), tokenizer, origin)
+            description = _write(file, documents(source, path), tokenizer, origin, each)
+            file.flush()
+            accept(description, np.memmap(file.name, description.dtype, mode="r"))
+            (folder / DESCRIPTION).unlink(missing_ok=True)  # an old description never stands beside new tokens
         with _replacing(folder / DESCRIPTION) as file:
             file.write(msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n")
     except OSError as error:
@@ -88,12 +99,13 @@ def _is_prepared(folder: Path, origin: Origin) -> bool:
         return False  # absent, damaged or cut short: made anew
 
 
-def _write(file, texts: Iterator[tuple[str, bytes]], tokenizer: Tokenizer, origin: Origin) -> Description:
+def _write(file, texts: Iterator[tuple[str, bytes]], tokenizer: Tokenizer, origin: Origin, each: Callable[[str], object]) -> Description:
     """Append the ids of each document to `file`, an end-of-text token between two documents."""
     dtype = dtype_for(tokenizer.vocab)
     between = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype)
     digest, count = xxhash.xxh3_128(), 0
-    for _, text in texts:
+    for name, text in texts:
+        each(f"preparing the tokens of {name}")
         ids = tokenizer.encode(text)
         part = np.concatenate([between, ids]) if count else ids
         digest.update(part)

@@ -1,0 +1,112 @@
+"""Where each rank of a node is, in memory that its watchdog reads even while the rank is stuck, stopped or dead.
+
+    board     one slot a rank, in a file that is only memory (memfd)
+    slot      state, rank, process, since when, limit, step, position, and three texts: who, phase, what
+
+A rank writes its own slot and no other. Nothing locks: a slot that is read while it is written has an odd text for a moment, and
+reports are of slots that have not changed for seconds.
+
+Standard library only: the watchdog starts in milliseconds.
+"""
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+SLOT = 1024  # bytes
+_HEAD = struct.Struct("<qqqqdqqH")
+_TEXT = SLOT - _HEAD.size
+
+# WORKING: may take its limit. BUSY: as long as it computes, reads or writes. WAITING: for other ranks. HUNG: gave up a wait.
+# LEFT: ends in good order.
+ABSENT, WORKING, BUSY, WAITING, HUNG, LEFT = range(6)
+PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "end")
+
+
+@dataclass(frozen=True)
+class Where:
+    """A slot as it was read. since: seconds of time.monotonic(), which all processes of a machine share."""
+
+    state: int
+    rank: int
+    pid: int
+    since: float
+    limit_s: float
+    step: int
+    position: int
+    who: str
+    phase: str
+    what: str
+
+    def __str__(self) -> str:
+        return self.told("")
+
+    def told(self, verb: str) -> str:
+        """Return the place in words, with what the rank did there."""
+        at = f" at step {self.step}, position {self.position}," if self.step else ""
+        return f"{self.who}{verb}{at} in phase {self.phase}, {self.what}"
+
+
+class Place:
+    """Where this rank is. `take` moves it to a slot of a board; before that, only this process sees it."""
+
+    def __init__(self, rank: int = 0, who: str = "", limit_s: float = 0.0):
+        self._slot = memoryview(bytearray(SLOT))
+        self.rank, self.who, self.limit_s = rank, who or f"rank {rank}", limit_s
+        self.phase, self.what, self.state = PHASES[0], "starting", WORKING
+        self.step = self.position = 0
+        self._write()
+
+    def take(self, slot: memoryview) -> None:
+        """Go on in a slot of the node's board."""
+        self._slot = slot
+        self._write()
+
+    def name(self, who: str, limit_s: float) -> None:
+        """Say how reports call this rank, and how long it may stay where it is."""
+        self.who, self.limit_s = who, limit_s
+        self._write()
+
+    def moved(self, step: int, position: int, what: str) -> None:
+        """Note the next instruction of a step."""
+        self.step, self.position, self.what = step, position, what
+        self._write()
+
+    def enter(self, phase: str, what: str, state: int = WORKING) -> None:
+        """Note what this rank does from now on."""
+        self.phase, self.what, self.state = phase, what, state
+        self._write()
+
+    @contextmanager
+    def at(self, phase: str, what: str, state: int = WORKING) -> Iterator[None]:
+        """Note what this rank does in the block. An error leaves the note: it says where the error was."""
+        before = self.phase, self.what, self.state
+        self.enter(phase, what, state)
+        yield
+        self.enter(*before)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Note that this rank waits for others in the block."""
+        with self.at(self.phase, what, WAITING):
+            yield
+
+    def read(self) -> Where:
+        return read_slot(self._slot)
+
+    def _write(self) -> None:
+        text = "\0".join((self.who, self.phase, self.what)).encode(errors="replace")[:_TEXT]
+        head = (self.state, self.rank, os.getpid(), time.monotonic_ns(), self.limit_s, self.step, self.position, len(text))
+        _HEAD.pack_into(self._slot, 0, *head)
+        self._slot[_HEAD.size : _HEAD.size + len(text)] = text
+
+
+def read_slot(slot: memoryview) -> Where:
+    """Return what a slot says."""
+    state, rank, pid, since, limit_s, step, position, length = _HEAD.unpack_from(slot)
+    texts = bytes(slot[_HEAD.size : _HEAD.size + min(length, _TEXT)]).decode(errors="replace").split("\0")
+    who, phase, what = (*texts, "", "", "")[:3]
+    return Where(state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what)

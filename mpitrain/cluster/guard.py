@@ -1,0 +1,210 @@
+"""Around each rank from its first line to its last: where it is, signals, and an end with one report.
+
+    guarded(body, tell)      runs body(guard); whatever happens, this rank ends in one of three ways:
+        done                     MPI is finalised, the exit code returned
+        an InputError of all     the same, after the first rank has told it
+        anything else            one report that names rank, phase and cause, then the whole job is ended (MPI_Abort)
+
+A failing rank frees nothing on its way out: communicators are freed by all ranks together, and the others are elsewhere.
+
+Until the ranks of a node have a watchdog, and where none can be started, a thread of each rank watches the rank's own limit.
+"""
+
+import faulthandler
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from mmap import mmap
+from pathlib import Path
+
+from mpitrain.cluster import watchdog
+from mpitrain.cluster.board import HUNG, LEFT, SLOT, WAITING, Place
+from mpitrain.cluster.launch import rank_of_launcher
+from mpitrain.comm.world import World, abort, finalize
+from mpitrain.errors import FAILED, STOPPED_EARLY, HangError, InputError, MpitrainError
+
+LOOK_S = 0.25
+VERDICT_S = 15.0  # for the watchdog to report and end the job; then a rank does it itself
+TERM_S = 3.0  # Open MPI sends SIGTERM when another rank has failed, SIGKILL 2 s later; who lives longer was asked by somebody else
+STAGGER_S = 1.5  # without a watchdog first ranks speak first, and end the job before others do
+LIMIT_S = 600.0  # until the configuration is read
+BEFORE_STEPS = ("start", "tokens", "build", "resume")
+MOST_TEXT = 60_000  # bytes of a report: one message to the watchdog
+
+
+class Guard:
+    """Of one rank. `place` says where it is, `asked_to_stop` whether a signal asked it to leave."""
+
+    def __init__(self):
+        rank, size = rank_of_launcher()
+        self.place = Place(rank, f"rank {rank} of {size}", LIMIT_S)
+        self.asked_to_stop = False
+        self._num_asked = 0
+        self._watchdog: socket.socket | None = None
+        self._wakes, wake = os.pipe()
+        os.set_blocking(wake, False)
+        for name in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(name, self._ask_to_stop)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # the thread hears of signals while this one is inside MPI
+        self._wake = wake
+        faulthandler.register(signal.SIGUSR2, all_threads=False)  # the watchdog asks for the stack of a rank that is stuck
+        threading.Thread(target=self._attend, name="mpitrain-guard", daemon=True).start()
+
+    def _ask_to_stop(self, *signal_and_frame: object) -> None:
+        self.asked_to_stop = True
+
+    # ------------------------------------------------------------ the watchdog of the node
+
+    def join(self, world: World) -> None:
+        """Start the node's watchdog on its first rank, and put this rank's place on its board. Collective over the node's ranks."""
+        with self.place.waiting("joining the watchdog of this node"):
+            offer = self._start(world) if world.node.rank == 0 else None
+            where = world.node.bcast(offer and offer[0])
+            if where:
+                self._connect(*where, world.node.rank, world.node.size)
+            world.node.Barrier()
+            for descriptor in offer[1] if offer else ():
+                os.close(descriptor)
+
+    def _start(self, world: World) -> tuple[tuple[str, str], tuple[int, int]] | None:
+        """Start the watchdog. Return its address and its board's, and descriptors to close when all ranks are connected."""
+        if not sys.platform.startswith("linux"):
+            return None  # it reads /proc
+        address = f"\0mpitrain-{os.getpid()}-{time.time_ns():x}"  # a name without a file: needs no disk, goes with the process
+        try:
+            board = os.memfd_create("mpitrain-board", os.MFD_CLOEXEC)
+            os.truncate(board, world.node.size * SLOT)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            listener.bind(address)
+            listener.listen(world.node.size)
+            code = "import sys; sys.path.append(sys.argv.pop(1)); from mpitrain.cluster.watchdog import main; main()"
+            numbers = listener.fileno(), board, world.node.size, world.num_nodes
+            subprocess.Popen(
+                ["mpitrain-watchdog", "-S", "-s", "-c", code, str(Path(__file__).parents[2]), *map(str, numbers)],
+                executable=sys.executable,
+                env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
+                pass_fds=numbers[:2],  # and no other: launchers learn from a closed socket of theirs that a rank died
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # launchers kill the session of a rank; the watchdog has to say why
+            )
+        except OSError as error:
+            sys.stderr.write(f"mpitrain: no watchdog on this node ({error}): a rank that is stopped or killed won't be named\n")
+            return None
+        return (address, f"/proc/{os.getpid()}/fd/{board}"), (listener.detach(), board)
+
+    def _connect(self, address: str, board: str, slot: int, num_slots: int) -> None:
+        with open(board, "r+b") as file:
+            memory = memoryview(mmap(file.fileno(), num_slots * SLOT))
+        self.place.take(memory[slot * SLOT : (slot + 1) * SLOT])
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(address)
+        connection.send(b"%d" % slot)
+        self._watchdog = connection
+        os.write(self._wake, b"\0")  # the thread has one more to listen to
+
+    # ------------------------------------------------------------ the thread
+
+    def _attend(self) -> None:
+        """Listen to signals and to the watchdog; without one, watch the limit."""
+        while True:
+            known = self._watchdog
+            ready, _, _ = select.select([self._wakes] + [known] * (known is not None), [], [], None if known else LOOK_S)
+            if self._wakes in ready:
+                self._signalled(set(os.read(self._wakes, 512)))
+            if known in ready:
+                verdict = known.recv(16)
+                if verdict:
+                    abort(int(verdict))
+                self._watchdog = None
+            elif known is None:
+                self._look()
+
+    def _signalled(self, numbers: set[int]) -> None:
+        """Leave now if there is nothing to save yet; steps end with a checkpoint first, but for a second signal."""
+        self._num_asked += len(numbers & {signal.SIGUSR1, signal.SIGTERM})
+        if self._watchdog is None and signal.SIGTERM in numbers:
+            time.sleep(TERM_S)
+        where = self.place.read()
+        if self._num_asked > 1 or (self._num_asked and where.phase in BEFORE_STEPS):
+            self._end(f"mpitrain: {where.told(' was asked to leave')}; what was saved is whole, start again to go on", STOPPED_EARLY)
+
+    def _look(self) -> None:
+        where = self.place.read()
+        for_s = time.monotonic() - where.since
+        if for_s > where.limit_s + STAGGER_S * (self.place.rank.bit_length() + (where.state == WAITING)):
+            how = "waits for other ranks, which are stopped, slow, or not there" if where.state == WAITING else "is stuck"
+            _print(f"mpitrain: {where.told('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s (comm.timeout_s)")
+            abort(FAILED)
+
+    # ------------------------------------------------------------ how a rank ends
+
+    def leave(self) -> None:
+        """End in good order. Collective over all ranks."""
+        self.place.enter("end", "in MPI_Finalize", WAITING)
+        finalize()
+        self.place.enter("end", "leaving", LEFT)
+
+    def fail(self, error: BaseException) -> None:
+        """Report what happened to this rank, and end the whole job; does not return."""
+        try:
+            where = self.place.read()
+            if isinstance(error, HangError):
+                self.place.enter(where.phase, where.what, HUNG)
+                self._end(f"mpitrain: {where}: {error.args[0]}", FAILED, watchdog.GAVE_UP)
+            else:
+                early = where.phase in BEFORE_STEPS and isinstance(error, MpitrainError)
+                self._end(f"{_traceback(error)}mpitrain: {where.told(' failed')}: {_cause(error)}", error.exit_code if early else FAILED)
+            time.sleep(VERDICT_S if self._watchdog else 0)
+        finally:
+            abort(FAILED)
+
+    def end(self, cause: str) -> None:
+        """Report trouble that a thread of this rank has found, and end the job."""
+        self._end(f"mpitrain: {self.place.read().told(' failed')}: {cause}", FAILED)
+
+    def _end(self, report: str, code: int, kind: bytes = watchdog.FAILED) -> None:
+        """Have the report printed and the job ended: by the watchdog, which prints the first one only, or here."""
+        sys.stdout.flush()
+        if self._watchdog is None:
+            _print(report)
+            abort(code)
+        self._watchdog.send(kind + b"%d " % code + report.encode(errors="replace")[-MOST_TEXT:])
+
+
+def guarded(body: Callable[[Guard], int], tell: Callable[[InputError], None]) -> int:
+    """Run body(guard) and return the exit code. `tell` shows an error that all ranks have, on the first of them. Collective."""
+    guard = Guard()
+    try:
+        code = body(guard)
+    except BaseException as error:
+        if not (isinstance(error, InputError) and error.everywhere):
+            guard.fail(error)
+        tell(error)
+        code = error.exit_code
+    guard.leave()
+    return code
+
+
+def _cause(error: BaseException) -> str:
+    return str(error) if isinstance(error, MpitrainError) else f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _traceback(error: BaseException) -> str:
+    """Return where an error came from, if it is one that nobody expected."""
+    expected = isinstance(error, MpitrainError) or not isinstance(error, Exception)
+    return "" if expected else "".join(traceback.format_exception(error))
+
+
+def _print(text: str) -> None:
+    try:
+        os.write(2, f"{text}\n".encode(errors="replace"))
+    except OSError:
+        return  # nobody listens; the job is ended all the same

@@ -1,0 +1,232 @@
+"""One run at a time in a run directory: a lock that network file systems keep, too.
+
+    run.lock                    who holds it: token, host, process, since when, and a number that goes up every BEAT_S
+    run.lock.after-<token>      who takes over from the holder of that token, which is gone
+
+A file is made under its name by link(), which is atomic on every file system that clusters have; flock() and O_EXCL are not. A
+holder on this host is gone if its process is. Of another host only the number can be seen: if it stays the same for GONE_S, the
+holder is gone. No clocks of two hosts are compared. A holder that finds its lock taken ends its job.
+"""
+
+import errno
+import getpass
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from mpitrain.errors import CheckpointError
+
+NAME = "run.lock"
+BEAT_S = 5.0
+GONE_S = 30.0
+LOOK_S = 0.5
+WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+BEATS = 12  # digits: the file is written over in place, which a full disk allows
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who holds a lock. system: of the boot and the process namespace, in which `pid` means something; born: the process's start."""
+
+    token: str
+    host: str
+    system: str
+    pid: int
+    born: str
+    user: str
+    since: str
+    job: str = ""
+    beat: str = ""
+
+    def __str__(self) -> str:
+        job = f", job {self.job}" if self.job else ""
+        return f"process {self.pid} on {self.host}, started {self.since} by {self.user}{job}"
+
+
+class Lock:
+    """The lock of one run directory, held by this process from take() to release(). lost: called, on a thread, when it was taken away."""
+
+    def __init__(self, folder: Path, lost: Callable[[str], object]):
+        self.path, self.token = folder / NAME, uuid.uuid4().hex
+        self._lost, self._over, self._beat = lost, threading.Event(), 0
+        self._thread: threading.Thread | None = None
+        self._owner = Owner(
+            token=self.token,
+            host=socket.gethostname(),
+            system=_system(),
+            pid=os.getpid(),
+            born=_born(os.getpid()),
+            user=_user(),
+            since=time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            job=next((os.environ[name] for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID") if name in os.environ), ""),
+        )
+
+    def take(self, each: Callable[[str], object]) -> str:
+        """Take the lock; return what is to be said if its last holder is gone. Raises CheckpointError that names a living holder.
+
+        each: called with a text, again and again, while a holder on another host is watched for signs of life.
+        """
+        try:
+            said = self._take(each)
+        except OSError as error:
+            advice = "free some space or choose another run.dir"
+            raise CheckpointError(f"run.dir = {self.path.parent}: {NAME} cannot be written: {error.strerror}; {advice}") from None
+        self._thread = threading.Thread(target=self._keep, name="mpitrain-lock", daemon=True)
+        self._thread.start()
+        return said
+
+    def release(self) -> None:
+        """Give the lock back, if it is still held."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            owner = read_owner(self.path)
+            if owner is not None and owner.token == self.token:
+                self.path.unlink()
+        except OSError:
+            return  # the directory is gone or read-only: the next run finds this process gone
+
+    def _take(self, each: Callable[[str], object]) -> str:
+        mine, said = self.path.with_name(f"{NAME}.{self.token}"), ""
+        mine.write_bytes(self._record())
+        try:
+            while not said and not _linked(mine, self.path):
+                said = self._take_over(mine, each)
+        finally:
+            mine.unlink(missing_ok=True)
+        return said
+
+    def _take_over(self, mine: Path, each: Callable[[str], object]) -> str:
+        """Take the place of a holder that is gone; return who it was, or "" if the lock changed meanwhile and is to be tried again."""
+        first = owner = read_owner(self.path)
+        path, taken = self.path, False
+        while owner is not None and not taken:
+            _require_gone(owner, path, each)
+            path = self.path.with_name(f"{NAME}.after-{owner.token}")  # of all who find a holder gone, one can make this file
+            taken = _linked(mine, path)
+            owner = owner if taken else read_owner(path)  # who was first, perhaps gone by now
+        if not taken:
+            return ""
+        now = read_owner(self.path)
+        if now is None or now.token != first.token:  # who was first has finished, and its file is removed
+            path.unlink()
+            return ""
+        fresh = self.path.with_name(f"{NAME}.{self.token}.new")
+        fresh.write_bytes(self._record())
+        fresh.replace(self.path)
+        for path in self.path.parent.glob(f"{NAME}.after-*"):
+            path.unlink(missing_ok=True)
+        return f"run.dir was in use by {first}, which is gone: taken over"
+
+    def _record(self) -> bytes:
+        return msgspec.json.encode(msgspec.structs.replace(self._owner, beat=f"{self._beat:0{BEATS}}")) + b"\n"
+
+    def _keep(self) -> None:
+        """Give a sign of life every BEAT_S; end the job if another has taken the lock."""
+        while not self._over.wait(BEAT_S):
+            self._beat += 1
+            try:
+                owner = read_owner(self.path)
+                if owner is not None and owner.token == self.token:
+                    with self.path.open("r+b") as file:
+                        file.write(self._record())
+                    continue
+            except OSError:
+                continue  # a file system that doesn't answer now may do so later
+            if not self._over.is_set():
+                how = f"taken by {owner}" if owner else "removed"
+                self._lost(f"{self.path} was {how}: two runs would write into one directory")
+                return
+
+
+def read_owner(path: Path) -> Owner | None:
+    """Return who a lock file names; None if there is no such file. Raises CheckpointError if it is damaged."""
+    for _ in range(3):  # where files can't be linked, one is seen empty for a moment
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Owner)
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, UnicodeError):
+            time.sleep(LOOK_S)
+    raise CheckpointError(
+        f"run.dir = {path.parent}: {path.name} is damaged, it doesn't say who uses the directory; see that no run does, and remove it"
+    )
+
+
+def _require_gone(owner: Owner, path: Path, each: Callable[[str], object]) -> None:
+    """Raise CheckpointError if a holder lives."""
+    if owner.system == _system():
+        lives = _born(owner.pid) == owner.born
+    else:
+        lives, end = False, time.monotonic() + GONE_S
+        while not lives and time.monotonic() < end:
+            each(f"is {owner} alive?")
+            time.sleep(LOOK_S)
+            now = read_owner(path)
+            if now is None or now.token != owner.token:
+                return  # no longer its lock: to be tried again
+            lives = now.beat != owner.beat
+    if lives:
+        raise CheckpointError(f"run.dir = {path.parent} is in use by {owner}; wait until it ends, or choose another run.dir")
+
+
+def _linked(mine: Path, name: Path) -> bool:
+    """Give a file a second name; return False if there is such a file."""
+    try:
+        os.link(mine, name)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if os.stat(mine).st_nlink == 2:  # NFS: the answer was lost, not the link (open(2), O_EXCL)
+            return True
+        if error.errno not in WITHOUT_LINKS:
+            raise
+        try:
+            with open(name, "xb") as file:
+                file.write(mine.read_bytes())
+        except FileExistsError:
+            return False
+    return True
+
+
+def _system() -> str:
+    """Return what tells whether a process number of another lock means a process that this one can see."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()  # not Linux
+
+
+def _born(pid: int) -> str:
+    """Return when a process started, in ticks since the boot; "" if there is none: numbers of processes come again."""
+    if not os.path.exists("/proc/self/stat"):
+        return _lives(pid)
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def _lives(pid: int) -> str:
+    """Return the same for every process that is there, where no birth can be asked for."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        return "there"
+    return "there"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return str(os.getuid())

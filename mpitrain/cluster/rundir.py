@@ -1,0 +1,198 @@
+"""The run directory: what a run leaves behind, and whether another start of mpitrain may go on with it.
+
+    run.lock         who is using it
+    config.toml      the resolved configuration
+    metrics.jsonl    one object per step
+    data/            the tokens
+    checkpoints/     one directory per saved step
+    trace.json       when each instruction of each rank ran (run.trace)
+"""
+
+import json
+import os
+import shutil
+import socket
+import time
+import tomllib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from mpitrain.cluster.lock import NAME as LOCK
+from mpitrain.cluster.lock import Lock, read_owner
+from mpitrain.config import Config, identity, parse, to_toml
+from mpitrain.errors import CheckpointError, ConfigError
+
+
+class RunDir:
+    """The paths of a run. Only the rank that writes calls anything but the properties."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._lock: Lock | None = None
+        self._made: list[Path] = []  # directories, the innermost first
+        self._fresh_data = False
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace.json"
+
+    def take(self, lost: Callable[[str], object], each: Callable[[str], object]) -> tuple[str, str]:
+        """Make the directory, if need be, and take its lock; return the lock's token, and what is to be said of its last holder.
+
+        lost, each: see Lock. Raises CheckpointError, and leaves nothing behind, if the directory can't be used or is in use.
+        """
+        self._require_usable()
+        self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self._fresh_data = not self.data.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = Lock(self.path, lost)
+            said = lock.take(each)
+        except OSError as error:
+            self.undo()
+            raise CheckpointError(f"run.dir = {self.path} cannot be made: {error.strerror}; choose another run.dir") from None
+        except CheckpointError:
+            self.undo()
+            raise
+        self._lock = lock
+        return lock.token, said
+
+    def require_seen(self, token: str, patience_s: float = 0.0) -> None:
+        """Raise CheckpointError unless this rank sees the directory that the first rank has taken. Only reads.
+
+        patience_s: a network file system may remember for some seconds that there was no such file.
+        """
+        end = time.monotonic() + patience_s
+        while True:
+            with suppress(OSError):
+                owner = read_owner(self.path / LOCK)
+                if owner is not None and owner.token == token:
+                    return
+            if time.monotonic() >= end:
+                break
+            time.sleep(0.2)
+        raise CheckpointError(
+            f"run.dir = {self.path}: {self.path.absolute()} on {socket.gethostname()} is not the directory that rank 0 has made; give the "
+            "absolute path of a directory that all nodes share"
+        )
+
+    def undo(self) -> None:
+        """Release the directory, and remove what take() and the preparation of tokens have made: nothing of the run was written yet."""
+        self.release()
+        if self._fresh_data:
+            shutil.rmtree(self.data, ignore_errors=True)
+        for path in self._made:
+            with suppress(OSError):  # another run that was refused here may be looking
+                path.rmdir()
+
+    def __enter__(self) -> "RunDir":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        """Release the directory when a run ends in good order; after a failure the next one says that this one is gone."""
+        if error is None or getattr(error, "everywhere", False):
+            self.release()
+
+    def release(self) -> None:
+        """Let other runs use the directory."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _require_usable(self) -> None:
+        """Raise CheckpointError unless the directory, and what a run keeps in it, is writable, or can be made. Writes nothing."""
+        try:
+            nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        except (OSError, ValueError) as error:  # too long, a null byte
+            raise CheckpointError(f"run.dir = {self.path}: {error}; choose another run.dir") from None
+        if not nearest.is_dir():
+            raise CheckpointError(f"run.dir = {self.path}: {nearest} is not a directory; choose another run.dir")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise CheckpointError(f"run.dir = {self.path}: {nearest} is not writable; choose another run.dir")
+        for path, needed, fits in (
+            (self.config, "a file", Path.is_file),
+            (self.metrics, "a file", Path.is_file),
+            (self.trace, "a file", Path.is_file),
+            (self.data, "a directory", Path.is_dir),
+            (self.checkpoints, "a directory", Path.is_dir),
+        ):
+            if os.path.lexists(path) and not fits(path):
+                raise CheckpointError(f"run.dir = {self.path}: {path.name} is not {needed}; move it away or choose another run.dir")
+
+    def require_same_run(self, config: Config) -> None:
+        """Raise ConfigError if the directory holds a run that computes something else."""
+        if not self.config.exists():
+            if any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints")):
+                raise CheckpointError(f"run.dir = {self.path} holds a run without its config.toml; choose another run.dir")
+            return
+        found, wanted = identity(read_config(self.config)), identity(config)
+        for key, value in wanted.items():
+            if found[key] != value:
+                raise ConfigError(
+                    f"run.dir = {self.path} holds a run with {key} = {found[key]!r}, this one has {value!r}; "
+                    "choose another run.dir, or go on with the settings of that run"
+                )
+
+    def begin(self, config: Config) -> None:
+        """Write the resolved configuration, when everything is checked: from here on this is the directory of this run."""
+        self._made, self._fresh_data = [], False
+        replace(self.config, to_toml(config).encode())
+
+    def truncate_metrics(self, step: int) -> str:
+        """Drop the lines after `step`: they come again, bit for bit; return what is to be said.
+
+        A last line torn by a kill is dropped too. Others that can't be read are kept in metrics.jsonl.damaged.
+        """
+        if not self.metrics.exists():
+            return ""
+        lines = self.metrics.read_bytes().splitlines(keepends=True)
+        steps = [_step_in(line) for line in lines]
+        damaged = [number for number, found in enumerate(steps[:-1], start=1) if found is None]
+        if damaged:
+            replace(self.metrics.with_name("metrics.jsonl.damaged"), b"".join(lines))
+        replace(self.metrics, b"".join(line for line, found in zip(lines, steps) if found is not None and found <= step))
+        return f"{self.metrics}: line {damaged[0]} can't be read; the file is kept as metrics.jsonl.damaged" if damaged else ""
+
+
+def _step_in(line: bytes) -> int | None:
+    """Return the step that a line of metrics tells of; None if it is torn or damaged."""
+    try:
+        step = json.loads(line)["step"] if line.endswith(b"\n") else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def read_config(path: Path) -> Config:
+    """Read the resolved configuration of a run directory."""
+    try:
+        return parse(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CheckpointError(f"{path}: {error}; the run directory is damaged, choose another run.dir") from None
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file so that a kill leaves either the old or the new content."""
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)

@@ -1,0 +1,84 @@
+"""Plants one fault in one rank: Python runs this file when it starts, if its folder is on PYTHONPATH.
+
+PLANTED = {"rank": 1, "phase": "save", "call": 17, "fault": "stop"}: before the 17th call of a function of mpitrain in that phase. With
+"fault": "count" nothing happens but that the number of calls in each phase is written to "file".
+"""
+
+import atexit
+import errno
+import inspect
+import json
+import mmap
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+PLANTED = json.loads(os.environ.get("PLANTED", "{}"))
+RANK = int(next((os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ), -1))
+
+
+def fail() -> None:
+    raise RuntimeError("planted")
+
+
+def out_of_memory() -> None:
+    raise MemoryError("planted")
+
+
+def full_disk() -> None:
+    """Let no file grow any more, and fail the call that is being made as a full disk does."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "planted")
+
+
+def missing_file() -> None:
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "planted")
+
+
+FAULTS = {
+    "exception": fail,
+    "memory": out_of_memory,
+    "full disk": full_disk,
+    "missing file": missing_file,
+    "sys.exit": lambda: sys.exit(3),
+    "exit": lambda: os._exit(3),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "slow": lambda: time.sleep(100),
+    "asked": lambda: os.kill(os.getpid(), signal.SIGUSR1),
+}
+
+
+class Plant:
+    """A profile function of the main thread. It finds the rank's place where that is made, and so knows the phase."""
+
+    def __init__(self, phase: str, call: int, fault: str, file: str = "", **_):
+        self.phase, self.call, self.fault, self.place, self.counts = phase, call, fault, None, {}
+        if fault == "count":
+            atexit.register(lambda: Path(file).write_text(json.dumps(self.counts)))
+
+    def __call__(self, frame, event: str, _) -> None:
+        if event != "call" or frame.f_code.co_flags & inspect.CO_GENERATOR or "mpitrain" not in (frame.f_globals.get("__name__") or ""):
+            return
+        if self.place is None:
+            if frame.f_code.co_qualname == "Place.enter":
+                self.place = frame.f_locals["self"]
+            return
+        if frame.f_globals["__name__"] == "mpitrain.cluster.board":
+            return  # between two phases: the place is being written
+        phase = self.place.phase
+        self.counts[phase] = self.counts.get(phase, 0) + 1
+        if phase == self.phase and self.counts[phase] == self.call and self.fault in FAULTS:
+            sys.setprofile(None)
+            watched = "watched" if isinstance(self.place._slot.obj, mmap.mmap) else "not watched yet"
+            sys.stderr.write(f"planted {self.fault} in {frame.f_code.co_qualname}, {watched}\n")
+            sys.stderr.flush()
+            FAULTS[self.fault]()
+
+
+if PLANTED and PLANTED["rank"] == RANK:
+    sys.setprofile(Plant(**PLANTED))

@@ -1,0 +1,110 @@
+"""A fault of one rank, at any moment, ends the whole job within seconds, with one report that names rank, phase and cause.
+
+MPITRAIN_FUZZ=all plants 300 faults, MPITRAIN_FUZZ=40 as many; by default there are few, of every kind and in every phase.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from launch import MPITRAIN, Done, mpirun, tail, tiny, write_text
+
+PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "end")
+FAULTS = ("exception", "memory", "full disk", "missing file", "sys.exit", "exit", "kill", "segfault", "stop", "slow")
+LIMIT_S = 5
+CAUSES = {
+    "exception": "RuntimeError: planted",
+    "memory": "MemoryError: planted",
+    "full disk": "No space left on device",
+    "missing file": "No such file or directory",
+    "sys.exit": "SystemExit: 3",
+    "exit": "is gone",
+    "kill": "is gone",
+    "segfault": "is gone",
+    "stop": "stopped by a signal",
+    "slow": "does nothing|computes or is stuck|waits for no message|is stuck|limit",
+}
+SETTINGS = dict(run_steps=6, run_save_every=2, run_eval_every=2, schedule_name="constant", comm_timeout_s=LIMIT_S)
+PLANTED = Path(__file__).with_name("planted")
+
+
+def plans(count: int) -> list[tuple[int, str, str]]:
+    """Return (number, phase, fault) of each fault; all faults in all phases come before any comes again."""
+    every = [(phase, fault) for phase in PHASES for fault in FAULTS]
+    random.Random(1).shuffle(every)
+    asked = os.environ.get("MPITRAIN_FUZZ", "")
+    count = 300 if asked == "all" else int(asked) if asked.isdecimal() else count
+    return [(number, *every[number % len(every)]) for number in range(count)]
+
+
+def run(run_dir: Path, text: Path, num_ranks: int, plan: dict[str, object]) -> Done:
+    """Run with a fault planted."""
+    layout = {} if num_ranks == 1 else {"parallel_pp": 2}
+    env = {"PYTHONPATH": str(PLANTED), "PLANTED": json.dumps(plan)}
+    return mpirun(num_ranks, MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS, **layout), env=env, timeout=90)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("faults") / "text.txt", 20_000)
+
+
+@pytest.fixture(scope="module")
+def started_once(tmp_path_factory, text):
+    """A run directory with two checkpoints, and by rank and phase the calls of a run that goes on from there."""
+    folder = tmp_path_factory.mktemp("faults")
+    done = mpirun(2, MPITRAIN, "run", *tiny(folder / "run", text, **{**SETTINGS, "run_steps": 2, "parallel_pp": 2}))
+    assert done.returncode == 0, tail(done.output)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory, text):
+    """A run directory with a checkpoint to go on from."""
+    folder = tmp_path_factory.mktemp("half") / "run"
+    done = mpirun(2, MPITRAIN, "run", *tiny(folder, text, **{**SETTINGS, "run_steps": 2, "parallel_pp": 2}))
+    assert done.returncode == 0, tail(done.output)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory, text, half_done):
+    """How many calls each phase of each rank has, of a run that goes on from a checkpoint if it has phase `resume`."""
+    found = []
+    for rank in range(2):
+        folder = tmp_path_factory.mktemp("calls")
+        shutil.copytree(half_done, folder / "resumed")
+        counts = {}
+        for run_dir in (folder / "resumed", folder / "fresh"):
+            plan = {"rank": rank, "phase": "", "call": 0, "fault": "count", "file": str(folder / "counts")}
+            done = run(run_dir, text, 2, plan)
+            assert done.returncode == 0, tail(done.output)
+            counts = json.loads((folder / "counts").read_text()) | {phase: count for phase, count in counts.items() if phase == "resume"}
+        found.append(counts)
+    return found
+
+
+@pytest.mark.parametrize(("number", "phase", "fault"), plans(16))
+def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, half_done, calls, number, phase, fault):
+    dice = random.Random(number)
+    rank = dice.randrange(2)
+    plan = {"rank": rank, "phase": phase, "call": 1 + int(0.95 * dice.random() * calls[rank][phase]), "fault": fault}
+    if phase == "resume":
+        shutil.copytree(half_done, tmp_path / "run")
+    done = run(tmp_path / "run", text, 2, plan)
+    if f"planted {fault}" not in done.output:
+        assert done.returncode == 0, tail(done.output)
+        pytest.skip("this run made fewer calls")
+    assert done.returncode not in (0, None), f"{plan}\n{tail(done.output)}"
+    startup_s = 15  # until the fault is planted, on a machine with other work
+    assert done.wall_s < startup_s + LIMIT_S + 10, f"{plan}: {done.wall_s:.0f} s\n{tail(done.output)}"
+    alone = "not watched yet" in done.output and fault in ("exit", "kill", "segfault")  # then the launcher says which process it was
+    reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
+    told = " ".join(reports)
+    assert len([line for line in reports if " failed" in line or "is gone" in line or "stuck" in line]) <= 1, f"{plan}\n{told}"
+    named = re.search(rf"rank {rank}\b", told) and f"in phase {phase}" in told and re.search(CAUSES[fault], told)
+    assert named or alone, f"{plan}\n{tail(done.output)}"

@@ -1,0 +1,176 @@
+"""One run at a time in a run directory."""
+
+import json
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_tiny, started, tail, tiny, write_text
+
+from mpitrain.cluster import lock as locks
+from mpitrain.cluster.lock import NAME, Lock, Owner, read_owner
+from mpitrain.errors import CheckpointError
+
+
+def nothing(*_):
+    return None
+
+
+def never(text):
+    raise AssertionError(text)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Let seconds be tenths."""
+    monkeypatch.setattr(locks, "BEAT_S", 0.2)
+    monkeypatch.setattr(locks, "GONE_S", 1.5)
+    monkeypatch.setattr(locks, "LOOK_S", 0.05)
+
+
+def left_behind(folder: Path, **changes) -> Owner:
+    """Write the lock of a holder that is no more."""
+    lock = Lock(folder, never)
+    owner = msgspec.structs.replace(lock._owner, pid=2**22 + 1, born="1", **changes)
+    (folder / NAME).write_bytes(msgspec.json.encode(owner))
+    return owner
+
+
+# ---------------------------------------------------------------- the lock alone
+
+
+def test_a_held_lock_names_its_holder(tmp_path):
+    held = Lock(tmp_path, never)
+    assert held.take(nothing) == ""
+    with pytest.raises(CheckpointError, match=rf"is in use by process {os.getpid()} on {socket.gethostname()}, started"):
+        Lock(tmp_path, never).take(nothing)
+    held.release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dead_holder_of_this_host_is_taken_over_at_once_and_said(tmp_path):
+    left_behind(tmp_path)
+    fresh = Lock(tmp_path, never)
+    said = fresh.take(nothing)
+    assert "process 4194305" in said and said.endswith("which is gone: taken over")
+    assert read_owner(tmp_path / NAME).token == fresh.token
+    fresh.release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_process_with_the_number_of_a_dead_holder_is_another(tmp_path):
+    owner = left_behind(tmp_path)
+    (tmp_path / NAME).write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, pid=os.getpid())))
+    lock = Lock(tmp_path, never)
+    assert "taken over" in lock.take(nothing)
+    lock.release()
+
+
+def test_a_holder_on_another_host_that_gives_no_sign_of_life_is_taken_over(tmp_path, quick):
+    left_behind(tmp_path, host="far", system="another boot")
+    said = []
+    lock = Lock(tmp_path, never)
+    assert "on far" in lock.take(said.append)
+    assert len(said) > 3  # the others are told all the while that this rank still works
+    lock.release()
+
+
+def test_a_holder_on_another_host_that_beats_is_respected(tmp_path, quick):
+    owner, over = left_behind(tmp_path, host="far", system="another boot"), threading.Event()
+
+    def beat():
+        number = 0
+        while not over.wait(0.2):
+            number += 1
+            (tmp_path / NAME).write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, beat=str(number))))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    with pytest.raises(CheckpointError, match="in use by process 4194305 on far"):
+        Lock(tmp_path, never).take(nothing)
+    over.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_of_many_at_once_one_gets_it(tmp_path, stale):
+    """Also of many who all find the last holder gone: threads, as hosts of one file system."""
+    for _ in range(30):
+        if stale:
+            left_behind(tmp_path)
+        got, barrier = [], threading.Barrier(8)
+
+        def attempt(got=got, barrier=barrier):
+            lock = Lock(tmp_path, never)
+            barrier.wait()
+            try:
+                lock.take(nothing)
+            except CheckpointError:
+                return
+            got.append(lock)
+
+        threads = [threading.Thread(target=attempt) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(got) == 1
+        assert read_owner(tmp_path / NAME).token == got[0].token
+        got[0].release()
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_holder_whose_lock_was_taken_is_told(tmp_path, quick):
+    told = threading.Event()
+    lock = Lock(tmp_path, lambda text: told.set())
+    lock.take(nothing)
+    left_behind(tmp_path, host="far")
+    assert told.wait(5)
+
+
+def test_a_damaged_lock_is_refused(tmp_path):
+    (tmp_path / NAME).write_bytes(b"{")
+    with pytest.raises(CheckpointError, match=r"run\.lock is damaged"):
+        Lock(tmp_path, never).take(nothing)
+
+
+# ---------------------------------------------------------------- runs
+
+
+@pytest.mark.parametrize("num_jobs", [2, 3, 8])
+def test_of_jobs_started_at_once_one_runs_and_the_others_say_who(tmp_path, num_jobs):
+    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    done = [None] * num_jobs
+
+    def start(number):
+        done[number] = run_tiny(1, run_dir, text, run_steps=40, run_save_every=5, timeout=180)
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(num_jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ran = [job for job in done if "done: 40 steps" in job.output]
+    refused = [job for job in done if job.returncode == 2]
+    assert ran and len(ran) + len(refused) == num_jobs, "\n".join(tail(job.output) for job in done)
+    assert all(job.output.count("CheckpointError: ") == 1 and "is in use by process" in job.output for job in refused)
+    assert lines_in(run_dir) == 40 and [json.loads(line)["step"] for line in loss_lines(run_dir)] == list(range(41))
+    assert not list(run_dir.glob("run.lock*"))
+
+
+def test_a_run_that_was_killed_is_taken_over_and_said(tmp_path):
+    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    given = tiny(run_dir, text, run_steps=40, run_save_every=5, parallel_pp=2)
+    with started(2, MPITRAIN, "run", *given) as job:
+        job.wait_for(lambda: lines_in(run_dir) >= 7, 60)
+        second = mpirun(1, MPITRAIN, "run", *tiny(run_dir, text, run_steps=40))
+        assert second.returncode == 2 and f"is in use by process {sorted(job.ranks())[0]}" in second.output, tail(second.output)
+        for rank in job.ranks():
+            job.signal(rank, signal.SIGKILL)
+        job.kill()
+    done = mpirun(2, MPITRAIN, "run", *given)
+    assert done.returncode == 0 and "which is gone: taken over" in done.output and "going on after step" in done.output, tail(done.output)

@@ -1,0 +1,165 @@
+"""What is wrong on one rank alone is told once, with the rank, and ends all: no rank waits for one that has left."""
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from launch import MPITRAIN, lines_in, mpirun, run_tiny, started, tail, tiny, write_text
+
+import mpitrain
+
+ONLY_RANK_1 = 'if test "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" = 1; then %s; fi; exec "$0" "$@"'
+PLANTED = Path(__file__).with_name("planted")
+EARLY = "rank 0: F0@0 F1@0 B0@0 B1@0\nrank 1: F0@1 B0@1 F1@1 B1@1\n"
+LATE = "rank 0: F0@0 F1@0 B0@0 B1@0\nrank 1: F0@1 F1@1 B0@1 B1@1\n"
+CLASSES = ("ConfigError:", "MeshError:", "ScheduleError:", "DataError:", "CheckpointError:")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two nodes' local disks, and the file system that they share."""
+    for name in ("here", "there", "shared"):
+        (tmp_path / name).mkdir()
+    write_text(tmp_path / "shared" / "text.txt", 6000)
+    return tmp_path
+
+
+def refused(folder, change, words, *arguments):
+    """Run on two ranks, of which rank 1 does `change` first; expect one message that holds `words`, and nothing written."""
+    before = sorted(folder.rglob("*"))
+    done = mpirun(2, "sh", "-c", ONLY_RANK_1 % change, MPITRAIN, "run", *arguments, cwd=folder / "here", timeout=40)
+    assert done.returncode == 2, f"exit code {done.returncode}\n{tail(done.output)}"
+    messages = [line for line in done.output.splitlines() if line.startswith(CLASSES)]
+    assert len(messages) == 1 and "Traceback" not in done.output, done.output
+    assert all(word in messages[0] for word in words), f"{words} not in: {messages[0]}"
+    assert sorted(folder.rglob("*")) == before
+    return messages[0]
+
+
+def usual(folder, **changes):
+    run_dir = changes.pop("run_dir", folder / "shared" / "run")
+    return tiny(run_dir, folder / "shared" / "text.txt", run_steps=1, comm_timeout_s=20, **changes)
+
+
+# ---------------------------------------------------------------- input that only one rank lacks, or has otherwise
+
+
+def test_a_configuration_that_one_node_lacks(folder):
+    (folder / "here" / "my.toml").write_text("[run]\nsteps = 1\n")
+    refused(folder, "cd ../there", ["my.toml", "No such file", "on rank 1 only"], "my.toml", *usual(folder))
+
+
+def test_a_tokenizer_that_one_node_lacks(folder):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a")
+    tokenizers.Tokenizer(model).save(str(folder / "here" / "tokenizer.json"))
+    refused(folder, "cd ../there", ["tokenizer.json", "on rank 1 only"], *usual(folder, data_tokenizer="tokenizer.json"))
+
+
+def test_a_schedule_file_that_one_node_lacks(folder):
+    (folder / "here" / "mine.txt").write_text(EARLY)
+    given = usual(folder, pipeline_schedule="mine.txt", parallel_pp=2, batch_global=2)
+    refused(folder, "cd ../there", ["mine.txt", "on rank 1 only"], *given)
+
+
+def test_a_run_directory_that_is_not_shared(folder):
+    words = ["run.dir = runs/mine", str(folder / "there" / "runs" / "mine"), "all nodes share", "on rank 1 only"]
+    refused(folder, "cd ../there", words, *usual(folder, run_dir="runs/mine"))
+
+
+def test_a_configuration_that_differs(folder):
+    (folder / "here" / "my.toml").write_text("[run]\nsteps = 1\n")
+    (folder / "there" / "my.toml").write_text("[run]\nsteps = 1\nseed = 2\n")
+    refused(folder, "cd ../there", ["the configuration", "on rank 1"], "my.toml", *usual(folder))
+
+
+def test_a_schedule_table_that_differs(folder):
+    (folder / "here" / "mine.txt").write_text(EARLY)
+    (folder / "there" / "mine.txt").write_text(LATE)
+    given = usual(folder, pipeline_schedule="mine.txt", parallel_pp=2, batch_global=2)
+    refused(folder, "cd ../there", ["the table of pipeline.schedule", "on rank 1"], *given)
+
+
+def test_code_that_differs(folder):
+    shutil.copytree(Path(mpitrain.__file__).parent, folder / "there" / "mpitrain", ignore=shutil.ignore_patterns("__pycache__"))
+    with open(folder / "there" / "mpitrain" / "balance.py", "a") as file:
+        file.write("# of yesterday\n")
+    other = f"export PYTHONPATH='{folder / 'there'}' PYTHONDONTWRITEBYTECODE=1"
+    refused(folder, other, ["the code of mpitrain", "on rank 1"], *usual(folder))
+
+
+# ---------------------------------------------------------------- signals before the first step
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_asked_to_leave_while_tokens_are_prepared(tmp_path, number, rank):
+    """Nothing is saved yet, so nothing is waited for: 75, and the same command starts again."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for i in range(3000):
+        write_text(texts / f"{i}.txt", 30_000)
+    given = tiny(tmp_path / "run", texts, run_steps=2, comm_timeout_s=20)
+    with started(2, MPITRAIN, "run", *given) as job:
+        job.wait_for(lambda: (tmp_path / "run" / "data" / "tokens.bin.tmp").exists(), 60)
+        job.signal(sorted(job.ranks())[rank], number)
+        done = job.wait(15)
+    assert done.returncode == 75, f"exit code {done.returncode}\n{tail(done.output)}"
+    assert done.output.count("was asked to leave in phase tokens") == 1 and "Traceback" not in done.output, tail(done.output)
+
+
+# ---------------------------------------------------------------- ranks that say nothing any more
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_is_named_with_its_instruction(tmp_path, rank):
+    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=5000, comm_timeout_s=3)) as job:
+        job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
+        job.signal(sorted(job.ranks())[rank], signal.SIGSTOP)
+        done = job.wait(3 + 10)
+    assert done.returncode not in (0, None), tail(done.output)
+    behind = [line for line in done.output.splitlines() if "first behind" in line or "stuck" in line]
+    assert len(behind) == 1, tail(done.output)
+    assert re.search(rf"rank {rank} \(pp {rank},.*at step \d+, position \d+, in phase step,.*stopped by a signal", behind[0]), behind
+
+
+def test_a_killed_rank_is_named_with_its_phase(tmp_path):
+    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=5000)) as job:
+        job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
+        job.signal(sorted(job.ranks())[1], signal.SIGKILL)
+        done = job.wait(15)
+    assert done.returncode not in (0, None), tail(done.output)
+    gone = [line for line in done.output.splitlines() if "the process is gone" in line]
+    assert len(gone) == 1 and re.search(r"rank 1 \(pp 1,.* at step \d+, position \d+, in phase step,", gone[0]), tail(done.output)
+
+
+def test_a_second_signal_ends_a_run_that_cannot_end_its_step(tmp_path):
+    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=5000, comm_timeout_s=300)) as job:
+        job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
+        first, second = sorted(job.ranks())
+        job.signal(second, signal.SIGSTOP)
+        job.signal(first, signal.SIGTERM)
+        job.signal(first, signal.SIGTERM)
+        done = job.wait(20)
+    assert done.returncode not in (0, None) and "was asked to leave" in done.output, tail(done.output)
+
+
+# ---------------------------------------------------------------- the last save
+
+
+@pytest.mark.parametrize("call", [1, 400, 3000])
+def test_a_full_disk_at_the_last_save_is_never_a_success(tmp_path, call):
+    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    env = {"PYTHONPATH": str(PLANTED), "PLANTED": json.dumps({"rank": 0, "phase": "save", "call": call, "fault": "full disk"})}
+    done = run_tiny(2, run_dir, text, run_steps=2, parallel_pp=2, env=env)
+    assert "planted full disk" in done.output, "no such call"
+    assert done.returncode == 1 and "done: 2 steps" not in done.output, tail(done.output)
+    reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
+    assert len(reports) == 1 and re.search(r"rank 0 \(pp 0,.* failed at step 2, position \d+, in phase save, .*(No space left|too large)", reports[0])
+    assert not list((run_dir / "checkpoints").glob("step-00000002"))
