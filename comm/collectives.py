@@ -2,12 +2,15 @@
 
 MPI moves bytes; we add. All arithmetic is local, neighbours in pairs, so the bits of a result depend neither on the MPI, nor on the
 transport, nor on timing. Every operation is collective over `axis`, and all ranks of the axis start the same operations in the same
-order. Buffers are contiguous numpy arrays or torch tensors of any float or integer dtype and any length, 0 included; they belong to
-the operation until wait(). DtypeError is raised before anything is sent.
+order: by it they are matched, not by when their data is there. Buffers are contiguous numpy arrays or torch tensors of any float or
+integer dtype and any length, 0 included; they belong to the operation until wait(). DtypeError is raised before anything is sent.
 
 Which rank owns which part of a buffer of P elements: rank r owns elements [P*r // size, P*(r+1) // size) (see grid.split).
 """
 
+import numpy as np
+
+from mpitrain.comm import messages
 from mpitrain.comm.buffers import Array, copy, empty_like, flat, same_kind
 from mpitrain.comm.device import reachable
 from mpitrain.comm.grid import split
@@ -35,8 +38,8 @@ def reduce_scatter(x_P: Array, axis, out: Array | None = None) -> Pending:
     out = empty_like(x, length) if out is None else flat(out)
     _require_length(out, length, "reduce_scatter: the shard")
     same_kind(x, out)
-    steps = lambda x, out: axis.transport(x).reduce_scatter(x, out, axis)  # noqa: E731
-    return _start("reduce_scatter", axis, x.nbytes, steps, reads=[x], writes=[out], result=out)
+    operation = lambda x, out: axis.transport(x).reduce_scatter(x, out, axis)  # noqa: E731
+    return _start("reduce_scatter", axis, x.nbytes, operation, reads=[x], writes=[out], result=out)
 
 
 def all_gather(shard: Array, axis, out: Array) -> Pending:
@@ -90,12 +93,11 @@ def _exchange(name: str, x_P: Array, send_counts: list[int], receive_counts: lis
 
     own, own_out = slice(*sent[axis.rank :][:2]), slice(*received[axis.rank :][:2])
 
-    def steps(x: Array, out: Array) -> Steps:
-        copy(x[own], out[own_out])
-        yield from axis.transport(x, pairs=True).exchange(x, sent, out, received, axis)
+    def operation(x: Array, out: Array) -> Steps:
+        return messages.copied(x[own], out[own_out], axis.transport(x, pairs=True).exchange(x, sent, out, received, axis))
 
     num_bytes = x.nbytes - (x[own].nbytes if name == "all_to_all_v" else 0)
-    return _start(name, axis, num_bytes, steps, reads=[x], writes=[out], result=out)
+    return _start(name, axis, num_bytes, operation, reads=[x], writes=[out], result=out)
 
 
 def shift(x_P: Array, axis, distance: int = 1, out: Array | None = None) -> Pending:
@@ -109,22 +111,18 @@ def shift(x_P: Array, axis, distance: int = 1, out: Array | None = None) -> Pend
     _require_length(out, len(x), "shift: the output")
     same_kind(x, out)
 
-    def steps(x: Array, out: Array) -> Steps:
-        if distance % axis.size == 0:
-            copy(x, out)
-            return
-        yield from axis.transport(x).shift(x, out, distance, axis)
+    def operation(x: Array, out: Array) -> Steps:
+        return axis.transport(x).shift(x, out, distance, axis) if distance % axis.size else messages.copied(x, out)
 
-    return _start("shift", axis, x.nbytes, steps, reads=[x], writes=[out], result=out)
+    return _start("shift", axis, x.nbytes, operation, reads=[x], writes=[out], result=out)
 
 
 def barrier(axis) -> Pending:
-    """Start waiting for all ranks of `axis`: the Pending is complete when every rank has started its own."""
+    """Start waiting for all ranks of `axis`: the Pending is complete when every rank has started its own.
 
-    def steps() -> Steps:
-        yield axis.comm.Ibarrier().Test
-
-    return axis.start(steps(), "barrier", 0)
+    It is a sum of nothing, by messages: MPI's Ibarrier would have to wait for its turn among collectives whose data is late.
+    """
+    return axis.start(lambda: messages.all_reduce(np.empty(0), axis), "barrier", 0)
 
 
 def _start(name: str, axis, num_bytes: int, operation, reads: tuple | list = (), writes: tuple | list = (), result=None) -> Pending:
@@ -132,7 +130,7 @@ def _start(name: str, axis, num_bytes: int, operation, reads: tuple | list = (),
 
     num_bytes: what an account calls the size of the operation, see wire.py.
     """
-    return axis.start(reachable(operation, reads, writes, axis.device_aware), name, num_bytes, result)
+    return axis.start(lambda: reachable(operation, reads, writes, axis.device_aware), name, num_bytes, result)
 
 
 def _bounds(counts: list[int], axis, what: str) -> list[int]:

@@ -2,11 +2,15 @@
 
 A wrong belief about CUDA-awareness is a segmentation fault, so the answer is taken from what the library itself says, and counts
 as "no" when it says nothing.
+
+What an operation copies or adds on the device is queued on the stream that is current when it moves on. So an operation on buffers that
+go straight to MPI is started, polled and waited for with one current stream; a staged one is over when its copies are.
 """
 
 import ctypes
 import sys
 from collections.abc import Callable
+from itertools import chain
 
 from mpi4py import MPI
 
@@ -47,19 +51,24 @@ def settled(x: Array) -> Steps:
 
 
 def reachable(operation: Callable[..., Steps], reads: list[Array], writes: list[Array], device_aware: bool) -> Steps:
-    """Return operation(*reads, *writes), by way of the host if the buffers are on a device that MPI can't read."""
+    """Call operation(*reads, *writes), by way of the host if the buffers are on a device that MPI can't read."""
     if on_device((*reads, *writes)[0]) and not device_aware:
         return staged(operation, reads, writes)
     return operation(*reads, *writes)
 
 
 def staged(operation: Callable[..., Steps], reads: list[Array], writes: list[Array]) -> Steps:
-    """Run `operation(*reads, *writes)` on pinned host copies of device buffers and copy the written ones back."""
-    hosts = [sys.modules["torch"].empty(x.shape, dtype=x.dtype, pin_memory=True) for x in (*reads, *writes)]
-    for x, host in zip((*reads, *writes), hosts):
-        host.copy_(x, non_blocking=True)
-    yield written((*reads, *writes)[0])
-    yield from operation(*hosts)
-    for x, host in zip(writes, hosts[len(reads) :]):
-        x.copy_(host, non_blocking=True)
-    yield written((*reads, *writes)[0])
+    """Run `operation(*reads, *writes)` on pinned host copies of device buffers and copy the written ones back.
+
+    It is called now, and so takes its place among the operations of its axis, whenever the device comes round to the copies.
+    """
+    buffers = [*reads, *writes]
+    hosts = [sys.modules["torch"].empty_like(x, device="cpu", pin_memory=True) for x in buffers]
+    return chain(_carried(buffers, hosts, buffers[0]), operation(*hosts), _carried(hosts[len(reads) :], writes, buffers[0]))
+
+
+def _carried(sources: list[Array], targets: list[Array], x: Array) -> Steps:
+    """Copy between the device of `x` and pinned memory, after what is queued on the current stream, until it is done."""
+    for source, target in zip(sources, targets):
+        target.copy_(source, non_blocking=True)
+    yield written(x)

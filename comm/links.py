@@ -39,7 +39,7 @@ class Links:
             yield messages.arrived(messages.send(self.axis, x, to, tag, synchronous=self.synchronous))
 
         what = f"{kind}{microbatch} for stage {stage} to be taken by rank {to} of {self.axis.name}"
-        return self.axis.start(reachable(steps, [x], [], self.axis.device_aware), "send", x.nbytes, None, what)
+        return self.axis.start(lambda: reachable(steps, [x], [], self.axis.device_aware), "send", x.nbytes, None, what)
 
     def receive(self, kind: str, stage: int, microbatch: int, out: Array, source: int) -> Pending:
         """Start receiving into `out` what the rank with coordinate `source` sends for `stage`; the Pending's result is `out`."""
@@ -50,6 +50,6 @@ class Links:
             yield messages.arrived(messages.receive(self.axis, x, source, tag))
 
         what = f"{kind}{microbatch} for stage {stage} from rank {source} of {self.axis.name}"
-        return self.axis.start(reachable(steps, [], [x], self.axis.device_aware), "receive", x.nbytes, out, what)
+        return self.axis.start(lambda: reachable(steps, [], [x], self.axis.device_aware), "receive", x.nbytes, out, what)
 
 

@@ -11,7 +11,7 @@
 Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 is an axis like any other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from mpi4py import MPI
@@ -44,7 +44,7 @@ class Axis:
         self.second.Set_name(f"mpitrain.{name}.second")
         self.rank, self.size = comm.rank, comm.size
         self.account = Account()
-        self.turnstile, self.scratch = Turnstile(), Scratch()
+        self.turnstile, self.second_turnstile, self.scratch = Turnstile(), Turnstile(), Scratch()
         self.one_node = len(set(comm.allgather(node))) == 1
         self.window = shared.Window(comm) if self.one_node and self.size > 1 and transport in ("auto", "shared") else None
         self._allocations: list[shared.Allocation] = []
@@ -54,10 +54,13 @@ class Axis:
     def __str__(self) -> str:
         return f"{self.name} {self.rank}/{self.size}"
 
-    def start(self, steps: Steps, operation: str, num_bytes: int, result: Array | None = None, what: str = "") -> Pending:
-        """Start an operation on a buffer of `num_bytes`; the Pending's result is `result`, and `what` names it in a hang report."""
+    def start(self, begin: Callable[[], Steps], operation: str, num_bytes: int, result: Array | None = None, what: str = "") -> Pending:
+        """Call `begin`, an operation on a buffer of `num_bytes`, and run its first steps, as far as its data is there.
+
+        The Pending's result is `result`, and `what` names it in a hang report.
+        """
         self.account.note(operation, num_bytes)
-        return self.progress.start(steps, what or f"{operation} of {num_bytes} bytes on {self.name}", self.account, result)
+        return self.progress.start(begin(), what or f"{operation} of {num_bytes} bytes on {self.name}", self.account, result)
 
     def next_tag(self) -> int:
         """Return a tag for one operation. All ranks start operations in the same order and so agree on it."""

@@ -1,8 +1,11 @@
 """Transport `messages`: our own Isend and Irecv. Works for host buffers and, under a CUDA-aware MPI, for device buffers.
 
-Every operation has its own tag, so operations overtake one another freely. Large buffers go pairwise, small ones in log2(size)
-rounds (Bruck et al. 1997, for all-gather), broadcasts down a binomial tree.
+Every operation has its own tag, taken when it is called, so operations overtake one another freely. Large buffers go pairwise, small
+ones in log2(size) rounds (Bruck et al. 1997, for all-gather), broadcasts down a binomial tree.
 """
+
+from functools import wraps
+from itertools import chain
 
 from mpi4py import MPI
 
@@ -28,13 +31,23 @@ def receive(axis, x: Array, rank: int, tag: int) -> list[MPI.Request]:
     return [axis.comm.Irecv([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
 
 
-def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -> Steps:
+def tagged(steps):
+    """Decorate an operation: its tag, the last argument of its steps, is taken when it is called."""
+
+    @wraps(steps)
+    def operation(*arguments) -> Steps:
+        return steps(*arguments, arguments[-1].next_tag())
+
+    return operation
+
+
+@tagged
+def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis, tag: int) -> Steps:
     """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`. The own part is not moved.
 
     Each rank starts with its right-hand neighbour, so that no rank is everybody's first target.
     """
-    size, me, tag = axis.size, axis.rank, axis.next_tag()
-    requests = []
+    size, me, requests = axis.size, axis.rank, []
     yield from settled(x)
     for source in ((me - shift) % size for shift in range(1, size)):
         requests += receive(axis, out[received[source] : received[source + 1]], source, tag)
@@ -43,9 +56,9 @@ def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -
     yield arrived(requests)
 
 
-def shift(x: Array, out: Array, distance: int, axis) -> Steps:
+@tagged
+def shift(x: Array, out: Array, distance: int, axis, tag: int) -> Steps:
     """Send `x` to the rank `distance` further along the axis, and receive `out` from the rank as far behind."""
-    tag = axis.next_tag()
     yield from settled(x)
     requests = receive(axis, out, (axis.rank - distance) % axis.size, tag)
     yield arrived(requests + send(axis, x, (axis.rank + distance) % axis.size, tag))
@@ -53,30 +66,43 @@ def shift(x: Array, out: Array, distance: int, axis) -> Steps:
 
 def reduce_scatter(x: Array, out: Array, axis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them."""
-    yield from exchange_and_sum(exchange, x, out, axis)
+    return exchange_and_sum(exchange, x, out, axis)
 
 
 def exchange_and_sum(exchange, x: Array, out: Array, axis) -> Steps:
     """Reduce-scatter by way of any `exchange`: everyone's copy of the own shard arrives in scratch memory, and we add."""
     if axis.size == 1:
-        return copy(x, out)
+        return copied(x, out)
     bounds, length = split(len(x), axis.size), len(out)
     found, memory = axis.scratch.lend(x, axis.size * length)
-    parts = [found[r * length : (r + 1) * length] for r in range(axis.size)]
-    yield from exchange(x, bounds, found, [r * length for r in range(axis.size + 1)], axis)
-    parts[axis.rank] = x[bounds[axis.rank] : bounds[axis.rank + 1]]
-    sum_in_order(parts, out)
-    axis.scratch.give_back(memory)
+    exchanged = exchange(x, bounds, found, [r * length for r in range(axis.size + 1)], axis)
+
+    def steps() -> Steps:
+        yield from exchanged
+        parts = [found[r * length : (r + 1) * length] for r in range(axis.size)]
+        parts[axis.rank] = x[bounds[axis.rank] : bounds[axis.rank + 1]]
+        sum_in_order(parts, out)
+        axis.scratch.give_back(memory)
+
+    return steps()
 
 
-def all_gather(out: Array, axis) -> Steps:
+def copied(x: Array, out: Array, further: Steps = ()) -> Steps:
+    """Copy `x`, when it is there, over `out` and go on with `further` steps."""
+    copy(x, out)
+    yield from further
+
+
+def own_shard(x: Array, axis) -> Array:
+    """Return the part of `x` that this rank owns."""
+    begin, end = split(len(x), axis.size)[axis.rank : axis.rank + 2]
+    return x[begin:end]
+
+
+@tagged
+def all_gather(out: Array, axis, tag: int) -> Steps:
     """Fill every shard of `out` with that of its rank; the own shard is the input."""
-    yield from _all_gather(out, axis, axis.next_tag())
-
-
-def _all_gather(out: Array, axis, tag: int) -> Steps:
-    bounds, size, me = split(len(out), axis.size), axis.size, axis.rank
-    requests = []
+    bounds, size, me, requests = split(len(out), axis.size), axis.size, axis.rank, []
     yield from settled(out)
     for source in ((me - shift) % size for shift in range(1, size)):
         requests += receive(axis, out[bounds[source] : bounds[source + 1]], source, tag)
@@ -88,21 +114,17 @@ def _all_gather(out: Array, axis, tag: int) -> Steps:
 def all_reduce(x: Array, axis) -> Steps:
     """Sum `x` in place over the axis: reduce-scatter and all-gather, or for small `x` one gather and a sum everywhere."""
     if x.nbytes <= SMALL:
-        parts = yield from _gather_all(x, axis)
-        return sum_in_order(parts, x)
-    bounds = split(len(x), axis.size)
-    second_tag = axis.next_tag()  # taken now: ranks finish their first phases in different orders
-    yield from reduce_scatter(x, x[bounds[axis.rank] : bounds[axis.rank + 1]], axis)
-    yield from _all_gather(x, axis, second_tag)
-    return None
+        return _gather_and_sum(x, axis)
+    return chain(reduce_scatter(x, own_shard(x, axis), axis), all_gather(x, axis))
 
 
-def _gather_all(x: Array, axis) -> Steps:
-    """Return the `x` of every rank, in axis order, after log2(size) rounds.
+@tagged
+def _gather_and_sum(x: Array, axis, tag: int) -> Steps:
+    """Collect the `x` of every rank in log2(size) rounds, and sum them in axis order.
 
     Round k passes the vectors collected so far to the rank 2**k below; vector i found here is that of rank (own + i) % size.
     """
-    size, me, tag, length = axis.size, axis.rank, axis.next_tag(), len(x)
+    size, me, length = axis.size, axis.rank, len(x)
     found = empty_like(x, size * length)
     copy(x, found[:length])
     yield from settled(found)
@@ -113,12 +135,13 @@ def _gather_all(x: Array, axis) -> Steps:
         requests += send(axis, found[: count * length], (me - have) % size, tag)
         yield arrived(requests)
         have += count
-    return [found[i * length : (i + 1) * length] for i in ((r - me) % size for r in range(size))]
+    sum_in_order([found[i * length : (i + 1) * length] for i in ((r - me) % size for r in range(size))], x)
 
 
-def broadcast(x: Array, root: int, axis) -> Steps:
+@tagged
+def broadcast(x: Array, root: int, axis, tag: int) -> Steps:
     """Send the `x` of `root` to all others, down a binomial tree: rank r (counted from the root) hears from r minus its lowest bit."""
-    size, me, tag = axis.size, (axis.rank - root) % axis.size, axis.next_tag()
+    size, me = axis.size, (axis.rank - root) % axis.size
     reach = me & -me if me else 1 << (size - 1).bit_length()
     yield from settled(x)
     if me:

@@ -1,31 +1,39 @@
 """Transport `collectives`: MPI's own non-blocking collectives, on bytes and on host buffers. MPI only moves; we add.
 
-MPI matches the collectives of one communicator by their order. First phases are posted in program order; the second phase of an
-all-reduce is posted when the first is complete, and that differs from rank to rank. So second phases have a communicator of their
-own and pass a turnstile in the order in which their operations were started.
+MPI matches the collectives of one communicator by their order. But a first phase is posted when its data is there, and the second
+phase of an all-reduce when the first is complete, and both differ from rank to rank. So both have a communicator and a turnstile of
+their own, which they pass in the order in which their operations were started.
 
 MPI chooses the way of a gather or a broadcast; counted as sent is what the others get from this rank.
 """
+
+from collections.abc import Callable
+from itertools import chain
 
 from mpi4py import MPI
 
 from mpitrain.comm import messages
 from mpitrain.comm.buffers import Array, raw
 from mpitrain.comm.grid import split
-from mpitrain.comm.progress import Steps, arrived
+from mpitrain.comm.progress import Ready, Steps, arrived
 from mpitrain.errors import DtypeError
 
 LIMIT = (1 << 31) - 1  # bytes an operation can address: displacements are C ints; larger buffers go by `messages`
 
 
 class Turnstile:
-    """Lets the holders of tickets pass in the order in which they took them."""
+    """Lets operations pass in the order in which they were started, which is the same on all ranks of an axis.
+
+    Nobody waits for ever: what the foremost operation waits for comes without the others. Its data is written by what this rank has
+    queued on its device before; what other ranks have to do for it, they do in the same order, being foremost there in their turn.
+    Each axis has turnstiles of its own, so operations of different axes don't meet. A ticket has to be used: raise errors before.
+    """
 
     def __init__(self):
         self._taken = self._passed = 0
 
-    def take(self):
-        """Take a ticket: return the function that says whether its turn has come."""
+    def take(self) -> Ready:
+        """Take a ticket, when an operation is called: return the function that says whether its turn has come."""
         ticket, self._taken = self._taken, self._taken + 1
         return lambda: self._passed == ticket
 
@@ -36,49 +44,55 @@ class Turnstile:
 
 def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -> Steps:
     """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`. The own part is not moved."""
-    blocks = _blocks(x, sent, axis.rank)
-    axis.account.num_bytes += sum(blocks[1])
-    yield arrived([axis.comm.Ialltoallv(blocks, _blocks(out, received, axis.rank))])
+    source, target = _blocks(x, sent, axis.rank), _blocks(out, received, axis.rank)
+    return _in_turn(axis.turnstile, lambda: axis.comm.Ialltoallv(source, target), sum(source[1]), axis)
 
 
 def shift(x: Array, out: Array, distance: int, axis) -> Steps:
     """Send `x` to the rank `distance` further along the axis: an exchange in which one part is everything."""
     target, source = (axis.rank + distance) % axis.size, (axis.rank - distance) % axis.size
     sent, received = ([0] * (r + 1) + [len(x)] * (axis.size - r) for r in (target, source))
-    yield from exchange(x, sent, out, received, axis)
+    return exchange(x, sent, out, received, axis)
 
 
 def reduce_scatter(x: Array, out: Array, axis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them."""
-    yield from messages.exchange_and_sum(exchange, x, out, axis)
+    return messages.exchange_and_sum(exchange, x, out, axis)
 
 
 def all_gather(out: Array, axis) -> Steps:
     """Fill every shard of `out` with that of its rank; the own shard is the input."""
-    yield from _all_gather(out, axis, axis.comm)
+    return _all_gather(out, axis, axis.comm, axis.turnstile)
 
 
 def all_reduce(x: Array, axis) -> Steps:
     """Sum `x` in place over the axis: reduce-scatter and all-gather."""
-    my_turn, bounds = axis.turnstile.take(), split(len(x), axis.size)
-    yield from reduce_scatter(x, x[bounds[axis.rank] : bounds[axis.rank + 1]], axis)
-    yield my_turn
-    second_phase = _all_gather(x, axis, axis.second)
-    posted = next(second_phase)
-    axis.turnstile.pass_on()
-    yield posted
+    return chain(reduce_scatter(x, messages.own_shard(x, axis), axis), _all_gather(x, axis, axis.second, axis.second_turnstile))
 
 
 def broadcast(x: Array, root: int, axis) -> Steps:
     """Send the `x` of `root` to all others."""
-    axis.account.num_bytes += x.nbytes * (axis.size - 1) * (axis.rank == root)
-    yield arrived([axis.comm.Ibcast([raw(x), MPI.BYTE], root)])
+    num_bytes = x.nbytes * (axis.size - 1) * (axis.rank == root)
+    return _in_turn(axis.turnstile, lambda: axis.comm.Ibcast([raw(x), MPI.BYTE], root), num_bytes, axis)
 
 
-def _all_gather(out: Array, axis, comm: MPI.Comm) -> Steps:
+def _all_gather(out: Array, axis, comm: MPI.Comm, turnstile: Turnstile) -> Steps:
     blocks = _blocks(out, split(len(out), axis.size))
-    axis.account.num_bytes += blocks[1][axis.rank] * (axis.size - 1)
-    yield arrived([comm.Iallgatherv(MPI.IN_PLACE, blocks)])
+    return _in_turn(turnstile, lambda: comm.Iallgatherv(MPI.IN_PLACE, blocks), blocks[1][axis.rank] * (axis.size - 1), axis)
+
+
+def _in_turn(turnstile: Turnstile, post: Callable[[], MPI.Request], num_bytes: int, axis) -> Steps:
+    """Post a collective, which sends `num_bytes`, after those whose operations were called before."""
+    my_turn = turnstile.take()
+
+    def steps() -> Steps:
+        yield my_turn
+        request = post()
+        turnstile.pass_on()
+        axis.account.num_bytes += num_bytes
+        yield arrived([request])
+
+    return steps()
 
 
 def _blocks(x: Array, bounds: list[int], skipped: int | None = None) -> list:

@@ -1,13 +1,16 @@
 """Started operations, and the one place that moves them forward.
 
-An operation is a generator: it posts messages, yields a function that says whether they have arrived, adds what came, and posts the
-next ones. MPI doesn't advance by itself, and an operation of several phases even less: so every wait for one operation advances all of
-them. Otherwise rank 0 could wait for A while rank 1 waits for the second phase of B, for ever.
+An operation is a plain function that returns steps. When it is called, on all ranks in the same order, it takes what it is matched
+by: tags, a place in a queue. Its steps, a generator, post messages, yield a function that says whether they have arrived, add what
+came, and post the next ones. They begin when the data is there, on every rank at another time, and take nothing that is counted.
+
+MPI doesn't advance by itself, and an operation of several phases even less: so every wait for one operation advances all of them.
+Otherwise rank 0 could wait for A while rank 1 waits for the second phase of B, for ever.
 """
 
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from os import sched_yield
 from typing import Any
 
@@ -17,7 +20,7 @@ from mpitrain.comm.account import Account
 from mpitrain.errors import HangError
 
 Ready = Callable[[], bool]
-Steps = Generator[Ready, None, None]
+Steps = Iterator[Ready]
 
 SPIN_S = 0.0002  # poll this long, then sleep between polls: with more ranks than cores the others need the core
 NAP_S = 0.00005

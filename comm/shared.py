@@ -9,11 +9,12 @@ segment with two counters and two slots:
     slot 1   piece 1, 3, 5 ...     overwritten only when every rank has read the piece before it in that slot
 
 The counters order the data: Win.Sync() fences the stores before a counter is raised and the loads after it was seen (MPI-4.1, 12.7.1).
-Operations use the slots one after another, in the order in which they were started. Nothing is sent; what a rank reads from the
-others' memory is counted instead.
+Operations use the slots and counters one after another, in the order in which they were started. Nothing is sent; what a rank reads
+from the others' memory is counted instead.
 """
 
 import os
+from functools import wraps
 
 import numpy as np
 from mpi4py import MPI
@@ -21,6 +22,7 @@ from mpi4py import MPI
 from mpitrain.comm import messages
 from mpitrain.comm.buffers import Array, address, copy, sum_in_order, typed_like
 from mpitrain.comm.grid import split
+from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Ready, Steps
 
 HEADER = 4096  # bytes; the two counters lie on cache lines of their own
@@ -141,16 +143,20 @@ def _through_slots(num_pieces: int, put, take, axis) -> Steps:
 
 
 def _in_turn(steps) -> Steps:
-    """Decorate an operation so that it waits until the operations started before it have left the slots."""
+    """Decorate an operation: called now, its steps wait until the operations called before it have left the slots."""
 
-    def started(*arguments) -> Steps:
-        axis = arguments[-1]
-        yield axis.turnstile.take()
-        result = yield from steps(*arguments)
-        axis.turnstile.pass_on()
-        return result
+    @wraps(steps)
+    def operation(*arguments) -> Steps:
+        turnstile = arguments[-1].turnstile
+        return _pass(turnstile, turnstile.take(), steps(*arguments))
 
-    return started
+    return operation
+
+
+def _pass(turnstile: Turnstile, my_turn: Ready, steps: Steps) -> Steps:
+    yield my_turn
+    yield from steps
+    turnstile.pass_on()
 
 
 def _reduce_scatter(x: Array, out: Array, axis) -> Steps:

@@ -1,0 +1,427 @@
+"""Device buffers on a machine without a device: their contents are there when a seeded clock says so, on each rank at another time.
+
+A late tensor lies in host memory and tells comm/ that it lies on a device. Whatever is done with it (copies to and from pinned memory,
+sums) is queued on a stream, as a GPU does it, and until it has happened there is garbage. An event lets a little happen whenever it is
+asked. MPI is handed the memory itself and sees what is there at that moment. So what is posted, matched, added or returned too early,
+or in another order than it was started in, is a wrong number.
+
+    MPITRAIN_SEEDS=500 mpirun -n 4 python -m pytest --only-mpi -p no:cacheprovider tests/test_comm_device.py
+"""
+
+import os
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import agree
+
+pytestmark = pytest.mark.mpi
+
+SEEDS = int(os.environ.get("MPITRAIN_SEEDS", "20"))
+LENGTHS = [1, 30, 4099, 40_000]  # the last goes through the window under `auto`, and by messages in two phases
+DTYPES = ["float32", "bfloat16", "int64"]  # sums of small integers are exact in all
+MOST = 15  # operations in flight
+GARBAGE = 113
+
+
+# ---------------------------------------------------------------- the device
+
+
+class Stream:
+    """What is queued, in its order, and how much of it has happened. A held stream stands still."""
+
+    def __init__(self):
+        self.queue, self.happened, self.held = [], 0, False
+
+    def run(self, number: int | None = None) -> None:
+        for place in range(self.happened, len(self.queue))[:number]:
+            self.queue[place]()
+            self.queue[place] = None  # its buffers may go
+            self.happened += 1
+
+
+class Event:
+    def __init__(self, device):
+        self.device = device
+
+    def record(self, stream):
+        self.stream, self.place = stream, len(stream.queue)
+
+    def query(self):
+        self.device.tick()
+        return self.stream.happened >= self.place
+
+
+class Device:
+    """Some streams and a clock. `current` is what torch calls the current stream."""
+
+    def __init__(self, monkeypatch, num_streams):
+        import torch
+
+        self.streams = [Stream() for _ in range(num_streams)]
+        self.current, self.tensor = self.streams[0], late_tensor(self)
+        self.seed(0)
+        monkeypatch.setattr(torch.cuda, "Event", lambda: Event(self))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.current)
+
+    def seed(self, *numbers):
+        self.random = np.random.default_rng(numbers)
+        self.speed = self.random.choice([0.1, 0.4, 1])  # how often something has happened since the last look
+
+    def tick(self):
+        stream = self.streams[self.random.integers(len(self.streams))]
+        if not stream.held and self.random.random() < self.speed:
+            stream.run(self.random.integers(1, 4))
+
+    @contextmanager
+    def stream(self, number):
+        self.current = self.streams[number]
+        yield self.current
+        self.current = self.streams[0]
+
+    def put(self, values):
+        """Return a tensor on this device that will hold `values`."""
+        return garbage(values.clone()).as_subclass(self.tensor).copy_(values, non_blocking=True)
+
+    def get(self, x):
+        """Return what the next kernel of the current stream finds in `x`."""
+        found = x.clone()
+        self.current.run()
+        return host(found)
+
+
+def garbage(x):
+    return x.fill_(GARBAGE)
+
+
+def host(x):
+    import torch
+
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(torch.Tensor)
+
+
+VIEWS = {"detach", "as_strided", "view", "__getitem__"}
+FACTS = {"__len__", "__get__", "data_ptr", "is_contiguous", "stride", "numel", "__dlpack__", "__dlpack_device__"}
+IN_PLACE = {"copy_", "add", "add_"}  # torch.add(out=...)
+MADE = {"clone", "float"}
+
+
+def late_tensor(device):
+    """Return the class of the tensors of `device`."""
+    import torch
+
+    class Late(torch.Tensor):
+        is_cuda = True
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            kwargs, name = kwargs or {}, function.__name__
+
+            def run():
+                with torch._C.DisableTorchFunctionSubclass():
+                    return function(*args, **kwargs)
+
+            if name == "empty_like":  # pinned memory, which torch makes beside a device only
+                assert kwargs == {"device": "cpu", "pin_memory": True}
+                return garbage(torch.empty_like(host(args[0])))
+            assert name in {*VIEWS, *FACTS, *IN_PLACE, *MADE, "new_empty"}, f"{name} has no counterpart on this device"
+            if name == "copy_" and not all(isinstance(x, cls) for x in args):
+                assert kwargs == {"non_blocking": True}, "the rank would wait for this copy"
+            if name in IN_PLACE:
+                device.current.queue.append(run)
+                return kwargs.get("out", args[0])
+            found = run()
+            if name in MADE:
+                device.current.queue.append(lambda: found.copy_(run()))
+            if name in {*MADE, "new_empty"}:
+                garbage(found)
+            return found.as_subclass(cls) if isinstance(found, torch.Tensor) else found
+
+    return Late
+
+
+# ---------------------------------------------------------------- what every operation has to give
+
+
+class Case:
+    """The n-th operation of a round: the same kind, length and numbers on all ranks, and which rank gave what."""
+
+    def __init__(self, setting, random, n):
+        import torch
+
+        self.axis, self.links, self.device, self.n = setting.mesh["dp"], setting.links, setting.device, n
+        self.me, self.size = self.axis.rank, self.axis.size
+        self.random = random
+        self.length, self.dtype = int(random.choice(LENGTHS)), getattr(torch, random.choice(DTYPES))
+        self.key, self.on_host = int(random.integers(1 << 30)), False
+        self.allocated, self.num_buffers = setting.mesh.allocated, -1
+
+    def values(self, rank, length=None):
+        import torch
+
+        numbers = np.random.default_rng([self.key, rank]).integers(0, 16, self.length if length is None else length)
+        return torch.from_numpy(numbers).to(self.dtype)
+
+    def buffer(self, values):
+        """Return a buffer on the device, or on the host and then, if there is room, in memory which the axis allocated."""
+        if not self.on_host:
+            return self.device.put(values)
+        self.num_buffers += 1
+        room = self.allocated[self.n, self.num_buffers][: values.nbytes].view(values.dtype)
+        return room.copy_(values) if len(room) == len(values) else values.clone()
+
+    def out(self, length):
+        return self.buffer(garbage(self.values(0, length)))
+
+    def total(self):
+        return sum(self.values(rank) for rank in range(self.size))
+
+    def shard(self, x):
+        from mpitrain.comm.grid import split
+
+        return x[slice(*split(len(x), self.size)[self.me : self.me + 2])]
+
+
+def all_reduce(case):
+    from mpitrain.comm.collectives import all_reduce
+
+    x = case.buffer(case.values(case.me))
+    return [(all_reduce(x, case.axis), x, case.total())]
+
+
+def reduce_scatter(case):
+    from mpitrain.comm.collectives import reduce_scatter
+
+    x, expected = case.buffer(case.values(case.me)), case.shard(case.total())
+    pending = reduce_scatter(x, case.axis, case.out(len(expected)) if case.random.random() < 0.5 else None)
+    return [(pending, None, expected), (pending, x, case.values(case.me))]
+
+
+def reduce_scatter_in_place(case):
+    from mpitrain.comm.collectives import reduce_scatter
+
+    expected = case.values(case.me)
+    case.shard(expected).copy_(case.shard(case.total()))
+    x = case.buffer(case.values(case.me))
+    return [(reduce_scatter(x, case.axis, case.shard(x)), x, expected)]
+
+
+def all_gather(case):
+    from mpitrain.comm.collectives import all_gather
+
+    shard = case.buffer(case.shard(case.values(0)))
+    return [(all_gather(shard, case.axis, case.out(case.length)), None, case.values(0))]
+
+
+def broadcast(case):
+    from mpitrain.comm.collectives import broadcast
+
+    root = int(case.random.integers(case.size))
+    x = case.buffer(case.values(case.me))
+    return [(broadcast(x, case.axis, root), x, case.values(root))]
+
+
+def all_to_all(case):
+    from mpitrain.comm.collectives import all_to_all
+
+    x = case.buffer(case.values(case.me, case.length * case.size))
+    pending = all_to_all(x, case.axis)
+    expected = [case.values(r, case.length * case.size)[case.me * case.length :][: case.length] for r in range(case.size)]
+    return [(pending, None, joined(expected)), (pending, x, case.values(case.me, len(x)))]
+
+
+def all_to_all_v(case):
+    from mpitrain.comm.collectives import all_to_all_v
+
+    counts = case.random.integers(0, case.length + 1, (case.size, case.size)) * (case.random.random((case.size, case.size)) < 0.7)
+    sent, received = counts[case.me].tolist(), counts[:, case.me].tolist()
+    x = case.buffer(case.values(case.me, sum(sent)))
+    pending = all_to_all_v(x, sent, received, case.axis, case.out(sum(received)))
+    expected = [case.values(r, sum(counts[r]))[sum(counts[r, : case.me]) :][: received[r]] for r in range(case.size)]
+    return [(pending, None, joined(expected)), (pending, x, case.values(case.me, sum(sent)))]
+
+
+def shift(case):
+    from mpitrain.comm.collectives import shift
+
+    distance = int(case.random.integers(-1, 3))
+    x = case.buffer(case.values(case.me))
+    pending = shift(x, case.axis, distance, case.out(case.length))
+    return [(pending, None, case.values((case.me - distance) % case.size)), (pending, x, case.values(case.me))]
+
+
+def link(case):
+    """To the right, and from the left."""
+    right, left = (case.me + 1) % case.size, (case.me - 1) % case.size
+    x = case.buffer(case.values(case.me))
+    sent = case.links.send("F", right, case.n, x, right)
+    received = case.links.receive("F", case.me, case.n, case.out(case.length), left)
+    return [(sent, x, case.values(case.me)), (received, None, case.values(left))]
+
+
+def barrier(case):
+    from mpitrain.comm.collectives import barrier
+
+    x = case.values(case.me)
+    return [(barrier(case.axis), x, x)]
+
+
+OPERATIONS = [all_reduce, reduce_scatter, reduce_scatter_in_place, all_gather, broadcast, all_to_all, all_to_all_v, shift, link, barrier]
+
+
+def joined(parts):
+    import torch
+
+    return torch.cat(list(parts))
+
+
+# ---------------------------------------------------------------- the tests
+
+
+@pytest.fixture(params=["messages", "collectives", "shared", "auto", "direct"], scope="module")
+def mesh(request):
+    """Staged by each transport, under `auto` with a progress thread; and direct, as under a CUDA-aware MPI, by messages always."""
+    import torch
+    from mpi4py.MPI import COMM_WORLD
+
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.mesh import Mesh
+
+    way = request.param
+    transport, progress = "auto" if way == "direct" else way, "thread" if way == "auto" else "poll"
+    grid = Grid({"dp": COMM_WORLD.size})
+    mesh = Mesh(COMM_WORLD, grid, spans={"links": ("dp",)}, transport=transport, timeout_s=30, progress=progress)
+    for axis in mesh.axes.values():
+        axis.device_aware = way == "direct"
+    mesh.allocated = torch.from_numpy(mesh["dp"].allocate(2 * MOST << 19)).view(MOST, 2, 1 << 19)
+    yield mesh
+    del mesh.allocated
+    mesh.free()
+
+
+@pytest.fixture
+def setting(mesh, monkeypatch):
+    from mpitrain.comm.links import Links
+
+    device = Device(monkeypatch, 1 if mesh["dp"].device_aware else 3)  # direct buffers are added on the stream of the moment
+    seeds = range(SEEDS if mesh.size <= 4 else SEEDS // 4)  # ranks that share cores wait for one another
+    return SimpleNamespace(mesh=mesh, device=device, links=Links(mesh["links"], mesh.size, MOST), seeds=seeds)
+
+
+def play(setting, operations, seed, number=5, sometimes_host=False):
+    """Start a number of operations, look at them now and then, wait for them in any order; return what went wrong."""
+    import torch
+
+    device, mesh = setting.device, setting.mesh
+    alike, own = np.random.default_rng(seed), np.random.default_rng([seed, mesh.rank])
+    device.seed(seed, mesh.rank)
+    started = []
+    for n in range(number):
+        case = Case(setting, alike, n)
+        case.on_host = sometimes_host and alike.random() < 0.4
+        operation = operations[alike.integers(len(operations))]
+        with device.stream(own.integers(len(device.streams))):
+            started += [(f"{n} {operation.__name__} of {case.length} {case.dtype}", *check) for check in operation(case)]
+        for _ in range(own.integers(3)):
+            mesh.progress.poll()
+    wrong = []
+    for i in own.permutation(len(started)):
+        what, pending, x, expected = started[i]
+        result = pending.wait()
+        x = result if x is None else x
+        with device.stream(own.integers(len(device.streams))):
+            found = device.get(x) if isinstance(x, device.tensor) else x
+        if not torch.equal(found, expected):
+            wrong.append(f"seed {seed}: {what}: {found[:4].tolist()} for {expected[:4].tolist()}")
+    mesh.progress.drain()
+    return wrong
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+def test_several_of_one_kind_give_what_they_should_whenever_their_data_is_there(setting, operation):
+    wrong = [found for seed in setting.seeds for found in play(setting, [operation], seed)]
+    agree(setting.mesh["dp"].comm, not wrong, f"{len(wrong)} wrong: {wrong[:3]}")
+
+
+def test_all_kinds_in_flight_together_give_what_they_should(setting):
+    wrong = [found for seed in setting.seeds for found in play(setting, OPERATIONS, seed, number=MOST, sometimes_host=True)]
+    agree(setting.mesh["dp"].comm, not wrong, f"{len(wrong)} wrong: {wrong[:3]}")
+
+
+def test_sums_are_matched_in_the_order_of_their_start_when_one_rank_has_the_first_late(setting):
+    import torch
+
+    from mpitrain.comm.collectives import all_reduce
+
+    device, axis, started = setting.device, setting.mesh["dp"], []
+    device.speed, device.streams[0].held = 1, axis.rank == 0
+    for stream, value in ((0, 1.0), (-1, 100.0)):
+        with device.stream(stream):
+            started.append(all_reduce(device.put(torch.full((4099,), value)), axis))
+        for _ in range(100):
+            axis.progress.poll()
+    device.streams[0].held = False
+    found = [device.get(pending.wait())[0].item() for pending in started]
+    agree(axis.comm, found == [axis.size, 100.0 * axis.size], f"{found}")
+
+
+def test_an_axis_does_not_wait_for_another_whose_data_is_late(setting):
+    import torch
+
+    from mpitrain.comm.collectives import all_reduce
+
+    device, mesh = setting.device, setting.mesh
+    device.streams[0].held = True
+    late = all_reduce(device.put(torch.ones(40_000)), mesh["dp"])
+    ready = all_reduce(torch.ones(40_000), mesh["world"]).wait()
+    waiting = not late.done
+    device.streams[0].held = False
+    found = device.get(late.wait())
+    agree(mesh["world"].comm, waiting and (ready == mesh.size).all() and (found == mesh.size).all(), f"{waiting} {ready} {found}")
+
+
+def test_a_barrier_waits_for_every_rank_and_for_no_data(setting):
+    import torch
+
+    from mpitrain.comm.collectives import all_reduce, barrier
+
+    device, axis = setting.device, setting.mesh["dp"]
+    device.streams[0].held = True
+    late = all_reduce(device.put(torch.ones(4099)), axis)
+    last = axis.rank == axis.size - 1
+    started = None if last else barrier(axis)
+    early = sum(started.test() for _ in range(200)) if started else 0
+    axis.comm.Barrier()  # the others have looked
+    (started or barrier(axis)).wait()
+    device.streams[0].held = False
+    found = device.get(late.wait())
+    agree(axis.comm, not early and (found == axis.size).all(), f"{early} {found}")
+
+
+def test_a_refused_operation_leaves_no_gap_in_the_order(setting, monkeypatch):
+    import torch
+
+    from mpitrain.comm import native
+    from mpitrain.comm.collectives import all_reduce
+    from mpitrain.errors import DtypeError
+
+    axis, whole = setting.mesh["dp"], [100] * (setting.mesh.size + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "LIMIT", 99)
+        with pytest.raises(DtypeError):
+            native.exchange(torch.ones(100), whole, torch.ones(100), whole, axis)
+    found = all_reduce(torch.ones(30), axis).wait()
+    agree(axis.comm, (found == axis.size).all(), f"{found}")
+
+
+def test_what_matches_an_operation_is_taken_by_a_plain_call():
+    """A generator would take it when its data is there."""
+    import inspect
+
+    from mpitrain.comm import messages, native, shared
+
+    names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "exchange", "shift")
+    late = [(m.__name__, name) for m in (messages, native, shared) for name in names if inspect.isgeneratorfunction(getattr(m, name))]
+    assert not late
