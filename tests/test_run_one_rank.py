@@ -161,5 +161,6 @@ def test_a_full_disk_at_the_last_save_is_never_a_success(tmp_path, call):
     assert "planted full disk" in done.output, "no such call"
     assert done.returncode == 1 and "done: 2 steps" not in done.output, tail(done.output)
     reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
-    assert len(reports) == 1 and re.search(r"rank 0 \(pp 0,.* failed at step 2, position \d+, in phase save, .*(No space left|too large)", reports[0])
+    told = r"rank 0 \(pp 0,.* failed at step 2, position \d+, in phase save, .*(No space left|too large)"
+    assert len(reports) == 1 and re.search(told, reports[0]), tail(done.output)
     assert not list((run_dir / "checkpoints").glob("step-00000002"))

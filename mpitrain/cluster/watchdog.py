@@ -148,12 +148,13 @@ class Watchdog:
         """Return for how long a rank is where it is; while it is BUSY, for how long it has done nothing."""
         if where.phase in STEPPING:
             return now - where.since - STEP_GRACE_S
-        if where.state == BUSY and now - rank.looked > 1:
+        busy = where.state in (BUSY, LEFT)
+        if busy and now - rank.looked > 1:
             used = _used(where.pid)
             if used[0] > rank.used[0] or used[1] - rank.used[1] > SHARE * (now - rank.looked):
                 rank.worked = now
             rank.looked, rank.used = now, used
-        return now - max(where.since, rank.worked if where.state == BUSY else 0.0)
+        return now - max(where.since, rank.worked if busy else 0.0)
 
     def _report_waits(self) -> None:
         now = time.monotonic()
