@@ -118,7 +118,7 @@ class Guard:
             known = self._watchdog
             ready, _, _ = select.select([self._wakes] + [known] * (known is not None), [], [], None if known else LOOK_S)
             if self._wakes in ready:
-                self._signalled(set(os.read(self._wakes, 512)))
+                self._signalled(os.read(self._wakes, 512))
             if known in ready:
                 verdict = known.recv(16)
                 if verdict:
@@ -127,9 +127,9 @@ class Guard:
             elif known is None:
                 self._look()
 
-    def _signalled(self, numbers: set[int]) -> None:
+    def _signalled(self, numbers: bytes) -> None:
         """Leave now if there is nothing to save yet; steps end with a checkpoint first, but for a second signal."""
-        self._num_asked += len(numbers & {signal.SIGUSR1, signal.SIGTERM})
+        self._num_asked += sum(number in (signal.SIGUSR1, signal.SIGTERM) for number in numbers)
         if self._watchdog is None and signal.SIGTERM in numbers:
             time.sleep(TERM_S)
         where = self.place.read()
