@@ -10,26 +10,33 @@ PIECE = 1 << 20  # bytes
 LONGEST = 300  # characters of anything quoted in a message
 
 
-def read_file(path: str | Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file. Raises OSError, whose strerror says what is wrong, for whatever else the name stands for.
+def open_file(path: str | Path, most_bytes: int) -> int:
+    """Open a regular file and return its descriptor. Raises OSError, whose strerror says what is wrong, for whatever else it is.
 
     Opening a FIFO waits for a writer, and reading a device can have effects: both are refused before they are opened.
     """
     try:
-        _require_file(os.stat(path), most_bytes)
+        require_file(path, most_bytes)
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: it may have become a FIFO since
     except ValueError:  # NUL, or characters that no file name has
         raise OSError(errno.EINVAL, "no file can have this name") from None
     try:
-        _require_file(os.fstat(file), most_bytes)
+        require_file(file, most_bytes)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def read_file(path: str | Path, most_bytes: int) -> bytes:
+    """Return the content of a regular file; OSError as in open_file."""
+    with open(open_file(path, most_bytes), "rb", buffering=0) as file:
         pieces, size = [], 0
-        while piece := os.read(file, PIECE):
+        while piece := os.read(file.fileno(), PIECE):  # not file.read(), which gives None where /proc says "later"
             pieces.append(piece)
             size += len(piece)
             _require_size(size, most_bytes)  # files in /proc say that they are empty
-        return b"".join(pieces)
-    finally:
-        os.close(file)
+    return b"".join(pieces)
 
 
 def read_text(path: str | Path, most_bytes: int) -> str:
@@ -49,7 +56,9 @@ def is_there(path: str | Path) -> bool:
         return False
 
 
-def _require_file(found: os.stat_result, most_bytes: int) -> None:
+def require_file(path: str | Path | int, most_bytes: int) -> None:
+    """Raise OSError unless it is a file of at most so many bytes. Opens nothing."""
+    found = os.stat(path)
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(found.st_mode):
