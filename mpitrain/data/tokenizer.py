@@ -87,7 +87,7 @@ class FileTokenizer:
         try:
             ids = self._tokenizer.encode(text.decode(), add_special_tokens=False).ids
         except BaseException as error:
-            _require_librarys(error)
+            _raise_what_is_not_the_librarys(error)
             found = f'data.tokenizer = "{shown(self._file)}"'
             raise DataError(f"{found} cannot encode the text: {shown(error)}; use another tokenizer") from error
         return np.array(ids, dtype_for(self.vocab))
@@ -112,13 +112,13 @@ def _parse(content: bytes, file: Path):
     try:
         return tokenizers.Tokenizer.from_str(content.decode())
     except BaseException as error:
-        _require_librarys(error)
+        _raise_what_is_not_the_librarys(error)
         advice = 'use the tokenizer.json of a model, or "bytes"'
         found = f'data.tokenizer = "{shown(file)}"'
         raise DataError(f"{found} is not a tokenizers JSON file: {shown(error)}; {advice}") from error
 
 
-def _require_librarys(error: BaseException) -> None:
+def _raise_what_is_not_the_librarys(error: BaseException) -> None:
     """Raise an error again that isn't the library's own: plain Exception, or a panic, which is no Exception."""
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
