@@ -7,8 +7,9 @@ from functools import partial
 
 import click
 
-from mpitrain import __version__
-from mpitrain.errors import FAILED, InputError
+from mpitrain import __version__, streams
+from mpitrain.errors import FAILED, ConfigError, MpitrainError
+from mpitrain.inputs import shown
 
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 LIBRARIES = {  # what they read from the environment when they load
@@ -16,6 +17,22 @@ LIBRARIES = {  # what they read from the environment when they load
     "OMPI_MCA_osc": "^ucx",  # Open MPI's wheel reports an error for each window of shared memory, which that component doesn't make anyway
 }
 PATIENCE_S = 5  # of ranks that have nothing to show
+MOST_RANKS = 1_000_000  # as in layout.py, which isn't imported for --help
+INTEGERS = 2**31 - 1  # larger ones mean nothing here
+
+
+def _require_name(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse an empty name: in a script it is a variable that isn't set, and not what is meant by leaving it out."""
+    if value == "":
+        what = parameter.name.upper()
+        raise ConfigError(f"{what} is empty; give {'the path of a TOML file, or leave it out' if what == 'CONFIG' else 'a run directory'}")
+    return value
+
+
+CONFIG = click.argument("config", required=False, type=click.Path(), callback=_require_name)
+NUM_RANKS = click.option(
+    "--ranks", default=1, show_default=True, type=click.IntRange(1, MOST_RANKS), help="Number of ranks of the layout."
+)
 OVERRIDE = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key, for example --set parallel.pp=2.")
 
 
@@ -23,13 +40,15 @@ def main() -> None:
     """Run the command line; errors are reported once, by the first rank of the launcher, and end with their exit code."""
     for name, value in LIBRARIES.items():
         os.environ.setdefault(name, value)
+    streams.settle()
     try:
         code = cli(standalone_mode=False) or 0
     except click.exceptions.Exit as done:
         code = done.exit_code
     except click.ClickException as error:
+        error.message = shown(error.message)  # what was typed, perhaps thousands of characters
         code = _tell(error.show, error.exit_code)
-    except InputError as error:
+    except MpitrainError as error:
         _tell_error(error)
         code = error.exit_code
     except click.Abort:
@@ -51,7 +70,7 @@ def _tell(show, code: int) -> int:
     return code
 
 
-def _tell_error(error: InputError) -> None:
+def _tell_error(error: MpitrainError) -> None:
     _tell(partial(click.echo, str(error), err=True), error.exit_code)
 
 
@@ -60,6 +79,12 @@ def _let_connect_start_mpi() -> None:
     import mpi4py
 
     mpi4py.rc.initialize = False
+
+
+def _answer(text: str) -> None:
+    """Print what a command was asked for. Raises MpitrainError if it is lost."""
+    click.echo(text)
+    streams.require_written(sys.stdout)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -75,7 +100,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("config", required=False, type=click.Path())
+@CONFIG
 @OVERRIDE
 def run(config: str | None, overrides: tuple[str, ...]) -> int:
     """Train. Without CONFIG: a small model on the quickstart corpus. Resumes by itself from the newest checkpoint.
@@ -99,8 +124,8 @@ def run(config: str | None, overrides: tuple[str, ...]) -> int:
 
 
 @cli.command()
-@click.argument("config", required=False, type=click.Path())
-@click.option("--ranks", default=1, show_default=True, type=click.IntRange(1), help="Number of ranks of the layout.")
+@CONFIG
+@NUM_RANKS
 @click.option("--rank", default=None, type=click.IntRange(0), help="Rank whose program is printed; all pipeline ranks if absent.")
 @click.option("--traffic", is_flag=True, help="With --rank: also what it sends, over which axis, in bytes.")
 @OVERRIDE
@@ -108,33 +133,33 @@ def program(config: str | None, ranks: int, rank: int | None, traffic: bool, ove
     """Print the instructions of a training step, without running anything."""
     from mpitrain import layout
 
-    click.echo(layout.show_program(config, overrides, ranks, rank, traffic))
+    _answer(layout.show_program(config, overrides, ranks, rank, traffic))
 
 
 @cli.command()
-@click.argument("config", required=False, type=click.Path())
-@click.option("--ranks", default=1, show_default=True, type=click.IntRange(1), help="Number of ranks of the layout.")
+@CONFIG
+@NUM_RANKS
 @OVERRIDE
 def check(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
     """Prove a layout: complete, in order, every message matched, no deadlock. Draws the schedule."""
     from mpitrain import layout
 
-    click.echo(layout.show_proof(config, overrides, ranks))
+    _answer(layout.show_proof(config, overrides, ranks))
 
 
 @cli.command()
-@click.argument("config", required=False, type=click.Path())
-@click.option("--ranks", default=1, show_default=True, type=click.IntRange(1), help="Number of ranks of the layout.")
+@CONFIG
+@NUM_RANKS
 @OVERRIDE
 def memory(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
     """Print what a rank of each pipeline rank will hold: weights, gradients, moments, lent buffers, activations, host memory."""
     from mpitrain import layout
 
-    click.echo(layout.show_memory(config, overrides, ranks))
+    _answer(layout.show_memory(config, overrides, ranks))
 
 
 @cli.command()
-@click.argument("config", required=False, type=click.Path())
+@CONFIG
 @click.option("--layout", required=True, metavar="AXIS=N,...", help="Degrees of the axes, for example tp=2,pp=2.")
 @OVERRIDE
 def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
@@ -156,7 +181,7 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
 
 
 @cli.command()
-@click.argument("run_dir", type=click.Path())
+@click.argument("run_dir", type=click.Path(), callback=_require_name)
 @click.option("--prompt", required=True, help="Text to go on from.")
 @click.option("--tokens", default=200, show_default=True, type=click.IntRange(1), help="Tokens to sample.")
 @click.option("--temperature", default=0.8, show_default=True, type=click.FloatRange(0), help="0 takes the likeliest token.")
@@ -172,11 +197,13 @@ def generate(run_dir: str, prompt: str, tokens: int, temperature: float, seed: i
 
 @cli.command()
 @click.argument("name", metavar="NAME|FILE|compare")
-@click.option("--stages", type=click.IntRange(1), help="Pipeline ranks. A file says its own.")
-@click.option("--microbatches", type=click.IntRange(1), help="Microbatches of a step, over both copies of the model. A file says its own.")
-@click.option("--chunks", type=click.IntRange(1), help="Stages per rank, where the schedule leaves a choice.")
-@click.option("--group", type=click.IntRange(1), help="Microbatches through a chunk before the next one's turn (interleaved).")
-@click.option("--segments", type=click.IntRange(1), help="Segments of a microbatch's sequence (seq1f1b).")
+@click.option("--stages", type=click.IntRange(1, INTEGERS), help="Pipeline ranks. A file says its own.")
+@click.option(
+    "--microbatches", type=click.IntRange(1, INTEGERS), help="Microbatches of a step, over both copies of the model. A file says its own."
+)
+@click.option("--chunks", type=click.IntRange(1, INTEGERS), help="Stages per rank, where the schedule leaves a choice.")
+@click.option("--group", type=click.IntRange(1, INTEGERS), help="Microbatches through a chunk before the next one's turn (interleaved).")
+@click.option("--segments", type=click.IntRange(1, INTEGERS), help="Segments of a microbatch's sequence (seq1f1b).")
 @click.option("--times", metavar="F,I,W,C", help="Times of a rank's layers for a microbatch, and of a message; 1,1,1,0 if absent.")
 @click.option("--memory-limit", type=float, metavar="STASHES", help="Most stashes of a rank's share of layers.")
 @click.option("--weight-memory", type=float, metavar="SHARE", help="Share of a stash held between I and W; 1 if absent.")
@@ -192,7 +219,7 @@ def schedule(name: str, trace: str | None, out: str | None, json: bool, **asked)
     """
     from mpitrain import schedule_report as report
 
-    click.echo(report.answer(name, asked, trace, out, json))
+    _answer(report.answer(name, asked, trace, out, json))
 
 
 @cli.command()

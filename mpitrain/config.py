@@ -7,18 +7,28 @@ import difflib
 import hashlib
 import json
 import math
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import tomli_w
 from msgspec import Meta
 
 from mpitrain.errors import ConfigError
+from mpitrain.inputs import read_text, shown
+
+MOST_BYTES = 1 << 18  # of a configuration file
+MOST_DOTS = 1_000  # in a line: tomllib's memory grows with the square of a dotted key's parts
+MOST_BASES = 32
+MOST_THREADS = 1_024  # no node has more cores; glibc ends a process that can't start as many
 
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 CountOrNone = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # 0: derived, or never
+Length = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # of a side of a tensor
+Heads = Annotated[int, Meta(ge=0, le=2**16)]
 Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 
@@ -37,17 +47,17 @@ class Run(Table):
     max_skips: CountOrNone = 50  # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first
     trace: CountOrNone = 0  # steps whose instructions are timed and written to trace.json, from the second step on
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: CountOrNone = 0  # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
+    threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0  # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
 
 
 class Model(Table):
     preset: str = "quickstart"
     layers: Annotated[int, Meta(ge=0, le=10_000)] = 0  # 0 in this table: as the preset says
-    width: CountOrNone = 0
-    heads: CountOrNone = 0
-    kv_heads: CountOrNone = 0
-    ffn: CountOrNone = 0
-    vocab: CountOrNone = 0  # 0: as many as the tokenizer has
+    width: Length = 0
+    heads: Heads = 0
+    kv_heads: Heads = 0
+    ffn: Length = 0
+    vocab: Length = 0  # 0: as many as the tokenizer has
     tied: bool | None = None
 
 
@@ -56,7 +66,7 @@ class Data(Table):
     path: str = ""
     tokenizer: str = "bytes"
     documents: Literal["joined", "separate"] = "joined"  # separate: attention stays within a document, and none foretells the next
-    sequence: Count = 128  # tokens
+    sequence: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128  # tokens
     val_fraction: Fraction = 0.05
 
 
@@ -176,13 +186,14 @@ IDENTITY = ("run.seed", "model", "data", "batch", "precision", "optimizer", "sch
 
 def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Config:
     """Read a configuration file, its bases and the `key=value` overrides. Raises ConfigError naming file and key."""
-    tree = _read(Path(path), ()) if path else {}
+    tree = {} if path is None else _read(Path(path), {})
     for override in overrides:
         _override(tree, override)
     config = parse(tree)
     if config.run.dir:
         return config
     named = msgspec.structs.replace(config.run, dir=f"runs/{Path(path).stem if path else 'quickstart'}")
+    _require_writable("run.dir (named after the configuration file)", named.dir)
     return msgspec.structs.replace(config, run=named)
 
 
@@ -191,32 +202,58 @@ def parse(tree: Mapping[str, Any]) -> Config:
     _refuse_unknown(tree, Config, "")
     try:
         config = msgspec.convert(tree, Config, strict=True)
-    except msgspec.ValidationError as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         what, _, place = str(error).partition(" - at `$.")
-        raise ConfigError(f"{place.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
+        raise ConfigError(f"{shown(place.rstrip('`'))}: {what[0].lower()}{shown(what[1:])}") from None
     for key, value in flatten(config).items():
+        if isinstance(value, str):
+            _require_writable(key, value)
         if isinstance(value, float) and not math.isfinite(value):  # TOML has inf and nan, and nan passes some limits
             raise ConfigError(f"{key}: expected a finite number, got {value}")
     return config
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    if path in seen:
-        raise ConfigError(f"{path}: base leads back to itself through {' -> '.join(map(str, seen))}")
+def _require_writable(key: str, value: str) -> None:
+    """Raise ConfigError for text that config.toml can't hold, and no resumed run could read: paths needn't be UTF-8, TOML is."""
+    if "\0" in value:
+        raise ConfigError(f'{key} = "{shown(value)}": found a NUL character, which no path and no name has; leave it out')
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file; needed TOML in UTF-8") from None
+        value.encode()
+    except UnicodeEncodeError:
+        found = f'{key} = "{shown(value)}": found bytes that are not UTF-8'
+        raise ConfigError(f"{found}, which config.toml can't hold; rename it, or link to it by another name") from None
+
+
+def _read(path: Path, seen: dict[str, Path]) -> dict[str, Any]:
+    """Read a file over its bases. `seen`: those that led here, by their real paths: one file can have many names."""
+    try:
+        text = read_text(path, MOST_BYTES)
+        real = os.path.realpath(path)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; give the path of a TOML file") from None
+        raise ConfigError(f"{shown(path)}: {error.strerror}; give the path of a TOML file") from None
+    if real in seen:
+        raise ConfigError(f"{shown(path)}: base leads back to itself through {shown(' -> '.join(map(str, seen.values())))}")
+    if len(seen) > MOST_BASES:
+        raise ConfigError(f"{shown(path)}: found a base of a base, {len(seen)} times; at most {MOST_BASES} are read, join some of them")
+    tree = _toml(text, shown(path))
     base = tree.pop("base", None)
     if base is None:
         return tree
     if not isinstance(base, str):
-        raise ConfigError(f"{path}: base: expected the path of a TOML file, got {base!r}")
-    return _merged(_read(path.parent / base, (*seen, path)), tree)
+        raise ConfigError(f"{shown(path)}: base: expected the path of a TOML file, got {shown(base)}")
+    return _merged(_read(path.parent / base, {**seen, real: path}), tree)
+
+
+def _toml(text: str, where: str) -> dict[str, Any]:
+    dots, number = max(((line.count("."), number) for number, line in enumerate(text.splitlines(), start=1)), default=(0, 0))
+    if dots > MOST_DOTS:
+        raise ConfigError(f"{where}: found {dots:,} dots in line {number}, at most {MOST_DOTS:,} are read; divide it")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{where}: not TOML that can be read: brackets within brackets, too deep; no key needs more than one") from None
+    except ValueError as error:  # besides what is no TOML, numbers of more than 4,300 digits
+        raise ConfigError(f"{where}: not TOML: {shown(error)}") from None
 
 
 def _merged(under: dict, over: dict) -> dict:
@@ -232,16 +269,27 @@ def _override(tree: dict, override: str) -> None:
     name, equals, text = override.partition("=")
     keys = name.strip().split(".")
     if not equals or not all(keys):
-        raise ConfigError(f"--set {override}: expected key=value, such as --set run.steps=100")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
+        raise ConfigError(f"--set {shown(override)}: expected key=value, such as --set run.steps=100")
+    value = _value(text, override)
     for key in keys[:-1]:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
-            raise ConfigError(f"--set {override}: {key} is not a table")
+            raise ConfigError(f"--set {shown(override)}: {shown(key)} is not a table")
     tree[keys[-1]] = value
+
+
+def _value(text: str, override: str) -> Any:
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    except RecursionError:
+        raise ConfigError(f"--set {shown(override)}: found brackets within brackets, too deep; no key needs more than one") from None
+    except ValueError as error:
+        raise ConfigError(f"--set {shown(override)}: {shown(error)}") from None
+    if len(found) > 1:
+        raise ConfigError(f"--set {shown(override)}: found another key after the value; give each a --set of its own")
+    return found["value"]
 
 
 def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str) -> None:
@@ -252,10 +300,10 @@ def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str) -> None:
             every = [f"{t.encode_name}.{f.encode_name}" for t in msgspec.structs.fields(Config) for f in msgspec.structs.fields(t.type)]
             near = difflib.get_close_matches(prefix + key, [prefix + f for f in fields], 1) or difflib.get_close_matches(key, every, 1)
             hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
-            raise ConfigError(f"unknown key {prefix}{key}; {hint}")
+            raise ConfigError(f"unknown key {shown(prefix + key)}; {hint}")
         if isinstance(fields[key], type) and issubclass(fields[key], msgspec.Struct):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{prefix}{key}: expected a table, got {value!r}")
+                raise ConfigError(f"{prefix}{key}: expected a table, got {shown(value)}")
             _refuse_unknown(value, fields[key], f"{prefix}{key}.")
 
 
@@ -270,11 +318,8 @@ def flatten(config: Config) -> dict[str, Any]:
 
 def to_toml(config: Config) -> str:
     """Write the configuration as TOML that load() reads back to the same Config."""
-    lines = []
-    for table, keys in msgspec.to_builtins(config).items():
-        lines += ["", f"[{table}]"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items() if value is not None]
-    return "\n".join(lines[1:]) + "\n"
+    tree = msgspec.to_builtins(config)
+    return tomli_w.dumps({table: {key: value for key, value in keys.items() if value is not None} for table, keys in tree.items()})
 
 
 def identity(config: Config) -> dict[str, Any]:

@@ -1,11 +1,10 @@
 """The device of a rank and its share of the cores."""
 
-import os
-
 import torch
 
 from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
+from mpitrain.threads import num_threads
 
 FP8 = (8, 9)  # compute capability of the first GPUs that multiply it
 
@@ -29,5 +28,5 @@ def choose_device(config: Config, node_rank: int) -> torch.device:
 
 
 def set_threads(run: Run) -> None:
-    """Set torch's threads: run.threads, else OMP_NUM_THREADS, else 1. Ranks are the unit of parallelism, and bits depend on threads."""
-    torch.set_num_threads(run.threads or int(os.environ.get("OMP_NUM_THREADS", "1")))
+    """Set torch's threads, which bits depend on. Raises ConfigError."""
+    torch.set_num_threads(num_threads(run))

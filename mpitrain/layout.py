@@ -1,6 +1,7 @@
 """`mpitrain program` and `mpitrain check`: what a layout would do, without MPI's world, and but for --traffic without torch."""
 
 import math
+import re
 from collections.abc import Sequence
 
 from mpitrain import config as settings
@@ -9,10 +10,14 @@ from mpitrain.comm.grid import Grid
 from mpitrain.config import Config, Parallel
 from mpitrain.data.tokenizer import load_tokenizer, separator
 from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+from mpitrain.report.waiting import Waiting
 from mpitrain.resolve import resolve
 from mpitrain.schedules.actions import Action, format_program
 from mpitrain.schedules.check import Report
 from mpitrain.schedules.draw import grid
+
+MOST_RANKS = 1_000_000  # more than any machine has; what is asked of each of them is then answered in seconds
 
 
 def resolved(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> Config:
@@ -29,7 +34,8 @@ def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, r
     traffic: for one rank, say what it sends too, as a comment.
     """
     config = resolved(path, overrides, num_ranks)
-    programs = program.training(config).ranks
+    with Waiting("mpitrain program"):
+        programs = program.training(config).ranks
     if rank is None:
         if traffic:
             raise ConfigError("--traffic: pipeline ranks send different things; give --rank too")
@@ -57,14 +63,17 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
     from mpitrain.memory_report import predict, table_of_usage
 
-    usages = predict(resolved(path, overrides, num_ranks))
+    config = resolved(path, overrides, num_ranks)
+    with Waiting("mpitrain memory"):
+        usages = predict(config)
     return "MB (10**6 bytes) of each pipeline rank, with the largest shard of its state:\n" + table_of_usage(usages)
 
 
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
     config = resolved(path, overrides, num_ranks)
-    _, programs, report = program.training(config)
+    with Waiting("mpitrain check"):
+        _, programs, report = program.training(config)
     peaks, parallel, name = ", ".join(map(str, report.peak_in_flight)), config.parallel, config.pipeline.schedule
     return (
         f"{grid(programs)}\n\n"
@@ -89,10 +98,18 @@ def _divided(programs: Sequence[Sequence[Action]], report: Report, parallel: Par
 
 def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     """Read `tp=2,pp=2`; return it as further overrides, axes that are left out having degree 1, and the number of ranks."""
-    found = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}
+    axes, found = ("tp", "cp", "dp", "pp"), {}
     for word in text.split(","):
         axis, _, degree = word.partition("=")
-        if axis not in found or not degree.isdigit() or int(degree) < 1:
-            raise ConfigError(f"--layout {text}: found {word!r}, needed axes of {', '.join(found)} with degrees, such as tp=2,pp=2")
+        # not isdigit: it takes '²', which int() doesn't, and digits of other scripts, which TOML doesn't
+        if axis not in axes or not re.fullmatch("[1-9][0-9]{0,8}", degree):
+            raise ConfigError(
+                f"--layout {shown(text)}: found '{shown(word)}', needed axes of {', '.join(axes)} with degrees, such as tp=2,pp=2"
+            )
+        if axis in found:
+            raise ConfigError(f"--layout {shown(text)}: found {axis} twice; leave one out")
         found[axis] = int(degree)
-    return (*overrides, *(f"parallel.{axis}={degree}" for axis, degree in found.items())), math.prod(found.values())
+    num_ranks = math.prod(found.values())
+    if num_ranks > MOST_RANKS:
+        raise ConfigError(f"--layout {shown(text)}: found {num_ranks:,} ranks, needed at most {MOST_RANKS:,}")
+    return (*overrides, *(f"parallel.{axis}={found.get(axis, 1)}" for axis in axes)), num_ranks

@@ -25,6 +25,7 @@ from mpitrain.data.tokens import Description, describe, open_tokens, prepare
 from mpitrain.errors import CheckpointError, InputError
 from mpitrain.node_memory import require_memory
 from mpitrain.resolve import resolve
+from mpitrain.threads import num_threads
 
 SEEN_S = 5.0  # for which a network file system may still say that there is no such file
 
@@ -87,6 +88,7 @@ def _plan(read: Config | InputError, world: World) -> tuple[Config, Tokenizer, d
     """Resolve the configuration and prove its schedule; return also what all ranks need alike. Writes and sends nothing."""
     if isinstance(read, InputError):
         raise read
+    num_threads(read.run)
     tokenizer = load_tokenizer(read.data.tokenizer)
     separator(read.data, tokenizer)
     config = resolve(read, world.size, tokenizer.vocab, world.num_nodes)

@@ -9,9 +9,9 @@ from mpitrain.config import OPTIMIZERS, PRESETS, Batch, Config, Memory, Model, O
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.placement import placement_of
 from mpitrain.parallel.sides import refuse_odd_sides
+from mpitrain.schedules.limits import MOST_FORWARDS
 from mpitrain.schedules.placement import chunks_of
-
-MOST_FORWARDS = 1_000_000  # of one step, over all pipeline ranks: every rank holds all programs
+from mpitrain.schedules.seq1f1b import SEGMENTS
 
 
 def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> Config:
@@ -25,7 +25,7 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> C
         refuse_odd_sides(model, config.data.sequence, batch.micro, parallel)
     _refuse_idle(config.memory, parallel.zero)
     _refuse_irreproducible(config, parallel)
-    _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel.pp * pipeline.chunks)
+    _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel, pipeline, model.layers)
     optimizer = _optimizer(config.optimizer)
     return msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch, pipeline=pipeline, optimizer=optimizer)
 
@@ -103,11 +103,17 @@ def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
         )
 
 
-def _refuse_endless(num_microbatches: int, num_stages: int) -> None:
-    if num_microbatches * num_stages > MOST_FORWARDS:
+def _refuse_endless(num_microbatches: int, parallel: Parallel, pipeline: Pipeline, layers: int) -> None:
+    """Raise ConfigError if the programs of a step don't fit in memory. Where weights or gradients come and go, each block has its own."""
+    segments = pipeline.segments or SEGMENTS if pipeline.schedule == "seq1f1b" else 1
+    stages, walked = parallel.pp * pipeline.chunks, parallel.zero == 3 or parallel.reduce == "microbatch"
+    forwards = num_microbatches * segments * (layers if walked else stages)
+    if forwards > MOST_FORWARDS:
+        cut = f" of {segments} segments" if segments > 1 else ""
+        blocks = f", {layers} blocks walked one by one (parallel.zero = {parallel.zero})" if walked else ""
         raise ConfigError(
-            f"batch.global / batch.micro / parallel.dp = {num_microbatches:,} microbatches on {num_stages} stages: a program of so many "
-            f"forwards doesn't fit in memory, at most {MOST_FORWARDS:,} do; raise batch.micro"
+            f"batch.global / batch.micro / parallel.dp = {num_microbatches:,} microbatches{cut} on {stages} stages{blocks}: a program of "
+            f"so many forwards doesn't fit in memory, at most {MOST_FORWARDS:,} do; raise batch.micro"
         )
 
 

@@ -1,12 +1,12 @@
 """The table of the configured pipeline schedule: one of the catalogue by name, or the user's own from a file."""
 
-from pathlib import Path
-
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.parallel.sides import refuse_odd_sides
 from mpitrain.schedules import catalog
 from mpitrain.schedules.csv_table import read_any
+from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.options import Options, Times
 from mpitrain.schedules.placement import LOOPED, placement
 from mpitrain.schedules.table import Table
@@ -26,12 +26,12 @@ def table_of(config: Config) -> Table:
     found = f"a table of {len(table.ranks)} ranks with {table.depth // len(table.ranks)} stages each and {_total(table)} microbatches"
     if (len(table.ranks), table.depth, _total(table)) != (pp, pp * pipeline.chunks, m):
         raise ScheduleError(
-            f"{pipeline.schedule}: {found}; this layout has {pp} pipeline ranks (parallel.pp) with {pipeline.chunks} stages each "
+            f"{table.name}: {found}; this layout has {pp} pipeline ranks (parallel.pp) with {pipeline.chunks} stages each "
             f"(pipeline.chunks) and {m} microbatches (batch.global / batch.micro / parallel.dp)"
         )
     mirrored = tuple(pp - 1 - rank for rank in table.rank_of[: table.depth])
     if table.copies > 2 or (table.copies == 2 and table.rank_of[table.depth :] != mirrored):
-        raise ScheduleError(f"{pipeline.schedule}: found {table.copies} copies; needed one, or two of which the second runs backwards")
+        raise ScheduleError(f"{table.name}: found {table.copies} copies; needed one, or two of which the second runs backwards")
     return table
 
 
@@ -62,14 +62,14 @@ def _total(table: Table) -> int:
 
 
 def _is_file(name: str) -> bool:
-    return name not in catalog.NAMES and Path(name).is_file()
+    return name not in catalog.NAMES and is_there(name)
 
 
 def _read(name: str) -> Table:
     try:
-        return read_any(Path(name).read_text(encoding="utf-8"), name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"pipeline.schedule = {name!r} can't be read: {error}") from None
+        return read_any(read_text(name, MOST_TABLE_BYTES), shown(name))
+    except OSError as error:
+        raise ConfigError(f'pipeline.schedule = "{shown(name)}" can\'t be read: {error.strerror}') from None
 
 
 def _options(config: Config) -> Options:

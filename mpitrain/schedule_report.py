@@ -1,28 +1,37 @@
 """`mpitrain schedule`: play a schedule, print it, draw it, compare it with others or with a run. Neither MPI nor torch."""
 
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from mpitrain.errors import ConfigError
+from mpitrain.inputs import read_text, shown
 from mpitrain.report.played import Request, play
 from mpitrain.report.schedule_text import as_json, as_text
+from mpitrain.report.waiting import Waiting
+from mpitrain.schedules.limits import MOST_TRACE_BYTES
 from mpitrain.schedules.options import UNIT_TIMES, Times
 
 KINDS_OF_FILES = (".svg", ".png", ".txt")
 WIDTH = 132  # of the grid where the screen's is not known
+WIDTHS = 20, 1_000  # of a screen that can be drawn on
+SLOWEST = 1e15  # of --times; the fastest is 1 of it, so that sums of both stay numbers
 
 
 def answer(name: str, asked: dict[str, Any], trace: str | None, out: str | None, json: bool) -> str:
     """Return what the command prints. `asked` are its options as they were typed."""
     if trace is None:
         request = read_request(name, **asked)
-        return show_all(request, out, json) if name == "compare" else show(request, out, json)
+        with Waiting(f"mpitrain schedule {shown(name)}") as told:
+            request = request._replace(told=told)
+            return show_all(request, out, json) if name == "compare" else show(request, out, json)
     given = [f"--{option.replace('_', '-')}" for option, value in asked.items() if value is not None]
     if name != "compare" or given:
-        raise ConfigError(f"--trace {trace}: goes with compare, --out and --json only; found {' '.join([name, *given])}")
-    return show_trace(trace, out, json)
+        raise ConfigError(f"--trace {shown(trace)}: goes with compare, --out and --json only; found {shown(' '.join([name, *given]))}")
+    with Waiting(f"mpitrain schedule compare --trace {shown(trace)}"):
+        return show_trace(trace, out, json)
 
 
 def show(request: Request, out: str | None, json: bool) -> str:
@@ -44,7 +53,7 @@ def show_trace(trace: str, out: str | None, json: bool) -> str:
     from mpitrain.schedules.measured import read_trace
 
     check_out(out)
-    found = measurement.Measurement(read_trace(_read(trace), trace))
+    found = measurement.Measurement(read_trace(_read(trace), shown(trace)))
     if out and Path(out).suffix == ".txt":
         write(out, (measurement.as_text(found, WIDTH) + "\n").encode())
     elif out:
@@ -56,9 +65,9 @@ def show_trace(trace: str, out: str | None, json: bool) -> str:
 
 def _read(trace: str) -> str:
     try:
-        return Path(trace).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--trace {trace}: can't be read: {error}") from None
+        return read_text(trace, MOST_TRACE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"--trace {shown(trace)}: can't be read: {error.strerror}") from None
 
 
 def show_all(request: Request, out: str | None, json: bool) -> str:
@@ -66,7 +75,7 @@ def show_all(request: Request, out: str | None, json: bool) -> str:
     from mpitrain.report import comparison
 
     if out is not None:
-        raise ConfigError(f"--out {out}: comparing all schedules draws nothing; name one of them, or give a --trace")
+        raise ConfigError(f"--out {shown(out)}: comparing all schedules draws nothing; name one of them, or give a --trace")
     if request.num_ranks is None or request.num_microbatches is None:
         raise ConfigError("compare: needs --stages and --microbatches, or the --trace of a run")
     result = comparison.compare(request)
@@ -74,7 +83,8 @@ def show_all(request: Request, out: str | None, json: bool) -> str:
 
 
 def _screen() -> int:
-    return shutil.get_terminal_size((WIDTH, 0)).columns
+    least, most = WIDTHS
+    return min(max(shutil.get_terminal_size((WIDTH, 0)).columns, least), most)
 
 
 # ---------------------------------------------------------------- options
@@ -94,8 +104,8 @@ def read_times(text: str | None) -> Times:
     words = text.split(",")
     if len(words) != len(UNIT_TIMES):
         raise ConfigError(
-            f"--times {text}: found {len(words)} numbers, needed 4: of a rank's whole share of layers and one microbatch the time of the "
-            "forward, of the backward for inputs, of the backward for weights, and of a message, for example --times 1,1,1,0"
+            f"--times {shown(text)}: found {len(words)} numbers, needed 4: of a rank's whole share of layers and one microbatch the time "
+            "of the forward, of the backward for inputs, of the backward for weights, and of a message, for example --times 1,1,1,0"
         )
     return Times(*(_time(word.strip(), position == 3, text) for position, word in enumerate(words)))
 
@@ -104,9 +114,12 @@ def _time(word: str, may_be_0: bool, text: str) -> float:
     try:
         value = int(word) if word.lstrip("+-").isdecimal() else float(word)
     except ValueError:
-        raise ConfigError(f"--times {text}: found {word!r}, needed a number") from None
+        raise ConfigError(f"--times {shown(text)}: found '{shown(word)}', needed a number") from None
+    needed = "0 or more" if may_be_0 else "more than 0"
     if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_0):
-        raise ConfigError(f"--times {text}: found {word}, needed {'0 or more' if may_be_0 else 'more than 0'}")
+        raise ConfigError(f"--times {shown(text)}: found {shown(word)}, needed {needed}")
+    if value and not 1 / SLOWEST <= value <= SLOWEST:
+        raise ConfigError(f"--times {shown(text)}: found {shown(word)}, needed {1 / SLOWEST:g} to {SLOWEST:g}; choose another unit")
     return value
 
 
@@ -128,21 +141,32 @@ def check_out(out: str | None) -> None:
     """Refuse a file that can't be drawn, before anything is computed."""
     if out is None:
         return
-    path = Path(out)
+    path, name = Path(out), shown(out)
     if path.suffix not in KINDS_OF_FILES:
-        raise ConfigError(f"--out {out}: found {path.suffix or 'no file type'!r}, needed one of {' '.join(KINDS_OF_FILES)}")
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"--out {out}: {path if path.is_dir() else f'no folder {path.parent}'}; needed a file in a folder that exists")
+        raise ConfigError(f"--out {name}: found '{shown(path.suffix) or 'no file type'}', needed one of {' '.join(KINDS_OF_FILES)}")
+    if "\0" in out:
+        raise ConfigError(f"--out {name}: found a NUL character, which no file's name has; leave it out")
+    try:
+        if path.is_dir() or not path.parent.is_dir():
+            found = "a folder" if path.is_dir() else f"no folder {shown(path.parent)}"
+            raise ConfigError(f"--out {name}: {found}; needed a file in a folder that exists")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"--out {name}: found a FIFO, a socket or a device; needed a file")  # to open a FIFO waits for a reader
+    except OSError as error:  # too long a name
+        raise ConfigError(f"--out {name}: {error.strerror}; choose another name") from None
     if path.suffix != ".txt":
         try:
             import matplotlib  # noqa: F401
         except ImportError:
-            raise ConfigError(f"--out {out}: pictures need matplotlib; pip install 'mpitrain[plot]', or write a .txt") from None
+            raise ConfigError(f"--out {name}: pictures need matplotlib; pip install 'mpitrain[plot]', or write a .txt") from None
 
 
 def write(out: str, content: bytes) -> None:
-    """Write a file at once, when all of it is there."""
+    """Write a file at once, when all of it is there. Where the disk is full, nothing of a new one is left."""
+    is_new = not os.path.lexists(out)
     try:
         Path(out).write_bytes(content)
     except OSError as error:
-        raise ConfigError(f"--out {out}: can't be written: {error.strerror}") from None
+        if is_new:
+            Path(out).unlink(missing_ok=True)
+        raise ConfigError(f"--out {shown(out)}: can't be written: {error.strerror}") from None

@@ -6,6 +6,7 @@
     zb_auto, zbv_auto                  orders searched for              measured times and a memory limit in
     v_half, v_shape                    orders built from a block        the way of a microbatch through a V of stages
     catalog, options                   name -> table                    what users type, and what they can choose
+    limits, progress                   how large it may be             and how far a search for it is
     csv_table                          file -> table                    users' own, from CSV or text
     actions, table                     one instruction; a whole table   and their text form
     lower                              table -> every rank's program    what follows, and the update

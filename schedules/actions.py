@@ -107,7 +107,7 @@ def parse(text: str) -> Action:
     """Read one action, the inverse of `str(action)`. Raises ScheduleError naming the token."""
     match = _TOKEN.fullmatch(text)
     if match is None:
-        raise ScheduleError(f"{text!r} is no instruction; write for example F3@1, B7@1/0, SEND_F3@1, REDUCE2@1 or NORM")
+        raise ScheduleError(f"{text[:100]!r} is no instruction; write for example F3@1, B7@1/0, SEND_F3@1, REDUCE2@1 or NORM")
     kind, *numbers = match.groups()
     action = Action(kind, *(None if number is None else int(number) for number in numbers))
     _refuse_misfit(action, text)
@@ -116,6 +116,7 @@ def parse(text: str) -> Action:
 
 def _refuse_misfit(action: Action, text: str) -> None:
     kind, index, _, part = action
+    text, kind = text[:100], kind[:100]
     if kind not in INDEXED + PLAIN:
         raise ScheduleError(f"{text!r}: unknown instruction {kind}; there are {' '.join(INDEXED + PLAIN)}")
     if (index is None) != (kind in PLAIN):

@@ -13,8 +13,10 @@ from mpitrain.schedules.actions import Action
 from mpitrain.schedules.dualpipe import dualpipe, dualpipev
 from mpitrain.schedules.gpipe import gpipe
 from mpitrain.schedules.interleaved import interleaved, interleaved_zb, looped_bfs
+from mpitrain.schedules.limits import require_size
 from mpitrain.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from mpitrain.schedules.options import DEFAULTS, Options
+from mpitrain.schedules.placement import chunks_of
 from mpitrain.schedules.seq1f1b import SEGMENTS, seq1f1b
 from mpitrain.schedules.table import Table, make_table
 from mpitrain.schedules.v_half import v_half, v_min
@@ -68,7 +70,7 @@ def build(name: str, num_ranks: int, num_microbatches: int, options: Options = D
     if name not in FAMILIES:
         close = get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ScheduleError(f"unknown schedule {name!r}; {hint}There are: {', '.join(NAMES)}")
+        raise ScheduleError(f"unknown schedule {name[:100]!r}; {hint}There are: {', '.join(NAMES)}")
     if num_ranks < 1:
         raise ScheduleError(f"{name}: found {num_ranks} stages, needed at least 1; each stage is a slice of the model's blocks")
     if num_microbatches < 1:
@@ -80,5 +82,8 @@ def build(name: str, num_ranks: int, num_microbatches: int, options: Options = D
     for option in ("chunks", "group", "segments"):
         if (number := getattr(options, option)) is not None and number < 1:
             raise ScheduleError(f"{name}: found {option} = {number}, needed at least 1")
-    segments = options.segments or SEGMENTS if "segments" in family.takes else 1
+    segments, chunks = options.segments or SEGMENTS if "segments" in family.takes else 1, chunks_of(name, options.chunks)
+    size = f"found {num_ranks:,} ranks x {num_microbatches:,} microbatches"
+    size += f" x {chunks:,} chunks" * (chunks > 1) + f" x {segments:,} segments" * (segments > 1)
+    require_size(name, num_ranks * num_microbatches * chunks * segments, size)
     return make_table(name, family.rows(num_ranks, num_microbatches, options), copies=family.copies, segments=segments)

@@ -14,15 +14,17 @@ The letters mean the same in both. Bubbles are left out: when an action starts f
 
 import csv
 import re
+from collections.abc import Iterator
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import PAIR, Action, parse
 from mpitrain.schedules.table import Table, make_table, read_table
 
-_TORCH = re.compile("([0-9]+)([FBIW])([0-9]+)")
+_TORCH = re.compile("([0-9]{1,9})([FBIW])([0-9]{1,9})")
 _TORCH_PAIR = re.compile(r"\(([^;]+);([^;]+)\)OVERLAP_F_B")
 _TORCH_OTHER = re.compile("[0-9]+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*")
 _HEADS = ("copies", "segments")
+_NUMBER = re.compile("[1-9][0-9]{0,3}")
 
 
 def read_any(text: str, name: str = "user") -> Table:
@@ -36,7 +38,7 @@ def read_csv(text: str, name: str = "user") -> Table:
     """Read a table from CSV. Raises ScheduleError naming row and column, counted from 1."""
     ranks: list[list[Action]] = []
     heads: dict[str, int] = {}
-    for number, row in enumerate(csv.reader(text.splitlines(), skipinitialspace=True), start=1):
+    for number, row in enumerate(_rows(text, name), start=1):
         where = f"{name}, row {number}"
         if row and row[0].strip() in _HEADS:
             heads[row[0].strip()] = _head(where, row)
@@ -45,10 +47,18 @@ def read_csv(text: str, name: str = "user") -> Table:
     return make_table(name, ranks, **heads)
 
 
+def _rows(text: str, name: str) -> Iterator[list[str]]:
+    rows = csv.reader(text.splitlines(), skipinitialspace=True)
+    try:
+        yield from rows
+    except csv.Error as error:  # a cell of more than 131,072 characters
+        raise ScheduleError(f"{name}, line {rows.line_num}: {error}; needed a cell for each action") from None
+
+
 def _head(where: str, row: list[str]) -> int:
     numbers = [cell.strip() for cell in row[1:] if cell.strip()]
-    if len(numbers) != 1 or not numbers[0].isdecimal() or int(numbers[0]) < 1:
-        raise ScheduleError(f"{where}: found {','.join(row)}, needed a number as in {row[0].strip()},2")
+    if len(numbers) != 1 or not _NUMBER.fullmatch(numbers[0]):
+        raise ScheduleError(f"{where}: found {','.join(row)[:100]}, needed a number as in {row[0].strip()},2")
     return int(numbers[0])
 
 
@@ -71,5 +81,5 @@ def _read_cell(cell: str) -> list[Action]:
         stage, kind, m = token.groups()
         return [Action(kind, int(m), int(stage))]
     if _TORCH_OTHER.fullmatch(cell):
-        raise ScheduleError(f"{cell!r} is not a computation; export the table with format compute_only, messages are added later")
+        raise ScheduleError(f"{cell[:100]!r} is not a computation; export the table with format compute_only, messages are added later")
     return [parse(cell)]

@@ -5,7 +5,6 @@ waited, a send only until it was started. The update at the end of a step is lef
 """
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable
 from statistics import mean, median
@@ -15,6 +14,8 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import AT_END, COMPUTE, RECEIVES, SENDS, Action, parse
 from mpitrain.schedules.needs import Programs, partner
 from mpitrain.schedules.simulate import Link, Timeline, simulate
+
+LATEST_MS = 1e15  # of a clock that began with this century or the last
 
 Key = tuple[str, int | None, int | None]  # kind, stage, part: what takes the same time in every microbatch
 
@@ -64,6 +65,8 @@ def read_trace(text: str, name: str = "trace") -> Trace:
 def _content(text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
+    except RecursionError:
+        raise ScheduleError("is no JSON that can be read: brackets within brackets, too deep") from None
     except ValueError as error:
         raise ScheduleError(f"is no JSON: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
@@ -86,9 +89,9 @@ def _trace(content: dict[str, Any]) -> Trace:
     about = other if isinstance(other, dict) else {}
     segments, copies = about.get("segments", 1), about.get("copies", 1)
     for what, number in (("segments", segments), ("copies", copies)):
-        if not isinstance(number, int) or number < 1:
-            raise ScheduleError(f"otherData has {what} {number!r}")
-    return Trace(str(about.get("schedule", "?")), segments, copies, tuple(kept), tuple(timelines))
+        if type(number) is not int or not 1 <= number < 10_000:
+            raise ScheduleError(f"otherData has {what} {_start_of(number)}")
+    return Trace(_start_of(about.get("schedule", "?")), segments, copies, tuple(kept), tuple(timelines))
 
 
 Event = tuple[float, float, Action]
@@ -103,19 +106,24 @@ def _rows(events: list) -> dict[tuple[int, int], dict[int, list[Event]]]:
         try:
             step, replica, rank = event["args"]["step"], event["pid"], event["tid"]
             begin, duration, action = float(event["ts"]) / 1000, float(event["dur"]) / 1000, parse(event["name"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ScheduleError(f"event {position} is damaged: {type(error).__name__} {error} in {str(event)[:100]}") from None
-        whole = all(isinstance(number, int) for number in (step, replica, rank))
-        if not (whole and math.isfinite(begin) and 0 <= duration < math.inf):
-            raise ScheduleError(f"event {position} is damaged: {str(event)[:100]}")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ScheduleError(f"event {position} is damaged: {type(error).__name__} {error} in {_start_of(event)}") from None
+        whole = all(type(number) is int and 0 <= number < 2**31 for number in (step, replica, rank))
+        if not (whole and abs(begin) <= LATEST_MS and 0 <= duration <= LATEST_MS):  # nan is neither
+            raise ScheduleError(f"event {position} is damaged: {_start_of(event)}")
         rows[step, replica][rank].append((begin, begin + duration, action))
     return rows
+
+
+def _start_of(event: object) -> str:
+    """Return what is enough to recognise something in a message of one line."""
+    return "".join(c if c.isprintable() else "?" for c in str(event)[:100])
 
 
 def _timeline(where: str, ranks: dict[int, list[Event]]) -> Timeline:
     """Build the timeline of one step up to its update."""
     if sorted(ranks) != list(range(len(ranks))):
-        raise ScheduleError(f"{where}: found pipeline ranks {sorted(ranks)}, one is missing")
+        raise ScheduleError(f"{where}: found pipeline ranks {str(sorted(ranks))[:100]}, one is missing")
     rows = [sorted(ranks[rank], key=lambda event: event[0]) for rank in range(len(ranks))]
     zero = min(row[0][0] for row in rows)
     rows = [[event for event in row[: _update(row)]] for row in rows]

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from mpitrain.schedules.progress import Told
+
 
 class Times(NamedTuple):
     """Times of one rank's whole share of layers for one microbatch, in any unit; a chunk takes its equal share."""
@@ -24,10 +26,11 @@ class Options(NamedTuple):
     times: Times | None = None  # measured, for the automatic schedulers
     memory_limit: float | None = None  # stashes of a whole rank's share of layers, for the automatic schedulers
     weight_memory: float | None = None  # share of a stash that is still held between I and W, if memory_limit counts bytes
+    told: Told | None = None  # hears how far a search is; changes nothing
 
     def given(self) -> list[str]:
         """Return the names of the options that are set."""
-        return [name for name, value in zip(self._fields, self) if value is not None]
+        return [name for name, value in zip(self._fields, self) if value is not None and name != "told"]
 
 
 DEFAULTS = Options()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import COMPUTE, PAIR, Action, parse
+from mpitrain.schedules.limits import require_size
 
 
 class Table(NamedTuple):
@@ -65,6 +66,7 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
                 )
     rank_of = _placement(name, ranks)
     num_microbatches = 1 + max(action.index for actions in ranks for action in actions if action != PAIR)
+    require_size(name, num_microbatches * len(rank_of), f"found {num_microbatches:,} microbatches on {len(rank_of):,} stages")
     for what, number, divisor in (("stages", len(rank_of), copies), ("microbatches", num_microbatches, segments)):
         if number % divisor:
             raise ScheduleError(f"{name}: found {number} {what}, needed a multiple of {divisor}")
@@ -101,7 +103,7 @@ def _placement(name: str, ranks: tuple[tuple[Action, ...], ...]) -> tuple[int, .
 
 # ---------------------------------------------------------------- text
 
-_LINE = re.compile(r"rank\s+([0-9]+)\s*:(.*)")
+_LINE = re.compile(r"rank\s+([0-9]{1,9})\s*:(.*)")
 _HEAD = re.compile(r"(copies|segments)\s+([1-9][0-9]{0,3})")
 
 

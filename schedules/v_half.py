@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.options import Options
+from mpitrain.schedules.progress import Progress
 from mpitrain.schedules.v_shape import LEGS, action, before, weight_of
 
 PERIOD = 6  # slots of a building block: F F I I W W
@@ -24,7 +25,7 @@ W = len(LEGS)  # the line of W of both stages, after those of the legs
 Lines = list[list[int]]  # of a rank: the slots of all microbatches on each leg, perhaps of W
 
 
-def v_half(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Action]]:
+def v_half(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
     """Compute order of every rank under V-Half (arXiv:2405.15362 section 3.3). For 2 ranks, 3 microbatches:
 
     rank 0:  F0@0 F1@0 F2@0 F0@3 I0@3 W0@3 F1@3 I0@0 I1@3 W1@3 F2@3 I2@3 I1@0 W2@3 I2@0 W0@0 W1@0 W2@0
@@ -33,10 +34,10 @@ def v_half(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Actio
     gap = 3 if num_ranks % 2 == 0 else 0
     p = num_ranks
     offsets = [(2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r) for r in range(p)]
-    return _from_building_block(offsets, num_microbatches)
+    return _from_building_block(offsets, num_microbatches, Progress(options.told))
 
 
-def v_min(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Action]]:
+def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
     """Compute order of every rank under V-Min (arXiv:2405.15362 section 3.3). For 2 ranks, 3 microbatches:
 
     rank 0:  F0@0 F1@0 F0@3 I0@3 W0@3 I0@0 W0@0 F1@3 I1@3 W1@3 F2@0 I1@0 W1@0 F2@3 I2@3 W2@3 I2@0 W2@0
@@ -45,14 +46,15 @@ def v_min(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Action
     gap = 2 if num_ranks % 3 == 0 else 0
     p = num_ranks
     offsets = [(r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r) for r in range(p)]
-    return _from_building_block(offsets, num_microbatches)
+    return _from_building_block(offsets, num_microbatches, Progress(options.told))
 
 
-def _from_building_block(offsets: list[tuple[int, ...]], num_microbatches: int) -> list[list[Action]]:
+def _from_building_block(offsets: list[tuple[int, ...]], num_microbatches: int, progress: Progress) -> list[list[Action]]:
+    progress.expect(len(offsets) * num_microbatches * (2 * W + 2))  # with W twice as many lines as legs
     ranks = [[[start + PERIOD * m for m in range(num_microbatches)] for start in starts] for starts in offsets]
-    ranks = _squeeze(_Reorder(map(_with_weights, ranks)).run())
+    ranks = _squeeze(_Reorder(map(_with_weights, ranks)).run(progress))
     ranks = [legs for *legs, _ in ranks]
-    ranks = _squeeze(map(_with_weights, _Reorder(ranks).run()))
+    ranks = _squeeze(map(_with_weights, _Reorder(ranks).run(progress)))
     return [_order(legs, rank, len(ranks)) for rank, (*legs, _) in enumerate(ranks)]
 
 
@@ -132,7 +134,7 @@ class _Reorder:
         self.limit = max(row.peak for row in self.rows)
         self.inputs: list[list[int]] = [[] for _ in self.ranks]  # slots of I, ascending
 
-    def run(self) -> list[Lines]:
+    def run(self, progress: Progress) -> list[Lines]:
         last = len(self.ranks[0][0]) - 1
         phase = "warmup"
         for slot, rank, line, m in _events(self.ranks):
@@ -144,6 +146,7 @@ class _Reorder:
                 phase = "cooldown"
             if line in (2, 3):
                 insort(self.inputs[rank], slot)
+            progress.step()
         return self.ranks
 
     def _move(self, slot: int, rank: int, line: int, m: int) -> int:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
+from mpitrain.schedules.progress import Progress
 
 SHARE = 0.4  # of a stash, held between I and W
 ROUNDING = 1e-9  # spans of sums of floats that differ by less are equal
@@ -23,6 +24,8 @@ class Choice(NamedTuple):
     inputs_first: bool  # leave out a round's forward if the next rank is behind
     weights_first: bool  # run W rather than wait, even if other ranks have waited longer
 
+
+CHOICES = 2 ** len(Choice._fields)
 
 def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
     """Compute order of every rank. For 3 ranks, 5 microbatches, equal times and a limit of 3 stashes it is ZB-H1:
@@ -42,15 +45,17 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
         raise ScheduleError(
             f"zb-auto: found a memory limit of {options.memory_limit} stashes, needed at least 1, a microbatch in flight; raise the limit"
         )
+    progress, shares = Progress(options.told), (1, SHARE) if options.weight_memory is None else (options.weight_memory,)
+    progress.expect(len(shares) * CHOICES * (num_microbatches - 1))
     if options.weight_memory is not None:
-        return _shortest(num_ranks, num_microbatches, options).orders()
-    whole, share = (_shortest(num_ranks, num_microbatches, options._replace(weight_memory=held)) for held in (1, SHARE))
+        return _shortest(num_ranks, num_microbatches, options, progress).orders()
+    whole, share = (_shortest(num_ranks, num_microbatches, options._replace(weight_memory=held), progress) for held in shares)
     return (share if share.span() < whole.span() * (1 - ROUNDING) else whole).orders()
 
 
-def _shortest(num_ranks: int, num_microbatches: int, options: Options) -> "_Search":
-    answers = product((True, False), repeat=3)
-    return min((_Search(num_ranks, num_microbatches, options, Choice(*three)).run() for three in answers), key=_Search.span)
+def _shortest(num_ranks: int, num_microbatches: int, options: Options, progress: Progress) -> "_Search":
+    answers = product((True, False), repeat=len(Choice._fields))
+    return min((_Search(num_ranks, num_microbatches, options, Choice(*three)).run(progress) for three in answers), key=_Search.span)
 
 
 def planned(name: str, options: Options, memory_limit: float) -> Options:
@@ -104,10 +109,11 @@ class _Search:
         self.ranks = [_Rank(stage, options.times, options.weight_memory) for stage in range(num_ranks)]
         self.longest_wait: float = 0
 
-    def run(self) -> "_Search":
+    def run(self, progress: Progress) -> "_Search":
         self._warm_up()
         for _ in range(1, self.num_microbatches):
             self._round()
+            progress.step()
         for rank in self.ranks:
             self._put_weights(rank)
         return self

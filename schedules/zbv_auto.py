@@ -11,6 +11,7 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.options import Options, Times
+from mpitrain.schedules.progress import Progress
 from mpitrain.schedules.v_shape import LEGS, action, before, weight_of
 from mpitrain.schedules.zb_auto import planned
 
@@ -38,7 +39,9 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
     options = planned("zbv-auto", options, memory_limit=num_ranks)
     if options.memory_limit >= num_microbatches:  # no rank ever holds more than all of them
         options = options._replace(memory_limit=max(options.memory_limit, num_ranks))
-    searches = [_shortest(num_ranks, num_microbatches, options, Choice(*answers)) for answers in product((True, False), repeat=2)]
+    progress, choices = Progress(options.told), [Choice(*answers) for answers in product((True, False), repeat=2)]
+    progress.expect(len(choices) * 2 * num_microbatches)
+    searches = [_shortest(num_ranks, num_microbatches, options, choice, progress) for choice in choices]
     found = [search for search in searches if search]
     if not found:
         raise ScheduleError(
@@ -48,18 +51,19 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
     return [rank.order for rank in min(found, key=_longest_wait).ranks]
 
 
-def _shortest(num_ranks: int, num_microbatches: int, options: Options, choice: Choice) -> "_Search | None":
+def _shortest(num_ranks: int, num_microbatches: int, options: Options, choice: Choice, progress: Progress) -> "_Search | None":
     """Repeat a search, granting each rank the waits of the last, while it gets shorter. None if memory is too short."""
     best, granted = None, [0.0] * num_ranks
     while True:
         search = _Search(num_ranks, num_microbatches, options, choice, granted)
         try:
-            search.run()
+            search.run(progress)
         except _Stuck:
             return best
         if best and search.longest_wait >= best.longest_wait:
             return best
         best, granted = search, [rank.waited for rank in search.ranks]
+        progress.expect(2 * num_microbatches)
 
 
 def _longest_wait(search: "_Search") -> float:
@@ -115,11 +119,12 @@ class _Search:
         self.granted = granted
         self.longest_wait: float = 0
 
-    def run(self) -> None:
+    def run(self, progress: Progress) -> None:
         self._warm_up()
         for _ in range(2 * self.num_microbatches):
             self._round_of_inputs()
             self._round_of_forwards()
+            progress.step()
         for rank in self.ranks:
             while rank.weights:
                 rank.put_weight()

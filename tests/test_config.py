@@ -1,4 +1,6 @@
+import os
 import re
+import tomllib
 
 import msgspec
 import pytest
@@ -9,6 +11,7 @@ from mpitrain import config as settings
 from mpitrain.errors import ConfigError
 from mpitrain.optim.rates import learning_rate
 from mpitrain.resolve import resolve
+from mpitrain.threads import num_threads
 
 
 def resolved(*overrides, ranks=1, vocab=256):
@@ -135,6 +138,138 @@ def test_written_toml_reads_back_the_same(tmp_path):
     config = resolved("data.path=a \"b\" \\ ü", "pipeline.stages=[4, 2]", "optimizer.lr=1e-9", "parallel.pp=2", ranks=2)
     (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
     assert settings.load(tmp_path / "config.toml") == config
+
+
+@pytest.mark.parametrize("name", ["a 🚀 b", "模型/ü", 'a "b" \\ c', "line\nbreak\ttab", "\x7f\x1b[0m", "#=[]", "'''", '"""'])
+def test_any_path_in_utf8_is_read_back(tmp_path, name):
+    config = resolve(msgspec.convert({"run": {"dir": name}, "data": {"path": name}}, settings.Config), 1, 256)
+    (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
+    assert settings.load(tmp_path / "config.toml") == config
+
+
+def test_a_configuration_of_an_earlier_version_is_read():
+    """Its strings were written as JSON, which is TOML but for characters beyond the first 65,536."""
+    text = '[run]\ndir = "a \\"b\\" \\\\ \\u00fc \\t"\n[optimizer]\nlr = 1e-09\nbetas = [0.9, 0.95]\n'
+    assert settings.parse(tomllib.loads(text)).run.dir == 'a "b" \\ ü \t'
+
+
+# ---------------------------------------------------------------- odd input
+
+
+@pytest.mark.parametrize("key", ["run.dir", "data.path", "data.tokenizer", "pipeline.schedule", "model.preset"])
+@pytest.mark.parametrize(("value", "message"), [("a\0b", "NUL"), (os.fsdecode(b"caf\xe9"), "not UTF-8"), ("\ud83d", "not UTF-8")])
+def test_text_that_toml_cannot_hold_is_refused(key, value, message):
+    with pytest.raises(ConfigError, match=rf"{key} = .*{message}"):
+        settings.load(None, [f"{key}={value}"])
+
+
+def test_a_file_whose_name_is_not_utf8_may_be_read_but_names_no_run(tmp_path):
+    path = os.fsencode(tmp_path) + b"/caf\xe9.toml"
+    with open(path, "wb") as file:
+        file.write(b"[run]\nsteps = 3\n")
+    with pytest.raises(ConfigError, match=r"run.dir .*not UTF-8"):
+        settings.load(os.fsdecode(path))
+    assert settings.load(os.fsdecode(path), ["run.dir=runs/x"]).run.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run.steps=1\nrun.seed=2", "another key"),
+        ("run.steps=1\n[run]\nseed=2", "another key"),
+        ('run.dir="x"\nvalue2=3', "another key"),
+        ("run.steps=" + "9" * 5000, "4300 digits"),
+        ("run.steps=0x" + "f" * 5000, "run.steps"),
+        ("optimizer.lr=" + "[" * 3000 + "]" * 3000, "too deep"),
+        ("optimizer.lr=1" + "0" * 400, "optimizer.lr"),
+        ("run=0x" + "f" * 5000, "expected a table"),
+        ("run" + ".a" * 3000 + "=1", "unknown key run.a"),
+        ("run.\x1b[31m=1", r"unknown key run.\\x1b"),
+        ("run.steps=1979-05-27", "run.steps"),
+        ("run.steps=²", "run.steps"),
+        ("run.threads=1025", "run.threads: expected `int` <= 1024"),
+        ("model.heads=100000000000", "model.heads"),
+        ("'run'.steps=1", "unknown key"),
+        ("run.dir.x=1", "run.dir"),
+        ("pipeline.stages=[1, 'x', {a=1}]", "pipeline.stages"),
+    ],
+    ids=lambda value: ascii(value[:30]),
+)
+def test_odd_overrides_are_refused_in_one_short_line(override, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        settings.load(None, [override])
+    assert len(str(caught.value)) < 800 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run.steps = " + "9" * 5000, "not TOML"),
+        ("x = " + "[" * 3000 + "]" * 3000, "too deep"),
+        ("x = " + "{a=" * 3000 + "1" + "}" * 3000, "too deep"),
+        ("a" + ".a" * 1001 + " = 1", "1,001 dots in line 1"),
+        ("base" + ".a" * 900 + " = 1", "base: expected the path"),
+        ("[run]\nsteps = 2023-02-30", "not TOML"),
+        ("[run]\nsteps = 3\0", "not TOML"),
+        ('base = "a\\u0000b"', "no file can have this name"),
+        ("x" * (1 << 19), "more than 262,144 bytes"),
+    ],
+    ids=lambda value: ascii(value[:20]),
+)
+def test_odd_files_are_refused_in_one_short_line(tmp_path, text, message):
+    (tmp_path / "odd.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        settings.load(tmp_path / "odd.toml")
+    assert len(str(caught.value)) < 800 and "\n" not in str(caught.value)
+
+
+def test_what_is_no_file_is_never_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "fifo.toml")
+    with open(tmp_path / "sparse.toml", "wb") as file:
+        file.truncate(10 << 30)
+    (tmp_path / "loop.toml").symlink_to("loop.toml")
+    cases = {"fifo.toml": "a FIFO", "sparse.toml": "more than", "loop.toml": "symbolic links", ".": "directory", "a\0b": "no file can"}
+    for name, message in cases.items():
+        with pytest.raises(ConfigError, match=message):
+            settings.load(tmp_path / name)
+        (tmp_path / "mine.toml").write_text(f'base = "{name}"\n'.replace("\0", "\\u0000"))
+        with pytest.raises(ConfigError, match=message):
+            settings.load(tmp_path / "mine.toml")
+    for name in ("/dev/zero", "/proc/self/mem", "/proc/self/pagemap", "/proc/self/environ", "", "x" * 300):
+        with pytest.raises(ConfigError):
+            settings.load(name)
+
+
+def test_a_circle_of_bases_is_found_whatever_the_files_are_called(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to("a")
+    for base in ("../a/mine.toml", "../link/mine.toml", "./mine.toml", str(tmp_path / "a/mine.toml"), "../a/../a/../link/./mine.toml"):
+        (tmp_path / "a/mine.toml").write_text(f'base = "{base}"\n')
+        with pytest.raises(ConfigError, match="leads back to itself") as caught:
+            settings.load(tmp_path / "a/mine.toml")
+        assert len(str(caught.value)) < 1200
+    for number in range(50):
+        (tmp_path / f"{number}.toml").write_text(f'base = "{number + 1}.toml"\n')
+    with pytest.raises(ConfigError, match="at most 32 are read"):
+        settings.load(tmp_path / "0.toml")
+
+
+@pytest.mark.parametrize(("value", "number"), [(None, 1), ("", 1), (" ", 1), (" 2 ", 2), ("4,2", 4), ("4, 2,1", 4), ("1024", 1024)])
+def test_threads_are_openmps(monkeypatch, value, number):
+    if value is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert num_threads(settings.Run()) == number
+    assert num_threads(settings.Run(threads=7)) == 7
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "²", "٣", "1.5", "1e3", "1025", "9" * 5000, ",", "4,x", "0x4", "+2", "1_0", "\udcff"])
+def test_a_number_of_threads_that_is_none_is_refused(monkeypatch, value):
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    with pytest.raises(ConfigError, match=r"OMP_NUM_THREADS = .* needed a number of threads, 1 to 1,024") as caught:
+        num_threads(settings.Run())
+    assert len(str(caught.value)) < 800
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 import codecs
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from mpitrain.data.files import SOURCES, check_source, list_files, no_text, unreadable
+from mpitrain.data.files import MOST_BYTES, SOURCES, check_source, list_files, no_text, unreadable
 from mpitrain.errors import DataError
+from mpitrain.inputs import open_file, read_file, shown
+
+MOST_LINE_BYTES = 1 << 26  # of a JSONL file
 
 __all__ = ["SOURCES", "check_source", "documents"]
 
@@ -38,24 +42,27 @@ def documents(source: str, path: str | Path | None) -> Iterator[tuple[str, bytes
 
 
 def _whole(name: str, file: Path) -> Iterator[tuple[str, bytes]]:
-    text = file.read_bytes()
+    text = read_file(file, MOST_BYTES["text"])
     try:
         text.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"data.path: {file} is not UTF-8 text (byte {error.start}); convert it or move it out of data.path") from error
+        found = f"{shown(file)} is not UTF-8 text (byte {error.start})"
+        raise DataError(f"data.path: {found}; convert it or move it out of data.path") from error
     yield name, text
 
 
 def _lines(name: str, file: Path) -> Iterator[tuple[str, bytes]]:
-    with open(file, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
+    with open(open_file(file, MOST_BYTES["jsonl"]), "rb") as lines:
+        for number, line in enumerate(iter(partial(lines.readline, MOST_LINE_BYTES + 1), b""), start=1):
+            if len(line) > MOST_LINE_BYTES:
+                raise unreadable(file, f"line {number} has more than {MOST_LINE_BYTES:,} bytes")
             line = line.removeprefix(codecs.BOM_UTF8).strip()
             if line:
-                yield f"{name}:{number}", _text_of(line, f"{file}, line {number}")
+                yield f"{name}:{number}", _text_of(line, f"{shown(file)}, line {number}")
 
 
 def _text_of(line: bytes, place: str) -> bytes:
     try:
         return msgspec.json.decode(line, type=Record).text.encode()
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise DataError(f'data.path: {place}: {error}; every line must be an object with a string under the key "text"') from error
+        raise DataError(f'data.path: {place}: {shown(error)}; every line must be an object with a string under the key "text"') from error

@@ -8,6 +8,9 @@ from pathlib import Path
 import xxhash
 
 from mpitrain.errors import DataError
+from mpitrain.inputs import require_file, shown
+
+MOST_BYTES = {"python-stdlib": 1 << 30, "text": 1 << 32, "jsonl": 1 << 50}  # of a file: a document is in memory at once
 
 SUFFIX = {"python-stdlib": ".py", "text": "", "jsonl": ".jsonl"}  # of the files that are read when a folder is given
 SOURCES = tuple(SUFFIX)
@@ -21,6 +24,10 @@ def check_source(source: str, path: str | Path | None) -> None:
     sizes = []
     for _, file in list_files(source, path):
         sizes.append(_stat(file).st_size)
+        try:
+            require_file(file, MOST_BYTES[source])
+        except OSError as error:
+            raise unreadable(file, error.strerror) from error
         if not os.access(file, os.R_OK):
             raise unreadable(file, "permission denied")
     if not any(sizes):
@@ -33,7 +40,10 @@ def list_files(source: str, path: str | Path | None) -> list[tuple[str, Path]]:
     if root.is_file():
         return [(root.name, root)]
     is_left_out = _is_no_stdlib_source if source == "python-stdlib" else _is_hidden
-    files = [(file.relative_to(root).as_posix(), file) for file in _walk(root, is_left_out) if file.name.endswith(SUFFIX[source])]
+    try:
+        files = [(file.relative_to(root).as_posix(), file) for file in _walk(root, is_left_out) if file.name.endswith(SUFFIX[source])]
+    except RecursionError:  # os.walk, before Python 3.12
+        raise unreadable(root, "folders within folders, too deep") from None
     if not files:
         raise no_text(source, path)
     return sorted(files)
@@ -49,30 +59,31 @@ def fingerprint(source: str, path: str | Path | None) -> str:
 
 
 def unreadable(file: str | Path, reason: str) -> DataError:
-    return DataError(f"data.path: {file} cannot be read: {reason}; change data.path or the file")
+    return DataError(f"data.path: {shown(file)} cannot be read: {reason}; change data.path or the file")
 
 
 def no_text(source: str, path: str | Path | None) -> DataError:
     if source == "python-stdlib":
         return DataError(f'{_root(source, path)} holds no text: this Python came without its sources; use data.source = "text"')
     wanted = "a .jsonl file with text" if source == "jsonl" else "a file with text"
-    return DataError(f'data.path = "{path}" holds no text; put {wanted} there or change data.path')
+    return DataError(f'data.path = "{shown(path)}" holds no text; put {wanted} there or change data.path')
 
 
 def _root(source: str, path: str | Path | None) -> Path:
     """Return the file or folder that the two settings mean, or say which of them is wrong."""
     if source not in SOURCES:
-        raise DataError(f'data.source = "{source}" is unknown; use one of {", ".join(SOURCES)}')
+        raise DataError(f'data.source = "{shown(source)}" is unknown; use one of {", ".join(SOURCES)}')
     if source == "python-stdlib":
         if path:
-            raise DataError(f'data.path = "{path}" has no use with data.source = "python-stdlib"; use data.source = "text" or "jsonl"')
+            found = f'data.path = "{shown(path)}"'
+            raise DataError(f'{found} has no use with data.source = "python-stdlib"; use data.source = "text" or "jsonl"')
         return Path(sysconfig.get_path("stdlib"))
     if not path:
         raise DataError(f'data.source = "{source}" needs data.path; set it to a file or a folder')
     root = Path(path)
     _stat(root)
     if not root.is_file() and not root.is_dir():
-        raise DataError(f'data.path = "{path}" is neither a file nor a folder; set it to one')
+        raise DataError(f'data.path = "{shown(path)}" is neither a file nor a folder; set it to one')
     return root
 
 
@@ -102,3 +113,5 @@ def _stat(file: Path) -> os.stat_result:
         return file.stat()
     except OSError as error:
         raise unreadable(file, error.strerror) from error
+    except ValueError:  # NUL
+        raise unreadable(file, "no file can have this name") from None

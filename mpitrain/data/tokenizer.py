@@ -9,6 +9,9 @@ import xxhash
 
 from mpitrain.config import Data
 from mpitrain.errors import DataError
+from mpitrain.inputs import read_file, shown
+
+MOST_BYTES = 1 << 28  # of a tokenizer.json; those of the largest models have a tenth of it
 
 # What well-known models call the token between two documents; the first that the file has is used.
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
@@ -38,7 +41,7 @@ def separator(data: Data, tokenizer: Tokenizer) -> int | None:
         return None
     if tokenizer.end_of_text is None:
         raise DataError(
-            f'data.documents = "separate" needs a token between documents, data.tokenizer = "{data.tokenizer}" has none of '
+            f'data.documents = "separate" needs a token between documents, data.tokenizer = "{shown(data.tokenizer)}" has none of '
             f'{", ".join(END_OF_TEXT)}; use another tokenizer, or data.documents = "joined"'
         )
     return tokenizer.end_of_text
@@ -75,7 +78,7 @@ class FileTokenizer:
         self._tokenizer.no_padding()
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         if not ids:
-            raise DataError(f'data.tokenizer = "{file}" has an empty vocabulary; use a trained tokenizer or "bytes"')
+            raise DataError(f'data.tokenizer = "{shown(file)}" has an empty vocabulary; use a trained tokenizer or "bytes"')
         self.vocab = max(ids.values()) + 1  # ids may have gaps, and then their number is too small
         self.end_of_text = next((ids[name] for name in END_OF_TEXT if name in ids), None)
         self.identity = f"xxh3:{xxhash.xxh3_128_hexdigest(content)}"
@@ -83,8 +86,10 @@ class FileTokenizer:
     def encode(self, text: bytes) -> np.ndarray:
         try:
             ids = self._tokenizer.encode(text.decode(), add_special_tokens=False).ids
-        except Exception as error:  # the library raises plain Exception
-            raise DataError(f'data.tokenizer = "{self._file}" cannot encode the text: {error}; use another tokenizer') from error
+        except BaseException as error:
+            _raise_what_is_not_the_librarys(error)
+            found = f'data.tokenizer = "{shown(self._file)}"'
+            raise DataError(f"{found} cannot encode the text: {shown(error)}; use another tokenizer") from error
         return np.array(ids, dtype_for(self.vocab))
 
     def decode(self, ids) -> str:
@@ -93,10 +98,10 @@ class FileTokenizer:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return read_file(file, MOST_BYTES)
     except OSError as error:
         advice = 'use "bytes" or the path of a tokenizer.json'
-        raise DataError(f'data.tokenizer = "{file}" cannot be read: {error.strerror}; {advice}') from error
+        raise DataError(f'data.tokenizer = "{shown(file)}" cannot be read: {error.strerror}; {advice}') from error
 
 
 def _parse(content: bytes, file: Path):
@@ -106,6 +111,14 @@ def _parse(content: bytes, file: Path):
         raise DataError(f"data.tokenizer = \"{file}\" needs the tokenizers library; pip install 'mpitrain[hf]'") from error
     try:
         return tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:  # the library raises plain Exception
+    except BaseException as error:
+        _raise_what_is_not_the_librarys(error)
         advice = 'use the tokenizer.json of a model, or "bytes"'
-        raise DataError(f'data.tokenizer = "{file}" is not a tokenizers JSON file: {error}; {advice}') from error
+        found = f'data.tokenizer = "{shown(file)}"'
+        raise DataError(f"{found} is not a tokenizers JSON file: {shown(error)}; {advice}") from error
+
+
+def _raise_what_is_not_the_librarys(error: BaseException) -> None:
+    """Raise an error again that isn't the library's own: plain Exception, or a panic, which is no Exception."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error

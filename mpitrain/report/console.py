@@ -1,6 +1,7 @@
 """What the user sees: rank 0 only, a live line on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,18 +23,29 @@ class Report:
 
     def __enter__(self) -> "Report":
         if self._live:
-            self._live.start()
+            self._show(self._live.start)
             self._task = self._live.add_task("training", total=self.steps, what="")
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._live:
-            self._live.stop()
+            self._show(self._live.stop)
 
     def say(self, text: str) -> None:
         """Print some lines, if there is something to say."""
         if self.speaks and text:
-            self.console.print(text, markup=False)
+            self._show(lambda: self.console.print(text, markup=False))
+
+    def _show(self, show: Callable[[], None]) -> None:
+        """Write to the console; when that fails, fall silent.
+
+        A full disk, a terminal or a reader that has gone is no reason to end a training: metrics.jsonl has everything. rich ends the
+        program (SystemExit) when nobody reads.
+        """
+        try:
+            show()
+        except (OSError, ValueError, SystemExit):
+            self.speaks = False
 
     def step(self, line: dict, waited_share: float) -> None:
         """Show a step; on a plain output every few seconds, and always the first and the last one."""

@@ -2,17 +2,19 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.check import Report, check
 from mpitrain.schedules.csv_table import read_any
+from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
 from mpitrain.schedules.placement import chunks_of
+from mpitrain.schedules.progress import Told
 from mpitrain.schedules.simulate import Timeline, simulate_table
 from mpitrain.schedules.table import Table
 
@@ -23,7 +25,7 @@ class Request(NamedTuple):
     """What the user asked for.
 
     name: of the catalogue, or a file. memory_limit: in stashes of a rank's whole share of layers. weight_memory: the share of a
-    stash that is held between I and W.
+    stash that is held between I and W. told: hears how far a long search is.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Request(NamedTuple):
     times: Times = UNIT_TIMES
     memory_limit: float | None = None
     weight_memory: float | None = None
+    told: Told | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ def _prove(table: Table) -> Report | None:
 
 
 def _table(request: Request) -> Table:
-    if request.name not in catalog.FAMILIES and Path(request.name).is_file():
+    if request.name not in catalog.FAMILIES and is_there(request.name):
         return _own_table(request)
     if request.name in catalog.NAMES and None in (request.num_ranks, request.num_microbatches):
         raise ConfigError(f"{request.name}: needs --stages and --microbatches; only a file says its own size")
@@ -153,15 +156,15 @@ def _options(request: Request) -> Options:
     if family and "chunks" not in family.takes:
         chunks_of(request.name, chunks)  # refuses another number than the schedule's own
         chunks = None
-    return Options(chunks, request.group, request.segments)._replace(**plans)
+    return Options(chunks, request.group, request.segments, told=request.told)._replace(**plans)
 
 
 def _own_table(request: Request) -> Table:
     """Read the user's file, whose size may be given too and must then agree."""
     try:
-        table = read_any(Path(request.name).read_text(encoding="utf-8"), request.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{request.name}: can't be read: {error}") from None
+        table = read_any(read_text(request.name, MOST_TABLE_BYTES), shown(request.name))
+    except OSError as error:
+        raise ConfigError(f"{shown(request.name)}: can't be read: {error.strerror}") from None
     total = table.num_microbatches // table.segments * table.copies
     for option, asked, found in (
         ("--stages", request.num_ranks, len(table.ranks)),
@@ -170,5 +173,5 @@ def _own_table(request: Request) -> Table:
         ("--segments", request.segments, table.segments),
     ):
         if asked not in (None, found):
-            raise ScheduleError(f"{request.name}: found {option} {asked}, the table has {found}; leave it out")
+            raise ScheduleError(f"{table.name}: found {option} {asked}, the table has {found}; leave it out")
     return table

@@ -1,0 +1,81 @@
+"""Read what a user named: whole files of a stated size at most, never waiting for what isn't a file; and quote it in messages."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+PIECE = 1 << 20  # bytes
+LONGEST = 300  # characters of anything quoted in a message
+
+
+def open_file(path: str | Path, most_bytes: int) -> int:
+    """Open a regular file and return its descriptor. Raises OSError, whose strerror says what is wrong, for whatever else it is.
+
+    Opening a FIFO waits for a writer, and reading a device can have effects: both are refused before they are opened.
+    """
+    try:
+        require_file(path, most_bytes)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: it may have become a FIFO since
+    except ValueError:  # NUL, or characters that no file name has
+        raise OSError(errno.EINVAL, "no file can have this name") from None
+    try:
+        require_file(file, most_bytes)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def read_file(path: str | Path, most_bytes: int) -> bytes:
+    """Return the content of a regular file; OSError as in open_file."""
+    with open(open_file(path, most_bytes), "rb", buffering=0) as file:
+        pieces, size = [], 0
+        while piece := os.read(file.fileno(), PIECE):  # not file.read(), which gives None where /proc says "later"
+            pieces.append(piece)
+            size += len(piece)
+            _require_size(size, most_bytes)  # files in /proc say that they are empty
+    return b"".join(pieces)
+
+
+def read_text(path: str | Path, most_bytes: int) -> str:
+    """Return the content of a UTF-8 file; OSError as in read_file."""
+    content = read_file(path, most_bytes)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise OSError(errno.EILSEQ, f"not a text file in UTF-8 (byte {error.start:,})") from None
+
+
+def is_there(path: str | Path) -> bool:
+    """Return whether a name that may also mean something else is that of anything on disk, readable or not."""
+    try:
+        return os.path.lexists(path)
+    except ValueError:
+        return False
+
+
+def require_file(path: str | Path | int, most_bytes: int) -> None:
+    """Raise OSError unless it is a file of at most so many bytes. Opens nothing."""
+    found = os.stat(path)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, f"it is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, needed a file")
+    _require_size(found.st_size, most_bytes)
+
+
+def _require_size(size: int, most_bytes: int) -> None:
+    if size > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes, the most that are read of such a file")
+
+
+def shown(value: object) -> str:
+    """Return text for a message: one line without control characters or broken UTF-8, and cut where it is long."""
+    try:
+        text = str(value) if isinstance(value, (str, Path, Exception)) else repr(value)
+    except (ValueError, RecursionError):  # integers of more than 4,300 digits, lists of lists of lists
+        text = f"a {type(value).__name__} too large to print"
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: LONGEST + 1])
+    return line if len(text) <= LONGEST else f"{line[:LONGEST]}... ({len(text):,} characters)"

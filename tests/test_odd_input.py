@@ -1,0 +1,402 @@
+"""Odd input to the commands as users start them: one message, exit code 2, nothing written. And outputs that can't be written to."""
+
+import json
+import os
+import pty
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from launch import MPITRAIN, environment, lines_in, loss_lines, tiny, write_text
+
+from mpitrain.cli import cli
+from mpitrain.errors import BAD_INPUT, InputError
+from mpitrain.schedules import catalog
+
+GB = 1 << 30
+SIZE = ("--stages", "2", "--microbatches", "4")
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+def mpitrain(*words, cwd=None, timeout=30, memory=4 * GB, **env) -> subprocess.CompletedProcess:
+    """Run a command as a user does, without mpirun, in little time and little memory."""
+    limit = (lambda: resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))) if memory else None
+    return subprocess.run(
+        [MPITRAIN, *words], capture_output=True, timeout=timeout, cwd=cwd, env=environment(**env), preexec_fn=limit, check=False
+    )
+
+
+def refused(folder, *words, message="", **how) -> str:
+    """Run a command that must be refused: exit code 2, one message, nothing on stdout, nothing written. Return the message."""
+    before = sorted(os.walk(folder))
+    done = mpitrain(*words, cwd=folder, **how)
+    text = done.stderr.decode(errors="replace")
+    assert done.returncode == BAD_INPUT, f"exit code {done.returncode}\n{text}"
+    assert done.stdout == b"" and "Traceback" not in text, text
+    errors = [line for line in text.splitlines() if "Error: " in line]
+    assert len(errors) == 1 and message in errors[0], text
+    assert len(text) < 2000, text
+    assert sorted(os.walk(folder)) == before
+    return errors[0]
+
+
+def invoked(*words) -> str:
+    """Run a command in this process and return the message with which it is refused."""
+    done = CliRunner().invoke(cli, [str(word) for word in words], standalone_mode=False)
+    assert getattr(done.exception, "exit_code", None) == BAD_INPUT, done.exception or done.output
+    if isinstance(done.exception, click.ClickException):
+        return done.exception.format_message()  # which main() cuts
+    assert len(str(done.exception)) < 2000, str(done.exception)
+    return str(done.exception)
+
+
+# ---------------------------------------------------------------- names and numbers
+
+
+@pytest.mark.parametrize("command", ["run", "check", "program", "memory", "verify --layout tp=1", "generate --prompt x"])
+def test_an_empty_name_is_no_name(tmp_path, command):
+    refused(tmp_path, *command.split(), "", message="is empty")
+
+
+@pytest.mark.parametrize("value", ["tp=²", "tp=٣", "tp=2,tp=3", ",", "", "tp", "tp=", "tp=-1", "tp=0", "xp=2", "tp=2,", "tp=2\n", "tp=1e3"])
+def test_layouts_that_are_none(value):
+    assert "--layout" in invoked("verify", "--layout", value)
+
+
+def test_a_layout_of_too_many_ranks_starts_nothing():
+    assert "1,000,000,000,000 ranks" in invoked("verify", "--layout", "tp=1000000,pp=1000000")
+    assert "needed axes" in invoked("verify", "--layout", "tp=" + "9" * 5000)
+
+
+@pytest.mark.parametrize("command", ["check", "program", "memory"])
+@pytest.mark.parametrize("value", ["1" + "0" * 30, "0", "-1", "²", "1" * 5000, "1000000000", "nan", ""])
+def test_odd_numbers_of_ranks(command, value):
+    assert "--ranks" in invoked(command, "--ranks", value)
+
+
+@pytest.mark.parametrize("value", ["-1", "1" + "0" * 30, "4", "x"])
+def test_odd_ranks(value):
+    assert "--rank" in invoked("program", "--ranks", 4, "--rank", value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--times", "nan,1,1,1"],
+        ["--times", "1,inf,1,1"],
+        ["--times", "1,1,-1,1"],
+        ["--times", "²,1,1,1"],
+        ["--times", "9" * 5000 + ",1,1,1"],
+        ["--times", "1e308,1e308,1,1"],
+        ["--times", "1e-320,1,1,1"],
+        ["--times", ""],
+        ["--times", ",,,"],
+        ["--times", "\0,1,1,1"],
+        ["--memory-limit", "nan"],
+        ["--memory-limit", "-1"],
+        ["--memory-limit", "0"],
+        ["--memory-limit", "inf"],
+        ["--weight-memory", "nan"],
+        ["--weight-memory", "-0.1"],
+        ["--out", "x.gif"],
+        ["--out", "x"],
+        ["--out", ""],
+        ["--out", "."],
+        ["--out", "/dev/full"],
+        ["--out", "absent/x.txt"],
+        ["--out", "a\0b.txt"],
+        ["--out", "x" * 300 + ".txt"],
+        ["--trace", "/dev/zero"],
+        ["--group", "1" + "0" * 30],
+    ],
+    ids=lambda words: ascii(" ".join(words))[:40],
+)
+def test_odd_options_of_schedule(words):
+    assert words[0] in invoked("schedule", "1f1b", *SIZE, *words)
+
+
+@pytest.mark.parametrize("name", ["", "\0", "a\0b", "\udcff", "x" * 100_000, ".", "/dev/zero", "/proc/self/mem", "\x1b[31m"])
+def test_odd_names_of_schedules(name):
+    text = invoked("schedule", name, *SIZE)
+    assert "\x1b" not in text and "\0" not in text
+
+
+# ---------------------------------------------------------------- absurd sizes: refused at once, in little memory
+
+
+@pytest.mark.parametrize("name", [*catalog.NAMES, "compare"])
+def test_sizes_without_end_are_refused(name):
+    begin = time.perf_counter()
+    for stages, microbatches in ((10**9, 10**9), (2, 10**9), (10**9, 2), (1, 2**31 - 1), (1000, 1002)):
+        words = ["schedule", name, "--stages", str(stages), "--microbatches", str(microbatches)]
+        done = CliRunner().invoke(cli, words, standalone_mode=False)
+        if name == "compare":
+            assert "undefined: gpipe" in done.output and "1,000,000 fit in memory" in done.output
+        else:
+            assert isinstance(done.exception, InputError), done.output[:200]
+    assert time.perf_counter() - begin < 20
+
+
+def test_chunks_and_segments_count():
+    assert "chunks" in invoked("schedule", "interleaved", *SIZE, "--chunks", 10**9)
+    assert "segments" in invoked("schedule", "seq1f1b", *SIZE, "--segments", 10**9)
+
+
+def test_the_size_in_a_process_of_little_memory(tmp_path):
+    refused(tmp_path, "schedule", "1f1b", "--stages", "1000000000", "--microbatches", "4", message="fit in memory", memory=GB)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["pipeline.schedule=seq1f1b", "pipeline.segments=1000000000"],
+        ["pipeline.schedule=interleaved", "pipeline.chunks=1000000000"],
+        ["batch.global=1000000000"],
+        ["batch.global=1000000", "pipeline.schedule=seq1f1b", "data.sequence=128"],
+        ["batch.global=1000000", "parallel.zero=3"],
+        ["batch.global=1000000", "parallel.zero=2", "parallel.reduce=microbatch"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("command", ["check", "program", "memory"])
+def test_configurations_without_end_are_refused(command, settings):
+    begin = time.perf_counter()
+    text = invoked(command, *(word for setting in settings for word in ("--set", setting)))
+    assert time.perf_counter() - begin < 20 and ("at most 1,000,000" in text or "a stage needs at least one block" in text)
+
+
+def test_many_ranks_are_answered():
+    done = CliRunner().invoke(cli, ["check", "--ranks", "1000000", "--set", "batch.global=1000000"], standalone_mode=False)
+    assert "dp 1000000 x pp 1" in done.output, done.output + str(done.exception)
+
+
+# ---------------------------------------------------------------- files
+
+
+TABLES = {
+    "empty": "",
+    "a large number": "0F" + "9" * 5000 + ",0B0\n",
+    "a large rank": "rank " + "9" * 5000 + ": F0@0 B0@0\n",
+    "microbatches that aren't there": "rank 0: F0@0 B0@0 F999999999@0 B999999999@0\n",
+    "a stage that isn't there": "rank 0: F0@999999999\n",
+    "a long cell": "F0@0," + "x" * 200_000 + "\n",
+    "a quote without end": '"' + "F0@0," * 50_000,
+    "copies": "copies,²\n0F0,0B0\n",
+    "many copies": "copies," + "9" * 5000 + "\n0F0,0B0\n",
+    "segments": "segments,0\n0F0,0B0\n",
+    "NUL": "rank 0: F0@0\0\n",
+    "a long word": "rank 0: " + "A" * 100_000 + "\n",
+    "control characters": "rank 0: \x1b[31mF0@0\n",
+    "other digits": "rank ²: F0@0 B0@0\n",
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_odd_tables(tmp_path, case):
+    (tmp_path / "odd.csv").write_text(TABLES[case])
+    for text in (
+        invoked("schedule", tmp_path / "odd.csv"),
+        invoked("check", "--set", f"pipeline.schedule={tmp_path / 'odd.csv'}"),
+    ):
+        assert "odd.csv" in text and "\x1b" not in text and "\0" not in text
+
+
+def _event(**changes) -> str:
+    event = {"ph": "X", "name": "F0@0", "pid": 0, "tid": 0, "ts": 1.0, "dur": 1.0, "args": {"step": 1}}
+    return json.dumps({"traceEvents": [event | changes]})
+
+
+TRACES = {
+    "empty": "",
+    "deep": DEEP,
+    "deep inside": '{"traceEvents": ' + DEEP + "}",
+    "a deep event": '{"traceEvents": [{"ph": "X", "args": ' + "[" * 900 + "]" * 900 + "}]}",
+    "no list": "{}",
+    "a number of 5,000 digits": '{"traceEvents": [{"ph": "X", "ts": ' + "9" * 5000 + "}]}",
+    "no finite time": _event(ts=float("nan")),
+    "no time": _event(ts=10**400),
+    "an absurd time": _event(ts=1e308),
+    "a negative time": _event(dur=-1),
+    "an infinite time": _event(dur=float("inf")),
+    "no name": _event(name=None),
+    "a wrong name": _event(name="F" * 100_000),
+    "no rank": _event(tid="0"),
+    "a truth for a rank": _event(tid=True),
+    "a far rank": _event(tid=10**9),
+    "no args": _event(args=None),
+    "no step": _event(args={}),
+    "no events": '{"traceEvents": []}',
+    "no objects": '{"traceEvents": [1, null, "x", []]}',
+}
+
+
+@pytest.mark.parametrize("case", TRACES)
+def test_odd_traces(tmp_path, case):
+    (tmp_path / "odd.json").write_text(TRACES[case])
+    assert "odd.json" in invoked("schedule", "compare", "--trace", tmp_path / "odd.json")
+
+
+def test_what_is_no_file_is_never_opened(tmp_path):
+    os.mkfifo(tmp_path / "fifo.txt")
+    os.mkfifo(tmp_path / "fifo.svg")
+    with open(tmp_path / "sparse.txt", "wb") as file:
+        file.truncate(10 << 30)
+    for name, found in (("fifo.txt", "a FIFO"), ("sparse.txt", "more than"), (".", "directory"), ("/dev/zero", "a device")):
+        path = str(tmp_path / name)
+        assert found in refused(tmp_path, "schedule", path, message=path)
+        assert found in refused(tmp_path, "schedule", "compare", "--trace", path)
+        assert found in refused(tmp_path, "check", path)
+        assert found in refused(tmp_path, "check", "--set", f"pipeline.schedule={path}")
+        assert found in refused(tmp_path, "check", "--set", f"data.tokenizer={path}")
+    for out in ("fifo.txt", "fifo.svg"):
+        refused(tmp_path, "schedule", "gpipe", *SIZE, "--out", out, message="a FIFO")
+
+
+def test_a_full_disk_leaves_no_picture(tmp_path, monkeypatch):
+    def full(self, content):
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert "No space left" in invoked("schedule", "gpipe", *SIZE, "--out", tmp_path / "x.txt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    refused(tmp_path, "check", "--set", f"run.dir={name}", message="not UTF-8")
+    refused(tmp_path, "check", f"{name}.toml", message="No such file")
+    refused(tmp_path, "schedule", name, message="unknown schedule")
+    done = mpitrain("schedule", "gpipe", *SIZE, "--out", f"{name}.txt", cwd=tmp_path)
+    assert done.returncode == 0 and os.listdir(os.fsencode(tmp_path)) == [b"caf\xe9.txt"]
+
+
+# ---------------------------------------------------------------- outputs
+
+
+def shell(line: str, timeout: float = 60, **env) -> subprocess.CompletedProcess:
+    command = ["bash", "-c", line.replace("mpitrain", MPITRAIN)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment(**env), check=False)
+
+
+LONG = "mpitrain schedule gpipe --stages 20 --microbatches 1000 --json"  # more than a pipe holds
+
+
+@pytest.mark.parametrize("command", [LONG, "mpitrain --help", "mpitrain check", "mpitrain program", "mpitrain schedule --help"])
+@pytest.mark.parametrize("end", ["| true", "| head -c 1 > /dev/null", ">&-", ">&- 2>&-", "2>&-", "<&- >&- 2>&-"])
+def test_nobody_has_to_read(command, end):
+    done = shell(f"set -o pipefail; {command} {end}")
+    assert done.returncode == 0 and done.stderr == "", f"{done.returncode} {done.stderr}"
+
+
+@pytest.mark.parametrize("end", [">&-", "2>&-", "2> /dev/full", "> /dev/full", "2>&1 | true"])
+def test_the_exit_code_of_a_refusal_is_2_whoever_reads_it(end):
+    done = shell(f"mpitrain schedule nonsense --stages 2 --microbatches 2 {end}; exit ${{PIPESTATUS[0]}}")
+    assert done.returncode == BAD_INPUT and "Traceback" not in done.stderr and "ignored" not in done.stderr, done.stderr
+
+
+def test_a_full_disk_is_said():
+    done = shell(f"{LONG} > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr == "MpitrainError: the output can't be written: No space left on device; write it elsewhere\n"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"COLUMNS": "0"},
+        {"COLUMNS": "1"},
+        {"COLUMNS": "²"},
+        {"COLUMNS": "9" * 5000},
+        {"COLUMNS": "1000000000000"},
+        {"COLUMNS": "-5", "LINES": "²"},
+        {"TERM": "dumb"},
+        {"LANG": "C", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        {"PYTHONIOENCODING": "latin-1:strict"},
+    ],
+    ids=lambda env: str(env)[:40],
+)
+def test_odd_terminals(tmp_path, env):
+    (tmp_path / "ü🚀.txt").write_text("rank 0: F0@0 B0@0\n")
+    for words in (["schedule", str(tmp_path / "ü🚀.txt")], ["schedule", "compare", *SIZE], ["check", "--set", "pipeline.schedule=1f1b"]):
+        done = mpitrain(*words, **env)
+        assert done.returncode == 0 and done.stderr == b"", done.stderr
+        assert max(map(len, done.stdout.splitlines())) < 1100
+
+
+def train(folder, name: str, end: str, **env) -> list[str]:
+    """Train in `folder`/`name` with the console at `end`; return what was computed."""
+    given = " ".join(map(str, tiny(folder / name, write_text(folder / "text.txt"), run_steps=3)))
+    done = shell(f"mpitrain run {given} {end}; exit ${{PIPESTATUS[0]}}", **env)
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "ignored" not in done.stderr, done.stderr
+    assert lines_in(folder / name) == 3
+    return loss_lines(folder / name)
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory) -> list[str]:
+    return train(tmp_path_factory.mktemp("read"), "run", "", COLUMNS="²")
+
+
+@pytest.mark.parametrize("end", ["| head -1", "<&- >&- 2>&-", "> /dev/full 2>&1"])
+def test_training_needs_no_reader(tmp_path, read, end):
+    assert train(tmp_path, "run", end) == read
+
+
+def test_a_report_whose_console_is_gone_falls_silent(tmp_path, monkeypatch):
+    from mpitrain.report.console import Report
+
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", buffering=1) as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        with Report(0, 3) as report:
+            for _ in range(2):
+                report.say("somebody?")
+        assert not report.speaks
+
+
+# ---------------------------------------------------------------- what takes long
+
+
+def on_a_terminal(*words, **env) -> tuple[bytes, bytes]:
+    """Run a command whose stderr is a terminal; return its stdout and what the terminal got."""
+    ours, theirs = pty.openpty()
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen([MPITRAIN, *words], stdout=out, stderr=theirs, env=environment(**{"TERM": "xterm", **env}))
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 1 << 16):
+                shown += piece
+        except OSError:  # the last process has closed it
+            pass
+        finally:
+            os.close(ours)
+        assert process.wait(60) == 0
+        out.seek(0)
+        return out.read(), shown
+
+
+SEARCH = ("schedule", "zb-auto", "--stages", "8", "--microbatches", "1500", "--json")
+
+
+def test_a_long_search_shows_a_bar_on_a_terminal_only():
+    out, shown = on_a_terminal(*SEARCH)
+    assert b"mpitrain schedule zb-auto" in shown and json.loads(out)["schedule"] == "zb-auto"
+    done = mpitrain(*SEARCH, timeout=60)
+    assert done.stderr == b"" and done.stdout == out
+
+
+def test_a_quick_answer_shows_none():
+    assert on_a_terminal("schedule", "1f1b", *SIZE)[1] == b""
+
+
+def test_a_dumb_terminal_shows_none():
+    assert on_a_terminal(*SEARCH, TERM="dumb")[1] == b""
