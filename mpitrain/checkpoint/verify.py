@@ -2,28 +2,37 @@
 
 from pathlib import Path
 
-from mpitrain.checkpoint.arrays import LogicalArray, by_shard, digest
+from mpitrain.checkpoint.arrays import LogicalArray, by_shard, digest, root_digest
 from mpitrain.checkpoint.files import reason
+from mpitrain.checkpoint.index import INDEX
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.errors import CheckpointError
+from mpitrain.regular_file import kind_of
 
 
 def verify(path: Path) -> None:
     """Read all of one step. Raises CheckpointError that names the first file, and array and chunk, that is not as it was committed."""
     with Checkpoint(path) as checkpoint:
-        check_sizes(checkpoint)
-        arrays = map(checkpoint.array, checkpoint.names())
-        for array, chunk in by_shard((each, chunk) for each in arrays for chunk in range(each.chunks.count)):
-            _check_chunk(checkpoint, array, chunk)
+        verify_data(checkpoint)
+
+
+def verify_data(checkpoint: Checkpoint) -> None:
+    check_sizes(checkpoint)
+    arrays = list(map(checkpoint.array, checkpoint.names()))
+    if root_digest(arrays) != checkpoint.digest:
+        raise CheckpointError(f"{checkpoint.path.name}: {INDEX} has another digest than its arrays")
+    for array, chunk in by_shard((each, chunk) for each in arrays for chunk in range(each.chunks.count)):
+        _check_chunk(checkpoint, array, chunk)
 
 
 def check_sizes(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError unless every shard is there in full. Reads no data."""
     for file, needed in checkpoint.shards.items():
+        path = checkpoint.path / file
         try:
-            found = (checkpoint.path / file).stat().st_size
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{checkpoint.path.name}: {file} is missing") from error
+            if (kind := kind_of(path)) != "a file":
+                raise CheckpointError(f"{checkpoint.path.name}: {file} is {kind or 'missing'}")
+            found = path.stat().st_size
         except OSError as error:
             raise CheckpointError(f"{checkpoint.path.name}: {file} cannot be read: {reason(error)}") from error
         if found != needed:
@@ -34,5 +43,5 @@ def _check_chunk(checkpoint: Checkpoint, array: LogicalArray, chunk: int) -> Non
     box = array.chunks.box(chunk)
     rows = tuple(slice(a, b) for a, b in zip(box.start, box.stop))
     if digest(checkpoint.read(array.name, rows)) != array.digests[chunk]:
-        files = " or ".join(array.holders(box))
+        files = " or ".join(array.holders(box)[:4])
         raise CheckpointError(f"{checkpoint.path.name}: {files}: chunk {chunk} of {array.name} is altered")
