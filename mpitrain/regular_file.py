@@ -24,7 +24,7 @@ def kind_of(path: Path) -> str | None:
     """Return what is at `path` itself, whatever it leads to; None for nothing. Raises OSError."""
     try:
         return KINDS[stat.S_IFMT(path.lstat().st_mode)]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

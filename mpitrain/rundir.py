@@ -17,6 +17,11 @@ from pathlib import Path
 
 from mpitrain.config import Config, identity, parse, to_toml
 from mpitrain.errors import CheckpointError, ConfigError, InputError
+from mpitrain.regular_file import kind_of, printable, read_regular
+
+FILES, FOLDERS = ("config.toml", "metrics.jsonl", "trace.json", "config.toml.new", "metrics.jsonl.new"), ("data", "checkpoints", "hang")
+ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(FOLDERS, "a folder")  # a link would be written through, too
+MOST_CONFIG_BYTES = 1 << 16  # to_toml() writes 2 KB
 
 
 class RunDir:
@@ -110,11 +115,19 @@ class RunDir:
 
 
 def read_config(path: Path) -> Config:
-    """Read the resolved configuration of a run directory."""
+    """Read the resolved configuration of a run directory, which may be a stranger's: nothing in it may lead elsewhere."""
     try:
-        return parse(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CheckpointError(f"{path}: {error}; the run directory is damaged, choose another run.dir") from None
+        for name, needed in ENTRIES.items():
+            if (found := kind_of(path.with_name(name))) not in (None, needed):
+                what = f"{path.with_name(name)} is {found}, needed {needed}"
+                raise CheckpointError(f"{what}; set run.dir to the place itself, or choose another run.dir")
+        return parse(tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode()))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {printable(error.args[0])}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; the run directory is damaged, choose another run.dir") from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, an integer of 5000 digits; a thousand brackets
+        raise CheckpointError(f"{path}: {printable(error)}; the run directory is damaged, choose another run.dir") from None
 
 
 def replace(path: Path, text: str) -> None:
