@@ -398,6 +398,23 @@ def test_boxes_beyond_32_bits_are_read_back(tmp_path):
     index.close()
 
 
+def test_a_row_larger_than_memory_is_verified_in_parts(folder, monkeypatch):
+    """A sparse shard claims it, and its digest is right."""
+    monkeypatch.setattr("mpitrain.checkpoint.shards.BLOCK_BYTES", 64)
+    monkeypatch.setattr("mpitrain.checkpoint.verify.READ_BYTES", 128)
+    array, largest = np.arange(2 * 3 * 5 * 7, dtype="i4").reshape(2, 3, 5, 7), []
+    cuts = [(slice(0, 2), slice(0, 3), slice(0, 5), slice(0, 3)), (slice(0, 2), slice(0, 3), slice(0, 5), slice(3, 7))]
+    tmp = begin(folder, 40)
+    for writer, cut in enumerate(cuts):
+        write_shard(tmp, writer, {"w": [(array[cut], Extent(array.shape, tuple(s.start for s in cut)))]})
+    commit(tmp, meta_of(40))
+    empty = np.empty
+    monkeypatch.setattr(np, "empty", lambda *given: largest.append(empty(*given).nbytes) or empty(*given))
+    with open_latest(folder, warn=pytest.fail) as checkpoint:
+        assert max(largest) <= 128
+        assert (checkpoint.read("w") == array).all() and (checkpoint.read("w", (slice(1, 2), slice(1, 3))) == array[1:2, 1:3]).all()
+
+
 @pytest.mark.parametrize("step", range(4))
 def test_any_altered_byte_ends_in_a_refusal(folder, step):
     """Of the structures; sums are not checked, as if a stranger had put them right."""

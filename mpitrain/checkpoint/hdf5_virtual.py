@@ -1,23 +1,23 @@
 """What a virtual dataset of HDF5 is made of, as its file says it."""
 
+from collections.abc import Iterator
+
 from mpitrain.checkpoint.boxes import Box
 from mpitrain.checkpoint.hdf5_bytes import Cursor, ForeignError
 
+MOST_SOURCES = 1_000_000  # 100,000 writers have three each at most
 NOTHING, HYPERSLABS, ALL = 0, 2, 3  # kinds of a selection
 
 
-def sources_of(description: bytes) -> list[tuple[str, str, Box | None, Box | None]]:
-    """Return file, dataset, and the boxes of it and of the virtual dataset; None for all of one, or for nothing of an empty one."""
+def sources_of(description: bytes) -> Iterator[tuple[str, str, Box | None, Box | None]]:
+    """Yield file, dataset, and the boxes of it and of the virtual dataset; None for all of one, or for nothing of an empty one."""
     body = Cursor(description[:-4])  # a checksum
     body.expect(b"\0", "a virtual dataset")
-    return [(body.text(), body.text(), _selection(body), _selection(body)) for _ in range(_count(body))]
-
-
-def _count(body: Cursor) -> int:
     count = body.number(8)
-    if count > body.left:
-        raise ForeignError(f"a virtual dataset has {count:,} sources")
-    return count
+    if count > MOST_SOURCES:
+        raise ForeignError(f"a virtual dataset has {count:,} sources, at most {MOST_SOURCES:,} can be")
+    for _ in range(count):
+        yield body.text(), body.text(), _selection(body), _selection(body)
 
 
 def _selection(body: Cursor) -> Box | None:

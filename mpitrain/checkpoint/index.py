@@ -33,7 +33,7 @@ FORMAT, VERSION = "mpitrain checkpoint", 1
 SHARDS, DIGESTS = f"{OWN}/shards", f"{OWN}/digests"
 SHARDS_DTYPE = np.dtype([("file", "S32"), ("bytes", "<u8")])
 SHARDS_CODE = bytes.fromhex("06020000 28000000 66696c6500 00 13010000 20000000 627974657300 20 10000000 08000000 0000 4000")
-MOST_INDEX_BYTES = 1 << 30  # that of 100,000 writers has less
+MOST_INDEX_BYTES = 1 << 28  # that of 100,000 writers has less
 
 
 def write_index(folder: Path, step: int, meta: Mapping, arrays: list[LogicalArray], sizes: Mapping[str, int]) -> None:

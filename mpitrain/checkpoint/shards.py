@@ -129,7 +129,7 @@ class Shards:
                 raise ForeignError("there is no such dataset")
             if (dataset.shape, dataset.datatype, dataset.virtual) != (piece.box.shape, code_of(out.dtype), None):
                 raise ForeignError(f"it isn't {NAMES[out.dtype]} {list(piece.box.shape)}")
-            _read_rows(file, dataset.address, piece.box, part, out)
+            _read_box(file, dataset.address, piece.box, part, out)
         except FileNotFoundError as error:
             raise CheckpointError(f"{self.folder.name}: {piece.file} is missing") from error
         except (OSError, ValueError) as error:
@@ -151,16 +151,20 @@ class Shards:
             self._open.popitem()[1].close()
 
 
-def _read_rows(file: Hdf5File, address: int, box: Box, part: Box, out: np.ndarray) -> None:
+def _read_box(file: Hdf5File, address: int, box: Box, part: Box, out: np.ndarray) -> None:
     """Read `part` of the dataset at `address`, which holds `box`: whole rows, of which the columns are cut out."""
-    if not box.shape:
-        box, part, out = Box((0,), (1,)), Box((0,), (1,)), out.reshape(1)
     row_bytes = math.prod(box.shape[1:]) * out.itemsize
-    first, columns = part.start[0] - box.start[0], part.seen_from(box)[1:]
     if part.shape[1:] == box.shape[1:] and out.flags.c_contiguous:
+        first = part.start[0] - box.start[0] if box.shape else 0
         file.read_into(memoryview(out.reshape(-1).view(np.uint8)), address + first * row_bytes)
         return
-    step = max(1, BLOCK_BYTES // row_bytes)
+    first, columns = part.start[0] - box.start[0], part.seen_from(box)[1:]
+    if row_bytes > BLOCK_BYTES:
+        for row in range(len(out)):
+            inner = Box(box.start[1:], box.stop[1:]), Box(part.start[1:], part.stop[1:])
+            _read_box(file, address + (first + row) * row_bytes, *inner, out[row])
+        return
+    step = BLOCK_BYTES // row_bytes
     for row in range(0, len(out), step):
         rows = np.empty((min(step, len(out) - row), *box.shape[1:]), out.dtype)
         file.read_into(memoryview(rows.reshape(-1).view(np.uint8)), address + (first + row) * row_bytes)
