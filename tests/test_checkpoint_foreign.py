@@ -148,6 +148,8 @@ EVERYWHERE = {
     "attribute": (lambda file, name: file["parameters"].attrs.__setitem__("a", 1), "has an attribute"),
     "many attributes": (lambda file, name: file.attrs.update({f"a{i}": i for i in range(20)}), "a place for many attributes"),
     "attribute of an array": (lambda file, name: file.attrs.__setitem__("a", np.zeros(3)), "an attribute"),
+    "deep": (lambda file, name: file.create_dataset("/".join(["x" * 99] * 11), data=[1.0]), "characters"),
+    "long name": (lambda file, name: file.create_dataset("x" * 2000, data=[1.0]), "a link of / has the name"),
     "bad name": (lambda file, name: file.__setitem__("parameters/\x1b[2J", np.zeros(1)), r"has the name '\\x1b[2J'"),
 }
 

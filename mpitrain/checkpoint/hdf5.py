@@ -20,6 +20,7 @@ from mpitrain.regular_file import printable
 
 SIGNATURE, SUPERBLOCK_BYTES = b"\x89HDF\r\n\x1a\n\x03\x08\x08", 48  # version 3, offsets and lengths of 8 bytes
 MOST_OBJECTS = 1_000_000  # a model of 100,000 parameters has fewer in its index
+MOST_CHARACTERS = 1000  # of a path: groups in groups make a small file large in memory
 MOST_DIMS = 32  # as HDF5
 NIL, DATASPACE, LINK_INFO, DATATYPE, FILL, LINK, LAYOUT, GROUP_INFO, ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO = (
     0x00, 0x01, 0x02, 0x03, 0x05, 0x06, 0x08, 0x0A, 0x0C, 0x10, 0x15
@@ -83,6 +84,8 @@ class Hdf5File(Bytes):
             if len(self.blocks_read) > MOST_OBJECTS:
                 raise ForeignError(f"more than {MOST_OBJECTS:,} objects")
             path, address = waiting.pop()
+            if len(path) > MOST_CHARACTERS:
+                raise ForeignError(f"a path of {len(path):,} characters")
             messages = list(self._messages(address))
             kinds = {kind for kind, _ in messages}
             if unknown := kinds - KNOWN:
