@@ -183,15 +183,17 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
 @cli.command()
 @click.argument("run_dir", type=click.Path(), callback=_require_name)
 @click.option("--prompt", required=True, help="Text to go on from.")
-@click.option("--tokens", default=200, show_default=True, type=click.IntRange(1), help="Tokens to sample.")
+@click.option("--tokens", default=200, show_default=True, type=click.IntRange(1, 1_000_000), help="Tokens to sample.")
 @click.option("--temperature", default=0.8, show_default=True, type=click.FloatRange(0), help="0 takes the likeliest token.")
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of the sampling.")
-def generate(run_dir: str, prompt: str, tokens: int, temperature: float, seed: int) -> None:
-    """Sample text from the newest checkpoint of RUN_DIR, on one rank."""
-    from mpitrain.generate import sample
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0, 2**64 - 1), help="Seed of the sampling.")
+@click.option("--tokenizer", metavar="FILE", help="The run's tokenizer, if it is a file outside of RUN_DIR.")
+def generate(run_dir: str, prompt: str, tokens: int, temperature: float, seed: int, tokenizer: str | None) -> None:
+    """Sample text from the newest checkpoint of RUN_DIR, on one rank. RUN_DIR may be somebody else's: no file outside of it is read."""
+    from mpitrain.generate import sample, visible
 
-    for piece in sample(run_dir, prompt, tokens, temperature, seed):
-        click.echo(piece, nl=False)
+    sys.stdout.reconfigure(errors="replace")  # what a model says, the terminal's encoding may not have
+    for piece in sample(run_dir, prompt, tokens, temperature, seed, tokenizer):
+        click.echo(visible(piece) if sys.stdout.isatty() else piece, nl=False)
     click.echo()
 
 

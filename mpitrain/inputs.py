@@ -1,11 +1,23 @@
-"""Read what a user named: whole files of a stated size at most, never waiting for what isn't a file; and quote it in messages."""
+"""Read what a user named, or what lies in a run directory: whole files of a stated size at most, never waiting for what isn't a file.
+
+A user's names may be links. A run directory is often somebody else's: a link in it can lead anywhere, and is not followed. And both are
+quoted in messages: on one line, without what a terminal would obey.
+"""
 
 import errno
 import os
 import stat
 from pathlib import Path
 
-KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
+}
 PIECE = 1 << 20  # bytes
 LONGEST = 300  # characters of anything quoted in a message
 
@@ -46,6 +58,34 @@ def read_text(path: str | Path, most_bytes: int) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise OSError(errno.EILSEQ, f"not a text file in UTF-8 (byte {error.start:,})") from None
+
+
+def kind_of(path: Path) -> str | None:
+    """Return what is at `path` itself, whatever it leads to; None for nothing. Raises OSError."""
+    try:
+        return KINDS[stat.S_IFMT(path.lstat().st_mode)]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def open_regular(path: Path) -> int:
+    """Open a regular file that is no link and return its descriptor. Raises OSError for anything else, without waiting for it."""
+    kind = kind_of(path)
+    if kind not in (None, "a file"):  # None: open() says what is missing
+        raise OSError(errno.EINVAL, f"it is {kind}, needed a regular file", str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return descriptor
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a regular file that is no link, of at most `most_bytes`. Raises OSError."""
+    with open(open_regular(path), "rb") as file:
+        content = file.read(most_bytes + 1)
+    _require_size(len(content), most_bytes)
+    return content
 
 
 def is_there(path: str | Path) -> bool:

@@ -25,6 +25,7 @@ from mpitrain.data.tokens import Description, describe, open_tokens, prepare
 from mpitrain.errors import CheckpointError, InputError
 from mpitrain.node_memory import require_memory
 from mpitrain.resolve import resolve
+from mpitrain.slicing import stored_weights
 from mpitrain.threads import num_threads
 
 SEEN_S = 5.0  # for which a network file system may still say that there is no such file
@@ -148,7 +149,8 @@ class _Opening:
     def _newest(self) -> Newest:
         from mpitrain.checkpoint import load  # with it comes h5py: most of what is refused is refused before
 
-        found = load.open_latest(self.rundir.checkpoints, warn=self.notes.append)
+        needs = stored_weights(self.config)
+        found = load.open_latest(self.rundir.checkpoints, warn=self.notes.append, needs=needs, each=self._still)
         if found is None:
             return Newest()
         with found:

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, groupby
 
+import numpy as np
+
 from mpitrain.balance import balanced_split
 from mpitrain.comm.grid import split
 from mpitrain.config import Config
@@ -53,6 +55,12 @@ WHOLE = Shard()
 def itemsizes_of(config: Config) -> tuple[int, int]:
     """Return the bytes of a number of weights and activations, and of one of gradients and master weights."""
     return {"fp64": (8, 8), "fp32": (4, 4)}.get(config.precision.compute, (2, 4))
+
+
+def stored_weights(config: Config) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    """Return dtype and shape of every weight by its name in a checkpoint, which has them as the optimiser does."""
+    dtype = np.dtype(f"<f{itemsizes_of(config)[1]}")
+    return {f"parameters/{spec.name}": (dtype, spec.shape) for spec in parameters_of(config)}
 
 
 def num_stages(config: Config) -> int:

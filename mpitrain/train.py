@@ -314,6 +314,7 @@ class Trainer:
         folder = self.rundir.checkpoints
         with load.open_step(folder, step) as saved:
             for name, spec, box, x in self._state(self.actor.gradients.pieces):
+                saved.require({name: (to_array(x).dtype, spec.whole)})
                 where = tuple(slice(begin, begin + length) for begin, length in zip(_offset(spec, box), box.shape))
                 x.copy_(to_tensor(saved.read(name, where)).flatten())
             self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]

@@ -3,8 +3,9 @@
 import h5py
 import numpy as np
 import pytest
+from checkpoints import meta_of
 
-from mpitrain.checkpoint.files import opening
+from mpitrain.checkpoint.files import FORMAT
 from mpitrain.checkpoint.index import seal_of
 from mpitrain.checkpoint.load import open_latest, open_step, steps
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
@@ -21,7 +22,7 @@ def save(folder, step):
         half = np.random.default_rng([step, writer]).standard_normal((ROWS, 256), np.float32)
         part = half, Extent((2 * ROWS, 256), (writer * ROWS, 0))
         write_shard(tmp, writer, {"parameters/w": [part], f"adam/m/{writer}": np.full(5, step, np.float64)})
-    return commit(tmp, {"step": step}, num_shards=2)
+    return commit(tmp, meta_of(step), num_shards=2)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def flip(path, position):
 
 def place(step, shard):
     """Return where in the file the rows of `parameters/w` begin, and how many bytes they have."""
-    with opening(step / shard) as file:
+    with h5py.File(step / shard) as file:
         [rows] = file["parameters"].values()
         return rows.id.get_offset(), rows.nbytes
 
@@ -182,7 +183,7 @@ def test_altered_index_never_reaches_hdf5(folder):
 
 def test_another_format_version_is_refused(folder):
     step = folder / "step-00000030"
-    with h5py.File(step / "index.h5", "r+") as index:
+    with h5py.File(step / "index.h5", "r+", libver=FORMAT) as index:
         index.attrs["version"] = 2
     (step / "index.xxh3").write_text(seal_of(step))
     with pytest.raises(CheckpointError, match="mpitrain checkpoint version 2, needed mpitrain checkpoint version 1"):

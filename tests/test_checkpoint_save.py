@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoints import meta_of
 
 from mpitrain.checkpoint.boxes import run_boxes
 from mpitrain.checkpoint.load import open_latest, steps
@@ -20,6 +22,7 @@ SAVER = """
 import sys
 from pathlib import Path
 import numpy as np
+from checkpoints import meta_of
 from mpitrain.checkpoint.save import begin, commit, write_shard
 
 for step in range(1, 1000):
@@ -27,7 +30,7 @@ for step in range(1, 1000):
         tmp = begin(Path(sys.argv[1]), step)
         for writer in range(2):
             write_shard(tmp, writer, {f"parameters/{writer}": np.full(50_000, step, np.float32)})
-        commit(tmp, {"life": life}, num_shards=2)
+        commit(tmp, meta_of(step) | {"life": life}, num_shards=2)
         print(step, flush=True)
 """
 
@@ -36,7 +39,7 @@ def save(folder, step, value=0.0, num_shards=2):
     tmp = begin(folder, step)
     for writer in range(num_shards):
         write_shard(tmp, writer, {f"parameters/{writer}": np.full(1000, value)})
-    return commit(tmp, {"value": value}, num_shards=num_shards)
+    return commit(tmp, meta_of(step) | {"value": value}, num_shards=num_shards)
 
 
 def newest(folder):
@@ -54,7 +57,7 @@ def commit_rows(folder, parts, rows=8, dtypes=("f4", "f4")):
     for writer, (start, stop) in enumerate(parts):
         array = np.zeros((stop - start, 3), dtypes[writer])
         write_shard(tmp, writer, {"parameters/w": [(array, Extent((rows, 3), (start, 0)))]})
-    return commit(tmp, {})
+    return commit(tmp, meta_of(30))
 
 
 def test_gap_between_shards_is_refused(tmp_path):
@@ -83,14 +86,14 @@ def test_runs_of_elements_must_tile_too(tmp_path, stop, message):
         boxes = [box for box, _ in run_boxes(array.shape, *run)]
         write_shard(tmp, writer, {"w": [(np.zeros(box.shape), Extent(array.shape, box.start)) for box in boxes]})
     with pytest.raises(CheckpointError, match=message):
-        commit(tmp, {})
+        commit(tmp, meta_of(30))
 
 
 def test_overlap_within_one_writer_is_refused(tmp_path):
     tmp = begin(tmp_path, 30)
     write_shard(tmp, 0, {"w": [(np.zeros(3), Extent((5,), (0,))), (np.zeros(3), Extent((5,), (2,)))]})
     with pytest.raises(CheckpointError, match=r"shard-00000.h5 and shard-00000.h5 both hold \[2:3\]"):
-        commit(tmp, {})
+        commit(tmp, meta_of(30))
 
 
 def test_two_writers_of_one_scalar_are_refused(tmp_path):
@@ -98,7 +101,7 @@ def test_two_writers_of_one_scalar_are_refused(tmp_path):
     for writer in range(2):
         write_shard(tmp, writer, {"step": np.array(1.0)})
     with pytest.raises(CheckpointError, match="both hold"):
-        commit(tmp, {})
+        commit(tmp, meta_of(1))
 
 
 def test_different_dtypes_or_shapes_are_refused(tmp_path):
@@ -109,13 +112,13 @@ def test_different_dtypes_or_shapes_are_refused(tmp_path):
 def test_missing_or_torn_shard_is_refused_at_commit(tmp_path):
     tmp = begin(tmp_path, 30)
     with pytest.raises(CheckpointError, match="found 0 shards, at least 1 needed"):
-        commit(tmp, {})
+        commit(tmp, meta_of(30))
     write_shard(tmp, 0, {"w": np.zeros(3)})
     with pytest.raises(CheckpointError, match="found 1 shards, 2 needed"):
-        commit(tmp, {}, num_shards=2)
+        commit(tmp, meta_of(30), num_shards=2)
     (tmp / "shard-00001.h5").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match=r"step-00000030\.tmp: shard-00001\.h5 cannot be read"):
-        commit(tmp, {}, num_shards=2)
+        commit(tmp, meta_of(30), num_shards=2)
     assert steps(tmp_path) == []
 
 
@@ -144,7 +147,7 @@ def test_a_writer_may_have_nothing_to_write(tmp_path):
     tmp = begin(tmp_path, 1)
     write_shard(tmp, 0, {"w": np.zeros(3)})
     write_shard(tmp, 1, {})
-    commit(tmp, {}, num_shards=2)
+    commit(tmp, meta_of(1), num_shards=2)
     with open_latest(tmp_path, warn=pytest.fail) as checkpoint:
         assert checkpoint.names() == ["w"]
 
@@ -227,7 +230,7 @@ def test_disk_may_become_full_at_any_byte(tmp_path, call, size):
     if call == "commit":
         write_shard(tmp, 0, arrays)
     with pytest.raises(CheckpointError, match="File too large"), files_of_at_most(size):
-        write_shard(tmp, 0, arrays) if call == "write_shard" else commit(tmp, {})
+        write_shard(tmp, 0, arrays) if call == "write_shard" else commit(tmp, meta_of(20))
     assert newest(tmp_path) == (20, 1.0)
 
 
@@ -269,7 +272,7 @@ def test_killed_at_random_moments_leaves_what_was_committed(tmp_path):
     delays = np.random.default_rng(1).uniform(0.0, 0.25, 8)
     for life, delay in enumerate(delays):
         folder = tmp_path / str(life)
-        saver = subprocess.Popen([sys.executable, "-c", SAVER, folder], stdout=subprocess.PIPE, text=True)
+        saver = subprocess.Popen([sys.executable, "-c", SAVER, folder], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
         first = saver.stdout.readline()
         time.sleep(delay)
         saver.kill()

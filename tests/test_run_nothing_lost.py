@@ -70,7 +70,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused(run_dir, text, name):
     (run_dir / name).mkdir()
     before = contents(run_dir)
     done = run_tiny(1, run_dir, text, **SETTINGS)
-    assert done.returncode == 2 and f"{name} is not a file" in done.output, tail(done.output)
+    assert done.returncode == 2 and f"{name} is a folder, needed a file" in done.output, tail(done.output)
     assert contents(run_dir) == before
 
 
@@ -80,7 +80,7 @@ def test_a_file_in_the_place_of_a_folder_is_refused(run_dir, text, name):
     (run_dir / name).write_text("")
     before = contents(run_dir)
     done = run_tiny(1, run_dir, text, **SETTINGS)
-    assert done.returncode == 2 and f"{name} is not a directory" in done.output, tail(done.output)
+    assert done.returncode == 2 and f"{name} is a file, needed a folder" in done.output, tail(done.output)
     assert contents(run_dir) == before
 
 

@@ -15,5 +15,6 @@ Saving takes three calls with a barrier after each of the first two; loading, on
     save.write_shard(tmp, ...)       every writer     load.open_step(folder, step)    the others
     save.commit(tmp, meta)           one rank         checkpoint.read(name, rows)     every rank, only what it needs
 
-No MPI here: the caller does the barriers.
+A step may come from a stranger. It is read without the HDF5 library (hdf5.py), and whatever mpitrain doesn't write is refused; h5py
+writes, and other programs read as they like. No MPI here: the caller does the barriers.
 """

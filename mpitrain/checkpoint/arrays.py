@@ -1,5 +1,6 @@
 """A logical array: what the model knows by one name, whoever holds it; and its digests."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,7 @@ from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.errors import CheckpointError
 
 DIGEST_BYTES = 16
+MOST_COMPARISONS = 10**9  # of pieces: seconds. 10,000 writers of columns need less, writers of rows hardly any
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class LogicalArray:
         """Yield every two pieces that hold an element both."""
         yield from ((self.pieces[i], self.pieces[j]) for i, j in self._bounds.overlapping())
 
+    @property
+    def most_comparisons(self) -> int:
+        """Return how many pairs of pieces overlaps() compares."""
+        return self._bounds.most_comparisons
+
     def holders(self, box: Box) -> list[str]:
         """Return the shards that hold a part of `box`, sorted."""
         return sorted({piece.file for piece in self.pieces_of(box)})
@@ -76,10 +83,12 @@ def by_shard(chunks: Iterable[tuple[LogicalArray, int]]) -> list[tuple[LogicalAr
 
 def check_tiles(array: LogicalArray) -> None:
     """Raise CheckpointError unless the pieces hold every element of the array exactly once."""
+    if array.most_comparisons > MOST_COMPARISONS:
+        raise CheckpointError(f"{array.name}: {len(array.pieces):,} pieces lie side by side; let a writer hold whole rows")
     for one, other in array.overlaps():
         both = one.box.overlap(other.box)
         raise CheckpointError(f"{array.name}: {one.file} and {other.file} both hold {both}; let one writer write it")
-    found, needed = sum(piece.box.size for piece in array.pieces), int(np.prod(array.shape, dtype=np.int64))
+    found, needed = sum(piece.box.size for piece in array.pieces), math.prod(array.shape)
     if found != needed:
         pieces = ", ".join(map(str, array.pieces[:4])) + (", ..." if len(array.pieces) > 4 else "")
         raise CheckpointError(f"{array.name} {list(array.shape)}: the shards hold {found} of {needed} elements ({pieces}); write the rest")

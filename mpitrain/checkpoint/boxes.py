@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -89,11 +90,22 @@ class Bounds:
         """Return the positions of the boxes that share an element with `box`."""
         return np.flatnonzero(_meet(self.starts, self.stops, (*box.start, 0), (*box.stop, 1))).tolist()
 
+    @cached_property
+    def _sweep(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the order of the boxes along the first dim; and for each in it, from where on all begin below it."""
+        order = np.argsort(self.starts[:, 0], kind="stable")
+        return order, np.searchsorted(self.starts[order, 0], self.stops[order, 0])
+
+    @property
+    def most_comparisons(self) -> int:
+        """Return how many pairs overlapping() compares."""
+        order, ends = self._sweep
+        return int(sum(SWEEP * (ends[i : i + SWEEP].max() - i) for i in range(0, len(order), SWEEP)))
+
     def overlapping(self) -> Iterator[tuple[int, int]]:
         """Yield the positions of every two boxes that share an element. A sweep along the first dim: near linear for parts of rows."""
-        order = np.argsort(self.starts[:, 0], kind="stable")
+        order, ends = self._sweep
         starts, stops = self.starts[order], self.stops[order]
-        ends = np.searchsorted(starts[:, 0], stops[:, 0])  # from here on, all begin below this box
         for i in range(0, len(order), SWEEP):
             few, others = slice(i, i + SWEEP), slice(i, ends[i : i + SWEEP].max())
             meet = _meet(starts[few, None], stops[few, None], starts[None, others], stops[None, others])

@@ -31,5 +31,14 @@ def to_hdf5(dtype: np.dtype) -> h5t.TypeID:
 
 
 def dtype_of(dataset: h5py.Dataset) -> np.dtype:
-    """Return the dtype that was stored; h5py itself calls bf16 float32, because numpy has nothing nearer."""
+    """Return the dtype of a dataset that h5py reads; h5py itself calls bf16 float32, because numpy has nothing nearer."""
     return BF16 if dataset.id.get_type() == to_hdf5(BF16) else dataset.dtype
+
+
+def code_of(dtype: np.dtype) -> bytes:
+    """Return how a file says this dtype, without the version of that: plain types are the same in all of them."""
+    code = to_hdf5(dtype).encode()[2:]  # H5Tencode begins with two bytes of its own
+    return bytes([code[0] & 15]) + code[1:]
+
+
+BY_CODE = {code_of(dtype): dtype for dtype in NAMES}

@@ -1,4 +1,4 @@
-"""HDF5 files that are created, synced and opened safely, and what went wrong when they are not."""
+"""HDF5 files that are created and synced safely, and what went wrong when they are not."""
 
 import os
 import re
@@ -10,7 +10,9 @@ from typing import BinaryIO
 
 import h5py
 
+from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.errors import CheckpointError
+from mpitrain.inputs import shown
 
 # This file format has checksums over all metadata, and every HDF5 since 1.10 (2016, the first with virtual datasets) reads it.
 FORMAT = ("v110", "v110")
@@ -70,11 +72,6 @@ def creating(path: Path) -> Iterator[h5py.File]:
         os.fsync(raw.fileno())
 
 
-def opening(path: Path) -> h5py.File:
-    """Open for reading, without a lock: network file systems often refuse locks, and a checkpoint never changes."""
-    return h5py.File(path, "r", locking=False)
-
-
 def write_text(path: Path, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
@@ -108,7 +105,9 @@ def saving(folder: Path) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Return the short reason in an error: HDF5 wraps it in a sentence with addresses and times."""
+    """Return the short reason in an error, fit for a message: HDF5 wraps it in a sentence with addresses and times."""
+    if isinstance(error, ForeignError):
+        return shown(error)
     text = str(getattr(error, "strerror", None) or error)
     found = re.search(r"error message = '([^']*)'", text) or re.search(r"\((.*)\)", text, re.DOTALL)
-    return found[1] if found else text
+    return shown(found[1] if found else text)

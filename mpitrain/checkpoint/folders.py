@@ -8,6 +8,7 @@ Saving a step again, after a resume, replaces it. A folder can't be replaced by 
 in between a reader finds it under its other name.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -23,8 +24,14 @@ def name_of(step: int) -> str:
 
 def step_of(path: Path) -> int | None:
     """Return the step that a folder's name means, whatever its suffix; None for anything else."""
-    found = re.fullmatch(r"step-(\d{8,})(\.tmp|\.old)?", path.name)
-    return int(found[1]) if found else None
+    found = re.fullmatch(r"step-([0-9]{8,})(\.tmp|\.old)?", path.name)
+    return int(found[1]) if found and name_of(int(found[1])) == f"step-{found[1]}" else None  # a step has one name
+
+
+def require_own(folder: Path) -> None:
+    """Raise CheckpointError if the folder of the checkpoints is a link: what is read and removed there would be somewhere else."""
+    if folder.is_symlink():
+        raise CheckpointError(f"{folder} is a symbolic link; set run.dir to the place itself")
 
 
 def find(folder: Path) -> dict[int, Path]:
@@ -44,7 +51,7 @@ def leftovers(folder: Path) -> list[Path]:
 def publish(tmp: Path) -> Path:
     """Give a complete step its final name. At no moment is there less than before: neither this step's old state nor any other."""
     final, old = tmp.with_suffix(""), tmp.with_suffix(OLD)
-    if final.exists():
+    if os.path.lexists(final):
         remove(old)
         final.rename(old)
     tmp.rename(final)
@@ -54,6 +61,7 @@ def publish(tmp: Path) -> Path:
 
 
 def _step_folders(folder: Path) -> list[Path]:
+    require_own(folder)
     try:
         return [path for path in folder.iterdir() if step_of(path) is not None and path.is_dir()]
     except FileNotFoundError:

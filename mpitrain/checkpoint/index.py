@@ -6,7 +6,10 @@
     /checkpoint/digests/...      xxh3-128 of each chunk of the array of that name: uint8 [chunks, 16]
 """
 
+import errno
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,23 +17,32 @@ import h5py
 import numpy as np
 import xxhash
 
-from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, Piece, root_digest
+from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, Piece, check_tiles, root_digest
 from mpitrain.checkpoint.boxes import Box, whole
-from mpitrain.checkpoint.dtypes import dtype_of, to_hdf5
+from mpitrain.checkpoint.dtypes import BY_CODE, code_of, to_hdf5
 from mpitrain.checkpoint.files import creating, write_text
-from mpitrain.checkpoint.shards import OWN
+from mpitrain.checkpoint.hdf5 import Hdf5File
+from mpitrain.checkpoint.hdf5_bytes import ForeignError
+from mpitrain.checkpoint.hdf5_virtual import sources_of
+from mpitrain.checkpoint.meta import read_meta
+from mpitrain.checkpoint.shards import OWN, is_file_name, part_name
+from mpitrain.inputs import open_regular, shown
 
 INDEX, SEAL = "index.h5", "index.xxh3"
 FORMAT, VERSION = "mpitrain checkpoint", 1
 SHARDS, DIGESTS = f"{OWN}/shards", f"{OWN}/digests"
+SHARDS_DTYPE = np.dtype([("file", "S32"), ("bytes", "<u8")])
+SHARDS_CODE = bytes.fromhex("06020000 28000000 66696c6500 00 13010000 20000000 627974657300 20 10000000 08000000 0000 4000")
+MOST_INDEX_BYTES = 1 << 28  # that of 100,000 writers has less
 
 
 def write_index(folder: Path, step: int, meta: Mapping, arrays: list[LogicalArray], sizes: Mapping[str, int]) -> None:
-    """Write the index of a step and its seal, both synced. meta: anything that JSON can hold. Raises OSError."""
+    """Write the index of a step and its seal, both synced. meta: what read_meta() takes. Raises OSError, ForeignError."""
+    text = json.dumps(dict(meta), sort_keys=True)
+    read_meta(text, step)
     with creating(folder / INDEX) as file:
-        text = json.dumps(dict(meta), sort_keys=True)
         file.attrs.update(format=FORMAT, version=VERSION, step=step, meta=text, digest=root_digest(arrays))
-        file[SHARDS] = np.array([(name.encode(), size) for name, size in sizes.items()], [("file", "S32"), ("bytes", "<u8")])
+        file[SHARDS] = np.array([(name.encode(), size) for name, size in sizes.items()], SHARDS_DTYPE)
         for array in arrays:
             _add_virtual(file, array)
             digests = b"".join(array.digests[chunk] for chunk in range(array.chunks.count))
@@ -39,35 +51,94 @@ def write_index(folder: Path, step: int, meta: Mapping, arrays: list[LogicalArra
 
 
 def seal_of(folder: Path) -> str:
-    """Return what the seal must say. HDF5's own checksums leave out some bytes: the texts among the attributes."""
-    return f"{xxhash.xxh3_128_hexdigest((folder / INDEX).read_bytes())}  {INDEX}\n"
+    """Return what the seal of an index must say. HDF5's own checksums leave out some bytes: the texts among the attributes."""
+    path, digest = folder / INDEX, xxhash.xxh3_128()
+    with open(open_regular(path), "rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) > MOST_INDEX_BYTES:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, at most {MOST_INDEX_BYTES:,} can be an index", str(path))
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return f"{digest.hexdigest()}  {INDEX}\n"
 
 
-def names_in(file: h5py.File) -> list[str]:
-    """Return the sorted names of the arrays."""
-    names = []
-    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    return sorted(name for name in names if not name.startswith(f"{OWN}/"))
+class Index:
+    """An open index of a stranger: all it says is held against what write_index writes. Raises OSError or ForeignError.
 
+    step: the step it was written for. meta, digest: as saved, a text each. shards: sizes by name. names: of the arrays, sorted.
+    """
 
-def read_shard_sizes(file: h5py.File) -> dict[str, int]:
-    return {name.decode(): int(size) for name, size in file[SHARDS][...].tolist()}
+    def __init__(self, path: Path):
+        self.file = Hdf5File(path, sums=False)  # its seal covers more
+        try:
+            self._check_attributes()
+            self.shards = self._read_shards()
+            self._check_arrays()
+        except BaseException:
+            self.close()
+            raise
 
+    def close(self) -> None:
+        self.file.close()
 
-def read_array(file: h5py.File, name: str) -> LogicalArray:
-    """Read back what is known of an array. The pieces are those that the virtual dataset itself names."""
-    dataset = file[name]
-    sources = dataset.virtual_sources()
-    pieces = [Piece(source.file_name, source.dset_name, _box(source.vspace, dataset.shape)) for source in sources]
-    digests = dict(enumerate(map(bytes, file[f"{DIGESTS}/{name}"][...])))
-    return LogicalArray(name, dtype_of(dataset), dataset.shape, pieces, digests)
+    def _check_attributes(self) -> None:
+        found = self.file.attributes
+        if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+            what = shown(f"{found.get('format')} version {found.get('version')}")
+            raise ForeignError(f"found {what}, needed {FORMAT} version {VERSION}")
+        for name, kind in (("step", int), ("meta", str), ("digest", str)):
+            if type(found.get(name)) is not kind:
+                raise ForeignError(f"the attribute {name} is missing, or isn't {'a text' if kind is str else 'an integer'}")
+        self.step, self.meta, self.digest = found["step"], found["meta"], found["digest"]
+        if not re.fullmatch("[0-9a-f]{32}", self.digest):
+            raise ForeignError("the attribute digest is none")
 
+    def _read_shards(self) -> dict[str, int]:
+        table = self.file.datasets.get(SHARDS)
+        if table is None or table.virtual or table.datatype != SHARDS_CODE or len(table.shape) != 1:
+            raise ForeignError(f"{SHARDS} is not as mpitrain writes it")
+        rows = [(name.decode(), size) for name, size in np.frombuffer(self.file.read(table), SHARDS_DTYPE).tolist()]
+        for name, _ in rows:
+            if not is_file_name(name):
+                raise ForeignError(f"{SHARDS} names {shown(name)!r}, which is no shard")
+        if len(dict(rows)) != len(rows):
+            raise ForeignError(f"{SHARDS} names a shard twice")
+        return dict(rows)
 
-def _box(space: h5py.h5s.SpaceID, shape: tuple[int, ...]) -> Box:
-    bounds = space.get_select_bounds() if shape else None
-    if bounds is None:  # 0-d, or empty: HDF5 has no bounds for these
-        return whole(shape)
-    return Box(tuple(bounds[0]), tuple(last + 1 for last in bounds[1]))
+    def _check_arrays(self) -> None:
+        """Check that there is nothing but arrays and their digests, of known dtypes, and not more than the shards can hold."""
+        datasets = self.file.datasets
+        self.names = sorted(name for name in datasets if not name.startswith(f"{OWN}/"))
+        others = datasets.keys() - self.names - {SHARDS}
+        for name in others.symmetric_difference(f"{DIGESTS}/{name}" for name in self.names):
+            raise ForeignError(f"{name} is {'nothing that mpitrain writes' if name in others else 'missing'}")
+        for name in self.names:
+            if datasets[name].virtual is None or datasets[name].datatype not in BY_CODE:
+                raise ForeignError(f"{name} is no virtual dataset of numbers")
+        found, most = sum(datasets[name].num_bytes for name in self.names), sum(self.shards.values())
+        if found > most:
+            raise ForeignError(f"the arrays have {found:,} bytes, the shards {most:,}")
+
+    def array(self, name: str) -> LogicalArray:
+        """Return an array with the pieces that the virtual dataset itself names; they make it whole."""
+        dataset = self.file.datasets[name]
+        array = LogicalArray(name, BY_CODE[dataset.datatype], dataset.shape)
+        sources = sources_of(self.file.heap_object(*dataset.virtual))
+        array.pieces = [self._piece(array, *source) for source in sources] if array.chunks.count else []
+        check_tiles(array)
+        digests = self.file.datasets[f"{DIGESTS}/{name}"]
+        if (digests.virtual, digests.datatype, digests.shape) != (None, code_of(np.dtype("u1")), (array.chunks.count, DIGEST_BYTES)):
+            raise ForeignError(f"the digests of {name} are not those of {array.chunks.count} chunks")
+        rows = np.frombuffer(self.file.read(digests), np.uint8).reshape(-1, DIGEST_BYTES)
+        array.digests = dict(enumerate(map(bytes, rows)))
+        return array
+
+    def _piece(self, array: LogicalArray, file: str, dataset: str, source: Box | None, box: Box | None) -> Piece:
+        box = whole(array.shape) if box is None else box
+        fits = len(box.start) == len(array.shape) and box.size and box.overlap(whole(array.shape)) == box
+        known = file in self.shards and dataset == part_name(array.name, box, array.shape)
+        if not (fits and known and source in (None, whole(box.shape))):
+            raise ForeignError(f"{array.name}: {shown(file)} {shown(dataset)} is no part of it in a shard")
+        return Piece(file, dataset, box)
 
 
 def _add_virtual(file: h5py.File, array: LogicalArray) -> None:

@@ -6,12 +6,16 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from mpitrain.checkpoint.folders import find
-from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.checkpoint.verify import check_sizes, verify
+from mpitrain.checkpoint.reader import Checkpoint, Needs
+from mpitrain.checkpoint.verify import check_sizes, verify_data
 from mpitrain.errors import CheckpointError
+
+NOTHING: Needs = MappingProxyType({})
 
 
 def steps(folder: Path) -> list[int]:
@@ -19,33 +23,46 @@ def steps(folder: Path) -> list[int]:
     return list(find(folder))
 
 
-def open_step(folder: Path, step: int) -> Checkpoint:
-    """Open one step, of which only the index is verified; its shards must have the right sizes. Raises CheckpointError."""
+def open_step(folder: Path, step: int, needs: Needs = NOTHING) -> Checkpoint:
+    """Open one step, of which only the index is verified; its shards must have the right sizes. Raises CheckpointError.
+
+    needs: arrays it must have, with these dtypes and shapes.
+    """
     committed = find(folder)
     if step not in committed:
         found = ", ".join(map(str, committed)) or "none"
         raise CheckpointError(f"{folder} has no checkpoint of step {step}, found: {found}; use one of these")
-    checkpoint = Checkpoint(committed[step])
+    return _opened(committed[step], needs, check_sizes)
+
+
+def _opened(path: Path, needs: Needs, check: Callable[[Checkpoint], None]) -> Checkpoint:
+    checkpoint = Checkpoint(path)
     try:
-        check_sizes(checkpoint)
-    except CheckpointError:
+        checkpoint.require(needs)
+        check(checkpoint)
+    except BaseException:
         checkpoint.close()
         raise
     return checkpoint
 
 
-def open_latest(folder: Path, check_digests: bool = True, warn: Callable[[str], object] = warnings.warn) -> Checkpoint | None:
+def open_latest(
+    folder: Path,
+    check_digests: bool = True,
+    warn: Callable[[str], object] = warnings.warn,
+    needs: Needs = NOTHING,
+    each: Callable[[str], object] = lambda chunk: None,
+) -> Checkpoint | None:
     """Open the newest step that is whole, or return None if nothing was committed in `folder` yet. For one rank.
 
-    Steps that are torn or altered are passed over, and `warn` is told why and which one is used instead.
+    Steps that are torn, altered, a stranger's, or without what is needed are passed over: `warn` is told why, and which one is used.
+    each: called with the name of each chunk that is read.
     Raises CheckpointError when there are steps but none can be used: a run never starts anew over them by mistake.
     """
     refused = []
-    for step, path in reversed(find(folder).items()):
+    for path in reversed(find(folder).values()):
         try:
-            if check_digests:
-                verify(path)
-            checkpoint = open_step(folder, step)
+            checkpoint = _opened(path, needs, partial(verify_data, each=each) if check_digests else check_sizes)
         except CheckpointError as error:
             refused += error.args
             warn(refused[-1])

@@ -1,18 +1,22 @@
-"""One committed step, open for reading: any part of any array, without the rest."""
+"""One committed step, open for reading: any part of any array, without the rest. The one door to a checkpoint, whoever wrote it."""
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from mpitrain.checkpoint.arrays import LogicalArray
 from mpitrain.checkpoint.boxes import select
-from mpitrain.checkpoint.files import opening, reason
+from mpitrain.checkpoint.dtypes import NAMES
+from mpitrain.checkpoint.files import reason
 from mpitrain.checkpoint.folders import step_of
-from mpitrain.checkpoint.index import FORMAT, INDEX, SEAL, VERSION, names_in, read_array, read_shard_sizes, seal_of
+from mpitrain.checkpoint.index import INDEX, SEAL, Index, seal_of
+from mpitrain.checkpoint.meta import read_meta
 from mpitrain.checkpoint.shards import Shards
 from mpitrain.errors import CheckpointError
+from mpitrain.inputs import kind_of, read_regular
+
+Needs = Mapping[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape of arrays, by name
 
 
 class Checkpoint:
@@ -27,25 +31,31 @@ class Checkpoint:
         self.step = step_of(path)
         self._index = _open_index(path)
         try:
-            self.meta: dict = json.loads(self._index.attrs["meta"])
-            self.digest = str(self._index.attrs["digest"])
-            self.shards = read_shard_sizes(self._index)
-        except (OSError, KeyError, ValueError) as error:
+            if self._index.step != self.step:
+                raise CheckpointError(f"{path.name}: {INDEX} is of step {self._index.step}; give the folder its own name again")
+            self.meta: dict = read_meta(self._index.meta, self.step)
+        except (CheckpointError, ValueError) as error:
             self._index.close()
-            raise CheckpointError(f"{path.name}: {INDEX} cannot be read: {reason(error)}") from error
-        self._shards = Shards(path)
+            raise error if isinstance(error, CheckpointError) else _unreadable(path, error) from error
+        self.digest, self.shards = self._index.digest, self._index.shards
+        self._shards = Shards(path, self.shards)
         self._arrays: dict[str, LogicalArray] = {}
 
     def names(self) -> list[str]:
         """Return the names of all arrays, sorted."""
-        return names_in(self._index)
+        return self._index.names
 
     def array(self, name: str) -> LogicalArray:
-        """Return the dtype, shape and pieces of an array, without its elements."""
+        """Return the dtype, shape and pieces of an array, without its elements. Raises CheckpointError."""
         if name not in self._arrays:
-            if name not in self._index:
+            if name not in self._index.file.datasets:
                 raise CheckpointError(f"{self.path.name} has no array {name}; use a name of names()")
-            self._arrays[name] = read_array(self._index, name)
+            try:
+                self._arrays[name] = self._index.array(name)
+            except CheckpointError as error:  # the pieces make no array
+                raise CheckpointError(f"{self.path.name}: {error.args[0]}") from error
+            except (OSError, ValueError) as error:
+                raise _unreadable(self.path, error) from error
         return self._arrays[name]
 
     def read(self, name: str, rows: slice | tuple[slice, ...] | None = None) -> np.ndarray:
@@ -55,6 +65,14 @@ class Checkpoint:
         """
         array = self.array(name)
         return self._shards.read(array, select(array.shape, rows))
+
+    def require(self, needs: Needs) -> None:
+        """Raise CheckpointError unless these arrays are there, with these dtypes and shapes. Reads no data."""
+        for name, (dtype, shape) in needs.items():
+            array = self.array(name)
+            if (array.dtype, array.shape) != (dtype, tuple(shape)):
+                found, needed = f"{NAMES[array.dtype]} {list(array.shape)}", f"{NAMES[dtype]} {list(shape)}"
+                raise CheckpointError(f"{self.path.name}: {name} is {found}, needed {needed}; it is not a checkpoint of this model")
 
     def close(self) -> None:
         self._shards.close()
@@ -67,22 +85,19 @@ class Checkpoint:
         self.close()
 
 
-def _open_index(path: Path) -> h5py.File:
+def _open_index(path: Path) -> Index:
+    """Check the seal first: it tells damage from what only a stranger would write."""
     try:
-        _check_seal(path)
-        index = opening(path / INDEX)
+        if kind_of(path) == "a symbolic link":
+            raise CheckpointError(f"{path.name} is a symbolic link; needed the folder of a step itself")
+        if seal_of(path) != read_regular(path / SEAL, 1000).decode():
+            raise CheckpointError(f"{path.name}: {INDEX} or {SEAL} is altered")
+        return Index(path / INDEX)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.name}: {Path(error.filename or INDEX).name} is missing") from error
-    except (OSError, UnicodeError) as error:
-        raise CheckpointError(f"{path.name}: {INDEX} or {SEAL} cannot be read: {reason(error)}") from error
-    found = (index.attrs.get("format"), index.attrs.get("version"))
-    if found != (FORMAT, VERSION):
-        index.close()
-        raise CheckpointError(f"{path.name}: {INDEX} is {found[0]} version {found[1]}, needed {FORMAT} version {VERSION}")
-    return index
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
 
 
-def _check_seal(path: Path) -> None:
-    """Read the index as bytes before HDF5 does: one altered byte has sent HDF5 2.0 into an endless loop."""
-    if seal_of(path) != (path / SEAL).read_text():
-        raise CheckpointError(f"{path.name}: {INDEX} or {SEAL} is altered")
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path.name}: {INDEX} or {SEAL} cannot be read: {reason(error)}")

@@ -18,7 +18,8 @@ from mpitrain.checkpoint.arrays import LogicalArray, by_shard, check_tiles, dige
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.dtypes import NAMES, check_dtype
 from mpitrain.checkpoint.files import creating, remove, saving, sync_folder
-from mpitrain.checkpoint.folders import TMP, leftovers, name_of, publish, step_of
+from mpitrain.checkpoint.folders import TMP, leftovers, name_of, publish, require_own, step_of
+from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.checkpoint.index import write_index
 from mpitrain.checkpoint.shards import OWN, Part, Shards, file_name, gather, write_parts
 from mpitrain.errors import CheckpointError
@@ -35,6 +36,7 @@ class Extent:
 def begin(folder: Path, step: int) -> Path:
     """Make the temporary folder of a step and return it. For one rank. Removes what a killed save has left."""
     with saving(folder):
+        require_own(folder)
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
         for path in leftovers(folder):
@@ -61,9 +63,9 @@ def write_shard(tmp: Path, writer: int, arrays: Mapping[str, np.ndarray | Sequen
 def commit(tmp: Path, meta: Mapping, num_shards: int | None = None) -> Path:
     """Make a step of the shards in `tmp`, by one rename, and return its folder. For one rank, after all shards are written.
 
-    meta: what JSON can hold. num_shards: how many writers there were; without it, a lost shard is noticed only if it
-    held part of an array that others hold too. A step that was committed before is replaced.
-    Raises CheckpointError when the shards leave a gap in an array or overlap: the step is then not committed.
+    meta: what JSON can hold, with the keys of meta.Known. num_shards: how many writers there were; without it, a lost shard is
+    noticed only if it held part of an array that others hold too. A step that was committed before is replaced.
+    Raises CheckpointError when the shards leave a gap in an array or overlap, or meta lacks a key: the step is then not committed.
     """
     with saving(tmp.parent):
         sizes = {path.name: path.stat().st_size for path in sorted(tmp.glob("shard-*.h5"))}
@@ -72,8 +74,11 @@ def commit(tmp: Path, meta: Mapping, num_shards: int | None = None) -> Path:
         arrays = gather(tmp, list(sizes))
         for array in arrays:
             check_tiles(array)
-        _digest_shared_chunks(tmp, arrays)
-        write_index(tmp, step_of(tmp), meta, arrays, sizes)
+        _digest_shared_chunks(tmp, arrays, sizes)
+        try:
+            write_index(tmp, step_of(tmp), meta, arrays, sizes)
+        except ForeignError as error:
+            raise CheckpointError(f"{tmp}: {error}; the step was not committed") from error
         sync_folder(tmp)
         return publish(tmp)
 
@@ -105,10 +110,10 @@ def _check_alike(writer: int, parts: list[Part]) -> None:
             raise CheckpointError(f"{name}: writer {writer} has it {count} times; give it once")
 
 
-def _digest_shared_chunks(tmp: Path, arrays: list[LogicalArray]) -> None:
+def _digest_shared_chunks(tmp: Path, arrays: list[LogicalArray], sizes: Mapping[str, int]) -> None:
     """Digest the chunks that no writer holds whole: for runs of whole rows or elements, at most one at each border of two runs."""
     shared = ((array, chunk) for array in arrays for chunk in range(array.chunks.count) if chunk not in array.digests)
-    shards = Shards(tmp)
+    shards = Shards(tmp, sizes)
     try:
         for array, chunk in by_shard(shared):
             array.digests[chunk] = digest(shards.read(array, array.chunks.box(chunk)))

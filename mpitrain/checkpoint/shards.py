@@ -10,27 +10,38 @@ One rank reads the last two of every shard, and nothing else, to know all: shard
 """
 
 import json
+import math
+import re
 from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 import h5py
 import numpy as np
-from h5py import h5d, h5s
+from h5py import h5s
 
 from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, Piece, digest
 from mpitrain.checkpoint.boxes import Box, Chunks, whole
-from mpitrain.checkpoint.dtypes import DTYPES, NAMES, to_hdf5
-from mpitrain.checkpoint.files import opening, reason
+from mpitrain.checkpoint.dtypes import DTYPES, NAMES, code_of, to_hdf5
+from mpitrain.checkpoint.files import reason
+from mpitrain.checkpoint.hdf5 import Hdf5File
+from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.errors import CheckpointError
 
 OWN = "checkpoint"  # the group for what isn't an array of the user's
 PARTS, DIGESTS = f"{OWN}/parts", f"{OWN}/digests"
+BLOCK_BYTES = 1 << 22  # of rows that are read at once to cut columns out of them
 NUM_OPEN = 128  # files a reader keeps open: a step may have more shards than a process may have files
 
 
 def file_name(writer: int) -> str:
     return f"shard-{writer:05d}.h5"
+
+
+def is_file_name(name: str) -> bool:
+    return bool(re.fullmatch(r"shard-[0-9]{5,}\.h5", name))
 
 
 class Part(NamedTuple):
@@ -43,10 +54,10 @@ class Part(NamedTuple):
 
     @property
     def dataset(self) -> str:
-        return _dataset(self.name, self.box, self.shape)
+        return part_name(self.name, self.box, self.shape)
 
 
-def _dataset(name: str, box: Box, shape: tuple[int, ...]) -> str:
+def part_name(name: str, box: Box, shape: tuple[int, ...]) -> str:
     """Return what a part is called in a shard. Without brackets: h5dump takes what is in them for a selection."""
     return name if box == whole(shape) else f"{name}@{','.join(f'{a}:{b}' for a, b in zip(box.start, box.stop))}"
 
@@ -73,8 +84,9 @@ def gather(folder: Path, files: list[str]) -> list[LogicalArray]:
     arrays: dict[str, LogicalArray] = {}
     for file in files:
         try:
-            with opening(folder / file) as shard:
-                parts, digests = json.loads(shard[PARTS][()]), map(bytes, shard[DIGESTS][...])
+            with closing(Hdf5File(folder / file)) as shard:
+                parts = json.loads(shard.read(shard.datasets[PARTS]))
+                digests = map(bytes, np.frombuffer(shard.read(shard.datasets[DIGESTS]), np.uint8).reshape(-1, DIGEST_BYTES))
         except (OSError, KeyError, ValueError) as error:
             raise CheckpointError(f"{folder.name}: {file} cannot be read: {reason(error)}; save the step again") from error
         for name, part in parts.items():
@@ -85,44 +97,52 @@ def gather(folder: Path, files: list[str]) -> list[LogicalArray]:
                 raise CheckpointError(f"{name} is {found} in {file}, {needed} in {array.pieces[0].file}; let all writers agree")
             for start, stop in part["boxes"]:
                 box = Box(tuple(start), tuple(stop))
-                array.pieces.append(Piece(file, _dataset(name, box, shape), box))
+                array.pieces.append(Piece(file, part_name(name, box, shape), box))
                 array.digests.update(zip(array.chunks.inside(box), digests))
     return list(arrays.values())
 
 
 class Shards:
-    """The shards of one step, opened when they are needed.
+    """The shards of one step, opened when they are needed. sizes: in bytes, of those that may be opened.
 
-    They are read directly: the index's virtual datasets would give zeros for a shard that can't be opened, without a word.
+    They are read directly, not through the index's virtual datasets: those would give zeros for a shard that can't be opened, without a
+    word, and what a stranger's name.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._open: OrderedDict[str, h5py.File] = OrderedDict()  # least recently used first
+    def __init__(self, folder: Path, sizes: Mapping[str, int]):
+        self.folder, self.sizes = folder, sizes
+        self._open: OrderedDict[str, Hdf5File] = OrderedDict()  # least recently used first
 
     def read(self, array: LogicalArray, box: Box) -> np.ndarray:
         """Return `box` of a logical array, whoever wrote it; nothing else is read. Raises CheckpointError."""
         out = np.empty(box.shape, array.dtype)
         for piece in array.pieces_of(box):
             part = piece.box.overlap(box)
-            self._read_part(piece, part, out, part.seen_from(box))
+            self._read_part(piece, part, out[part.seen_from(box)])
         return out
 
-    def _read_part(self, piece: Piece, part: Box, out: np.ndarray, where: tuple) -> None:
+    def _read_part(self, piece: Piece, part: Box, out: np.ndarray) -> None:
         try:
-            dataset = h5d.open(self._file(piece.file).id, piece.dataset.encode())
-            source, target = _space(dataset.shape, part.seen_from(piece.box)), _space(out.shape, where)
-            dataset.read(target, source, out, to_hdf5(out.dtype))
+            file = self._file(piece.file)
+            dataset = file.datasets.get(piece.dataset)
+            if dataset is None:
+                raise ForeignError("there is no such dataset")
+            if (dataset.shape, dataset.datatype, dataset.virtual) != (piece.box.shape, code_of(out.dtype), None):
+                raise ForeignError(f"it isn't {NAMES[out.dtype]} {list(piece.box.shape)}")
+            _read_box(file, dataset.address, piece.box, part, out)
         except FileNotFoundError as error:
             raise CheckpointError(f"{self.folder.name}: {piece.file} is missing") from error
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.folder.name}: {piece.file}: {piece.dataset} cannot be read: {reason(error)}") from error
 
-    def _file(self, name: str) -> h5py.File:
+    def _file(self, name: str) -> Hdf5File:
         if name not in self._open:
-            self._open[name] = opening(self.folder / name)
+            file = Hdf5File(self.folder / name)
+            self._open[name] = file
             if len(self._open) > NUM_OPEN:
                 self._open.popitem(last=False)[1].close()
+            if file.size != self.sizes[name]:
+                raise ForeignError(f"the file has {file.size:,} bytes, {self.sizes[name]:,} needed")
         self._open.move_to_end(name)
         return self._open[name]
 
@@ -131,10 +151,21 @@ class Shards:
             self._open.popitem()[1].close()
 
 
-def _space(shape: tuple[int, ...], where: tuple) -> h5s.SpaceID:
-    """Return the HDF5 selection of one box, given by its slices."""
-    space = h5s.create_simple(shape)
-    slices = where[: len(shape)]
-    if slices:  # a 0-d space has nothing to select from
-        space.select_hyperslab(tuple(s.start for s in slices), tuple(s.stop - s.start for s in slices))
-    return space
+def _read_box(file: Hdf5File, address: int, box: Box, part: Box, out: np.ndarray) -> None:
+    """Read `part` of the dataset at `address`, which holds `box`: whole rows, of which the columns are cut out."""
+    row_bytes = math.prod(box.shape[1:]) * out.itemsize
+    if part.shape[1:] == box.shape[1:] and out.flags.c_contiguous:
+        first = part.start[0] - box.start[0] if box.shape else 0
+        file.read_into(memoryview(out.reshape(-1).view(np.uint8)), address + first * row_bytes)
+        return
+    first, columns = part.start[0] - box.start[0], part.seen_from(box)[1:]
+    if row_bytes > BLOCK_BYTES:
+        for row in range(len(out)):
+            inner = Box(box.start[1:], box.stop[1:]), Box(part.start[1:], part.stop[1:])
+            _read_box(file, address + (first + row) * row_bytes, *inner, out[row])
+        return
+    step = BLOCK_BYTES // row_bytes
+    for row in range(0, len(out), step):
+        rows = np.empty((min(step, len(out) - row), *box.shape[1:]), out.dtype)
+        file.read_into(memoryview(rows.reshape(-1).view(np.uint8)), address + (first + row) * row_bytes)
+        out[row : row + step] = rows[(slice(None), *columns)]

@@ -1,29 +1,46 @@
 """Holding a step against its digests: is every byte that a reader could get the one that was written?"""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from mpitrain.checkpoint.arrays import LogicalArray, by_shard, digest
+import xxhash
+
+from mpitrain.checkpoint.arrays import LogicalArray, by_shard, root_digest
+from mpitrain.checkpoint.boxes import Box, run_boxes
 from mpitrain.checkpoint.files import reason
+from mpitrain.checkpoint.index import INDEX
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.errors import CheckpointError
+from mpitrain.inputs import kind_of
+
+READ_BYTES = 1 << 24  # at once; a chunk has more if a row has
 
 
 def verify(path: Path) -> None:
     """Read all of one step. Raises CheckpointError that names the first file, and array and chunk, that is not as it was committed."""
     with Checkpoint(path) as checkpoint:
-        check_sizes(checkpoint)
-        arrays = map(checkpoint.array, checkpoint.names())
-        for array, chunk in by_shard((each, chunk) for each in arrays for chunk in range(each.chunks.count)):
-            _check_chunk(checkpoint, array, chunk)
+        verify_data(checkpoint)
+
+
+def verify_data(checkpoint: Checkpoint, each: Callable[[str], object] = lambda chunk: None) -> None:
+    """Do the same with a step that is open. each: called with the name of each chunk that is read."""
+    check_sizes(checkpoint)
+    arrays = list(map(checkpoint.array, checkpoint.names()))
+    if root_digest(arrays) != checkpoint.digest:
+        raise CheckpointError(f"{checkpoint.path.name}: {INDEX} has another digest than its arrays")
+    for array, chunk in by_shard((each, chunk) for each in arrays for chunk in range(each.chunks.count)):
+        each(f"verifying chunk {chunk} of {array.name} in {checkpoint.path.name}")
+        _check_chunk(checkpoint, array, chunk)
 
 
 def check_sizes(checkpoint: Checkpoint) -> None:
     """Raise CheckpointError unless every shard is there in full. Reads no data."""
     for file, needed in checkpoint.shards.items():
+        path = checkpoint.path / file
         try:
-            found = (checkpoint.path / file).stat().st_size
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{checkpoint.path.name}: {file} is missing") from error
+            if (kind := kind_of(path)) != "a file":
+                raise CheckpointError(f"{checkpoint.path.name}: {file} is {kind or 'missing'}")
+            found = path.stat().st_size
         except OSError as error:
             raise CheckpointError(f"{checkpoint.path.name}: {file} cannot be read: {reason(error)}") from error
         if found != needed:
@@ -32,7 +49,16 @@ def check_sizes(checkpoint: Checkpoint) -> None:
 
 def _check_chunk(checkpoint: Checkpoint, array: LogicalArray, chunk: int) -> None:
     box = array.chunks.box(chunk)
-    rows = tuple(slice(a, b) for a, b in zip(box.start, box.stop))
-    if digest(checkpoint.read(array.name, rows)) != array.digests[chunk]:
-        files = " or ".join(array.holders(box))
+    if _digest(checkpoint, array, box) != array.digests[chunk]:
+        files = " or ".join(array.holders(box)[:4])
         raise CheckpointError(f"{checkpoint.path.name}: {files}: chunk {chunk} of {array.name} is altered")
+
+
+def _digest(checkpoint: Checkpoint, array: LogicalArray, chunk: Box) -> bytes:
+    """Return the digest of a chunk, which is read in its order and in parts: a row can be larger than memory."""
+    digest, step = xxhash.xxh3_128(), READ_BYTES // array.dtype.itemsize
+    for begin in range(0, chunk.size, step):
+        for part, _ in run_boxes(chunk.shape, begin, min(begin + step, chunk.size)):
+            rows = tuple(slice(origin + a, origin + b) for origin, a, b in zip(chunk.start, part.start, part.stop))
+            digest.update(checkpoint.read(array.name, rows).reshape(-1).view("u1"))
+    return digest.digest()

@@ -22,6 +22,11 @@ from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.cluster.lock import Lock, read_owner
 from mpitrain.config import Config, identity, parse, to_toml
 from mpitrain.errors import CheckpointError, ConfigError
+from mpitrain.inputs import kind_of, read_regular, shown
+
+FILES = ("config.toml", "metrics.jsonl", "metrics.jsonl.damaged", "trace.json", "config.toml.new", "metrics.jsonl.new", LOCK)
+ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(("data", "checkpoints"), "a folder")  # a link would be written through, too
+MOST_CONFIG_BYTES = 1 << 16  # to_toml() writes 2 KB
 
 
 class RunDir:
@@ -126,15 +131,7 @@ class RunDir:
             raise CheckpointError(f"run.dir = {self.path}: {nearest} is not a directory; choose another run.dir")
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise CheckpointError(f"run.dir = {self.path}: {nearest} is not writable; choose another run.dir")
-        for path, needed, fits in (
-            (self.config, "a file", Path.is_file),
-            (self.metrics, "a file", Path.is_file),
-            (self.trace, "a file", Path.is_file),
-            (self.data, "a directory", Path.is_dir),
-            (self.checkpoints, "a directory", Path.is_dir),
-        ):
-            if os.path.lexists(path) and not fits(path):
-                raise CheckpointError(f"run.dir = {self.path}: {path.name} is not {needed}; move it away or choose another run.dir")
+        require_own(self.path)
 
     def require_same_run(self, config: Config) -> None:
         """Raise ConfigError if the directory holds a run that computes something else."""
@@ -181,11 +178,25 @@ def _step_in(line: bytes) -> int | None:
 
 
 def read_config(path: Path) -> Config:
-    """Read the resolved configuration of a run directory."""
+    """Read the resolved configuration of a run directory, which may be a stranger's: nothing in it may lead elsewhere."""
     try:
-        return parse(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CheckpointError(f"{path}: {error}; the run directory is damaged, choose another run.dir") from None
+        require_own(path.parent)
+        return parse(tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode()))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {shown(error.args[0])}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; the run directory is damaged, choose another run.dir") from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, an integer of 5000 digits; a thousand brackets
+        raise CheckpointError(f"{path}: {shown(error)}; the run directory is damaged, choose another run.dir") from None
+
+
+def require_own(folder: Path) -> None:
+    """Raise CheckpointError if what a run keeps in its directory is a link, or anything else than it should be."""
+    for name, needed in ENTRIES.items():
+        found = kind_of(folder / name)
+        if found not in (None, needed):
+            what = f"{folder / name} is {found}, needed {needed}"
+            raise CheckpointError(f"{what}; move it away, set run.dir to the place itself, or choose another run.dir")
 
 
 def replace(path: Path, content: bytes) -> None:

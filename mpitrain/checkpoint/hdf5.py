@@ -1,0 +1,227 @@
+"""A reader of HDF5 for files of strangers: it knows what mpitrain writes, refuses all else, and needs no HDF5 library.
+
+The library follows what a file tells it: links into other files, storage in /etc/passwd, filters that load code; and crafted bytes have
+sent it into endless loops. Here each structure is read once, within the file, and has to be one of these:
+
+    superblock, groups (links in their headers, or in a heap: hdf5_links.py), hard links, attributes of the root (numbers and texts),
+    datasets that lie in one piece in the file or are virtual, of plain types, without filters
+
+Names as in https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html; all numbers are little-endian, offsets have 8 bytes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpitrain.checkpoint.hdf5_bytes import UNDEFINED, Bytes, Cursor, ForeignError
+from mpitrain.checkpoint.hdf5_links import dense_links
+from mpitrain.inputs import shown
+
+SIGNATURE, SUPERBLOCK_BYTES = b"\x89HDF\r\n\x1a\n\x03\x08\x08", 48  # version 3, offsets and lengths of 8 bytes
+MOST_OBJECTS = 1_000_000  # a model of 100,000 parameters has fewer in its index
+MOST_CHARACTERS = 1000  # of a path: groups in groups make a small file large in memory
+MOST_DIMS = 32  # as HDF5
+NIL, DATASPACE, LINK_INFO, DATATYPE, FILL, LINK, LAYOUT, GROUP_INFO, ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO = (
+    0x00, 0x01, 0x02, 0x03, 0x05, 0x06, 0x08, 0x0A, 0x0C, 0x10, 0x15
+)  # fmt: skip
+KNOWN = {NIL, DATASPACE, LINK_INFO, DATATYPE, FILL, LINK, LAYOUT, GROUP_INFO, ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO}
+REFUSED = {0x07: "external storage", 0x0B: "a filter", 0x11: "an old group", 0x16: "more than one link"}
+LINK_KINDS = {1: "a soft link", 64: "an external link"}
+CONTIGUOUS, VIRTUAL = 1, 3
+INTEGER, VARIABLE_LENGTH = 0, 9  # classes of datatypes
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """datatype: as in the file, without its version.  address: of the bytes, or None for none.
+
+    virtual: where the description of a virtual dataset is: collection and object of a heap.
+    """
+
+    datatype: bytes
+    shape: tuple[int, ...]
+    address: int | None
+    virtual: tuple[int, int] | None
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * int.from_bytes(self.datatype[4:8], "little")
+
+
+class Hdf5File(Bytes):
+    """An open file of which all headers have been read. Raises OSError, or ForeignError (a ValueError).
+
+    datasets: all of the file, by path.  attributes: of the root.  sums: whether to check HDF5's checksums; a sealed file needs none.
+    """
+
+    def __init__(self, path: Path, sums: bool = True):
+        super().__init__(path, sums)
+        self.datasets: dict[str, Dataset] = {}
+        self.attributes: dict[str, int | str] = {}
+        try:
+            self._walk(self._superblock())
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, dataset: Dataset) -> bytes:
+        """Return all elements of a dataset that isn't virtual."""
+        return b"" if dataset.address is None else self.bytes_at(dataset.address, dataset.num_bytes)
+
+    def _superblock(self) -> int:
+        """Return the address of the root group."""
+        found = self.block(0, SUPERBLOCK_BYTES, SIGNATURE)
+        found.expect(b"\0" + bytes(8) + b"\xff" * 8, "the superblock")  # closed, no user block, no extension
+        if found.number(8) != self.size:
+            raise ForeignError("the superblock tells another size of the file")
+        return found.number(8)
+
+    def _walk(self, root: int) -> None:
+        """Read all objects that can be reached from the root."""
+        waiting = [("", root)]
+        while waiting:
+            if len(self.blocks_read) > MOST_OBJECTS:
+                raise ForeignError(f"more than {MOST_OBJECTS:,} objects")
+            path, address = waiting.pop()
+            if len(path) > MOST_CHARACTERS:
+                raise ForeignError(f"a path of {len(path):,} characters")
+            messages = list(self._messages(address))
+            kinds = {kind for kind, _ in messages}
+            if unknown := kinds - KNOWN:
+                raise ForeignError(f"{path or '/'} has {REFUSED.get(min(unknown), f'a message of type {min(unknown)}')}")
+            if ATTRIBUTE in kinds and path:
+                raise ForeignError(f"{path} has an attribute")
+            if LINK_INFO in kinds:
+                self._read_attributes(messages)
+                waiting += [(f"{path}/{name}".removeprefix("/"), at) for name, at in self._links(path, messages)]
+            else:
+                self.datasets[path] = self._dataset(path, messages)
+
+    def _messages(self, address: int) -> Iterator[tuple[int, Cursor]]:
+        """Yield type and body of the messages of an object header, version 2."""
+        start = Cursor(self.bytes_at(address, min(34, self.size - address) if address < self.size else 34))
+        start.expect(b"OHDR\x02", f"the header at {address}")
+        flags = start.number(1)
+        start.take((16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0))  # times; limits of attributes
+        num_bytes = start.number(1 << (flags & 3))
+        found = self.block(address, start.at + num_bytes + 4, b"OHDR\x02")
+        found.take(start.at - 5)
+        blocks = [found]
+        for block in blocks:
+            while block.left >= (head := 6 if flags & 4 else 4):
+                kind, size, how = block.number(1), block.number(2), block.number(1)
+                block.take(head - 4)
+                body = Cursor(block.take(size))
+                if how & 2:
+                    raise ForeignError("a header shares a message with another one")
+                if kind == CONTINUATION:
+                    at, count = body.number(8), body.number(8)
+                    blocks.append(self.block(at, count, b"OCHK"))
+                else:
+                    yield kind, body
+
+    def _links(self, path: str, messages: list[tuple[int, Cursor]]) -> Iterator[tuple[str, int]]:
+        """Yield name and address of the objects in a group."""
+        for kind, body in messages:
+            if kind == LINK:
+                yield self._link(path, body)
+            elif kind == LINK_INFO:
+                body.expect(b"\0\0", f"group {path}")  # no order of creation
+                heap, names = body.number(8), body.number(8)
+                if heap != UNDEFINED:
+                    yield from (self._link(path, link) for link in dense_links(self, heap, names))
+
+    def _link(self, path: str, body: Cursor) -> tuple[str, int]:
+        body.expect(b"\x01", f"a link of {path}")
+        flags = body.number(1)
+        kind = body.number(1) if flags & 8 else 0
+        if flags & ~0x1B:
+            raise ForeignError(f"a link of {path} is not as mpitrain writes it")
+        if flags & 16:
+            body.take(1)  # the character set
+        name = body.take(body.number(1 << (flags & 3))).decode()
+        if kind:
+            raise ForeignError(f"{path}/{shown(name)} is {LINK_KINDS.get(kind, 'a link of an unknown kind')}".removeprefix("/"))
+        if not name or "/" in name or "\0" in name or shown(name) != name:
+            raise ForeignError(f"a link of {path or '/'} has the name {shown(name)!r}")
+        return name, body.number(8)
+
+    def _dataset(self, path: str, messages: list[tuple[int, Cursor]]) -> Dataset:
+        found = {kind: body for kind, body in messages if kind not in (NIL, FILL)}
+        wanted = {DATASPACE, DATATYPE, LAYOUT}
+        if found.keys() - {ATTRIBUTE_INFO} != wanted or sum(kind in wanted for kind, _ in messages) != len(wanted):
+            raise ForeignError(f"{path} is neither a group nor a dataset")
+        shape, datatype, layout = _shape(path, found[DATASPACE]), _datatype(found[DATATYPE]), found[LAYOUT]
+        version, kind = layout.number(1), layout.number(1)
+        if version not in (3, 4) or kind not in (CONTIGUOUS, VIRTUAL):
+            raise ForeignError(f"{path} doesn't lie in one piece")
+        if kind == VIRTUAL:
+            return Dataset(datatype, shape, None, (layout.number(8), layout.number(4)))
+        address, num_bytes = layout.number(8), layout.number(8)
+        dataset = Dataset(datatype, shape, None if address == UNDEFINED else address, None)
+        if num_bytes != dataset.num_bytes or (address == UNDEFINED and num_bytes):
+            raise ForeignError(f"{path} has {num_bytes:,} bytes, {dataset.num_bytes:,} needed")
+        if address != UNDEFINED and address + num_bytes > self.size:
+            raise ForeignError(f"{path} lies beyond the end of the file")
+        return dataset
+
+    def _read_attributes(self, messages: list[tuple[int, Cursor]]) -> None:
+        for kind, body in messages:
+            if kind == ATTRIBUTE_INFO:
+                body.take(body.left - 16)
+                body.expect(b"\xff" * 16, "a place for many attributes")
+            if kind != ATTRIBUTE:
+                continue
+            body.expect(b"\x03\0", "an attribute")
+            sizes = [body.number(2) for _ in range(3)]
+            body.take(1)  # the character set
+            name, datatype, space = (body.take(size) for size in sizes)
+            value = body.take(body.left)
+            known = _datatype(Cursor(datatype)), _shape("an attribute", Cursor(space))
+            self.attributes[name.rstrip(b"\0").decode()] = self._value(*known, value)
+
+    def _value(self, datatype: bytes, shape: tuple[int, ...], value: bytes) -> int | str:
+        if shape:
+            raise ForeignError("an attribute has more than one value")
+        if datatype[0] == INTEGER and len(value) == int.from_bytes(datatype[4:8], "little") <= 8:
+            return int.from_bytes(value, "little", signed=bool(datatype[1] & 8))
+        if datatype[0] == VARIABLE_LENGTH and datatype[1] & 15 == 1 and len(value) == 16:  # a text
+            value = Cursor(value)
+            length, heap, index = value.number(4), value.number(8), value.number(4)
+            return self.heap_object(heap, index)[:length].decode() if length else ""
+        raise ForeignError("an attribute is neither a number nor a text")
+
+    def heap_object(self, address: int, index: int) -> bytes:
+        """Return an object of a global heap collection."""
+        start = Cursor(self.bytes_at(address, 16))
+        start.expect(b"GCOL\x01\0\0\0", f"the heap at {address}")
+        end, at = address + start.number(8), address + 16
+        while at + 16 <= end:
+            head = Cursor(self.bytes_at(at, 16))
+            number, _, size = head.number(2), head.number(6), head.number(8)
+            if number == index and index:
+                return self.bytes_at(at + 16, size)
+            if number == 0:
+                break
+            at += 16 + -(-size // 8) * 8
+        raise ForeignError(f"the heap at {address} has no object {index}")
+
+
+def _datatype(body: Cursor) -> bytes:
+    """Return a datatype without its version: plain types are the same in all of them."""
+    first = body.number(1)
+    return bytes([first & 15]) + body.take(body.left)
+
+
+def _shape(path: str, body: Cursor) -> tuple[int, ...]:
+    body.expect(b"\x02", f"the dataspace of {path}")
+    num_dims, has_limits, kind = body.number(1), body.number(1), body.number(1)
+    if num_dims > MOST_DIMS or kind != (num_dims > 0) or has_limits > 1:
+        raise ForeignError(f"the dataspace of {path} is not as mpitrain writes it")
+    shape = tuple(body.number(8) for _ in range(num_dims))
+    if has_limits and tuple(body.number(8) for _ in range(num_dims)) != shape:
+        raise ForeignError(f"{path} can be extended")
+    if math.prod(n for n in shape if n) >= 1 << 60:
+        raise ForeignError(f"{path} has the shape {list(shape)}")
+    return shape
