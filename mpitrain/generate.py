@@ -69,7 +69,7 @@ def choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generato
 
 def visible(text: str) -> str:
     """Return text for a terminal, without what it would obey: a model can be taught to say that."""
-    return "".join(c if c.isshown() or c in "\n\t" else "\ufffd" for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def _logits(stage: Stage, ids: list[int], ends: int | None) -> torch.Tensor:

@@ -31,6 +31,7 @@ from mpitrain.comm.world import World, abort, finalize
 from mpitrain.errors import FAILED, STOPPED_EARLY, HangError, InputError, MpitrainError
 
 LOOK_S = 0.25
+READY_S = 20.0  # for a process to start, on a node where all ranks do
 VERDICT_S = 15.0  # for the watchdog to report and end the job; then a rank does it itself
 TERM_S = 3.0  # Open MPI sends SIGTERM when another rank has failed, SIGKILL 2 s later; who lives longer was asked by somebody else
 STAGGER_S = 1.5  # without a watchdog first ranks speak first, and end the job before others do
@@ -105,8 +106,16 @@ class Guard:
             memory = memoryview(mmap(file.fileno(), num_slots * SLOT))
         self.place.take(memory[slot * SLOT : (slot + 1) * SLOT])
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.connect(address)
-        connection.send(b"%d" % slot)
+        connection.settimeout(READY_S)
+        try:
+            connection.connect(address)
+            connection.send(b"%d" % slot)
+            if connection.recv(len(watchdog.READY)) != watchdog.READY:  # from here on it sees what happens
+                raise ConnectionError("it has ended")
+        except OSError as error:
+            sys.stderr.write(f"mpitrain: {self.place.who}: the watchdog of this node doesn't answer ({error})\n")
+            return
+        connection.settimeout(None)
         self._watchdog = connection
         os.write(self._wake, b"\0")  # the thread has one more to listen to
 

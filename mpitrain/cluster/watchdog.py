@@ -39,6 +39,7 @@ SHARE = 0.05  # of a core, that tells work from waiting: there may be many more 
 MOST_NAMED = 8
 
 FAILED, GAVE_UP = b"F", b"W"  # what a rank sends, with its text; a greeting is the number of its slot
+READY = b"ready"  # the answer to a greeting; what else a rank is sent is the exit code to end the job with
 CONDITIONS = {
     "T": "stopped by a signal (SIGSTOP)",
     "t": "stopped by a debugger",
@@ -118,6 +119,7 @@ class Watchdog:
             self.report_at = min(self.report_at, time.monotonic() + GATHER_S)
         else:
             rank.slot = int(message)
+            rank.connection.send(READY)
         return True
 
     @property
