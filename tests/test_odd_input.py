@@ -365,11 +365,15 @@ def test_a_report_whose_console_is_gone_falls_silent(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- what takes long
 
 
+IMPATIENT = "from mpitrain.report import waiting; waiting.SOON_S = 0.3; from mpitrain.cli import main; main()"
+
+
 def on_a_terminal(*words, **env) -> tuple[bytes, bytes]:
-    """Run a command whose stderr is a terminal; return its stdout and what the terminal got."""
+    """Run a command whose stderr is a terminal, and to which a third of a second is long; return its stdout and what the terminal got."""
     ours, theirs = pty.openpty()
     with tempfile.TemporaryFile() as out:
-        process = subprocess.Popen([MPITRAIN, *words], stdout=out, stderr=theirs, env=environment(**{"TERM": "xterm", **env}))
+        command = [sys.executable, "-c", IMPATIENT, *words]
+        process = subprocess.Popen(command, stdout=out, stderr=theirs, env=environment(**{"TERM": "xterm", **env}))
         os.close(theirs)
         shown = b""
         try:
