@@ -73,6 +73,7 @@ def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard) -> tupl
     guard.join(world)
     guard.place.enter("start", "checking the configuration", BUSY)
     config, tokenizer, same = world.on_every_rank("checking the configuration", lambda: _plan(read, world))
+    _require_same_configuration(world, config)
     world.require_same(same)
     world.on_every_rank("looking for the device", lambda: _require_device(config, world.node.rank))
     return _Opening(config, tokenizer, world, guard).open(), world
@@ -96,12 +97,17 @@ def _plan(read: Config | InputError, world: World) -> tuple[Config, Tokenizer, d
     require_memory(config)
     table = program.training(config).table
     same = {
-        "the configuration": settings.digest(config),
         "the tokenizer": tokenizer.identity,
         "the table of pipeline.schedule": preflight.digest(repr(table)),
         **preflight.code(),
     }
     return config, tokenizer, same
+
+
+def _require_same_configuration(world: World, config: Config) -> None:
+    """Raise MeshError, with the first key that differs, unless all ranks have read the same. Collective over all ranks."""
+    if len(set(world.all_gather("comparing the configuration", settings.digest(config)))) > 1:
+        world.require_same({key: repr(value) for key, value in settings.flatten(config).items()})
 
 
 def _require_device(config: Config, local: int) -> None:

@@ -74,7 +74,7 @@ def test_a_run_directory_that_is_not_shared(folder):
 def test_a_configuration_that_differs(folder):
     (folder / "here" / "my.toml").write_text("[run]\nsteps = 1\n")
     (folder / "there" / "my.toml").write_text("[run]\nsteps = 1\nseed = 2\n")
-    refused(folder, "cd ../there", ["the configuration", "on rank 1"], "my.toml", *usual(folder))
+    refused(folder, "cd ../there", ["run.seed: found 2 on rank 1, 1 on rank 0"], "my.toml", *usual(folder))
 
 
 def test_a_schedule_table_that_differs(folder):
