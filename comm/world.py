@@ -168,7 +168,9 @@ def abort(code: int) -> None:
         except (OSError, ValueError):
             continue  # closed, or nobody reads it
     time.sleep(FORWARD_S)
+    threading.Timer(ABORT_S, os._exit, [code]).start()
+    if not MPI.Is_initialized() and any(name in os.environ for name in (*LAUNCHERS, "SLURM_NTASKS")):
+        _initialize()  # where the others wait: MPICH's launcher doesn't mind a rank that ends before
     if MPI.Is_initialized() and not MPI.Is_finalized():
-        threading.Timer(ABORT_S, os._exit, [code]).start()
         MPI.COMM_WORLD.Abort(code)
     os._exit(code)

@@ -110,9 +110,10 @@ def run(config: str | None, overrides: tuple[str, ...]) -> int:
     _let_connect_start_mpi()
     from mpitrain.cluster.board import BUSY
     from mpitrain.cluster.guard import Guard, guarded
-    from mpitrain.opening import open_run
 
     def body(guard: Guard) -> int:
+        from mpitrain.opening import open_run  # here: what can't be imported on one node is reported as any other trouble
+
         opened, world = open_run(config, overrides, guard)
         with opened.rundir:
             guard.place.enter("build", "loading torch", BUSY)
@@ -174,10 +175,14 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     if num_ranks > 1 and not launched():
         return start(num_ranks, ["verify", *([config] if config else []), "--layout", layout, *(f"--set={o}" for o in overrides)])
     _let_connect_start_mpi()
-    from mpitrain.cluster.guard import guarded
-    from mpitrain.verify import main
+    from mpitrain.cluster.guard import Guard, guarded
 
-    return guarded(lambda guard: main(config, overrides, guard, click.echo), _tell_error)
+    def body(guard: Guard) -> int:
+        from mpitrain.verify import main
+
+        return main(config, overrides, guard, click.echo)
+
+    return guarded(body, _tell_error)
 
 
 @cli.command()

@@ -92,6 +92,15 @@ def test_code_that_differs(folder):
     refused(folder, other, ["the code of mpitrain", "on rank 1"], *usual(folder))
 
 
+def test_a_library_that_one_node_lacks(folder):
+    """The rank fails before it has started MPI, where the other one waits for it."""
+    (folder / "there" / "msgspec.py").write_text("raise ImportError('libmsgspec.so: cannot open shared object file')\n")
+    shadow = ONLY_RANK_1 % f"export PYTHONPATH='{folder / 'there'}'"
+    done = mpirun(2, "sh", "-c", shadow, MPITRAIN, "run", *usual(folder), timeout=15)
+    assert done.returncode not in (0, None), tail(done.output)
+    assert "mpitrain: rank 1 of 2 failed in phase start, starting: ImportError: libmsgspec.so" in done.output, tail(done.output)
+
+
 # ---------------------------------------------------------------- signals before the first step
 
 
