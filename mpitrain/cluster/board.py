@@ -1,10 +1,10 @@
 """Where each rank of a node is, in memory that its watchdog reads even while the rank is stuck, stopped or dead.
 
     board     one slot a rank, in a file that is only memory (memfd)
-    slot      state, rank, process, since when, limit, step, position, and three texts: who, phase, what
+    slot      version, state, rank, process, since when, limit, step, position, and three texts: who, phase, what
 
-A rank writes its own slot and no other. Nothing locks: a slot that is read while it is written has an odd text for a moment, and
-reports are of slots that have not changed for seconds.
+A rank writes its own slot and no other, and nothing locks. A slot begins with a version, which is odd while the rest is written: a
+reader that finds it odd, or changed, reads again. A rank that is stopped in that moment leaves some of both states, of which each is true.
 
 Standard library only: the watchdog starts in milliseconds.
 """
@@ -17,8 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 SLOT = 1024  # bytes
+VERSION = 8  # bytes of it
+RETRIES, RETRY_S = 100, 0.0001
 _HEAD = struct.Struct("<qqqqdqqH")
-_TEXT = SLOT - _HEAD.size
+_TEXT = SLOT - VERSION - _HEAD.size
 
 # WORKING: may take its limit. BUSY: as long as it computes, reads or writes. WAITING: for other ranks. HUNG: gave up a wait.
 # LEFT: ends in good order.
@@ -54,7 +56,8 @@ class Place:
     """Where this rank is. `take` moves it to a slot of a board; before that, only this process sees it."""
 
     def __init__(self, rank: int = 0, who: str = "", limit_s: float = 0.0):
-        self._slot = memoryview(bytearray(SLOT))
+        self._slot, self._version = memoryview(bytearray(SLOT)), 0
+        self._pid = os.getpid()
         self.rank, self.who, self.limit_s = rank, who or f"rank {rank}", limit_s
         self.phase, self.what, self.state = PHASES[0], "starting", WORKING
         self.step = self.position = 0
@@ -99,14 +102,22 @@ class Place:
 
     def _write(self) -> None:
         text = "\0".join((self.who, self.phase, self.what)).encode(errors="replace")[:_TEXT]
-        head = (self.state, self.rank, os.getpid(), time.monotonic_ns(), self.limit_s, self.step, self.position, len(text))
-        _HEAD.pack_into(self._slot, 0, *head)
-        self._slot[_HEAD.size : _HEAD.size + len(text)] = text
+        head = (self.state, self.rank, self._pid, time.monotonic_ns(), self.limit_s, self.step, self.position, len(text))
+        content = _HEAD.pack(*head) + text  # in one copy: pack_into() would first fill the place with zeros
+        self._slot[:VERSION] = (self._version + 1).to_bytes(VERSION, "little")
+        self._slot[VERSION : VERSION + len(content)] = content
+        self._version += 2
+        self._slot[:VERSION] = self._version.to_bytes(VERSION, "little")
 
 
 def read_slot(slot: memoryview) -> Where:
     """Return what a slot says."""
-    state, rank, pid, since, limit_s, step, position, length = _HEAD.unpack_from(slot)
-    texts = bytes(slot[_HEAD.size : _HEAD.size + min(length, _TEXT)]).decode(errors="replace").split("\0")
+    for _ in range(RETRIES):
+        version, content = bytes(slot[:VERSION]), bytes(slot[VERSION:SLOT])
+        if not version[0] & 1 and version == bytes(slot[:VERSION]):
+            break
+        time.sleep(RETRY_S)
+    state, rank, pid, since, limit_s, step, position, length = _HEAD.unpack_from(content)
+    texts = content[_HEAD.size : _HEAD.size + min(length, _TEXT)].decode(errors="replace").split("\0")
     who, phase, what = (*texts, "", "", "")[:3]
     return Where(state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what)

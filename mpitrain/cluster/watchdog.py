@@ -70,6 +70,7 @@ class Watchdog:
     alone: bool
     seen: dict[int, Seen] = field(default_factory=dict)  # by file descriptor, of ranks that are connected
     gave_up: dict[int, str] = field(default_factory=dict)  # by slot
+    suspects: set[tuple[int, float]] = field(default_factory=set)  # of the last look: rank, since when
     report_at: float = float("inf")
     ended_at: float = float("inf")
     code: int = 1
@@ -136,13 +137,15 @@ class Watchdog:
         """Report a rank whose limit is over; ranks that wait are at fault only if none here works."""
         ranks = [(rank, self._where(rank)) for rank in self._ranks]
         late = [where for rank, where in ranks if where.state in AT_WORK and self._idle_s(rank, where, now) > where.limit_s]
+        grace_s = GATHER_S if self.alone else GATHER_S + ELSEWHERE_S
+        over = [where for _, where in ranks if where.state == WAITING and now - where.since > where.limit_s + grace_s]
+        before, self.suspects = self.suspects, {(where.rank, where.since) for where in late + over}
+        if not before & self.suspects:
+            return  # nobody is reported for one look: this process, or all of the machine, may have stood still
         if late:
             late = [where for where in late if _condition(where.pid) in CONDITIONS] or late
             self._end("\n".join(f"mpitrain: {_stuck(where, now)}" for where in late[:MOST_NAMED]), stacks=late)
-            return
-        grace_s = GATHER_S if self.alone else GATHER_S + ELSEWHERE_S
-        over = [where for _, where in ranks if where.state == WAITING and now - where.since > where.limit_s + grace_s]
-        if over and not any(where.state in AT_WORK for _, where in ranks):
+        elif not any(where.state in AT_WORK for _, where in ranks):
             texts = [f"mpitrain: {where}: waits for {now - where.since:.0f} s" for where in over]
             self._end(_waits(texts, [where for _, where in ranks], now))
 
