@@ -5,8 +5,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 from mpi4py import MPI
@@ -14,6 +15,7 @@ from mpi4py import MPI
 from mpitrain.errors import InputError, MeshError
 
 LAUNCHERS = {"OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun", "PMI_SIZE": "a PMI launcher (MPICH's mpirun, srun)"}
+STARTING = "in MPI_Init"  # what `ps` calls a rank there
 BEAT_S = 1.0  # between two signs of life of a rank that others wait for
 FORWARD_S = 0.5  # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
 ABORT_S = 3.0  # MPI_Abort can hang, or return
@@ -22,11 +24,15 @@ ABORT_S = 3.0  # MPI_Abort can hang, or return
 class Place(Protocol):
     """What is told that a rank waits, and for what; cluster/board.py has it."""
 
+    phase: str
+
     def waiting(self, what: str) -> AbstractContextManager[None]: ...
 
 
 class Nowhere:
     """A place that nobody reads."""
+
+    phase = "start"
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -87,7 +93,8 @@ class World:
         errors = self.all_gather(what, error)
         failed = [rank for rank, found in enumerate(errors) if found is not None]
         if failed:
-            alone = "" if len(failed) == self.size else f" (on {self._names(failed)} only; all need the same files and environment)"
+            alone = f" (on {self._names(failed)} only, in phase {self.place.phase}; all need the same files and environment)"
+            alone = alone if len(failed) < self.size else ""
             raise _of_all(type(errors[failed[0]])(f"{errors[failed[0]].args[0]}{alone}"))
         return result
 
@@ -127,7 +134,7 @@ def connect(place: Place) -> World:
 
     A launcher of another MPI starts N processes of which each believes to be rank 0 of 1, without a word.
     """
-    with place.waiting("for all ranks to call MPI_Init"):
+    with place.waiting("for all ranks to call MPI_Init"), _called(STARTING):
         _initialize()
     world, said = MPI.COMM_WORLD, {name: int(os.environ[name]) for name in LAUNCHERS if os.environ.get(name, "").isdecimal()}
     if not said and os.environ.get("SLURM_NTASKS", "").isdecimal():
@@ -142,6 +149,19 @@ def connect(place: Place) -> World:
                 )
             )
     return World(world, place)
+
+
+@contextmanager
+def _called(name: str) -> Iterator[None]:
+    """Give this process another name meanwhile, which the ranks of its node can see when they have no other way to know."""
+    path = Path("/proc/self/comm")
+    if path.exists():
+        before = path.read_text()
+        path.write_text(name)
+        yield
+        path.write_text(before)
+    else:
+        yield
 
 
 def _initialize() -> None:

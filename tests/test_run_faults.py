@@ -15,12 +15,13 @@ from launch import MPITRAIN, Done, mpirun, tail, tiny, write_text
 
 PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "end")
 FAULTS = ("exception", "memory", "full disk", "missing file", "sys.exit", "exit", "kill", "segfault", "stop", "slow")
+INPUT_ERRORS = ("DataError: ", "CheckpointError: ")
 LIMIT_S = 5
 CAUSES = {
     "exception": "RuntimeError: planted",
     "memory": "MemoryError: planted",
-    "full disk": "No space left on device",
-    "missing file": "No such file or directory",
+    "full disk": "No space left on device|File too large",
+    "missing file": "No such file or directory|is missing",
     "sys.exit": "SystemExit: 3",
     "exit": "is gone",
     "kill": "is gone",
@@ -103,8 +104,11 @@ def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, half_d
     startup_s = 15  # until the fault is planted, on a machine with other work
     assert done.wall_s < startup_s + LIMIT_S + 10, f"{plan}: {done.wall_s:.0f} s\n{tail(done.output)}"
     alone = "not watched yet" in done.output and fault in ("exit", "kill", "segfault")  # then the launcher says which process it was
-    reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
+    reports = [line for line in done.output.splitlines() if line.startswith(("mpitrain: ", *INPUT_ERRORS))]
     told = " ".join(reports)
+    if reports and reports[0].startswith(INPUT_ERRORS):  # what is wrong with a file is told as bad input, whoever finds it
+        assert done.returncode == 2 and len(reports) == 1 and re.search(CAUSES[fault], told), f"{plan}\n{tail(done.output)}"
+        return
     assert len([line for line in reports if " failed" in line or "is gone" in line or "stuck" in line]) <= 1, f"{plan}\n{told}"
     named = re.search(rf"rank {rank}\b", told) and f"in phase {phase}" in told and re.search(CAUSES[fault], told)
     assert named or alone, f"{plan}\n{tail(done.output)}"

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from mpitrain.cluster import watchdog
 from mpitrain.cluster.board import HUNG, LEFT, SLOT, WAITING, Place
-from mpitrain.cluster.launch import rank_of_launcher
-from mpitrain.comm.world import World, abort, finalize
+from mpitrain.cluster.launch import elsewhere, rank_of_launcher
+from mpitrain.comm.world import STARTING, World, abort, finalize
 from mpitrain.errors import FAILED, STOPPED_EARLY, HangError, InputError, MpitrainError
 
 LOOK_S = 0.25
@@ -149,7 +149,7 @@ class Guard:
         where = self.place.read()
         for_s = time.monotonic() - where.since
         if for_s > where.limit_s + STAGGER_S * (self.place.rank.bit_length() + (where.state == WAITING)):
-            how = "waits for other ranks, which are stopped, slow, or not there" if where.state == WAITING else "is stuck"
+            how = f"waits for other ranks{_absent()}" if where.state == WAITING else "is stuck"
             _print(f"mpitrain: {where.told('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s (comm.timeout_s)")
             abort(FAILED)
 
@@ -204,6 +204,13 @@ def guarded(body: Callable[[Guard], int], tell: Callable[[InputError], None]) ->
 
 def _cause(error: BaseException) -> str:
     return str(error) if isinstance(error, MpitrainError) else f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _absent() -> str:
+    """Name the ranks of this node that don't wait in MPI_Init, for one that does."""
+    found = sorted(elsewhere(STARTING).items())
+    missing = [f"rank {rank} has not come: {watchdog.condition_of(pid, 'it does something else')}" for rank, pid in found]
+    return f" ({'; '.join(missing[: watchdog.MOST_NAMED])})" if missing else ""
 
 
 def _traceback(error: BaseException) -> str:

@@ -23,6 +23,26 @@ def rank_of_launcher() -> tuple[int, int]:
     return int(rank) if rank.isdecimal() else 0, int(size) if size.isdecimal() else 1
 
 
+def elsewhere(name: str) -> dict[int, int]:
+    """Return the ranks, with a process of each, that the launcher started on this node for this job and that aren't called `name`.
+
+    What /proc says: of one job are processes with one PMIx namespace, or with one parent.
+    """
+    others, here = dict[int, int](), set[int]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = dict(pair.split(b"=", 1) for pair in (folder / "environ").read_bytes().split(b"\0") if b"=" in pair)
+            rank = int(next(environment[name.encode()] for name in RANKS if name.encode() in environment))
+            parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            job, mine = environment.get(b"PMIX_NAMESPACE", b""), os.environ.get("PMIX_NAMESPACE", "").encode()
+            if job == mine if mine else parent == os.getppid():
+                others[rank] = int(folder.name)
+                here |= {rank} if (folder / "comm").read_text().strip() == name else set()
+        except (OSError, ValueError, IndexError, StopIteration):
+            continue  # gone meanwhile, another user's, or no rank
+    return {rank: pid for rank, pid in others.items() if rank not in here}
+
+
 def start(num_ranks: int, arguments: list[str]) -> int:
     """Run `mpitrain ARGUMENTS` on `num_ranks` ranks of this machine with this environment's mpirun; return the exit code."""
     beside = Path(sys.executable).with_name("mpirun")

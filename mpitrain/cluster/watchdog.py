@@ -204,8 +204,13 @@ class Watchdog:
 # ---------------------------------------------------------------- texts
 
 
+def condition_of(pid: int, otherwise: str) -> str:
+    """Return why a process does nothing, in words, as far as the system knows."""
+    return CONDITIONS.get(_condition(pid), otherwise)
+
+
 def _stuck(where: Where, now: float) -> str:
-    how = CONDITIONS.get(_condition(where.pid), "it does nothing")
+    how = condition_of(where.pid, "it does nothing")
     return f"{where}: stuck for {now - where.since:.0f} s, the limit is {where.limit_s:g} s (comm.timeout_s): {how}"
 
 
@@ -217,7 +222,7 @@ def _waits(gave_up: Iterable[str], ranks: Iterable[Where], now: float) -> str:
     behind = stopped or [where for where in ranks if where.state not in (HUNG, WAITING)]
     if behind:
         for where in behind[:MOST_NAMED]:
-            how = CONDITIONS.get(_condition(where.pid), "it waits for no message: it computes or is stuck")
+            how = condition_of(where.pid, "it waits for no message: it computes or is stuck")
             lines.append(f"mpitrain: first behind: {where}, for {now - where.since:.0f} s: {how}")
     elif ranks:
         least = min(ranks, key=lambda where: (where.step, where.position))
