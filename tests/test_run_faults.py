@@ -89,7 +89,7 @@ def calls(tmp_path_factory, text, half_done):
     return found
 
 
-@pytest.mark.parametrize(("number", "phase", "fault"), plans(16))
+@pytest.mark.parametrize(("number", "phase", "fault"), plans(12))
 def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, half_done, calls, number, phase, fault):
     dice = random.Random(number)
     rank = dice.randrange(2)
