@@ -4,11 +4,12 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from launch import MPITRAIN, lines_in, mpirun, run_tiny, started, tail, tiny, write_text
+from launch import MPIRUN, MPITRAIN, lines_in, mpirun, run_tiny, started, tail, tiny, write_text
 
 import mpitrain
 
@@ -135,6 +136,20 @@ def test_a_stopped_rank_is_named_with_its_instruction(tmp_path, rank):
     behind = [line for line in done.output.splitlines() if "first behind" in line or "stuck" in line]
     assert len(behind) == 1, tail(done.output)
     assert re.search(rf"rank {rank} \(pp {rank},.*at step \d+, position \d+, in phase step,.*stopped by a signal", behind[0]), behind
+
+
+def test_on_two_nodes_the_one_with_the_stopped_rank_speaks(tmp_path):
+    """Its watchdog knows; the other one's knows only that a message doesn't come."""
+    if b"HYDRA" not in subprocess.run([MPIRUN, "--version"], capture_output=True, check=False).stdout:
+        pytest.skip("MPICH's launcher makes two nodes of one machine")
+    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    plan = json.dumps({"rank": 1, "phase": "step", "call": 60_000, "fault": "stop"})
+    given = tiny(run_dir, text, parallel_pp=2, run_steps=5000, comm_timeout_s=3)
+    nodes = ("-launcher", "fork", "-hosts", "n0:1,n1:1", "-n", "2")
+    done = mpirun(0, MPIRUN, *nodes, MPITRAIN, "run", *given, env={"PYTHONPATH": str(PLANTED), "PLANTED": plan}, timeout=60)
+    assert done.returncode not in (0, None) and "nodes: 2" in done.output, tail(done.output)
+    reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
+    assert len(reports) == 1 and re.search(r"rank 1 \(pp 1,.*stopped by a signal", reports[0]), tail(done.output)
 
 
 def test_a_killed_rank_is_named_with_its_phase(tmp_path):

@@ -102,18 +102,18 @@ class Guard:
         return (address, f"/proc/{os.getpid()}/fd/{board}"), (listener.detach(), board)
 
     def _connect(self, address: str, board: str, slot: int, num_slots: int) -> None:
-        with open(board, "r+b") as file:
-            memory = memoryview(mmap(file.fileno(), num_slots * SLOT))
-        self.place.take(memory[slot * SLOT : (slot + 1) * SLOT])
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(READY_S)
         try:
+            with open(board, "r+b") as file:
+                memory = memoryview(mmap(file.fileno(), num_slots * SLOT))
+            self.place.take(memory[slot * SLOT : (slot + 1) * SLOT])
             connection.connect(address)
             connection.send(b"%d" % slot)
             if connection.recv(len(watchdog.READY)) != watchdog.READY:  # from here on it sees what happens
                 raise ConnectionError("it has ended")
         except OSError as error:
-            sys.stderr.write(f"mpitrain: {self.place.who}: the watchdog of this node doesn't answer ({error})\n")
+            sys.stderr.write(f"mpitrain: {self.place.who}: the watchdog of this node can't be reached ({error})\n")
             return
         connection.settimeout(None)
         self._watchdog = connection

@@ -182,16 +182,22 @@ class Watchdog:
         time.sleep(FORWARD_S)
         self.ended_at, self.code = time.monotonic(), code
         able = [rank for rank in self._ranks if _condition(self._where(rank).pid) not in CONDITIONS]
-        self._ask([first] if first in able else able[:1])
+        if able:
+            self._ask([first] if first in able else able[:1])
+        else:
+            self._kill()
 
     def _go_on_ending(self, now: float) -> None:
         if self.asked == 0 and now - self.ended_at > END_S[0]:
             self._ask(self._ranks)
             self.asked = 1
         elif self.asked == 1 and now - self.ended_at > END_S[1]:
-            for rank in self._ranks:
-                _signal(self._where(rank).pid, signal.SIGKILL)
-            self.asked = 2
+            self._kill()
+
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            _signal(self._where(rank).pid, signal.SIGKILL)
+        self.asked = 2
 
     def _ask(self, ranks: Iterable[Seen]) -> None:
         for rank in ranks:
