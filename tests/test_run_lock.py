@@ -13,6 +13,7 @@ from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_tiny, started, ta
 
 from mpitrain.cluster import lock as locks
 from mpitrain.cluster.lock import NAME, Lock, Owner, read_owner
+from mpitrain.cluster.rundir import RunDir
 from mpitrain.errors import CheckpointError
 
 
@@ -136,6 +137,22 @@ def test_a_damaged_lock_is_refused(tmp_path):
     (tmp_path / NAME).write_bytes(b"{")
     with pytest.raises(CheckpointError, match=r"run\.lock is damaged"):
         Lock(tmp_path, never).take(nothing)
+
+
+def test_who_is_refused_leaves_the_data_of_the_run_that_is_there(tmp_path):
+    """It was there first, but had no data yet when the other one looked."""
+    first, second = RunDir(tmp_path / "run"), RunDir(tmp_path / "run")
+    first.take(never, nothing)
+    second._fresh_data = True
+    first.data.mkdir()
+    (first.data / "tokens.bin").write_bytes(b"tokens")
+    with pytest.raises(CheckpointError, match="in use by"):
+        second.take(never, nothing)
+    second._fresh_data = True
+    second.undo()
+    assert (first.data / "tokens.bin").read_bytes() == b"tokens"
+    first.release()
+    assert not list((tmp_path / "run").glob("run.lock*"))
 
 
 # ---------------------------------------------------------------- runs

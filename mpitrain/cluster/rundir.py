@@ -100,9 +100,9 @@ class RunDir:
 
     def undo(self) -> None:
         """Release the directory, and remove what take() and the preparation of tokens have made: nothing of the run was written yet."""
-        self.release()
-        if self._fresh_data:
+        if self._lock is not None and self._fresh_data:  # without the lock, or after it, the data are another run's
             shutil.rmtree(self.data, ignore_errors=True)
+        self.release()
         for path in self._made:
             with suppress(OSError):  # another run that was refused here may be looking
                 path.rmdir()
