@@ -168,6 +168,8 @@ class Guard:
             if isinstance(error, HangError):
                 self.place.enter(where.phase, where.what, HUNG)
                 self._end(f"mpitrain: {where}: {error.args[0]}", FAILED, watchdog.GAVE_UP)
+            elif isinstance(error, KeyboardInterrupt):
+                self._end(f"mpitrain: {where.told(' was interrupted')}; what was saved is whole, start again to go on", FAILED)
             else:
                 early = where.phase in BEFORE_STEPS and isinstance(error, MpitrainError)
                 self._end(f"{_traceback(error)}mpitrain: {where.told(' failed')}: {_cause(error)}", error.exit_code if early else FAILED)
