@@ -47,7 +47,7 @@ class Guard:
         rank, size = rank_of_launcher()
         self.place = Place(rank, f"rank {rank} of {size}", LIMIT_S)
         self.asked_to_stop = False
-        self._num_asked = 0
+        self._num_asked, self._activity = 0, watchdog.Activity()
         self._watchdog: socket.socket | None = None
         self._wakes, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -147,7 +147,7 @@ class Guard:
 
     def _look(self) -> None:
         where = self.place.read()
-        for_s = time.monotonic() - where.since
+        for_s = self._activity.idle_s(where, time.monotonic())
         if for_s > where.limit_s + STAGGER_S * (self.place.rank.bit_length() + (where.state == WAITING)):
             how = f"waits for other ranks{_absent()}" if where.state == WAITING else "is stuck"
             _print(f"mpitrain: {where.told('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s (comm.timeout_s)")
@@ -184,10 +184,14 @@ class Guard:
     def _end(self, report: str, code: int, kind: bytes = watchdog.FAILED) -> None:
         """Have the report printed and the job ended: by the watchdog, which prints the first one only, or here."""
         sys.stdout.flush()
-        if self._watchdog is None:
-            _print(report)
-            abort(code)
-        self._watchdog.send(kind + b"%d " % code + report.encode(errors="replace")[-MOST_TEXT:])
+        try:
+            if self._watchdog is not None:
+                self._watchdog.send(kind + b"%d " % code + report.encode(errors="replace")[-MOST_TEXT:])
+                return
+        except OSError:
+            self._watchdog = None  # it is gone
+        _print(report)
+        abort(code)
 
 
 def guarded(body: Callable[[Guard], int], tell: Callable[[InputError], None]) -> int:

@@ -50,14 +50,34 @@ CONDITIONS = {
 
 
 @dataclass
-class Seen:
-    """A rank as the watchdog knows it. worked: when it was last seen to compute, read or write; used: how much of each by then."""
+class Activity:
+    """Whether a rank does anything where it is. worked: when it was last seen to; used: of the machine, by the last look."""
 
-    slot: int
-    connection: socket.socket
     worked: float = 0.0
     looked: float = 0.0
     used: tuple[int, float] = (0, 0.0)
+
+    def idle_s(self, where: Where, now: float) -> float:
+        """Return for how long the rank is where it is; while it is BUSY, for how long it has done nothing."""
+        if where.phase in STEPPING:
+            return now - where.since - STEP_GRACE_S
+        if where.state not in (BUSY, LEFT):
+            return now - where.since
+        if now - self.looked > 1:
+            used = _used(where.pid)
+            if used[0] > self.used[0] or used[1] - self.used[1] > SHARE * (now - self.looked):
+                self.worked = now
+            self.looked, self.used = now, used
+        return now - max(where.since, self.worked)
+
+
+@dataclass
+class Seen:
+    """A rank as the watchdog knows it."""
+
+    slot: int
+    connection: socket.socket
+    activity: Activity = field(default_factory=Activity)
 
 
 @dataclass
@@ -136,7 +156,7 @@ class Watchdog:
     def _look(self, now: float) -> None:
         """Report a rank whose limit is over; ranks that wait are at fault only if none here works."""
         ranks = [(rank, self._where(rank)) for rank in self._ranks]
-        late = [where for rank, where in ranks if where.state in AT_WORK and self._idle_s(rank, where, now) > where.limit_s]
+        late = [where for rank, where in ranks if where.state in AT_WORK and rank.activity.idle_s(where, now) > where.limit_s]
         grace_s = GATHER_S if self.alone else GATHER_S + ELSEWHERE_S
         over = [where for _, where in ranks if where.state == WAITING and now - where.since > where.limit_s + grace_s]
         before, self.suspects = self.suspects, {(where.rank, where.since) for where in late + over}
@@ -148,18 +168,6 @@ class Watchdog:
         elif not any(where.state in AT_WORK for _, where in ranks):
             texts = [f"mpitrain: {where}: waits for {now - where.since:.0f} s" for where in over]
             self._end(_waits(texts, [where for _, where in ranks], now))
-
-    def _idle_s(self, rank: Seen, where: Where, now: float) -> float:
-        """Return for how long a rank is where it is; while it is BUSY, for how long it has done nothing."""
-        if where.phase in STEPPING:
-            return now - where.since - STEP_GRACE_S
-        busy = where.state in (BUSY, LEFT)
-        if busy and now - rank.looked > 1:
-            used = _used(where.pid)
-            if used[0] > rank.used[0] or used[1] - rank.used[1] > SHARE * (now - rank.looked):
-                rank.worked = now
-            rank.looked, rank.used = now, used
-        return now - max(where.since, rank.worked if busy else 0.0)
 
     def _report_waits(self) -> None:
         now = time.monotonic()
