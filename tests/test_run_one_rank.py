@@ -176,6 +176,37 @@ def test_a_second_signal_ends_a_run_that_cannot_end_its_step(tmp_path):
     assert done.returncode not in (0, None) and "was asked to leave" in done.output, tail(done.output)
 
 
+# ---------------------------------------------------------------- without a watchdog
+
+
+@pytest.mark.parametrize(
+    ("phase", "call", "fault", "told"),
+    [
+        ("tokens", 5, "slow", r"rank 0 of 2 in phase tokens, .*: is stuck, for \d s"),
+        ("step", 3000, "slow", r"rank 1 \(pp 1,.*in phase step, .*: waited \d s for F\d+ for stage 1 from rank 0 of links"),
+        ("build", 3000, "exception", r"rank 0 \(pp 0,.* failed in phase build, .*: RuntimeError: planted"),
+    ],
+)
+def test_without_a_watchdog_ranks_watch_themselves(tmp_path, phase, call, fault, told):
+    plan = {"rank": 0, "phase": phase, "call": call, "fault": fault, "blind": True}
+    env = {"PYTHONPATH": str(PLANTED), "PLANTED": json.dumps(plan)}
+    text = write_text(tmp_path / "text.txt", 6000)
+    done = run_tiny(2, tmp_path / "run", text, run_steps=4, parallel_pp=2, comm_timeout_s=3, env=env, timeout=40)
+    assert done.returncode not in (0, None) and "no watchdog on this node" in done.output, tail(done.output)
+    assert re.search(told, done.output), tail(done.output)
+
+
+def test_a_run_outlives_its_watchdog(tmp_path):
+    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=200)) as job:
+        job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
+        watchdogs = [pid for pid in job._pids() if b"watchdog" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
+        assert len(watchdogs) == 1
+        job.signal(watchdogs[0], signal.SIGKILL)
+        done = job.wait(60)
+    assert done.returncode == 0 and "done: 200 steps" in done.output, tail(done.output)
+
+
 # ---------------------------------------------------------------- the last save
 
 

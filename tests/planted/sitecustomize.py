@@ -1,7 +1,7 @@
 """Plants one fault in one rank: Python runs this file when it starts, if its folder is on PYTHONPATH.
 
 PLANTED = {"rank": 1, "phase": "save", "call": 17, "fault": "stop"}: before the 17th call of a function of mpitrain in that phase. With
-"fault": "count" nothing happens but that the number of calls in each phase is written to "file".
+"fault": "count" nothing happens but that the number of calls in each phase is written to "file". With "blind" no watchdog can be started.
 """
 
 import atexit
@@ -80,5 +80,11 @@ class Plant:
             FAULTS[self.fault]()
 
 
+def no_more_files(*_) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+if PLANTED.get("blind"):
+    os.memfd_create = no_more_files
 if PLANTED and PLANTED["rank"] == RANK:
     sys.setprofile(Plant(**PLANTED))
