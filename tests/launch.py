@@ -141,6 +141,12 @@ def mpirun(num_ranks: int, *command: str, env: dict[str, str] | None = None, cwd
         return job.wait(timeout)
 
 
+def cases(few: int, every: int) -> int:
+    """Return how many random cases to try: `few`, or as many as MPITRAIN_FUZZ says, `all` being `every`, and never more."""
+    asked = os.environ.get("MPITRAIN_FUZZ", "")
+    return every if asked == "all" else min(int(asked), every) if asked.isdecimal() else few
+
+
 def tail(text: str, lines: int = 150) -> str:
     return "\n".join(text.splitlines()[-lines:])
 

@@ -10,14 +10,13 @@ import subprocess
 import click
 import pytest
 from click.testing import CliRunner
-from launch import MPITRAIN, environment
+from launch import MPITRAIN, cases, environment
 
 from mpitrain.cli import cli
 from mpitrain.errors import BAD_INPUT, InputError
 from mpitrain.schedules import catalog
 
-ASKED = os.environ.get("MPITRAIN_FUZZ", "60")
-COUNT = 500 if ASKED == "all" else min(500, int(ASKED))
+COUNT = cases(60, 500)
 REAL = max(1, COUNT // 12)
 
 NUMBERS = [

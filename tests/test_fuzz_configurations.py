@@ -6,13 +6,13 @@ import string
 import time
 
 import pytest
+from launch import cases
 
 from mpitrain import config as settings
 from mpitrain.errors import BAD_INPUT, InputError
 from mpitrain.resolve import resolve
 
-ASKED = os.environ.get("MPITRAIN_FUZZ", "400")
-COUNT = 20_000 if ASKED == "all" else int(ASKED)
+COUNT = cases(400, 20_000)
 PIECES = 20  # tests, so that one that takes long is seen
 
 KEYS = list(settings.flatten(settings.Config()))

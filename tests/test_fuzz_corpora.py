@@ -6,14 +6,14 @@ import random
 import socket
 
 import pytest
+from launch import cases
 
 from mpitrain.data.corpus import check_source, documents
 from mpitrain.data.tokenizer import dtype_for, load_tokenizer
 from mpitrain.data.tokens import open_tokens, prepare
 from mpitrain.errors import BAD_INPUT, DataError
 
-ASKED = os.environ.get("MPITRAIN_FUZZ", "80")
-COUNT = 500 if ASKED == "all" else min(500, int(ASKED))
+COUNT = cases(80, 500)
 
 TEXTS = [
     *(

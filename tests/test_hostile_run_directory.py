@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 import pytest
 import xxhash
-from launch import MPITRAIN, mpirun, run_tiny, tail, write_text
+from launch import MPITRAIN, cases, mpirun, run_tiny, tail, write_text
 
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.files import FORMAT
@@ -28,7 +28,7 @@ from mpitrain.data.tokenizer import ByteTokenizer
 from mpitrain.data.tokens import describe, open_tokens, prepare
 from mpitrain.errors import CheckpointError, InputError
 
-COUNT = int(os.environ.get("MPITRAIN_FUZZ", "60"))
+COUNT = cases(60, 2000)
 EVERY_GENERATE, EVERY_RUN = 60, 60  # cases that the command line reads, too
 LIMIT_S, LIMIT_BYTES = 20, 1 << 30
 SMALL = dict(model_layers=2, model_width=16, model_heads=2, model_kv_heads=1, model_ffn=32, run_steps=3, run_save_every=1, run_eval_every=0)

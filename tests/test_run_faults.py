@@ -4,14 +4,13 @@ MPITRAIN_FUZZ=all plants 300 faults, MPITRAIN_FUZZ=40 as many; by default there 
 """
 
 import json
-import os
 import random
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from launch import MPITRAIN, Done, mpirun, tail, tiny, write_text
+from launch import MPITRAIN, Done, cases, mpirun, tail, tiny, write_text
 
 PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "end")
 FAULTS = ("exception", "memory", "full disk", "missing file", "sys.exit", "exit", "kill", "segfault", "stop", "slow")
@@ -37,8 +36,6 @@ def plans(count: int) -> list[tuple[int, str, str]]:
     """Return (number, phase, fault) of each fault; all faults in all phases come before any comes again."""
     every = [(phase, fault) for phase in PHASES for fault in FAULTS]
     random.Random(1).shuffle(every)
-    asked = os.environ.get("MPITRAIN_FUZZ", "")
-    count = 300 if asked == "all" else int(asked) if asked.isdecimal() else count
     return [(number, *every[number % len(every)]) for number in range(count)]
 
 
@@ -89,7 +86,7 @@ def calls(tmp_path_factory, text, half_done):
     return found
 
 
-@pytest.mark.parametrize(("number", "phase", "fault"), plans(12))
+@pytest.mark.parametrize(("number", "phase", "fault"), plans(cases(10, 300)))
 def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, half_done, calls, number, phase, fault):
     dice = random.Random(number)
     rank = dice.randrange(2)

@@ -3,15 +3,13 @@
 MPITRAIN_FUZZ=all kills 200 times, MPITRAIN_FUZZ=40 as often; by default a few times.
 """
 
-import os
 import random
 import time
 
-from launch import MPITRAIN, Done, lines_in, loss_lines, run_tiny, started, tail, tiny, write_text
+from launch import MPITRAIN, Done, cases, lines_in, loss_lines, run_tiny, started, tail, tiny, write_text
 
-ASKED = os.environ.get("MPITRAIN_FUZZ", "")
-KILLS = 200 if ASKED == "all" else int(ASKED) if ASKED.isdecimal() else 6
-STEPS = 60
+KILLS = cases(4, 200)
+STEPS = 40
 SETTINGS = dict(run_steps=STEPS, run_save_every=1, schedule_name="constant", run_eval_every=20)  # half of the time it saves
 
 

@@ -87,16 +87,16 @@ def test_a_file_in_the_place_of_a_folder_is_refused(run_dir, text, name):
 # ---------------------------------------------------------------- damaged metrics
 
 
-@pytest.mark.parametrize("damage", [b"\xff\xfe", b"\0\0", b"[" * 100_000, b'{"step": "9"}', b"null"])
-def test_a_damaged_line_of_metrics_keeps_nobody_from_going_on(run_dir, text, whole, damage):
+def test_damaged_lines_of_metrics_keep_nobody_from_going_on(run_dir, text, whole):
+    damage = (b"\xff\xfe", b"\0\0", b"[" * 100_000, b'{"step": "9"}', b"null")
     lines = (run_dir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    damaged = b"".join([*lines[:5], damage + b"\n", *lines[6:]])
+    damaged = b"".join([*lines[:5], *(each + b"\n" for each in damage), *lines[10:]])
     (run_dir / "metrics.jsonl").write_bytes(damaged)
     done = run_tiny(1, run_dir, text, **{**SETTINGS, "run_steps": 22})
     assert done.returncode == 0 and "line 6 can't be read" in done.output, tail(done.output)
     assert (run_dir / "metrics.jsonl.damaged").read_bytes() == damaged
     before = loss_lines(whole)
-    assert loss_lines(run_dir)[:20] == [*before[:5], *before[6:]]
+    assert loss_lines(run_dir)[:16] == [*before[:5], *before[10:]]
 
 
 def test_a_torn_last_line_goes_without_a_word(run_dir, text, whole):
