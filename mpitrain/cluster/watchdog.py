@@ -47,6 +47,7 @@ CONDITIONS = {
     "Z": "dead",
     "": "dead",
 }
+DEAF = ("T", "t", "Z", "")  # of these conditions: those in which nothing is heard any more
 
 
 @dataclass
@@ -189,10 +190,12 @@ class Watchdog:
         _print(text)
         time.sleep(FORWARD_S)
         self.ended_at, self.code = time.monotonic(), code
-        able = [rank for rank in self._ranks if _condition(self._where(rank).pid) not in CONDITIONS]
-        if able:
+        able = [rank for rank in self._ranks if _condition(self._where(rank).pid) not in DEAF]
+        if code != 1:
+            self._ask(able)  # each with the code: Open MPI may tell that of a rank that it has killed
+        elif able:
             self._ask([first] if first in able else able[:1])
-        else:
+        if not able:
             self._kill()
 
     def _go_on_ending(self, now: float) -> None:
