@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -154,14 +154,14 @@ def connect(place: Place) -> World:
 @contextmanager
 def _called(name: str) -> Iterator[None]:
     """Give this process another name meanwhile, which the ranks of its node can see when they have no other way to know."""
-    path = Path("/proc/self/comm")
-    if path.exists():
+    path, before = Path("/proc/self/comm"), None
+    with suppress(OSError):  # no Linux, or a container that keeps it from changing: then only a report says less
         before = path.read_text()
         path.write_text(name)
-        yield
-        path.write_text(before)
-    else:
-        yield
+    yield
+    with suppress(OSError):
+        if before is not None:
+            path.write_text(before)
 
 
 def _initialize() -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -137,6 +138,15 @@ def test_a_damaged_lock_is_refused(tmp_path):
     (tmp_path / NAME).write_bytes(b"{")
     with pytest.raises(CheckpointError, match=r"run\.lock is damaged"):
         Lock(tmp_path, never).take(nothing)
+
+
+def test_a_holder_of_a_damaged_lock_goes_on_and_ends(tmp_path, quick):
+    lock = Lock(tmp_path, never)
+    lock.take(nothing)
+    (tmp_path / NAME).write_bytes(b"{")
+    time.sleep(0.6)
+    assert lock._thread.is_alive()
+    lock.release()
 
 
 def test_who_is_refused_leaves_the_data_of_the_run_that_is_there(tmp_path):

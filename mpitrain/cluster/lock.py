@@ -89,8 +89,8 @@ class Lock:
             owner = read_owner(self.path)
             if owner is not None and owner.token == self.token:
                 self.path.unlink()
-        except OSError:
-            return  # the directory is gone or read-only: the next run finds this process gone
+        except (OSError, CheckpointError):
+            return  # the directory is gone or read-only, the file damaged: the next run finds this process gone, or says so
 
     def _take(self, each: Callable[[str], object]) -> str:
         mine, said = self.path.with_name(f"{NAME}.{self.token}"), ""
@@ -137,8 +137,8 @@ class Lock:
                     with self.path.open("r+b") as file:
                         file.write(self._record())
                     continue
-            except OSError:
-                continue  # a file system that doesn't answer now may do so later
+            except (OSError, CheckpointError):
+                continue  # a file system that doesn't answer now may do so later; a damaged lock keeps everybody out
             if not self._over.is_set():
                 how = f"taken by {owner}" if owner else "removed"
                 self._lost(f"{self.path} was {how}: two runs would write into one directory")
