@@ -6,7 +6,7 @@ import time
 from itertools import count
 from mmap import mmap
 
-from mpitrain.cluster.board import BUSY, SLOT, WAITING, WORKING, Place, read_slot
+from mpitrain.cluster.board import ABSENT, BUSY, SLOT, WAITING, WORKING, Place, read_slot
 
 
 def test_a_slot_says_what_was_written():
@@ -36,6 +36,23 @@ def test_long_and_odd_texts_fit():
     place = Place(0, "rank 0")
     place.enter("tokens", "preparing the tokens of " + "\u00e4\udcff" * 2000)
     assert place.read().what.startswith("preparing the tokens of \u00e4?")
+
+
+def test_a_rank_that_is_killed_while_it_writes_leaves_its_place_before_that():
+    """Every prefix of the next note, as a kill may leave it; and a slot in which nobody ever wrote."""
+    slot = memoryview(bytearray(SLOT))
+    assert read_slot(slot).state == ABSENT
+    place = Place(2, "rank 2", 5.0)
+    place.take(slot)
+    place.moved(7, 3, "F0@1")
+    before = bytes(slot)
+    place.moved(8, 4, "B0@1, longer than that")
+    after = bytes(slot)
+    changed = [at for at in range(SLOT) if before[at] != after[at]]
+    for at in range(changed[0] + 1, changed[-1] + 1):
+        where = read_slot(memoryview(after[:at] + before[at:]))
+        assert (where.step, where.position, where.what) == (7, 3, "F0@1")
+    assert read_slot(memoryview(after)).what == "B0@1, longer than that"
 
 
 def test_no_reader_sees_a_slot_half_written():

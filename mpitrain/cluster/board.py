@@ -1,10 +1,12 @@
 """Where each rank of a node is, in memory that its watchdog reads even while the rank is stuck, stopped or dead.
 
     board     one slot a rank, in a file that is only memory (memfd)
-    slot      version, state, rank, process, since when, limit, step, position, and three texts: who, phase, what
+    slot      two notes: the one that is valid, and the one that is written next
+    note      checksum, number, state, rank, process, since when, limit, step, position, and three texts: who, phase, what
 
-A rank writes its own slot and no other, and nothing locks. A slot begins with a version, which is odd while the rest is written: a
-reader that finds it odd, or changed, reads again. A rank that is stopped in that moment leaves some of both states, of which each is true.
+A rank writes its own slot and no other, and nothing locks. It writes its notes in turn, so that one of the two is whole at any moment,
+even where the rank was stopped or killed while it wrote; a reader takes the newer of those whose checksum is right. The checksum, not
+the order of the stores, says what is whole: processors reorder them.
 
 Standard library only: the watchdog starts in milliseconds.
 """
@@ -15,12 +17,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from zlib import crc32
 
-SLOT = 1024  # bytes
-VERSION = 8  # bytes of it
-RETRIES, RETRY_S = 100, 0.0001
-_HEAD = struct.Struct("<qqqqdqqH")
-_TEXT = SLOT - VERSION - _HEAD.size
+SLOT = 2048  # bytes
+_NOTE = SLOT // 2
+RETRIES = 10_000
+_CHECKSUM = struct.Struct("<I")
+_HEAD = struct.Struct("<qqqqqdqqH")
+_TEXT = _NOTE - _CHECKSUM.size - _HEAD.size
 
 # WORKING: may take its limit. BUSY: as long as it computes, reads or writes. WAITING: for other ranks. HUNG: gave up a wait.
 # LEFT: ends in good order.
@@ -56,7 +60,7 @@ class Place:
     """Where this rank is. `take` moves it to a slot of a board; before that, only this process sees it."""
 
     def __init__(self, rank: int = 0, who: str = "", limit_s: float = 0.0):
-        self._slot, self._version = memoryview(bytearray(SLOT)), 0
+        self._slot, self._number = memoryview(bytearray(SLOT)), 0
         self._pid = os.getpid()
         self.rank, self.who, self.limit_s = rank, who or f"rank {rank}", limit_s
         self.phase, self.what, self.state = PHASES[0], "starting", WORKING
@@ -102,22 +106,28 @@ class Place:
 
     def _write(self) -> None:
         text = "\0".join((self.who, self.phase, self.what)).encode(errors="replace")[:_TEXT]
-        head = (self.state, self.rank, self._pid, time.monotonic_ns(), self.limit_s, self.step, self.position, len(text))
-        content = _HEAD.pack(*head) + text  # in one copy: pack_into() would first fill the place with zeros
-        self._slot[:VERSION] = (self._version + 1).to_bytes(VERSION, "little")
-        self._slot[VERSION : VERSION + len(content)] = content
-        self._version += 2
-        self._slot[:VERSION] = self._version.to_bytes(VERSION, "little")
+        self._number += 1
+        head = (self._number, self.state, self.rank, self._pid, time.monotonic_ns(), self.limit_s, self.step, self.position, len(text))
+        content = _HEAD.pack(*head) + text
+        begin = self._number % 2 * _NOTE
+        self._slot[begin : begin + _CHECKSUM.size + len(content)] = _CHECKSUM.pack(crc32(content)) + content
 
 
 def read_slot(slot: memoryview) -> Where:
-    """Return what a slot says."""
-    for _ in range(RETRIES):
-        version, content = bytes(slot[:VERSION]), bytes(slot[VERSION:SLOT])
-        if not version[0] & 1 and version == bytes(slot[:VERSION]):
-            break
-        time.sleep(RETRY_S)
-    state, rank, pid, since, limit_s, step, position, length = _HEAD.unpack_from(content)
-    texts = content[_HEAD.size : _HEAD.size + min(length, _TEXT)].decode(errors="replace").split("\0")
-    who, phase, what = (*texts, "", "", "")[:3]
-    return Where(state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what)
+    """Return what a slot says; ABSENT where nothing ever wrote."""
+    for _ in range(RETRIES):  # both notes are torn only where the rank wrote twice meanwhile
+        notes = [note for note in (_whole(slot[:_NOTE]), _whole(slot[_NOTE:])) if note]
+        if notes:
+            _number, state, rank, pid, since, limit_s, step, position, text = max(notes)
+            who, phase, what = (*text.decode(errors="replace").split("\0"), "", "")[:3]
+            return Where(state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what)
+    return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that said nothing yet", PHASES[0], "")
+
+
+def _whole(note: memoryview) -> tuple | None:
+    """Return the fields of a note, or None: it is being written, or was torn."""
+    content = bytes(note)
+    (checksum,) = _CHECKSUM.unpack_from(content)
+    *head, length = _HEAD.unpack_from(content, _CHECKSUM.size)
+    end = _CHECKSUM.size + _HEAD.size + length
+    return (*head, content[end - length : end]) if crc32(content[_CHECKSUM.size : end]) == checksum else None
