@@ -52,15 +52,6 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def started_once(tmp_path_factory, text):
-    """A run directory with two checkpoints, and by rank and phase the calls of a run that goes on from there."""
-    folder = tmp_path_factory.mktemp("faults")
-    done = mpirun(2, MPITRAIN, "run", *tiny(folder / "run", text, **{**SETTINGS, "run_steps": 2, "parallel_pp": 2}))
-    assert done.returncode == 0, tail(done.output)
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
 def half_done(tmp_path_factory, text):
     """A run directory with a checkpoint to go on from."""
     folder = tmp_path_factory.mktemp("half") / "run"
