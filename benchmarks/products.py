@@ -1,4 +1,4 @@
-"""Speed of fp32 matrix products on a CPU: torch's own (MKL), oneDNN's, and which of them mpitrain.products takes.
+"""Speed of fp32 matrix products on a CPU: torch's own (MKL), oneDNN's, and which of them mpitrain.model.linear takes.
 
     python benchmarks/products.py [--rows 256] [--repeats 60] [--threads 1]
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from mpitrain.products import ONEDNN, product
+from mpitrain.model.linear import ONEDNN, product
 
 WEIGHTS = ((128, 384), (384, 384), (1024, 384), (384, 1024), (4096, 384), (2048, 2048), (128, 128), (64, 64))
 

@@ -17,15 +17,15 @@ import torch
 from mpi4py import MPI
 
 from mpitrain import config as settings
-from mpitrain.actor import Actor
-from mpitrain.report.trace import Recorder, write_trace
-from mpitrain.resolve import resolve
-from mpitrain.schedule import table_of
+from mpitrain.actor.actor import Actor
+from mpitrain.actor.stage import Microbatch, Stage
+from mpitrain.actor.trace import Recorder, write_trace
+from mpitrain.layout.resolve import resolve
+from mpitrain.layout.table import table_of
 from mpitrain.schedules.measured import costs, predict, read_trace
 from mpitrain.schedules.options import Times
 from mpitrain.schedules.simulate import simulate_table
-from mpitrain.stage import Microbatch, Stage
-from mpitrain.train import build_mesh
+from mpitrain.training.trainer import build_mesh
 
 MODEL = ("model.width=64", "model.heads=2", "model.kv_heads=1", "model.ffn=64", "model.tied=false", "data.sequence=64")
 

@@ -7,7 +7,8 @@ from functools import partial
 
 import click
 
-from mpitrain import __version__, streams
+from mpitrain import __version__
+from mpitrain.cluster import streams
 from mpitrain.errors import FAILED, ConfigError, MpitrainError
 from mpitrain.inputs import shown
 
@@ -112,12 +113,12 @@ def run(config: str | None, overrides: tuple[str, ...]) -> int:
     from mpitrain.cluster.guard import Guard, guarded
 
     def body(guard: Guard) -> int:
-        from mpitrain.opening import open_run  # here: what can't be imported on one node is reported as any other trouble
+        from mpitrain.training.opening import open_run  # here: what can't be imported on one node is reported as any other trouble
 
         opened, world = open_run(config, overrides, guard)
         with opened.rundir:
             guard.place.enter("build", "loading torch", BUSY)
-            from mpitrain.train import run as train
+            from mpitrain.training.trainer import run as train
 
             return train(opened, world, guard)
 
@@ -132,7 +133,7 @@ def run(config: str | None, overrides: tuple[str, ...]) -> int:
 @OVERRIDE
 def program(config: str | None, ranks: int, rank: int | None, traffic: bool, overrides: tuple[str, ...]) -> None:
     """Print the instructions of a training step, without running anything."""
-    from mpitrain import layout
+    from mpitrain.commands import inspect as layout
 
     _answer(layout.show_program(config, overrides, ranks, rank, traffic))
 
@@ -143,7 +144,7 @@ def program(config: str | None, ranks: int, rank: int | None, traffic: bool, ove
 @OVERRIDE
 def check(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
     """Prove a layout: complete, in order, every message matched, no deadlock. Draws the schedule."""
-    from mpitrain import layout
+    from mpitrain.commands import inspect as layout
 
     _answer(layout.show_proof(config, overrides, ranks))
 
@@ -154,7 +155,7 @@ def check(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
 @OVERRIDE
 def memory(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
     """Print what a rank of each pipeline rank will hold: weights, gradients, moments, lent buffers, activations, host memory."""
-    from mpitrain import layout
+    from mpitrain.commands import inspect as layout
 
     _answer(layout.show_memory(config, overrides, ranks))
 
@@ -169,7 +170,7 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     Exit codes: 0 it does, 1 it doesn't, 2 bad input.
     """
     from mpitrain.cluster.launch import launched, start
-    from mpitrain.layout import degrees
+    from mpitrain.commands.inspect import degrees
 
     overrides, num_ranks = degrees(layout, overrides)
     if num_ranks > 1 and not launched():
@@ -178,7 +179,7 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     from mpitrain.cluster.guard import Guard, guarded
 
     def body(guard: Guard) -> int:
-        from mpitrain.verify import main
+        from mpitrain.commands.verify import main
 
         return main(config, overrides, guard, click.echo)
 
@@ -194,7 +195,7 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
 @click.option("--tokenizer", metavar="FILE", help="The run's tokenizer, if it is a file outside of RUN_DIR.")
 def generate(run_dir: str, prompt: str, tokens: int, temperature: float, seed: int, tokenizer: str | None) -> None:
     """Sample text from the newest checkpoint of RUN_DIR, on one rank. RUN_DIR may be somebody else's: no file outside of it is read."""
-    from mpitrain.generate import sample, visible
+    from mpitrain.commands.generate import sample, visible
 
     sys.stdout.reconfigure(errors="replace")  # what a model says, the terminal's encoding may not have
     for piece in sample(run_dir, prompt, tokens, temperature, seed, tokenizer):
@@ -224,7 +225,7 @@ def schedule(name: str, trace: str | None, out: str | None, json: bool, **asked)
     bubble, and the most microbatches a rank keeps. `compare` prints all schedules at one size, or a run's measured timeline under its
     simulation.
     """
-    from mpitrain import schedule_report as report
+    from mpitrain.commands.schedule import command as report
 
     _answer(report.answer(name, asked, trace, out, json))
 
@@ -234,6 +235,6 @@ def doctor() -> None:
     """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun: of all its ranks."""
     _let_connect_start_mpi()
     from mpitrain.cluster.guard import guarded
-    from mpitrain.doctor import main
+    from mpitrain.commands.doctor import main
 
     guarded(lambda guard: main(guard, click.echo), _tell_error)

@@ -1,6 +1,6 @@
 """The configuration: one TOML file, overridden by --set, every key typed, unknown keys refused with a suggestion.
 
-A key that would do nothing does not exist. mpitrain/resolve.py fills in what was left open.
+A key that would do nothing does not exist. mpitrain/layout/resolve.py fills in what was left open.
 """
 
 import difflib

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain import config as settings
+from mpitrain.cluster.threads import num_threads
 from mpitrain.errors import ConfigError
+from mpitrain.layout.resolve import resolve
 from mpitrain.optim.rates import learning_rate
-from mpitrain.resolve import resolve
-from mpitrain.threads import num_threads
 
 
 def resolved(*overrides, ranks=1, vocab=256):
@@ -107,7 +107,7 @@ def test_fp8_refuses_sides_that_are_no_multiples_of_16(overrides, ranks, found):
 
 
 def test_fp8_counts_the_positions_of_a_segment_that_the_schedule_cuts():
-    from mpitrain.schedule import table_of
+    from mpitrain.layout.table import table_of
 
     cut = ("precision.compute=fp8", "parallel.pp=2", "pipeline.schedule=seq1f1b")
     table_of(resolved(*cut, ranks=2))

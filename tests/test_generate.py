@@ -15,8 +15,8 @@ from launch import MPITRAIN, environment
 from mpitrain import config as settings
 from mpitrain.checkpoint.save import begin, commit, write_shard
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError
-from mpitrain.resolve import resolve
-from mpitrain.slicing import parameters_of
+from mpitrain.layout.parameters import parameters_of
+from mpitrain.layout.resolve import resolve
 
 TINY = ("model.layers=2", "model.width=16", "model.heads=2", "model.kv_heads=1", "model.ffn=32", "data.sequence=32", "model.tied=false")
 
@@ -39,7 +39,7 @@ def make_run(path, *overrides, change=lambda arrays: None, steps=(10,)):
 
 
 def text(run_dir, temperature=0.8, seed=1, tokens=20, prompt="def ", tokenizer=None):
-    from mpitrain.generate import sample
+    from mpitrain.commands.generate import sample
 
     return "".join(sample(str(run_dir), prompt, tokens, temperature, seed, tokenizer))
 
@@ -105,7 +105,7 @@ def test_terminals_without_the_characters_get_others(run_dir):
 
 
 def test_what_a_terminal_would_obey_is_not_shown():
-    from mpitrain.generate import visible
+    from mpitrain.commands.generate import visible
 
     assert visible("a\x1b[2Jb\n\tc\x07é\x9b") == "a\ufffd[2Jb\n\tc\ufffdé\ufffd"
 

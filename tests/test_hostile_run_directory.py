@@ -375,7 +375,7 @@ def tree(folder):
 
 
 def generated(case):
-    from mpitrain.generate import sample
+    from mpitrain.commands.generate import sample
 
     return "".join(sample(str(case.run), "def ", 3, 0.8, 1))
 
@@ -427,7 +427,7 @@ READERS = {"generate": generated, "resume": resumed, "data": data_read}
 
 @pytest.mark.parametrize("number", range(COUNT), ids=lambda number: f"case-{number}")
 def test_hostile_run_directory(run_dir, tmp_path, monkeypatch, number):
-    import mpitrain.generate  # what is imported now is no file that a stranger had opened  # noqa: F401
+    import mpitrain.commands.generate  # what is imported now is no file that a stranger had opened  # noqa: F401
 
     case = Case(number, run_dir, tmp_path)
     before = tree(tmp_path)

@@ -1,10 +1,12 @@
-"""Who may import what: schedules and comm stand below everything else and don't know each other."""
+"""The map of the house: who may import whom. Every arrow between rooms points down FLOORS, so there is no circle."""
 
 import ast
 import configparser
 import pkgutil
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,25 @@ import mpitrain
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {"schedules": {"torch", "numpy", "mpi4py"}, "comm": {"torch"}}
+FLOORS = {  # from the roof to the ground: a room imports rooms further down only
+    "cli": "the command line",
+    "commands": "what each command does, but for run",
+    "training": "a run: what is settled before it, its loop, what it says, what it saves",
+    "actor": "one rank: walks its program over its stages, sums gradients, updates",
+    "model": "layers and families, what computes them, recomputation and offloading",
+    "optim": "one file an optimiser, what it keeps, norms, rates, loss scale",
+    "parallel": "walks of local segments and communications; context/; tensor_overlap; zero/: weights and gradients in shards",
+    "checkpoint": "the model and the optimiser in HDF5 files",
+    "cluster": "this job on its nodes: guard and watchdog of each rank, run directory and lock, launcher",
+    "layout": "what a configuration means, in integers: who holds, computes and sends what",
+    "data": "corpora, tokenizers, tokens and their order",
+    "config": "typed keys",
+    "inputs": "what others wrote, read with limits",
+    "comm": "MPI: mesh, collectives, links, transports",
+    "schedules": "tables of instructions: families, lowering, proof, simulator",
+    "errors": "every error a user can see",
+}
+MOST_ROOMS = 14  # in mpitrain/: folders and files
 
 
 def imported_names(path: Path) -> list[str]:
@@ -42,18 +63,63 @@ def test_importing_is_light(package):
     assert not HEAVY[package] & set(run.stdout.split())
 
 
+def room_of(path: Path, root: Path) -> str:
+    """Return the room of a file: a folder or a file of mpitrain/, or one of the two on the top level."""
+    top, *rest = path.relative_to(root).parts
+    return rest[0].removesuffix(".py") if top == "mpitrain" else top
+
+
+def wrong_arrows(root: Path) -> Iterator[str]:
+    """Yield the imports of a tree that don't point down, late ones within functions included."""
+    floors = list(FLOORS)
+    for path in sorted(file for top in ("mpitrain", *HEAVY) for file in (root / top).rglob("*.py")):
+        room = room_of(path, root)
+        for name in imported_names(path):
+            ours, _, rest = name.partition(".")
+            target = rest.partition(".")[0]
+            if ours != "mpitrain" or target in ("", room, "__version__"):
+                continue
+            if floors.index(target) <= floors.index(room):
+                yield f"{path.relative_to(root)} imports {name}: {room} is no floor above {target}"
+
+
+def test_every_import_points_down():
+    assert list(wrong_arrows(ROOT)) == []
+
+
 @pytest.mark.parametrize("package", HEAVY)
-def test_imports_nothing_of_ours_but_errors(package):
-    allowed = ("mpitrain.errors", f"mpitrain.{package}")
-    for path in files(package):
-        ours = [name for name in imported_names(path) if name.split(".")[0] == "mpitrain"]
-        wrong = [name for name in ours if not any(name == own or name.startswith(own + ".") for own in allowed)]
-        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+def test_schedules_and_comm_know_nothing_but_errors(package):
+    names = {name for path in files(package) for name in imported_names(path) if name.startswith("mpitrain.")}
+    assert {name.split(".")[1] for name in names} == {package, "errors"}
+
+
+@pytest.mark.parametrize(
+    ("file", "planted"),
+    [
+        ("mpitrain/layout/traffic.py", "from mpitrain.parallel import walk"),
+        ("mpitrain/data/split.py", "def late():\n    import mpitrain.layout.resolve"),
+        ("comm/wire.py", "from mpitrain.inputs import shown"),
+        ("schedules/gpipe.py", "from mpitrain import config"),
+    ],
+)
+def test_an_import_that_points_up_is_found(tmp_path, file, planted):
+    for top in ("mpitrain", *HEAVY):
+        shutil.copytree(ROOT / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / file
+    path.write_text(f"{path.read_text()}\n{planted}\n")
+    (found,) = wrong_arrows(tmp_path)
+    assert found.startswith(f"{file} imports ")
+
+
+def test_few_rooms_and_each_on_the_map():
+    rooms = {path.name.removesuffix(".py") for path in (ROOT / "mpitrain").iterdir() if not path.name.startswith("__")}
+    assert rooms | set(HEAVY) == set(FLOORS)
+    assert len(rooms) <= MOST_ROOMS
 
 
 def test_a_run_is_opened_without_torch():
     """A wrong configuration is refused before all ranks load it."""
-    code = "import sys, mpitrain.opening; sys.exit('torch' in sys.modules)"
+    code = "import sys, mpitrain.training.opening; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
 
 
@@ -75,5 +141,5 @@ def test_every_package_is_installed():
     """An editable install finds a folder that setup.cfg forgets; a normal one doesn't."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    folders = {f"mpitrain.{path.parent.name}" for path in ROOT.glob("*/*/__init__.py") if path.parent.parent.name == "mpitrain"}
-    assert folders | {"mpitrain", "mpitrain.comm", "mpitrain.schedules"} == set(setup["options"]["packages"].split())
+    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "mpitrain").rglob("__init__.py")}
+    assert folders | {"mpitrain.comm", "mpitrain.schedules"} == set(setup["options"]["packages"].split())

@@ -84,7 +84,7 @@ def linear(dtype, device="cpu"):
     import torch
 
     from mpitrain.model.fp8 import Products
-    from mpitrain.model.parameters import Parameter
+    from mpitrain.parallel.zero.parameters import Parameter
 
     generator = torch.Generator().manual_seed(2)
     x, weight, grad = (torch.randn(*shape, generator=generator) for shape in ((2, 96, 128), (64, 128), (2, 96, 64)))
@@ -133,7 +133,7 @@ def test_weights_that_share_an_input_share_what_is_kept_of_it():
     from torch.autograd.graph import saved_tensors_hooks
 
     from mpitrain.model.fp8 import Products
-    from mpitrain.model.parameters import Parameter
+    from mpitrain.parallel.zero.parameters import Parameter
 
     kept, deferred = [], []
     x = torch.randn(2, 16, 32).bfloat16().requires_grad_()
@@ -155,8 +155,8 @@ def test_a_gpu_without_fp8_is_refused(monkeypatch, capability, compute, refused)
     import torch
 
     from mpitrain import config
-    from mpitrain.device import choose_device
     from mpitrain.errors import ConfigError
+    from mpitrain.training.device import choose_device
 
     answers = dict(is_available=True, device_count=1, set_device=None, get_device_capability=capability)
     for name, answer in answers.items():

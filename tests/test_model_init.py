@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.model.init import normal, uniforms
+from mpitrain.parallel.zero.initial import normal, uniforms
 
 
 @given(st.integers(0, 500), st.integers(0, 500))
@@ -38,9 +38,9 @@ FIRST = [0.47433430808523497, 0.9807499407200486, 0.22969008693814202]
 def test_every_shard_of_a_layer_has_the_elements_of_the_whole(tp):
     """For any tensor-parallel degree, also one that doesn't divide the vocabulary; repeated key-value heads are equal."""
     from mpitrain import config as settings
-    from mpitrain.model.parameters import Parameter, initialise
-    from mpitrain.resolve import resolve
-    from mpitrain.slicing import WHOLE, Shard, specs_of
+    from mpitrain.layout.parameters import WHOLE, Shard, specs_of
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.parallel.zero.parameters import Parameter, initialise
 
     sizes = ("model.width=48", "model.heads=24", "model.kv_heads=4" if tp != 3 else "model.kv_heads=3", "model.ffn=48", "model.layers=2")
     config = resolve(settings.load(None, (*sizes, f"parallel.tp={tp}", "data.sequence=24", "model.vocab=259")), tp, 256)

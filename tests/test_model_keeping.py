@@ -10,7 +10,7 @@ import pytest
 def shelf():
     import torch
 
-    from mpitrain.model.keeping import Host, Shelf
+    from mpitrain.model.offload import Host, Shelf
 
     return Shelf(Host(torch.device("cpu")))
 

@@ -12,7 +12,8 @@ def test_each_communication_is_adjoint_to_its_backward(world, name):
 
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
-    from mpitrain.model.recipe import Communication, backward, forward, run
+    from mpitrain.parallel.communication import Communication
+    from mpitrain.parallel.walk import backward, forward, run
 
     mesh = Mesh(world, Grid({"tp": world.size}), timeout_s=30)
     block = [Communication(name, mesh["tp"])]
@@ -40,8 +41,9 @@ def test_a_block_with_communications_equals_the_whole_product(world):
 
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
-    from mpitrain.model.recipe import Communication, backward, forward, run
     from mpitrain.model.segments import Segment
+    from mpitrain.parallel.communication import Communication
+    from mpitrain.parallel.walk import backward, forward, run
 
     random = torch.Generator().manual_seed(1)
     up, down = (torch.randn(8 * world.size, 4, generator=random, dtype=torch.float64) for _ in range(2))

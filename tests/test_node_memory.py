@@ -6,15 +6,15 @@ import pytest
 
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
-from mpitrain.node_memory import require_memory
-from mpitrain.resolve import resolve
+from mpitrain.layout.node_memory import require_memory
+from mpitrain.layout.resolve import resolve
 
 NODE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def fits(*given):
     """Whether a model may run, of which AdamW's state in fp32, 16 bytes a parameter, is 1.2 times the memory of a node."""
-    from mpitrain.slicing import parameters_of
+    from mpitrain.layout.parameters import parameters_of
 
     def resolved(layers):
         model = ("model.preset=llama3.2-1b", f"model.layers={layers}")

@@ -350,7 +350,7 @@ def test_training_needs_no_reader(tmp_path, read, end):
 
 
 def test_a_report_whose_console_is_gone_falls_silent(tmp_path, monkeypatch):
-    from mpitrain.report.console import Report
+    from mpitrain.training.console import Report
 
     read, write = os.pipe()
     os.close(read)
@@ -365,7 +365,7 @@ def test_a_report_whose_console_is_gone_falls_silent(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- what takes long
 
 
-IMPATIENT = "from mpitrain.report import waiting; waiting.SOON_S = 0.3; from mpitrain.cli import main; main()"
+IMPATIENT = "from mpitrain.commands import waiting; waiting.SOON_S = 0.3; from mpitrain.cli import main; main()"
 
 
 def on_a_terminal(*words, **env) -> tuple[bytes, bytes]:

@@ -94,9 +94,9 @@ def test_the_second_moment_follows_small_gradients(alone, beta2):
     import torch
 
     from mpitrain.config import Optimizer
+    from mpitrain.layout.parameters import Shard, Spec, shard_of
     from mpitrain.optim.adamw import AdamW
-    from mpitrain.parallel.zero import Piece
-    from mpitrain.slicing import Shard, Spec, shard_of
+    from mpitrain.parallel.zero.shards import Piece
 
     spec, dice, found = shard_of(Spec("w", (64, 64), 0.02), Shard(), 1), torch.Generator().manual_seed(1), {}
     grads = 0.03 * torch.randn(1500, spec.numel, generator=dice)
@@ -122,8 +122,8 @@ def test_the_loss_follows_that_of_fp32_moments(alone, optimizer):
     import torch
     from test_train_zero import resolved
 
-    from mpitrain.actor import Actor
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
 
     text, losses = np.frombuffer(Path(shutil.__file__).read_bytes(), np.uint8).astype(np.int64), {}
     for moments in ("fp32", "bf16"):
@@ -150,7 +150,7 @@ def test_chunks_do_not_show(alone, name, monkeypatch):
     from test_optim_steps import Optimising, resolved
 
     from mpitrain.optim import moments
-    from mpitrain.train import build_mesh
+    from mpitrain.training.trainer import build_mesh
 
     config, found = resolved(f"optimizer.name={name}", NARROW), []
     mesh = build_mesh(config, alone)

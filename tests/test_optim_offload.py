@@ -46,8 +46,8 @@ def test_what_was_saved_is_taken_over(world, name):
     import torch
     from test_train_zero import resolved
 
-    from mpitrain.actor import Actor
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
 
     if world.size != 1:
         pytest.skip("runs on 1 rank")
@@ -74,8 +74,8 @@ def test_a_gpu_computes_what_it_did_but_for_the_update(world):
     import torch
     from test_train_zero import resolved
 
-    from mpitrain.actor import Actor
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
 
     if world.size != 1 or not torch.cuda.is_available():
         pytest.skip("runs on 1 rank with a GPU")

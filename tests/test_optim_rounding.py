@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.optim.rounding import draw, places, round_into
-from mpitrain.slicing import Shard, Spec, shard_of
+from mpitrain.layout.parameters import Shard, Spec, shard_of
+from mpitrain.optim.stochastic_rounding import draw, places, round_into
 
 N = 2**20
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 from oracle import muon_step, sgd_step
 
 from mpitrain import config as settings
-from mpitrain.resolve import resolve
+from mpitrain.layout.resolve import resolve
 
 pytestmark = pytest.mark.mpi
 SETTINGS = ("model.layers=1", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=100")
@@ -26,7 +26,7 @@ def alone(world):
     """An axis of one rank."""
     if world.size > 1:
         pytest.skip("runs on 1 rank")
-    from mpitrain.train import build_mesh
+    from mpitrain.training.trainer import build_mesh
 
     mesh = build_mesh(resolved(), world)
     yield mesh["matrix"]
@@ -35,7 +35,7 @@ def alone(world):
 
 def gradients(config, num_steps):
     """Return the initial weights and `num_steps` gradients, random and flat, by the parameter's name."""
-    from mpitrain.slicing import parameters_of
+    from mpitrain.layout.parameters import parameters_of
 
     dice = torch.Generator().manual_seed(1)
     every = [[torch.randn(spec.numel, generator=dice, dtype=torch.float64) for spec in parameters_of(config)] for _ in range(num_steps + 1)]
@@ -47,9 +47,9 @@ class Optimising:
     """Weights under an optimiser, as pieces that begin at multiples of 1024 elements: at `cuts`, counted in these."""
 
     def __init__(self, config, axis, dtype=torch.float64, cuts=()):
+        from mpitrain.layout.parameters import parameters_of
         from mpitrain.optim.optimizer import optimizer_of
-        from mpitrain.parallel.zero import Piece
-        from mpitrain.slicing import parameters_of
+        from mpitrain.parallel.zero.shards import Piece
 
         initial, self.every = gradients(config, 5)
         self.weights = {name: w.to(dtype) for name, w in initial.items()}
@@ -88,7 +88,7 @@ class Optimising:
 
 def require_equal_to_a_loop(config, axis, update):
     """Compare three steps with `update(weights, grads, states, step, lr)` of whole matrices; return the names of the states."""
-    from mpitrain.slicing import parameters_of
+    from mpitrain.layout.parameters import parameters_of
 
     shapes = {spec.name: spec.shape for spec in parameters_of(config)}
     initial, every = gradients(config, 3)
@@ -126,7 +126,7 @@ def test_muon_equals_a_plain_loop(alone, momentum, nesterov, ns_steps):
 def test_a_step_of_muon_is_that_of_torch(alone):
     """But for torch's iterations, which are in bf16, with 8 bits."""
     found = Optimising(resolved("optimizer.name=muon"), alone, torch.float32)
-    from mpitrain.slicing import parameters_of
+    from mpitrain.layout.parameters import parameters_of
 
     shape = {spec.name: spec.shape for spec in parameters_of(resolved())}
     before = {name: w.view(shape[name]).clone() for name, w in found.weights.items() if ".ffn." in name and "norm" not in name}
@@ -174,8 +174,8 @@ def test_a_restart_goes_on_with_the_same_bits(alone, name, moments):
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("num_shards", [1, 3, 8])
 def test_parts_make_whole_matrices_and_the_work_is_divided(alone, tp, num_shards):
+    from mpitrain.layout.parameters import parameters_of
     from mpitrain.optim.matrices import dealt, holdings
-    from mpitrain.slicing import parameters_of
 
     config = resolved(f"parallel.tp={tp}", "model.layers=6", "optimizer.name=muon", ranks=tp)
     held, found = holdings(config, [0], num_shards), {}

@@ -50,7 +50,7 @@ OPTIMIZERS = {
 def resolved(world, name, layout, *given):
     """Return the configuration of a layout written as above."""
     from mpitrain import config
-    from mpitrain.resolve import resolve
+    from mpitrain.layout.resolve import resolve
 
     chosen = DEGREES | {"kv_heads": 2} | dict(word.split("=") for word in layout.split())
     tables = {"schedule": "pipeline", "transport": "comm"} | dict.fromkeys(("tied", "kv_heads", "layers", "width", "ffn"), "model")
@@ -74,8 +74,8 @@ def steps(world, config, compare):
     """Take three steps on this mesh; call compare(actor, step, result) after each."""
     import torch
 
-    from mpitrain.actor import Actor
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
 
     mesh = build_mesh(config, world)
     actor = Actor(config, mesh, torch.device("cpu"))
@@ -141,8 +141,8 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world, layout, name, prec
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_muon_sends_an_element_at_most_once_to_where_it_is_needed_and_back(world, layout):
     """In order and to the byte as a rehearsal has it. Of key-value heads that are repeated one copy goes, and all get theirs back."""
-    from mpitrain.rehearsal import Rehearsal
-    from mpitrain.slicing import Shard, specs_of
+    from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.layout.parameters import Shard, specs_of
 
     config = resolved(world, "muon", layout)
     declared, wrong = Rehearsal(config, world.rank).training().get("matrix", []), []

@@ -32,7 +32,7 @@ def random(axis, *shape):
 def parameter(axis, *shape):
     import torch
 
-    from mpitrain.model.parameters import Parameter
+    from mpitrain.parallel.zero.parameters import Parameter
 
     data = random(axis, *shape)
     return Parameter(None, data, torch.zeros_like(data))
@@ -57,14 +57,14 @@ def segments(axis, length):
 
 
 def chunked(flags, segment, axis):
-    from mpitrain.parallel.asynchronous import Chunked
+    from mpitrain.parallel.tensor_overlap import Chunked
 
     gather, scatter = FLAGS[flags]
     return [Chunked(segment, axis, gather=gather, scatter=scatter)]
 
 
 def plain(flags, segment, axis):
-    from mpitrain.model.recipe import Communication
+    from mpitrain.parallel.communication import Communication
 
     gather, scatter = FLAGS[flags]
     return [*[Communication("gather", axis, 1)] * gather, segment, *[Communication("scatter", axis, 1)] * scatter]
@@ -72,8 +72,8 @@ def plain(flags, segment, axis):
 
 def both_ways(block, parameters, x, grads):
     """Run a block from position 3 on; return its outputs, the gradient of its input and those of its weights."""
-    from mpitrain.model.recipe import backward, forward, run
-    from mpitrain.stage import Microbatch
+    from mpitrain.actor.stage import Microbatch
+    from mpitrain.parallel.walk import backward, forward, run
 
     for p in parameters:
         p.grad.zero_()
@@ -97,9 +97,9 @@ def test_chunks_equal_gather_segment_scatter(axis, flags, length):
 @pytest.mark.parametrize("flags", FLAGS)
 def test_an_item_is_adjoint_to_its_backward(axis, flags, length):
     """<A x, z> = <x, A* z> for a product with a matrix of each rank's own; nothing is replicated, so all ranks' numbers count."""
-    from mpitrain.model.recipe import backward, forward, run
+    from mpitrain.actor.stage import Microbatch
     from mpitrain.model.segments import Segment
-    from mpitrain.stage import Microbatch
+    from mpitrain.parallel.walk import backward, forward, run
 
     matrix = random(axis, WIDTH, FFN)
 
@@ -119,8 +119,8 @@ def test_an_item_is_adjoint_to_its_backward(axis, flags, length):
 
 @pytest.mark.parametrize("flags", FLAGS)
 def test_what_is_declared_is_what_is_started(axis, flags):
-    from mpitrain.model.recipe import backward, forward, run
-    from mpitrain.stage import Microbatch
+    from mpitrain.actor.stage import Microbatch
+    from mpitrain.parallel.walk import backward, forward, run
 
     segment, _, shape, shapes = segments(axis, 5)[flags]
     x, grads = random(axis, *shape), tuple(random(axis, *s) for s in shapes)
@@ -139,8 +139,8 @@ def test_what_is_declared_is_what_is_started(axis, flags):
 def test_without_gradients_nothing_is_kept(axis):
     import torch
 
-    from mpitrain.model.recipe import forward, run
-    from mpitrain.stage import Microbatch
+    from mpitrain.actor.stage import Microbatch
+    from mpitrain.parallel.walk import forward, run
 
     wrong = []
     for flags in FLAGS:
@@ -154,8 +154,8 @@ def test_without_gradients_nothing_is_kept(axis):
 def test_a_backward_for_inputs_leaves_the_weights_for_later(axis):
     import torch
 
-    from mpitrain.model.recipe import backward, forward, run
-    from mpitrain.stage import Microbatch
+    from mpitrain.actor.stage import Microbatch
+    from mpitrain.parallel.walk import backward, forward, run
 
     segment, parameters, shape, shapes = segments(axis, 5)["both"]
     x, grads = random(axis, *shape), tuple(random(axis, *s) for s in shapes)
@@ -174,9 +174,9 @@ def test_a_backward_for_inputs_leaves_the_weights_for_later(axis):
 
 def test_weight_gradients_come_before_each_wait(axis, monkeypatch):
     """Those of the own half while the other chunks arrive, all of them while the results travel."""
-    from mpitrain.model.recipe import backward, forward, run
+    from mpitrain.actor.stage import Microbatch
     from mpitrain.model.segments import Tape
-    from mpitrain.stage import Microbatch
+    from mpitrain.parallel.walk import backward, forward, run
 
     added, at_waits, add, wait = [], [], Tape.add_products, axis.progress.wait
     segment, _, shape, shapes = segments(axis, 4)["both"]
@@ -191,9 +191,9 @@ def test_weight_gradients_come_before_each_wait(axis, monkeypatch):
 
 def events(axis, monkeypatch, flags):
     """Return what a forward does, in order: sends, and computes so many positions."""
-    from mpitrain.model.recipe import forward, run
-    from mpitrain.parallel import asynchronous
-    from mpitrain.stage import Microbatch
+    from mpitrain.actor.stage import Microbatch
+    from mpitrain.parallel import tensor_overlap as asynchronous
+    from mpitrain.parallel.walk import forward, run
 
     seen, shift = [], asynchronous.shift
     segment, _, shape, _ = segments(axis, 4)[flags]

@@ -73,8 +73,8 @@ def spread(axis, kind, tensors, documents, dtype=None):
     """Run one attention on this rank's part of each tensor; return its parts of the output and of the gradients."""
     import torch
 
-    from mpitrain.model.recipe import run
-    from mpitrain.parallel.context import context_attention
+    from mpitrain.parallel.context.attention import context_attention
+    from mpitrain.parallel.walk import run
 
     heads, kv_heads, sequence = tensors[0].shape[1], tensors[1].shape[1], tensors[0].shape[2]
     attention = context_attention(axis, kind, sequence, heads, kv_heads, WIDTH)
@@ -159,7 +159,7 @@ def test_all_transports_give_the_same_bits(axis, other_axis, kind):
 
 def counted(axis, walk):
     """Run a walk; return (operation, axis, bytes of its buffer) of what it started, the bytes it posted, and its result."""
-    from mpitrain.model.recipe import run
+    from mpitrain.parallel.walk import run
 
     axis.account.log, before = [], axis.account.num_bytes
     result = run(walk)
@@ -173,7 +173,7 @@ def test_traffic_is_what_is_sent_to_the_byte(axis, kind, dtype):
     import torch
 
     from mpitrain.comm.wire import sent_bytes
-    from mpitrain.parallel.context import context_attention
+    from mpitrain.parallel.context.attention import context_attention
 
     wrong = []
     for heads, kv_heads in GROUPS:
@@ -194,9 +194,9 @@ def test_keys_and_values_of_the_next_turn_travel_while_this_one_computes(axis, m
     """Before tile n of a zigzag ring is computed, n + 1 shifts have been started, in both directions."""
     import torch
 
-    from mpitrain.model.recipe import run
-    from mpitrain.parallel import attending
-    from mpitrain.parallel.context import context_attention
+    from mpitrain.parallel.context import accumulate as attending
+    from mpitrain.parallel.context.attention import context_attention
+    from mpitrain.parallel.walk import run
 
     started, at_tiles, start = [], [], axis.start
     monkeypatch.setattr(axis, "start", lambda *arguments: started.append(arguments) or start(*arguments))
@@ -219,8 +219,8 @@ def test_keys_and_values_of_the_next_turn_travel_while_this_one_computes(axis, m
 def test_the_forward_keeps_no_graph(axis):
     import torch
 
-    from mpitrain.model.recipe import run
-    from mpitrain.parallel.context import context_attention
+    from mpitrain.parallel.context.attention import context_attention
+    from mpitrain.parallel.walk import run
 
     kept = []
     for kind in KINDS:

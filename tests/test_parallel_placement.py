@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from mpitrain.errors import ConfigError
-from mpitrain.parallel.placement import Placement, placement_of
-from mpitrain.parallel.traffic import Started, attention
+from mpitrain.layout.sequence import Placement, placement_of
+from mpitrain.layout.traffic import Started, attention
 
 CASES = [(name, length * size, size) for name in ("plain", "zigzag") for size in (1, 2, 3, 4, 8) for length in (2, 4, 6, 10)]
 CASES += [("plain", length * size, size) for size in (1, 2, 3, 4) for length in (1, 3, 7)]
@@ -87,7 +87,7 @@ def test_what_cannot_work_is_refused_with_what_would(kind, sequence, size, heads
 
 def test_settings_are_checked_without_torch():
     """A dry run on 512 ranks refuses what cannot work, and counts what is sent, without importing it."""
-    code = "import sys, mpitrain.parallel.placement, mpitrain.parallel.traffic; sys.exit('torch' in sys.modules)"
+    code = "import sys, mpitrain.layout.sequence, mpitrain.layout.traffic; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -134,7 +134,7 @@ def masks(num_queries, num_keys):
 def test_a_tile_by_products_equals_torchs_attention(causal, masked):
     import torch
 
-    from mpitrain.parallel import tiles
+    from mpitrain.parallel.context import flash as tiles
 
     q, k, v, grad = random_tile(torch.float64, 20, 20)
     visible = masks(20, 20)[masked]
@@ -153,7 +153,7 @@ def test_a_tile_takes_any_strides():
     """A gradient that was expanded, and queries, keys and values whose last dim isn't dense: torch's own op misreads them."""
     import torch
 
-    from mpitrain.parallel import tiles
+    from mpitrain.parallel.context import flash as tiles
 
     q, k, v, _ = (x.mT.contiguous().mT for x in random_tile(torch.float64, 20, 20))
     grad = torch.ones(1, 1, 1, 1, dtype=torch.float64).expand(q.shape)
@@ -172,7 +172,7 @@ def test_a_tile_on_a_cuda_device_equals_the_same_on_the_host(dtype, masked):
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    from mpitrain.parallel import tiles
+    from mpitrain.parallel.context import flash as tiles
 
     budget = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 3e-2}[dtype]
     on_host = random_tile(torch.float64, 20, 20)

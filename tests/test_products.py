@@ -9,7 +9,7 @@ def called(x, weight):
     """Return the product, and the names of the operations that made it."""
     from torch.profiler import ProfilerActivity, profile
 
-    from mpitrain.products import product
+    from mpitrain.model.linear import product
 
     with profile(activities=[ProfilerActivity.CPU]) as record:
         y = product(x, weight)
@@ -56,7 +56,7 @@ def test_onednn_multiplies_where_it_is_faster(rows, height, width, by_onednn):
 def test_gradients_are_added_in_the_wider_type(names):
     import torch
 
-    from mpitrain.products import add_product
+    from mpitrain.model.linear import add_product
 
     torch.manual_seed(1)
     total_type, type_ = (getattr(torch, name) for name in names)

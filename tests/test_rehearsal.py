@@ -69,7 +69,7 @@ def every():
 def resolved(layout, world):
     """Return the configuration of a layout, and its transport if all sizes use one."""
     from mpitrain import config as settings
-    from mpitrain.resolve import resolve
+    from mpitrain.layout.resolve import resolve
 
     chosen = PARALLEL | dict(word.split("=") for word in layout.split())
     needed = 1
@@ -117,9 +117,9 @@ def differences(axes, found, posted, declared, transport):
 def test_what_is_started_is_what_was_declared(world, layout):
     import torch
 
-    from mpitrain.actor import Actor
-    from mpitrain.rehearsal import Rehearsal
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.training.trainer import build_mesh
 
     config, transport = resolved(layout, world)
     rehearsal = Rehearsal(config, world.rank)

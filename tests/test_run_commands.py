@@ -8,7 +8,7 @@ import time
 import pytest
 from launch import MPIRUN, MPITRAIN, environment, loss_lines, mpirun, run_tiny, tail, tiny, write_text
 
-HEAVY = {"torch", "numpy", "mpi4py", "h5py", "mpitrain.train", "mpitrain.config"}
+HEAVY = {"torch", "numpy", "mpi4py", "h5py", "mpitrain.training.trainer", "mpitrain.config"}
 
 
 def test_help_answers_at_once():

@@ -94,6 +94,6 @@ def test_data_parallel_is_close_to_one_rank(lines_of):
 
 @pytest.mark.parametrize("changes", [{"pipeline_schedule": "zbv"}, {"memory_recompute": "full", "memory_offload": "activations"}], ids=str)
 def test_products_that_onednn_makes_give_the_same_bits(lines_of, changes):
-    """The tiny model's products are MKL's (mpitrain/products.py); these are large enough for the other library."""
+    """The tiny model's products are MKL's (mpitrain/model/linear.py); these are large enough for the other library."""
     large = {"model_width": 256, "model_heads": 4, "model_ffn": 512, "data_sequence": 160, "run_steps": 3}
     assert lines_of(1, 2, **large, **changes) == lines_of(1, 1, **large)

@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from mpitrain.commands.schedule.played import Request, play
 from mpitrain.errors import ScheduleError
-from mpitrain.report.played import Request, play
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.draw import grid
 from mpitrain.schedules.options import Options
@@ -73,7 +73,7 @@ LARGE = [("1f1b", 16, 64), ("zbv", 16, 64), ("1f1b", 64, 256)]
 @pytest.fixture(scope="module")
 def picture():
     pytest.importorskip("matplotlib")
-    from mpitrain.report import picture
+    from mpitrain.commands.schedule import picture
 
     return picture
 

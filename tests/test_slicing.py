@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain import config as settings
-from mpitrain.balance import balanced_split
-from mpitrain.buckets import parts_of, reduction_of
-from mpitrain.resolve import resolve
+from mpitrain.layout.balance import balanced_split
+from mpitrain.layout.buckets import parts_of, reduction_of
+from mpitrain.layout.parameters import EMBEDDING, slices, specs_of
+from mpitrain.layout.resolve import resolve
 from mpitrain.schedules.placement import placement
-from mpitrain.slicing import EMBEDDING, slices, specs_of
 
 
 def resolved(*overrides, ranks):

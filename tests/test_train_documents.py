@@ -26,9 +26,9 @@ def actor_of(world, *settings):
     import torch
 
     from mpitrain import config
-    from mpitrain.actor import Actor
-    from mpitrain.resolve import resolve
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.training.trainer import build_mesh
 
     if world.size not in LAYOUTS:
         pytest.skip("1, 2, 4 and 8 ranks tell")

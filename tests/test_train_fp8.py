@@ -118,8 +118,8 @@ def losses_of(world, compute):
 
     import torch
 
-    from mpitrain.actor import Actor
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
 
     settings = ("model.layers=2", "model.width=64", "data.sequence=64", "batch.micro=8")
     config = resolved(world, "parallel.dp=1", "parallel.pp=2", f"precision.compute={compute}", *settings)
@@ -139,9 +139,9 @@ def test_an_infinity_before_the_cast_skips_the_step_on_all_ranks(world, monkeypa
     """In an activation or a weight, and in a gradient, on the last rank only. A cast to e4m3 would make it 448."""
     import torch
 
-    from mpitrain.actor import Actor
+    from mpitrain.actor.actor import Actor
     from mpitrain.model import fp8
-    from mpitrain.train import build_mesh
+    from mpitrain.training.trainer import build_mesh
 
     if world.size not in (1, 2):
         pytest.skip("1 and 2 ranks tell")

@@ -29,10 +29,10 @@ def one_step(world, *settings):
     """Run a step; return what was predicted for this rank and for the one with the largest shard, and what was measured."""
     import torch
 
-    from mpitrain.actor import Actor
-    from mpitrain.memory_report import measure, predict
-    from mpitrain.train import build_mesh
-    from mpitrain.watch import Watch
+    from mpitrain.actor.actor import Actor
+    from mpitrain.actor.memory_meter import Watch
+    from mpitrain.actor.memory_report import measure, predict
+    from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, *settings)
     mesh = build_mesh(config, world)

@@ -124,8 +124,8 @@ def rows_of_documents(step, sequence):
 def initial_weights(config):
     import torch
 
-    from mpitrain.model.init import normal
-    from mpitrain.slicing import parameters_of
+    from mpitrain.layout.parameters import parameters_of
+    from mpitrain.parallel.zero.initial import normal
 
     specs = {spec.name: spec for spec in parameters_of(config)}
     make = {name: normal(1, name, 0, s.numel, s.std).view(s.shape) if s.std else None for name, s in specs.items()}
@@ -192,9 +192,9 @@ def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra, budget=FP64)
     import torch
 
     from mpitrain import config as settings
-    from mpitrain.actor import Actor
-    from mpitrain.resolve import resolve
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.training.trainer import build_mesh
 
     layout = (f"parallel.dp={dp}", f"parallel.pp={pp}", f"model.tied={tied}", f"pipeline.schedule={schedule}")
     parsed = settings.load(None, (*SETTINGS, *layout, *extra))

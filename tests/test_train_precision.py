@@ -35,9 +35,9 @@ def test_16_bits_are_the_same_bits_for_every_stage_of_zero(world, compute):
 def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
     import torch
 
-    from mpitrain.actor import Actor
-    from mpitrain.precision import START
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.optim.loss_scale import START
+    from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, f"parallel.dp={world.size}", "precision.compute=fp16", "parallel.zero=1")
     mesh = build_mesh(config, world)

@@ -76,7 +76,7 @@ def name_of(settings):
 
 def resolved(world, *settings):
     from mpitrain import config
-    from mpitrain.resolve import resolve
+    from mpitrain.layout.resolve import resolve
 
     parsed = config.load(None, (*SETTINGS, *settings))
     parallel = parsed.parallel
@@ -91,8 +91,8 @@ def train(world, config):
     import numpy as np
     import torch
 
-    from mpitrain.actor import Actor
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
 
     mesh = build_mesh(config, world)
     actor = Actor(config, mesh, torch.device("cpu"))
@@ -126,9 +126,9 @@ def held(config, mesh):
     """Return the bytes that one microbatch leaves in memory."""
     import torch
 
-    from mpitrain.model.recipe import run
-    from mpitrain.stage import Microbatch, Stage
-    from mpitrain.watch import Watch
+    from mpitrain.actor.memory_meter import Watch
+    from mpitrain.actor.stage import Microbatch, Stage
+    from mpitrain.parallel.walk import run
 
     stage = Stage(config, 0, torch.device("cpu"), tp=mesh["tp"], cp=mesh["cp"])
     tokens, watch = torch.zeros(config.batch.micro, len(stage.positions), dtype=torch.int64), Watch([stage])
@@ -144,8 +144,8 @@ SPREAD = ["", "parallel.tp=2", "parallel.tp=2 parallel.sequence=false", "paralle
 @pytest.mark.parametrize("compute", ["fp32", "bf16", "fp8"])
 @pytest.mark.parametrize("layout", SPREAD)
 def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, compute):
-    from mpitrain.activations import Activations
-    from mpitrain.train import build_mesh
+    from mpitrain.layout.activations import Activations
+    from mpitrain.training.trainer import build_mesh
 
     large = ("model.width=64", "model.heads=4", "model.kv_heads=2", "data.sequence=64", "batch.micro=2", f"precision.compute={compute}")
     modes = ("none", "selective", "every-k", "full", "full memory.offload=activations")

@@ -30,7 +30,7 @@ SEEDS = range(int(os.environ.get("MPITRAIN_SEEDS", "1")))
 
 def config_of(name, world, dp, *extra):
     from mpitrain import config as settings
-    from mpitrain.resolve import resolve
+    from mpitrain.layout.resolve import resolve
 
     pp = world.size // dp
     sizes = (f"model.layers={2 * pp}", f"batch.global={dp * (2 * pp + 2)}")  # two chunks a rank; dualpipe needs 2p microbatches
@@ -42,9 +42,9 @@ def train(world, config, prepare=lambda actor: None, num_steps=2):
     """Return losses and norms, {parameter: weight}, (stashes held at most, predicted), and whether copies are equal, after some steps."""
     import torch
 
-    from mpitrain.actor import Actor
-    from mpitrain.stage import Microbatch
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.actor.stage import Microbatch
+    from mpitrain.training.trainer import build_mesh
 
     mesh = build_mesh(config, world)
     actor = Actor(config, mesh, torch.device("cpu"))
@@ -131,7 +131,7 @@ def test_other_orders_agree_in_fp64(world, name, dp, tied):
 def test_repeated_parameters_stay_the_same_bits(world):
     """Norms and repeated key-value heads are on several ranks of tp; all copies are updated alike."""
     from mpitrain import config as settings
-    from mpitrain.resolve import resolve
+    from mpitrain.layout.resolve import resolve
 
     layout = (f"parallel.tp={world.size}", "batch.global=4", "model.layers=2", "model.heads=8", "model.kv_heads=2", "model.ffn=64")
     if world.size > 4 and not EVERY:

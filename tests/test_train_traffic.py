@@ -43,7 +43,7 @@ MODEL = [*ENDS[0], *[ONE] * LAYERS, *ENDS[1]]  # the parameters of each block: e
 
 def resolved(world, settings):
     from mpitrain import config
-    from mpitrain.resolve import resolve
+    from mpitrain.layout.resolve import resolve
 
     parsed = config.load(None, (*SETTINGS, *settings))
     parallel = parsed.parallel
@@ -57,8 +57,8 @@ def sent(world, config):
     """Run two steps; return the bytes that this rank posted in the second, by axis, and where it is on the pipeline axis."""
     import torch
 
-    from mpitrain.actor import Actor
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
 
     mesh = build_mesh(config, world)
     actor = Actor(config, mesh, torch.device("cpu"))

@@ -52,7 +52,7 @@ CHOSEN = [layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE.get(siz
 
 def resolved(world, *settings):
     from mpitrain import config
-    from mpitrain.resolve import resolve
+    from mpitrain.layout.resolve import resolve
 
     parsed = config.load(None, (*SETTINGS, *settings))
     parallel = parsed.parallel
@@ -67,8 +67,8 @@ def train(world, config, look=lambda actor: None):
     import numpy as np
     import torch
 
-    from mpitrain.actor import Actor
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
 
     mesh = build_mesh(config, world)
     actor = Actor(config, mesh, torch.device("cpu"))
@@ -189,8 +189,8 @@ def test_resident_memory_stays_flat_over_200_steps(world, layout):
     """Buffers of communication are allocated once. The first steps fill pools, caches and the allocator's arenas."""
     import torch
 
-    from mpitrain.actor import Actor
-    from mpitrain.train import build_mesh
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
 
     if world.size != 2:
         pytest.skip("2 ranks tell")

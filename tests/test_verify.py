@@ -8,8 +8,8 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 def verified(world, *settings):
     from mpitrain import config
-    from mpitrain.resolve import resolve
-    from mpitrain.verify import report, verify
+    from mpitrain.commands.verify import report, verify
+    from mpitrain.layout.resolve import resolve
 
     resolved = resolve(config.load(None, settings), world.size, 256)
     differences = verify(resolved, world)
@@ -40,7 +40,7 @@ def test_right_layouts_are_found_right(world, settings):
 
 
 def _partial_sums_forgotten(patch):
-    from mpitrain.gradients import Gradients
+    from mpitrain.actor.reductions import Gradients
 
     patch.setattr(Gradients, "_first_over", lambda self, bucket: [])
 
@@ -55,8 +55,8 @@ def _rope_starts_at_zero_on_every_rank(patch):
 
 
 def _labels_shifted_after_the_cut(patch):
-    from mpitrain.actor import Actor
-    from mpitrain.stage import Microbatch
+    from mpitrain.actor.actor import Actor
+    from mpitrain.actor.stage import Microbatch
 
     def cut(self, tokens):
         rows = tokens[:, self.positions]
@@ -67,7 +67,7 @@ def _labels_shifted_after_the_cut(patch):
 
 
 def _each_rank_divides_by_its_own_tokens(patch):
-    from mpitrain.actor import Actor
+    from mpitrain.actor.actor import Actor
 
     totals = Actor._totals
 
@@ -78,39 +78,39 @@ def _each_rank_divides_by_its_own_tokens(patch):
 
 
 def _input_gradients_not_summed(patch):
-    from mpitrain.model import recipe
+    from mpitrain.parallel import walk as recipe
 
     patch.setitem(recipe.ADJOINT, "copy", "copy")
 
 
 def _vocabulary_off_by_one(patch):
-    from mpitrain.parallel import vocabulary
+    from mpitrain.model import vocabulary
 
     local = vocabulary._local
     patch.setattr(vocabulary, "_local", lambda numbers, weight: local(numbers + 1, weight))
 
 
 def _ends_of_a_tied_embedding_apart(patch):
-    from mpitrain.gradients import Gradients
+    from mpitrain.actor.reductions import Gradients
 
     patch.setattr(Gradients, "_start_tied", lambda self: self._start_over_data(self._uses[0]))
 
 
 def _copies_counted_in_the_norm(patch):
-    from mpitrain.gradients import Gradients
+    from mpitrain.actor.reductions import Gradients
 
     patch.setattr(Gradients, "_counts", lambda self, number, bucket, piece: True)
 
 
 def _one_bucket_not_reduced(patch):
-    from mpitrain.gradients import Gradients
+    from mpitrain.actor.reductions import Gradients
 
     start = Gradients.start
     patch.setattr(Gradients, "start", lambda self, stage, bucket, *each: None if bucket == 0 else start(self, stage, bucket, *each))
 
 
 def _weight_gradients_of_a_block_dropped(patch):
-    from mpitrain.stage import Stage
+    from mpitrain.actor.stage import Stage
 
     real = Stage.input_backward
 
@@ -123,21 +123,21 @@ def _weight_gradients_of_a_block_dropped(patch):
 
 
 def _positions_in_another_order(patch):
-    from mpitrain.stage import Stage
+    from mpitrain.actor.stage import Stage
 
     real = Stage.positions
     patch.setattr(Stage, "positions", property(lambda self: real.fget(self) if self.core is None else real.fget(self).flip(0)))
 
 
 def _documents_forgotten_where_the_sequence_is_spread(patch):
-    from mpitrain.parallel.context import ContextAttention
+    from mpitrain.parallel.context.attention import ContextAttention
 
     real = ContextAttention.forward
     patch.setattr(ContextAttention, "forward", lambda self, q, k, v, documents: real(self, q, k, v))
 
 
 def _targets_without_loss_not_left_out_of_a_divided_head(patch):
-    from mpitrain.parallel import vocabulary
+    from mpitrain.model import vocabulary
 
     patch.setattr(vocabulary, "IGNORED", -2)
 

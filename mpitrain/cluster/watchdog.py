@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from mmap import mmap
 
@@ -180,15 +180,17 @@ class Watchdog:
 
     # ------------------------------------------------------------ the end
 
-    def _end(self, text: str, code: int = 1, first: Seen | None = None, stacks: Iterable[Where] = ()) -> None:
+    def _end(self, text: str, code: int = 1, first: Seen | None = None, stacks: Sequence[Where] = ()) -> None:
         """Print the report, and begin to end the job. Only the first trouble gets here."""
         if self.ended_at < float("inf"):
             return
+        _print(text)
+        time.sleep(FORWARD_S)  # launchers forward what they have read of each process, be it half a line: one after the other
         for where in stacks:
             if _condition(where.pid) not in CONDITIONS:
                 _signal(where.pid, signal.SIGUSR2)  # its stack, see guard.py
-        _print(text)
-        time.sleep(FORWARD_S)
+        if stacks:
+            time.sleep(FORWARD_S)
         self.ended_at, self.code = time.monotonic(), code
         able = [rank for rank in self._ranks if _condition(self._where(rank).pid) not in DEAF]
         if code != 1:

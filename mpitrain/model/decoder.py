@@ -3,21 +3,22 @@
     one rank      x + [ norm, attention ]                                          and the same with the feed-forward
     tp            x + [ norm | copy   | attention of some heads | sum     ]        x is whole on every rank
     tp, sequence  x + [ norm | gather | attention of some heads | scatter ]        x is divided along the sequence
-    async         x + [ norm | gather, projection | core | output, scatter ]       the same by chunks (parallel/asynchronous.py)
+    async         x + [ norm | gather, projection | core | output, scatter ]       the same by chunks (parallel/tensor_overlap.py)
 
-With context parallelism attention itself is a segment, an exchange of keys and values, and a segment (parallel/context.py).
+With context parallelism attention itself is a segment, an exchange of keys and values, and a segment (parallel/context/attention.py).
 
 The lists are the recipe: what a layout sends in forward and, by the adjoints, in backward. Megatron-LM (arXiv:1909.08053) and its
 sequence parallelism (arXiv:2205.05198, section 4.2).
 """
 
 from mpitrain.comm.mesh import Axis
-from mpitrain.model.parameters import Parameter
-from mpitrain.model.recipe import Communication, Item, Residual
 from mpitrain.model.segments import Attention, Core, Embedding, FeedForward, Head, Norm, Output, Projection, Rotary, SpreadAttention
-from mpitrain.parallel.asynchronous import Chunked
-from mpitrain.parallel.context import ContextAttention
-from mpitrain.parallel.vocabulary import VocabularyEmbedding, VocabularyHead
+from mpitrain.model.vocabulary import VocabularyEmbedding, VocabularyHead
+from mpitrain.parallel.communication import Communication
+from mpitrain.parallel.context.attention import ContextAttention
+from mpitrain.parallel.tensor_overlap import Chunked
+from mpitrain.parallel.walk import Item, Residual
+from mpitrain.parallel.zero.parameters import Parameter
 
 SEQUENCE = 1  # dim of activations [B, T, D]
 

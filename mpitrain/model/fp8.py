@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from mpitrain.model.parameters import Parameter
+from mpitrain.parallel.zero.parameters import Parameter
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 

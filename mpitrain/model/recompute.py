@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from mpitrain.model.keeping import EVERYTHING, keeping_of, opened
-from mpitrain.model.recipe import Item, Later, Shape, Walk, backward, forward, sends
-from mpitrain.parallel.traffic import Traffic
+from mpitrain.layout.traffic import Traffic
+from mpitrain.model.offload import EVERYTHING, keeping_of, opened
+from mpitrain.parallel.walk import Item, Later, Shape, Walk, backward, forward, sends
 
 
 class Recomputed:

@@ -17,15 +17,16 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
 from mpitrain.data.documents import IGNORED
-from mpitrain.model import again, fp8
-from mpitrain.model.history import Attended, attend
-from mpitrain.model.keeping import keeping_of, restored
-from mpitrain.model.parameters import Parameter
-from mpitrain.model.recipe import Later, Local, Shape, Walk, sends
-from mpitrain.parallel.context import ContextAttention
-from mpitrain.parallel.traffic import Traffic
-from mpitrain.precision import wide
-from mpitrain.products import add_product, product
+from mpitrain.layout.traffic import Traffic
+from mpitrain.model import fp8
+from mpitrain.model import selective as again
+from mpitrain.model.linear import add_product, product
+from mpitrain.model.offload import keeping_of, restored
+from mpitrain.model.sequence_history import Attended, attend
+from mpitrain.parallel.context.attention import ContextAttention
+from mpitrain.parallel.precision import wide
+from mpitrain.parallel.walk import Later, Local, Shape, Walk, sends
+from mpitrain.parallel.zero.parameters import Parameter
 
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 Edges = GradientEdge | tuple[GradientEdge, ...]

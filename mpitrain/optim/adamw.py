@@ -7,7 +7,7 @@ from torch.optim.adamw import adamw
 
 from mpitrain.config import Optimizer
 from mpitrain.optim.moments import Moments
-from mpitrain.parallel.zero import Piece
+from mpitrain.parallel.zero.shards import Piece
 
 KINDS = ("adam/m", "adam/v")
 

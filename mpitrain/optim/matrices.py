@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import torch
 
-from mpitrain.buckets import buckets_of, layout_of
 from mpitrain.comm.collectives import all_to_all_v
 from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
-from mpitrain.slicing import Shard, Spec
+from mpitrain.layout.buckets import buckets_of, layout_of
+from mpitrain.layout.parameters import Shard, Spec
 
 
 class Part(NamedTuple):

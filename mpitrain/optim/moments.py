@@ -1,6 +1,6 @@
 """What an optimiser keeps of the pieces of a rank: in the type of the weights, or in bf16 (`optimizer.moments`).
 
-Moments of bf16 are computed with in the type of the weights, CHUNK elements at a time, and rounded by chance (optim/rounding.py). Of
+Moments of bf16 are computed with in the type of the weights, CHUNK elements at a time, and rounded by chance (stochastic_rounding.py). Of
 processor time, on one busy core: AdamW's update takes 6.0 ns a parameter instead of 0.8 (of two moments: to widen 0.2, to draw 1.6, to
 round 0.9, and what caches lose), which is 2.4 % of a step of the `reference` model with 3072 tokens instead of 0.3 %.
 """
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from mpitrain.optim.rounding import draw, places, round_into
-from mpitrain.parallel.zero import Piece
+from mpitrain.optim.stochastic_rounding import draw, places, round_into
+from mpitrain.parallel.zero.shards import Piece
 
 CHUNK, CHUNK_GPU = 2**17, 2**24  # elements: few enough for the cache of a core, enough for all of a GPU
 

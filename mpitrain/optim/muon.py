@@ -23,7 +23,7 @@ from mpitrain.optim.adamw import AdamW
 from mpitrain.optim.matrices import Round, hidden
 from mpitrain.optim.moments import Moments
 from mpitrain.optim.newton_schulz import newton_schulz
-from mpitrain.parallel.zero import Piece
+from mpitrain.parallel.zero.shards import Piece
 
 AHEAD = 8  # rounds under way: enough to keep the network busy, and no second copy of all matrices
 

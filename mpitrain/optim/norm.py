@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
-from mpitrain.buckets import BLOCK
+from mpitrain.layout.buckets import BLOCK
 
 PARTS = 40  # numbers that any exact sum of fp64 numbers fits in: 2098 bits, 53 each
 

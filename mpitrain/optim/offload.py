@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from mpitrain.parallel.host import on_host
-from mpitrain.parallel.zero import Piece
+from mpitrain.parallel.zero.host import on_host
+from mpitrain.parallel.zero.shards import Piece
 
 if TYPE_CHECKING:
     from mpitrain.optim.optimizer import Optimizer

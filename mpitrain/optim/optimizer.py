@@ -13,7 +13,7 @@ from mpitrain.optim.matrices import deal, holdings
 from mpitrain.optim.muon import Muon
 from mpitrain.optim.offload import Offloaded
 from mpitrain.optim.sgd import SGD
-from mpitrain.parallel.zero import Piece
+from mpitrain.parallel.zero.shards import Piece
 
 
 class Optimizer(Protocol):

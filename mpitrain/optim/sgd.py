@@ -7,7 +7,7 @@ from torch.optim.sgd import sgd
 
 from mpitrain.config import Optimizer
 from mpitrain.optim.moments import Moments
-from mpitrain.parallel.zero import Piece
+from mpitrain.parallel.zero.shards import Piece
 
 
 class SGD:

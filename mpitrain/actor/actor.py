@@ -1,0 +1,379 @@
+"""One rank at work: it owns a mesh, its stages and a program, and a training step is the walk through the program.
+
+    for instruction in program:     what stands in the list happens, in this order; `place` tells where the rank is
+        compute                     a stage's forward or backward, segment by segment; between segments messages are moved on
+        PAIR                        the next two in turns, segment by segment
+        SEND                        starts and returns; all sends are waited for at the end of the step
+        RECV                        waits; the next receives of the list are posted ahead, so that messages don't wait for us
+        REDUCE                      starts the reduction of one bucket; NORM waits for all of them
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import repeat
+
+import torch
+
+from mpitrain.actor.lending import reserve
+from mpitrain.actor.memory_meter import Watch
+from mpitrain.actor.reductions import Gradients
+from mpitrain.actor.stage import Microbatch, Stage
+from mpitrain.actor.step_totals import Totals, exchange, together
+from mpitrain.actor.trace import Recorder
+from mpitrain.cluster.board import BUSY, Place
+from mpitrain.comm.links import Links
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.progress import Pending
+from mpitrain.config import Config
+from mpitrain.data.documents import num_counted, separate
+from mpitrain.layout import program
+from mpitrain.optim.loss_scale import LossScale
+from mpitrain.optim.norm import exact_sum, norm, squares
+from mpitrain.optim.optimizer import optimizer_of
+from mpitrain.parallel.precision import wire_type
+from mpitrain.parallel.walk import Walk, run, run_together
+from mpitrain.parallel.zero.shards import Sharding, Weights
+from mpitrain.schedules.actions import Action
+
+AHEAD = 2  # receives posted before they are needed
+UNRECORDED = Recorder(range(0))
+Key = tuple[int, int]  # (stage, microbatch)
+
+
+@dataclass
+class StepResult:
+    """What a step measured; the same on every rank.
+
+    num_tokens: those whose prediction counts for the loss.  peak_in_flight: the most stashes that each pipeline rank held at once.
+    """
+
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    num_tokens: int = 0
+    skipped: bool = False
+    stop: bool = False
+    peak_in_flight: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Work:
+    """What is under way in the current step."""
+
+    microbatches: list[Microbatch]
+    lr: float = 0.0
+    stop: bool = False
+    peak_in_flight: int = 0
+    inputs: dict[Key, torch.Tensor] = field(default_factory=dict)  # of forwards: received, or handed over by a stage of this rank
+    grads: dict[Key, torch.Tensor] = field(default_factory=dict)  # of outputs, the same; and between the parts of a backward
+    outputs: dict[Action, torch.Tensor] = field(default_factory=dict)  # by the send they wait for
+    receiving: dict[Action, Pending] = field(default_factory=dict)
+    to_receive: deque[Action] = field(default_factory=deque)
+    sending: list[Pending] = field(default_factory=list)
+    result: StepResult = field(default_factory=StepResult)
+
+
+class Actor:
+    """This rank.
+
+    recorder: notes when instructions ran.  stage_type: what computes, if it isn't to be the model itself.  place: is told where in the
+    program the rank is.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        device: torch.device,
+        recorder: Recorder | None = None,
+        stage_type: type[Stage] = Stage,
+        place: Place | None = None,
+    ):
+        self.config, self.mesh, self.progress, self.stage_type = config, mesh, mesh.progress, stage_type
+        self.recorder, self.place = recorder or UNRECORDED, place or Place()
+        self.pp, self.tp, self.cp, self.data, self.model = (mesh[name] for name in ("pp", "tp", "cp", "data", "model"))
+        programs = program.training(config)
+        self.table = programs.table
+        self.training, self.report = programs.ranks[self.pp.rank], programs.report
+        self.evaluation = program.evaluation(config, self.table).ranks[self.pp.rank]
+        tree, each = config.numerics.reproducible == "layout", config.parallel.reduce == "microbatch"
+        wire = wire_type(config.precision)
+        offload = config.memory.offload in ("optimizer", "all")
+        self.sharding = Sharding(config.parallel.zero, mesh["shard"], mesh["replicate"], each=each, tree=tree, wire=wire, offload=offload)
+        self.loss_scale = LossScale(config.precision)
+        self.stages = self._build(device)
+        reserve(self.sharding, self.stages, self.table, self.training, self.evaluation)
+        self.gradients = Gradients(self.stages, self.table, self.training, mesh, self.sharding)
+        numbers = [number % self.table.depth for number in self.stages]
+        self.optimizer = optimizer_of(config, numbers, self.gradients.pieces, mesh["matrix"], self._owned[0].master, device)
+        self.links = Links(mesh["links"], self.table.num_stages, self.table.num_microbatches, synchronous=config.comm.synchronous)
+        self._handlers = {
+            "F": self._forward,
+            "B": self._backward,
+            "I": self._input_backward,
+            "W": self._weight_backward,
+            "SEND_F": self._send,
+            "SEND_B": self._send,
+            "RECV_F": self._recv,
+            "RECV_B": self._recv,
+            "GATHER": self._gather,
+            "RELEASE": self._release,
+            "REDUCE": self._reduce,
+            "NORM": self._norm,
+            "UPDATE": self._update,
+            "SPREAD": self._spread,
+        }
+
+    def _build(self, device: torch.device) -> dict[int, Stage]:
+        """Build the stages of this rank, by their number in the table. The stages of one rank share a tied embedding."""
+        stages: dict[int, Stage] = {}
+        depth, segments = self.table.depth, self.table.segments
+        for number in self.table.chunks[self.pp.rank]:
+            self.place.enter("build", f"building stage {number}", BUSY)
+            shared = next((stage.embedding for stage in stages.values() if stage.embedding is not None), None)
+            stages[number] = self.stage_type(self.config, number % depth, device, self.sharding, shared, segments, self.tp, self.cp)
+        return stages
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of activations and weights."""
+        return next(iter(self.stages.values())).dtype
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """The positions of a sequence that this rank has, [T]."""
+        return next(iter(self.stages.values())).positions
+
+    def cut(self, tokens: torch.Tensor, separator: int | None = None) -> list[Microbatch]:
+        """Cut this data-parallel rank's rows of a step [batch, sequence + 1] into microbatches, and these into segments.
+
+        Inputs and targets are those of this rank's positions; targets are one position ahead in the row, wherever that is.
+        separator: the token that ends a document, if documents are separate.
+        """
+        micro, length = self.config.batch.micro, len(self.positions) // self.table.segments
+        here = self.positions.to(tokens.device)
+        documents, targets = (None, tokens[:, 1:]) if separator is None else separate(tokens, separator)
+        whole = repeat(None) if documents is None else documents.split(micro)  # queries here meet keys of the whole sequence
+        rows = zip(tokens[:, here].split(micro), targets[:, here].split(micro), whole)
+        cut = [(*pair, known) for *halves, known in rows for pair in zip(*(half.split(length, dim=1) for half in halves))]
+        return [Microbatch(a if self.first else None, b if self.last else None, documents=known) for a, b, known in cut]
+
+    @property
+    def first(self) -> bool:
+        """Whether a stage of this rank reads tokens."""
+        return any(stage.first for stage in self.stages.values())
+
+    @property
+    def last(self) -> bool:
+        """Whether a stage of this rank reads targets."""
+        return any(stage.last for stage in self.stages.values())
+
+    # ------------------------------------------------------------ single training step
+
+    def run_step(
+        self, step: int, microbatches: list[Microbatch], lr: float, *, stop: bool = False, watch: Watch | None = None
+    ) -> StepResult:
+        """Run one training step on this rank's microbatches. Collective over all ranks.
+
+        stop: this rank was asked to stop; the result tells whether any was.  watch: counts what is held after every instruction.
+        Raises HangError, naming the message waited for.
+        """
+        for stage in self.stages.values():
+            stage.zero_grad()
+        with nullcontext() if watch is None else watch.watching():
+            return self._walk(self.training, _Work(microbatches, lr, stop), step, self.recorder, watch)
+
+    def evaluate(self, step: int, microbatches: list[Microbatch]) -> tuple[float, float]:
+        """Return (summed loss, tokens) of the microbatches of all ranks, without gradients. Collective over all ranks."""
+        work = _Work(microbatches)
+        for stage in self.stages.values():
+            stage.losses = {}
+        with torch.no_grad():
+            self._walk(self.evaluation, work, step, UNRECORDED)
+        total = together(self._totals(work, []))
+        return math.fsum(total.loss), total.count
+
+    def _walk(
+        self, instructions: list[Action], work: _Work, step: int, recorder: Recorder, watch: Watch | None = None
+    ) -> StepResult:
+        work.to_receive.extend(a for a in instructions if a.kind in ("RECV_F", "RECV_B"))
+        self._post_receives(work)
+        steps = enumerate(instructions)
+        for position, action in steps:
+            self.place.moved(step, position, str(action))
+            self.progress.poll()
+            begin = time.perf_counter()
+            if action.kind == "PAIR":
+                forward, backward = next(steps)[1], next(steps)[1]
+                self._pair(forward, backward, work)
+                recorder.add_pair(step, action, forward, backward, begin, time.perf_counter())
+            else:
+                self._handlers[action.kind](action, work)
+                recorder.add(step, action, begin, time.perf_counter())
+            if watch is not None:
+                watch.look()
+        for pending in work.sending:
+            pending.wait()
+        return work.result
+
+    # ------------------------------------------------------------ compute
+
+    def _forward(self, action: Action, work: _Work) -> None:
+        made, (_, m, stage, part) = run(self._forward_walk(action, work), self.progress.poll), action
+        if part is not None and part + 1 < len(self.stages[stage].parts):
+            work.inputs[stage, m] = made  # for the next part
+        else:
+            self._pass_on(action, made, work)
+
+    def _backward(self, action: Action, work: _Work) -> None:
+        self._pass_on_or_keep(action, run(self._backward_walk(action, work), self.progress.poll), work)
+        self.gradients.added(action)
+
+    def _input_backward(self, action: Action, work: _Work) -> None:
+        _, m, stage, part = action
+        self.gradients.hold(action)
+        walk = self.stages[stage].input_backward(m, self._grad_of_output(stage, m, work), part)
+        self._pass_on_or_keep(action, run(walk, self.progress.poll), work)
+        self.gradients.added(action)
+
+    def _pass_on_or_keep(self, action: Action, grad: torch.Tensor | None, work: _Work) -> None:
+        if action.index in self.stages[action.stage].stashes:
+            work.grads[action.stage, action.index] = grad  # for the next part
+        else:
+            self._pass_on(action, grad, work)
+
+    def _weight_backward(self, action: Action, work: _Work) -> None:
+        self.gradients.hold(action)
+        run(self.stages[action.stage].weight_backward(action.index, action.part), self.progress.poll)
+        self.gradients.added(action)
+
+    def _pair(self, forward: Action, backward: Action, work: _Work) -> None:
+        walks = [self._forward_walk(forward, work), self._backward_walk(backward, work)]
+        for action, made in zip((forward, backward), run_together(walks, self.progress.poll)):
+            self._pass_on(action, made, work)
+        self.gradients.added(backward)
+
+    def _forward_walk(self, action: Action, work: _Work) -> Walk:
+        _, m, stage, part = action
+        walk = self.stages[stage].forward(m, work.inputs.pop((stage, m), None), self._microbatch(stage, m, work), part)
+        if torch.is_grad_enabled() and not part:
+            held = 1 + sum(stage.num_stashes for stage in self.stages.values())
+            work.peak_in_flight = max(work.peak_in_flight, held)
+        return walk
+
+    def _backward_walk(self, action: Action, work: _Work) -> Walk:
+        _, m, stage, part = action
+        self.gradients.hold(action)
+        return self.stages[stage].backward(m, self._grad_of_output(stage, m, work), part)
+
+    def _grad_of_output(self, stage: int, index: int, work: _Work) -> torch.Tensor | None:
+        """Return what came from the next stage or the part before; of a loss it is the scale, and None for a scale of 1."""
+        grad = work.grads.pop((stage, index), None)
+        if grad is None and self.loss_scale.dynamic:
+            return torch.full((), self.loss_scale.value, device=self.stages[stage].device)
+        return grad
+
+    def _microbatch(self, stage: int, index: int, work: _Work) -> Microbatch:
+        """Each copy of the model has its own share of the step's microbatches."""
+        return work.microbatches[stage // self.table.depth * self.table.num_microbatches + index]
+
+    def _pass_on(self, action: Action, made: torch.Tensor | None, work: _Work) -> None:
+        """Keep an activation or gradient for the stage that needs it, on this rank, or for the send that follows."""
+        if made is None:  # the last forward, the last backward
+            return
+        kind, m, stage, _ = action
+        to, kept, send = (stage + 1, work.inputs, "SEND_F") if kind == "F" else (stage - 1, work.grads, "SEND_B")
+        if to in self.stages:
+            kept[to, m] = made
+        else:
+            work.outputs[Action(send, m, stage)] = made.contiguous()
+
+    # ------------------------------------------------------------ messages
+
+    def _send(self, action: Action, work: _Work) -> None:
+        kind, m, stage, _ = action
+        to = stage + 1 if kind == "SEND_F" else stage - 1
+        pending = self.links.send(kind[-1], to, m, work.outputs.pop(action), self.table.rank_of[to])
+        work.sending = [*(earlier for earlier in work.sending if not earlier.done), pending]  # what has left is freed
+
+    def _recv(self, action: Action, work: _Work) -> None:
+        kept = work.inputs if action.kind == "RECV_F" else work.grads
+        kept[action.stage, action.index] = work.receiving.pop(action).wait()
+        self._post_receives(work)
+
+    def _post_receives(self, work: _Work) -> None:
+        while work.to_receive and len(work.receiving) < AHEAD:
+            action = work.to_receive.popleft()
+            kind, m, stage, _ = action
+            source = stage - 1 if kind == "RECV_F" else stage + 1
+            buffer = self.stages[stage].activation()
+            work.receiving[action] = self.links.receive(kind[-1], stage, m, buffer, self.table.rank_of[source])
+
+    # ------------------------------------------------------------ gradients and update
+
+    def _gather(self, action: Action, work: _Work) -> None:
+        self.stages[action.stage].buckets[action.index].weights.gather()
+
+    def _release(self, action: Action, work: _Work) -> None:
+        self.stages[action.stage].buckets[action.index].weights.release()
+
+    def _reduce(self, action: Action, work: _Work) -> None:
+        self.gradients.start(action.stage, action.index, action.part)
+
+    def _norm(self, action: Action, work: _Work) -> None:
+        self.gradients.wait()
+        counted = self.gradients.counted if self.sharding.replicate.rank == 0 else []  # the ranks of replicate have the same
+        parts = self._totals(work, squares(piece.grad for piece in counted))
+        total, result = together(parts), work.result
+        result.num_tokens, count = int(total.count), total.count or math.nan  # no target, no mean: nothing to learn, the step is skipped
+        result.loss, result.grad_norm = math.fsum(total.loss) / count, norm(total.squares) / (count * self.loss_scale.value)
+        result.stop, result.peak_in_flight = total.stop, [part.peak for part in parts[:: self.tp.size]]
+        result.skipped = not math.isfinite(result.grad_norm)
+
+    def _update(self, action: Action, work: _Work) -> None:
+        """Divide by the global number of tokens, clip, and step; a step without finite gradients is skipped, and halves the scale."""
+        scale = 1.0 / (max(1, work.result.num_tokens) * self.loss_scale.value)
+        if work.result.num_tokens:  # without a target no gradient tells of the range
+            self.loss_scale.update(work.result.skipped)
+        if work.result.skipped:
+            return
+        clip = self.config.optimizer.clip
+        if clip and work.result.grad_norm > clip:
+            scale *= clip / work.result.grad_norm
+        self.gradients.scale(scale)
+        self.optimizer.step(work.lr)
+        for weights in self._owned:
+            weights.update()
+
+    def restored(self, num_updates: int) -> None:
+        """Take over weights and optimiser state that were read into the pieces. Collective over the data axis."""
+        self.optimizer.set_step(num_updates)
+        for weights in self._owned:
+            weights.update()
+            if weights.whole is not None:
+                weights.spread()
+
+    def _spread(self, action: Action | None = None, work: _Work | None = None) -> None:
+        """Send updated weights to the ranks that share them; the next forward waits for each bucket when it needs it."""
+        for weights in self._owned:
+            weights.spread()
+
+    @property
+    def _owned(self) -> list[Weights]:
+        """The weights that stages of this rank own, in the order of the forward."""
+        return [bucket.weights for stage in self.stages.values() for bucket in reversed(stage.buckets) if bucket.owned]
+
+    def _totals(self, work: _Work, squares: list[float]) -> list[Totals]:
+        """Return the totals of each part of the model, in the order of its ranks: of all microbatches, on all ranks."""
+        losses = list(self._losses()) if self.tp.rank == 0 else []  # the ranks of tp have the same
+        loss = exact_sum([loss.item() for _, _, loss in losses])
+        count = sum(num_counted(self._microbatch(number, m, work).targets) for number, m, _ in losses)
+        mine = Totals(loss, exact_sum(squares), count, work.stop, work.peak_in_flight)
+        return exchange(together(exchange(mine, self.data)), self.model)
+
+    def _losses(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        for number, stage in self.stages.items():
+            yield from ((number, m, stage.losses[m]) for m in sorted(stage.losses))

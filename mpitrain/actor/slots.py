@@ -1,0 +1,37 @@
+"""Which instructions of a program add to which gradients, and when a group of microbatches is complete."""
+
+from collections.abc import Mapping, Sequence
+
+from mpitrain.actor.stage import Stage
+from mpitrain.parallel.zero.shards import Gradient
+from mpitrain.parallel.zero.tree import odd_part
+from mpitrain.schedules.actions import Action
+from mpitrain.schedules.table import Table
+
+
+def group_of(table: Table, index: int) -> int:
+    """Return the group of a microbatch, or of a segment of one."""
+    return index // table.segments // odd_part(table.num_microbatches // table.segments)
+
+
+Completed = Mapping[Action, list[tuple[Gradient, int]]]
+
+
+def completed_by(program: Sequence[Action], stages: Mapping[int, Stage], table: Table) -> Completed:
+    """Return which groups of which gradients are complete after an instruction of this rank's program."""
+    last: dict[tuple[int, int], tuple[Action, Gradient]] = {}
+    for action in program:
+        for gradient in added_to(action, stages):
+            last[id(gradient), group_of(table, action.index)] = action, gradient
+    completed: dict[Action, list[tuple[Gradient, int]]] = {}
+    for (_, group), (action, gradient) in last.items():
+        completed.setdefault(action, []).append((gradient, group))
+    return completed
+
+
+def added_to(action: Action, stages: Mapping[int, Stage]) -> list[Gradient]:
+    """Return the gradients that an instruction adds to."""
+    if action.kind not in ("B", "I", "W"):
+        return []
+    buckets = [b for b in stages[action.stage].buckets if action.part is None or action.part in b.parts]
+    return [gradient for bucket in buckets for gradient in bucket.gradients]

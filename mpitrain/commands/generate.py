@@ -1,0 +1,163 @@
+"""Sample text from a checkpoint, on one rank and without MPI. The run directory may be a stranger's (README, What is trusted)."""
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mpi4py
+import msgspec
+import torch
+
+mpi4py.rc.initialize = False  # one process, perhaps on a login node where MPI_Init fails
+
+from mpitrain.actor.stage import Microbatch, Stage  # noqa: E402
+from mpitrain.checkpoint import load  # noqa: E402
+from mpitrain.checkpoint.reader import Checkpoint  # noqa: E402
+from mpitrain.cluster.rundir import RunDir, read_config  # noqa: E402
+from mpitrain.config import Batch, Config, Memory, Numerics, Optimizer  # noqa: E402
+from mpitrain.data.documents import documents_of  # noqa: E402
+from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator  # noqa: E402
+from mpitrain.errors import CheckpointError, ConfigError, DataError  # noqa: E402
+from mpitrain.inputs import kind_of, shown  # noqa: E402
+from mpitrain.layout.node_memory import require_memory  # noqa: E402
+from mpitrain.layout.parameters import stored_weights  # noqa: E402
+from mpitrain.layout.resolve import on_one_rank, resolve  # noqa: E402
+from mpitrain.parallel.walk import run  # noqa: E402
+from mpitrain.training.device import set_threads  # noqa: E402
+
+
+def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed: int, tokenizer_file: str | None = None) -> Iterator[str]:
+    """Yield the prompt and then text as it is sampled; the context is the last data.sequence tokens.
+
+    A model of separate documents stops at the end of one.  tokenizer_file: instead of what the run directory names.
+    """
+    if not math.isfinite(temperature):
+        raise DataError(f"--temperature {temperature}: needed a finite number; 0 takes the likeliest token")
+    rundir = RunDir(run_dir)
+    config = _read_config(rundir)
+    tokenizer = _tokenizer(rundir, config.data.tokenizer, tokenizer_file)
+    ids = _encode(tokenizer, prompt)
+    config = _for_sampling(rundir, config, tokenizer, len(ids) + num_tokens)
+    ends = separator(config.data, tokenizer)
+    stage = _load(rundir, config)
+    generator = torch.Generator().manual_seed(seed)
+    shown = ""
+    with torch.no_grad():
+        for _ in range(num_tokens + 1):
+            text = tokenizer.decode(ids)
+            whole = text.rstrip("\ufffd")  # a character of several tokens is shown when it is complete
+            if whole.startswith(shown):
+                yield whole[len(shown) :]
+                shown = whole
+            logits_V = _logits(stage, ids[-config.data.sequence :], ends)[: tokenizer.vocab]  # a model may have more rows, never learnt
+            ids.append(choose(logits_V, temperature, generator))
+            if ids[-1] == ends:  # how another document begins was never learnt
+                return
+
+
+def choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
+    """Return a token drawn from softmax(logits / temperature), at 0 the likeliest. Raises CheckpointError if there are no likelihoods."""
+    if not torch.isfinite(logits_V).all():
+        raise CheckpointError("the weights give NaN or infinite logits; train the model again, or go back to an earlier checkpoint")
+    if temperature == 0:
+        return int(logits_V.argmax())
+    above_V = logits_V.double() - logits_V.max().double()  # at most 0: divided by however little, it is no NaN
+    return int(torch.multinomial(torch.softmax(above_V / temperature, 0), 1, generator=generator))
+
+
+def visible(text: str) -> str:
+    """Return text for a terminal, without what it would obey: a model can be taught to say that."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def _logits(stage: Stage, ids: list[int], ends: int | None) -> torch.Tensor:
+    tokens_BT = torch.tensor([ids])
+    documents_BT = None if ends is None else documents_of(tokens_BT, ends)
+    run(stage.forward(0, None, Microbatch(tokens_BT, documents=documents_BT)))
+    return stage.losses[0][0, -1]  # without targets, what the last stage keeps are the logits
+
+
+def _read_config(rundir: RunDir) -> Config:
+    try:
+        kind = kind_of(rundir.config)
+    except OSError as error:
+        raise CheckpointError(f"{rundir.path}: {error.strerror}; give the run directory of `mpitrain run`") from error
+    if kind is None:
+        raise CheckpointError(f"{rundir.path}: no config.toml; give the run directory of `mpitrain run`")
+    return read_config(rundir.config)
+
+
+def _tokenizer(rundir: RunDir, name: str, given: str | None) -> Tokenizer:
+    """Return the tokenizer that is given, or else the run's own, which must not be a file elsewhere: of all that its reader may read."""
+    if given is not None:
+        return load_tokenizer(given)
+    if name == "bytes":
+        return load_tokenizer(name)
+    try:
+        file = Path(os.path.realpath(name))
+        inside, kind = file.is_relative_to(os.path.realpath(rundir.path)), kind_of(file)
+    except (OSError, ValueError):  # too long; a zero byte
+        inside, kind = False, None
+    if inside and kind == "a file":
+        return load_tokenizer(file)
+    found = (kind or "missing") if inside else "outside of the run directory, and not read for it"
+    named = f"{rundir.config} names the tokenizer {shown(repr(name))}"
+    raise DataError(f"{named}, which is {found}; give --tokenizer FILE, the one that the run was trained with")
+
+
+def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    try:
+        text = prompt.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"--prompt is not UTF-8 text (character {error.start}); needed text") from error
+    ids = tokenizer.encode(text).astype("int64").tolist()
+    if not ids:
+        raise DataError("--prompt gives no token; needed at least one to go on from")
+    return ids
+
+
+def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_tokens: int) -> Config:
+    """Return the configuration of the whole model for at most `num_tokens` tokens. Raises ConfigError before anything is allocated."""
+    one = on_one_rank(config)
+    threads = min(one.run.threads, os.cpu_count() or 1)
+    one = msgspec.structs.replace(
+        one,
+        run=msgspec.structs.replace(one.run, threads=threads, device="cpu"),
+        batch=Batch(global_=16, micro=16),
+        memory=Memory(),
+        numerics=Numerics(),
+        optimizer=Optimizer(name="sgd", momentum=0.0),
+    )
+    try:
+        one = resolve(one, 1, tokenizer.vocab)
+        require_memory(one)
+    except ConfigError as error:
+        raise ConfigError(f"{rundir.config}: {shown(error.args[0])}") from error
+    return msgspec.structs.replace(one, data=msgspec.structs.replace(one.data, sequence=min(one.data.sequence, num_tokens)))
+
+
+def _load(rundir: RunDir, config: Config) -> Stage:
+    """Return the whole model as one stage, with the weights of the newest checkpoint."""
+    passed_over: list[str] = []
+    saved = load.open_latest(rundir.checkpoints, warn=passed_over.append, needs=stored_weights(config))
+    if saved is None:
+        raise CheckpointError(f"{rundir.checkpoints}: no checkpoint yet; wait for the first one (run.save_every) and try again")
+    for text in passed_over:
+        print(f"warning: {text}", file=sys.stderr)
+    with saved:
+        set_threads(config.run)
+        stage = Stage(config, 0, torch.device("cpu"))
+        _fill(stage, saved)
+    return stage
+
+
+def _fill(stage: Stage, saved: Checkpoint) -> None:
+    for spec, data in stage.weights():
+        data.copy_(torch.from_numpy(saved.read(f"parameters/{spec.name}")))
+        if not torch.isfinite(data).all():
+            raise CheckpointError(
+                f"{saved.path}: parameters/{spec.name} holds NaN or infinite numbers; train the model again, or remove this step to use "
+                "the one before"
+            )

@@ -1,0 +1,115 @@
+"""`mpitrain program` and `mpitrain check`: what a layout would do, without MPI's world, and but for --traffic without torch."""
+
+import math
+import re
+from collections.abc import Sequence
+
+from mpitrain import config as settings
+from mpitrain.comm.grid import Grid
+from mpitrain.commands.waiting import Waiting
+from mpitrain.config import Config, Parallel
+from mpitrain.data.tokenizer import load_tokenizer, separator
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+from mpitrain.layout import program
+from mpitrain.layout.resolve import resolve
+from mpitrain.schedules.actions import Action, format_program
+from mpitrain.schedules.check import Report
+from mpitrain.schedules.draw import grid
+
+MOST_RANKS = 1_000_000  # more than any machine has; what is asked of each of them is then answered in seconds
+
+
+def resolved(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> Config:
+    """Read a configuration and resolve it for a number of ranks."""
+    config = settings.load(path, overrides)
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    separator(config.data, tokenizer)
+    return resolve(config, num_ranks, tokenizer.vocab)
+
+
+def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False) -> str:
+    """Return the program of one rank, or of every pipeline rank, as text that pipeline.schedule files are made of.
+
+    traffic: for one rank, say what it sends too, as a comment.
+    """
+    config = resolved(path, overrides, num_ranks)
+    with Waiting("mpitrain program"):
+        programs = program.training(config).ranks
+    if rank is None:
+        if traffic:
+            raise ConfigError("--traffic: pipeline ranks send different things; give --rank too")
+        return "\n\n".join(f"# pipeline rank {pp}\n{format_program(actions)}" for pp, actions in enumerate(programs))
+    if rank >= num_ranks:
+        raise ConfigError(f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number of ranks you start")
+    at = Grid({axis: getattr(config.parallel, axis) for axis in ("tp", "cp", "dp", "pp")}).coordinates(rank)
+    title = f"# rank {rank}: tp {at['tp']}, cp {at['cp']}, dp {at['dp']}, pp {at['pp']}"
+    return f"{title}\n{format_program(programs[at['pp']])}" + (_traffic(config, rank) if traffic else "")
+
+
+def _traffic(config: Config, rank: int) -> str:
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
+    from mpitrain.actor.rehearsal import Rehearsal
+
+    return "\n\n# what it sends in a step:\n" + "\n".join(f"# {line}" for line in Rehearsal(config, rank).table().splitlines())
+
+
+def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
+    """Return what a rank of each pipeline rank will hold, as a table in MB."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
+    from mpitrain.actor.memory_report import predict, table_of_usage
+
+    config = resolved(path, overrides, num_ranks)
+    with Waiting("mpitrain memory"):
+        usages = predict(config)
+    return "MB (10**6 bytes) of each pipeline rank, with the largest shard of its state:\n" + table_of_usage(usages)
+
+
+def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
+    """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
+    config = resolved(path, overrides, num_ranks)
+    with Waiting("mpitrain check"):
+        _, programs, report = program.training(config)
+    peaks, parallel, name = ", ".join(map(str, report.peak_in_flight)), config.parallel, config.pipeline.schedule
+    return (
+        f"{grid(programs)}\n\n"
+        f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, {name}, {report.num_microbatches} microbatches each\n"
+        f"proved: {report.num_actions} instructions complete and in order, {report.num_messages} messages matched, "
+        "no deadlock without buffering\n"
+        f"microbatches in flight at most, per pipeline rank: {peaks}{_divided(programs, report, parallel)}"
+    )
+
+
+def _divided(programs: Sequence[Sequence[Action]], report: Report, parallel: Parallel) -> str:
+    """Say how often gradients are reduced and weights are fetched in a step, which `parallel.reduce` and `.gather` choose."""
+    if parallel.zero < 2:
+        return ""
+    reductions = ", ".join(str(sum(action.kind == "REDUCE" for action in program)) for program in programs)
+    lines = [f'reductions of a bucket a step (parallel.reduce = "{parallel.reduce}"), per pipeline rank: {reductions}']
+    if parallel.zero == 3:
+        counts, most = (", ".join(map(str, numbers)) for numbers in (report.gathers, report.peak_resident))
+        lines.append(f'fetches of a block a step (parallel.gather = "{parallel.gather}"): {counts}; there at once at most: {most}')
+    return "".join(f"\n{line}" for line in lines)
+
+
+def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+    """Read `tp=2,pp=2`; return it as further overrides, axes that are left out having degree 1, and the number of ranks."""
+    axes, found = ("tp", "cp", "dp", "pp"), {}
+    for word in text.split(","):
+        axis, _, degree = word.partition("=")
+        # not isdigit: it takes '²', which int() doesn't, and digits of other scripts, which TOML doesn't
+        if axis not in axes or not re.fullmatch("[1-9][0-9]{0,8}", degree):
+            raise ConfigError(
+                f"--layout {shown(text)}: found '{shown(word)}', needed axes of {', '.join(axes)} with degrees, such as tp=2,pp=2"
+            )
+        if axis in found:
+            raise ConfigError(f"--layout {shown(text)}: found {axis} twice; leave one out")
+        found[axis] = int(degree)
+    num_ranks = math.prod(found.values())
+    if num_ranks > MOST_RANKS:
+        raise ConfigError(f"--layout {shown(text)}: found {num_ranks:,} ranks, needed at most {MOST_RANKS:,}")
+    return (*overrides, *(f"parallel.{axis}={found.get(axis, 1)}" for axis in axes)), num_ranks

@@ -1,0 +1,172 @@
+"""`mpitrain schedule`: play a schedule, print it, draw it, compare it with others or with a run. Neither MPI nor torch."""
+
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from mpitrain.commands.schedule.played import Request, play
+from mpitrain.commands.schedule.text import as_json, as_text
+from mpitrain.commands.waiting import Waiting
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import read_text, shown
+from mpitrain.schedules.limits import MOST_TRACE_BYTES
+from mpitrain.schedules.options import UNIT_TIMES, Times
+
+KINDS_OF_FILES = (".svg", ".png", ".txt")
+WIDTH = 132  # of the grid where the screen's is not known
+WIDTHS = 20, 1_000  # of a screen that can be drawn on
+SLOWEST = 1e15  # of --times; the fastest is 1 of it, so that sums of both stay numbers
+
+
+def answer(name: str, asked: dict[str, Any], trace: str | None, out: str | None, json: bool) -> str:
+    """Return what the command prints. `asked` are its options as they were typed."""
+    if trace is None:
+        request = read_request(name, **asked)
+        with Waiting(f"mpitrain schedule {shown(name)}") as told:
+            request = request._replace(told=told)
+            return show_all(request, out, json) if name == "compare" else show(request, out, json)
+    given = [f"--{option.replace('_', '-')}" for option, value in asked.items() if value is not None]
+    if name != "compare" or given:
+        raise ConfigError(f"--trace {shown(trace)}: goes with compare, --out and --json only; found {shown(' '.join([name, *given]))}")
+    with Waiting(f"mpitrain schedule compare --trace {shown(trace)}"):
+        return show_trace(trace, out, json)
+
+
+def show(request: Request, out: str | None, json: bool) -> str:
+    """Return what one schedule's numbers are, as text or as JSON, and draw it into the file `out`."""
+    check_out(out)
+    played = play(request)
+    if out and Path(out).suffix == ".txt":
+        write(out, (as_text(played, WIDTH, whole=True) + "\n").encode())
+    elif out:
+        from mpitrain.commands.schedule.picture import draw
+
+        write(out, draw(played, Path(out).suffix[1:]))
+    return as_json(played) if json else as_text(played, _screen())
+
+
+def show_trace(trace: str, out: str | None, json: bool) -> str:
+    """Return what a run measured beside what its times predict, as text or as JSON, and draw it into the file `out`."""
+    from mpitrain.commands.schedule import measurement
+    from mpitrain.schedules.measured import read_trace
+
+    check_out(out)
+    found = measurement.Measurement(read_trace(_read(trace), shown(trace)))
+    if out and Path(out).suffix == ".txt":
+        write(out, (measurement.as_text(found, WIDTH) + "\n").encode())
+    elif out:
+        from mpitrain.commands.schedule.measured_picture import draw
+
+        write(out, draw(found, Path(out).suffix[1:]))
+    return measurement.as_json(found) if json else measurement.as_text(found, _screen())
+
+
+def _read(trace: str) -> str:
+    try:
+        return read_text(trace, MOST_TRACE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"--trace {shown(trace)}: can't be read: {error.strerror}") from None
+
+
+def show_all(request: Request, out: str | None, json: bool) -> str:
+    """Return all schedules of the catalogue at one size, as a table or as JSON."""
+    from mpitrain.commands.schedule import comparison
+
+    if out is not None:
+        raise ConfigError(f"--out {shown(out)}: comparing all schedules draws nothing; name one of them, or give a --trace")
+    if request.num_ranks is None or request.num_microbatches is None:
+        raise ConfigError("compare: needs --stages and --microbatches, or the --trace of a run")
+    result = comparison.compare(request)
+    return comparison.as_json(result) if json else comparison.as_text(result, _screen())
+
+
+def _screen() -> int:
+    least, most = WIDTHS
+    return min(max(shutil.get_terminal_size((WIDTH, 0)).columns, least), most)
+
+
+# ---------------------------------------------------------------- options
+
+
+def read_request(name: str, stages: int | None, microbatches: int | None, **asked) -> Request:
+    """Check the options as they were typed."""
+    for option, check in (("times", read_times), ("memory_limit", read_limit), ("weight_memory", read_share)):
+        asked[option] = check(asked[option])
+    return Request(name, stages, microbatches, **asked)
+
+
+def read_times(text: str | None) -> Times:
+    """Read --times F,I,W,C. Whole numbers stay whole, so that their sums are exact."""
+    if text is None:
+        return UNIT_TIMES
+    words = text.split(",")
+    if len(words) != len(UNIT_TIMES):
+        raise ConfigError(
+            f"--times {shown(text)}: found {len(words)} numbers, needed 4: of a rank's whole share of layers and one microbatch the time "
+            "of the forward, of the backward for inputs, of the backward for weights, and of a message, for example --times 1,1,1,0"
+        )
+    return Times(*(_time(word.strip(), position == 3, text) for position, word in enumerate(words)))
+
+
+def _time(word: str, may_be_0: bool, text: str) -> float:
+    try:
+        value = int(word) if word.lstrip("+-").isdecimal() else float(word)
+    except ValueError:
+        raise ConfigError(f"--times {shown(text)}: found '{shown(word)}', needed a number") from None
+    needed = "0 or more" if may_be_0 else "more than 0"
+    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_0):
+        raise ConfigError(f"--times {shown(text)}: found {shown(word)}, needed {needed}")
+    if value and not 1 / SLOWEST <= value <= SLOWEST:
+        raise ConfigError(f"--times {shown(text)}: found {shown(word)}, needed {1 / SLOWEST:g} to {SLOWEST:g}; choose another unit")
+    return value
+
+
+def read_limit(value: float | None) -> float | None:
+    """Read --memory-limit, in stashes of a rank's whole share of layers."""
+    if value is not None and not 0 < value < math.inf:
+        raise ConfigError(f"--memory-limit {value:g}: needed a number of stashes above 0")
+    return value
+
+
+def read_share(value: float | None) -> float | None:
+    """Read --weight-memory, the share of a stash that is held between I and W."""
+    if value is not None and not 0 <= value <= 1:
+        raise ConfigError(f"--weight-memory {value:g}: needed a share of a stash, 0 to 1")
+    return value
+
+
+def check_out(out: str | None) -> None:
+    """Refuse a file that can't be drawn, before anything is computed."""
+    if out is None:
+        return
+    path, name = Path(out), shown(out)
+    if path.suffix not in KINDS_OF_FILES:
+        raise ConfigError(f"--out {name}: found '{shown(path.suffix) or 'no file type'}', needed one of {' '.join(KINDS_OF_FILES)}")
+    if "\0" in out:
+        raise ConfigError(f"--out {name}: found a NUL character, which no file's name has; leave it out")
+    try:
+        if path.is_dir() or not path.parent.is_dir():
+            found = "a folder" if path.is_dir() else f"no folder {shown(path.parent)}"
+            raise ConfigError(f"--out {name}: {found}; needed a file in a folder that exists")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"--out {name}: found a FIFO, a socket or a device; needed a file")  # to open a FIFO waits for a reader
+    except OSError as error:  # too long a name
+        raise ConfigError(f"--out {name}: {error.strerror}; choose another name") from None
+    if path.suffix != ".txt":
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            raise ConfigError(f"--out {name}: pictures need matplotlib; pip install 'mpitrain[plot]', or write a .txt") from None
+
+
+def write(out: str, content: bytes) -> None:
+    """Write a file at once, when all of it is there. Where the disk is full, nothing of a new one is left."""
+    is_new = not os.path.lexists(out)
+    try:
+        Path(out).write_bytes(content)
+    except OSError as error:
+        if is_new:
+            Path(out).unlink(missing_ok=True)
+        raise ConfigError(f"--out {shown(out)}: can't be written: {error.strerror}") from None

@@ -1,0 +1,109 @@
+"""The picture of a schedule: its timeline to scale, and the memory it holds, beneath. Needs matplotlib, and with it numpy."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from mpitrain.commands.schedule.cells import Look
+from mpitrain.commands.schedule.frame import Frame, row_height
+from mpitrain.commands.schedule.played import Played
+from mpitrain.commands.schedule.text import number
+
+Curve = list[tuple[float, float]]  # (time, held from then on)
+SINGLE_CURVES = 8  # ranks with a memory area each; of more ranks an envelope is drawn
+AREA = 0.86  # of a row
+BLUE, PALE, BLACK, RED = "#5B7FA6", "#C9D7E6", "#1A1A1A", "#B00020"
+DASHES = (0, (4, 3))
+
+
+def draw(played: Played, kind: str) -> bytes:
+    """Return the picture as an .svg or .png file."""
+    timeline, look = played.timeline, Look(played.chunks, played.table.segments)
+    row = row_height(played.num_ranks)
+    memory = 0.3 * played.num_ranks if played.num_ranks <= SINGLE_CURVES else 2.0
+    frame = Frame(timeline, look, [row * played.num_ranks, memory])
+    frame.write_head(f"{played.table.name}:  {played.num_ranks} ranks, {played.num_microbatches} microbatches", _lines(played))
+    frame.add_legend(timeline, tints(played.chunks, played.table.copies, played.table.segments))
+    frame.rows(timeline, row)
+    _draw_memory(frame, frame.axes(memory), played)
+    return frame.render(kind)
+
+
+def _lines(played: Played) -> list[str]:
+    forward, grad, weight, message = map(number, played.times)
+    return [
+        f"makespan {number(played.timeline.makespan)}, bubble {played.timeline.bubble:.1%};  span {number(played.span)}, "
+        f"bubble rate {played.bubble_rate:.1%};  peak {number(max(played.peak_stashes))} stashes",
+        f"times of a rank's share of layers: F {forward}, I {grad}, W {weight}, B {number(played.times.input + played.times.weight)}; "
+        f"message {message}",
+    ]
+
+
+def tints(chunks: tuple[tuple[int, ...], ...], copies: int, segments: int) -> str:
+    """Say what darker and lighter mean."""
+    stages = max(map(len, chunks))
+    if copies > 1:
+        return "first and second copy"
+    if stages > 1:
+        return f"the rank's {'first and second stage' if stages == 2 else f'{stages} stages in turn'}"
+    return "segments in turn" if segments > 1 else ""
+
+
+# ---------------------------------------------------------------- memory
+
+
+def _draw_memory(frame: Frame, axes: Axes, played: Played) -> None:
+    """Draw the stashes that ranks hold: an area for each rank, or the worst one in the envelope of all."""
+    curves = [_settled(played.memory(rank), played.timeline.makespan) for rank in range(played.num_ranks)]
+    if played.num_ranks <= SINGLE_CURVES:
+        _each_rank(frame, axes, curves, played)
+    else:
+        _envelope(frame, axes, curves, played)
+    axes.set_xlabel("time", fontsize=frame.small)
+
+
+def _settled(curve: Curve, end: float) -> Curve:
+    """Keep the last value of each moment, up to the end: a stash freed and taken at once is no dip."""
+    return [*dict(curve).items(), (end, curve[-1][1])]
+
+
+def _each_rank(frame: Frame, axes: Axes, curves: list[Curve], played: Played) -> None:
+    """Draw an area per rank, all in one scale, in the order of the rows above; at the right end each one's peak."""
+    limit = played.memory_limit
+    most = max(*played.peak_stashes, limit or 0)
+    for rank, (curve, peak) in enumerate(zip(curves, played.peak_stashes)):
+        times, held = zip(*curve)
+        floor = rank + 0.5
+        axes.fill_between(times, floor, [floor - AREA * value / most for value in held], step="post", color=BLUE, linewidth=0)
+        axes.axhline(floor, color="#BBBBBB", linewidth=0.6)
+        axes.annotate(number(peak), (1.006, rank + 0.15), xycoords=("axes fraction", "data"), fontsize=frame.small, va="center")
+        if limit is not None:
+            axes.axhline(floor - AREA * limit / most, color=RED, linewidth=0.8, linestyle=DASHES)
+    axes.set_ylim(played.num_ranks - 0.4, -0.5)
+    axes.set_yticks([rank + 0.15 for rank in range(played.num_ranks)], [f"rank {rank}" for rank in range(played.num_ranks)])
+    axes.spines["bottom"].set_visible(False)
+    frame.name(axes, "stashes in flight, and each rank's peak" + (f"; dashed: the limit of {number(limit)}" if limit else ""))
+
+
+def _envelope(frame: Frame, axes: Axes, curves: list[Curve], played: Played) -> None:
+    """Fill between the least and the most that any rank holds, and draw the worst rank and the median."""
+    times = np.unique([time for curve in curves for time, _ in curve])
+    held = np.array([_sample(curve, times) for curve in curves])
+    worst = played.peak_stashes.index(max(played.peak_stashes))
+    axes.fill_between(times, held.min(axis=0), held.max(axis=0), step="post", color=PALE, linewidth=0, label="all ranks")
+    axes.step(times, np.median(held, axis=0), where="post", color=BLUE, linewidth=1.2, label="median")
+    axes.step(times, held[worst], where="post", color=BLACK, linewidth=1.2, label=f"rank {worst}")
+    if played.memory_limit is not None:
+        axes.axhline(played.memory_limit, color=RED, linewidth=1, linestyle=DASHES, label="limit")
+    axes.legend(loc="center left", bbox_to_anchor=(1.004, 0.5), fontsize=frame.small, frameon=False, handlelength=1, borderaxespad=0)
+    axes.set_ylim(0, 1.08 * max(*played.peak_stashes, played.memory_limit or 0))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.grid(axis="y", color="#E4E4E4", linewidth=0.6)
+    axes.set_axisbelow(True)
+    frame.name(axes, "stashes in flight")
+
+
+def _sample(curve: Curve, times: np.ndarray) -> np.ndarray:
+    """Return what is held at each of the times."""
+    at, held = map(np.array, zip(*curve))
+    return held[np.searchsorted(at, times, side="right") - 1]

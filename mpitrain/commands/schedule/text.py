@@ -1,0 +1,159 @@
+"""What `mpitrain schedule NAME` prints: the grid and the numbers, or one JSON object."""
+
+import json
+import math
+
+from mpitrain.commands.schedule.played import Played
+from mpitrain.schedules.draw import grid
+from mpitrain.schedules.notation import operations
+from mpitrain.schedules.options import UNIT_TIMES
+from mpitrain.schedules.simulate import UNIT
+
+MOST_LINES = 70  # of a grid on the screen
+MOST_RANKS = 32  # in the table of ranks
+
+
+def as_text(played: Played, width: int, *, whole: bool = False) -> str:
+    """Return grid and numbers; `whole` draws the grid whatever its size."""
+    lines = _least_lines(played, width)
+    if whole or lines <= MOST_LINES:
+        picture = "\n".join([grid(played.table, width=width), *_legend(played)])
+    else:
+        picture = f"The grid has {lines} lines or more: write it to a file with --out grid.txt, or draw it with --out picture.svg"
+    return "\n\n".join([headline(played), picture, *_numbers(played)])
+
+
+def _least_lines(played: Played, width: int) -> int:
+    """Estimate a grid's lines, bubbles left out: drawing a large one only to find that it is large takes seconds."""
+    ticks = max(sum(UNIT.get(action.kind, 0) for action in actions) for actions in played.table.ranks)
+    column = len(f"F{played.num_microbatches - 1} ")
+    return math.ceil(ticks * column / width) * (played.num_ranks + 1)
+
+
+def _legend(played: Played) -> list[str]:
+    """Explain what stands in the cells, where it isn't only F and B."""
+    table, kinds = played.table, {action.kind for actions in played.table.ranks for action in actions}
+    stages = max(map(len, played.chunks))
+    words = ["I backward for inputs, W for weights, B both"] * ("I" in kinds)
+    words += [f"lower case: the {'second copy of the model' if table.copies > 1 else 'second stage of the rank'}"] * (stages == 2)
+    words += [f"F0.1: on the second of the rank's {stages} stages"] * (stages > 2)
+    words += ["F0a F0b: segments of a sequence"] * (table.segments > 1)
+    words += ["F3+B1: run together"] * ("PAIR" in kinds)
+    words += ["drawn in unit time, --out draws to scale"] * (played.times != UNIT_TIMES)
+    return ["; ".join(words)] if words else []
+
+
+def headline(played: Played) -> str:
+    """Say what was played: `zbv: 8 ranks, 16 microbatches, 2 stages a rank; F 1, I 1, W 1, message 0`."""
+    table = played.table
+    words = [f"{played.num_ranks} ranks", f"{played.num_microbatches} microbatches"]
+    stages = max(map(len, played.chunks)) // table.copies
+    words += [f"{stages} stages a rank"] * (stages > 1)
+    words += ["two copies of the model, half of the microbatches each"] * (table.copies > 1)
+    words += [f"{table.segments} segments a microbatch"] * (table.segments > 1)
+    forward, grad, weight, message = map(number, played.times)
+    return f"{table.name}: {', '.join(words)}; times F {forward}, I {grad}, W {weight}, message {message}"
+
+
+def number(value: float) -> str:
+    """Write a time with as many digits as it needs, at most six."""
+    return f"{float(value):.6g}"
+
+
+def _numbers(played: Played) -> list[str]:
+    idle = played.timeline.bubble
+    lines = [
+        f"makespan     {number(played.timeline.makespan)}, {number(played.ideal)} of it computing: bubble {idle:.2%}",
+        f"span         {number(played.span)}, a rank's longest time from first to last computation: bubble rate {played.bubble_rate:.4f}",
+        f"peak         {number(max(played.peak_stashes))} stashes of a rank's whole share of layers{_limit(played)}",
+    ]
+    if played.times.message:
+        lines.append(f"exposed      {number(max(played.timeline.exposed))} of waiting for messages under way, on the worst rank")
+    return ["\n".join(lines), _ranks(played), _proof(played)]
+
+
+def _limit(played: Played) -> str:
+    if played.memory_limit is None:
+        return ""
+    return f", {'ABOVE' if played.above_limit else 'within'} the limit of {number(played.memory_limit)}"
+
+
+def _ranks(played: Played) -> str:
+    """Return a row per rank; of many ranks the first and the last."""
+    makespan = played.timeline.makespan
+    rows = [("rank", "stages", "idle", "bubble", "in flight", "whole stashes", "messages")]
+    figures = zip(played.chunks, played.idle, played.peak_in_flight, played.peak_stashes, played.messages)
+    for rank, (stages, idle, peak, whole, messages) in enumerate(figures):
+        share = f"{idle / makespan:.2%}"
+        rows.append((str(rank), " ".join(map(str, stages)), number(idle), share, str(peak), number(whole), str(messages)))
+    if len(rows) > MOST_RANKS + 1:
+        half = MOST_RANKS // 2
+        rows = [*rows[: half + 1], ("...",) * len(rows[0]), *rows[-half:]]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows)
+
+
+def _proof(played: Played) -> str:
+    proof = played.proof
+    if proof is None:
+        return "not proved here: too large to wait for; `mpitrain check`, and every run, prove it before the first message"
+    return (
+        f"proved: {proof.num_actions} instructions complete and in order, {proof.num_messages} messages matched, "
+        "no deadlock without buffering"
+    )
+
+
+# ---------------------------------------------------------------- for other programs
+
+
+def as_json(played: Played) -> str:
+    """Return one JSON object; the README explains its keys."""
+    return json.dumps(as_dict(played))
+
+
+def as_dict(played: Played) -> dict:
+    """Return everything known of a played schedule. Times are in the unit of --times; operations as in schedules/notation.py."""
+    table, timeline = played.table, played.timeline
+    numbers = range(played.num_ranks)
+    return {
+        "schedule": table.name,
+        "stages": played.num_ranks,
+        "microbatches": played.num_microbatches,
+        "chunks": max(map(len, played.chunks)) // table.copies,
+        "copies": table.copies,
+        "segments": table.segments,
+        "placement": [list(stages) for stages in played.chunks],
+        "times": dict(zip(("F", "I", "W", "C"), played.times)),
+        "proved": played.proof is not None,
+        "makespan": timeline.makespan,
+        "span": played.span,
+        "ideal": played.ideal,
+        "bubble": timeline.bubble,
+        "bubble_rate": played.bubble_rate,
+        "idle": played.idle,
+        "busy": [timeline.busy(rank) for rank in numbers],
+        "exposed": list(timeline.exposed),
+        "peak_in_flight": played.peak_in_flight,
+        "peak_stashes": played.peak_stashes,
+        "weight_memory": played.weight_memory,
+        "memory_limit": played.memory_limit,
+        "above_limit": played.above_limit,
+        "messages": played.messages,
+        "ranks": operations(table),
+        "starts": [_starts(played, rank) for rank in numbers],
+    }
+
+
+def _starts(played: Played, rank: int) -> list[float]:
+    """Return when each operation of `ranks` starts; a pair is one."""
+    timeline = played.timeline
+    starts = []
+    paired = 0
+    for action, start in zip(timeline.programs[rank], timeline.starts[rank]):
+        if action.kind == "PAIR":
+            paired = 2
+        elif action.kind in ("F", "B", "I", "W"):
+            if paired != 1:
+                starts.append(start)
+            paired = max(0, paired - 1)
+    return starts

@@ -1,0 +1,172 @@
+"""`mpitrain verify`: is a layout right? A shrunken copy of the user's model, trained in that layout and on one rank, in fp64.
+
+Loss, gradient norm, every gradient and every updated weight of two steps must agree to 1e-10. If one doesn't, the first of them in the
+order of the model is named, with the instruction that completes it, and with the ranks where it is wrong.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from mpitrain.actor.actor import Actor
+from mpitrain.actor.stage import Microbatch
+from mpitrain.cluster import preflight
+from mpitrain.cluster.board import BUSY
+from mpitrain.cluster.guard import Guard
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.world import connect
+from mpitrain.commands.inspect import resolved
+from mpitrain.config import Config, Parallel, digest
+from mpitrain.errors import DONE, FAILED
+from mpitrain.layout.resolve import on_one_rank
+from mpitrain.parallel.zero.shards import Piece
+from mpitrain.training.trainer import build_mesh
+
+TOLERANCE = 1e-10
+STEPS = 2
+VOCAB = 61  # a prime: no tensor-parallel degree divides it
+END = 0  # the token that ends a document
+LR = 1e-2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor that is wrong on some rank. order: of the model's parameters, so that the first can be named."""
+
+    order: tuple[int, int, int]
+    tensor: str
+    error: float
+    instruction: str
+    coordinates: dict[str, int]
+
+
+def shrunken(config: Config) -> Config:
+    """Return a small model of the same structure in the same layout: its heads, its halves of blocks, its schedule, in fp64."""
+    model, parallel = config.model, config.parallel
+    stages = parallel.pp * (config.pipeline.chunks or 1)
+    sequence = 2 * parallel.cp * parallel.tp * (config.pipeline.segments or 2) * 2
+    changes = {
+        "model": dict(layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp, vocab=VOCAB),
+        "data": dict(sequence=sequence),
+        "batch": dict(global_=parallel.dp * 2 * max(2, parallel.pp), micro=1),
+        "precision": dict(compute="fp64"),
+        "pipeline": dict(stages=None),
+        "comm": dict(bucket_mb=0.002, timeout_s=60.0),
+    }
+    tables = {name: msgspec.structs.replace(getattr(config, name), **values) for name, values in changes.items()}
+    return msgspec.structs.replace(config, **tables)
+
+
+def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], None]) -> int:
+    """Verify the layout of a configuration, say on rank 0 what was found, and return the exit code. Collective over all ranks."""
+    world = connect(guard.place)
+    guard.join(world)
+    config = world.on_every_rank("checking the configuration", lambda: resolved(path, overrides, world.size))
+    world.require_same({"the configuration": digest(config), **preflight.code()})
+    guard.place.enter("step", "training the small model in this layout and on one rank", BUSY)
+    differences = verify(config, world.comm)
+    if world.rank == 0:
+        say(report(config, differences))
+    return FAILED if differences else DONE
+
+
+def verify(config: Config, world: MPI.Intracomm) -> list[Difference]:
+    """Train the shrunken model in the layout and on one rank; return what differs on any rank, the first first. Collective."""
+    small = shrunken(config)
+    mesh = build_mesh(small, world)
+    alone = build_mesh(on_one_rank(small), MPI.COMM_SELF)
+    found, expected = _Run(small, mesh), _Run(on_one_rank(small), alone)
+    mine = [difference for step in range(1, STEPS + 1) for difference in _compare(step, found.step(step), expected.step(step), found)]
+    mesh.free()
+    alone.free()
+    return sorted((d for part in world.allgather(mine) for d in part), key=lambda difference: difference.order)
+
+
+def report(config: Config, differences: list[Difference]) -> str:
+    """Return what was found, in words."""
+    parallel = config.parallel
+    layout = f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, {config.pipeline.schedule}"
+    if not differences:
+        return f"verified: {layout}: losses, norms, gradients and weights of {STEPS} steps equal one rank's to {TOLERANCE:.0e}"
+    first = differences[0]
+    same = [d for d in differences if d.order == first.order]
+    where = ", ".join(_where([d.coordinates for d in same], parallel)) or "every rank"
+    error = max(d.error for d in same)
+    return f"wrong: {layout}: {first.tensor} differs from one rank's by {error:.1e}, after {first.instruction}, on {where}"
+
+
+def _where(wrong: list[dict[str, int]], parallel: Parallel) -> list[str]:
+    """Name the coordinates at which something is wrong, of the axes along which it isn't wrong everywhere."""
+    found = []
+    for axis in ("pp", "dp", "cp", "tp"):
+        at = sorted({coordinates[axis] for coordinates in wrong})
+        if len(at) < getattr(parallel, axis):
+            found.append(f"{axis} {' '.join(map(str, at))}")
+    return found
+
+
+# ---------------------------------------------------------------- running and comparing
+
+
+class _Run:
+    """One of the two trainings."""
+
+    def __init__(self, config: Config, mesh: Mesh):
+        self.config, self.mesh = config, mesh
+        self.actor = Actor(config, mesh, torch.device("cpu"))
+
+    def step(self, step: int) -> tuple[float, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Train a step on random tokens; return loss, norm, gradients before clipping, and weights, by parameter."""
+        result = self.actor.run_step(step, self._microbatches(step), LR)
+        clip = self.config.optimizer.clip
+        clipped = min(1.0, clip / result.grad_norm) if clip else 1.0
+        pieces = self.actor.gradients.pieces
+        grads = {p.spec.name: p.grad / clipped for p in pieces}
+        return result.loss, result.grad_norm, grads, {p.spec.name: p.weight.clone() for p in pieces}
+
+    def _microbatches(self, step: int) -> list[Microbatch]:
+        config, dice = self.config, np.random.default_rng(step)
+        rows = dice.integers(END + 1, VOCAB, (config.batch.global_, config.data.sequence + 1))
+        separate = config.data.documents == "separate"
+        if separate:  # the first row is one document, across all cuts of the sequence, the last has many: ranks count unequal numbers
+            rows[dice.random(rows.shape) < np.linspace(0, 0.6, len(rows))[:, None]] = END
+        mine = torch.from_numpy(rows).chunk(config.parallel.dp)[self.mesh["dp"].rank]
+        return self.actor.cut(mine, END if separate else None)
+
+    def completed_by(self, piece: Piece) -> str:
+        """Name the instruction that completes a parameter's gradient."""
+        for number, stage in self.actor.stages.items():
+            for index, bucket in enumerate(stage.buckets):
+                if piece.spec in bucket.weights.layout.specs:
+                    return f"REDUCE{index}@{number}"
+        return "NORM"
+
+
+def _compare(step: int, found, expected, run: _Run) -> list[Difference]:
+    """Compare in the order in which an error travels: loss, gradients, norm, weights."""
+    differences = []
+
+    def compare(order: int, index: int, what: str, instruction: str, a: torch.Tensor, b: torch.Tensor) -> None:
+        error = ((a - b).abs().max() / (b.abs().max() + 1e-300)).item()
+        if not error <= TOLERANCE:
+            differences.append(Difference((step, order, index), f"step {step}, {what}", error, instruction, run.mesh.coordinates))
+
+    names = {name: index for index, name in enumerate(expected[2])}
+    compare(0, 0, "the loss", "NORM", torch.tensor(found[0]), torch.tensor(expected[0]))
+    compare(2, 0, "the gradient norm", "NORM", torch.tensor(found[1]), torch.tensor(expected[1]))
+    for piece in run.actor.gradients.pieces:
+        name, done = piece.spec.name, run.completed_by(piece)
+        compare(1, names[name], f"the gradient of {name}", done, found[2][name], _part(expected[2][name], piece))
+        compare(3, names[name], f"the updated {name}", "UPDATE", found[3][name], _part(expected[3][name], piece))
+    return differences
+
+
+def _part(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """Return what a rank has of a parameter, given flat: a run of elements of a box."""
+    spec = piece.spec
+    box = whole.view(spec.whole)[tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))]
+    return box.reshape(-1)[piece.begin : piece.end]

@@ -1,0 +1,125 @@
+"""Which parameters of a stage are stored, reduced and fetched together. Integers and names only, like mpitrain/layout/parameters.py.
+
+The backward of a stage is divided into parts, from the last block to the first, and the parameters of a part are a bucket: when a part
+is done for the last microbatch, its bucket is complete and can be reduced while the next part runs.
+
+    blocks   embedding | block 0 | block 1 | block 2 | head
+    parts    [     part 1      ] [          part 0         ]     bucket k is complete after part k
+                                                                 the tied embedding is a bucket of its own, complete last
+
+Weights and gradients of a bucket lie in flat buffers of one layout. Every parameter begins on a multiple of BLOCK elements, and so does
+every rank's shard of a buffer: a block belongs to one parameter and to one rank, whoever holds it, and what is computed block by block
+(the gradient norm) has the same bits in every layout.
+
+    elements    0        1024      2048      3072      4096
+    parameters  | norm - | q ------------------- | k -- |          padded to whole blocks
+    shards of 2 |      rank 0      |      rank 1       |          as long as each other
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from mpitrain.config import Config
+from mpitrain.layout.parameters import EMBEDDING, WHOLE, Shard, Spec, specs_of
+from mpitrain.layout.recompute_groups import groups_of
+from mpitrain.schedules.lower import Reduction
+
+BLOCK = 1024  # elements
+
+
+class Bucket(NamedTuple):
+    """Parameters that are reduced together, and the parts of the backward that use them.
+
+    over: the axis their gradients are summed over before the data axis: `tied`, `tp` or `kv`.
+    """
+
+    specs: tuple[Spec, ...]
+    parts: tuple[int, ...]
+    over: str | None = None
+
+
+class Layout(NamedTuple):
+    """Where the parameters of a bucket begin in a flat buffer of `length` elements, cut into equal shards."""
+
+    specs: tuple[Spec, ...]
+    starts: tuple[int, ...]
+    length: int
+    num_shards: int
+
+    def bounds(self, rank: int) -> tuple[int, int]:
+        """Return where the shard of `rank` begins and ends."""
+        share = self.length // self.num_shards
+        return rank * share, (rank + 1) * share
+
+    def runs(self, rank: int) -> Iterator[tuple[Spec, int, int]]:
+        """Yield the parameters that the shard of `rank` has elements of, [begin, end) of each."""
+        first, last = self.bounds(rank)
+        for spec, start in zip(self.specs, self.starts):
+            begin, end = max(start, first) - start, min(start + spec.numel, last) - start
+            if begin < end:
+                yield spec, begin, end
+
+
+def layout_of(specs: tuple[Spec, ...], num_shards: int) -> Layout:
+    """Lay parameters out in whole blocks, and pad the buffer to shards of whole blocks."""
+    *starts, length = accumulate((-(-spec.numel // BLOCK) * BLOCK for spec in specs), initial=0)
+    unit = BLOCK * num_shards
+    return Layout(specs, tuple(starts), -(-length // unit) * unit, num_shards)
+
+
+def parts_of(config: Config, stage: int) -> list[range]:
+    """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full. The same on all ranks.
+
+    With ZeRO-3 each block is a part: it is what is fetched and dropped. Blocks that are computed again together are in the same part.
+    """
+    itemsize = 8 if config.precision.compute == "fp64" else 4  # of gradients
+    limit = config.comm.bucket_mb * 2**20 if config.parallel.zero < 3 else 0
+    blocks = specs_of(config, stage, Shard(0, config.parallel.tp))
+    joined = {block for group in groups_of(config, stage) for block in group[1:]}  # each with the block before it
+    parts, end, size = [], len(blocks), 0
+    for index in reversed(range(len(blocks))):
+        size += itemsize * sum(spec.numel for spec in blocks[index] if not (config.model.tied and spec.name == EMBEDDING))
+        if (size >= limit and index not in joined) or index == 0:
+            parts.append(range(index, end))
+            end, size = index, 0
+    return parts
+
+
+def buckets_of(config: Config, stage: int, shard: Shard = WHOLE) -> list[Bucket]:
+    """Return the buckets of a stage: those of the parts, the tied embedding's, and those of copies that have part of a gradient each.
+
+    The last are norms with sequence parallelism and repeated key-value heads, whose copies are summed over the tensor-parallel axis.
+    """
+    blocks, parts = specs_of(config, stage, shard), parts_of(config, stage)
+    part_of = {block: number for number, part in enumerate(parts) for block in part}
+    placed = [(spec, part_of[number]) for number, block in enumerate(blocks) for spec in block]
+    tied = [(spec, part) for spec, part in placed if config.model.tied and spec.name == EMBEDDING]
+    plain = [(spec, part) for spec, part in placed if not spec.partial and (spec, part) not in tied]
+    buckets = [Bucket(tuple(spec for spec, part in plain if part == number), (number,)) for number in range(len(parts))]
+    if tied:
+        buckets.append(Bucket((tied[0][0],), tuple(part for _, part in tied), "tied"))
+    for copies in partial_kinds(config, stage):
+        found = [(spec, part) for spec, part in placed if spec.partial and spec.copies == copies]
+        over = "tp" if copies == config.parallel.tp else "kv"
+        buckets.append(Bucket(tuple(spec for spec, _ in found), tuple(sorted({part for _, part in found})), over))
+    return buckets
+
+
+def partial_kinds(config: Config, stage: int) -> list[int]:
+    """Return how many copies the parameters have whose copies' gradients are to be summed: one bucket for each number."""
+    shard = Shard(0, config.parallel.tp, config.parallel.sequence)
+    return sorted({spec.copies for block in specs_of(config, stage, shard) for spec in block if spec.partial})
+
+
+def reduction_of(config: Config, stage: int) -> Reduction:
+    """Tell the schedule after which part of the backward each bucket of a stage is complete."""
+    buckets = buckets_of(config, stage, Shard(0, config.parallel.tp, config.parallel.sequence))
+    return Reduction(len(parts_of(config, stage)), tuple(max(bucket.parts) for bucket in buckets))
+
+
+def uses_of(config: Config, stage: int) -> tuple[tuple[int, ...], ...]:
+    """Tell the schedule which buckets each part of the backward of a stage needs."""
+    buckets = buckets_of(config, stage, Shard(0, config.parallel.tp, config.parallel.sequence))
+    parts = range(len(parts_of(config, stage)))
+    return tuple(tuple(number for number, bucket in enumerate(buckets) if part in bucket.parts) for part in parts)

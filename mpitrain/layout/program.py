@@ -1,0 +1,52 @@
+"""From a configuration to the list of instructions of every rank, and its proof. No torch is imported for this."""
+
+from typing import NamedTuple
+
+from mpitrain.config import Config
+from mpitrain.layout.buckets import reduction_of, uses_of
+from mpitrain.layout.table import table_of
+from mpitrain.schedules.actions import SPREAD, Action
+from mpitrain.schedules.check import Report, check
+from mpitrain.schedules.lower import lower
+from mpitrain.schedules.residency import Residency
+from mpitrain.schedules.table import Table, forwards
+
+
+class Programs(NamedTuple):
+    """The instructions of a step for every pipeline rank, proved, and the table they come from."""
+
+    table: Table
+    ranks: list[list[Action]]
+    report: Report
+
+
+def training(config: Config) -> Programs:
+    """Return the programs of a training step. Raises ScheduleError with the flaw."""
+    table = table_of(config)
+    parallel = config.parallel
+    reduces = [reduction_of(config, stage % table.depth) for stage in range(table.num_stages)]
+    zero = {"residency": _residency(config, table), "reduce_each": parallel.zero >= 2 and parallel.reduce == "microbatch"}
+    programs = lower(table, reduces, tail=min(config.pipeline.tail, table.num_microbatches), **zero)
+    if parallel.zero in (1, 2):
+        programs = [[*program, SPREAD] for program in programs]
+    return Programs(table, programs, _proved(table, programs, reduces=reduces, **zero))
+
+
+def evaluation(config: Config, table: Table) -> Programs:
+    """Return the programs that only run a table's forwards, in its order."""
+    forward = forwards(table)
+    residency = _residency(config, table)
+    programs = lower(forward, [], train=False, residency=residency)
+    return Programs(forward, programs, _proved(forward, programs, train=False, residency=residency))
+
+
+def _residency(config: Config, table: Table) -> Residency | None:
+    """Tell when the parameters of ZeRO-3 are fetched and dropped."""
+    if config.parallel.zero < 3:
+        return None
+    uses = tuple(uses_of(config, stage % table.depth) for stage in range(table.num_stages))
+    return Residency(uses, config.parallel.ahead, config.parallel.gather)
+
+
+def _proved(table: Table, programs: list[list[Action]], **facts) -> Report:
+    return check(programs, table.num_stages, table.num_microbatches, copies=table.copies, segments=table.segments, **facts)

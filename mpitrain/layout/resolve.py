@@ -1,0 +1,221 @@
+"""Fill in what a configuration left open (degrees, batch, vocabulary), and refuse what doesn't fit together, before anything is built."""
+
+import difflib
+import json
+
+import msgspec
+
+from mpitrain.config import OPTIMIZERS, PRESETS, Batch, Config, Memory, Model, Optimizer, Parallel, Pipeline
+from mpitrain.errors import ConfigError
+from mpitrain.layout.fp8_sizes import refuse_odd_sides
+from mpitrain.layout.sequence import placement_of
+from mpitrain.schedules.limits import MOST_FORWARDS
+from mpitrain.schedules.placement import chunks_of
+from mpitrain.schedules.seq1f1b import SEGMENTS
+
+
+def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> Config:
+    """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and check that it fits together."""
+    model = _model(config.model, vocab)
+    parallel, batch = _layout(config, model.layers, num_ranks)
+    pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
+    _refuse_undivided(model, config.data.sequence, parallel)
+    _refuse_unsharded(parallel)
+    if config.precision.compute == "fp8":
+        refuse_odd_sides(model, config.data.sequence, batch.micro, parallel)
+    _refuse_idle(config.memory, parallel.zero)
+    _refuse_irreproducible(config, parallel)
+    _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel, pipeline, model.layers)
+    optimizer = _optimizer(config.optimizer)
+    return msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch, pipeline=pipeline, optimizer=optimizer)
+
+
+def on_one_rank(config: Config) -> Config:
+    """Return a resolved configuration for the same model on one rank, in one stage."""
+    return msgspec.structs.replace(config, parallel=Parallel(dp=1, pp=1, zero=0), pipeline=Pipeline(chunks=1, tail=1))
+
+
+def _refuse_irreproducible(config: Config, parallel: Parallel) -> None:
+    """Raise ConfigError unless sums over ranks are part of the tree that sums over microbatches are."""
+    if config.numerics.reproducible == "run":
+        return
+    if parallel.dp & (parallel.dp - 1):
+        raise ConfigError(
+            f'numerics.reproducible = "layout" with parallel.dp = {parallel.dp}: pairs of ranks, and pairs of pairs, are summed; use a '
+            "power of 2"
+        )
+    if parallel.reduce == "microbatch":
+        raise ConfigError(
+            'numerics.reproducible = "layout" sums over microbatches first, parallel.reduce = "microbatch" over ranks; leave one out'
+        )
+
+
+def _refuse_unsharded(parallel: Parallel) -> None:
+    """Raise ConfigError unless the data-parallel ranks can divide the state among them as asked."""
+    if parallel.dp_shard and not parallel.zero:
+        raise ConfigError(f"parallel.dp_shard = {parallel.dp_shard} with parallel.zero = 0 divides nothing; set parallel.zero to 1, 2 or 3")
+    for key, least in (("reduce", 2), ("gather", 3), ("ahead", 3)):
+        value = getattr(parallel, key)
+        if parallel.zero < least and value != Parallel.__struct_defaults__[Parallel.__struct_fields__.index(key)]:
+            raise ConfigError(f"parallel.{key} = {value!r} does nothing with parallel.zero = {parallel.zero}; set parallel.zero = {least}")
+    if parallel.dp_shard and parallel.dp % parallel.dp_shard:
+        fitting = ", ".join(str(n) for n in range(1, parallel.dp + 1) if parallel.dp % n == 0)
+        raise ConfigError(f"parallel.dp_shard = {parallel.dp_shard} doesn't divide parallel.dp = {parallel.dp}; use {fitting}")
+
+
+def _refuse_idle(memory: Memory, zero: int) -> None:
+    """Raise ConfigError for a key of the memory table that would do nothing."""
+    if memory.every and memory.recompute != "every-k":
+        raise ConfigError(
+            f'memory.every = {memory.every} does nothing with memory.recompute = {json.dumps(memory.recompute)}; set it to "every-k", or '
+            "leave memory.every out"
+        )
+    if memory.every > 1 and zero == 3:
+        raise ConfigError(
+            f"memory.every = {memory.every} with parallel.zero = 3: weights are fetched and dropped block by block, and so are blocks "
+            'computed again; use memory.recompute = "full"'
+        )
+
+
+def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
+    """Raise ConfigError unless each layer can be divided over the tensor-parallel axis."""
+    tp = parallel.tp
+    if parallel.async_tp and not parallel.sequence:
+        raise ConfigError(
+            "parallel.async_tp = true with parallel.sequence = false: it computes while parts of the sequence travel; use "
+            "parallel.sequence = true, or leave parallel.async_tp out"
+        )
+    for key, number in (("model.heads", model.heads), ("model.ffn", model.ffn)):
+        if number % tp:
+            raise ConfigError(f"{key} = {number} doesn't divide over parallel.tp = {tp}; use a tp that divides it")
+    if model.kv_heads % tp and tp % model.kv_heads:
+        raise ConfigError(
+            f"model.kv_heads = {model.kv_heads} and parallel.tp = {tp}: one must divide the other, so that heads are divided or repeated"
+        )
+    if model.vocab < tp:
+        raise ConfigError(f"model.vocab = {model.vocab} is less than parallel.tp = {tp}; every rank needs a row of the embedding")
+    if parallel.cp > 1:
+        placement_of(parallel.context, sequence, parallel.cp, model.heads // tp, max(1, model.kv_heads // tp))
+    if parallel.sequence and sequence // parallel.cp % tp:
+        raise ConfigError(
+            f"data.sequence = {sequence} / parallel.cp = {parallel.cp} doesn't divide over parallel.tp = {tp}; change one of them, or use "
+            "parallel.sequence = false"
+        )
+
+
+def _refuse_endless(num_microbatches: int, parallel: Parallel, pipeline: Pipeline, layers: int) -> None:
+    """Raise ConfigError if the programs of a step don't fit in memory. Where weights or gradients come and go, each block has its own."""
+    segments = pipeline.segments or SEGMENTS if pipeline.schedule == "seq1f1b" else 1
+    stages, walked = parallel.pp * pipeline.chunks, parallel.zero == 3 or parallel.reduce == "microbatch"
+    forwards = num_microbatches * segments * (layers if walked else stages)
+    if forwards > MOST_FORWARDS:
+        cut = f" of {segments} segments" if segments > 1 else ""
+        blocks = f", {layers} blocks walked one by one (parallel.zero = {parallel.zero})" if walked else ""
+        raise ConfigError(
+            f"batch.global / batch.micro / parallel.dp = {num_microbatches:,} microbatches{cut} on {stages} stages{blocks}: a program of "
+            f"so many forwards doesn't fit in memory, at most {MOST_FORWARDS:,} do; raise batch.micro"
+        )
+
+
+def _pipeline(pipeline: Pipeline, parallel: Parallel, layers: int, num_nodes: int) -> Pipeline:
+    pp, slow_network = parallel.pp, num_nodes > 1 and parallel.dp > 1 and parallel.pp == 1
+    tail = pipeline.tail or (4 if slow_network else 1)  # reductions then overlap with four backwards instead of one
+    chunks, stages = chunks_of(pipeline.schedule, pipeline.chunks), pipeline.stages
+    if pp * chunks > layers:
+        raise ConfigError(
+            f"parallel.pp = {pp} x {chunks} stages a rank ({pipeline.schedule}) = {pp * chunks} stages for model.layers = {layers} blocks; "
+            "a stage needs at least one block"
+        )
+    if stages is not None and (len(stages) != pp * chunks or sum(stages) != layers):
+        raise ConfigError(
+            f"pipeline.stages = {stages}: {sum(stages):g} blocks on {len(stages)} stages; needed model.layers = {layers} blocks "
+            f"on parallel.pp = {pp} x pipeline.chunks = {chunks} stages"
+        )
+    return msgspec.structs.replace(pipeline, chunks=chunks, tail=tail)
+
+
+def _model(model: Model, vocab: int) -> Model:
+    if model.preset not in PRESETS:
+        near = difflib.get_close_matches(model.preset, PRESETS, 1)
+        raise ConfigError(f"model.preset = {model.preset!r}; {'did you mean ' + near[0] + '?' if near else 'known: ' + ', '.join(PRESETS)}")
+    values = {f: getattr(model, f) for f in model.__struct_fields__}
+    given = {f: value for f, value in values.items() if value is False or value not in (0, None)}  # False == 0, but it is an answer
+    model = Model(**{"vocab": vocab, **PRESETS[model.preset], **given})
+    if model.vocab < vocab:
+        raise ConfigError(f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens; raise model.vocab or leave it out")
+    if model.width % model.heads:
+        raise ConfigError(f"model.width = {model.width} is not a multiple of model.heads = {model.heads}")
+    if model.width // model.heads % 2:
+        raise ConfigError(f"model.width / model.heads = {model.width // model.heads}: rotary embeddings need an even width of a head")
+    if model.heads % model.kv_heads:
+        raise ConfigError(f"model.heads = {model.heads} is not a multiple of model.kv_heads = {model.kv_heads}")
+    return model
+
+
+def _optimizer(optimizer: Optimizer) -> Optimizer:
+    """Fill in the keys that the optimiser has. Raises ConfigError for one that it would ignore."""
+    known = OPTIMIZERS[optimizer.name]
+    values = {key: getattr(optimizer, key) for keys in OPTIMIZERS.values() for key in keys}
+    given = {key: value for key, value in values.items() if value is not None}
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigError(
+                f"optimizer.{key} = {json.dumps(value)} does nothing with optimizer.name = {json.dumps(optimizer.name)}, which has "
+                f"{', '.join(known)}; leave it out"
+            )
+    ahead = {"nesterov": False} if given.get("momentum") == 0 else {}
+    if ahead and given.get("nesterov"):
+        raise ConfigError("optimizer.nesterov = true with optimizer.momentum = 0 looks ahead along nothing; leave one of them out")
+    if given.get("momentum") == 0 and optimizer.name == "sgd" and optimizer.moments == "bf16":
+        raise ConfigError('optimizer.moments = "bf16" does nothing with optimizer.momentum = 0: sgd keeps none; leave one of them out')
+    return msgspec.structs.replace(optimizer, **known | given | ahead)
+
+
+def _layout(config: Config, layers: int, num_ranks: int) -> tuple[Parallel, Batch]:
+    """Choose the degrees left open: as much data parallelism as the batch divides into, pipeline stages for the rest."""
+    dp, pp, batch = config.parallel.dp, config.parallel.pp, config.batch
+    inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
+    if num_ranks % inside:
+        raise ConfigError(
+            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but mpirun started {num_ranks} ranks; "
+            f"start a multiple of {inside} or change parallel.*"
+        )
+    num_ranks //= inside
+    if pp > layers:
+        raise ConfigError(f"parallel.pp = {pp} stages for model.layers = {layers} blocks; a stage needs at least one block")
+    if not dp:
+        dp = _largest_dp(num_ranks, pp, batch, layers)
+    if not pp and num_ranks % dp == 0:
+        pp = num_ranks // dp
+    if dp * max(pp, 1) != num_ranks:
+        within = f" x parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}" if inside > 1 else ""
+        total = dp * max(pp, 1) * inside
+        raise ConfigError(
+            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {total} ranks, but mpirun started {num_ranks * inside}; "
+            "start as many or change parallel.*"
+        )
+    if pp > layers:
+        raise ConfigError(
+            f"{num_ranks} ranks / parallel.dp = {dp} leaves {pp} stages for model.layers = {layers} blocks; raise parallel.dp"
+        )
+    per_round = dp * batch.micro
+    total = batch.global_ or -(-24 // per_round) * per_round
+    if total % per_round:
+        raise ConfigError(
+            f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} on parallel.dp = {dp} ranks; "
+            f"use a multiple of {per_round}"
+        )
+    zero = config.parallel.zero
+    if zero is None:
+        zero = 1 if dp * config.parallel.cp > 1 else 0
+    return msgspec.structs.replace(config.parallel, dp=dp, pp=pp, zero=zero), Batch(global_=total, micro=batch.micro)
+
+
+def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:
+    """Return the largest data-parallel degree that fits ranks, batch and blocks; if none fits, the one whose error explains most."""
+    if pp:
+        return max(num_ranks // pp, 1)
+    if not batch.global_:
+        return num_ranks
+    divisors = [d for d in range(1, num_ranks + 1) if num_ranks % d == 0 and num_ranks // d <= layers]
+    return max((d for d in divisors if batch.global_ % (d * batch.micro) == 0), default=num_ranks)

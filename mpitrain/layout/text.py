@@ -1,0 +1,15 @@
+"""Numbers and tables as text."""
+
+
+def megabytes(num_bytes: float) -> str:
+    """Return bytes in units of 10**6, with three digits at least."""
+    return f"{num_bytes / 1e6:.3g}" if num_bytes < 1e9 else f"{num_bytes / 1e6:,.0f}"
+
+
+def aligned(rows: list[tuple[str, ...]]) -> str:
+    """Return rows as lines, names to the left and numbers to the right."""
+    columns = list(zip(*rows))
+    named = [column[-1][:1].isalpha() for column in columns]
+    widths = [max(map(len, column)) for column in columns]
+    lines = ["  ".join(c.ljust(w) if name else c.rjust(w) for c, w, name in zip(row, widths, named)) for row in rows]
+    return "\n".join(f"  {line.rstrip()}" for line in lines)

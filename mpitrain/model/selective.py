@@ -1,0 +1,108 @@
+"""Functions whose result can be made again instead of being kept: norm, attention, and the gated product of the feed-forward.
+
+Each has `again(node)`: the result once more, from what its node in the graph saved. The product that follows asks for it in the
+backward, before the node's own turn comes; what was made is held from the one to the other. Both ways the same operations run, so that
+the bits are the same.
+"""
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+
+from mpitrain.parallel.zero.parameters import Parameter
+
+
+class Norm(torch.autograd.Function):
+    """RMSNorm (arXiv:1910.07467) with a backward of its own: fewer passes over memory than autograd's.
+
+    again: keep the input, not what has the norm 1; if the input is kept by nobody else, nothing is won.
+    """
+
+    @staticmethod
+    def forward(ctx, x, parameter: Parameter, small: list, eps: float, again: bool):
+        width = x.shape[-1]
+        scale = torch.rsqrt(torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(width).add_(eps))
+        unit = x * scale
+        ctx.save_for_backward(x if again else unit, scale)
+        ctx.parameter, ctx.small, ctx.from_input, ctx.made = parameter, small, again, None
+        return unit * parameter.data
+
+    @staticmethod
+    def again(ctx):
+        """Return the output, made once."""
+        if ctx.made is None:
+            x, scale = ctx.saved_tensors
+            unit = x * scale
+            ctx.made = unit, unit * ctx.parameter.data
+        return ctx.made[1]
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        unit, scale = ctx.saved_tensors
+        if ctx.from_input:
+            Norm.again(ctx)
+            (unit, _), ctx.made = ctx.made, None
+        weight = ctx.parameter.data
+        product = grad_of_output * unit
+        ctx.small.append((ctx.parameter, product.flatten(0, -2).sum(0)))
+        along = (product @ weight).div_(weight.shape[0]).unsqueeze(-1)
+        return (grad_of_output * weight).addcmul_(unit, along, value=-1).mul_(scale), None, None, None, None
+
+
+class Gated(torch.autograd.Function):
+    """silu(gate) * up, of which gate and up are kept."""
+
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        ctx.made = None
+        return functional.silu(gate) * up
+
+    @staticmethod
+    def again(ctx):
+        """Return the output."""
+        gate, up = ctx.saved_tensors
+        ctx.made = functional.silu(gate)
+        return ctx.made * up
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        (gate, up), open_, ctx.made = ctx.saved_tensors, ctx.made, None
+        return torch.ops.aten.silu_backward(grad_of_output * up, gate), grad_of_output * open_
+
+
+class Attend(torch.autograd.Function):
+    """Causal attention, of which queries, keys and values are kept."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, visible):
+        ctx.save_for_backward(q, k, v, visible)
+        ctx.made = None
+        return _recorded(q, k, v, visible)[0].detach()
+
+    @staticmethod
+    def again(ctx):
+        """Return the output."""
+        ctx.made = _recorded(*ctx.saved_tensors)
+        return ctx.made[0].detach()
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        (out, leaves), ctx.made = ctx.made, None
+        return *torch.autograd.grad(out, leaves, grad_of_output), None
+
+
+def attention(q, k, v, visible):
+    """Return causal attention with grouped queries (arXiv:2305.13245). visible: what is added to the scores instead of causality."""
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None, enable_gqa=True)
+
+
+def _recorded(q, k, v, visible):
+    """Attend in a graph of its own, in both directions: without a graph, torch may choose another kernel."""
+    with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        return attention(*leaves, visible), leaves
+
+
+def _itself(x):
+    return x

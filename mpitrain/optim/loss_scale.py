@@ -1,0 +1,38 @@
+"""The scale of a loss whose gradients are fp16.
+
+fp16 gradients below 6e-8 vanish, so the loss is multiplied by a scale before the backward and the gradients divided by it after it
+(arXiv:1710.03740, section 3.2). The scale is halved when a gradient overflows, and such a step skipped; it doubles after GROWTH steps
+without one.
+"""
+
+from mpitrain.config import Precision
+
+START = 2.0**8  # of the scale: the loss is a sum over tokens, not a mean, so gradients of logits are up to 1
+GROWTH = 200  # steps
+
+
+class LossScale:
+    """What the loss is multiplied by before the backward: a power of two, so that nothing is rounded by it. 1 unless fp16."""
+
+    def __init__(self, precision: Precision):
+        self.dynamic = precision.compute == "fp16"
+        self.value, self.steps = (START if self.dynamic else 1.0), 0
+
+    @property
+    def state(self) -> list[float]:
+        """What a run that goes on has to know."""
+        return [self.value, self.steps]
+
+    @state.setter
+    def state(self, saved: list[float]) -> None:
+        self.value, self.steps = saved
+
+    def update(self, skipped: bool) -> None:
+        """Take note of a step; all ranks agree on whether it was skipped, and so on the scale."""
+        if not self.dynamic:
+            return
+        self.steps = 0 if skipped else self.steps + 1
+        if skipped:
+            self.value = max(1.0, self.value / 2)
+        elif self.steps == GROWTH:
+            self.value, self.steps = self.value * 2, 0

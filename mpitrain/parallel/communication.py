@@ -1,0 +1,71 @@
+"""Communications of a recipe: a collective over one axis, along one dim, whose backward is the adjoint operation."""
+
+import math
+from typing import Any
+
+import torch
+
+from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from mpitrain.comm.mesh import Axis
+from mpitrain.comm.progress import Pending
+from mpitrain.layout.traffic import Started, Traffic
+from mpitrain.parallel.walk import Later, Shape, Walk
+
+
+def _copy(x: torch.Tensor, axis: Axis) -> None:
+    return None
+
+
+def _sum(x: torch.Tensor, axis: Axis) -> Pending:
+    return all_reduce(x.clone(), axis)
+
+
+def _gather(x: torch.Tensor, axis: Axis) -> Pending:
+    return all_gather(x, axis, x.new_empty(axis.size * len(x), *x.shape[1:]))
+
+
+def _scatter(x: torch.Tensor, axis: Axis) -> Pending:
+    return reduce_scatter(x, axis)
+
+
+def _exchange(x: torch.Tensor, axis: Axis) -> Pending:
+    return all_to_all(x, axis)
+
+
+START = {"copy": _copy, "sum": _sum, "gather": _gather, "scatter": _scatter, "exchange": _exchange}
+OPERATION = {"sum": "all_reduce", "gather": "all_gather", "scatter": "reduce_scatter", "exchange": "all_to_all"}
+ADJOINT = {"copy": "sum", "sum": "copy", "gather": "scatter", "scatter": "gather", "exchange": "exchange"}
+
+
+class Communication:
+    """A collective over one axis, along one dim of a tensor; its backward is the adjoint operation.
+
+    copy: replicated input used differently by every rank.  sum: partial results to their sum.  gather: shards to the whole.
+    scatter: partial results to shards of their sum.  exchange: the r-th part to rank r.  The dim divides by the axis size.
+    """
+
+    def __init__(self, name: str, axis: Axis, dim: int = 0):
+        self.name, self.axis, self.dim = name, axis, dim
+
+    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+        y = yield from self._run(self.name, x)
+        return y, None
+
+    def backward(self, saved: None, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        return (yield from self._run(ADJOINT[self.name], grad_of_output))
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """One operation each way; the buffer that counts is the longer one."""
+        behind = list(shape)
+        if self.name == "gather":
+            behind[self.dim] *= self.axis.size
+        elif self.name == "scatter":
+            behind[self.dim] //= self.axis.size
+        num_bytes = max(math.prod(shape), math.prod(behind)) * itemsize
+        names = (OPERATION.get(name) for name in (self.name, ADJOINT[self.name]))
+        return Traffic(*((Started(name, self.axis.name, num_bytes),) if name else () for name in names)), tuple(behind)
+
+    def _run(self, name: str, x: torch.Tensor) -> Walk:
+        first = x.transpose(0, self.dim)
+        flat = yield START[name](first.contiguous(), self.axis)
+        return x if flat is None else flat.view(-1, *first.shape[1:]).transpose(0, self.dim)

@@ -1,0 +1,74 @@
+"""Ulysses: from positions to heads and back (arXiv:2309.14509). Each rank attends over the whole sequence with some of the heads.
+
+    [B, H, T/c, C]  -- all-to-all -->  [B, H/c, T, C]   attention   [B, H/c, T, C]  -- all-to-all -->  [B, H, T/c, C]
+
+Queries, keys and values travel as one message. With fewer key-value heads than ranks (c a multiple of K) each is sent to the c/K ranks
+whose query heads use it, and its gradient is the sum of theirs. Placement plain: the sequence arrives in order.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from mpitrain.comm.collectives import all_to_all
+from mpitrain.comm.mesh import Axis
+from mpitrain.layout.sequence import Placement, Tile
+from mpitrain.parallel.context.accumulate import sight
+from mpitrain.parallel.context.flash import attend, attend_backward
+from mpitrain.parallel.precision import wide
+
+
+class Saved(NamedTuple):
+    """What the backward needs: some heads of the whole sequence."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    documents: torch.Tensor | None
+
+
+class Ulysses:
+    """Attention with the heads spread over `axis`, between two all-to-alls."""
+
+    def __init__(self, axis: Axis, placement: Placement, heads: int, kv_heads: int):
+        self.axis, self.placement = axis, placement
+        self._copies = max(1, axis.size // kv_heads)
+        self._counts = [heads // axis.size] + 2 * [kv_heads * self._copies // axis.size]  # heads of q, k and v here
+        self._tile = Tile(slice(0, placement.sequence), slice(0, placement.sequence), causal=True)
+
+    def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None):
+        """Yield both all-to-alls; return (out [B, H, t, C], saved)."""
+        spread = (x.detach().repeat_interleave(copies, 1) for x, copies in zip((q_BHtC, k_BKtC, v_BKtC), (1, *2 * [self._copies])))
+        packed = torch.cat([x.unflatten(1, (self.axis.size, -1)) for x in spread], 2).flatten(1, 2)
+        q, k, v = (yield from self._to_heads(packed)).split(self._counts, 1)
+        _, visible = sight(documents_BT, documents_BT, self._tile)
+        out, lse = attend(q, k, v, True, visible)
+        out_BHtC = yield from self._to_positions(out)
+        return out_BHtC, Saved(q, k, v, out, lse, documents_BT)
+
+    def backward(self, saved: Saved, grad_of_out: torch.Tensor):
+        """Yield both all-to-alls; return the gradients of q, k and v."""
+        q, k, v, out, lse, documents_BT = saved
+        _, visible = sight(documents_BT, documents_BT, self._tile)
+        grad = yield from self._to_heads(grad_of_out)
+        packed = yield from self._to_positions(torch.cat(attend_backward(grad, q, k, v, out, lse, True, visible), 1))
+        for_q, *for_kv = packed.unflatten(1, (self.axis.size, -1)).split(self._counts, 2)
+        return for_q.flatten(1, 2), *(self._sum_of_copies(x.flatten(1, 2)) for x in for_kv)
+
+    def _sum_of_copies(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, K, t, C]: the sum over the ranks that had a copy of a key-value head."""
+        return x.unflatten(1, (-1, self._copies)).sum(2, dtype=wide(x.dtype)).to(x.dtype)
+
+    def _to_heads(self, x_BNtC: torch.Tensor):
+        """Yield an all-to-all; return [B, N/c, T, C]. The adjoint of _to_positions."""
+        parts = x_BNtC.unflatten(1, (self.axis.size, -1)).movedim(1, 0).contiguous()
+        came = (yield all_to_all(parts, self.axis)).view_as(parts)
+        return came.movedim(0, 2).flatten(2, 3)
+
+    def _to_positions(self, x_BnTC: torch.Tensor):
+        """Yield an all-to-all; return [B, n c, t, C]. The adjoint of _to_heads."""
+        parts = x_BnTC.unflatten(2, (self.axis.size, -1)).movedim(2, 0).contiguous()
+        came = (yield all_to_all(parts, self.axis)).view_as(parts)
+        return came.movedim(0, 1).flatten(1, 2)

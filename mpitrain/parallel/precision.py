@@ -1,0 +1,26 @@
+"""Which number types a run computes, sums and sends with.
+
+    precision.compute   activations, weights     master weights, gradients, moments, norms' statistics, softmax, loss
+    fp64                fp64                     fp64
+    fp32                fp32                     fp32
+    bf16, fp16          that                     fp32
+    fp8                 bf16                     fp32
+
+fp8 is bf16 but for the linears of a block, whose factors are rounded to fp8 first (mpitrain/model/fp8.py).
+"""
+
+import torch
+
+from mpitrain.config import Precision
+
+TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which sums of `dtype` are taken."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def wire_type(precision: Precision) -> torch.dtype | None:
+    """Return the type gradients are rounded to before they are sent, if they are."""
+    return None if precision.reduce == "same" else TYPES[precision.reduce]

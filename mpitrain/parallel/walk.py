@@ -1,0 +1,133 @@
+"""A block is a list of local segments and communications.
+
+Autograd only ever sees local segments. The backward walks the list in reverse and replaces each communication by its adjoint, so no
+MPI call hides in an autograd function: the list is what happens, and whoever wants to know what a layout sends reads it.
+
+    forward    segment   sum over tp    segment   sum over tp    -->
+    backward   segment   copy           segment   copy          <--
+
+Both directions are generators: they yield once per item, a started operation or None, and are resumed with its result. So the actor
+decides what to do while a message travels: something between, or another walk.
+
+The weight gradients of matrix products are handed over as a function. A whole backward (B) calls it when the next item has begun, so
+that a sum of input gradients travels meanwhile; a split one (I) leaves it for W.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from mpitrain.comm.progress import Pending
+from mpitrain.layout.traffic import Traffic
+
+Walk = Generator[Pending | None, Any, Any]
+Products = Callable[[], None]  # adds the weight gradients of one item to their buffers, and forgets what it held
+Later = Callable[[Products], None]
+Shape = tuple[int, int, int]  # of the residual stream at some item: sequences, positions on this rank, width
+
+
+class Item(Protocol):
+    """What a block consists of."""
+
+    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+        """Yield once; return (output, what backward needs)."""
+
+    def backward(self, saved: Any, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        """Yield once; return the gradient of the input, and hand the weight gradients to `later`."""
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """Return what forward and backward start at `shape`, with numbers of `itemsize` bytes, and the shape behind the item."""
+
+
+class Local:
+    """An item that sends nothing and keeps positions where they are."""
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """Nothing, and the same shape."""
+        return Traffic(), shape
+
+
+def sends(block: Sequence[Item], shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+    """Return what a block starts, and the shape behind it: from shapes alone, nothing is run."""
+    total = Traffic()
+    for item in block:
+        traffic, shape = item.sends(shape, itemsize)
+        total = total.then(traffic)
+    return total, shape
+
+
+def forward(block: Sequence[Item], x: torch.Tensor, context: Any) -> Walk:
+    """Walk a block; return its output and what each item saved."""
+    saved = []
+    for item in block:
+        x, kept = yield from item.forward(x, context)
+        saved.append(kept)
+    return x, saved
+
+
+def backward(block: Sequence[Item], saved: list, grad: torch.Tensor | None, later: Later | None = None) -> Walk:
+    """Walk a block in reverse and return the gradient of its input. Frees what was saved item by item.
+
+    later: takes the weight gradients; absent, they are added here.
+    """
+    waiting: list[Products] = []
+    for item in reversed(block):
+        walk = item.backward(saved.pop(), grad, later or waiting.append)
+        result = None
+        while True:
+            try:
+                pending = walk.send(result)
+            except StopIteration as end:
+                grad = end.value
+                break
+            _add(waiting)
+            result = yield pending
+    _add(waiting)
+    return grad
+
+
+def _add(waiting: list[Products]) -> None:
+    while waiting:
+        waiting.pop(0)()
+
+
+def run(walk: Walk, between: Callable[[], None] = lambda: None) -> Any:
+    """Run a walk to its end and return its result: wait for what it starts, and call `between` after every item."""
+    return run_together([walk], between)[0]
+
+
+def run_together(walks: Sequence[Walk], between: Callable[[], None] = lambda: None) -> list[Any]:
+    """Run walks in turns, item by item, and return their results: what one waits for travels while the others compute."""
+    results: list[Any] = [None] * len(walks)
+    turns: deque[tuple[int, Walk, Pending | None]] = deque((i, walk, None) for i, walk in enumerate(walks))
+    while turns:
+        index, walk, pending = turns.popleft()
+        try:
+            pending = walk.send(None if pending is None else pending.wait())
+        except StopIteration as end:
+            results[index] = end.value
+        else:
+            between()
+            turns.append((index, walk, pending))
+    return results
+
+
+class Residual:
+    """x + f(x), f being a list of items."""
+
+    def __init__(self, items: Sequence[Item]):
+        self.items = items
+
+    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+        y, saved = yield from forward(self.items, x, context)
+        return x + y, saved
+
+    def backward(self, saved: list, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        grad = yield from backward(self.items, saved, grad_of_output, later)
+        return grad_of_output + grad
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """What the items start."""
+        return sends(self.items, shape, itemsize)

@@ -1,0 +1,256 @@
+"""ZeRO (arXiv:1910.02054): weights, gradients and the optimiser's state of each bucket, divided over the shard axis.
+
+    parallel.zero   weights                      gradients                                  optimiser
+    0               whole                        whole                                      whole: the shard axis has size 1
+    1               whole                        whole                                      shard
+    2               whole                        whole from the first backward that adds    shard
+                                                 to them until they are reduced
+    3               whole from GATHER to         the same                                   shard
+                    RELEASE, else the shard
+
+The ranks of `shard` divide the state among them; those of `replicate` have the same shard (HSDP, arXiv:2304.11277, section 3.2). A
+gradient is summed by a reduce-scatter over the first and an all-reduce of the shard over the second.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from mpitrain.comm.collectives import all_gather, reduce_scatter
+from mpitrain.comm.mesh import Axis
+from mpitrain.comm.progress import Pending
+from mpitrain.layout.buckets import Layout
+from mpitrain.layout.parameters import Spec
+from mpitrain.parallel.zero.host import on_host
+from mpitrain.parallel.zero.parameters import Parameter, initialise
+from mpitrain.parallel.zero.pool import Kind, Pool
+
+
+class Sharding:
+    """How far the state is divided, and over which ranks. Without axes, this rank has everything.
+
+    each: gradients are reduced after every microbatch.  tree: microbatches are summed in a tree (parallel/zero/tree.py).
+    wire: what gradients are rounded to before they are sent.  offload: master weights are in host memory.
+    weights, gradients: lend the buffers of what isn't kept whole.
+    """
+
+    def __init__(self, stage: int = 0, shard: Axis | None = None, replicate: Axis | None = None, *,
+        each: bool = False, tree: bool = False, wire: torch.dtype | None = None, offload: bool = False,
+    ):  # fmt: skip
+        self.stage, self.shard, self.replicate, self.each, self.tree, self.wire = stage, shard, replicate, each, tree, wire
+        self.offload = offload
+        self.rank, self.size = (shard.rank, shard.size) if shard is not None else (0, 1)
+        self._reduced = shard if self.size > 1 else replicate  # the axis that reads the gradients of the others first
+        self.weights, self.gradients = Pool(self.allocate), Pool(self.allocate)
+
+    def allocate(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return zeroed memory, on a host shared with the ranks that will read it. Collective over them."""
+        if self._reduced is None or device.type != "cpu" or not length:
+            return torch.zeros(length, dtype=dtype, device=device)
+        return torch.from_numpy(self._reduced.allocate(length * dtype.itemsize)).view(dtype)
+
+
+class Piece(NamedTuple):
+    """What one rank updates of a parameter: elements [begin, end) of its box, row by row, in the optimiser's precision."""
+
+    spec: Spec
+    begin: int
+    end: int
+    weight: torch.Tensor
+    grad: torch.Tensor
+
+
+class Weights:
+    """The weights of a bucket. `shard` is this rank's part, `master` the same in the optimiser's precision, and always there.
+
+    leaving: offloaded masters as they are computed with, on their way from host memory to the shard.
+    arriving: the other parts, on their way; whoever computes waits for it first.
+    """
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: Sharding, seed: int):
+        self.layout, self._sharding, self._bound = layout, sharding, []
+        self.arriving: Pending | None = None
+        self._users = 0  # of a tied embedding, two stages of this rank may use the same
+        begin, end = layout.bounds(sharding.rank)
+        state = _initial(layout, device, seed, torch.promote_types(dtype, torch.float32))
+        self.whole: torch.Tensor | None = None
+        if sharding.stage == 3:
+            self.shard = state[begin:end].to(dtype, copy=True)
+        else:
+            self.whole = sharding.allocate(layout.length, dtype, device) if sharding.size > 1 else torch.empty_like(state, dtype=dtype)
+            self.whole.copy_(state)
+            self.shard = self.whole[begin:end]
+        self.leaving: torch.Tensor | None = None
+        if sharding.offload:
+            self.master = on_host(end - begin, state.dtype, device).copy_(state[begin:end])
+            self.leaving = self.master if dtype == state.dtype else on_host(end - begin, dtype, device)
+        else:
+            self.master = self.shard if dtype == state.dtype else state[begin:end].clone()
+
+    @property
+    def kind(self) -> Kind:
+        """What buffer the whole needs."""
+        return self.layout.length, self.shard.dtype, self.shard.device
+
+    @property
+    def divided(self) -> bool:
+        """Whether other ranks have parts of it."""
+        return self._sharding.size > 1
+
+    def bind(self, parameter: Parameter) -> None:
+        """Let a parameter look at its weights, now and whenever they are fetched."""
+        self._bound.append(parameter)
+        if self.whole is not None:
+            parameter.data = _view(self.whole, self.layout, parameter.spec)
+
+    def views(self) -> Iterator[tuple[Spec, torch.Tensor]]:
+        """Yield each parameter with its weights, which must be here."""
+        yield from ((spec, _view(self.whole, self.layout, spec)) for spec in self.layout.specs)
+
+    def gather(self) -> None:
+        """Start fetching the other parts. ZeRO-3 only."""
+        self._users += 1
+        if self._users == 1:
+            self.whole = self._sharding.weights.take(self.kind)
+            for parameter in self._bound:
+                parameter.data = _view(self.whole, self.layout, parameter.spec)
+            self.spread()
+
+    def release(self) -> None:
+        """Drop the other parts. ZeRO-3 only; nobody computes with them any more."""
+        self._users -= 1
+        if self._users == 0:
+            self.wait()
+            self._sharding.weights.give_back(self.whole)
+            self.whole = None
+            for parameter in self._bound:
+                parameter.data = None
+
+    def spread(self) -> None:
+        """Start sending this rank's part to the others, and fetching theirs. Collective over the shard axis."""
+        begin, end = self.layout.bounds(self._sharding.rank)
+        own = self.whole[begin:end]
+        if own.data_ptr() != self.shard.data_ptr():
+            own.copy_(self.shard)
+        if self.divided:
+            self.arriving = all_gather(own, self._sharding.shard, self.whole)
+
+    def update(self) -> None:
+        """Take over what the optimiser did to `master`.
+
+        From host memory the copy is only started, on the stream that computes: what is computed next waits for it, and so does what
+        changes `master` next, for it waits for gradients that come after.
+        """
+        if self.leaving is not None:
+            if self.leaving is not self.master:
+                self.leaving.copy_(self.master)
+            self.shard.copy_(self.leaving, non_blocking=True)
+        elif self.master is not self.shard:
+            self.shard.copy_(self.master)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of offloaded masters."""
+        if self.leaving is None:
+            return 0
+        return self.master.nbytes + (0 if self.leaving is self.master else self.leaving.nbytes)
+
+    def wait(self) -> None:
+        """Wait for what is on its way."""
+        if self.arriving is not None:
+            self.arriving.wait()
+            self.arriving = None
+
+
+class Gradient:
+    """The gradients of one use of a bucket: `whole`, which the backward adds to, and `shard`, where the sum over the ranks ends up."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: Sharding):
+        self.layout, self.kind, self._sharding, self._bound = layout, (layout.length, dtype, device), sharding, []
+        begin, end = layout.bounds(sharding.rank)
+        self.whole: torch.Tensor | None = None
+        if sharding.stage >= 2:
+            self.shard = torch.zeros(end - begin, dtype=dtype, device=device)
+        else:
+            self.whole = sharding.allocate(layout.length, dtype, device)
+            self.shard = self.whole[begin:end]
+
+    def bind(self, parameter: Parameter) -> None:
+        """Let a parameter look at its gradient, now and whenever there is a buffer for it."""
+        self._bound.append(parameter)
+        if self.whole is not None:
+            parameter.grad = _view(self.whole, self.layout, parameter.spec)
+
+    def zero(self) -> None:
+        """Start a step."""
+        if self.whole is not None:
+            self.whole.zero_()
+        elif self._sharding.each:
+            self.shard.zero_()
+
+    def can_hold(self, group: int) -> bool:
+        """Whether there is a buffer, or one to take."""
+        return self.whole is not None or self._sharding.gradients.has(self.kind)
+
+    def hold(self, group: int) -> None:
+        """Have a zeroed buffer to add to, from the pool if there is none yet. group: of microbatches that are summed apart."""
+        if self.whole is None:
+            self.whole = self._sharding.gradients.take(self.kind)
+            self.whole.zero_()
+            self._look_at(self.whole)
+
+    def complete(self, group: int) -> None:
+        """Nothing more will be added by a group of microbatches."""
+
+    def finish(self) -> None:
+        """Nothing more will be added in this step."""
+
+    def _look_at(self, flat: torch.Tensor) -> None:
+        for parameter in self._bound:
+            parameter.grad = _view(flat, self.layout, parameter.spec)
+
+    def reduce(self) -> tuple[Pending, torch.Tensor | None]:
+        """Start summing over the shard axis; return the Pending of this rank's shard, and the buffer to give back after it."""
+        whole, sharding = self.whole, self._sharding
+        out = torch.empty_like(self.shard, dtype=sharding.wire or self.shard.dtype) if sharding.each or sharding.wire else self.shard
+        pending = reduce_scatter(whole if sharding.wire is None else whole.to(sharding.wire), sharding.shard, out)
+        if sharding.stage < 2:
+            return pending, None
+        self.drop()
+        return pending, whole
+
+    def take(self, reduced: torch.Tensor) -> None:
+        """Take over what a reduction brought."""
+        if self._sharding.each:
+            self.shard += reduced
+        elif reduced.data_ptr() != self.shard.data_ptr():
+            self.shard.copy_(reduced)
+
+    def drop(self) -> None:
+        """Have no buffer any more."""
+        self.whole = None
+        for parameter in self._bound:
+            parameter.grad = None
+
+
+def pieces_of(weights: Weights, gradient: Gradient, rank: int) -> Iterator[Piece]:
+    """Yield what rank `rank` of the shard axis updates of a bucket."""
+    layout = weights.layout
+    first, _ = layout.bounds(rank)
+    for spec, begin, end in layout.runs(rank):
+        start = layout.starts[layout.specs.index(spec)] - first
+        here = slice(start + begin, start + end)
+        yield Piece(spec, begin, end, weights.master[here], gradient.shard[here])
+
+
+def _view(flat: torch.Tensor, layout: Layout, spec: Spec) -> torch.Tensor:
+    start = layout.starts[layout.specs.index(spec)]
+    return flat[start : start + spec.numel].view(spec.shape)
+
+
+def _initial(layout: Layout, device: torch.device, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the initial weights of a whole bucket."""
+    flat = torch.zeros(layout.length, dtype=dtype, device=device)
+    initialise([Parameter(spec, _view(flat, layout, spec)) for spec in layout.specs], seed)
+    return flat

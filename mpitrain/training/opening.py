@@ -1,0 +1,188 @@
+"""What `mpitrain run` settles before torch is loaded: configuration, run directory, newest checkpoint and tokens.
+
+So what a user got wrong is refused in a second; to load torch, all ranks of a node at once, takes several. Everything is checked before
+anything of the run is written, and whatever is wrong on one rank alone is raised on all.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mpitrain import config as settings
+from mpitrain.cluster import preflight
+from mpitrain.cluster.board import BUSY
+from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.cluster.threads import num_threads
+from mpitrain.comm.world import World, connect
+from mpitrain.config import Config
+from mpitrain.data.corpus import check_source
+from mpitrain.data.order import Sampler
+from mpitrain.data.split import split
+from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
+from mpitrain.data.tokens import Description, describe, open_tokens, prepare
+from mpitrain.errors import CheckpointError, InputError
+from mpitrain.layout import program
+from mpitrain.layout.node_memory import require_memory
+from mpitrain.layout.parameters import stored_weights
+from mpitrain.layout.resolve import resolve
+
+SEEN_S = 5.0  # for which a network file system may still say that there is no such file
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """The tokens of a run, in an order that is a pure function of seed and slot. separator: what ends a document, if it matters."""
+
+    train: Sampler
+    validation: Sampler
+    digest: str
+    separator: int | None
+
+
+class Newest(NamedTuple):
+    """The checkpoint to go on from: its step, 0 if there is none, and the digest of the tokens it was trained on."""
+
+    step: int = 0
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A configuration that holds, with its run directory, its newest checkpoint and its tokens. notes: for the user."""
+
+    config: Config
+    rundir: RunDir
+    corpora: Corpora
+    newest: Newest
+    notes: list[str]
+
+
+def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard) -> tuple[Opened, World]:
+    """Start MPI, check everything that needs no device, take the run directory, and prepare the tokens on rank 0.
+
+    Collective over all ranks. Raises InputError, alike on all ranks and before anything of a run is changed, for whatever the user has
+    to change.
+    """
+    guard.place.enter("start", "reading the configuration", BUSY)
+    read = _attempt(path, overrides)  # before MPI starts: its limit (comm.timeout_s) is for that, too
+    if isinstance(read, Config):
+        guard.place.name(guard.place.who, read.comm.timeout_s)
+    world = connect(guard.place)
+    guard.join(world)
+    guard.place.enter("start", "checking the configuration", BUSY)
+    config, tokenizer, same = world.on_every_rank("checking the configuration", lambda: _plan(read, world))
+    _require_same_configuration(world, config)
+    world.require_same(same)
+    world.on_every_rank("looking for the device", lambda: _require_device(config, world.node.rank))
+    return _Opening(config, tokenizer, world, guard).open(), world
+
+
+def _attempt(path: str | None, overrides: tuple[str, ...]) -> Config | InputError:
+    try:
+        return settings.load(path, overrides)
+    except InputError as error:
+        return error
+
+
+def _plan(read: Config | InputError, world: World) -> tuple[Config, Tokenizer, dict[str, str]]:
+    """Resolve the configuration and prove its schedule; return also what all ranks need alike. Writes and sends nothing."""
+    if isinstance(read, InputError):
+        raise read
+    num_threads(read.run)
+    tokenizer = load_tokenizer(read.data.tokenizer)
+    separator(read.data, tokenizer)
+    config = resolve(read, world.size, tokenizer.vocab, world.num_nodes)
+    require_memory(config)
+    table = program.training(config).table
+    same = {
+        "the tokenizer": tokenizer.identity,
+        "the table of pipeline.schedule": preflight.digest(repr(table)),
+        **preflight.code(),
+    }
+    return config, tokenizer, same
+
+
+def _require_same_configuration(world: World, config: Config) -> None:
+    """Raise MeshError, with the first key that differs, unless all ranks have read the same. Collective over all ranks."""
+    if len(set(world.all_gather("comparing the configuration", settings.digest(config)))) > 1:
+        world.require_same({key: repr(value) for key, value in settings.flatten(config).items()})
+
+
+def _require_device(config: Config, local: int) -> None:
+    """Refuse a device that can't do what is asked, now and not after the run directory is made; for this torch is needed first."""
+    if config.run.device == "cuda" or (config.run.device == "auto" and config.precision.compute == "fp8"):
+        from mpitrain.training.device import choose_device
+
+        choose_device(config, local)
+
+
+class _Opening:
+    """The run directory and what is in it, step by step; each is collective, and an error in one undoes what was made."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, world: World, guard: Guard):
+        self.config, self.tokenizer, self.world, self.guard = config, tokenizer, world, guard
+        self.rundir, self.notes = RunDir(config.run.dir), list[str]()
+
+    def open(self) -> Opened:
+        world, place = self.world, self.guard.place
+        try:
+            with place.at("start", "taking the run directory", BUSY):
+                token = world.on_first_rank("taking the run directory", self._take)
+                patience_s = SEEN_S if world.num_nodes > 1 else 0.0
+                world.on_every_rank("looking for the run directory", lambda: self.rundir.require_seen(token, patience_s))
+            with place.at("resume", "verifying the newest checkpoint", BUSY):
+                newest = world.on_first_rank("verifying the newest checkpoint", self._newest)
+            with place.at("tokens", "preparing the tokens", BUSY):
+                world.on_first_rank("preparing the tokens", lambda: self._prepare(newest))
+                corpora = world.on_every_rank("opening the tokens", self._corpora)
+                world.require_same({"the tokens": corpora.digest})
+        except InputError:
+            if world.rank == 0:
+                self.rundir.undo()
+            raise
+        world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.config))
+        return Opened(self.config, self.rundir, corpora, newest, self.notes)
+
+    def _take(self) -> str:
+        token, said = self.rundir.take(self.guard.end, self._still)
+        self.notes += [said] * bool(said)
+        self.rundir.require_same_run(self.config)
+        check_source(self.config.data.source, self.config.data.path)
+        return token
+
+    def _newest(self) -> Newest:
+        from mpitrain.checkpoint import load  # with it comes h5py: most of what is refused is refused before
+
+        needs = stored_weights(self.config)
+        found = load.open_latest(self.rundir.checkpoints, warn=self.notes.append, needs=needs, each=self._still)
+        if found is None:
+            return Newest()
+        with found:
+            return Newest(found.step, found.meta["data"])
+
+    def _prepare(self, newest: Newest) -> None:
+        def accept(description: Description, tokens: np.ndarray) -> None:
+            if newest.step and description.digest != newest.data:
+                raise CheckpointError(
+                    f"{self.rundir.checkpoints}: trained on other data than {self.config.data.source} gives now; choose another run.dir"
+                )
+            self._samplers(tokens)
+
+        data = self.config.data
+        prepare(data.source, data.path, self.tokenizer, self.rundir.data, accept, self._still)
+
+    def _corpora(self) -> Corpora:
+        samplers = self._samplers(open_tokens(self.rundir.data))
+        return Corpora(*samplers, describe(self.rundir.data).digest, separator(self.config.data, self.tokenizer))
+
+    def _samplers(self, tokens: np.ndarray) -> tuple[Sampler, Sampler]:
+        sequence = self.config.data.sequence
+        train, validation = split(tokens, self.config.data.val_fraction, sequence)
+        return Sampler(train, sequence, self.config.run.seed), Sampler(validation, sequence)
+
+    def _still(self, what: str) -> None:
+        """Tell the watchdog and the other ranks that this one still works."""
+        self.guard.place.enter(self.guard.place.phase, what, BUSY)
+        self.world.beat()
