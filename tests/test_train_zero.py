@@ -150,7 +150,7 @@ def test_a_rank_keeps_its_share_of_the_state(world):
     kept = {}
 
     def look(zero, actor):
-        buckets = [bucket for stage in actor.stages.values() for bucket in stage.buckets]
+        buckets = [bucket for stage in actor.stages.values() for bucket in stage.state.buckets]
         weights = sum(len(b.weights.shard if b.weights.whole is None else b.weights.whole) for b in buckets if b.owned)
         grads = sum(len(g.shard if g.whole is None else g.whole) for b in buckets for g in b.gradients)
         moments = sum(len(x) for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))

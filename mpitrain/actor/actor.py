@@ -105,8 +105,9 @@ class Actor:
         self.sharding = Sharding(config.parallel.zero, mesh["shard"], mesh["replicate"], each=each, tree=tree, wire=wire, offload=offload)
         self.loss_scale = LossScale(config.precision)
         self.stages = self._build(device)
-        reserve(self.sharding, self.stages, self.table, self.training, self.evaluation)
-        self.gradients = Gradients(self.stages, self.table, self.training, mesh, self.sharding)
+        states = {number: stage.state for number, stage in self.stages.items()}
+        reserve(self.sharding, states, self.table, self.training, self.evaluation)
+        self.gradients = Gradients(states, self.table, self.training, mesh, self.sharding)
         numbers = [number % self.table.depth for number in self.stages]
         self.optimizer = optimizer_of(config, numbers, self.gradients.pieces, mesh["matrix"], self._owned[0].master, device)
         self.links = Links(mesh["links"], self.table.num_stages, self.table.num_microbatches, synchronous=config.comm.synchronous)
@@ -133,7 +134,7 @@ class Actor:
         depth, segments = self.table.depth, self.table.segments
         for number in self.table.chunks[self.pp.rank]:
             self.place.enter("build", f"building stage {number}", BUSY)
-            shared = next((stage.embedding for stage in stages.values() if stage.embedding is not None), None)
+            shared = next((stage.state.embedding for stage in stages.values() if stage.state.embedding is not None), None)
             stages[number] = self.stage_type(self.config, number % depth, device, self.sharding, shared, segments, self.tp, self.cp)
         return stages
 
@@ -315,10 +316,10 @@ class Actor:
     # ------------------------------------------------------------ gradients and update
 
     def _gather(self, action: Action, work: _Work) -> None:
-        self.stages[action.stage].buckets[action.index].weights.gather()
+        self.stages[action.stage].state.buckets[action.index].weights.gather()
 
     def _release(self, action: Action, work: _Work) -> None:
-        self.stages[action.stage].buckets[action.index].weights.release()
+        self.stages[action.stage].state.buckets[action.index].weights.release()
 
     def _reduce(self, action: Action, work: _Work) -> None:
         self.gradients.start(action.stage, action.index, action.part)
@@ -364,7 +365,7 @@ class Actor:
     @property
     def _owned(self) -> list[Weights]:
         """The weights that stages of this rank own, in the order of the forward."""
-        return [bucket.weights for stage in self.stages.values() for bucket in reversed(stage.buckets) if bucket.owned]
+        return [bucket.weights for stage in self.stages.values() for bucket in reversed(stage.state.buckets) if bucket.owned]
 
     def _totals(self, work: _Work, squares: list[float]) -> list[Totals]:
         """Return the totals of each part of the model, in the order of its ranks: of all microbatches, on all ranks."""

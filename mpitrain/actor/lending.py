@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from mpitrain.actor.slots import added_to, completed_by, group_of
-from mpitrain.actor.stage import Stage
+from mpitrain.actor.stage_state import StageState
 from mpitrain.parallel.zero.pool import Kind
 from mpitrain.parallel.zero.shards import Sharding
 from mpitrain.schedules.actions import Action
@@ -12,7 +12,7 @@ from mpitrain.schedules.table import Table
 
 
 def reserve(
-    sharding: Sharding, stages: Mapping[int, Stage], table: Table, training: Sequence[Action], evaluation: Sequence[Action]
+    sharding: Sharding, stages: Mapping[int, StageState], table: Table, training: Sequence[Action], evaluation: Sequence[Action]
 ) -> None:
     """Allocate what the programs of this rank will borrow. Collective over the data axis, whose ranks have the same programs."""
     if sharding.stage == 3:
@@ -24,7 +24,7 @@ def reserve(
         sharding.gradients.reserve({kind: count + slack for kind, count in most.items()})
 
 
-def most_fetched(program: Sequence[Action], stages: Mapping[int, Stage]) -> Counter[Kind]:
+def most_fetched(program: Sequence[Action], stages: Mapping[int, StageState]) -> Counter[Kind]:
     """Play what weights do with their buffers, and return how many of each kind are in use at once."""
     users, held, most = Counter[int](), Counter[Kind](), Counter[Kind]()
     for action in program:
@@ -37,7 +37,7 @@ def most_fetched(program: Sequence[Action], stages: Mapping[int, Stage]) -> Coun
     return most
 
 
-def most_added_to(program: Sequence[Action], stages: Mapping[int, Stage], table: Table, sharding: Sharding) -> Counter[Kind]:
+def most_added_to(program: Sequence[Action], stages: Mapping[int, StageState], table: Table, sharding: Sharding) -> Counter[Kind]:
     """Play what gradients do with their buffers: a tree has one for each group of microbatches, and for each sum that waits."""
     completed, open_, held, most = completed_by(program, stages, table), set(), Counter[Kind](), Counter[Kind]()
     waiting: dict[int, list[int]] = defaultdict(list)  # by gradient: levels of sums

@@ -47,7 +47,7 @@ class Usage(NamedTuple):
 
 def measure(actor: Actor, watch: Watch) -> Usage:
     """Return what this rank has allocated, and what its microbatches held at most in the step that was watched."""
-    buckets = [bucket for stage in actor.stages.values() for bucket in stage.buckets]
+    buckets = [bucket for stage in actor.stages.values() for bucket in stage.state.buckets]
     weights, gradients = [b.weights for b in buckets if b.owned], [gradient for b in buckets for gradient in b.gradients]
     moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
     lent = sum(pool.num_bytes for pool in (actor.sharding.weights, actor.sharding.gradients))

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from mpitrain.actor.slots import added_to, completed_by, group_of
-from mpitrain.actor.stage import Bucket, Stage
+from mpitrain.actor.stage_state import Bucket, StageState
 from mpitrain.comm.collectives import all_reduce
 from mpitrain.comm.mesh import Axis, Mesh
 from mpitrain.comm.progress import Pending
@@ -28,7 +28,7 @@ class Gradients:
     counted: those of them that count for the norm and are saved here; each element of the model is counted by one rank.
     """
 
-    def __init__(self, stages: dict[int, Stage], table: Table, program: Sequence[Action], mesh: Mesh, sharding: Sharding):
+    def __init__(self, stages: dict[int, StageState], table: Table, program: Sequence[Action], mesh: Mesh, sharding: Sharding):
         self.stages, self.table, self.mesh, self._sharding = stages, table, mesh, sharding
         self._completed = completed_by(program, stages, table)
         tied = [bucket for stage in stages.values() for bucket in stage.buckets if bucket.tied]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mpitrain.actor.stage import Stage
+from mpitrain.actor.stage_state import StageState
 from mpitrain.parallel.zero.shards import Gradient
 from mpitrain.parallel.zero.tree import odd_part
 from mpitrain.schedules.actions import Action
@@ -17,7 +17,7 @@ def group_of(table: Table, index: int) -> int:
 Completed = Mapping[Action, list[tuple[Gradient, int]]]
 
 
-def completed_by(program: Sequence[Action], stages: Mapping[int, Stage], table: Table) -> Completed:
+def completed_by(program: Sequence[Action], stages: Mapping[int, StageState], table: Table) -> Completed:
     """Return which groups of which gradients are complete after an instruction of this rank's program."""
     last: dict[tuple[int, int], tuple[Action, Gradient]] = {}
     for action in program:
@@ -29,7 +29,7 @@ def completed_by(program: Sequence[Action], stages: Mapping[int, Stage], table: 
     return completed
 
 
-def added_to(action: Action, stages: Mapping[int, Stage]) -> list[Gradient]:
+def added_to(action: Action, stages: Mapping[int, StageState]) -> list[Gradient]:
     """Return the gradients that an instruction adds to."""
     if action.kind not in ("B", "I", "W"):
         return []

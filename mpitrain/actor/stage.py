@@ -1,14 +1,14 @@
 """One pipeline stage: a slice of the decoder with its parameters, its gradient buckets, and what each microbatch left behind."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
+from mpitrain.actor.stage_state import StageState
 from mpitrain.comm.mesh import Axis
 from mpitrain.config import Config
-from mpitrain.layout.buckets import buckets_of, layout_of, parts_of
-from mpitrain.layout.parameters import WHOLE, Shard, Spec, num_stages, specs_of
+from mpitrain.layout.buckets import parts_of
+from mpitrain.layout.parameters import WHOLE, Shard, num_stages
 from mpitrain.layout.recompute_groups import groups_of
 from mpitrain.model.decoder import decoder_block, embedding, head
 from mpitrain.model.offload import EVERYTHING, Host, Keeping, Shelf
@@ -19,9 +19,7 @@ from mpitrain.parallel import walk as recipe
 from mpitrain.parallel.context.attention import ContextAttention, context_attention
 from mpitrain.parallel.precision import TYPES
 from mpitrain.parallel.walk import Products, Walk
-from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.parallel.zero.shards import Gradient, Sharding, Weights
-from mpitrain.parallel.zero.tree import TreeGradient
+from mpitrain.parallel.zero.shards import Sharding, Weights
 
 
 @dataclass
@@ -44,25 +42,6 @@ class Microbatch:
     keeping: Keeping = EVERYTHING
 
 
-@dataclass
-class Bucket:
-    """Parameters that are stored, reduced and fetched together; a tied embedding has a gradient for each use in this stage.
-
-    parts: of the backward, those that use it.  over: the axis the gradients are summed over before the data axis: `tied`, `tp` or
-    `kv`.  owned: whether its weights belong to this stage; only a tied embedding's can be another's.
-    """
-
-    parts: tuple[int, ...]
-    weights: Weights
-    gradients: list[Gradient]
-    over: str | None
-    owned: bool
-
-    @property
-    def tied(self) -> bool:
-        return self.over == "tied"
-
-
 class Stage:
     """The blocks, parameters and stashes of stage `index` of a model.
 
@@ -82,14 +61,14 @@ class Stage:
         tp: Axis | None = None,
         cp: Axis | None = None,
     ):
-        self.config, self.index, self.device, self.embedding, self.segments = config, index, device, embedding, segments
+        self.config, self.index, self.device, self.segments = config, index, device, segments
         self.tp = tp if tp is not None and tp.size > 1 else None
         self.shard = Shard(tp.rank, tp.size, config.parallel.sequence) if self.tp else WHOLE
         self.core = spread_attention(config, cp) if cp is not None and cp.size > 1 else None
         self.first, self.last = index == 0, index == num_stages(config) - 1
         self.dtype = TYPES[config.precision.compute]
         self.parts = parts_of(config, index)
-        self._create(sharding or Sharding())
+        self.state = StageState(config, index, self.shard, device, sharding or Sharding(), embedding)
         self.blocks = self._grouped(self._build())
         self.contexts: dict[int, Microbatch] = {}  # by microbatch, of which a part of the forward is done and another isn't
         self.stashes: dict[int, list] = {}  # by microbatch: what forward left for backward
@@ -115,9 +94,7 @@ class Stage:
     def zero_grad(self) -> None:
         """Start a step: no gradients, no losses."""
         self.losses = {}
-        for bucket in self.buckets:
-            for gradient in bucket.gradients:
-                gradient.zero()
+        self.state.zero_grad()
 
     def forward(self, index: int, x: torch.Tensor | None, microbatch: Microbatch, part: int | None = None) -> Walk:
         """Run microbatch `index` through the stage, or one part of it (counted from the first block): return the output [B, T, D].
@@ -147,7 +124,7 @@ class Stage:
 
     def _arrive(self, part: int) -> Walk:
         """Wait for the weights of a part of the backward, if they are on their way."""
-        for weights in self._weights_of[part]:
+        for weights in self.state.weights_of[part]:
             if weights.arriving is not None:
                 yield weights.arriving
                 weights.arriving = None
@@ -234,34 +211,6 @@ class Stage:
         """Microbatches of which activations are held, for their backward or for their weight gradients."""
         return len({*self.stashes, *self.products})
 
-    def _create(self, sharding: Sharding) -> None:
-        """Create the parameters, bucket by bucket. A tied embedding that another stage of this rank has is shared with it."""
-        self._by_block = [[Parameter(spec) for spec in block] for block in specs_of(self.config, self.index, self.shard)]
-        every = [parameter for block in self._by_block for parameter in block]
-        self.buckets: list[Bucket] = []
-        for plan in buckets_of(self.config, self.index, self.shard):
-            layout = layout_of(plan.specs, sharding.size)
-            shared = self.embedding if plan.over == "tied" else None
-            weights = shared or Weights(layout, self.dtype, self.device, sharding, self.config.run.seed)
-            users = [p for p in every if p.spec in plan.specs]
-            for parameter in users:
-                weights.bind(parameter)
-            uses = [[p] for p in users] if plan.over == "tied" else [users]
-            gradient_type = TreeGradient if sharding.tree else Gradient
-            gradients = [gradient_type(layout, weights.master.dtype, self.device, sharding) for _ in uses]
-            for gradient, parameters in zip(gradients, uses):
-                for parameter in parameters:
-                    gradient.bind(parameter)
-            self.buckets.append(Bucket(plan.parts, weights, gradients, plan.over, owned=shared is None))
-            if plan.over == "tied":
-                self.embedding = weights
-        self._weights_of = [[b.weights for b in self.buckets if number in b.parts] for number in range(len(self.parts))]
-
-    def weights(self) -> Iterator[tuple[Spec, torch.Tensor]]:
-        """Yield every parameter of this stage once, as it computes with it."""
-        for bucket in self.buckets:
-            yield from bucket.weights.views()
-
     def _grouped(self, blocks: list[list[recipe.Item]]) -> list[list[recipe.Item]]:
         """Join blocks that are computed again together: the first of a group stands for all, the others are empty."""
         for group in groups_of(self.config, self.index):
@@ -271,13 +220,13 @@ class Stage:
 
     def _build(self) -> list[list[recipe.Item]]:
         self.rotary = rotary = Rotary(self.config.model.width // self.config.model.heads, self.positions, self.dtype, self.device)
-        inner = self._by_block[self.first : len(self._by_block) - self.last]
+        inner = self.state.by_block[self.first : len(self.state.by_block) - self.last]
         layout = (self.tp, self.shard.sequence, self.core, self.config.parallel.async_tp, self.config.precision.compute == "fp8")
         blocks = [decoder_block(parameters, rotary, *layout) for parameters in inner]
         if self.first:
-            blocks.insert(0, embedding(self._by_block[0][0], self.tp, self.shard.sequence))
+            blocks.insert(0, embedding(self.state.by_block[0][0], self.tp, self.shard.sequence))
         if self.last:
-            blocks.append(head(*self._by_block[-1], self.tp, self.shard.sequence))
+            blocks.append(head(*self.state.by_block[-1], self.tp, self.shard.sequence))
         return blocks
 
 

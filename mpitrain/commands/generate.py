@@ -154,7 +154,7 @@ def _load(rundir: RunDir, config: Config) -> Stage:
 
 
 def _fill(stage: Stage, saved: Checkpoint) -> None:
-    for spec, data in stage.weights():
+    for spec, data in stage.state.weights():
         data.copy_(torch.from_numpy(saved.read(f"parameters/{spec.name}")))
         if not torch.isfinite(data).all():
             raise CheckpointError(

@@ -140,7 +140,7 @@ class _Run:
     def completed_by(self, piece: Piece) -> str:
         """Name the instruction that completes a parameter's gradient."""
         for number, stage in self.actor.stages.items():
-            for index, bucket in enumerate(stage.buckets):
+            for index, bucket in enumerate(stage.state.buckets):
                 if piece.spec in bucket.weights.layout.specs:
                     return f"REDUCE{index}@{number}"
         return "NORM"
