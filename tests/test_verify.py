@@ -78,9 +78,9 @@ def _each_rank_divides_by_its_own_tokens(patch):
 
 
 def _input_gradients_not_summed(patch):
-    from mpitrain.parallel import walk as recipe
+    from mpitrain.parallel import communication
 
-    patch.setitem(recipe.ADJOINT, "copy", "copy")
+    patch.setitem(communication.ADJOINT, "copy", "copy")
 
 
 def _vocabulary_off_by_one(patch):
