@@ -18,10 +18,11 @@ from mpi4py import MPI
 
 from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
-from mpitrain.actor.stage import Microbatch, Stage
+from mpitrain.actor.stage import Microbatch
 from mpitrain.actor.trace import Recorder, write_trace
 from mpitrain.layout.resolve import resolve
-from mpitrain.layout.table import table_of
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.parallel.walk import WeightGradients
 from mpitrain.schedules.measured import costs, predict, read_trace
 from mpitrain.schedules.options import Times
 from mpitrain.schedules.simulate import simulate_table
@@ -30,41 +31,41 @@ from mpitrain.training.trainer import build_mesh
 MODEL = ("model.width=64", "model.heads=2", "model.kv_heads=1", "model.ffn=64", "model.tied=false", "data.sequence=64")
 
 
-def sleeping(times: Times, shares: int) -> type[Stage]:
-    """Return a stage that sleeps for its share of `times`, in seconds, and hands on zeros."""
+class Sleep:
+    """An item that sleeps for its part of `times`, in seconds, and hands on zeros."""
 
-    class Sleeping(Stage):
-        def forward(self, index, x, microbatch):
-            yield None
-            time.sleep(times.forward / shares)
-            self.stashes[index] = []
-            if self.last:
-                self.losses[index] = torch.zeros(())
-                return None
-            return self.activation().zero_()
+    def __init__(self, times: Times, shape: tuple[int, ...], *, first: bool, last: bool):
+        self.times, self.shape, self.first, self.last = times, shape, first, last
 
-        def backward(self, index, grad, part):
-            share = 1 if part is None else 1 / len(self.parts)
-            yield None
-            time.sleep((times.input + times.weight) / shares * share)
-            if part in (None, len(self.parts) - 1):
-                del self.stashes[index]
-            return None if self.first else self.activation().zero_()
+    def forward(self, x, context):
+        yield None
+        time.sleep(self.times.forward)
+        return torch.zeros(() if self.last else self.shape), None
 
-        def input_backward(self, index, grad):
-            yield None
-            time.sleep(times.input / shares)
-            del self.stashes[index]
-            self.products[index] = []
-            return None if self.first else self.activation().zero_()
+    def backward(self, saved, grad, later):
+        yield None
+        time.sleep(self.times.input)
+        later(WeightGradients([self]))
+        return None if self.first else torch.zeros(self.shape)
 
-        def weight_backward(self, index, part):
-            yield None
-            time.sleep(times.weight / shares * (1 if part is None else 1 / len(self.parts)))
-            if part in (None, len(self.parts) - 1):
-                del self.products[index]
+    def add(self) -> None:
+        """Compute the weight gradients."""
+        time.sleep(self.times.weight)
 
-    return Sleeping
+    def tensors(self):
+        return iter(())
+
+
+def sleeping(times: Times, shares: int):
+    """Return what builds stages that sleep for their share of `times`."""
+
+    def build(stage, parameters, site):
+        num_blocks = len(stage.blocks)
+        each = Times(*(seconds / shares / num_blocks for seconds in times))
+        shape = site.plan.activation_shape()
+        return [[Sleep(each, shape, first=stage.first and n == 0, last=stage.last and n == num_blocks - 1)] for n in range(num_blocks)]
+
+    return build
 
 
 def measure(name: str, times: Times, microbatches: int, steps: int) -> tuple[float, float, float] | None:
@@ -72,10 +73,11 @@ def measure(name: str, times: Times, microbatches: int, steps: int) -> tuple[flo
     world = MPI.COMM_WORLD
     sizes = (f"parallel.pp={world.size}", f"batch.global={microbatches}", f"model.layers={2 * world.size}", f"pipeline.schedule={name}")
     config = resolve(settings.load(None, (*MODEL, *sizes)), world.size, 256)
-    mesh = build_mesh(config, world)
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
     recorder = Recorder(range(1, steps + 1))
-    shares = config.pipeline.chunks * table_of(config).segments
-    actor = Actor(config, mesh, torch.device("cpu"), recorder, sleeping(times, shares))
+    shares = config.pipeline.chunks * plan.table.segments
+    actor = Actor(plan, mesh, torch.device("cpu"), recorder, build=sleeping(times, shares))
     rows = torch.zeros((1, config.data.sequence), dtype=torch.int64)
     for step in range(1, steps + 1):
         world.Barrier()

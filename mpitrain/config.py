@@ -52,7 +52,8 @@ class Run(Table):
 
 class Model(Table):
     preset: str = "quickstart"
-    layers: Annotated[int, Meta(ge=0, le=10_000)] = 0  # 0 in this table: as the preset says
+    family: str = ""  # the kind of model: its layers; "" and 0 in this table: as the preset says
+    layers: Annotated[int, Meta(ge=0, le=10_000)] = 0
     width: Length = 0
     heads: Heads = 0
     kv_heads: Heads = 0

@@ -15,8 +15,8 @@ from launch import MPITRAIN, environment
 from mpitrain import config as settings
 from mpitrain.checkpoint.save import begin, commit, write_shard
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError
-from mpitrain.layout.parameters import parameters_of
 from mpitrain.layout.resolve import resolve
+from mpitrain.model.families.catalog import plan_of
 
 TINY = ("model.layers=2", "model.width=16", "model.heads=2", "model.kv_heads=1", "model.ffn=32", "data.sequence=32", "model.tied=false")
 
@@ -29,7 +29,8 @@ def make_run(path, *overrides, change=lambda arrays: None, steps=(10,)):
     dtype = np.float64 if config.precision.compute == "fp64" else np.float32
     for step in steps:
         random = np.random.default_rng(step)
-        arrays = {f"parameters/{s.name}": random.standard_normal(s.shape).astype(dtype) * (s.std or 1) for s in parameters_of(config)}
+        every = plan_of(config).parameters()
+        arrays = {f"parameters/{s.name}": random.standard_normal(s.shape).astype(dtype) * (s.std or 1) for s in every}
         if step == steps[-1]:
             change(arrays)
         tmp = begin(path / "checkpoints", step)

@@ -38,15 +38,18 @@ FIRST = [0.47433430808523497, 0.9807499407200486, 0.22969008693814202]
 def test_every_shard_of_a_layer_has_the_elements_of_the_whole(tp):
     """For any tensor-parallel degree, also one that doesn't divide the vocabulary; repeated key-value heads are equal."""
     from mpitrain import config as settings
-    from mpitrain.layout.parameters import WHOLE, Shard, specs_of
+    from mpitrain.layout.parameters import WHOLE, Shard
     from mpitrain.layout.resolve import resolve
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.parallel.zero.parameters import Parameter, initialise
 
     sizes = ("model.width=48", "model.heads=24", "model.kv_heads=4" if tp != 3 else "model.kv_heads=3", "model.ffn=48", "model.layers=2")
     config = resolve(settings.load(None, (*sizes, f"parallel.tp={tp}", "data.sequence=24", "model.vocab=259")), tp, 256)
 
+    (stage,) = plan_of(config).stages
+
     def weights(shard):
-        parameters = [Parameter(spec) for block in specs_of(config, 0, shard) for spec in block]
+        parameters = [Parameter(spec) for block in stage.specs(shard) for spec in block]
         for parameter in parameters:
             parameter.data = torch.empty(parameter.spec.shape, dtype=torch.float64)
         initialise(parameters, seed=3)

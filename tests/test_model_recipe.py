@@ -13,6 +13,7 @@ def test_each_communication_is_adjoint_to_its_backward(world, name):
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
     from mpitrain.parallel.communication import Communication
+    from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import backward, forward, run
 
     mesh = Mesh(world, Grid({"tp": world.size}), timeout_s=30)
@@ -27,7 +28,7 @@ def test_each_communication_is_adjoint_to_its_backward(world, name):
         return here if replicated else world.allreduce(here)
 
     x = random((2 * world.size, 3), name == "copy")
-    y, saved = run(forward(block, x.clone(), None))
+    y, saved = run(forward(block, x.clone(), Context()))
     z = random(y.shape, name == "sum")
     back = run(backward(block, saved, z.clone()))
     left, right = dot(y, z, name == "sum"), dot(x, back, name == "copy")
@@ -41,8 +42,9 @@ def test_a_block_with_communications_equals_the_whole_product(world):
 
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
-    from mpitrain.model.segments import Segment
+    from mpitrain.model.segment import Segment
     from mpitrain.parallel.communication import Communication
+    from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import backward, forward, run
 
     random = torch.Generator().manual_seed(1)
@@ -56,7 +58,7 @@ def test_a_block_with_communications_equals_the_whole_product(world):
 
     mesh = Mesh(world, Grid({"tp": world.size}), timeout_s=30)
     block = [Communication("copy", mesh["tp"]), Half(), Communication("sum", mesh["tp"])]
-    y, saved = run(forward(block, x, None))
+    y, saved = run(forward(block, x, Context()))
     back = run(backward(block, saved, grad))
     whole = x.clone().requires_grad_()
     expected = torch.tanh(whole @ up.T) @ down

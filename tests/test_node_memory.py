@@ -14,19 +14,19 @@ NODE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 def fits(*given):
     """Whether a model may run, of which AdamW's state in fp32, 16 bytes a parameter, is 1.2 times the memory of a node."""
-    from mpitrain.layout.parameters import parameters_of
+    from mpitrain.model.families.catalog import plan_of
 
     def resolved(layers):
         model = ("model.preset=llama3.2-1b", f"model.layers={layers}")
         layout = ("run.device=cpu", "batch.global=64", "parallel.pp=1", "parallel.zero=0")
         return resolve(settings.load(None, (*model, *layout, *given)), 64, 128256)
 
-    one, two = (sum(spec.numel for spec in parameters_of(resolved(layers))) for layers in (1, 2))
+    one, two = (sum(spec.numel for spec in plan_of(resolved(layers)).parameters()) for layers in (1, 2))
     layers = round((1.2 * NODE / 16 - one) / (two - one)) + 1
     if layers < 2:
         pytest.skip("the smallest of these models is too large")
     try:
-        require_memory(resolved(layers))
+        require_memory(plan_of(resolved(layers)))
     except ConfigError:
         return False
     return True

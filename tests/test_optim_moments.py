@@ -94,11 +94,11 @@ def test_the_second_moment_follows_small_gradients(alone, beta2):
     import torch
 
     from mpitrain.config import Optimizer
-    from mpitrain.layout.parameters import Shard, Spec, shard_of
+    from mpitrain.layout.parameters import WHOLE, Spec
     from mpitrain.optim.adamw import AdamW
     from mpitrain.parallel.zero.shards import Piece
 
-    spec, dice, found = shard_of(Spec("w", (64, 64), 0.02), Shard(), 1), torch.Generator().manual_seed(1), {}
+    spec, dice, found = Spec("w", (64, 64), 0.02).on(WHOLE), torch.Generator().manual_seed(1), {}
     grads = 0.03 * torch.randn(1500, spec.numel, generator=dice)
     for moments in ("fp32", "bf16"):
         piece = Piece(spec, 0, spec.numel, torch.zeros(spec.numel), torch.ones(spec.numel))
@@ -123,13 +123,15 @@ def test_the_loss_follows_that_of_fp32_moments(alone, optimizer):
     from test_train_zero import resolved
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
     text, losses = np.frombuffer(Path(shutil.__file__).read_bytes(), np.uint8).astype(np.int64), {}
     for moments in ("fp32", "bf16"):
         config = resolved(alone, "parallel.dp=1", "batch.micro=16", *optimizer, f"optimizer.moments={moments}")
-        mesh = build_mesh(config, alone)
-        actor, found = Actor(config, mesh, torch.device("cpu")), []
+        plan = plan_of(config)
+        mesh = build_mesh(plan, alone)
+        actor, found = Actor(plan, mesh, torch.device("cpu")), []
         for step in range(1, 61):
             starts = np.random.default_rng(step).integers(0, len(text) - 17, 16)
             rows = torch.from_numpy(np.stack([text[at : at + 17] for at in starts]))
@@ -149,11 +151,13 @@ def test_chunks_do_not_show(alone, name, monkeypatch):
     import torch
     from test_optim_steps import Optimising, resolved
 
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.optim import moments
     from mpitrain.training.trainer import build_mesh
 
     config, found = resolved(f"optimizer.name={name}", NARROW), []
-    mesh = build_mesh(config, alone)
+    plan = plan_of(config)
+    mesh = build_mesh(plan, alone)
     for chunk in (2**17, 1024):
         monkeypatch.setattr(moments, "CHUNK", chunk)
         run = Optimising(config, mesh["matrix"], torch.float32)

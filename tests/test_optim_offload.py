@@ -47,13 +47,15 @@ def test_what_was_saved_is_taken_over(world, name):
     from test_train_zero import resolved
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
     if world.size != 1:
         pytest.skip("runs on 1 rank")
     rows = torch.randint(0, 256, (4, 16, 17), generator=torch.Generator().manual_seed(1))
     keys, device = (f"optimizer.name={name}", "optimizer.moments=bf16", "parallel.dp=1", "batch.micro=16"), torch.device("cpu")
-    mesh = build_mesh(resolved(world, *keys), world)
+    plan = plan_of(resolved(world, *keys))
+    mesh = build_mesh(plan, world)
     first, second = (Actor(resolved(world, *keys, f"memory.offload={mode}"), mesh, device) for mode in ("none", "optimizer"))
     losses = [first.run_step(step, first.cut(rows[step]), 1e-2).loss for step in range(4)]
     first = Actor(resolved(world, *keys), mesh, device)
@@ -75,6 +77,7 @@ def test_a_gpu_computes_what_it_did_but_for_the_update(world):
     from test_train_zero import resolved
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
     if world.size != 1 or not torch.cuda.is_available():
@@ -82,8 +85,9 @@ def test_a_gpu_computes_what_it_did_but_for_the_update(world):
     rows, losses = torch.randint(0, 256, (3, 16, 17), generator=torch.Generator().manual_seed(1)), []
     for mode in ("none", "optimizer", "all"):
         config = resolved(world, "parallel.dp=1", "batch.micro=4", "precision.compute=bf16", f"memory.offload={mode}")
-        mesh = build_mesh(config, world)
-        actor = Actor(config, mesh, torch.device("cuda", 0))
+        plan = plan_of(config)
+        mesh = build_mesh(plan, world)
+        actor = Actor(plan, mesh, torch.device("cuda", 0))
         losses.append([actor.run_step(step, actor.cut(rows[step].cuda()), 1e-2).loss for step in range(3)])
         hosted = [p.weight.is_pinned() and not p.weight.is_cuda and p.grad.is_cuda for p in actor.gradients.pieces]
         assert all(hosted) if mode != "none" else not any(hosted)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.layout.parameters import Shard, Spec, shard_of
+from mpitrain.layout.parameters import COLUMNS, ROWS, Shard, Spec
 from mpitrain.optim.stochastic_rounding import draw, places, round_into
 
 N = 2**20
@@ -70,12 +70,8 @@ def test_draws_are_those_of_the_place():
 @given(st.integers(1, 12), st.integers(1, 12), st.sampled_from([1, 2, 3]), st.data())
 def test_places_are_those_of_the_whole_parameter(rows, columns, tp, data):
     """Of norms, of matrices that are divided by rows and by columns, and of repeated heads."""
-    name, shape = data.draw(
-        st.sampled_from(
-            [("ffn.norm.weight", (columns,)), ("ffn.up.weight", (rows * tp, columns)), ("ffn.down.weight", (rows, columns * tp))]
-        )
-    )
-    spec = shard_of(Spec(name, shape, 0.02), Shard(data.draw(st.integers(0, tp - 1)), tp), 2)
+    shape, divided = data.draw(st.sampled_from([((columns,), None), ((rows * tp, columns), ROWS), ((rows, columns * tp), COLUMNS)]))
+    spec = Spec("a", shape, 0.02, divided=divided).on(Shard(data.draw(st.integers(0, tp - 1)), tp))
     begin = data.draw(st.integers(0, spec.numel - 1))
     end = data.draw(st.integers(begin + 1, spec.numel))
     box = tuple(slice(at, at + length) for at, length in zip(spec.offset, spec.shape))
@@ -84,10 +80,10 @@ def test_places_are_those_of_the_whole_parameter(rows, columns, tp, data):
 
 
 def test_places_of_huge_parameters_wrap():
-    for dim, name in enumerate(("ffn.up.weight", "ffn.down.weight")):
+    for dim in (ROWS, COLUMNS):
         shape = [2**17, 2**17]
         shape[dim] *= 2
-        spec = shard_of(Spec(name, tuple(shape), 0.02), Shard(1, 2), 2)
+        spec = Spec("a", tuple(shape), 0.02, divided=dim).on(Shard(1, 2))
         begin = 2**33 + 2**17 - 2
         expected = [(spec.offset[0] + i // spec.shape[1]) * shape[1] + spec.offset[1] + i % spec.shape[1] for i in range(begin, begin + 5)]
         assert places(spec, begin, begin + 5, CPU).tolist() == [(x + 2**31) % 2**32 - 2**31 for x in expected]

@@ -26,20 +26,23 @@ def alone(world):
     """An axis of one rank."""
     if world.size > 1:
         pytest.skip("runs on 1 rank")
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
-    mesh = build_mesh(resolved(), world)
+    plan = plan_of(resolved())
+    mesh = build_mesh(plan, world)
     yield mesh["matrix"]
     mesh.free()
 
 
 def gradients(config, num_steps):
     """Return the initial weights and `num_steps` gradients, random and flat, by the parameter's name."""
-    from mpitrain.layout.parameters import parameters_of
+    from mpitrain.model.families.catalog import plan_of
 
     dice = torch.Generator().manual_seed(1)
-    every = [[torch.randn(spec.numel, generator=dice, dtype=torch.float64) for spec in parameters_of(config)] for _ in range(num_steps + 1)]
-    first, *others = [dict(zip([spec.name for spec in parameters_of(config)], flat)) for flat in every]
+    specs = plan_of(config).parameters()
+    every = [[torch.randn(spec.numel, generator=dice, dtype=torch.float64) for spec in specs] for _ in range(num_steps + 1)]
+    first, *others = [dict(zip([spec.name for spec in specs], flat)) for flat in every]
     return first, others
 
 
@@ -47,7 +50,7 @@ class Optimising:
     """Weights under an optimiser, as pieces that begin at multiples of 1024 elements: at `cuts`, counted in these."""
 
     def __init__(self, config, axis, dtype=torch.float64, cuts=()):
-        from mpitrain.layout.parameters import parameters_of
+        from mpitrain.model.families.catalog import plan_of
         from mpitrain.optim.optimizer import optimizer_of
         from mpitrain.parallel.zero.shards import Piece
 
@@ -55,7 +58,7 @@ class Optimising:
         self.weights = {name: w.to(dtype) for name, w in initial.items()}
         self.grads = {name: torch.empty_like(w) for name, w in self.weights.items()}
         self.pieces = []
-        for spec in parameters_of(config):
+        for spec in plan_of(config).parameters():
             bounds = [0, *(1024 * cut for cut in cuts if 1024 * cut < spec.numel), spec.numel]
             parts = [(self.weights[spec.name][a:b], self.grads[spec.name][a:b]) for a, b in pairwise(bounds)]
             self.pieces += [Piece(spec, a, b, *part) for (a, b), part in zip(pairwise(bounds), parts)]
@@ -88,9 +91,9 @@ class Optimising:
 
 def require_equal_to_a_loop(config, axis, update):
     """Compare three steps with `update(weights, grads, states, step, lr)` of whole matrices; return the names of the states."""
-    from mpitrain.layout.parameters import parameters_of
+    from mpitrain.model.families.catalog import plan_of
 
-    shapes = {spec.name: spec.shape for spec in parameters_of(config)}
+    shapes = {spec.name: spec.shape for spec in plan_of(config).parameters()}
     initial, every = gradients(config, 3)
     weights, states, found = {name: w.view(shapes[name]) for name, w in initial.items()}, {}, Optimising(config, axis)
     for step, grads in enumerate(every, 1):
@@ -126,9 +129,9 @@ def test_muon_equals_a_plain_loop(alone, momentum, nesterov, ns_steps):
 def test_a_step_of_muon_is_that_of_torch(alone):
     """But for torch's iterations, which are in bf16, with 8 bits."""
     found = Optimising(resolved("optimizer.name=muon"), alone, torch.float32)
-    from mpitrain.layout.parameters import parameters_of
+    from mpitrain.model.families.catalog import plan_of
 
-    shape = {spec.name: spec.shape for spec in parameters_of(resolved())}
+    shape = {spec.name: spec.shape for spec in plan_of(resolved()).parameters()}
     before = {name: w.view(shape[name]).clone() for name, w in found.weights.items() if ".ffn." in name and "norm" not in name}
     found.steps((1,))
     for name, w in before.items():
@@ -174,7 +177,7 @@ def test_a_restart_goes_on_with_the_same_bits(alone, name, moments):
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("num_shards", [1, 3, 8])
 def test_parts_make_whole_matrices_and_the_work_is_divided(alone, tp, num_shards):
-    from mpitrain.layout.parameters import parameters_of
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.optim.matrices import dealt, holdings
 
     config = resolved(f"parallel.tp={tp}", "model.layers=6", "optimizer.name=muon", ranks=tp)
@@ -182,7 +185,7 @@ def test_parts_make_whole_matrices_and_the_work_is_divided(alone, tp, num_shards
     for holding in held:
         for name, part in holding.items():
             found[name] = found.get(name, 0) + part.length * (part.spec.copy == 0)
-    specs = {spec.name: spec for spec in parameters_of(config) if "blocks" in spec.name and len(spec.shape) == 2}
+    specs = {spec.name: spec for spec in plan_of(config).parameters() if "blocks" in spec.name and len(spec.shape) == 2}
     assert found == {name: spec.numel for name, spec in specs.items()} and len(held) == tp * num_shards
     queues = dealt(held)
     assert sorted(name for queue in queues for name in queue) == sorted(specs)

@@ -75,10 +75,12 @@ def steps(world, config, compare):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
-    mesh = build_mesh(config, world)
-    actor = Actor(config, mesh, torch.device("cpu"))
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     for step in (1, 2, 3):
         rows = rows_of(step).chunk(config.parallel.dp)[mesh["dp"].rank]
         compare(actor, step, actor.run_step(step, actor.cut(rows), 1e-2))
@@ -142,17 +144,17 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world, layout, name, prec
 def test_muon_sends_an_element_at_most_once_to_where_it_is_needed_and_back(world, layout):
     """In order and to the byte as a rehearsal has it. Of key-value heads that are repeated one copy goes, and all get theirs back."""
     from mpitrain.actor.rehearsal import Rehearsal
-    from mpitrain.layout.parameters import Shard, specs_of
+    from mpitrain.layout.parameters import Shard
+    from mpitrain.model.families.catalog import plan_of
 
     config = resolved(world, "muon", layout)
-    declared, wrong = Rehearsal(config, world.rank).training().get("matrix", []), []
+    declared, wrong = Rehearsal(plan_of(config), world.rank).training().get("matrix", []), []
 
     def note(actor, step, result):
         axis, shards = actor.mesh["matrix"], [Shard(rank, config.parallel.tp) for rank in range(config.parallel.tp)]
         found, axis.account.log = axis.account.log or [], []
         sent = sum(axis.comm.allgather(sum(num_bytes for _, num_bytes in found)))
-        stages = [number % actor.table.depth for number in actor.stages]
-        specs = [spec for shard in shards for stage in stages for block in specs_of(config, stage, shard) for spec in block]
+        specs = [spec for shard in shards for stage in actor.stages.values() for block in stage.plan.specs(shard) for spec in block]
         every = 4 * sum(spec.numel * (1 + (spec.copy == 0)) for spec in specs if len(spec.shape) == 2 and "blocks" in spec.name)
         if step > 1:  # the log begins now
             wrong.extend([f"{found}, declared {declared}"] if axis.size > 1 and found != declared else [])

@@ -42,7 +42,9 @@ def segments(axis, length):
     """Return (segment, its parameters, flags, shape of the input here, of the output) of all that goes by chunks."""
     import torch
 
-    from mpitrain.model.segments import FeedForward, Output, Projection, Rotary
+    from mpitrain.model.attention import Output, Projection
+    from mpitrain.model.feed_forward import FeedForward
+    from mpitrain.model.rotary import Rotary
 
     whole = length * axis.size
     gate, up, q = (parameter(axis, FFN, WIDTH) for _ in range(3))
@@ -72,12 +74,12 @@ def plain(flags, segment, axis):
 
 def both_ways(block, parameters, x, grads):
     """Run a block from position 3 on; return its outputs, the gradient of its input and those of its weights."""
-    from mpitrain.actor.stage import Microbatch
+    from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import backward, forward, run
 
     for p in parameters:
         p.grad.zero_()
-    y, saved = run(forward(block, x, Microbatch(start=3)))
+    y, saved = run(forward(block, x, Context(start=3)))
     grad = run(backward(block, saved, grads if isinstance(y, tuple) else grads[0]))
     return [*(y if isinstance(y, tuple) else (y,)), grad, *(p.grad.clone() for p in parameters)]
 
@@ -97,8 +99,8 @@ def test_chunks_equal_gather_segment_scatter(axis, flags, length):
 @pytest.mark.parametrize("flags", FLAGS)
 def test_an_item_is_adjoint_to_its_backward(axis, flags, length):
     """<A x, z> = <x, A* z> for a product with a matrix of each rank's own; nothing is replicated, so all ranks' numbers count."""
-    from mpitrain.actor.stage import Microbatch
-    from mpitrain.model.segments import Segment
+    from mpitrain.model.segment import Segment
+    from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import backward, forward, run
 
     matrix = random(axis, WIDTH, FFN)
@@ -110,7 +112,7 @@ def test_an_item_is_adjoint_to_its_backward(axis, flags, length):
     gather, scatter = FLAGS[flags]
     block = chunked(flags, Linear(), axis)
     x = random(axis, BATCH, length if gather else length * axis.size, WIDTH)
-    y, saved = run(forward(block, x, Microbatch()))
+    y, saved = run(forward(block, x, Context()))
     z = random(axis, BATCH, length if scatter else length * axis.size, FFN)
     back = run(backward(block, saved, z))
     left, right = (axis.comm.allreduce((a * b).sum().item()) for a, b in ((y, z), (x, back)))
@@ -119,7 +121,7 @@ def test_an_item_is_adjoint_to_its_backward(axis, flags, length):
 
 @pytest.mark.parametrize("flags", FLAGS)
 def test_what_is_declared_is_what_is_started(axis, flags):
-    from mpitrain.actor.stage import Microbatch
+    from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import backward, forward, run
 
     segment, _, shape, shapes = segments(axis, 5)[flags]
@@ -127,7 +129,7 @@ def test_what_is_declared_is_what_is_started(axis, flags):
     item = chunked(flags, segment, axis)
     declared, behind = item[0].sends((BATCH, 5 if FLAGS[flags][0] else 5 * axis.size, WIDTH), 8)
     axis.account.log = forward_log = []
-    y, saved = run(forward(item, x, Microbatch()))
+    y, saved = run(forward(item, x, Context()))
     axis.account.log = backward_log = []
     run(backward(item, saved, grads if isinstance(y, tuple) else grads[0]))
     axis.account.log = None
@@ -139,14 +141,14 @@ def test_what_is_declared_is_what_is_started(axis, flags):
 def test_without_gradients_nothing_is_kept(axis):
     import torch
 
-    from mpitrain.actor.stage import Microbatch
+    from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import forward, run
 
     wrong = []
     for flags in FLAGS:
         segment, _, shape, _ = segments(axis, 2)[flags]
         with torch.no_grad():
-            y, saved = run(forward(chunked(flags, segment, axis), random(axis, *shape), Microbatch()))
+            y, saved = run(forward(chunked(flags, segment, axis), random(axis, *shape), Context()))
         wrong += [flags] if saved != [None] or any(part.requires_grad for part in (y if isinstance(y, tuple) else (y,))) else []
     agree(axis.comm, not wrong, f"{wrong}")
 
@@ -154,7 +156,7 @@ def test_without_gradients_nothing_is_kept(axis):
 def test_a_backward_for_inputs_leaves_the_weights_for_later(axis):
     import torch
 
-    from mpitrain.actor.stage import Microbatch
+    from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import backward, forward, run
 
     segment, parameters, shape, shapes = segments(axis, 5)["both"]
@@ -163,26 +165,25 @@ def test_a_backward_for_inputs_leaves_the_weights_for_later(axis):
     block, later = chunked("both", segment, axis), []
     for p in parameters:
         p.grad.zero_()
-    y, saved = run(forward(block, x, Microbatch(start=3)))
+    y, saved = run(forward(block, x, Context(start=3)))
     grad = run(backward(block, saved, grads[0], later.append))
     untouched = not any(p.grad.any() for p in parameters)
     for products in later:
-        products()
+        products.add()
     found = [y, grad, *(p.grad for p in parameters)]
     agree(axis.comm, untouched and all(torch.equal(a, b) for a, b in zip(found, expected)), f"untouched: {untouched}")
 
 
 def test_weight_gradients_come_before_each_wait(axis, monkeypatch):
     """Those of the own half while the other chunks arrive, all of them while the results travel."""
-    from mpitrain.actor.stage import Microbatch
-    from mpitrain.model.segments import Tape
-    from mpitrain.parallel.walk import backward, forward, run
+    from mpitrain.parallel.microbatch import Context
+    from mpitrain.parallel.walk import WeightGradients, backward, forward, run
 
-    added, at_waits, add, wait = [], [], Tape.add_products, axis.progress.wait
+    added, at_waits, add, wait = [], [], WeightGradients.add, axis.progress.wait
     segment, _, shape, shapes = segments(axis, 4)["both"]
     block = chunked("both", segment, axis)
-    _, saved = run(forward(block, random(axis, *shape), Microbatch()))
-    monkeypatch.setattr(Tape, "add_products", lambda tape: added.append(tape) or add(tape))
+    _, saved = run(forward(block, random(axis, *shape), Context()))
+    monkeypatch.setattr(WeightGradients, "add", lambda gradients: added.append(gradients) or add(gradients))
     monkeypatch.setattr(axis.progress, "wait", lambda pending: at_waits.append(len(added)) or wait(pending))
     run(backward(block, saved, random(axis, *shapes[0])))
     num_others = axis.size - 1
@@ -191,8 +192,8 @@ def test_weight_gradients_come_before_each_wait(axis, monkeypatch):
 
 def events(axis, monkeypatch, flags):
     """Return what a forward does, in order: sends, and computes so many positions."""
-    from mpitrain.actor.stage import Microbatch
     from mpitrain.parallel import tensor_overlap as asynchronous
+    from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import forward, run
 
     seen, shift = [], asynchronous.shift
@@ -201,7 +202,7 @@ def events(axis, monkeypatch, flags):
     segment.compute = lambda x, context, tape: seen.append(("compute", context.start // 4, x.shape[-2])) or compute(x, context, tape)
     with monkeypatch.context() as patch:
         patch.setattr(asynchronous, "shift", lambda x, axis, distance: seen.append(("send", distance)) or shift(x, axis, distance))
-        run(forward(chunked(flags, segment, axis), random(axis, *shape), Microbatch()))
+        run(forward(chunked(flags, segment, axis), random(axis, *shape), Context()))
     return seen
 
 

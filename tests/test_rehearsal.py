@@ -119,12 +119,14 @@ def test_what_is_started_is_what_was_declared(world, layout):
 
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
     config, transport = resolved(layout, world)
-    rehearsal = Rehearsal(config, world.rank)
-    mesh = build_mesh(config, world)
-    actor = Actor(config, mesh, torch.device("cpu"))
+    rehearsal = Rehearsal(plan_of(config), world.rank)
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     wrong, generator = [], torch.Generator().manual_seed(mesh["dp"].rank)
     rows = torch.randint(0, 256, (config.batch.global_ // config.parallel.dp, config.data.sequence + 1), generator=generator)
     for what, run, declared in (

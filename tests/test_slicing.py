@@ -8,14 +8,18 @@ from hypothesis import strategies as st
 
 from mpitrain import config as settings
 from mpitrain.layout.balance import balanced_split
-from mpitrain.layout.buckets import parts_of, reduction_of
-from mpitrain.layout.parameters import EMBEDDING, slices, specs_of
 from mpitrain.layout.resolve import resolve
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.model.layers.embedding_and_head import EMBEDDING
 from mpitrain.schedules.placement import placement
 
 
-def resolved(*overrides, ranks):
-    return resolve(settings.load(None, overrides), ranks, 256)
+def stages(*overrides, ranks):
+    return plan_of(resolve(settings.load(None, overrides), ranks, 256)).stages
+
+
+def num_layers(stage):
+    return sum(len(stage.blocks[number]) for number in stage.inner)
 
 
 PLACEMENTS = st.sampled_from([("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zbv", 2)])
@@ -57,36 +61,35 @@ def test_a_head_takes_layers_from_the_last_stage():
 
 
 def test_half_blocks_balance_the_reference_model():
-    config = resolved("model.preset=reference", "parallel.pp=2", "data.sequence=256", ranks=2)
-    assert [len(layers) / 2 for layers in slices(config)] == [4.5, 3.5]
-    last = specs_of(config, 1)
+    first, second = stages("model.preset=reference", "parallel.pp=2", "data.sequence=256", ranks=2)
+    assert (num_layers(first), num_layers(second)) == (9, 7)
+    last = second.specs()
     assert [len(block) for block in last] == [4, 9, 9, 9, 2] and all(".ffn." in spec.name for spec in last[0])
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])
 @pytest.mark.parametrize("pp", [1, 2, 3, 6])
 def test_stages_hold_every_parameter_once_but_the_tied_embedding(pp, tied):
-    config = resolved(f"parallel.pp={pp}", f"model.tied={tied}", ranks=pp)
-    whole = resolved(f"model.tied={tied}", ranks=1)
-    found = [spec.name for stage in range(pp) for block in specs_of(config, stage) for spec in block]
-    expected = [spec.name for block in specs_of(whole, 0) for spec in block]
+    divided = stages(f"parallel.pp={pp}", f"model.tied={tied}", ranks=pp)
+    (whole,) = stages(f"model.tied={tied}", ranks=1)
+    found = [spec.name for stage in divided for block in stage.specs() for spec in block]
+    expected = [spec.name for block in whole.specs() for spec in block]
     assert found == expected
     assert found.count(EMBEDDING) == (2 if tied == "true" else 1)
-    assert [i for stage in slices(config) for i in stage] == list(range(12))
+    assert sum(map(num_layers, divided)) == 12
 
 
 @pytest.mark.parametrize("bucket_mb", ["0.0001", "0.5", "1000.0"])
 def test_parts_walk_all_blocks_from_the_last_to_the_first(bucket_mb):
-    config = resolved("parallel.pp=2", f"comm.bucket_mb={bucket_mb}", ranks=2)
-    for stage in (0, 1):
-        parts = parts_of(config, stage)
-        assert [block for part in parts for block in reversed(part)] == list(reversed(range(len(specs_of(config, stage)))))
-        assert len(parts) == {"0.0001": len(specs_of(config, stage)), "1000.0": 1}.get(bucket_mb, len(parts))
-        assert max(reduction_of(config, stage).ready) == len(parts) - 1
+    for stage in stages("parallel.pp=2", f"comm.bucket_mb={bucket_mb}", ranks=2):
+        num_blocks = len(stage.blocks)
+        assert [block for part in stage.parts for block in reversed(part)] == list(reversed(range(num_blocks)))
+        assert len(stage.parts) == {"0.0001": num_blocks, "1000.0": 1}.get(bucket_mb, len(stage.parts))
+        assert max(stage.reduction.ready) == len(stage.parts) - 1
 
 
 def test_the_tied_embedding_is_complete_when_its_last_use_is():
-    one = reduction_of(resolved("comm.bucket_mb=0.001", ranks=1), 0)
-    assert one.ready[-1] == one.num_parts - 1
-    last = reduction_of(resolved("comm.bucket_mb=0.001", "parallel.pp=2", ranks=2), 1)
-    assert last.ready[-1] == 0
+    (one,) = stages("comm.bucket_mb=0.001", ranks=1)
+    assert one.reduction.ready[-1] == one.reduction.num_parts - 1
+    _, last = stages("comm.bucket_mb=0.001", "parallel.pp=2", ranks=2)
+    assert last.reduction.ready[-1] == 0

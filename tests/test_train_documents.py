@@ -28,13 +28,15 @@ def actor_of(world, *settings):
     from mpitrain import config
     from mpitrain.actor.actor import Actor
     from mpitrain.layout.resolve import resolve
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
     if world.size not in LAYOUTS:
         pytest.skip("1, 2, 4 and 8 ranks tell")
     resolved = resolve(config.load(None, (*SETTINGS, *LAYOUTS[world.size], *settings)), world.size, 256)
-    mesh = build_mesh(resolved, world)
-    actor = Actor(resolved, mesh, torch.device("cpu"))
+    plan = plan_of(resolved)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     yield actor, lambda rows, ends: actor.cut(rows.chunk(resolved.parallel.dp)[mesh["dp"].rank], ends)
     mesh.free()
 

@@ -119,13 +119,15 @@ def losses_of(world, compute):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
     settings = ("model.layers=2", "model.width=64", "data.sequence=64", "batch.micro=8")
     config = resolved(world, "parallel.dp=1", "parallel.pp=2", f"precision.compute={compute}", *settings)
     text = torch.frombuffer(bytearray(Path(shutil.__file__).read_bytes()), dtype=torch.uint8).long()
-    mesh = build_mesh(config, world)
-    actor, losses = Actor(config, mesh, torch.device("cpu")), []
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor, losses = Actor(plan, mesh, torch.device("cpu")), []
     for step in range(50):
         starts = torch.randint(0, len(text) - 65, (16,), generator=torch.Generator().manual_seed(step))
         rows = torch.stack([text[start : start + 65] for start in starts])
@@ -141,13 +143,15 @@ def test_an_infinity_before_the_cast_skips_the_step_on_all_ranks(world, monkeypa
 
     from mpitrain.actor.actor import Actor
     from mpitrain.model import fp8
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
     if world.size not in (1, 2):
         pytest.skip("1 and 2 ranks tell")
     config = resolved(world, f"parallel.dp={world.size}", FP8, "parallel.zero=1")
-    mesh = build_mesh(config, world)
-    actor = Actor(config, mesh, torch.device("cpu"))
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     rows = torch.randint(0, 256, (16, 17), generator=torch.Generator().manual_seed(1)).chunk(world.size)[mesh["dp"].rank]
     before = [piece.weight.clone() for piece in actor.gradients.pieces]
     quantise, planted = fp8.quantise, []

@@ -32,16 +32,18 @@ def one_step(world, *settings):
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.memory_meter import Watch
     from mpitrain.actor.memory_report import measure, predict
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, *settings)
-    mesh = build_mesh(config, world)
-    actor = Actor(config, mesh, torch.device("cpu"))
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     shape = config.batch.global_, config.data.sequence + 1
     rows = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)).chunk(config.parallel.dp)[mesh["dp"].rank]
-    watch = Watch(actor.stages.values())
+    watch = Watch(actor.stages.values(), actor.site.constants())
     actor.run_step(1, actor.cut(rows, 7 if config.data.documents == "separate" else None), 1e-3, watch=watch)
-    predicted, measured = [predict(config, shard)[actor.pp.rank] for shard in (actor.sharding.rank, None)], measure(actor, watch)
+    predicted, measured = [predict(plan, shard)[actor.pp.rank] for shard in (actor.sharding.rank, None)], measure(actor, watch)
     mesh.free()
     return *predicted, measured
 

@@ -124,10 +124,10 @@ def rows_of_documents(step, sequence):
 def initial_weights(config):
     import torch
 
-    from mpitrain.layout.parameters import parameters_of
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.parallel.zero.initial import normal
 
-    specs = {spec.name: spec for spec in parameters_of(config)}
+    specs = {spec.name: spec for spec in plan_of(config).parameters()}
     make = {name: normal(1, name, 0, s.numel, s.std).view(s.shape) if s.std else None for name, s in specs.items()}
     return {name: torch.ones(specs[name].shape, dtype=torch.float64) if w is None else w for name, w in make.items()}
 
@@ -194,6 +194,7 @@ def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra, budget=FP64)
     from mpitrain import config as settings
     from mpitrain.actor.actor import Actor
     from mpitrain.layout.resolve import resolve
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
     layout = (f"parallel.dp={dp}", f"parallel.pp={pp}", f"model.tied={tied}", f"pipeline.schedule={schedule}")
@@ -203,8 +204,9 @@ def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra, budget=FP64)
         pytest.skip(f"runs on {needed} ranks")
     config = resolve(parsed, world.size, 256)
     assert config.model.tied == (tied == "true")
-    mesh = build_mesh(config, world)
-    actor = Actor(config, mesh, torch.device("cpu"))
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     weights, moments, wrong = initial_weights(config), {}, []
     ends = END if config.data.documents == "separate" else None
 

@@ -36,12 +36,14 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.optim.loss_scale import START
     from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, f"parallel.dp={world.size}", "precision.compute=fp16", "parallel.zero=1")
-    mesh = build_mesh(config, world)
-    actor = Actor(config, mesh, torch.device("cpu"))
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     rows = torch.randint(0, 256, (16, 17), generator=torch.Generator().manual_seed(1)).chunk(world.size)[mesh["dp"].rank]
     before = [piece.weight.clone() for piece in actor.gradients.pieces]
     reduce = actor.gradients.start

@@ -92,10 +92,12 @@ def train(world, config):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
-    mesh = build_mesh(config, world)
-    actor = Actor(config, mesh, torch.device("cpu"))
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     separator = 7 if config.data.documents == "separate" else None
     lines = []
     for step in (1, 2):
@@ -122,16 +124,20 @@ def test_the_run_is_the_same_for_every_mode(world, layout):
         agree(world, found[1].keys() == weights.keys() and not different, f"{name_of(mode)}: {different[:3]}")
 
 
-def held(config, mesh):
+def held(plan, mesh):
     """Return the bytes that one microbatch leaves in memory."""
     import torch
 
     from mpitrain.actor.memory_meter import Watch
-    from mpitrain.actor.stage import Microbatch, Stage
+    from mpitrain.actor.stage import assemble
+    from mpitrain.model.site import Site
+    from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
 
-    stage = Stage(config, 0, torch.device("cpu"), tp=mesh["tp"], cp=mesh["cp"])
-    tokens, watch = torch.zeros(config.batch.micro, len(stage.positions), dtype=torch.int64), Watch([stage])
+    site = Site(plan, torch.device("cpu"), mesh["tp"], mesh["cp"])
+    stage = assemble(plan.stages[0], site)
+    tokens = torch.zeros(plan.config.batch.micro, len(plan.positions(mesh["cp"].rank)), dtype=torch.int64)
+    watch = Watch([stage], site.constants())
     with watch.watching():
         run(stage.forward(0, None, Microbatch(tokens, tokens)), mesh.progress.poll)
     watch.look()
@@ -145,6 +151,7 @@ SPREAD = ["", "parallel.tp=2", "parallel.tp=2 parallel.sequence=false", "paralle
 @pytest.mark.parametrize("layout", SPREAD)
 def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, compute):
     from mpitrain.layout.activations import Activations
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
     large = ("model.width=64", "model.heads=4", "model.kv_heads=2", "data.sequence=64", "batch.micro=2", f"precision.compute={compute}")
@@ -152,10 +159,11 @@ def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, comput
     found, wrong = [], []
     for mode in modes:
         config = resolved(world, *large, *layout.split(), *f"memory.recompute={mode}".split())
-        mesh = build_mesh(config, world)
-        found.append(held(config, mesh))
+        plan = plan_of(config)
+        mesh = build_mesh(plan, world)
+        found.append(held(plan, mesh))
         mesh.free()
-        computed = Activations(config, 0).kept()
+        computed = Activations(plan.stages[0], plan.sizes).kept()
         if abs(computed - found[-1]) > 0.05 * found[-1]:
             wrong.append(f"{mode}: {found[-1]} bytes, {computed} computed")
     agree(world, not wrong, f"{wrong}")

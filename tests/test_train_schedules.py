@@ -43,11 +43,13 @@ def train(world, config, prepare=lambda actor: None, num_steps=2):
     import torch
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.actor.stage import Microbatch
+    from mpitrain.model.families.catalog import plan_of
+    from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.training.trainer import build_mesh
 
-    mesh = build_mesh(config, world)
-    actor = Actor(config, mesh, torch.device("cpu"))
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     prepare(actor)
     results, length = [], config.data.sequence // actor.table.segments
     for step in range(1, num_steps + 1):

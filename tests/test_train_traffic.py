@@ -58,10 +58,12 @@ def sent(world, config):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
-    mesh = build_mesh(config, world)
-    actor = Actor(config, mesh, torch.device("cpu"))
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     generator = torch.Generator().manual_seed(mesh["dp"].rank)
     rows = torch.randint(0, VOCAB, (BATCH // config.parallel.dp, SEQUENCE + 1), generator=generator)
     before = {}

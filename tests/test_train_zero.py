@@ -68,10 +68,12 @@ def train(world, config, look=lambda actor: None):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
-    mesh = build_mesh(config, world)
-    actor = Actor(config, mesh, torch.device("cpu"))
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     lines = []
     for step in (1, 2, 3):
         rows = torch.from_numpy(np.random.default_rng(step).integers(0, 256, (config.batch.global_, 17)))
@@ -190,14 +192,16 @@ def test_resident_memory_stays_flat_over_200_steps(world, layout):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
     if world.size != 2:
         pytest.skip("2 ranks tell")
     settings = (s.format(all=world.size, half=world.size // 2) for s in layout)
     config = resolved(world, *settings, "model.layers=2", "batch.global=4", "data.sequence=64")
-    mesh = build_mesh(config, world)
-    actor = Actor(config, mesh, torch.device("cpu"))
+    plan = plan_of(config)
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
     rows = torch.randint(0, 256, (4, 65), generator=torch.Generator().manual_seed(1)).chunk(config.parallel.dp)[mesh["dp"].rank]
     sizes = []
     for step in range(1, 201):

@@ -48,7 +48,7 @@ def _partial_sums_forgotten(patch):
 def _rope_starts_at_zero_on_every_rank(patch):
     import torch
 
-    from mpitrain.model.segments import Rotary
+    from mpitrain.model.rotary import Rotary
 
     init = Rotary.__init__
     patch.setattr(Rotary, "__init__", lambda self, width, positions, *rest: init(self, width, torch.arange(len(positions)), *rest))
@@ -56,7 +56,7 @@ def _rope_starts_at_zero_on_every_rank(patch):
 
 def _labels_shifted_after_the_cut(patch):
     from mpitrain.actor.actor import Actor
-    from mpitrain.actor.stage import Microbatch
+    from mpitrain.parallel.microbatch import Microbatch
 
     def cut(self, tokens):
         rows = tokens[:, self.positions]
@@ -84,7 +84,7 @@ def _input_gradients_not_summed(patch):
 
 
 def _vocabulary_off_by_one(patch):
-    from mpitrain.model import vocabulary
+    from mpitrain.model import embedding_and_head as vocabulary
 
     local = vocabulary._local
     patch.setattr(vocabulary, "_local", lambda numbers, weight: local(numbers + 1, weight))
@@ -116,17 +116,17 @@ def _weight_gradients_of_a_block_dropped(patch):
 
     def lossy(self, index, grad, part):
         grad = yield from real(self, index, grad, part)
-        self.products[index][-1].clear()
+        self.put_off[index][-1].clear()
         return grad
 
     patch.setattr(Stage, "input_backward", lossy)
 
 
 def _positions_in_another_order(patch):
-    from mpitrain.actor.stage import Stage
+    from mpitrain.layout.plan import Plan
 
-    real = Stage.positions
-    patch.setattr(Stage, "positions", property(lambda self: real.fget(self) if self.core is None else real.fget(self).flip(0)))
+    real = Plan.positions
+    patch.setattr(Plan, "positions", lambda self, rank: real(self, rank) if self.placement is None else real(self, rank)[::-1].copy())
 
 
 def _documents_forgotten_where_the_sequence_is_spread(patch):
@@ -137,7 +137,7 @@ def _documents_forgotten_where_the_sequence_is_spread(patch):
 
 
 def _targets_without_loss_not_left_out_of_a_divided_head(patch):
-    from mpitrain.model import vocabulary
+    from mpitrain.model import embedding_and_head as vocabulary
 
     patch.setattr(vocabulary, "IGNORED", -2)
 

@@ -11,9 +11,10 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 
 import torch
@@ -21,19 +22,22 @@ import torch
 from mpitrain.actor.lending import reserve
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.reductions import Gradients
-from mpitrain.actor.stage import Microbatch, Stage
-from mpitrain.actor.step_totals import Totals, exchange, together
+from mpitrain.actor.stage import Stage, assemble
+from mpitrain.actor.step_totals import Measure, Totals, exchange, together
 from mpitrain.actor.trace import Recorder
 from mpitrain.cluster.board import BUSY, Place
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
-from mpitrain.config import Config
-from mpitrain.data.documents import num_counted, separate
-from mpitrain.layout import program
+from mpitrain.data.documents import separate
+from mpitrain.layout.plan import Plan
+from mpitrain.layout.stages import StagePlan
+from mpitrain.model.blocks import Blocks, blocks_of
+from mpitrain.model.site import Site
 from mpitrain.optim.loss_scale import LossScale
-from mpitrain.optim.norm import exact_sum, norm, squares
+from mpitrain.optim.norm import exact_sum, norm
 from mpitrain.optim.optimizer import optimizer_of
+from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.precision import wire_type
 from mpitrain.parallel.walk import Walk, run, run_together
 from mpitrain.parallel.zero.shards import Sharding, Weights
@@ -49,6 +53,7 @@ class StepResult:
     """What a step measured; the same on every rank.
 
     num_tokens: those whose prediction counts for the loss.  peak_in_flight: the most stashes that each pipeline rank held at once.
+    told: by name, what layers made besides their outputs, summed over layers and microbatches.
     """
 
     loss: float = 0.0
@@ -57,6 +62,7 @@ class StepResult:
     skipped: bool = False
     stop: bool = False
     peak_in_flight: list[int] = field(default_factory=list)
+    told: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -73,43 +79,45 @@ class _Work:
     receiving: dict[Action, Pending] = field(default_factory=dict)
     to_receive: deque[Action] = field(default_factory=deque)
     sending: list[Pending] = field(default_factory=list)
+    losses: dict[Key, torch.Tensor] = field(default_factory=dict)
+    told: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # by name: what layers made besides their outputs
     result: StepResult = field(default_factory=StepResult)
 
 
 class Actor:
     """This rank.
 
-    recorder: notes when instructions ran.  stage_type: what computes, if it isn't to be the model itself.  place: is told where in the
-    program the rank is.
+    recorder: notes when instructions ran.  place: is told where in the program the rank is.  build: makes what computes of a stage's
+    layers.  measure: reads the numbers of a step.
     """
 
     def __init__(
         self,
-        config: Config,
+        plan: Plan,
         mesh: Mesh,
         device: torch.device,
         recorder: Recorder | None = None,
-        stage_type: type[Stage] = Stage,
         place: Place | None = None,
+        build: Callable[[StagePlan, Sequence, Site], Blocks] = blocks_of,
+        measure: Measure | None = None,
     ):
-        self.config, self.mesh, self.progress, self.stage_type = config, mesh, mesh.progress, stage_type
-        self.recorder, self.place = recorder or UNRECORDED, place or Place()
+        config = plan.config
+        self.plan, self.config, self.mesh, self.progress = plan, config, mesh, mesh.progress
+        self.recorder, self.place, self.measure = recorder or UNRECORDED, place or Place(), measure or Measure()
         self.pp, self.tp, self.cp, self.data, self.model = (mesh[name] for name in ("pp", "tp", "cp", "data", "model"))
-        programs = program.training(config)
-        self.table = programs.table
-        self.training, self.report = programs.ranks[self.pp.rank], programs.report
-        self.evaluation = program.evaluation(config, self.table).ranks[self.pp.rank]
+        self.table, self.training, self.evaluation = plan.table, *(each.ranks[self.pp.rank] for each in (plan.training, plan.evaluation))
         tree, each = config.numerics.reproducible == "layout", config.parallel.reduce == "microbatch"
         wire = wire_type(config.precision)
         offload = config.memory.offload in ("optimizer", "all")
         self.sharding = Sharding(config.parallel.zero, mesh["shard"], mesh["replicate"], each=each, tree=tree, wire=wire, offload=offload)
         self.loss_scale = LossScale(config.precision)
-        self.stages = self._build(device)
+        self.site = Site(plan, device, self.tp, self.cp)
+        self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
         reserve(self.sharding, states, self.table, self.training, self.evaluation)
         self.gradients = Gradients(states, self.table, self.training, mesh, self.sharding)
-        numbers = [number % self.table.depth for number in self.stages]
-        self.optimizer = optimizer_of(config, numbers, self.gradients.pieces, mesh["matrix"], self._owned[0].master, device)
+        own = [stage.plan for stage in self.stages.values()]
+        self.optimizer = optimizer_of(config, own, self.gradients.pieces, mesh["matrix"], self._owned[0].master, device)
         self.links = Links(mesh["links"], self.table.num_stages, self.table.num_microbatches, synchronous=config.comm.synchronous)
         self._handlers = {
             "F": self._forward,
@@ -128,25 +136,20 @@ class Actor:
             "SPREAD": self._spread,
         }
 
-    def _build(self, device: torch.device) -> dict[int, Stage]:
+    def _build(self, build: Callable[[StagePlan, Sequence, Site], Blocks]) -> dict[int, Stage]:
         """Build the stages of this rank, by their number in the table. The stages of one rank share a tied embedding."""
         stages: dict[int, Stage] = {}
-        depth, segments = self.table.depth, self.table.segments
+        embedding = None
         for number in self.table.chunks[self.pp.rank]:
             self.place.enter("build", f"building stage {number}", BUSY)
-            shared = next((stage.state.embedding for stage in stages.values() if stage.state.embedding is not None), None)
-            stages[number] = self.stage_type(self.config, number % depth, device, self.sharding, shared, segments, self.tp, self.cp)
+            stages[number] = assemble(self.plan.stage(number), self.site, self.sharding, embedding, build)
+            embedding = embedding or stages[number].state.embedding
         return stages
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of activations and weights."""
-        return next(iter(self.stages.values())).dtype
 
     @property
     def positions(self) -> torch.Tensor:
         """The positions of a sequence that this rank has, [T]."""
-        return next(iter(self.stages.values())).positions
+        return torch.from_numpy(self.plan.positions(self.cp.rank))
 
     def cut(self, tokens: torch.Tensor, separator: int | None = None) -> list[Microbatch]:
         """Cut this data-parallel rank's rows of a step [batch, sequence + 1] into microbatches, and these into segments.
@@ -183,15 +186,13 @@ class Actor:
         Raises HangError, naming the message waited for.
         """
         for stage in self.stages.values():
-            stage.zero_grad()
+            stage.state.zero_grad()
         with nullcontext() if watch is None else watch.watching():
             return self._walk(self.training, _Work(microbatches, lr, stop), step, self.recorder, watch)
 
     def evaluate(self, step: int, microbatches: list[Microbatch]) -> tuple[float, float]:
         """Return (summed loss, tokens) of the microbatches of all ranks, without gradients. Collective over all ranks."""
         work = _Work(microbatches)
-        for stage in self.stages.values():
-            stage.losses = {}
         with torch.no_grad():
             self._walk(self.evaluation, work, step, UNRECORDED)
         total = together(self._totals(work, []))
@@ -229,6 +230,9 @@ class Actor:
         else:
             self._pass_on(action, made, work)
 
+    def _hear(self, name: str, value: torch.Tensor, work: _Work) -> None:
+        work.told.setdefault(name, []).append(value.detach())
+
     def _backward(self, action: Action, work: _Work) -> None:
         self._pass_on_or_keep(action, run(self._backward_walk(action, work), self.progress.poll), work)
         self.gradients.added(action)
@@ -259,7 +263,8 @@ class Actor:
 
     def _forward_walk(self, action: Action, work: _Work) -> Walk:
         _, m, stage, part = action
-        walk = self.stages[stage].forward(m, work.inputs.pop((stage, m), None), self._microbatch(stage, m, work), part)
+        hear = partial(self._hear, work=work)
+        walk = self.stages[stage].forward(m, work.inputs.pop((stage, m), None), self._microbatch(stage, m, work), part, hear)
         if torch.is_grad_enabled() and not part:
             held = 1 + sum(stage.num_stashes for stage in self.stages.values())
             work.peak_in_flight = max(work.peak_in_flight, held)
@@ -274,7 +279,7 @@ class Actor:
         """Return what came from the next stage or the part before; of a loss it is the scale, and None for a scale of 1."""
         grad = work.grads.pop((stage, index), None)
         if grad is None and self.loss_scale.dynamic:
-            return torch.full((), self.loss_scale.value, device=self.stages[stage].device)
+            return torch.full((), self.loss_scale.value, device=self.site.device)
         return grad
 
     def _microbatch(self, stage: int, index: int, work: _Work) -> Microbatch:
@@ -283,9 +288,12 @@ class Actor:
 
     def _pass_on(self, action: Action, made: torch.Tensor | None, work: _Work) -> None:
         """Keep an activation or gradient for the stage that needs it, on this rank, or for the send that follows."""
-        if made is None:  # the last forward, the last backward
+        if made is None:  # the last backward
             return
         kind, m, stage, _ = action
+        if kind == "F" and self.stages[stage].last:
+            work.losses[stage, m] = made.detach()
+            return
         to, kept, send = (stage + 1, work.inputs, "SEND_F") if kind == "F" else (stage - 1, work.grads, "SEND_B")
         if to in self.stages:
             kept[to, m] = made
@@ -310,7 +318,7 @@ class Actor:
             action = work.to_receive.popleft()
             kind, m, stage, _ = action
             source = stage - 1 if kind == "RECV_F" else stage + 1
-            buffer = self.stages[stage].activation()
+            buffer = torch.empty(self.plan.activation_shape(), dtype=self.site.dtype, device=self.site.device)
             work.receiving[action] = self.links.receive(kind[-1], stage, m, buffer, self.table.rank_of[source])
 
     # ------------------------------------------------------------ gradients and update
@@ -327,11 +335,12 @@ class Actor:
     def _norm(self, action: Action, work: _Work) -> None:
         self.gradients.wait()
         counted = self.gradients.counted if self.sharding.replicate.rank == 0 else []  # the ranks of replicate have the same
-        parts = self._totals(work, squares(piece.grad for piece in counted))
-        total, result = together(parts), work.result
+        parts = self._totals(work, self.measure.squares(piece.grad for piece in counted))
+        total, result = self.measure.total(parts), work.result
         result.num_tokens, count = int(total.count), total.count or math.nan  # no target, no mean: nothing to learn, the step is skipped
         result.loss, result.grad_norm = math.fsum(total.loss) / count, norm(total.squares) / (count * self.loss_scale.value)
         result.stop, result.peak_in_flight = total.stop, [part.peak for part in parts[:: self.tp.size]]
+        result.told = {name: math.fsum(numbers) for name, numbers in zip(self.plan.tells, total.told)}
         result.skipped = not math.isfinite(result.grad_norm)
 
     def _update(self, action: Action, work: _Work) -> None:
@@ -369,12 +378,9 @@ class Actor:
 
     def _totals(self, work: _Work, squares: list[float]) -> list[Totals]:
         """Return the totals of each part of the model, in the order of its ranks: of all microbatches, on all ranks."""
-        losses = list(self._losses()) if self.tp.rank == 0 else []  # the ranks of tp have the same
-        loss = exact_sum([loss.item() for _, _, loss in losses])
-        count = sum(num_counted(self._microbatch(number, m, work).targets) for number, m, _ in losses)
-        mine = Totals(loss, exact_sum(squares), count, work.stop, work.peak_in_flight)
+        losses, told = (work.losses, work.told) if self.tp.rank == 0 else ({}, {})  # the ranks of tp have the same
+        loss = exact_sum(self.measure.numbers(losses[key] for key in sorted(losses)))
+        count = self.measure.count(self._microbatch(*key, work).targets for key in losses)
+        told = tuple(exact_sum(self.measure.numbers(told.get(name, ()))) for name in self.plan.tells)
+        mine = Totals(loss, exact_sum(squares), told, count, work.stop, work.peak_in_flight)
         return exchange(together(exchange(mine, self.data)), self.model)
-
-    def _losses(self) -> Iterator[tuple[int, int, torch.Tensor]]:
-        for number, stage in self.stages.items():
-            yield from ((number, m, stage.losses[m]) for m in sorted(stage.losses))

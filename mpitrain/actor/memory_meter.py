@@ -4,18 +4,18 @@ Counted are the storages of what autograd has saved and of what stages keep, eac
 numbers, and other integers, only the part that is kept: they may be cut from the batch of the step.
 """
 
-import inspect
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from mpitrain.actor.stage import Microbatch, Stage
+from mpitrain.actor.stage import Stage
 from mpitrain.model.sequence_history import KeysValues
+from mpitrain.parallel.microbatch import Context
+from mpitrain.parallel.walk import WeightGradients
 
 
 class _Saved:
@@ -28,11 +28,14 @@ class _Saved:
 
 
 class Watch:
-    """The most bytes that the stages of a rank have held at once, as seen whenever `look` is called."""
+    """The most bytes that the stages of a rank have held at once, as seen whenever `look` is called.
 
-    def __init__(self, stages: Iterable[Stage]):
+    constants: what is there all the time, and isn't counted.
+    """
+
+    def __init__(self, stages: Iterable[Stage], constants: Iterable[torch.Tensor]):
         self._stages, self._saved, self.peak = list(stages), weakref.WeakSet(), 0
-        self._there = {_address(x) for stage in self._stages for x in (stage.rotary.cos, stage.rotary.sin)}
+        self._there = {_address(x) for x in constants}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -49,8 +52,8 @@ class Watch:
         """Count what is held now."""
         held = [saved.tensor for saved in self._saved]
         for stage in self._stages:
-            held += _tensors_in([stage.stashes, stage.products, stage.histories])
-            held += [x for shelf in stage.shelves.values() for x in shelf.stays.values()]
+            held += _tensors_in([stage.stashes, stage.put_off, stage.contexts.histories])
+            held += stage.shelves.tensors() if stage.shelves is not None else ()
         sizes = {_address(x): x.untyped_storage().nbytes() for x in held if x.is_floating_point()}
         numbers = {x.data_ptr(): x.nbytes for x in held if not x.is_floating_point()}
         self.peak = max(self.peak, sum(size for address, size in sizes.items() if address not in self._there) + sum(numbers.values()))
@@ -61,21 +64,18 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _tensors_in(kept: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in what a stage keeps: containers, and the functions that add weight gradients, with what they hold."""
-    if isinstance(kept, torch.Tensor):
-        yield kept
-    elif isinstance(kept, dict):
-        yield from _tensors_in(list(kept.values()))
-    elif isinstance(kept, (list, tuple)):
-        for each in kept:
-            yield from _tensors_in(each)
-    elif isinstance(kept, KeysValues):
-        yield from _tensors_in([kept.tensors, kept.grads])
-    elif isinstance(kept, Microbatch):
-        yield from _tensors_in([kept.visible])
-    elif isinstance(kept, partial):
-        yield from _tensors_in(kept.args)
-    elif inspect.ismethod(kept):
-        yield from _tensors_in(vars(kept.__self__))
-    elif inspect.isfunction(kept):
-        yield from _tensors_in([cell.cell_contents for cell in kept.__closure__ or ()])
+    """Yield the tensors in what a stage keeps."""
+    match kept:
+        case torch.Tensor():
+            yield kept
+        case dict():
+            yield from _tensors_in(list(kept.values()))
+        case list() | tuple():
+            for each in kept:
+                yield from _tensors_in(each)
+        case KeysValues():
+            yield from _tensors_in([kept.tensors, kept.grads])
+        case Context():
+            yield from _tensors_in([kept.visible])
+        case WeightGradients():
+            yield from kept.tensors()

@@ -17,10 +17,10 @@ from mpitrain.actor.actor import Actor
 from mpitrain.actor.lending import most_added_to, most_fetched
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.config import Config
-from mpitrain.layout import program
 from mpitrain.layout.activations import Activations
-from mpitrain.layout.buckets import Bucket, Layout, buckets_of, layout_of
-from mpitrain.layout.parameters import EMBEDDING, Shard, Spec, itemsizes_of
+from mpitrain.layout.buckets import Bucket, Layout, layout_of
+from mpitrain.layout.parameters import Spec, itemsizes_of
+from mpitrain.layout.plan import Plan
 from mpitrain.layout.text import aligned
 from mpitrain.optim.offload import Offloaded
 from mpitrain.parallel.zero.shards import Gradient, Sharding, Weights
@@ -51,7 +51,7 @@ def measure(actor: Actor, watch: Watch) -> Usage:
     weights, gradients = [b.weights for b in buckets if b.owned], [gradient for b in buckets for gradient in b.gradients]
     moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
     lent = sum(pool.num_bytes for pool in (actor.sharding.weights, actor.sharding.gradients))
-    host = sum(stage.host.num_bytes for stage in actor.stages.values() if stage.host is not None)
+    host = sum(stage.shelves.host.num_bytes for stage in actor.stages.values() if stage.shelves is not None)
     if isinstance(actor.optimizer, Offloaded):
         host += moments + actor.optimizer.num_bytes + sum(w.host_bytes for w in weights)
         return Usage(_kept(weights), _kept(gradients), 0, lent, watch.peak, host)
@@ -82,23 +82,20 @@ class _Stage(NamedTuple):
     buckets: list[_Planned]
 
 
-def predict(config: Config, shard: int | None = None) -> list[Usage]:
+def predict(plan: Plan, shard: int | None = None) -> list[Usage]:
     """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
 
     shard: its part of a state that is divided; None: the one that holds most, for not all hold as much padding.
     """
-    programs = program.training(config)
-    evaluation = program.evaluation(config, programs.table)
-    return [
-        _usage(config, programs.table, rank, shard, programs.ranks[rank], evaluation.ranks[rank]) for rank in range(config.parallel.pp)
-    ]
+    return [_usage(plan, rank, shard) for rank in range(plan.config.parallel.pp)]
 
 
-def _usage(config: Config, table: Table, rank: int, shard: int | None, training: Sequence[Action], evaluation: Sequence[Action]) -> Usage:
+def _usage(plan: Plan, rank: int, shard: int | None) -> Usage:
+    config, table, training, evaluation = plan.config, plan.table, plan.training.ranks[rank], plan.evaluation.ranks[rank]
     parallel, narrow, wide = config.parallel, *itemsizes_of(config)
     size = parallel.cp * (parallel.dp_shard or parallel.dp) if parallel.zero else 1
     sharding = Sharding(parallel.zero, tree=config.numerics.reproducible == "layout")
-    stages = _stages(config, table.chunks[rank], table.depth, size, narrow, wide)
+    stages = _stages(plan, table.chunks[rank], size, narrow, wide)
     buckets = [bucket for stage in stages.values() for bucket in stage.buckets]
     owned = [bucket for bucket in buckets if bucket.owned]
     lengths = [(b.weights.layout.length, b.weights.layout.length // size) for b in owned]
@@ -108,7 +105,7 @@ def _usage(config: Config, table: Table, rank: int, shard: int | None, training:
     offloaded = config.memory.offload in ("optimizer", "all")
     shards = range(size) if shard is None else (shard,)
     moments, arriving = max((_updated(config, owned, each) for each in shards), key=sum if offloaded else None)
-    formulas = {stage: Activations(config, stage % table.depth, table.segments) for stage in table.chunks[rank]}
+    formulas = {stage: Activations(plan.stage(stage), plan.sizes) for stage in table.chunks[rank]}
     lent, held = _lent(sharding, stages, table, training, evaluation), _activations(training, table, formulas)
     host = _put_away(training, table, formulas)
     if offloaded:
@@ -138,12 +135,13 @@ def _lent(sharding: Sharding, stages: dict[int, _Stage], table: Table, training:
     return total
 
 
-def _stages(config: Config, numbers: Sequence[int], depth: int, size: int, narrow: int, wide: int) -> dict[int, _Stage]:
+def _stages(plan: Plan, numbers: Sequence[int], size: int, narrow: int, wide: int) -> dict[int, _Stage]:
     stages: dict[int, _Stage] = {}
     embedding: _Buffer | None = None
     for number in numbers:
         planned = []
-        for bucket in buckets_of(config, number % depth, Shard(0, config.parallel.tp, config.parallel.sequence)):
+        stage = plan.stage(number)
+        for bucket in stage.buckets(stage.shard(0)):
             shared = embedding if bucket.over == "tied" else None
             planned.append(_planned(bucket, size, narrow, wide, shared))
             if bucket.over == "tied":
@@ -163,8 +161,7 @@ def _moments(config: Config, spec: Spec) -> int:
     """Return how many numbers the optimiser keeps of one of a parameter's."""
     if config.optimizer.name == "sgd":
         return 1 if config.optimizer.momentum else 0
-    hidden = len(spec.shape) > 1 and spec.name not in (EMBEDDING, "head.weight")
-    return 1 if config.optimizer.name == "muon" and hidden else 2
+    return 1 if config.optimizer.name == "muon" and spec.group == "matrix" else 2
 
 
 def _activations(instructions: Sequence[Action], table: Table, stages: dict[int, Activations]) -> int:

@@ -5,21 +5,23 @@ the items of blocks is the code that trains; of itself, each item says what it s
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from mpitrain.actor.actor import Actor
-from mpitrain.actor.stage import Microbatch, Stage
+from mpitrain.actor.step_totals import Measure, Totals
 from mpitrain.comm.rehearsal import SilentMesh
 from mpitrain.comm.wire import sent_bytes
-from mpitrain.config import Config
-from mpitrain.layout.axes import axes_of
+from mpitrain.layout.plan import Plan
+from mpitrain.layout.stages import StagePlan
 from mpitrain.layout.text import aligned, megabytes
 from mpitrain.layout.traffic import Started
+from mpitrain.model.blocks import Blocks, built, joined
+from mpitrain.model.site import Site
+from mpitrain.parallel.microbatch import Context, Microbatch
 from mpitrain.parallel.walk import Item, Later, Residual, Shape, Walk
-from mpitrain.schedules.actions import Action
 
 META = torch.device("meta")  # shapes without memory
 
@@ -27,11 +29,10 @@ META = torch.device("meta")  # shapes without memory
 class Rehearsal:
     """One rank of a layout, without MPI and without memory."""
 
-    def __init__(self, config: Config, rank: int):
-        self._mesh = SilentMesh(rank, axes_of(config).of(rank))
-        self._actor = _EmptyActor(config, self._mesh, META, stage_type=_EmptyStage)
-        table = self._actor.table
-        self._microbatches = [Microbatch()] * (table.copies * table.num_microbatches)
+    def __init__(self, plan: Plan, rank: int):
+        self._mesh = SilentMesh(rank, plan.axes.of(rank))
+        self._actor = Actor(plan, self._mesh, META, build=empty_blocks, measure=_Nothing())
+        self._microbatches = [Microbatch()] * (plan.table.copies * plan.table.num_microbatches)
 
     def training(self) -> dict[str, list[tuple[str, int]]]:
         """Return (operation, bytes of its buffer) of all that a training step starts, by axis; of axes of one rank, nothing."""
@@ -58,37 +59,35 @@ class Rehearsal:
         return aligned(rows)
 
 
-class _EmptyActor(Actor):
-    """No loss, and no gradients whose norm could be taken."""
+class _Nothing(Measure):
+    """Of tensors without memory there is nothing to read, and zeros arrive; as if of one token, so that an update follows."""
 
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        self.gradients.counted = []
+    def numbers(self, tensors: Iterable[torch.Tensor]) -> list[float]:
+        return []
 
-    def _losses(self) -> Iterator[tuple[int, int, torch.Tensor]]:
-        return iter(())
+    def squares(self, grads: Iterable[torch.Tensor]) -> list[float]:
+        return []
 
-    def _update(self, action: Action, work: Any) -> None:
-        work.result.skipped, work.result.num_tokens, work.result.grad_norm = False, 1, 0.0
-        super()._update(action, work)
+    def count(self, targets: Iterable[torch.Tensor]) -> int:
+        return 0
+
+    def total(self, parts: list[Totals]) -> Totals:
+        return parts[0]._replace(count=1.0)
 
 
-class _EmptyStage(Stage):
-    """A stage whose items only start what they declare."""
-
-    def _build(self) -> list[list[Item]]:
-        axes = {axis.name: axis for axis in (self.tp, self.core and self.core.axis) if axis}
-        batch, tokens, width = self.activation().shape
-        whole = self.shard.size if self.first and self.shard.sequence else 1  # the embedding divides the sequence, behind itself
-        shape, blocks = (batch, tokens * whole, width), []
-        for number, block in enumerate(super()._build()):
-            blocks.append([])
-            for item in _leaves(block):
-                reads_tokens = self.first and number == 0 and not blocks[0]
-                empty = _EmptyItem(item, shape, self.dtype, axes, reads_tokens=reads_tokens)
-                blocks[-1].append(empty)
-                shape = empty.behind
-        return blocks
+def empty_blocks(stage: StagePlan, parameters: Sequence, site: Site) -> Blocks:
+    """Return blocks whose items only start what they declare."""
+    axes = {axis.name: axis for axis in (site.tp, site.cp) if axis}
+    batch, tokens, width = site.plan.activation_shape()
+    divided = stage.first and site.tp is not None and site.plan.config.parallel.sequence  # by the embedding, behind itself
+    shape, blocks = (batch, tokens * (site.tp.size if divided else 1), width), []
+    for number, block in enumerate(built(stage, parameters, site)):
+        blocks.append([])
+        for item in _leaves(block):
+            empty = _EmptyItem(item, shape, site.dtype, axes, reads_tokens=stage.first and number == 0 and not blocks[0])
+            blocks[-1].append(empty)
+            shape = empty.behind
+    return joined(stage, blocks)
 
 
 def _leaves(block: Sequence[Item]) -> Iterator[Item]:
@@ -111,7 +110,7 @@ class _EmptyItem:
         self._traffic, self.behind = item.sends(shape, dtype.itemsize)
         self._shape, self._dtype, self._axes, self._reads_tokens = shape, dtype, axes, reads_tokens
 
-    def forward(self, x: torch.Tensor | None, context: Any) -> Walk:
+    def forward(self, x: torch.Tensor | None, context: Context) -> Walk:
         self._start(self._traffic.forward)
         yield None
         return torch.empty(self.behind, dtype=self._dtype, device=META), None

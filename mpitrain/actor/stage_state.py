@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mpitrain.config import Config
-from mpitrain.layout.buckets import buckets_of, layout_of, parts_of
-from mpitrain.layout.parameters import Shard, Spec, specs_of
+from mpitrain.layout.buckets import layout_of
+from mpitrain.layout.parameters import Shard, Spec
+from mpitrain.layout.stages import StagePlan
 from mpitrain.parallel.precision import TYPES
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Gradient, Sharding, Weights
@@ -34,17 +34,19 @@ class Bucket:
 
 
 class StageState:
-    """What stage `index` of a model is made of and adds to. by_block: its parameters, as its blocks see them.
+    """What a stage of a model is made of and adds to. by_block: its parameters, as its blocks see them.
 
     embedding: the tied one's weights; given, if another stage of this rank has it, which then shares it.
     """
 
-    def __init__(self, config: Config, index: int, shard: Shard, device: torch.device, sharding: Sharding, embedding: Weights | None):
-        self.embedding = embedding
-        self.by_block = [[Parameter(spec) for spec in block] for block in specs_of(config, index, shard)]
+    def __init__(
+        self, stage: StagePlan, shard: Shard, device: torch.device, sharding: Sharding | None = None, embedding: Weights | None = None
+    ):
+        config, sharding, self.embedding = stage.config, sharding or Sharding(), embedding
+        self.by_block = [[Parameter(spec) for spec in block] for block in stage.specs(shard)]
         every = [parameter for block in self.by_block for parameter in block]
         self.buckets: list[Bucket] = []
-        for plan in buckets_of(config, index, shard):
+        for plan in stage.buckets(shard):
             layout = layout_of(plan.specs, sharding.size)
             shared = self.embedding if plan.over == "tied" else None
             weights = shared or Weights(layout, TYPES[config.precision.compute], device, sharding, config.run.seed)
@@ -60,7 +62,7 @@ class StageState:
             self.buckets.append(Bucket(plan.parts, weights, gradients, plan.over, owned=shared is None))
             if plan.over == "tied":
                 self.embedding = weights
-        parts = range(len(parts_of(config, index)))
+        parts = range(len(stage.parts))
         self.weights_of = [[b.weights for b in self.buckets if number in b.parts] for number in parts]  # by part of the backward
 
     def weights(self) -> Iterator[tuple[Spec, torch.Tensor]]:

@@ -4,25 +4,49 @@ Losses and squares of gradients travel as exact sums (optim/norm.py), so that th
 parameters are divided over ranks.
 """
 
+from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from mpitrain.comm.collectives import all_gather
 from mpitrain.comm.mesh import Axis
-from mpitrain.optim.norm import PARTS, exact_sum
+from mpitrain.data.documents import num_counted
+from mpitrain.optim import norm
+
+
+class Measure:
+    """How the numbers of a step are read from its tensors."""
+
+    def numbers(self, tensors: Iterable[torch.Tensor]) -> list[float]:
+        """Return losses, and what layers told."""
+        return [x.item() for x in tensors]
+
+    def squares(self, grads: Iterable[torch.Tensor]) -> list[float]:
+        """Return squares of gradients, block by block."""
+        return norm.squares(grads)
+
+    def count(self, targets: Iterable[torch.Tensor]) -> int:
+        """Return how many targets carry loss."""
+        return sum(map(num_counted, targets))
+
+    def total(self, parts: list["Totals"]) -> "Totals":
+        """Return the totals of all ranks."""
+        return together(parts)
 
 
 class Totals(NamedTuple):
     """Of one rank, of some, or of all.
 
-    loss, squares: exact sums.  count: targets that carry loss.  stop: whether a rank was asked to stop.  peak: the most stashes a rank
-    held at once.
+    loss, squares, told: exact sums.  count: targets that carry loss.  stop: whether a rank was asked to stop.  peak: the most stashes a
+    rank held at once.
     """
 
     loss: list[float]
     squares: list[float]
+    told: tuple[list[float], ...] = ()
     count: float = 0.0
     stop: bool = False
     peak: int = 0
@@ -30,12 +54,19 @@ class Totals(NamedTuple):
 
 def exchange(mine: Totals, axis: Axis) -> list[Totals]:
     """Return the totals of all ranks of `axis`, in their order. Collective over it."""
-    numbers = np.array([*mine.loss, *mine.squares, mine.count, mine.stop, mine.peak], np.float64)
-    every = all_gather(numbers, axis, np.empty(axis.size * len(numbers))).wait().reshape(axis.size, -1).tolist()
-    return [Totals(row[:PARTS], row[PARTS : 2 * PARTS], row[-3], bool(row[-2]), int(row[-1])) for row in every]
+    sums, others = (mine.loss, mine.squares, *mine.told), mine[3:]
+    numbers = np.array([*chain(*sums), *others], np.float64)
+    every = all_gather(numbers, axis, np.empty(axis.size * len(numbers))).wait().reshape(axis.size, -1)
+    return [_read(row[: -len(others)].reshape(len(sums), -1).tolist(), *row[-len(others) :].tolist()) for row in every]
+
+
+def _read(sums: list[list[float]], count: float, stop: float, peak: float) -> Totals:
+    loss, squares, *told = sums
+    return Totals(loss, squares, tuple(told), count, bool(stop), int(peak))
 
 
 def together(several: list[Totals]) -> Totals:
     """Return the totals of several ranks."""
-    loss, squares, count, stop, peak = zip(*several)
-    return Totals(exact_sum([*chain(*loss)]), exact_sum([*chain(*squares)]), sum(count), any(stop), max(peak))
+    loss, squares, told, count, stop, peak = zip(*several)
+    told = tuple(norm.exact_sum([*chain(*sums)]) for sums in zip(*told))
+    return Totals(norm.exact_sum([*chain(*loss)]), norm.exact_sum([*chain(*squares)]), told, sum(count), any(stop), max(peak))

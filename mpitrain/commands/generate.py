@@ -12,7 +12,7 @@ import torch
 
 mpi4py.rc.initialize = False  # one process, perhaps on a login node where MPI_Init fails
 
-from mpitrain.actor.stage import Microbatch, Stage  # noqa: E402
+from mpitrain.actor.stage import Stage, assemble  # noqa: E402
 from mpitrain.checkpoint import load  # noqa: E402
 from mpitrain.checkpoint.reader import Checkpoint  # noqa: E402
 from mpitrain.cluster.rundir import RunDir, read_config  # noqa: E402
@@ -22,8 +22,11 @@ from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator  # noqa
 from mpitrain.errors import CheckpointError, ConfigError, DataError  # noqa: E402
 from mpitrain.inputs import kind_of, shown  # noqa: E402
 from mpitrain.layout.node_memory import require_memory  # noqa: E402
-from mpitrain.layout.parameters import stored_weights  # noqa: E402
+from mpitrain.layout.plan import Plan  # noqa: E402
 from mpitrain.layout.resolve import on_one_rank, resolve  # noqa: E402
+from mpitrain.model.families.catalog import plan_of  # noqa: E402
+from mpitrain.model.site import Site  # noqa: E402
+from mpitrain.parallel.microbatch import Microbatch  # noqa: E402
 from mpitrain.parallel.walk import run  # noqa: E402
 from mpitrain.training.device import set_threads  # noqa: E402
 
@@ -41,7 +44,7 @@ def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed:
     ids = _encode(tokenizer, prompt)
     config = _for_sampling(rundir, config, tokenizer, len(ids) + num_tokens)
     ends = separator(config.data, tokenizer)
-    stage = _load(rundir, config)
+    stage = _load(rundir, plan_of(config))
     generator = torch.Generator().manual_seed(seed)
     shown = ""
     with torch.no_grad():
@@ -75,8 +78,8 @@ def visible(text: str) -> str:
 def _logits(stage: Stage, ids: list[int], ends: int | None) -> torch.Tensor:
     tokens_BT = torch.tensor([ids])
     documents_BT = None if ends is None else documents_of(tokens_BT, ends)
-    run(stage.forward(0, None, Microbatch(tokens_BT, documents=documents_BT)))
-    return stage.losses[0][0, -1]  # without targets, what the last stage keeps are the logits
+    logits_BTV = run(stage.forward(0, None, Microbatch(tokens_BT, documents=documents_BT)))
+    return logits_BTV[0, -1]
 
 
 def _read_config(rundir: RunDir) -> Config:
@@ -132,23 +135,24 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
     )
     try:
         one = resolve(one, 1, tokenizer.vocab)
-        require_memory(one)
+        require_memory(plan_of(one))
     except ConfigError as error:
         raise ConfigError(f"{rundir.config}: {shown(error.args[0])}") from error
     return msgspec.structs.replace(one, data=msgspec.structs.replace(one.data, sequence=min(one.data.sequence, num_tokens)))
 
 
-def _load(rundir: RunDir, config: Config) -> Stage:
+def _load(rundir: RunDir, plan: Plan) -> Stage:
     """Return the whole model as one stage, with the weights of the newest checkpoint."""
     passed_over: list[str] = []
-    saved = load.open_latest(rundir.checkpoints, warn=passed_over.append, needs=stored_weights(config))
+    saved = load.open_latest(rundir.checkpoints, warn=passed_over.append, needs=plan.stored_weights())
     if saved is None:
         raise CheckpointError(f"{rundir.checkpoints}: no checkpoint yet; wait for the first one (run.save_every) and try again")
     for text in passed_over:
         print(f"warning: {text}", file=sys.stderr)
     with saved:
-        set_threads(config.run)
-        stage = Stage(config, 0, torch.device("cpu"))
+        set_threads(plan.config.run)
+        (whole,) = plan.stages
+        stage = assemble(whole, Site(plan, torch.device("cpu")))
         _fill(stage, saved)
     return stage
 

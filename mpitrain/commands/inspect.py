@@ -5,14 +5,14 @@ import re
 from collections.abc import Sequence
 
 from mpitrain import config as settings
-from mpitrain.comm.grid import Grid
 from mpitrain.commands.waiting import Waiting
-from mpitrain.config import Config, Parallel
+from mpitrain.config import Parallel
 from mpitrain.data.tokenizer import load_tokenizer, separator
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
-from mpitrain.layout import program
+from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
+from mpitrain.model.families.catalog import plan_of
 from mpitrain.schedules.actions import Action, format_program
 from mpitrain.schedules.check import Report
 from mpitrain.schedules.draw import grid
@@ -20,12 +20,12 @@ from mpitrain.schedules.draw import grid
 MOST_RANKS = 1_000_000  # more than any machine has; what is asked of each of them is then answered in seconds
 
 
-def resolved(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> Config:
-    """Read a configuration and resolve it for a number of ranks."""
+def planned(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> Plan:
+    """Read a configuration and plan it for a number of ranks."""
     config = settings.load(path, overrides)
     tokenizer = load_tokenizer(config.data.tokenizer)
     separator(config.data, tokenizer)
-    return resolve(config, num_ranks, tokenizer.vocab)
+    return plan_of(resolve(config, num_ranks, tokenizer.vocab))
 
 
 def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False) -> str:
@@ -33,27 +33,27 @@ def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, r
 
     traffic: for one rank, say what it sends too, as a comment.
     """
-    config = resolved(path, overrides, num_ranks)
+    plan = planned(path, overrides, num_ranks)
     with Waiting("mpitrain program"):
-        programs = program.training(config).ranks
+        programs = plan.training.ranks
     if rank is None:
         if traffic:
             raise ConfigError("--traffic: pipeline ranks send different things; give --rank too")
         return "\n\n".join(f"# pipeline rank {pp}\n{format_program(actions)}" for pp, actions in enumerate(programs))
     if rank >= num_ranks:
         raise ConfigError(f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number of ranks you start")
-    at = Grid({axis: getattr(config.parallel, axis) for axis in ("tp", "cp", "dp", "pp")}).coordinates(rank)
+    at = plan.axes.dense.coordinates(rank)
     title = f"# rank {rank}: tp {at['tp']}, cp {at['cp']}, dp {at['dp']}, pp {at['pp']}"
-    return f"{title}\n{format_program(programs[at['pp']])}" + (_traffic(config, rank) if traffic else "")
+    return f"{title}\n{format_program(programs[at['pp']])}" + (_traffic(plan, rank) if traffic else "")
 
 
-def _traffic(config: Config, rank: int) -> str:
+def _traffic(plan: Plan, rank: int) -> str:
     import mpi4py
 
     mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
     from mpitrain.actor.rehearsal import Rehearsal
 
-    return "\n\n# what it sends in a step:\n" + "\n".join(f"# {line}" for line in Rehearsal(config, rank).table().splitlines())
+    return "\n\n# what it sends in a step:\n" + "\n".join(f"# {line}" for line in Rehearsal(plan, rank).table().splitlines())
 
 
 def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
@@ -63,18 +63,18 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
     from mpitrain.actor.memory_report import predict, table_of_usage
 
-    config = resolved(path, overrides, num_ranks)
+    plan = planned(path, overrides, num_ranks)
     with Waiting("mpitrain memory"):
-        usages = predict(config)
+        usages = predict(plan)
     return "MB (10**6 bytes) of each pipeline rank, with the largest shard of its state:\n" + table_of_usage(usages)
 
 
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
-    config = resolved(path, overrides, num_ranks)
+    plan = planned(path, overrides, num_ranks)
     with Waiting("mpitrain check"):
-        _, programs, report = program.training(config)
-    peaks, parallel, name = ", ".join(map(str, report.peak_in_flight)), config.parallel, config.pipeline.schedule
+        _, programs, report = plan.training
+    peaks, parallel, name = ", ".join(map(str, report.peak_in_flight)), plan.config.parallel, plan.config.pipeline.schedule
     return (
         f"{grid(programs)}\n\n"
         f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, {name}, {report.num_microbatches} microbatches each\n"

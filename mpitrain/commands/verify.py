@@ -13,16 +13,18 @@ import torch
 from mpi4py import MPI
 
 from mpitrain.actor.actor import Actor
-from mpitrain.actor.stage import Microbatch
 from mpitrain.cluster import preflight
 from mpitrain.cluster.board import BUSY
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import connect
-from mpitrain.commands.inspect import resolved
+from mpitrain.commands.inspect import planned
 from mpitrain.config import Config, Parallel, digest
 from mpitrain.errors import DONE, FAILED
+from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import on_one_rank
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.zero.shards import Piece
 from mpitrain.training.trainer import build_mesh
 
@@ -65,7 +67,7 @@ def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callab
     """Verify the layout of a configuration, say on rank 0 what was found, and return the exit code. Collective over all ranks."""
     world = connect(guard.place)
     guard.join(world)
-    config = world.on_every_rank("checking the configuration", lambda: resolved(path, overrides, world.size))
+    config = world.on_every_rank("checking the configuration", lambda: planned(path, overrides, world.size)).config
     world.require_same({"the configuration": digest(config), **preflight.code()})
     guard.place.enter("step", "training the small model in this layout and on one rank", BUSY)
     differences = verify(config, world.comm)
@@ -77,9 +79,9 @@ def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callab
 def verify(config: Config, world: MPI.Intracomm) -> list[Difference]:
     """Train the shrunken model in the layout and on one rank; return what differs on any rank, the first first. Collective."""
     small = shrunken(config)
-    mesh = build_mesh(small, world)
-    alone = build_mesh(on_one_rank(small), MPI.COMM_SELF)
-    found, expected = _Run(small, mesh), _Run(on_one_rank(small), alone)
+    plan, lone = plan_of(small), plan_of(on_one_rank(small))
+    mesh, alone = build_mesh(plan, world), build_mesh(lone, MPI.COMM_SELF)
+    found, expected = _Run(plan, mesh), _Run(lone, alone)
     mine = [difference for step in range(1, STEPS + 1) for difference in _compare(step, found.step(step), expected.step(step), found)]
     mesh.free()
     alone.free()
@@ -115,9 +117,9 @@ def _where(wrong: list[dict[str, int]], parallel: Parallel) -> list[str]:
 class _Run:
     """One of the two trainings."""
 
-    def __init__(self, config: Config, mesh: Mesh):
-        self.config, self.mesh = config, mesh
-        self.actor = Actor(config, mesh, torch.device("cpu"))
+    def __init__(self, plan: Plan, mesh: Mesh):
+        self.config, self.mesh = plan.config, mesh
+        self.actor = Actor(plan, mesh, torch.device("cpu"))
 
     def step(self, step: int) -> tuple[float, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Train a step on random tokens; return loss, norm, gradients before clipping, and weights, by parameter."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from mpitrain.comm.grid import Grid, members
 from mpitrain.config import Config
-from mpitrain.layout.table import table_of
+from mpitrain.schedules.table import Table
 
 
 class Axes(NamedTuple):
@@ -21,11 +21,10 @@ class Axes(NamedTuple):
         return members(rank, self.dense, self.expert, self.spans, self.groups)
 
 
-def axes_of(config: Config) -> Axes:
+def axes_of(config: Config, table: Table) -> Axes:
     """Return the axes of a layout."""
     dp, pp, tp, cp = config.parallel.dp, config.parallel.pp, config.parallel.tp, config.parallel.cp
     dense = Grid({"tp": tp, "cp": cp, "dp": dp, "pp": pp})
-    table = table_of(config)
     ends = (table.rank_of[0], table.rank_of[table.depth - 1])
     muon = config.optimizer.name == "muon"
     repeats = max(1, tp // config.model.kv_heads)

@@ -21,9 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from mpitrain.config import Config
-from mpitrain.layout.parameters import EMBEDDING, WHOLE, Shard, Spec, specs_of
-from mpitrain.layout.recompute_groups import groups_of
-from mpitrain.schedules.lower import Reduction
+from mpitrain.layout.parameters import Spec
 
 BLOCK = 1024  # elements
 
@@ -68,58 +66,36 @@ def layout_of(specs: tuple[Spec, ...], num_shards: int) -> Layout:
     return Layout(specs, tuple(starts), -(-length // unit) * unit, num_shards)
 
 
-def parts_of(config: Config, stage: int) -> list[range]:
-    """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full. The same on all ranks.
+def parts_of(config: Config, blocks: list[list[Spec]], joined: set[int]) -> list[range]:
+    """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full.
 
-    With ZeRO-3 each block is a part: it is what is fetched and dropped. Blocks that are computed again together are in the same part.
+    With ZeRO-3 each block is a part: it is what is fetched and dropped. joined: blocks in the same part as the block before them.
     """
     itemsize = 8 if config.precision.compute == "fp64" else 4  # of gradients
     limit = config.comm.bucket_mb * 2**20 if config.parallel.zero < 3 else 0
-    blocks = specs_of(config, stage, Shard(0, config.parallel.tp))
-    joined = {block for group in groups_of(config, stage) for block in group[1:]}  # each with the block before it
     parts, end, size = [], len(blocks), 0
     for index in reversed(range(len(blocks))):
-        size += itemsize * sum(spec.numel for spec in blocks[index] if not (config.model.tied and spec.name == EMBEDDING))
+        size += itemsize * sum(spec.numel for spec in blocks[index] if not spec.tied)
         if (size >= limit and index not in joined) or index == 0:
             parts.append(range(index, end))
             end, size = index, 0
     return parts
 
 
-def buckets_of(config: Config, stage: int, shard: Shard = WHOLE) -> list[Bucket]:
+def buckets_of(blocks: list[list[Spec]], parts: list[range]) -> list[Bucket]:
     """Return the buckets of a stage: those of the parts, the tied embedding's, and those of copies that have part of a gradient each.
 
     The last are norms with sequence parallelism and repeated key-value heads, whose copies are summed over the tensor-parallel axis.
     """
-    blocks, parts = specs_of(config, stage, shard), parts_of(config, stage)
     part_of = {block: number for number, part in enumerate(parts) for block in part}
     placed = [(spec, part_of[number]) for number, block in enumerate(blocks) for spec in block]
-    tied = [(spec, part) for spec, part in placed if config.model.tied and spec.name == EMBEDDING]
-    plain = [(spec, part) for spec, part in placed if not spec.partial and (spec, part) not in tied]
+    tied = [(spec, part) for spec, part in placed if spec.tied]
+    plain = [(spec, part) for spec, part in placed if not spec.partial and not spec.tied]
     buckets = [Bucket(tuple(spec for spec, part in plain if part == number), (number,)) for number in range(len(parts))]
     if tied:
         buckets.append(Bucket((tied[0][0],), tuple(part for _, part in tied), "tied"))
-    for copies in partial_kinds(config, stage):
+    for copies in sorted({spec.copies for spec, _ in placed if spec.partial}):
         found = [(spec, part) for spec, part in placed if spec.partial and spec.copies == copies]
-        over = "tp" if copies == config.parallel.tp else "kv"
+        over = found[0][0].over
         buckets.append(Bucket(tuple(spec for spec, _ in found), tuple(sorted({part for _, part in found})), over))
     return buckets
-
-
-def partial_kinds(config: Config, stage: int) -> list[int]:
-    """Return how many copies the parameters have whose copies' gradients are to be summed: one bucket for each number."""
-    shard = Shard(0, config.parallel.tp, config.parallel.sequence)
-    return sorted({spec.copies for block in specs_of(config, stage, shard) for spec in block if spec.partial})
-
-
-def reduction_of(config: Config, stage: int) -> Reduction:
-    """Tell the schedule after which part of the backward each bucket of a stage is complete."""
-    buckets = buckets_of(config, stage, Shard(0, config.parallel.tp, config.parallel.sequence))
-    return Reduction(len(parts_of(config, stage)), tuple(max(bucket.parts) for bucket in buckets))
-
-
-def uses_of(config: Config, stage: int) -> tuple[tuple[int, ...], ...]:
-    """Tell the schedule which buckets each part of the backward of a stage needs."""
-    buckets = buckets_of(config, stage, Shard(0, config.parallel.tp, config.parallel.sequence))
-    parts = range(len(parts_of(config, stage)))
-    return tuple(tuple(number for number, bucket in enumerate(buckets) if part in bucket.parts) for part in parts)

@@ -4,16 +4,17 @@ import os
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
-from mpitrain.layout.parameters import itemsizes_of, num_stages, specs_of
+from mpitrain.layout.parameters import itemsizes_of
+from mpitrain.layout.plan import Plan
 
 
-def require_memory(config: Config) -> None:
+def require_memory(plan: Plan) -> None:
     """Raise ConfigError if one rank's share of the largest stage can't fit into this node's memory: weights, gradients and moments.
 
     The tensor-parallel ranks of a stage are on one node, and have it all together.
     """
-    stages = range(num_stages(config))
-    by_name = [{spec.name: spec.numel for block in specs_of(config, stage) for spec in block} for stage in stages]  # tied ones once
+    config, stages = plan.config, plan.stages
+    by_name = [{spec.name: spec.numel for block in stage.specs() for spec in block} for stage in stages]  # tied ones once
     largest = max(sum(found.values()) for found in by_name)
     found, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), round(_bytes_of_state(config) * largest)
     if needed <= found or (config.run.device != "cpu" and _finds_a_gpu()):

@@ -1,10 +1,10 @@
 """From a configuration to the list of instructions of every rank, and its proof. No torch is imported for this."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpitrain.config import Config
-from mpitrain.layout.buckets import reduction_of, uses_of
-from mpitrain.layout.table import table_of
+from mpitrain.layout.stages import StagePlan
 from mpitrain.schedules.actions import SPREAD, Action
 from mpitrain.schedules.check import Report, check
 from mpitrain.schedules.lower import lower
@@ -20,31 +20,30 @@ class Programs(NamedTuple):
     report: Report
 
 
-def training(config: Config) -> Programs:
+def training(config: Config, table: Table, stages: Sequence[StagePlan]) -> Programs:
     """Return the programs of a training step. Raises ScheduleError with the flaw."""
-    table = table_of(config)
     parallel = config.parallel
-    reduces = [reduction_of(config, stage % table.depth) for stage in range(table.num_stages)]
-    zero = {"residency": _residency(config, table), "reduce_each": parallel.zero >= 2 and parallel.reduce == "microbatch"}
+    reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
+    zero = {"residency": _residency(config, table, stages), "reduce_each": parallel.zero >= 2 and parallel.reduce == "microbatch"}
     programs = lower(table, reduces, tail=min(config.pipeline.tail, table.num_microbatches), **zero)
     if parallel.zero in (1, 2):
         programs = [[*program, SPREAD] for program in programs]
     return Programs(table, programs, _proved(table, programs, reduces=reduces, **zero))
 
 
-def evaluation(config: Config, table: Table) -> Programs:
+def evaluation(config: Config, table: Table, stages: Sequence[StagePlan]) -> Programs:
     """Return the programs that only run a table's forwards, in its order."""
     forward = forwards(table)
-    residency = _residency(config, table)
+    residency = _residency(config, table, stages)
     programs = lower(forward, [], train=False, residency=residency)
     return Programs(forward, programs, _proved(forward, programs, train=False, residency=residency))
 
 
-def _residency(config: Config, table: Table) -> Residency | None:
+def _residency(config: Config, table: Table, stages: Sequence[StagePlan]) -> Residency | None:
     """Tell when the parameters of ZeRO-3 are fetched and dropped."""
     if config.parallel.zero < 3:
         return None
-    uses = tuple(uses_of(config, stage % table.depth) for stage in range(table.num_stages))
+    uses = tuple(stages[stage % table.depth].uses for stage in range(table.num_stages))
     return Residency(uses, config.parallel.ahead, config.parallel.gather)
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from mpitrain.config import OPTIMIZERS, PRESETS, Batch, Config, Memory, Model, Optimizer, Parallel, Pipeline
 from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.sequence import placement_of
 from mpitrain.schedules.limits import MOST_FORWARDS
@@ -137,10 +138,11 @@ def _pipeline(pipeline: Pipeline, parallel: Parallel, layers: int, num_nodes: in
 def _model(model: Model, vocab: int) -> Model:
     if model.preset not in PRESETS:
         near = difflib.get_close_matches(model.preset, PRESETS, 1)
-        raise ConfigError(f"model.preset = {model.preset!r}; {'did you mean ' + near[0] + '?' if near else 'known: ' + ', '.join(PRESETS)}")
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(PRESETS)}"
+        raise ConfigError(f"model.preset = {shown(repr(model.preset))}; {hint}")
     values = {f: getattr(model, f) for f in model.__struct_fields__}
-    given = {f: value for f, value in values.items() if value is False or value not in (0, None)}  # False == 0, but it is an answer
-    model = Model(**{"vocab": vocab, **PRESETS[model.preset], **given})
+    given = {f: value for f, value in values.items() if value is False or value not in (0, "", None)}  # False == 0, but it is an answer
+    model = Model(**{"family": "llama", "vocab": vocab, **PRESETS[model.preset], **given})
     if model.vocab < vocab:
         raise ConfigError(f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens; raise model.vocab or leave it out")
     if model.width % model.heads:

@@ -35,13 +35,10 @@ def table_of(config: Config) -> Table:
     return table
 
 
-def rank_of(config: Config) -> tuple[int, ...]:
-    """Return the pipeline rank of every stage of the model (of its first copy)."""
+def placement_in(config: Config) -> tuple[int, ...] | None:
+    """Return the pipeline rank of every stage of the model (of its first copy), or None if a file says it."""
     pipeline = config.pipeline
-    if _is_file(pipeline.schedule):
-        table = _read(pipeline.schedule)
-        return table.rank_of[: table.depth]
-    return placement(pipeline.schedule, config.parallel.pp, pipeline.chunks)
+    return None if _is_file(pipeline.schedule) else placement(pipeline.schedule, config.parallel.pp, pipeline.chunks)
 
 
 def _cut(config: Config, table: Table) -> Table:

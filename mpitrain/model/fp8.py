@@ -15,8 +15,8 @@ On a GPU that is torch._scaled_mm. Elsewhere the same numbers are multiplied in 
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -64,9 +64,21 @@ def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
     return torch._scaled_mm(rows, columns, a.scale, b.scale, out_dtype=dtype, use_fast_accum=False)
 
 
-def add_product(parameter: Parameter, x: Quantised, grad_of_output: Quantised) -> None:
-    """Add a weight gradient to its buffer."""
-    parameter.grad += multiply(grad_of_output.t(), x, parameter.grad.dtype)
+@dataclass
+class Product:
+    """A weight gradient that is still to be added: the product of its two factors."""
+
+    parameter: Parameter
+    x: Quantised
+    grad_of_output: Quantised
+
+    def add(self) -> None:
+        """Add it to its buffer."""
+        self.parameter.grad += multiply(self.grad_of_output.t(), self.x, self.parameter.grad.dtype)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what is held for it."""
+        yield from (*self.x, *self.grad_of_output)
 
 
 class Products(torch.autograd.Function):
@@ -91,7 +103,7 @@ class Products(torch.autograd.Function):
         grad_of_x = None
         for parameter, grad_of_output in reversed(list(zip(ctx.parameters, grads_of_outputs))):
             grad = quantise(grad_of_output.flatten(0, -2), E5M2)
-            ctx.deferred.append(partial(add_product, parameter, x, grad))
+            ctx.deferred.append(Product(parameter, x, grad))
             product = multiply(grad, quantise(parameter.data, E4M3), grad_of_output.dtype)
             grad_of_x = product if grad_of_x is None else grad_of_x + product
         return grad_of_x.unflatten(0, grad_of_output.shape[:-1]), None, None, None

@@ -4,8 +4,13 @@ On a CPU torch multiplies fp32 matrices by MKL. oneDNN, which torch has too but 
 multiplications on, MKL below (benchmarks/products.py). Which one is a function of the shape alone, so bits don't depend on anything else.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
 import torch
 from torch.nn import functional
+
+from mpitrain.parallel.zero.parameters import Parameter
 
 FEW_ROWS, FEW = 32, 2**23  # rows of x, multiplications: up to these a call of oneDNN costs more than it gains
 ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None  # what torch.compile calls, too
@@ -32,3 +37,46 @@ def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         total += torch.mm(a.t(), b, out_dtype=total.dtype)
     else:
         total.addmm_(a.to(total.dtype).t(), b.to(total.dtype))
+
+
+@dataclass
+class Product:
+    """Weight gradients that are still to be added: of `parameters`, all with the input x [N, K], grads [N, outputs] one for each."""
+
+    parameters: tuple[Parameter, ...]
+    x: torch.Tensor
+    grads: Sequence[torch.Tensor]
+
+    def add(self) -> None:
+        """Add them to their buffers."""
+        for parameter, grad in zip(self.parameters, self.grads):
+            add_product(parameter.grad, grad, self.x)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what is held for it."""
+        yield self.x
+        yield from self.grads
+
+
+class Products(torch.autograd.Function):
+    """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves those of the weights for later.
+
+    The weights themselves aren't saved: with ZeRO-3 they are dropped and fetched again. `once_more` makes x, if it isn't kept.
+    """
+
+    @staticmethod
+    def forward(ctx, x, parameters: tuple[Parameter, ...], deferred: list, once_more: Callable[[], torch.Tensor] | None):
+        if once_more is None:
+            ctx.save_for_backward(x)
+        ctx.parameters, ctx.deferred, ctx.once_more = parameters, deferred, once_more
+        return tuple(product(x, parameter.data) for parameter in parameters)
+
+    @staticmethod
+    def backward(ctx, *grads_of_outputs):
+        x = ctx.once_more() if ctx.once_more else ctx.saved_tensors[0]
+        grads = [grad.flatten(0, -2) for grad in grads_of_outputs]
+        ctx.deferred.append(Product(ctx.parameters, x.flatten(0, -2), grads))
+        grad_of_x = product(grads[0], ctx.parameters[0].data.t())
+        for grad, parameter in zip(grads[1:], ctx.parameters[1:]):
+            grad_of_x += product(grad, parameter.data.t())
+        return grad_of_x.view(x.shape), None, None, None

@@ -11,8 +11,8 @@ On a CPU a copy in host memory saves nothing and costs a copy each way; it is th
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
@@ -141,26 +141,21 @@ def opened(kept: torch.Tensor | Part) -> torch.Tensor:
     return kept.open() if isinstance(kept, Part) else kept
 
 
-class Keeping(NamedTuple):
-    """selective: what is cheap to make again isn't kept.  shelf: where the rest waits, if not where it is."""
+class Away(NamedTuple):
+    """A Keeping (parallel/microbatch.py) that puts things on a shelf."""
 
-    selective: bool = False
-    shelf: Shelf | None = None
+    selective: bool
+    shelf: Shelf
 
-    def saving(self) -> Any:
-        """Take care of what autograd saves meanwhile."""
-        return nullcontext() if self.shelf is None else self.shelf.saving()
+    def saving(self) -> AbstractContextManager:
+        return self.shelf.saving()
 
     def put(self, kept: Any) -> Any:
-        """Take care of a tensor, or of the tensors of a named tuple."""
-        if self.shelf is None or kept is None:
+        if kept is None:
             return kept
         if isinstance(kept, torch.Tensor):
             return self.shelf.put(kept)
         return kept._make(self.shelf.put(each) if isinstance(each, torch.Tensor) else each for each in kept)
-
-
-EVERYTHING = Keeping()
 
 
 def restored(kept: Any) -> Any:
@@ -168,6 +163,30 @@ def restored(kept: Any) -> Any:
     return kept._make(map(opened, kept)) if isinstance(kept, tuple) else opened(kept)
 
 
-def keeping_of(context: Any) -> Keeping:
-    """Return what a context says of keeping; without a word, everything is kept."""
-    return getattr(context, "keeping", EVERYTHING)
+class Shelves:
+    """What a stage keeps in host memory, by microbatch. constants: tensors that are in memory anyway."""
+
+    def __init__(self, device: torch.device, constants: Sequence[torch.Tensor]):
+        self.host, self._constants = Host(device), constants
+        self._shelves: dict[int, Shelf] = {}
+
+    def away(self, index: int, block: int, selective: bool, stays: Iterable[torch.Tensor]) -> Away:
+        """Return where a block puts what it keeps of a microbatch. stays: of the microbatch, what all blocks have."""
+        shelf = self._shelves.setdefault(index, Shelf(self.host))
+        shelf.stays.update((x.untyped_storage().data_ptr(), x) for x in (*self._constants, *stays))
+        shelf.block = block
+        return Away(selective, shelf)
+
+    def fetch(self, index: int, block: int) -> None:
+        """Start fetching what a block left, and what the one before it left."""
+        if index in self._shelves:
+            self._shelves[index].fetch(block)
+
+    def forget(self, index: int) -> None:
+        """Forget a microbatch."""
+        self._shelves.pop(index, None)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what stays in memory for the microbatches."""
+        for shelf in self._shelves.values():
+            yield from shelf.stays.values()

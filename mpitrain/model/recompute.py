@@ -10,12 +10,12 @@ ZeRO-R (arXiv:1910.02054, section 6.1) calls partitioned activation checkpointin
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from mpitrain.layout.traffic import Traffic
-from mpitrain.model.offload import EVERYTHING, keeping_of, opened
+from mpitrain.model.offload import opened
+from mpitrain.parallel.microbatch import Context, KeepAll, ignored
 from mpitrain.parallel.walk import Item, Later, Shape, Walk, backward, forward, sends
 
 
@@ -29,11 +29,11 @@ class Recomputed:
     def __init__(self, blocks: Sequence[Sequence[Item]]):
         self.blocks = blocks
 
-    def forward(self, x: torch.Tensor, context: Any) -> Walk:
-        kept, context, y = keeping_of(context).put(x), replace(context, keeping=EVERYTHING), x
+    def forward(self, x: torch.Tensor, context: Context) -> Walk:
+        kept, context, y = context.keeping.put(x), replace(context, keeping=KeepAll()), x
         for block in self.blocks:
             y, _ = yield from forward(block, y, context)
-        return y, (kept, context) if torch.is_grad_enabled() else None
+        return y, (kept, replace(context, tell=ignored)) if torch.is_grad_enabled() else None
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         """Walk forward again, then backward."""

@@ -18,7 +18,7 @@ class AdamW:
     def __init__(self, settings: Optimizer, pieces: list[Piece], seed: int):
         self._settings, self._num_updates = settings, 0
         narrow = settings.moments == "bf16"
-        decaying, others = ([p for p in pieces if (len(p.spec.shape) > 1) == decays] for decays in (True, False))
+        decaying, others = ([p for p in pieces if (p.spec.group != "vector") == decays] for decays in (True, False))
         groups = (decaying, settings.decay), (others, 0.0)
         self._groups = [(Moments(group, KINDS, narrow=narrow, seed=seed), decay) for group, decay in groups]
 

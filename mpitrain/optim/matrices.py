@@ -25,8 +25,9 @@ from mpitrain.comm.collectives import all_to_all_v
 from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
-from mpitrain.layout.buckets import buckets_of, layout_of
-from mpitrain.layout.parameters import Shard, Spec
+from mpitrain.layout.buckets import layout_of
+from mpitrain.layout.parameters import Spec
+from mpitrain.layout.stages import StagePlan
 
 
 class Part(NamedTuple):
@@ -41,15 +42,14 @@ Holding = dict[str, Part]  # what a rank has, by the names of matrices
 
 def hidden(spec: Spec) -> bool:
     """Tell whether a parameter is a matrix between two layers. A row of the embedding or of the head belongs to one token."""
-    return len(spec.shape) == 2 and spec.name.startswith("blocks.")
+    return spec.group == "matrix"
 
 
-def holdings(config: Config, stages: Sequence[int], num_shards: int) -> list[Holding]:
+def holdings(config: Config, stages: Sequence[StagePlan], num_shards: int) -> list[Holding]:
     """Return what each rank of the axis has of the hidden matrices of some stages."""
     found = []
     for rank in range(config.parallel.tp):
-        shard = Shard(rank, config.parallel.tp, config.parallel.sequence)
-        layouts = [layout_of(bucket.specs, num_shards) for stage in stages for bucket in buckets_of(config, stage, shard)]
+        layouts = [layout_of(bucket.specs, num_shards) for stage in stages for bucket in stage.buckets(stage.shard(rank))]
         for number in range(num_shards):
             runs = [run for layout in layouts for run in layout.runs(number)]
             found.append({spec.name: Part(spec, end - begin) for spec, begin, end in runs if hidden(spec)})

@@ -8,6 +8,7 @@ import torch
 
 from mpitrain.comm.mesh import Axis
 from mpitrain.config import Config
+from mpitrain.layout.stages import StagePlan
 from mpitrain.optim.adamw import AdamW
 from mpitrain.optim.matrices import deal, holdings
 from mpitrain.optim.muon import Muon
@@ -33,7 +34,7 @@ class Optimizer(Protocol):
 
 
 def optimizer_of(
-    config: Config, stages: Sequence[int], pieces: list[Piece], axis: Axis, like: torch.Tensor, device: torch.device
+    config: Config, stages: Sequence[StagePlan], pieces: list[Piece], axis: Axis, like: torch.Tensor, device: torch.device
 ) -> Optimizer:
     """Return the optimiser that the configuration names.
 
@@ -47,7 +48,7 @@ def optimizer_of(
 
 
 def _of_pieces(
-    config: Config, stages: Sequence[int], axis: Axis, like: torch.Tensor, device: torch.device, pieces: list[Piece]
+    config: Config, stages: Sequence[StagePlan], axis: Axis, like: torch.Tensor, device: torch.device, pieces: list[Piece]
 ) -> Optimizer:
     settings, seed = config.optimizer, config.run.seed
     if settings.name == "adamw":

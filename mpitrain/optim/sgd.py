@@ -15,7 +15,7 @@ class SGD:
 
     def __init__(self, settings: Optimizer, pieces: list[Piece], seed: int):
         self._settings, self._num_updates = settings, 0
-        self._decaying = [piece.weight for piece in pieces if len(piece.spec.shape) > 1]
+        self._decaying = [piece.weight for piece in pieces if piece.spec.group != "vector"]
         kinds = ["sgd/momentum"] if settings.momentum else []
         self._momentum = Moments(pieces, kinds, narrow=settings.moments == "bf16", seed=seed)
 

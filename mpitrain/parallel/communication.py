@@ -1,7 +1,6 @@
 """Communications of a recipe: a collective over one axis, along one dim, whose backward is the adjoint operation."""
 
 import math
-from typing import Any
 
 import torch
 
@@ -9,6 +8,7 @@ from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all, reduce
 from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
 from mpitrain.layout.traffic import Started, Traffic
+from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Later, Shape, Walk
 
 
@@ -47,7 +47,7 @@ class Communication:
     def __init__(self, name: str, axis: Axis, dim: int = 0):
         self.name, self.axis, self.dim = name, axis, dim
 
-    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+    def forward(self, x: torch.Tensor, context: Context) -> Walk:
         y = yield from self._run(self.name, x)
         return y, None
 

@@ -13,7 +13,7 @@ The adjoint of one is the other. In a backward the weight gradients of each chun
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -22,6 +22,7 @@ from mpitrain.comm.collectives import shift
 from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
 from mpitrain.layout.traffic import Started, Traffic
+from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Later, Shape, Walk
 
 TOKENS = -2  # dim of [B, T, D] and of [B, H, T, C]
@@ -48,7 +49,7 @@ class Chunked:
     def __init__(self, inner: Item, axis: Axis, *, gather: bool = False, scatter: bool = False):
         self.inner, self.axis, self.gather, self.scatter = inner, axis, gather, scatter
 
-    def forward(self, x: Tensors, context: Any) -> Walk:
+    def forward(self, x: Tensors, context: Context) -> Walk:
         """Return (output, what each piece saved)."""
         saved = {}
 

@@ -9,29 +9,59 @@ MPI call hides in an autograd function: the list is what happens, and whoever wa
 Both directions are generators: they yield once per item, a started operation or None, and are resumed with its result. So the actor
 decides what to do while a message travels: something between, or another walk.
 
-The weight gradients of matrix products are handed over as a function. A whole backward (B) calls it when the next item has begun, so
-that a sum of input gradients travels meanwhile; a split one (I) leaves it for W.
+The weight gradients of matrix products are handed over undone. A whole backward (B) adds them when the next item has begun, so
+that a sum of input gradients travels meanwhile; a split one (I) leaves them for W.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from mpitrain.comm.progress import Pending
 from mpitrain.layout.traffic import Traffic
+from mpitrain.parallel.microbatch import Context
 
 Walk = Generator[Pending | None, Any, Any]
-Products = Callable[[], None]  # adds the weight gradients of one item to their buffers, and forgets what it held
-Later = Callable[[Products], None]
 Shape = tuple[int, int, int]  # of the residual stream at some item: sequences, positions on this rank, width
+
+
+class Product(Protocol):
+    """Weight gradients of one matrix product."""
+
+    def add(self) -> None:
+        """Add them to their buffers."""
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what is held for them."""
+
+
+@dataclass
+class WeightGradients:
+    """The weight gradients of one item that are still to be added. The last come first."""
+
+    products: list[Product]
+
+    def add(self) -> None:
+        """Add them to their buffers, and forget what they are made of."""
+        while self.products:
+            self.products.pop().add()
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what is held for them."""
+        for product in self.products:
+            yield from product.tensors()
+
+
+Later = Callable[[WeightGradients], None]
 
 
 class Item(Protocol):
     """What a block consists of."""
 
-    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+    def forward(self, x: torch.Tensor, context: Context) -> Walk:
         """Yield once; return (output, what backward needs)."""
 
     def backward(self, saved: Any, grad_of_output: torch.Tensor, later: Later) -> Walk:
@@ -58,7 +88,7 @@ def sends(block: Sequence[Item], shape: Shape, itemsize: int) -> tuple[Traffic, 
     return total, shape
 
 
-def forward(block: Sequence[Item], x: torch.Tensor, context: Any) -> Walk:
+def forward(block: Sequence[Item], x: torch.Tensor, context: Context) -> Walk:
     """Walk a block; return its output and what each item saved."""
     saved = []
     for item in block:
@@ -72,7 +102,7 @@ def backward(block: Sequence[Item], saved: list, grad: torch.Tensor | None, late
 
     later: takes the weight gradients; absent, they are added here.
     """
-    waiting: list[Products] = []
+    waiting: list[WeightGradients] = []
     for item in reversed(block):
         walk = item.backward(saved.pop(), grad, later or waiting.append)
         result = None
@@ -88,9 +118,9 @@ def backward(block: Sequence[Item], saved: list, grad: torch.Tensor | None, late
     return grad
 
 
-def _add(waiting: list[Products]) -> None:
+def _add(waiting: list[WeightGradients]) -> None:
     while waiting:
-        waiting.pop(0)()
+        waiting.pop(0).add()
 
 
 def run(walk: Walk, between: Callable[[], None] = lambda: None) -> Any:
@@ -120,7 +150,7 @@ class Residual:
     def __init__(self, items: Sequence[Item]):
         self.items = items
 
-    def forward(self, x: torch.Tensor, context: Any) -> Walk:
+    def forward(self, x: torch.Tensor, context: Context) -> Walk:
         y, saved = yield from forward(self.items, x, context)
         return x + y, saved
 

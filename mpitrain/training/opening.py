@@ -23,10 +23,10 @@ from mpitrain.data.split import split
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import Description, describe, open_tokens, prepare
 from mpitrain.errors import CheckpointError, InputError
-from mpitrain.layout import program
 from mpitrain.layout.node_memory import require_memory
-from mpitrain.layout.parameters import stored_weights
+from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
+from mpitrain.model.families.catalog import plan_of
 
 SEEN_S = 5.0  # for which a network file system may still say that there is no such file
 
@@ -50,9 +50,9 @@ class Newest(NamedTuple):
 
 @dataclass(frozen=True)
 class Opened:
-    """A configuration that holds, with its run directory, its newest checkpoint and its tokens. notes: for the user."""
+    """A plan that holds, with its run directory, its newest checkpoint and its tokens. notes: for the user."""
 
-    config: Config
+    plan: Plan
     rundir: RunDir
     corpora: Corpora
     newest: Newest
@@ -72,11 +72,11 @@ def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard) -> tupl
     world = connect(guard.place)
     guard.join(world)
     guard.place.enter("start", "checking the configuration", BUSY)
-    config, tokenizer, same = world.on_every_rank("checking the configuration", lambda: _plan(read, world))
-    _require_same_configuration(world, config)
+    plan, tokenizer, same = world.on_every_rank("checking the configuration", lambda: _plan(read, world))
+    _require_same_configuration(world, plan.config)
     world.require_same(same)
-    world.on_every_rank("looking for the device", lambda: _require_device(config, world.node.rank))
-    return _Opening(config, tokenizer, world, guard).open(), world
+    world.on_every_rank("looking for the device", lambda: _require_device(plan.config, world.node.rank))
+    return _Opening(plan, tokenizer, world, guard).open(), world
 
 
 def _attempt(path: str | None, overrides: tuple[str, ...]) -> Config | InputError:
@@ -86,22 +86,22 @@ def _attempt(path: str | None, overrides: tuple[str, ...]) -> Config | InputErro
         return error
 
 
-def _plan(read: Config | InputError, world: World) -> tuple[Config, Tokenizer, dict[str, str]]:
+def _plan(read: Config | InputError, world: World) -> tuple[Plan, Tokenizer, dict[str, str]]:
     """Resolve the configuration and prove its schedule; return also what all ranks need alike. Writes and sends nothing."""
     if isinstance(read, InputError):
         raise read
     num_threads(read.run)
     tokenizer = load_tokenizer(read.data.tokenizer)
     separator(read.data, tokenizer)
-    config = resolve(read, world.size, tokenizer.vocab, world.num_nodes)
-    require_memory(config)
-    table = program.training(config).table
+    plan = plan_of(resolve(read, world.size, tokenizer.vocab, world.num_nodes))
+    require_memory(plan)
+    table = plan.training.table
     same = {
         "the tokenizer": tokenizer.identity,
         "the table of pipeline.schedule": preflight.digest(repr(table)),
         **preflight.code(),
     }
-    return config, tokenizer, same
+    return plan, tokenizer, same
 
 
 def _require_same_configuration(world: World, config: Config) -> None:
@@ -121,9 +121,9 @@ def _require_device(config: Config, local: int) -> None:
 class _Opening:
     """The run directory and what is in it, step by step; each is collective, and an error in one undoes what was made."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, world: World, guard: Guard):
-        self.config, self.tokenizer, self.world, self.guard = config, tokenizer, world, guard
-        self.rundir, self.notes = RunDir(config.run.dir), list[str]()
+    def __init__(self, plan: Plan, tokenizer: Tokenizer, world: World, guard: Guard):
+        self.plan, self.config, self.tokenizer, self.world, self.guard = plan, plan.config, tokenizer, world, guard
+        self.rundir, self.notes = RunDir(self.config.run.dir), list[str]()
 
     def open(self) -> Opened:
         world, place = self.world, self.guard.place
@@ -143,7 +143,7 @@ class _Opening:
                 self.rundir.undo()
             raise
         world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.config))
-        return Opened(self.config, self.rundir, corpora, newest, self.notes)
+        return Opened(self.plan, self.rundir, corpora, newest, self.notes)
 
     def _take(self) -> str:
         token, said = self.rundir.take(self.guard.end, self._still)
@@ -155,7 +155,7 @@ class _Opening:
     def _newest(self) -> Newest:
         from mpitrain.checkpoint import load  # with it comes h5py: most of what is refused is refused before
 
-        needs = stored_weights(self.config)
+        needs = self.plan.stored_weights()
         found = load.open_latest(self.rundir.checkpoints, warn=self.notes.append, needs=needs, each=self._still)
         if found is None:
             return Newest()

@@ -1,10 +1,12 @@
-"""The peak of a rank in FLOP/s, by which its speed is divided (MFU)."""
+"""The peak of a rank in FLOP/s, by which the model FLOPs of what it trains (layout/layer.py) are divided: MFU."""
 
 import time
 
 import torch
 
 from mpitrain.model.linear import product
+
+DEFINITION = "model FLOPs (6 per matrix weight and token, causal attention halved, no recomputation) / peak of all ranks"
 
 # Dense bf16 peak of the vendor's data sheet, FLOP/s.
 DEVICE_PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}

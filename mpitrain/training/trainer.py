@@ -13,7 +13,6 @@ from mpi4py.MPI import Intracomm
 from mpitrain.actor.actor import Actor, StepResult
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.memory_report import compare, measure, predict
-from mpitrain.actor.stage import Microbatch
 from mpitrain.actor.trace import Recorder, write_trace
 from mpitrain.checkpoint import load, save
 from mpitrain.checkpoint.boxes import Box, run_boxes
@@ -22,20 +21,18 @@ from mpitrain.cluster.board import BUSY, WAITING
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import NOWHERE, Place, World
-from mpitrain.config import Config
 from mpitrain.data.order import Sampler
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
-from mpitrain.layout.axes import axes_of
-from mpitrain.layout.flops import DEFINITION, flops_per_token
-from mpitrain.layout.parameters import Spec, parameters_of
-from mpitrain.layout.table import num_microbatches
+from mpitrain.layout.parameters import Spec
+from mpitrain.layout.plan import Plan
 from mpitrain.optim.rates import learning_rate
+from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.zero.shards import Piece
 from mpitrain.training.console import Report
 from mpitrain.training.device import choose_device
 from mpitrain.training.ledger import Ledger
 from mpitrain.training.opening import Opened
-from mpitrain.training.peak import peak_flops
+from mpitrain.training.peak import DEFINITION, peak_flops
 
 
 def run(opened: Opened, world: World, guard: Guard) -> int:
@@ -43,11 +40,11 @@ def run(opened: Opened, world: World, guard: Guard) -> int:
 
     Raises InputError, alike on all ranks, if a device or a checkpoint isn't what the configuration needs.
     """
-    config, place = opened.config, guard.place
+    config, place = opened.plan.config, guard.place
     place.enter("build", "looking for the device")
     device = world.on_every_rank("choosing a device", lambda: choose_device(config, world.node.rank))
     with place.at("build", "making the communicators", WAITING):
-        mesh = build_mesh(config, world.comm, place)
+        mesh = build_mesh(opened.plan, world.comm, place)
     place.name(str(mesh), config.comm.timeout_s)
     with place.at("build", "building the model", BUSY):
         trainer = Trainer(opened, world, mesh, device, guard)
@@ -58,37 +55,32 @@ def run(opened: Opened, world: World, guard: Guard) -> int:
     return code
 
 
-def build_mesh(config: Config, comm: Intracomm, place: Place = NOWHERE) -> Mesh:
+def build_mesh(plan: Plan, comm: Intracomm, place: Place = NOWHERE) -> Mesh:
     """Build every communicator this layout needs. Collective over `comm`."""
-    return Mesh(
-        comm,
-        **axes_of(config)._asdict(),
-        transport=config.comm.transport,
-        timeout_s=config.comm.timeout_s,
-        progress=config.comm.progress,
-        place=place,
-    )
+    keys = plan.config.comm
+    return Mesh(comm, **plan.axes._asdict(), transport=keys.transport, timeout_s=keys.timeout_s, progress=keys.progress, place=place)
 
 
 class Trainer:
     """The loop of one rank. `step` is the number of steps done."""
 
     def __init__(self, opened: Opened, world: World, mesh: Mesh, device: torch.device, guard: Guard):
-        self.config, self.rundir, self.corpora, self.mesh, self.device = opened.config, opened.rundir, opened.corpora, mesh, device
+        self.config, self.rundir, self.corpora, self.mesh, self.device = opened.plan.config, opened.rundir, opened.corpora, mesh, device
         self.opened, self.world, self.guard, self.place = opened, world, guard, guard.place
         config = self.config
         self.recorder = Recorder(range(0))
-        self.actor = Actor(config, mesh, device, self.recorder, place=self.place)
-        self.num_microbatches = num_microbatches(config)
+        self.plan = opened.plan
+        self.actor = Actor(self.plan, mesh, device, self.recorder, self.place)
+        self.num_microbatches = self.plan.num_microbatches
         self.step_tokens = config.batch.global_ * config.data.sequence  # read, whether their targets carry loss or not
         self.step = self.tokens = self.updates = self.skipped = 0
         self.skipped_in_a_row, self.last_words = 0, ""
         self.report = Report(mesh.rank, config.run.steps)
-        peak, source = peak_flops(device, self.actor.dtype) if mesh.rank == 0 else (1.0, "")
-        self._flops = flops_per_token(config) / (peak * mesh.size)
+        peak, source = peak_flops(device, self.actor.site.dtype) if mesh.rank == 0 else (1.0, "")
+        self._flops = self.plan.flops_per_token() / (peak * mesh.size)
         self._peak = f"{peak / 1e9:,.0f} GFLOP/s a rank ({source})"
         self.ledger = Ledger(mesh)
-        self.watch = Watch(self.actor.stages.values())
+        self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.watched = 0  # the step in which activations are counted
 
     # ------------------------------------------------------------ the loop
@@ -108,7 +100,7 @@ class Trainer:
         if code != DONE:
             self.report.say(self.last_words)
             return code
-        self.report.say(compare(predict(self.config, self.actor.sharding.rank)[self.actor.pp.rank], measure(self.actor, self.watch)))
+        self.report.say(compare(predict(self.plan, self.actor.sharding.rank)[self.actor.pp.rank], measure(self.actor, self.watch)))
         if self.device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self.device)
             self.report.say(f"torch counted {most / 1e6:.2f} MB on the GPU of rank 0 at most, what it computed with meanwhile included")
@@ -203,6 +195,7 @@ class Trainer:
             "skipped": self.skipped,
             **({"loss_scale": self.actor.loss_scale.value} if self.actor.loss_scale.dynamic else {}),
             "peak_in_flight": result.peak_in_flight,
+            **result.told,
         }
 
     def _log(self, line: dict, waited_share: float = 0.0) -> None:
@@ -220,7 +213,7 @@ class Trainer:
 
     def _announce(self) -> None:
         config, model = self.config, self.config.model
-        count = sum(spec.numel for spec in parameters_of(config))
+        count = sum(spec.numel for spec in self.plan.parameters())
         self.report.say(
             f"ranks: {self.mesh.size}, nodes: {self.mesh.num_nodes}, {self.mesh.grid}; {config.pipeline.schedule}, microbatches a rank: "
             f"{self.num_microbatches}; {self.device.type}, threads a rank: {torch.get_num_threads()}"

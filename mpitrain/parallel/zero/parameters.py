@@ -30,7 +30,7 @@ def initialise(parameters: Iterable[Parameter], seed: int) -> None:
     for parameter in parameters:
         spec = parameter.spec
         if spec.std == 0:
-            parameter.data.fill_(1.0)
+            parameter.data.fill_(spec.constant)
         elif not parameter.data.is_meta:
             parameter.data.copy_(_box(seed, spec))
 

@@ -1,0 +1,41 @@
+"""What the blocks of a stage are told of each microbatch: where a segment starts, what came before it, what is visible."""
+
+import torch
+
+from mpitrain.model.sequence_history import History, mask
+from mpitrain.model.site import Site
+from mpitrain.parallel.microbatch import Context, Microbatch
+
+
+class Contexts:
+    """Of one stage. Microbatch `index` is segment index % segments of one that is cut into segments."""
+
+    def __init__(self, site: Site):
+        self._site, self._segments = site, site.plan.table.segments
+        self.histories: dict[int, History] = {}  # by microbatch, of which the last segment isn't done
+
+    def of(self, index: int, microbatch: Microbatch) -> Context:
+        """Make the context of a microbatch; segments come in ascending order. What is visible is made once for all blocks."""
+        documents, site = microbatch.documents, self._site
+        if site.cp is not None or (documents is None and self._segments == 1):
+            return Context(microbatch)
+        length = (site.plan.config.data.sequence if documents is None else documents.shape[-1]) // self._segments
+        segment = index % self._segments
+        start = segment * length
+        history = self.histories.setdefault(index // self._segments, {}) if self._segments > 1 else None
+        visible = mask(start, start + length, documents, site.dtype, site.device)
+        return Context(microbatch, start, segment, history, visible)
+
+    def evaluated(self, index: int) -> None:
+        """A forward without a backward is done."""
+        if (index + 1) % self._segments == 0:
+            self.histories.pop(index // self._segments, None)
+
+    def forget(self, index: int) -> None:
+        """A backward is done: segments come in descending order."""
+        if index % self._segments == 0:
+            self.histories.pop(index // self._segments, None)
+
+    def stays(self, context: Context) -> list[torch.Tensor]:
+        """Return what a microbatch has once for all blocks."""
+        return [x for x in (context.visible, context.microbatch.documents) if x is not None]

@@ -1,0 +1,121 @@
+"""What a layer says of itself, once, and a family, which is a list of layers. Integers only; model/layers/ has the layers.
+
+From this follow the shapes, shards and initial values of parameters, buckets, stages and their balance, memory, FLOPs and checkpoints;
+from the items that a layer builds, what is computed, and what is sent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from mpitrain.config import Config
+from mpitrain.layout.parameters import Spec, itemsizes_of
+
+
+class Layer(Protocol):
+    """A part of a block, or an end of the model. Counts are of one token or of one microbatch on one rank.
+
+    tells: names of the numbers that it makes besides its output (Context.tell, parallel/microbatch.py).
+    """
+
+    tells: tuple[str, ...]
+
+    def parameters(self) -> tuple[Spec, ...]:
+        """Return the whole parameters, by names within the block, in the order of the forward."""
+
+    def cost(self, sequence: int) -> float:
+        """Return the multiplications of a token's forward: by these, layers are divided over stages."""
+
+    def flops(self, sequence: int) -> float:
+        """Return the model FLOPs of a token in a training step: for each weight of a product 6, forward and backward (a lookup is none).
+
+        For causal attention 6 T D besides: half of the 12 T D of PaLM (arXiv:2204.02311, appendix B), because half of the scores are
+        masked. Recomputation isn't counted.
+        """
+
+    def kept(self, sizes: "Sizes", segment: int) -> int:
+        """Return the bytes that the forward of a segment (of a sequence that is cut, else 0) leaves for the backward."""
+
+    def left(self, sizes: "Sizes") -> int:
+        """Return the bytes that a backward for inputs (I) leaves for the one for weights (W)."""
+
+    def history(self, sizes: "Sizes") -> int:
+        """Return the bytes that a segment of a sequence leaves for later segments."""
+
+    def items(self, own: Mapping[str, Any], site: Any) -> list:
+        """Build what computes: the items of a recipe (parallel/walk.py), of parameters by name, where `site` says (model/site.py)."""
+
+
+class Placed(NamedTuple):
+    """A layer of a model, and what the names of its parameters begin with."""
+
+    layer: Layer
+    prefix: str
+
+    def parameters(self) -> list[Spec]:
+        return [spec.named(self.prefix + spec.name) for spec in self.layer.parameters()]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model: what comes first, blocks of layers, what comes last. A stage may begin and end between two layers of a block."""
+
+    first: Layer
+    blocks: tuple[tuple[Layer, ...], ...]
+    last: Layer
+
+    def row(self) -> list[tuple[int, Placed]]:
+        """Return all layers between the ends, each with the number of its block."""
+        return [(number, Placed(layer, f"blocks.{number}.")) for number, block in enumerate(self.blocks) for layer in block]
+
+    @property
+    def ends(self) -> tuple[Placed, Placed]:
+        return Placed(self.first, ""), Placed(self.last, "")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What formulas of memory are given: how much of a microbatch one rank has. segments: into which its sequence is cut."""
+
+    config: Config
+    segments: int = 1
+
+    @property
+    def tp(self) -> int:
+        return self.config.parallel.tp
+
+    @property
+    def length(self) -> int:
+        """Positions of a sequence."""
+        return self.config.data.sequence // (self.config.parallel.cp * self.segments)
+
+    @property
+    def positions(self) -> int:
+        """Of a microbatch."""
+        return self.config.batch.micro * self.length
+
+    @property
+    def shared(self) -> int:
+        """Positions of the residual stream."""
+        return self.positions // (self.tp if self.config.parallel.sequence else 1)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an activation."""
+        return itemsizes_of(self.config)[0]
+
+    @property
+    def factor(self) -> int:
+        """Bytes of a number of which the weight gradients of a block are made."""
+        return 1 if self.config.precision.compute == "fp8" else self.itemsize
+
+    @property
+    def selective(self) -> bool:
+        """Whether what is cheap to make again isn't kept."""
+        return self.config.memory.recompute == "selective"
+
+    def normed(self, width: int, itemsize: int) -> int:
+        """Return what a norm and the products behind it keep of their input. itemsize: of a number that the products keep."""
+        in_pieces = self.tp > 1  # a message is between norm and product
+        norm = (self.shared if in_pieces else self.positions) * (width + 1) * self.itemsize
+        return norm + (0 if self.selective and not in_pieces else self.positions * width * itemsize)

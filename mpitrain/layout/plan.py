@@ -1,0 +1,110 @@
+"""One plan of a run: everything that follows from its configuration and number of ranks, by integers alone.
+
+    family     what the model is made of (layout/layer.py)
+    table      who computes what, in which order (schedules/)
+    stages     the layers, parameters, parts and buckets of each stage (layout/stages.py)
+    training   the program of every pipeline rank, proved (layout/program.py); evaluation: without backwards
+    axes       which ranks share what (layout/axes.py)
+    sizes      how much of a microbatch a rank has (layout/layer.py)
+
+Made once and given to whoever needs it, or the part of it that they need; nothing is derived again. Each part is made when it is first
+asked for. Ranks that differ only in their place along tp, cp or dp are described once.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mpitrain.config import Config
+from mpitrain.layout import program
+from mpitrain.layout.axes import Axes, axes_of
+from mpitrain.layout.layer import Family, Layer, Sizes
+from mpitrain.layout.parameters import Spec, itemsizes_of
+from mpitrain.layout.program import Programs
+from mpitrain.layout.sequence import Placement, placement_of
+from mpitrain.layout.stages import StagePlan, stages_of
+from mpitrain.layout.table import num_microbatches, placement_in, table_of
+from mpitrain.schedules.table import Table
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a resolved configuration. Raises ScheduleError or ConfigError, whatever part is asked for, if it can't work."""
+
+    config: Config
+    family: Family
+
+    @cached_property
+    def table(self) -> Table:
+        return table_of(self.config)
+
+    @cached_property
+    def stages(self) -> tuple[StagePlan, ...]:
+        """Of one copy of the model. A schedule's name tells where they are; only a table from a file has to be read for it."""
+        return stages_of(self.config, self.family, placement_in(self.config) or self.table.rank_of[: self.table.depth])
+
+    @cached_property
+    def training(self) -> Programs:
+        return program.training(self.config, self.table, self.stages)
+
+    @cached_property
+    def evaluation(self) -> Programs:
+        return program.evaluation(self.config, self.table, self.stages)
+
+    @cached_property
+    def axes(self) -> Axes:
+        return axes_of(self.config, self.table)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        return Sizes(self.config, self.table.segments)
+
+    @cached_property
+    def placement(self) -> Placement | None:
+        """Where the positions of a sequence are, if it is spread over ranks."""
+        model, parallel = self.config.model, self.config.parallel
+        if parallel.cp == 1:
+            return None
+        heads, kv_heads = model.heads // parallel.tp, max(1, model.kv_heads // parallel.tp)
+        return placement_of(parallel.context, self.config.data.sequence, parallel.cp, heads, kv_heads)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of a step, on each data-parallel rank."""
+        return num_microbatches(self.config)
+
+    def stage(self, number: int) -> StagePlan:
+        """Return the stage of the model that stage `number` of the table is."""
+        return self.stages[number % self.table.depth]
+
+    def positions(self, cp_rank: int) -> np.ndarray:
+        """Return the positions of a sequence that a rank of the context-parallel axis has, [T]."""
+        return np.arange(self.config.data.sequence) if self.placement is None else self.placement.positions(cp_rank)
+
+    def activation_shape(self) -> tuple[int, int, int]:
+        """Return what travels between stages, [B, T, D]."""
+        divided = self.table.segments * self.config.parallel.cp * (self.config.parallel.tp if self.config.parallel.sequence else 1)
+        return self.config.batch.micro, self.config.data.sequence // divided, self.config.model.width
+
+    @cached_property
+    def tells(self) -> tuple[str, ...]:
+        """Names of the numbers that layers make besides their outputs."""
+        return tuple(sorted({name for layer in self._layers for name in layer.tells}))
+
+    def parameters(self) -> list[Spec]:
+        """Return every parameter of the model once, whole."""
+        return list({spec.name: spec for stage in self.stages for block in stage.specs() for spec in block}.values())
+
+    def stored_weights(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Return dtype and shape of every weight by its name in a checkpoint, which has them as the optimiser does."""
+        dtype = np.dtype(f"<f{itemsizes_of(self.config)[1]}")
+        return {f"parameters/{spec.name}": (dtype, spec.shape) for spec in self.parameters()}
+
+    def flops_per_token(self) -> float:
+        """Return the model FLOPs of a token in a training step, see Layer.flops."""
+        return sum(layer.flops(self.config.data.sequence) for layer in self._layers)
+
+    @property
+    def _layers(self) -> tuple[Layer, ...]:
+        return self.family.first, *(layer for block in self.family.blocks for layer in block), self.family.last

@@ -1,0 +1,111 @@
+"""Which layers each stage of a model has, and which of its blocks are computed again, reduced and fetched together. Integers only."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, groupby
+
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.layout.balance import balanced_split
+from mpitrain.layout.buckets import Bucket, buckets_of, parts_of
+from mpitrain.layout.layer import Family, Placed
+from mpitrain.layout.parameters import WHOLE, Shard, Spec
+from mpitrain.schedules.reductions import Reduction
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """Stage `index` of a model. Its first and last block can be part of one, of which another stage has the rest.
+
+    blocks: in forward order.  groups: runs of blocks that are computed again together.  parts: of the backward, runs of blocks too.
+    """
+
+    config: Config
+    index: int
+    first: bool
+    last: bool
+    blocks: tuple[tuple[Placed, ...], ...]
+
+    def shard(self, rank: int) -> Shard:
+        """Return what rank `rank` of the tensor-parallel axis has."""
+        return Shard(rank, self.config.parallel.tp, self.config.parallel.sequence) if self.config.parallel.tp > 1 else WHOLE
+
+    def specs(self, shard: Shard = WHOLE) -> list[list[Spec]]:
+        """Return the parameters of each block."""
+        return [[spec.on(shard) for placed in block for spec in placed.parameters()] for block in self.blocks]
+
+    @property
+    def inner(self) -> range:
+        """The blocks without the ends of the model."""
+        return range(self.first, len(self.blocks) - self.last)
+
+    @cached_property
+    def groups(self) -> list[range]:
+        """With ZeRO-3 a group is one block: weights are fetched and dropped block by block."""
+        memory, inner = self.config.memory, self.inner
+        if memory.recompute not in ("full", "every-k"):
+            return []
+        every = 1
+        if memory.recompute == "every-k" and self.config.parallel.zero < 3:
+            every = memory.every or max(1, round(math.sqrt(len(inner))))
+        return [inner[i : i + every] for i in range(0, len(inner), every)]
+
+    @cached_property
+    def parts(self) -> list[range]:
+        """From the last block to the first; the same on all ranks."""
+        joined = {block for group in self.groups for block in group[1:]}  # each with the block before it
+        return parts_of(self.config, self.specs(Shard(0, self.config.parallel.tp)), joined)
+
+    def buckets(self, shard: Shard = WHOLE) -> list[Bucket]:
+        """Return what is stored, reduced and fetched together."""
+        return buckets_of(self.specs(shard), self.parts)
+
+    @cached_property
+    def reduction(self) -> Reduction:
+        """Tell the schedule after which part of the backward each bucket is complete."""
+        return Reduction(len(self.parts), tuple(max(bucket.parts) for bucket in self.buckets(self.shard(0))))
+
+    @cached_property
+    def uses(self) -> tuple[tuple[int, ...], ...]:
+        """Tell the schedule which buckets each part of the backward needs."""
+        buckets = self.buckets(self.shard(0))
+        return tuple(tuple(number for number, b in enumerate(buckets) if part in b.parts) for part in range(len(self.parts)))
+
+
+def stages_of(config: Config, family: Family, rank_of: tuple[int, ...]) -> tuple[StagePlan, ...]:
+    """Divide a family's layers over stages: as configured, or balanced. rank_of: the pipeline rank of each stage."""
+    row, last = family.row(), len(rank_of) - 1
+    counts = _balanced(config, family, rank_of) if config.pipeline.stages is None else _configured(config, family)
+    stages = []
+    for index, (end, count) in enumerate(zip(accumulate(counts), counts)):
+        blocks = [tuple(placed for _, placed in each) for _, each in groupby(row[end - count : end], lambda numbered: numbered[0])]
+        if index == 0:
+            blocks.insert(0, (family.ends[0],))
+        if index == last:
+            blocks.append((family.ends[1],))
+        stages.append(StagePlan(config, index, index == 0, index == last, tuple(blocks)))
+    return tuple(stages)
+
+
+def _balanced(config: Config, family: Family, rank_of: tuple[int, ...]) -> list[int]:
+    """Balance by multiplications per token: of weights, and of scores and values in causal attention."""
+    costs = {id(layer): layer.cost(config.data.sequence) for block in family.blocks for layer in block}
+    row = tuple(costs[id(layer)] for block in family.blocks for layer in block)
+    return balanced_split(row, rank_of, family.last.cost(config.data.sequence))
+
+
+def _configured(config: Config, family: Family) -> list[int]:
+    """Turn blocks per stage, which can be halves, into layers."""
+    begins = [0, *accumulate(len(block) for block in family.blocks)]
+    ends = []
+    for end in accumulate(config.pipeline.stages):
+        whole, within = int(end), end - int(end)
+        at = begins[whole] + (within * len(family.blocks[whole]) if within else 0)
+        if at != int(at):
+            raise ConfigError(
+                f"pipeline.stages = {config.pipeline.stages}: found half of block {whole}, which has {len(family.blocks[whole])} layers; "
+                "end a stage behind a whole block"
+            )
+        ends.append(int(at))
+    return [end - begin for begin, end in zip([0, *ends], ends)]

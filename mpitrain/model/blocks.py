@@ -1,0 +1,35 @@
+"""The blocks of a stage, as what computes them."""
+
+from collections.abc import Sequence
+
+from mpitrain.layout.layer import Placed
+from mpitrain.layout.stages import StagePlan
+from mpitrain.model.recompute import Recomputed
+from mpitrain.model.site import Site
+from mpitrain.parallel.walk import Item
+from mpitrain.parallel.zero.parameters import Parameter
+
+Blocks = list[list[Item]]
+
+
+def blocks_of(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site: Site) -> Blocks:
+    """Return what computes each block. parameters: of each block."""
+    return joined(stage, built(stage, parameters, site))
+
+
+def built(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site: Site) -> Blocks:
+    """Return the items of each block."""
+    return [[item for layer in block for item in _built(layer, own, site)] for block, own in zip(stage.blocks, parameters)]
+
+
+def joined(stage: StagePlan, blocks: Blocks) -> Blocks:
+    """Join blocks that are computed again together: the first of a group stands for all, the others are empty."""
+    for group in stage.groups:
+        blocks[group[0]] = [Recomputed([blocks[block] for block in group])]
+        blocks[group[0] + 1 : group[-1] + 1] = [[] for _ in group[1:]]
+    return blocks
+
+
+def _built(placed: Placed, parameters: Sequence[Parameter], site: Site) -> list[Item]:
+    own = {parameter.name.removeprefix(placed.prefix): parameter for parameter in parameters}
+    return placed.layer.items(own, site)

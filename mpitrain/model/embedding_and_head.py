@@ -1,0 +1,151 @@
+"""What computes the ends of a model: the lookup of tokens; the last norm, logits and loss.
+
+With tensor parallelism the vocabulary is divided (Megatron-LM, arXiv:1909.08053, section 3): rank r holds the rows from V*r/tp to
+V*(r+1)/tp of the table, for any V: nothing is padded. Written by hand: the head's softmax goes over all ranks, and integers have no
+gradient. B sequences of a microbatch, T tokens each, N = B T, D width, V vocabulary.
+"""
+
+import torch
+from torch.nn import functional
+
+from mpitrain.comm.collectives import all_gather
+from mpitrain.comm.mesh import Axis
+from mpitrain.data.documents import IGNORED
+from mpitrain.layout.traffic import Started, Traffic
+from mpitrain.model.linear import Product, product
+from mpitrain.model.segment import Norm, Segment, Tape
+from mpitrain.model.site import Site
+from mpitrain.parallel.microbatch import Context
+from mpitrain.parallel.precision import wide
+from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradients
+from mpitrain.parallel.zero.parameters import Parameter
+
+
+def embedding(weight: Parameter, site: Site) -> list[Item]:
+    """Return the items of the first layer."""
+    return [VocabularyEmbedding(weight), site.out()] if site.tp else [Embedding(weight)]
+
+
+def head(norm: Parameter, weight: Parameter, site: Site) -> list[Item]:
+    """Return the items of the last layer."""
+    return [Norm(norm), site.into(), VocabularyHead(weight, site.tp)] if site.tp else [Head(norm, weight)]
+
+
+class Embedding(Local):
+    """Token numbers to vectors. Written by hand: integers have no gradient."""
+
+    def __init__(self, weight: Parameter):
+        self.weight = weight
+
+    def forward(self, x: None, context: Context) -> Walk:
+        """Look up the tokens [B, T] of the context."""
+        yield None
+        tokens_BT = context.microbatch.tokens
+        return functional.embedding(tokens_BT, self.weight.data), tokens_BT if torch.is_grad_enabled() else None
+
+    def backward(self, saved: torch.Tensor, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        yield None
+        self.weight.grad.index_add_(0, saved.flatten(), grad_of_output.flatten(0, -2).to(self.weight.grad.dtype))
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The summed cross-entropy of logits [N, V] and targets [N], IGNORED ones left out; the gradient overwrites what was saved."""
+
+    @staticmethod
+    def forward(ctx, logits_NV, targets_N):
+        logs_NV = torch.log_softmax(logits_NV, -1, dtype=wide(logits_NV.dtype))
+        ctx.save_for_backward(logs_NV, targets_N)
+        ctx.dtype = logits_NV.dtype
+        return -logs_NV.gather(1, targets_N.clamp(min=0)[:, None]).squeeze(1).masked_fill(targets_N == IGNORED, 0).sum()
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        logs_NV, targets_N = ctx.saved_tensors
+        grad_NV = logs_NV.exp_()
+        grad_NV[torch.arange(len(targets_N), device=grad_NV.device), targets_N] -= 1
+        factor_N = grad_of_output * (targets_N != IGNORED)
+        return grad_NV.mul_(factor_N[:, None]).to(ctx.dtype), None
+
+
+class Head(Segment):
+    """Norm, logits and the summed cross-entropy of a microbatch; without targets, the logits."""
+
+    def __init__(self, norm: Parameter, weight: Parameter):
+        self.norm, self.weight = norm, weight
+
+    def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
+        (logits_BTV,) = tape.linears(tape.norm(x_BTD, self.norm), (self.weight,))
+        if context.microbatch.targets is None:
+            return logits_BTV
+        return _CrossEntropy.apply(logits_BTV.flatten(0, 1), context.microbatch.targets.flatten())
+
+
+# ---------------------------------------------------------------- with a divided vocabulary
+
+
+def _local(numbers: torch.Tensor, weight: Parameter) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows of this rank's shard that tokens belong to, and which tokens belong to it; the others' row is 0."""
+    begin, count = weight.spec.offset[0], weight.spec.shape[0]
+    here = (numbers >= begin) & (numbers < begin + count)
+    return torch.where(here, numbers - begin, 0), here
+
+
+class VocabularyEmbedding(Local):
+    """Token numbers to vectors: each rank those of its rows, and zeros; the sum over the axis follows."""
+
+    def __init__(self, weight: Parameter):
+        self.weight = weight
+
+    def forward(self, x: None, context: Context) -> Walk:
+        """Look up the tokens [B, T] of the context."""
+        yield None
+        rows_BT, here_BT = _local(context.microbatch.tokens, self.weight)
+        y_BTD = functional.embedding(rows_BT, self.weight.data) * here_BT.unsqueeze(-1)
+        return y_BTD, (rows_BT, here_BT) if torch.is_grad_enabled() else None
+
+    def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        yield None
+        rows_BT, here_BT = saved
+        self.weight.grad.index_add_(0, rows_BT[here_BT], grad_of_output[here_BT].to(self.weight.grad.dtype))
+
+
+class VocabularyHead:
+    """Logits and summed cross-entropy: ranks exchange two numbers per token, the log of their share of the softmax and the target's logit.
+
+    IGNORED targets are left out. The loss is the same on all ranks of the axis; the gradient of the input is partial, its sum follows.
+    """
+
+    def __init__(self, weight: Parameter, axis: Axis):
+        self.weight, self.axis = weight, axis
+
+    def forward(self, h_BTD: torch.Tensor, context: Context) -> Walk:
+        h_ND = h_BTD.flatten(0, 1)
+        logits_NV = product(h_ND, self.weight.data).to(wide(h_ND.dtype))
+        ignored_N = context.microbatch.targets.flatten() == IGNORED
+        targets_N, here_N = _local(context.microbatch.targets.flatten(), self.weight)
+        share_N = torch.logsumexp(logits_NV, -1)
+        target_N = logits_NV.gather(1, targets_N[:, None]).squeeze(1) * here_N
+        mine = torch.stack((share_N, target_N))
+        every = yield all_gather(mine, self.axis, mine.new_empty(self.axis.size * mine.numel()))
+        shares_RN, targets_RN = every.view(self.axis.size, 2, -1).unbind(1)
+        log_sum_N = torch.logsumexp(shares_RN, 0)
+        loss = (log_sum_N - targets_RN.sum(0)).masked_fill_(ignored_N, 0).sum()
+        saved = (h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N)
+        return loss, saved if torch.is_grad_enabled() else None
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """Two numbers per token, of every rank."""
+        num_tokens = shape[0] * shape[1]
+        return Traffic((Started("all_gather", self.axis.name, 2 * num_tokens * self.axis.size * max(4, itemsize)),)), shape
+
+    def backward(self, saved: tuple, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
+        yield None
+        h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N = saved
+        grad_NV = logits_NV.sub_(log_sum_N[:, None]).exp_()
+        grad_NV[here_N, targets_N[here_N]] -= 1
+        grad_NV[ignored_N] = 0
+        if grad_of_output is not None:
+            grad_NV.mul_(grad_of_output)
+        grad_NV = grad_NV.to(h_BTD.dtype)
+        later(WeightGradients([Product((self.weight,), h_BTD.flatten(0, 1), [grad_NV])]))
+        return product(grad_NV, self.weight.data.t()).view_as(h_BTD)

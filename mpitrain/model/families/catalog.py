@@ -1,0 +1,24 @@
+"""Which families of models there are, and the plan of a configuration with its family."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from mpitrain.config import Config, Model
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+from mpitrain.layout.layer import Family
+from mpitrain.layout.plan import Plan
+from mpitrain.model.families.llama import llama
+
+FAMILIES: dict[str, Callable[[Model], Family]] = {
+    "llama": llama,
+}
+
+
+def plan_of(config: Config) -> Plan:
+    """Return the plan of a resolved configuration. Raises ConfigError for an unknown family."""
+    name = config.model.family
+    if name not in FAMILIES:
+        near = get_close_matches(name, FAMILIES, 1)
+        raise ConfigError(f"model.family = {shown(repr(name))}; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(FAMILIES)}")
+    return Plan(config, FAMILIES[name](config.model))

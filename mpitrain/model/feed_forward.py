@@ -1,0 +1,36 @@
+"""What computes the gated feed-forward. B sequences of a microbatch, T tokens each, D width, F hidden units."""
+
+from collections.abc import Mapping
+
+import torch
+
+from mpitrain.model.segment import Norm, Segment, Tape
+from mpitrain.model.site import Site
+from mpitrain.parallel.microbatch import Context
+from mpitrain.parallel.tensor_overlap import Chunked
+from mpitrain.parallel.walk import Item, Residual
+from mpitrain.parallel.zero.parameters import Parameter
+
+
+def feed_forward(own: Mapping[str, Parameter], site: Site) -> list[Item]:
+    """Return the items of the layer."""
+    norm, *weights = (own[f"ffn.{name}.weight"] for name in ("norm", "gate", "up", "down"))
+    inner = FeedForward(None if site.tp else norm, *weights, site.fp8)
+    if site.by_chunks:
+        return [Residual([Norm(norm), Chunked(inner, site.tp, gather=True, scatter=True)])]
+    return site.residual(inner, norm)
+
+
+class FeedForward(Segment):
+    """down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202). Without `norm`, x is normalised already.
+
+    With tensor parallelism its weights are those of some hidden units, and the output is partial.
+    """
+
+    def __init__(self, norm: Parameter | None, gate: Parameter, up: Parameter, down: Parameter, fp8: bool = False):
+        self.norm, self.gate, self.up, self.down, self.fp8 = norm, gate, up, down, fp8
+
+    def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
+        h_BTD, once_more = tape.normed(x_BTD, self.norm)
+        h_BTF, gated_once_more = tape.gated(*tape.linears(h_BTD, (self.gate, self.up), once_more, self.fp8))
+        return tape.linears(h_BTF, (self.down,), gated_once_more, self.fp8)[0]

@@ -1,0 +1,90 @@
+"""The ends of a model: token numbers to vectors, and the last norm, logits and loss. tp divides the vocabulary, for any size of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from mpitrain.layout.layer import Sizes
+from mpitrain.layout.parameters import ROWS, Spec, matrix, vector
+
+if TYPE_CHECKING:
+    from mpitrain.model.site import Site
+    from mpitrain.parallel.walk import Item
+    from mpitrain.parallel.zero.parameters import Parameter
+
+EMBEDDING = "embedding.weight"
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """tied: the head uses the same weights."""
+
+    tells: ClassVar[tuple[str, ...]] = ()
+    vocab: int
+    width: int
+    tied: bool
+
+    def parameters(self) -> tuple[Spec, ...]:
+        return (matrix(EMBEDDING, self.vocab, self.width, ROWS, group="table", tied=self.tied),)
+
+    def cost(self, sequence: int) -> float:
+        return 0.0  # a lookup
+
+    def flops(self, sequence: int) -> float:
+        return 0.0
+
+    def kept(self, sizes: Sizes, segment: int) -> int:
+        """Token numbers, and with tp which of them are here."""
+        return (9 if sizes.tp > 1 else 8) * sizes.positions
+
+    def left(self, sizes: Sizes) -> int:
+        return 0
+
+    def history(self, sizes: Sizes) -> int:
+        return 0
+
+    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+        from mpitrain.model.embedding_and_head import embedding  # torch
+
+        return embedding(own[EMBEDDING], site)
+
+
+@dataclass(frozen=True)
+class Head:
+    """tied: with the weights of the embedding."""
+
+    tells: ClassVar[tuple[str, ...]] = ()
+    vocab: int
+    width: int
+    tied: bool
+
+    @property
+    def weight(self) -> str:
+        return EMBEDDING if self.tied else "head.weight"
+
+    def parameters(self) -> tuple[Spec, ...]:
+        table = matrix(self.weight, self.vocab, self.width, ROWS, group="table", tied=self.tied)
+        return vector("head.norm.weight", self.width), table
+
+    def cost(self, sequence: int) -> float:
+        return float(self.vocab * self.width)
+
+    def flops(self, sequence: int) -> float:
+        return 6.0 * self.vocab * self.width
+
+    def kept(self, sizes: Sizes, segment: int) -> int:
+        """Targets, the input and what is normed of it, probabilities, which are fp32 at least."""
+        numbers = (10 if sizes.tp > 1 else 8) * sizes.positions
+        normed = sizes.normed(self.width, sizes.itemsize) if sizes.tp > 1 else sizes.positions * (2 * self.width + 1) * sizes.itemsize
+        return numbers + normed + sizes.positions * self.vocab // sizes.tp * max(4, sizes.itemsize)
+
+    def left(self, sizes: Sizes) -> int:
+        return (self.width + self.vocab // sizes.tp) * sizes.itemsize * sizes.positions
+
+    def history(self, sizes: Sizes) -> int:
+        return 0
+
+    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+        from mpitrain.model.embedding_and_head import head  # torch
+
+        return head(own["head.norm.weight"], own[self.weight], site)

@@ -1,0 +1,61 @@
+"""The gated feed-forward (SwiGLU, arXiv:2002.05202), after an RMSNorm.
+
+Kept of it, with n = B T positions on this rank, width D, F hidden units:
+
+    none        2 n D + n + 4 n F      unit and normed input | gate, silu(gate), up, product
+    selective   n D + n + 2 n F        input | gate, up
+    from I to W 2 n D + 3 n F          both factors of each weight gradient, in every mode
+
+tp divides F. What fp8, tp, `sequence` and cp change is told in layers/attention.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from mpitrain.layout.layer import Sizes
+from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, residual_std, vector
+
+if TYPE_CHECKING:
+    from mpitrain.model.site import Site
+    from mpitrain.parallel.walk import Item
+    from mpitrain.parallel.zero.parameters import Parameter
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """depth: as in layers/attention.py."""
+
+    tells: ClassVar[tuple[str, ...]] = ()
+    width: int
+    ffn: int
+    depth: int
+
+    def parameters(self) -> tuple[Spec, ...]:
+        return (
+            vector("ffn.norm.weight", self.width),
+            matrix("ffn.gate.weight", self.ffn, self.width, ROWS),
+            matrix("ffn.up.weight", self.ffn, self.width, ROWS),
+            matrix("ffn.down.weight", self.width, self.ffn, COLUMNS, std=residual_std(self.depth)),
+        )
+
+    def cost(self, sequence: int) -> float:
+        return float(sum(spec.numel for spec in self.parameters()))
+
+    def flops(self, sequence: int) -> float:
+        return 6.0 * sum(spec.numel for spec in self.parameters() if len(spec.shape) > 1)
+
+    def kept(self, sizes: Sizes, segment: int) -> int:
+        of_unit = 2 * sizes.itemsize if sizes.selective else 3 * sizes.itemsize + sizes.factor
+        return sizes.normed(self.width, sizes.factor) + sizes.positions * of_unit * self.ffn // sizes.tp
+
+    def left(self, sizes: Sizes) -> int:
+        return (2 * self.width + 3 * self.ffn // sizes.tp) * sizes.factor * sizes.positions
+
+    def history(self, sizes: Sizes) -> int:
+        return 0
+
+    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+        from mpitrain.model.feed_forward import feed_forward  # torch
+
+        return feed_forward(own, site)

@@ -1,0 +1,152 @@
+"""A local segment of a block: it builds a small autograd graph in its forward, and differentiates it at once in its backward.
+
+Weight gradients of matrix products don't go through autograd: the graph leaves (input, gradient of output) pairs behind, and the products
+are added straight into the gradient buffer, then or later. They run under no_grad, or the buffer would keep the history of every
+microbatch alive. Gradients of vectors, and of the embedding, are never put off.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional
+
+from mpitrain.model import fp8, linear, selective
+from mpitrain.model.sequence_history import Attended
+from mpitrain.parallel.microbatch import Context
+from mpitrain.parallel.walk import Later, Local, Product, Walk, WeightGradients
+from mpitrain.parallel.zero.parameters import Parameter
+
+Tensors = torch.Tensor | tuple[torch.Tensor, ...]
+Edges = GradientEdge | tuple[GradientEdge, ...]
+Again = Callable[[], torch.Tensor]  # makes a tensor once more that wasn't kept
+
+
+class _Enter(torch.autograd.Function):
+    """The input of a segment. It isn't a leaf, for a leaf would hold its memory until the backward; `leaf` is empty."""
+
+    @staticmethod
+    def forward(ctx, x, leaf):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise AssertionError("the gradient is taken before it gets here")
+
+
+class Tape:
+    """What the backward of one segment leaves behind: gradients of vectors, and the factors of those of matrices.
+
+    selective: what norms, attention and the gated product make isn't kept, but made selective. Then the functions of these return how.
+    """
+
+    def __init__(self, selective: bool = False):
+        self.selective = selective
+        self.small: list[tuple[Parameter, torch.Tensor]] = []
+        self.deferred: list[Product] = []
+        self.attended: Attended | None = None  # of a sequence that is cut into segments
+
+    def linears(
+        self, x: torch.Tensor, parameters: tuple[Parameter, ...], once_more: Again | None = None, narrow: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """Return x @ parameter.T for each parameter; their gradients are deferred. once_more: makes x again, so that it needn't be kept.
+
+        narrow: multiply in fp8.
+        """
+        products = fp8.Products if narrow else linear.Products
+        return products.apply(x, parameters, self.deferred, once_more)
+
+    def norm(self, x: torch.Tensor, parameter: Parameter, eps: float = 1e-5) -> torch.Tensor:
+        """Return RMSNorm(x) with the weight `parameter`."""
+        return selective.Norm.apply(x, parameter, self.small, eps, False)
+
+    def normed(self, x: torch.Tensor, parameter: Parameter | None, eps: float = 1e-5) -> tuple[torch.Tensor, Again | None]:
+        """Return RMSNorm(x), and how to make it again; without a parameter, x."""
+        if parameter is None:
+            return x, None
+        y = selective.Norm.apply(x, parameter, self.small, eps, self.selective)
+        return y, partial(selective.Norm.again, y.grad_fn) if self.selective else None
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, Again | None]:
+        """Return silu(gate) * up, and how to make it selective."""
+        if not self.selective:
+            return functional.silu(gate) * up, None
+        y = selective.Gated.apply(gate, up)
+        return y, partial(selective.Gated.again, y.grad_fn)
+
+    def attention(self, qkv: tuple[torch.Tensor, ...], visible: torch.Tensor | None) -> tuple[torch.Tensor, Again | None]:
+        """Return attention, heads side by side [B, T, H C], and how to make it selective."""
+        if not self.selective:
+            return side_by_side(selective.attention(*qkv, visible)), None
+        y = selective.Attend.apply(*qkv, visible)
+        node = y.grad_fn
+        return side_by_side(y), lambda: side_by_side(selective.Attend.again(node))
+
+    def add_vectors(self) -> None:
+        """Add the gradients of vectors to their buffers and forget them: the graph and these lists hold each other, a cycle."""
+        while self.small:
+            parameter, grad = self.small.pop()
+            parameter.grad += grad
+
+
+class Segment(Local):
+    """A local piece of a block, differentiated by autograd. Subclasses compute a tensor, or a tuple of some, from one or a tuple."""
+
+    def compute(self, x: Tensors, context: Context, tape: Tape) -> Tensors:
+        raise AssertionError("each segment computes")
+
+    def forward(self, x: Tensors, context: Context) -> Walk:
+        """Compute; without gradients enabled nothing is kept."""
+        yield None
+        if not torch.is_grad_enabled():
+            return self.compute(x, context, Tape()), None
+        tape, leaf = Tape(context.keeping.selective), torch.empty(0, requires_grad=True)
+        with context.keeping.saving():
+            x = _each(x, lambda part: _Enter.apply(part, leaf))
+            y = self.compute(x, context, tape)
+        return _each(y, torch.Tensor.detach), (_each(x, get_gradient_edge), _each(y, get_gradient_edge), tape)
+
+    def backward(self, saved: tuple, grad_of_output: Tensors | None, later: Later) -> Walk:
+        """Add the gradients of vectors to their buffers, hand over those of matrices, and return that of the input."""
+        yield None
+        x, y, tape = saved
+        grad = self._differentiate(x, y, grad_of_output, tape.attended)
+        tape.add_vectors()
+        later(WeightGradients(tape.deferred))
+        return grad
+
+    def _differentiate(self, x: Edges, y: Edges, grad_of_output: Tensors | None, attended: Attended | None) -> Tensors:
+        inputs, made, grads = _list(x), _list(y), _list(grad_of_output)
+        if attended is None:
+            found = torch.autograd.grad(made, inputs, grads)
+        else:
+            outputs, left = attended.outputs_and_grads()
+            found = torch.autograd.grad([*made, *outputs], [*inputs, *attended.leaves()], [*grads, *left])
+            attended.leave(found[len(inputs) :])
+        return found[0] if len(inputs) == 1 else found[: len(inputs)]
+
+
+def _list(x: Any) -> list:
+    """Return one or several as a list. An edge is a named tuple, but one."""
+    return list(x) if isinstance(x, tuple) and not isinstance(x, GradientEdge) else [x]
+
+
+def _each(x: Tensors, function: Callable) -> Any:
+    """Return what `function` makes of a tensor, or of each of a tuple."""
+    return tuple(map(function, x)) if isinstance(x, tuple) else function(x)
+
+
+def side_by_side(a_BHTC: torch.Tensor) -> torch.Tensor:
+    return a_BHTC.transpose(1, 2).flatten(-2)
+
+
+class Norm(Segment):
+    """RMSNorm alone, where a communication follows it."""
+
+    def __init__(self, norm: Parameter):
+        self.norm = norm
+
+    def compute(self, x: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
+        return tape.norm(x, self.norm)

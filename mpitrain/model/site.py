@@ -1,0 +1,88 @@
+"""Where the layers of a stage are built: the axes they are spread over, and what they share."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from mpitrain.comm.mesh import Axis
+from mpitrain.layout.plan import Plan
+from mpitrain.model.rotary import Rotary
+from mpitrain.model.segment import Norm
+from mpitrain.parallel.communication import Communication
+from mpitrain.parallel.context.attention import ContextAttention, context_attention
+from mpitrain.parallel.precision import TYPES
+from mpitrain.parallel.walk import Item, Residual
+from mpitrain.parallel.zero.parameters import Parameter
+
+SEQUENCE = 1  # dim of activations [B, T, D]
+
+
+@dataclass
+class Site:
+    """tp, cp: the axes, or None where all of each layer, or of the sequence, is here. rotaries: by width of a head."""
+
+    plan: Plan
+    device: torch.device
+    tp: Axis | None = None
+    cp: Axis | None = None
+    rotaries: dict[int, Rotary] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tp = self.tp if self.tp is not None and self.tp.size > 1 else None
+        self.cp = self.cp if self.cp is not None and self.cp.size > 1 else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of weights and activations."""
+        return TYPES[self.plan.config.precision.compute]
+
+    @property
+    def fp8(self) -> bool:
+        """Whether the linears of a block multiply in fp8."""
+        return self.plan.config.precision.compute == "fp8"
+
+    @property
+    def by_chunks(self) -> bool:
+        """Whether what tp sends goes chunk by chunk."""
+        return self.tp is not None and self.plan.config.parallel.async_tp
+
+    def rotary(self, width: int) -> Rotary:
+        """Return the tables for the positions that are here, once for all layers of the stage."""
+        if width not in self.rotaries:
+            positions = torch.from_numpy(self.plan.positions(self.cp.rank if self.cp else 0))
+            self.rotaries[width] = Rotary(width, positions, self.dtype, self.device)
+        return self.rotaries[width]
+
+    def constants(self) -> list[torch.Tensor]:
+        """Return what is in memory all the time, for all microbatches."""
+        return [table for rotary in self.rotaries.values() for table in (rotary.cos, rotary.sin)]
+
+    def attention_over_cp(self, heads: int, kv_heads: int, head_width: int) -> ContextAttention | None:
+        """Return the attention proper where the sequence is spread over ranks. heads, kv_heads: of this rank."""
+        if self.cp is None:
+            return None
+        parallel = self.plan.config.parallel
+        return context_attention(self.cp, parallel.context, self.plan.config.data.sequence, heads, kv_heads, head_width)
+
+    def residual(self, inner: Item, norm: Parameter) -> list[Item]:
+        """Return x + inner(norm(x)); without tp, `inner` has the norm.
+
+            one rank      x + [ inner ]
+            tp            x + [ norm | copy   | inner | sum     ]        x is whole on every rank
+            tp, sequence  x + [ norm | gather | inner | scatter ]        x is divided along the sequence
+
+        Megatron-LM (arXiv:1909.08053) and its sequence parallelism (arXiv:2205.05198, section 4.2).
+        """
+        return [Residual([Norm(norm), self.into(), inner, self.out()] if self.tp else [inner])]
+
+    def into(self) -> Communication:
+        """Return what brings activations between blocks to a layer that tp divides."""
+        return Communication("gather", self.tp, SEQUENCE) if self._sequence else Communication("copy", self.tp)
+
+    def out(self) -> Communication:
+        """Return what brings the partial results of such a layer back."""
+        return Communication("scatter", self.tp, SEQUENCE) if self._sequence else Communication("sum", self.tp)
+
+    @property
+    def _sequence(self) -> bool:
+        return self.plan.config.parallel.sequence

@@ -1,0 +1,67 @@
+"""What the items of a block know of a microbatch besides their input."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Tokens are there on the first stage, targets on the last. [B, T] each, of a segment of it if sequences are cut.
+
+    documents: the number of each position's document in the whole sequence, [B, T], if attention stays within documents.
+    """
+
+    tokens: torch.Tensor | None = None
+    targets: torch.Tensor | None = None
+    documents: torch.Tensor | None = None
+
+
+class Keeping(Protocol):
+    """What a forward keeps for its backward, and where. selective: what is cheap to make again isn't kept."""
+
+    selective: bool
+
+    def saving(self) -> AbstractContextManager:
+        """Take care of what autograd saves meanwhile."""
+
+    def put(self, kept: Any) -> Any:
+        """Take care of a tensor, or of the tensors of a named tuple; model/offload.py gives them back."""
+
+
+@dataclass(frozen=True)
+class KeepAll:
+    """Everything stays where it is. selective: but for what is cheap to make again."""
+
+    selective: bool = False
+
+    def saving(self) -> AbstractContextManager:
+        return nullcontext()
+
+    def put(self, kept: Any) -> Any:
+        return kept
+
+
+def ignored(name: str, value: torch.Tensor) -> None:
+    """Hear nothing."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """A microbatch on its way through a stage.
+
+    start, segment: the first position of what is here, and its number, if sequences are cut.  history: by attention the keys and values
+    of the segments before (model/sequence_history.py).  visible: what attention adds to its scores, if causality isn't all there is to
+    it.  keeping: what is kept for the backward, and where.  tell: takes numbers that a layer makes besides its output, by their names.
+    """
+
+    microbatch: Microbatch = Microbatch()
+    start: int = 0
+    segment: int = 0
+    history: dict[object, list] | None = None
+    visible: torch.Tensor | None = None
+    keeping: Keeping = field(default=KeepAll())
+    tell: Callable[[str, torch.Tensor], None] = ignored
