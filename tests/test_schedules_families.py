@@ -169,7 +169,7 @@ def test_automatic_schedulers_refuse_what_cannot_be(name, options, message):
 
 
 def test_zbv_auto_needs_no_more_than_all_microbatches():
-    simulate_table(build("zbv-auto", 8, 3, Options(memory_limit=3)))
+    assert max(map(simulate_table(build("zbv-auto", 8, 3, Options(memory_limit=3))).peak_in_flight, range(8))) <= 2 * 3
 
 
 def test_the_automatic_schedulers_are_quick():

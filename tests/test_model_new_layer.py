@@ -1,0 +1,204 @@
+"""A layer kind and a family that the code has never seen: one class, and one line that names the family.
+
+Parity with plain torch, memory, traffic, FLOPs and what it tells besides its output follow from what the layer declares.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from conftest import agree
+
+from mpitrain.layout.layer import Family
+from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, residual_std, vector
+
+WIDTH, UNITS, VOCAB, LAYERS, STEPS = 16, 24, 64, 3, 2
+SETTINGS = (
+    f"model.layers={LAYERS}", f"model.width={WIDTH}", f"model.ffn={UNITS}", f"model.vocab={VOCAB}", "model.heads=4", "model.kv_heads=2",
+    "model.family=biased", "data.sequence=8", "batch.global=8", "precision.compute=fp64", "optimizer.name=sgd", "optimizer.momentum=0",
+    "optimizer.decay=0", "optimizer.clip=0", "comm.bucket_mb=0.002", "comm.timeout_s=60",
+)  # fmt: skip
+LAYOUTS = {
+    1: ("",),
+    2: ("tp=2", "tp=2 sequence=false", "pp=2", "dp=2 zero=3", "cp=2"),
+    4: ("tp=4", "tp=2 pp=2", "tp=2 dp=2 zero=2"),
+}
+
+
+# ---------------------------------------------------------------- the one file
+
+
+@dataclass(frozen=True)
+class BiasedUnit:
+    """down(sigmoid(gate(norm(x)) + bias) * up(norm(x))): a gated linear unit whose gate has a bias. It tells how open its gates are."""
+
+    width: int
+    units: int
+    depth: int
+    tells: ClassVar[tuple[str, ...]] = ("gates",)
+
+    def parameters(self):
+        return (
+            vector("unit.norm.weight", self.width),
+            matrix("unit.gate.weight", self.units, self.width, ROWS),
+            Spec("unit.gate.bias", (self.units,), constant=0.0, divided=ROWS),
+            matrix("unit.up.weight", self.units, self.width, ROWS),
+            matrix("unit.down.weight", self.width, self.units, COLUMNS, std=residual_std(self.depth)),
+        )
+
+    def cost(self, sequence):
+        return float(3 * self.units * self.width)
+
+    def flops(self, sequence):
+        return 6.0 * 3 * self.units * self.width
+
+    def kept(self, sizes, segment):
+        return sizes.normed(self.width, sizes.factor) + sizes.positions * (2 * sizes.itemsize + sizes.factor) * self.units // sizes.tp
+
+    def left(self, sizes):
+        return (2 * self.width + 3 * self.units // sizes.tp) * sizes.factor * sizes.positions
+
+    def history(self, sizes):
+        return 0
+
+    def items(self, own, site):
+        import torch
+
+        from mpitrain.model.segment import Segment
+
+        class AddBias(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, parameter, small):
+                ctx.parameter, ctx.small = parameter, small
+                return x + parameter.data
+
+            @staticmethod
+            def backward(ctx, grad):
+                ctx.small.append((ctx.parameter, grad.flatten(0, -2).sum(0)))
+                return grad, None, None
+
+        class Unit(Segment):
+            def compute(self, x_BTD, context, tape):
+                norm, gate, bias, up, down = own.values()
+                h_BTD, again = tape.normed(x_BTD, None if site.tp else norm)
+                gate_BTF, up_BTF = tape.linears(h_BTD, (gate, up), again)
+                open_BTF = torch.sigmoid(AddBias.apply(gate_BTF, bias, tape.small))
+                context.tell("gates", open_BTF.mean())
+                return tape.linears(open_BTF * up_BTF, (down,))[0]
+
+        return site.residual(Unit(), own["unit.norm.weight"])
+
+
+def biased(model):
+    from mpitrain.model.layers.embedding_and_head import Embedding, Head
+
+    ends = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
+    return Family(next(ends), model.layers * ((BiasedUnit(model.width, model.ffn, model.layers),),), next(ends))
+
+
+@pytest.fixture(autouse=True)
+def _one_line(monkeypatch):
+    from mpitrain.model.families.catalog import FAMILIES
+
+    monkeypatch.setitem(FAMILIES, "biased", biased)
+
+
+# ---------------------------------------------------------------- what follows from it
+
+
+def plan_with(world_size, layout, *more):
+    from mpitrain import config as settings
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.model.families.catalog import plan_of
+
+    keys = (f"parallel.{word}" for word in layout.split())
+    return plan_of(resolve(settings.load(None, (*SETTINGS, *keys, *more)), world_size, VOCAB))
+
+
+def plain(weights, rows):
+    """Return the mean loss of rows of tokens, by plain torch."""
+    from torch.nn import functional
+
+    def norm(x, weight):
+        return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+
+    x = weights["embedding.weight"][rows[:, :-1]]
+    for i in range(LAYERS):
+        names = ("norm.weight", "gate.weight", "gate.bias", "up.weight", "down.weight")
+        n, g, b, u, d = (weights[f"blocks.{i}.unit.{name}"] for name in names)
+        h = norm(x, n)
+        x = x + (((h @ g.T + b).sigmoid() * (h @ u.T)) @ d.T)
+    logits = norm(x, weights["head.norm.weight"]) @ weights["embedding.weight"].T
+    return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("layout", [layout for found in LAYOUTS.values() for layout in found])
+def test_a_new_layer_trains_like_plain_torch_holds_and_sends_what_it_declares(world, layout):
+    import torch
+    from test_rehearsal import recorded
+    from test_train_oracle import part
+
+    from mpitrain.actor.actor import Actor
+    from mpitrain.actor.memory_meter import Watch
+    from mpitrain.actor.memory_report import measure, predict
+    from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.training.trainer import build_mesh
+
+    if layout not in LAYOUTS.get(world.size, ()):
+        pytest.skip("runs on other ranks")
+    plan, wrong = plan_with(world.size, layout), []
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
+    whole = plan_with(1, "", "parallel.dp=1").parameters()
+    weights = {spec.name: initial(spec) for spec in whole}
+    watch, dp = Watch(actor.stages.values(), actor.site.constants()), plan.config.parallel.dp
+    for step in range(1, STEPS + 1):
+        rows = torch.randint(0, VOCAB, (8, 9), generator=torch.Generator().manual_seed(step))
+        mine = actor.cut(rows.chunk(dp)[mesh["data"].rank // plan.config.parallel.cp])
+        results = []
+        found, _ = recorded(mesh, lambda s=step, m=mine, r=results: r.append(actor.run_step(s, m, 0.1, watch=watch)))
+        for weight in weights.values():
+            weight.grad = None
+        loss = plain(weights, rows)
+        loss.backward()
+        wrong += [f"loss {results[0].loss}, not {loss.item()}"] if abs(results[0].loss - loss.item()) > 1e-10 else []
+        for piece in actor.gradients.pieces:
+            expected = part({name: weight.grad for name, weight in weights.items()}, piece)
+            error = (piece.grad - expected).abs().max() / expected.abs().max()
+            wrong += [f"gradient of {piece.spec.name}: {error:.1e}"] if not error < 1e-10 else []
+        gates = results[0].told["gates"] / (LAYERS * plan.num_microbatches * dp * plan.config.parallel.cp)
+        wrong += [f"gates {gates}"] if abs(gates - 0.5) > 0.05 else []  # half open at first
+        with torch.no_grad():
+            for weight in weights.values():
+                weight -= 0.1 * weight.grad
+        declared = Rehearsal(plan, world.rank).training()
+        wrong += [f"sent {found}, declared {declared}"] if found != declared else []
+    predicted, held = predict(plan, actor.sharding.rank)[actor.pp.rank], measure(actor, watch)
+    wrong += [f"holds {held}, predicted {predicted}"] if predicted != held else []
+    mesh.free()
+    agree(world, not wrong, f"{mesh}: {wrong[:3]}")
+
+
+def initial(spec):
+    import torch
+
+    from mpitrain.parallel.zero.initial import normal
+
+    flat = normal(1, spec.name, 0, spec.numel, spec.std) if spec.std else torch.full((spec.numel,), spec.constant, dtype=torch.float64)
+    return flat.view(spec.shape).requires_grad_()
+
+
+def test_its_flops_and_its_stages_follow():
+    plan = plan_with(1, "")
+    assert plan.flops_per_token() == 6 * (LAYERS * 3 * UNITS * WIDTH + VOCAB * WIDTH)
+    assert [len(stage.blocks) for stage in plan_with(2, "pp=2").stages] == [3, 2]  # the head is work too
+    cut = plan_with(2, "pp=2", "pipeline.stages=[2,1]")
+    assert cut.stages[1].specs()[0][0].name == "blocks.2.unit.norm.weight"
+
+
+def test_a_stage_ends_behind_a_whole_layer():
+    from mpitrain.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"found half of block 1, which has 1 layers; end a stage behind a whole block"):
+        _ = plan_with(2, "pp=2", "pipeline.stages=[1.5,1.5]").stages
