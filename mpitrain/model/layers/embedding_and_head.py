@@ -73,10 +73,12 @@ class Head:
         return 6.0 * self.vocab * self.width
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        """Targets, the input and what is normed of it, probabilities, which are fp32 at least."""
-        numbers = (10 if sizes.tp > 1 else 8) * sizes.positions
-        normed = sizes.normed(self.width, sizes.itemsize) if sizes.tp > 1 else sizes.positions * (2 * self.width + 1) * sizes.itemsize
-        return numbers + normed + sizes.positions * self.vocab // sizes.tp * max(4, sizes.itemsize)
+        """Targets, the input and what is normed of it, probabilities, which are fp32 at least; with tp their sum for each position."""
+        wide = max(4, sizes.itemsize)
+        probabilities = sizes.positions * self.vocab // sizes.tp * wide
+        if sizes.tp == 1:
+            return sizes.positions * (8 + (2 * self.width + 1) * sizes.itemsize) + probabilities
+        return sizes.positions * (10 + wide) + sizes.normed(self.width, sizes.itemsize) + probabilities
 
     def left(self, sizes: Sizes) -> int:
         return (self.width + self.vocab // sizes.tp) * sizes.itemsize * sizes.positions
