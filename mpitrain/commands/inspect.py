@@ -48,9 +48,6 @@ def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, r
 
 
 def _traffic(config: Config, rank: int) -> str:
-    import mpi4py
-
-    mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
     from mpitrain.actor.rehearsal import Rehearsal
 
     return "\n\n# what it sends in a step:\n" + "\n".join(f"# {line}" for line in Rehearsal(config, rank).table().splitlines())
@@ -58,9 +55,6 @@ def _traffic(config: Config, rank: int) -> str:
 
 def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what a rank of each pipeline rank will hold, as a table in MB."""
-    import mpi4py
-
-    mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
     from mpitrain.actor.memory_report import predict, table_of_usage
 
     config = resolved(path, overrides, num_ranks)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import torch
-from mpi4py import MPI
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.stage import Microbatch
@@ -18,7 +17,7 @@ from mpitrain.cluster import preflight
 from mpitrain.cluster.board import BUSY
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import connect
+from mpitrain.comm.world import World, alone, connect
 from mpitrain.commands.inspect import resolved
 from mpitrain.config import Config, Parallel, digest
 from mpitrain.errors import DONE, FAILED
@@ -68,22 +67,21 @@ def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callab
     config = world.on_every_rank("checking the configuration", lambda: resolved(path, overrides, world.size))
     world.require_same({"the configuration": digest(config), **preflight.code()})
     guard.place.enter("step", "training the small model in this layout and on one rank", BUSY)
-    differences = verify(config, world.comm)
+    differences = verify(config, world)
     if world.rank == 0:
         say(report(config, differences))
     return FAILED if differences else DONE
 
 
-def verify(config: Config, world: MPI.Intracomm) -> list[Difference]:
+def verify(config: Config, world: World) -> list[Difference]:
     """Train the shrunken model in the layout and on one rank; return what differs on any rank, the first first. Collective."""
     small = shrunken(config)
-    mesh = build_mesh(small, world)
-    alone = build_mesh(on_one_rank(small), MPI.COMM_SELF)
-    found, expected = _Run(small, mesh), _Run(on_one_rank(small), alone)
+    mesh, lone = build_mesh(small, world.comm), build_mesh(on_one_rank(small), alone())
+    found, expected = _Run(small, mesh), _Run(on_one_rank(small), lone)
     mine = [difference for step in range(1, STEPS + 1) for difference in _compare(step, found.step(step), expected.step(step), found)]
     mesh.free()
-    alone.free()
-    return sorted((d for part in world.allgather(mine) for d in part), key=lambda difference: difference.order)
+    lone.free()
+    return sorted((d for part in world.all_gather("what differs", mine) for d in part), key=lambda difference: difference.order)
 
 
 def report(config: Config, differences: list[Difference]) -> str:
