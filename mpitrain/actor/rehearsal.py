@@ -28,7 +28,8 @@ class Rehearsal:
     """One rank of a layout, without MPI and without memory."""
 
     def __init__(self, config: Config, rank: int):
-        self._mesh = SilentMesh(rank, axes_of(config).of(rank))
+        axes = axes_of(config)
+        self._mesh = SilentMesh(rank, axes.of(rank), axes.carried)
         self._actor = _EmptyActor(config, self._mesh, META, stage_type=_EmptyStage)
         table = self._actor.table
         self._microbatches = [Microbatch()] * (table.copies * table.num_microbatches)

@@ -30,7 +30,7 @@ def main(guard: Guard, say: Callable[[str], None]) -> int:
     world = connect(guard.place)
     guard.join(world)
     with guard.place.waiting("measuring the bandwidth"):
-        mesh = Mesh(world.comm, Grid({"dp": world.size}), timeout_s=TIMEOUT_S)
+        mesh = Mesh(world.comm, Grid({"dp": world.size}), {"world": range(world.size)}, timeout_s=TIMEOUT_S)
         hosts = Counter(world.all_gather("their nodes", library.host()))
         bandwidth = _bandwidth(mesh)
     if world.rank == 0:

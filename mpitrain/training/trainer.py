@@ -59,9 +59,12 @@ def run(opened: Opened, world: World, guard: Guard) -> int:
 
 def build_mesh(config: Config, comm: Communicator, place: Place = NOWHERE) -> Mesh:
     """Build every communicator this layout needs. Collective over `comm`."""
+    axes = axes_of(config)
     return Mesh(
         comm,
-        **axes_of(config)._asdict(),
+        axes.grid,
+        axes.of(comm.rank),
+        axes.carried,
         transport=config.comm.transport,
         timeout_s=config.comm.timeout_s,
         progress=config.comm.progress,
