@@ -20,6 +20,7 @@ from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.stage import Microbatch
 from mpitrain.actor.trace import Recorder, write_trace
+from mpitrain.comm.world import NOWHERE, World
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.walk import WeightGradients
@@ -84,7 +85,7 @@ def measure(name: str, times: Times, microbatches: int, steps: int) -> tuple[flo
         actor.run_step(step, [Microbatch(rows, rows)] * microbatches * actor.table.segments, 1e-3)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
-        write_trace(path, recorder, mesh, actor.table)
+        write_trace(path, recorder, mesh, World(world, NOWHERE), actor.table)
         mesh.free()
         if world.rank:
             return None

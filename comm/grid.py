@@ -10,7 +10,7 @@ Rank order is fastest first (tp, cp, dp, pp): neighbours in tp are neighbours in
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mpitrain.errors import MeshError
 
@@ -47,33 +47,29 @@ class Grid:
             rank = rank * degree + coordinates[name]
         return rank
 
-    def group(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """Return the ranks that share every coordinate with `rank` except along `axes`, in rank order."""
+    def group(self, rank: int, *axes: str) -> Sequence[int]:
+        """Return the ranks that share every coordinate with `rank` except along `axes`, in rank order: evenly spaced ones as a range."""
         unknown = set(axes) - set(self.degrees)
         if unknown:
             raise MeshError(f"no axis {sorted(unknown)} in {self}")
-        here, first, offsets, stride = self.coordinates(rank), 0, [0], 1
+        here, first, offsets, stride = self.coordinates(rank), rank, range(1), 1
         for name, degree in self.degrees.items():
-            if name in axes:
-                offsets = [at * stride + offset for at in range(degree) for offset in offsets]
-            else:
-                first += here[name] * stride
+            if name in axes and degree > 1:
+                first -= here[name] * stride
+                offsets = _repeated(offsets, degree, stride)
             stride *= degree
+        if isinstance(offsets, range):
+            return range(first, first + offsets.stop, offsets.step)
         return tuple(first + offset for offset in offsets)
 
 
-def members(
-    rank: int,
-    dense: Grid,
-    expert: Grid | None = None,
-    spans: Mapping[str, tuple[str, ...]] | None = None,
-    groups: Mapping[str, list[tuple[int, ...]]] | None = None,
-) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of every axis that `rank` is on, by the axis's name; see comm.mesh.Mesh for what is given."""
-    found = {name: dense.group(rank, name) for name in dense.degrees}
-    found |= {name: expert.group(rank, name) for name in (expert.degrees if expert else ()) if name not in dense.degrees}
-    found |= {name: dense.group(rank, *axes) for name, axes in (spans or {}).items()}
-    return found | {name: next((ranks for ranks in lists if rank in ranks), (rank,)) for name, lists in (groups or {}).items()}
+def _repeated(offsets: Sequence[int], times: int, stride: int) -> Sequence[int]:
+    """Return offsets, of which the first is 0, again and again, each time `stride` further."""
+    if len(offsets) == 1:
+        return range(0, times * stride, stride)
+    if isinstance(offsets, range) and stride == len(offsets) * offsets.step:
+        return range(0, times * stride, offsets.step)
+    return tuple(at * stride + offset for at in range(times) for offset in offsets)
 
 
 def split(length: int, size: int) -> list[int]:

@@ -1,17 +1,17 @@
-"""The communicators of a rank: one per axis of the layout, built, named and freed by the Mesh.
+"""The axes of a rank, and what they are made of: communicators and windows, built, named and freed by the Mesh.
 
     Mesh
-     |-- tp cp dp pp          axes of the dense layers, rank order fastest first
-     |-- etp ep edp           axes of the expert layers, folded over the same ranks
-     |-- data                 ranks with the same parameters and other tokens: dp x cp
-     |-- tied                 the ranks that hold a copy of the tied embedding: first and last stage
-     |-- links                pipeline messages, apart from the collectives of pp
-     `-- world, node          everyone; those who share this machine's memory
+     |-- tp cp            carry the pieces of a layer's sums, of a sequence's attention
+     |-- dp pp            coordinates only
+     |-- data             ranks with the same parameters and other tokens: dp x cp
+     |-- shard replicate  of these, those that divide the state among them, and those that have the same
+     |-- links            pipeline messages
+     `-- tied ...         the ranks that hold a copy of the tied embedding: first and last stage; and others, see layout/axes.py
 
 Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 is an axis like any other.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -19,37 +19,43 @@ from mpi4py import MPI
 from mpitrain.comm import messages, native, shared
 from mpitrain.comm.account import Account, Usage
 from mpitrain.comm.buffers import Array, Scratch, on_device
+from mpitrain.comm.carried import AUTO_SHARED, EVERYTHING, NOTHING, Carried
 from mpitrain.comm.device import cuda_awareness
-from mpitrain.comm.grid import Grid, members
+from mpitrain.comm.grid import Grid
 from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.comm.world import NOWHERE, Place
 from mpitrain.errors import MeshError
 
 TRANSPORTS = ("auto", "messages", "collectives", "shared")
-AUTO_SHARED = 1 << 15  # bytes from which the window beats messages between ranks of one node: see benchmarks/collectives.py
 
 
 class Axis:
     """One axis as this rank sees it: its coordinate, the size, communicators that belong to nobody else, and an account of their use.
 
-    Construction and free() are collective over the ranks of the axis.
+    comm: of these ranks, from now on the axis's own; None if it carries nothing.  Construction and free() are collective over the axis.
     """
 
-    def __init__(self, name: str, comm: MPI.Comm, progress: Progress, transport: str, node: int, device_aware: bool, place: Place):
-        self.place = place
-        self.name, self.progress, self.device_aware = name, progress, device_aware
-        self.comm, self.second = comm, comm.Dup()
-        comm.Set_name(f"mpitrain.{name}")
-        self.second.Set_name(f"mpitrain.{name}.second")
-        self.rank, self.size = comm.rank, comm.size
+    def __init__(self, name: str, comm: MPI.Comm | None, rank: int, size: int, carried: Carried, one_node: bool, mesh: "Mesh"):
+        self.name, self.rank, self.size, self.carried, self.one_node = name, rank, size, carried, one_node
+        self.progress, self.device_aware, self.place, self._transport = mesh.progress, mesh.device_aware, mesh.place, mesh.transport
         self.account = Account()
         self.turnstile, self.second_turnstile, self.scratch = Turnstile(), Turnstile(), Scratch()
-        self.one_node = len(set(comm.allgather(node))) == 1
-        self.window = shared.Window(comm) if self.one_node and self.size > 1 and transport in ("auto", "shared") else None
-        self._allocations: list[shared.Allocation] = []
-        self._transport = transport
         self.num_tags, self._tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), -1  # Open MPI knows it for COMM_WORLD only
+        self._allocations: list[shared.Allocation] = []
+        self._owns = comm is not None and size > 1
+        self.comm, self.second, self.window = comm, None, None
+        if self._owns:
+            comm.Set_name(f"mpitrain.{name}")
+            self._furnish()
+
+    def _furnish(self) -> None:
+        """Make what is carried needs beside the communicator. Collective over the axis."""
+        if self.carried.needs_second(self._transport):
+            self.second = self.comm.Dup()
+            self.second.Set_name(f"mpitrain.{self.name}.second")
+        if self.one_node and self.carried.needs_window(self._transport):
+            self.window = shared.Window(self.comm)
 
     def __str__(self) -> str:
         return f"{self.name} {self.rank}/{self.size}"
@@ -59,6 +65,7 @@ class Axis:
 
         The Pending's result is `result`, and `what` names it in a hang report.
         """
+        assert self.carried.allows(operation, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {operation}"
         self.account.note(operation, num_bytes)
         return self.progress.start(begin(), what or f"{operation} of {num_bytes} bytes on {self.name}", self.account, result)
 
@@ -103,49 +110,42 @@ class Axis:
         self._allocations = []
         if self.window:
             self.window.free()
-        self.second.Free()
-        self.comm.Free()
+        if self.second:
+            self.second.Free()
+        if self._owns:
+            self.comm.Free()
 
 
 class Mesh:
     """All axes of this rank. Construction and free() are collective over `comm`, which stays the caller's.
 
-    dense: the layout of all ranks.  expert: the same ranks folded for expert layers, if given.  spans: further axes that join
-    several, {"data": ("cp", "dp")}.  groups: further axes given as one list of ranks each; ranks outside have an axis of size 1.
-    progress: who enters MPI while the rank computes: `poll` (the rank itself, between instructions) or a `thread`.  place: is told when
-    memory is made together later.
+    grid: the layout of all ranks.  axes: by its name, the ranks of each axis that this rank is on, in their order; those of the grid
+    if not given.  carried: what is started on each, alike on all ranks; anything, if not given.  progress: who enters MPI while the
+    rank computes: `poll` (the rank itself, between instructions) or a `thread`.  place: is told when memory is made together later.
     """
 
     def __init__(
         self,
         comm: MPI.Comm,
-        dense: Grid,
+        grid: Grid,
+        axes: Mapping[str, Sequence[int]] | None = None,
+        carried: Mapping[str, Carried] | None = None,
         *,
-        expert: Grid | None = None,
-        spans: Mapping[str, tuple[str, ...]] | None = None,
-        groups: Mapping[str, list[tuple[int, ...]]] | None = None,
         transport: str = "auto",
         timeout_s: float | None = None,
         progress: str = "poll",
         place: Place = NOWHERE,
     ):
-        dense.require(comm.size)
-        if expert is not None:
-            expert.require(comm.size)
-        self.grid, self.rank, self.size = dense, comm.rank, comm.size
-        self.coordinates = dense.coordinates(comm.rank)
-        self.progress = Progress(timeout_s)
+        grid.require(comm.size)
+        self.grid, self.rank, self.size = grid, comm.rank, comm.size
+        self.coordinates = grid.coordinates(comm.rank)
+        self.progress, self.transport, self.place = Progress(timeout_s), transport, place
         self.device_aware, self.device_reason = cuda_awareness()
-        self.axes: dict[str, Axis] = {}
-        self._place = place
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self._node = node.bcast(comm.rank, 0)  # a node is called after its first rank
-        self._transport = transport
-        for name, ranks in members(comm.rank, dense, expert, spans, groups).items():
-            self._add(name, comm, ranks)
-        self._add("world", comm, range(comm.size))
-        self.axes["node"] = Axis("node", node, self.progress, transport, self._node, self.device_aware, place)
-        self.num_nodes = len(set(comm.allgather(self._node)))
+        if axes is None:
+            axes = {name: grid.group(comm.rank, name) for name in grid.degrees}
+        near, self.axes = _ranks_of_this_node(comm), dict[str, Axis]()
+        for name, ranks in axes.items():
+            self._add(name, comm, ranks, EVERYTHING if carried is None else carried.get(name, NOTHING), near)
         self.progress_thread = self._wants_thread(progress)
         if self.progress_thread:
             self.progress.start_thread(comm.Dup())
@@ -167,11 +167,14 @@ class Mesh:
             raise MeshError('comm.progress = "thread" needs MPI_THREAD_MULTIPLE, which this MPI was not started with; use "poll"')
         return progress == "thread"
 
-    def _add(self, name: str, comm: MPI.Comm, ranks) -> None:
-        """Split one axis off. The first rank of each group is its colour; keys keep the order given."""
-        ranks = list(ranks)
-        axis = comm.Split(ranks[0], ranks.index(comm.rank))
-        self.axes[name] = Axis(name, axis, self.progress, self._transport, self._node, self.device_aware, self._place)
+    def _add(self, name: str, comm: MPI.Comm, ranks: Sequence[int], carried: Carried, near: frozenset[int]) -> None:
+        """Add an axis. Of one that carries something, all ranks split `comm` alike: those of an axis have its first rank as colour.
+
+        A rank alone on its axis gets no communicator there: nothing is sent, and MPI has one for the purpose.
+        """
+        coordinate, alone = ranks.index(comm.rank), len(ranks) == 1
+        own = comm.Split(MPI.UNDEFINED if alone else ranks[0], coordinate) if carried.operations else None
+        self.axes[name] = Axis(name, MPI.COMM_SELF if alone else own, coordinate, len(ranks), carried, near.issuperset(ranks), self)
 
     def free(self) -> None:
         """Wait for what is in flight and free every communicator. Collective over all ranks."""
@@ -180,3 +183,13 @@ class Mesh:
         for axis in reversed(self.axes.values()):
             axis.free()
         self.axes = {}
+
+
+def _ranks_of_this_node(comm: MPI.Comm) -> frozenset[int]:
+    """Return the ranks of `comm` that share this rank's memory. Collective."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    here, all_ = node.Get_group(), comm.Get_group()
+    ranks = frozenset(here.Translate_ranks(None, all_))
+    for each in (here, all_, node):
+        each.Free()
+    return ranks

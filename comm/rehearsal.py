@@ -9,20 +9,22 @@ import numpy as np
 
 from mpitrain.comm.account import Account
 from mpitrain.comm.buffers import Array
+from mpitrain.comm.carried import NOTHING, Carried
 from mpitrain.comm.progress import Pending, Progress, Steps
 
 
 class SilentAxis:
     """What mpitrain.comm.mesh.Axis is to those who start operations. Each is noted in account.log."""
 
-    def __init__(self, name: str, rank: int, size: int, progress: Progress):
-        self.name, self.rank, self.size, self.progress = name, rank, size, progress
+    def __init__(self, name: str, rank: int, size: int, carried: Carried, progress: Progress):
+        self.name, self.rank, self.size, self.carried, self.progress = name, rank, size, carried, progress
         self.device_aware, self.num_tags = False, 2**31 - 1
         self.account = Account()
         self.account.log = []
 
     def start(self, begin: Callable[[], Steps], operation: str, num_bytes: int, result: Array | None = None, what: str = "") -> Pending:
         """Note an operation, which is never called; zeros come of it."""
+        assert self.carried.allows(operation, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {operation}"
         self.account.note(operation, num_bytes)
         if isinstance(result, np.ndarray):
             result[...] = 0
@@ -30,11 +32,13 @@ class SilentAxis:
 
 
 class SilentMesh:
-    """The axes of `rank`, by their names. groups: the ranks of each, in their order, as comm.grid.members returns them."""
+    """The axes of `rank`, by their names: axes and carried as for mpitrain.comm.mesh.Mesh."""
 
-    def __init__(self, rank: int, groups: Mapping[str, Sequence[int]]):
+    def __init__(self, rank: int, axes: Mapping[str, Sequence[int]], carried: Mapping[str, Carried]):
         self.rank, self.progress = rank, Progress()
-        self.axes = {name: SilentAxis(name, ranks.index(rank), len(ranks), self.progress) for name, ranks in groups.items()}
+        self.axes = {
+            name: SilentAxis(name, ranks.index(rank), len(ranks), carried.get(name, NOTHING), self.progress) for name, ranks in axes.items()
+        }
 
     def __getitem__(self, name: str) -> SilentAxis:
         return self.axes[name]

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
+from mpitrain.comm import library
 from mpitrain.errors import InputError, MeshError
 
-LAUNCHERS = {"OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun", "PMI_SIZE": "a PMI launcher (MPICH's mpirun, srun)"}
+Communicator = MPI.Intracomm  # for annotations elsewhere: only comm/ calls it
 STARTING = "in MPI_Init"  # what `ps` calls a rank there
 BEAT_S = 1.0  # between two signs of life of a rank that others wait for
 FORWARD_S = 0.5  # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
@@ -114,6 +115,11 @@ class World:
         with self.place.waiting(f"for all ranks: {what}"):
             return self.comm.allgather(mine)
 
+    def gather(self, what: str, mine: Any) -> list | None:
+        """Return what each rank gives on rank 0, and None on the others."""
+        with self.place.waiting(f"for all ranks: {what}"):
+            return self.comm.gather(mine)
+
     def barrier(self, what: str) -> None:
         """Wait for all ranks."""
         with self.place.waiting(f"for all ranks: {what}"):
@@ -136,19 +142,24 @@ def connect(place: Place) -> World:
     """
     with place.waiting("for all ranks to call MPI_Init"), _called(STARTING):
         _initialize()
-    world, said = MPI.COMM_WORLD, {name: int(os.environ[name]) for name in LAUNCHERS if os.environ.get(name, "").isdecimal()}
+    world, said = MPI.COMM_WORLD, {name: int(os.environ[name]) for name in library.SIZES if os.environ.get(name, "").isdecimal()}
     if not said and os.environ.get("SLURM_NTASKS", "").isdecimal():
         said["SLURM_NTASKS"] = int(os.environ["SLURM_NTASKS"])
     for name, size in said.items():
         if size != world.size:
-            library = MPI.Get_library_version().split("\n")[0].split(",")[0].strip().rstrip("\0")
+            found = library.name().split(",")[0].strip()
             raise _of_all(
                 MeshError(
-                    f"{LAUNCHERS.get(name, 'Slurm')} started {size} ranks ({name}), but {library} sees {world.size}: launcher and MPI "
-                    "library don't belong together; use the mpirun of this MPI, or srun --mpi with the PMI it was built for"
+                    f"{library.LAUNCHERS.get(name, 'Slurm')} started {size} ranks ({name}), but {found} sees {world.size}: launcher and "
+                    "MPI library don't belong together; use the mpirun of this MPI, or srun --mpi with the PMI it was built for"
                 )
             )
     return World(world, place)
+
+
+def alone() -> Communicator:
+    """Return the communicator of this rank alone; it stays MPI's."""
+    return MPI.COMM_SELF
 
 
 @contextmanager
@@ -189,7 +200,7 @@ def abort(code: int) -> None:
             continue  # closed, or nobody reads it
     time.sleep(FORWARD_S)
     threading.Timer(ABORT_S, os._exit, [code]).start()
-    if not MPI.Is_initialized() and any(name in os.environ for name in (*LAUNCHERS, "SLURM_NTASKS")):
+    if not MPI.Is_initialized() and any(name in os.environ for name in (*library.SIZES, "SLURM_NTASKS")):
         _initialize()  # where the others wait: MPICH's launcher doesn't mind a rank that ends before
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.COMM_WORLD.Abort(code)

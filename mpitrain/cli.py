@@ -75,13 +75,6 @@ def _tell_error(error: MpitrainError) -> None:
     _tell(partial(click.echo, str(error), err=True), error.exit_code)
 
 
-def _let_connect_start_mpi() -> None:
-    """Keep the import of mpi4py from starting MPI: comm.world.connect() does, when the rank is guarded."""
-    import mpi4py
-
-    mpi4py.rc.initialize = False
-
-
 def _answer(text: str) -> None:
     """Print what a command was asked for. Raises MpitrainError if it is lost."""
     click.echo(text)
@@ -108,7 +101,6 @@ def run(config: str | None, overrides: tuple[str, ...]) -> int:
 
     Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (start it again).
     """
-    _let_connect_start_mpi()
     from mpitrain.cluster.board import BUSY
     from mpitrain.cluster.guard import Guard, guarded
 
@@ -175,7 +167,6 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     overrides, num_ranks = degrees(layout, overrides)
     if num_ranks > 1 and not launched():
         return start(num_ranks, ["verify", *([config] if config else []), "--layout", layout, *(f"--set={o}" for o in overrides)])
-    _let_connect_start_mpi()
     from mpitrain.cluster.guard import Guard, guarded
 
     def body(guard: Guard) -> int:
@@ -233,7 +224,6 @@ def schedule(name: str, trace: str | None, out: str | None, json: bool, **asked)
 @cli.command()
 def doctor() -> None:
     """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun: of all its ranks."""
-    _let_connect_start_mpi()
     from mpitrain.cluster.guard import guarded
     from mpitrain.commands.doctor import main
 

@@ -291,8 +291,8 @@ def mesh(request):
 
     way = request.param
     transport, progress = "auto" if way == "direct" else way, "thread" if way == "auto" else "poll"
-    grid = Grid({"dp": COMM_WORLD.size})
-    mesh = Mesh(COMM_WORLD, grid, spans={"links": ("dp",)}, transport=transport, timeout_s=30, progress=progress)
+    grid, axes = Grid({"dp": COMM_WORLD.size}), {name: range(COMM_WORLD.size) for name in ("dp", "links", "other")}
+    mesh = Mesh(COMM_WORLD, grid, axes, transport=transport, timeout_s=30, progress=progress)
     for axis in mesh.axes.values():
         axis.device_aware = way == "direct"
     mesh.allocated = torch.from_numpy(mesh["dp"].allocate(2 * MOST << 19)).view(MOST, 2, 1 << 19)
@@ -375,11 +375,11 @@ def test_an_axis_does_not_wait_for_another_whose_data_is_late(setting):
     device, mesh = setting.device, setting.mesh
     device.streams[0].held = True
     late = all_reduce(device.put(torch.ones(40_000)), mesh["dp"])
-    ready = all_reduce(torch.ones(40_000), mesh["world"]).wait()
+    ready = all_reduce(torch.ones(40_000), mesh["other"]).wait()
     waiting = not late.done
     device.streams[0].held = False
     found = device.get(late.wait())
-    agree(mesh["world"].comm, waiting and (ready == mesh.size).all() and (found == mesh.size).all(), f"{waiting} {ready} {found}")
+    agree(mesh["other"].comm, waiting and (ready == mesh.size).all() and (found == mesh.size).all(), f"{waiting} {ready} {found}")
 
 
 def test_a_barrier_waits_for_every_rank_and_for_no_data(setting):

@@ -15,7 +15,7 @@ def mesh(world):
     from mpitrain.comm.mesh import Mesh
 
     torch.cuda.set_device(world.rank % torch.cuda.device_count())
-    mesh = Mesh(world, Grid({"dp": world.size}), spans={"links": ("dp",)}, timeout_s=60)
+    mesh = Mesh(world, Grid({"dp": world.size}), {"dp": range(world.size), "links": range(world.size)}, timeout_s=60)
     yield mesh
     mesh.free()
 

@@ -24,10 +24,24 @@ def test_groups_of_an_axis_tile_the_world(found):
         assert all(len(group) == found[name] for group in groups)
 
 
+@settings(deadline=None)
+@given(degrees, st.sets(st.sampled_from(["tp", "cp", "dp", "pp"])))
+def test_ranks_of_a_group_differ_along_its_axes_only(found, axes):
+    grid = Grid(found)
+
+    def elsewhere(rank):
+        return {name: at for name, at in grid.coordinates(rank).items() if name not in axes}
+
+    for rank in range(grid.size):
+        group = grid.group(rank, *axes)
+        assert list(group) == [other for other in range(grid.size) if elsewhere(other) == elsewhere(rank)]
+        assert len(group) == 1 or isinstance(group, range) or len(axes) > 1
+
+
 def test_tp_is_fastest():
     grid = Grid({"tp": 2, "cp": 1, "dp": 2, "pp": 2})
-    assert grid.group(5, "tp") == (4, 5)
-    assert grid.group(5, "pp") == (1, 5)
+    assert tuple(grid.group(5, "tp")) == (4, 5)
+    assert tuple(grid.group(5, "pp")) == (1, 5)
     assert grid.coordinates(5) == {"tp": 1, "cp": 0, "dp": 0, "pp": 1}
 
 

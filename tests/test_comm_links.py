@@ -11,7 +11,7 @@ def mesh(world):
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
-    mesh = Mesh(world, Grid({"dp": 1, "pp": world.size}), spans={"links": ("pp",)}, timeout_s=30)
+    mesh = Mesh(world, Grid({"dp": 1, "pp": world.size}), {"links": range(world.size)}, timeout_s=30)
     yield mesh
     mesh.free()
 
@@ -43,7 +43,7 @@ def test_messages_are_matched_by_what_they_carry_not_by_their_order(mesh, synchr
                 wrong += [] if torch.equal(found, payload(kind, me, m)) else [(kind, m)]
     for pending in sends:
         pending.wait()
-    agree(mesh["world"].comm, not wrong, f"wrong {wrong}")
+    agree(mesh["links"].comm, not wrong, f"wrong {wrong}")
 
 
 def test_tags_are_unique_within_a_step(mesh):
@@ -51,7 +51,7 @@ def test_tags_are_unique_within_a_step(mesh):
 
     links = Links(mesh["links"], 4, 7)
     tags = {links.tag(kind, stage, m) for kind in "FB" for stage in range(4) for m in range(7)}
-    agree(mesh["world"].comm, len(tags) == 56 and max(tags) < mesh["links"].num_tags)
+    agree(mesh["links"].comm, len(tags) == 56 and max(tags) < mesh["links"].num_tags)
 
 
 def test_too_many_tags_are_refused(mesh):
@@ -63,7 +63,7 @@ def test_too_many_tags_are_refused(mesh):
         refused = False
     except MeshError as error:
         refused = "batch.micro" in str(error)
-    agree(mesh["world"].comm, refused)
+    agree(mesh["links"].comm, refused)
 
 
 def test_a_message_that_never_comes_is_named(world):
@@ -74,7 +74,7 @@ def test_a_message_that_never_comes_is_named(world):
     from mpitrain.comm.mesh import Mesh
     from mpitrain.errors import HangError
 
-    mesh = Mesh(world, Grid({"pp": world.size}), spans={"links": ("pp",)}, timeout_s=0.3)
+    mesh = Mesh(world, Grid({"pp": world.size}), {"links": range(world.size)}, timeout_s=0.3)
     links = Links(mesh["links"], world.size, 4)
     said = "F3 for stage 1 from rank 0"
     if world.rank == 1:

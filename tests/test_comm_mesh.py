@@ -1,4 +1,7 @@
-"""The communicators of a layout: who shares an axis, in which order, and that nothing is left behind."""
+"""The communicators of a layout: who shares an axis, in which order, what is made for it, and that nothing is left behind."""
+
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from conftest import agree
@@ -7,36 +10,140 @@ pytestmark = pytest.mark.mpi
 
 
 def test_every_axis_has_its_ranks_in_order(world):
+    """Those of a grid, some that join several of its axes, and one of another grid, folded over the same ranks."""
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     degrees = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (2, 4)}.get(world.size, (world.size, 1))
-    dense = Grid({"tp": degrees[0], "cp": 1, "dp": 1, "pp": degrees[1]})
-    expert = Grid({"etp": 1, "ep": degrees[0], "edp": 1, "pp": degrees[1]})
-    mesh = Mesh(world, dense, expert=expert, spans={"data": ("cp", "dp"), "model": ("tp", "pp")})
+    grid, folded = Grid({"tp": degrees[0], "cp": 1, "dp": 1, "pp": degrees[1]}), Grid({"ep": degrees[0], "edp": 1, "pp": degrees[1]})
+    axes = {name: grid.group(world.rank, name) for name in grid.degrees} | {"ep": folded.group(world.rank, "ep")}
+    axes |= {"data": grid.group(world.rank, "cp", "dp"), "model": grid.group(world.rank, "tp", "pp"), "back": range(world.size)[::-1]}
+    mesh = Mesh(world, grid, axes)
     wrong = []
     for name, axis in mesh.axes.items():
-        ranks = axis.comm.allgather(world.rank)
-        if name in dense.degrees:
-            wrong += [] if tuple(ranks) == dense.group(world.rank, name) and axis.rank == dense.coordinates(world.rank)[name] else [name]
-        if name in ("ep", "etp", "edp"):
-            wrong += [] if tuple(ranks) == expert.group(world.rank, name) else [name]
-        wrong += [] if axis.comm.Get_name() == f"mpitrain.{name}" else [f"name of {name}"]
-    wrong += [] if mesh["data"].size == 1 and mesh["model"].size == world.size == mesh["world"].size else ["spans"]
+        found = axis.comm.allgather(world.rank)
+        wrong += [] if found == list(axes[name]) and found[axis.rank] == world.rank and axis.size == len(found) else [name]
+        wrong += [] if axis.size == 1 or axis.comm.Get_name() == f"mpitrain.{name}" else [f"name of {name}"]
+    wrong += [] if mesh["data"].size == 1 and mesh["model"].size == world.size == mesh["back"].size else ["sizes"]
     mesh.free()
     agree(world, not wrong, f"wrong: {wrong}")
 
 
-def test_groups_given_as_lists_leave_the_others_alone(world):
+def test_an_axis_that_only_some_ranks_share_leaves_the_others_alone(world):
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     ends = (0, world.size - 1) if world.size > 1 else (0,)
-    mesh = Mesh(world, Grid({"pp": world.size}), groups={"tied": [ends]})
-    expected = len(ends) if world.rank in ends else 1
-    found = mesh["tied"].size
+    mine = ends if world.rank in ends else (world.rank,)
+    mesh = Mesh(world, Grid({"pp": world.size}), {"tied": mine})
+    expected, found = len(mine), mesh["tied"].size
     mesh.free()
     agree(world, found == expected, f"size {found}, expected {expected}")
+
+
+@pytest.fixture
+def counted(world, monkeypatch):
+    """Count what is made and freed, whoever does it: communicators of those of this world, and windows.
+
+    Not the one of a node, by Split_type, of which a mesh asks who is on it and which is freed at once.
+    """
+    from mpi4py import MPI
+
+    from mpitrain.comm import shared
+
+    made, freed = Counter(), Counter()
+
+    class Counting(MPI.Intracomm):
+        def Split(self, *arguments):
+            return self._counted(super().Split(*arguments))
+
+        def Dup(self, *arguments):
+            return self._counted(super().Dup(*arguments))
+
+        def Free(self):
+            freed["communicators"] += 1
+            super().Free()
+
+        def _counted(self, comm):
+            made["communicators"] += comm != MPI.COMM_NULL
+            return Counting(comm)  # the same one
+
+    class CountingWindow(shared.Window):
+        def __init__(self, *arguments):
+            made["windows"] += 1
+            super().__init__(*arguments)
+
+        def free(self):
+            freed["windows"] += 1
+            super().free()
+
+    monkeypatch.setattr(shared, "Window", CountingWindow)
+    return SimpleNamespace(world=Counting(world), made=made, freed=freed)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),  # of each axis that has something: c a communicator, s a second one, w a window
+    [
+        ("parallel.dp={n} parallel.zero=0", {"data": "c", "replicate": "cw"}),
+        ("parallel.dp={n} parallel.zero=2", {"data": "c", "shard": "cw"}),
+        ("parallel.dp={n} parallel.zero=1 comm.transport=shared", {"data": "cw", "shard": "cw"}),
+        ("parallel.dp={n} parallel.zero=1 comm.transport=collectives", {"data": "c", "shard": "c"}),
+        ("parallel.dp={n} parallel.zero=0 comm.transport=collectives", {"data": "c", "replicate": "cs"}),
+        ("parallel.dp={n} parallel.zero=3 optimizer.name=muon", {"data": "c", "shard": "cw", "matrix": "c"}),
+        ("parallel.tp={n} model.kv_heads=4", {"tp": "cw", "model": "c"}),
+        ("parallel.tp={n} model.kv_heads=1 comm.transport=messages", {"tp": "c", "model": "c", "kv": "c"}),
+        ("parallel.cp={n} parallel.context=zigzag parallel.zero=0", {"cp": "c", "data": "c", "replicate": "cw"}),
+        ("parallel.cp={n} parallel.context=gather parallel.zero=0", {"cp": "cw", "data": "c", "replicate": "cw"}),
+        ("parallel.pp={n} model.tied=false", {"links": "c", "model": "c"}),
+        ("parallel.pp={n} model.tied=true", {"links": "c", "model": "c", "tied": "cw"}),
+        ("parallel.pp={n} model.tied=false pipeline.schedule=dualpipe", {"links": "c", "model": "c", "mirror": "cw"}),
+    ],
+)
+def test_a_mesh_makes_what_is_used_and_nothing_else(counted, layout, expected):
+    from mpitrain import config as settings
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.model.families.catalog import plan_of
+    from mpitrain.training.trainer import build_mesh
+
+    world = counted.world
+    if world.size not in (1, 2, 4):
+        pytest.skip("1, 2 and 4 ranks tell")
+    sizes = ("model.layers=8", "model.heads=4", "batch.global=16", "batch.micro=1", "comm.timeout_s=60")
+    words = layout.format(n=world.size).split()
+    if world.size == 1:
+        words, expected = [word for word in words if "dualpipe" not in word], {}
+    if "tied" in expected and world.rank not in (0, world.size - 1):
+        expected = {name: has for name, has in expected.items() if name != "tied"}
+    mesh = build_mesh(plan_of(resolve(settings.load(None, (*sizes, *words)), world.size, 256)), world)
+    shared = {name: axis for name, axis in mesh.axes.items() if axis.size > 1}  # MPI's own COMM_SELF is there for the others
+    found = {name: "c" * bool(axis.comm) + "s" * bool(axis.second) + "w" * bool(axis.window) for name, axis in shared.items()}
+    text = "".join(expected.values())
+    made = Counter(communicators=text.count("c") + text.count("s"), windows=text.count("w"))
+    ok = {name: has for name, has in found.items() if has} == expected and counted.made == made
+    mesh.free()
+    ok = ok and counted.freed == made
+    agree(world, ok, f"{found}, made {counted.made}, freed {counted.freed}")
+
+
+def test_an_operation_that_an_axis_is_not_made_for_is_a_mistake_found_at_once(world):
+    import numpy as np
+
+    from mpitrain.comm.carried import NOTHING, carried
+    from mpitrain.comm.collectives import all_gather, all_reduce
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.mesh import Mesh
+
+    every = range(world.size)
+    mesh = Mesh(world, Grid({"dp": world.size}), {"dp": every, "sums": every}, {"dp": NOTHING, "sums": carried("all_reduce")}, timeout_s=30)
+    x, refused = np.ones(world.size), 0
+    for operation in (lambda: all_reduce(x, mesh["dp"]), lambda: all_gather(x[:1], mesh["sums"], x)):
+        try:
+            operation().wait()
+        except AssertionError as error:
+            refused += "is made for" in str(error)
+    all_reduce(x, mesh["sums"]).wait()
+    mesh.free()
+    agree(world, refused == 2 * (world.size > 1) and (x == world.size).all(), f"{refused} refused, {x}")
 
 
 def test_a_layout_of_another_size_is_refused(world):

@@ -111,6 +111,34 @@ def test_an_import_that_points_up_is_found(tmp_path, file, planted):
     assert found.startswith(f"{file} imports ")
 
 
+def importers_of_mpi(root: Path) -> Iterator[str]:
+    """Yield the files outside comm/ that import mpi4py, late imports within functions included."""
+    for path in sorted(file for top in ("mpitrain", "schedules") for file in (root / top).rglob("*.py")):
+        if any(name.split(".")[0] == "mpi4py" for name in imported_names(path)):
+            yield str(path.relative_to(root))
+
+
+def test_mpi_is_called_in_comm_only():
+    assert list(importers_of_mpi(ROOT)) == []
+
+
+@pytest.mark.parametrize("planted", ["import mpi4py.MPI as m", "from mpi4py import MPI", "def late():\n    from mpi4py.MPI import Comm"])
+def test_a_call_of_mpi_outside_of_comm_is_found(tmp_path, planted):
+    for top in ("mpitrain", *HEAVY):
+        shutil.copytree(ROOT / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / "mpitrain/training/ledger.py"
+    path.write_text(f"{path.read_text()}\n{planted}\n")
+    assert list(importers_of_mpi(tmp_path)) == ["mpitrain/training/ledger.py"]
+
+
+def test_only_connect_starts_mpi():
+    """A command that sends nothing may run where MPI can't be started, and a rank is guarded before it is."""
+    modules = [f"mpitrain.comm.{module.name}" for module in pkgutil.iter_modules([str(ROOT / "comm")])]
+    code = f"import importlib\nfor name in {modules}: importlib.import_module(name)\nfrom mpi4py import MPI\nprint(MPI.Is_initialized())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "False\n", run.stdout + run.stderr
+
+
 def test_few_rooms_and_each_on_the_map():
     rooms = {path.name.removesuffix(".py") for path in (ROOT / "mpitrain").iterdir() if not path.name.startswith("__")}
     assert rooms | set(HEAVY) == set(FLOORS)

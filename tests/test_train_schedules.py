@@ -60,17 +60,17 @@ def train(world, config, prepare=lambda actor: None, num_steps=2):
     weights = {piece.spec.name: piece.weight.clone() for piece in actor.gradients.counted}
     every = {name: w for part in world.allgather(weights) for name, w in part.items()}
     predicted = list(actor.report.peak_in_flight)
-    copies = _copies(actor, mesh)
+    copies = _copies(actor, world)
     mesh.free()
     return [(r.loss, r.grad_norm) for r in results], every, (results[-1].peak_in_flight, predicted), copies
 
 
-def _copies(actor, mesh):
+def _copies(actor, world):
     """Return whether all copies of each stage's parameters, on all ranks, have the same bits."""
     digests = {}
     boxes = [((p.spec.name, p.spec.offset), p.weight) for p in actor.gradients.pieces]
     mine = [(box, hashlib.md5(data.numpy().tobytes()).digest()) for box, data in boxes]
-    for found in mesh["world"].comm.allgather(mine):
+    for found in world.allgather(mine):
         for name, digest in found:
             digests.setdefault(name, set()).add(digest)
     return all(len(found) == 1 for found in digests.values())

@@ -8,11 +8,12 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 def verified(world, *settings):
     from mpitrain import config
+    from mpitrain.comm.world import NOWHERE, World
     from mpitrain.commands.verify import report, verify
     from mpitrain.layout.resolve import resolve
 
     resolved = resolve(config.load(None, settings), world.size, 256)
-    differences = verify(resolved, world)
+    differences = verify(resolved, World(world, NOWHERE))
     return differences, report(resolved, differences)
 
 

@@ -30,7 +30,7 @@ class Rehearsal:
     """One rank of a layout, without MPI and without memory."""
 
     def __init__(self, plan: Plan, rank: int):
-        self._mesh = SilentMesh(rank, plan.axes.of(rank))
+        self._mesh = SilentMesh(rank, plan.axes.of(rank), plan.axes.carried)
         self._actor = Actor(plan, self._mesh, META, build=empty_blocks, measure=_Nothing())
         self._microbatches = [Microbatch()] * (plan.table.copies * plan.table.num_microbatches)
 

@@ -6,17 +6,14 @@ drawn with a third of the time.
 """
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
-from mpi4py import MPI
-
+from mpitrain.comm.clock import offset_to_first_rank
 from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.world import World
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
-
-ROUNDS = 20  # of the exchange that compares clocks; the fastest counts
 
 
 class Recorder:
@@ -38,14 +35,13 @@ class Recorder:
             self.add(step, action, since, until)
 
 
-def write_trace(path: Path, recorder: Recorder, mesh: Mesh, table: Table) -> None:
+def write_trace(path: Path, recorder: Recorder, mesh: Mesh, world: World, table: Table) -> None:
     """Gather the events of all ranks and write them on rank 0, on rank 0's clock. Collective over all ranks."""
-    comm = mesh["world"].comm
-    offset = _clock_offset(comm)
+    offset = offset_to_first_rank(world)
     mine = [(step, name, begin + offset, end - begin) for step, name, begin, end in recorder.events]
     replica = mesh["data"].rank * mesh["tp"].size + mesh["tp"].rank  # the ranks of tp run the same program, each its own part
-    every = comm.gather((replica, mesh["pp"].rank, mine))
-    if comm.rank:
+    every = world.gather("their part of the trace", (replica, mesh["pp"].rank, mine))
+    if every is None:
         return
     zero = min((event[2] for _, _, events in every for event in events), default=0.0)
     traced: list[dict[str, Any]] = []
@@ -65,24 +61,3 @@ def _event(dp: int, pp: int, zero: float, step: int, name: str, begin: float, du
 def _tracks(dp: int, pp: int) -> list[dict[str, Any]]:
     names = (("process_name", f"replica {dp}"), ("thread_name", f"pipeline rank {pp}"))
     return [{"ph": "M", "name": what, "pid": dp, "tid": pp, "args": {"name": name}} for what, name in names]
-
-
-def _clock_offset(comm: MPI.Comm) -> float:
-    """Return what to add to this rank's clock to get rank 0's: 0 on rank 0's host, else from an exchange of messages.
-
-    As NTP does: rank 0's answer is taken for the middle between question and answer, in the fastest of several rounds.
-    """
-    hosts = comm.allgather(MPI.Get_processor_name())
-    best = (float("inf"), 0.0)
-    for rank in [rank for rank, host in enumerate(hosts) if host != hosts[0]]:
-        for _ in range(ROUNDS):
-            if comm.rank == 0:
-                comm.recv(source=rank)
-                comm.send(time.perf_counter(), dest=rank)
-            elif comm.rank == rank:
-                asked = time.perf_counter()
-                comm.send(None, dest=0)
-                theirs = comm.recv(source=0)
-                answered = time.perf_counter()
-                best = min(best, (answered - asked, theirs - (asked + answered) / 2))
-    return best[1]

@@ -7,26 +7,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-import mpi4py
 import numpy as np
-from mpi4py import MPI
 
 from mpitrain.cluster.guard import Guard
+from mpitrain.comm import library
 from mpitrain.comm.collectives import all_reduce, barrier
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import connect
+from mpitrain.comm.world import World, connect
 from mpitrain.errors import DONE
 
 TIMEOUT_S = 60.0  # of one message
 
-LEVELS = {
-    MPI.THREAD_SINGLE: "single",
-    MPI.THREAD_FUNNELED: "funneled",
-    MPI.THREAD_SERIALIZED: "serialized",
-    MPI.THREAD_MULTIPLE: "multiple",
-}
-LAUNCHERS = {"OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun", "SLURM_STEP_ID": "srun", "PMI_SIZE": "a PMI launcher (MPICH's mpirun)"}
 HINTS = {
     "MPICH": ("MPIR_CVAR_POLLS_BEFORE_YIELD", "MPIR_CVAR_POLLS_BEFORE_YIELD=1 MPIR_CVAR_CH4_PROGRESS_THROTTLE=true"),
     "Open MPI": ("OMPI_MCA_mpi_yield_when_idle", "OMPI_MCA_mpi_yield_when_idle=true"),
@@ -38,35 +30,33 @@ def main(guard: Guard, say: Callable[[str], None]) -> int:
     world = connect(guard.place)
     guard.join(world)
     with guard.place.waiting("measuring the bandwidth"):
-        mesh = Mesh(world.comm, Grid({"dp": world.size}), timeout_s=TIMEOUT_S)
-        hosts = Counter(world.comm.allgather(MPI.Get_processor_name()))
+        mesh = Mesh(world.comm, Grid({"dp": world.size}), {"world": range(world.size)}, timeout_s=TIMEOUT_S)
+        hosts = Counter(world.all_gather("their nodes", library.host()))
         bandwidth = _bandwidth(mesh)
     if world.rank == 0:
-        for name, value in _facts(mesh, hosts, bandwidth):
+        for name, value in _facts(world, mesh, hosts, bandwidth):
             say(f"{name:14}{value}")
     mesh.free()
     return DONE
 
 
-def _facts(mesh: Mesh, hosts: Counter, bandwidth: str):
+def _facts(world: World, mesh: Mesh, hosts: Counter, bandwidth: str):
     """Yield (name, finding) lines."""
-    vendor, version = MPI.get_vendor()
-    yield "MPI", f"{vendor} {'.'.join(map(str, version))}, standard {MPI.VERSION}.{MPI.SUBVERSION}, mpi4py {mpi4py.__version__}"
-    yield "library", MPI.Get_library_version().split("\n")[0].rstrip("\0")
+    yield "MPI", library.versions()
+    yield "library", library.name()
     yield "launcher", _launcher()
-    level = MPI.Query_thread()
-    yield "thread level", LEVELS[level] + ("" if level == MPI.THREAD_MULTIPLE else " (multiple is needed for a progress thread)")
+    level = library.threads()
+    yield "thread level", level + ("" if level == "multiple" else " (multiple is needed for a progress thread)")
     yield "CUDA-aware", f"{'yes' if mesh.device_aware else 'no'}: {mesh.device_reason}"
-    yield "ranks", f"{mesh.size} on {mesh.num_nodes} nodes: " + ", ".join(f"{host} {count}" for host, count in hosts.items())
+    yield "ranks", f"{mesh.size} on {world.num_nodes} nodes: " + ", ".join(f"{host} {count}" for host, count in hosts.items())
     cores = len(os.sched_getaffinity(0))
-    yield "cores", f"{cores} for rank 0" + _crowded(vendor, mesh["node"].size, cores)
+    yield "cores", f"{cores} for rank 0" + _crowded(library.vendor(), world.node.size, cores)
     yield "largest tag", str(mesh["world"].num_tags)
     yield "bandwidth", bandwidth
 
 
 def _launcher() -> str:
-    found = next((what for name, what in LAUNCHERS.items() if name in os.environ), "none, a single process")
-    return f"{found}; mpirun on the path: {shutil.which('mpirun') or 'none'}"
+    return f"{library.launcher() or 'none, a single process'}; mpirun on the path: {shutil.which('mpirun') or 'none'}"
 
 
 def _crowded(vendor: str, ranks: int, cores: int) -> str:

@@ -6,29 +6,26 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import mpi4py
 import msgspec
 import torch
 
-mpi4py.rc.initialize = False  # one process, perhaps on a login node where MPI_Init fails
-
-from mpitrain.actor.stage import Stage, assemble  # noqa: E402
-from mpitrain.checkpoint import load  # noqa: E402
-from mpitrain.checkpoint.reader import Checkpoint  # noqa: E402
-from mpitrain.cluster.rundir import RunDir, read_config  # noqa: E402
-from mpitrain.config import Batch, Config, Memory, Numerics, Optimizer  # noqa: E402
-from mpitrain.data.documents import documents_of  # noqa: E402
-from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator  # noqa: E402
-from mpitrain.errors import CheckpointError, ConfigError, DataError  # noqa: E402
-from mpitrain.inputs import kind_of, shown  # noqa: E402
-from mpitrain.layout.node_memory import require_memory  # noqa: E402
-from mpitrain.layout.plan import Plan  # noqa: E402
-from mpitrain.layout.resolve import on_one_rank, resolve  # noqa: E402
-from mpitrain.model.families.catalog import plan_of  # noqa: E402
-from mpitrain.model.site import Site  # noqa: E402
-from mpitrain.parallel.microbatch import Microbatch  # noqa: E402
-from mpitrain.parallel.walk import run  # noqa: E402
-from mpitrain.training.device import set_threads  # noqa: E402
+from mpitrain.actor.stage import Stage, assemble
+from mpitrain.checkpoint import load
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.cluster.rundir import RunDir, read_config
+from mpitrain.config import Batch, Config, Memory, Numerics, Optimizer
+from mpitrain.data.documents import documents_of
+from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
+from mpitrain.errors import CheckpointError, ConfigError, DataError
+from mpitrain.inputs import kind_of, shown
+from mpitrain.layout.node_memory import require_memory
+from mpitrain.layout.plan import Plan
+from mpitrain.layout.resolve import on_one_rank, resolve
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.model.site import Site
+from mpitrain.parallel.microbatch import Microbatch
+from mpitrain.parallel.walk import run
+from mpitrain.training.device import set_threads
 
 
 def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed: int, tokenizer_file: str | None = None) -> Iterator[str]:

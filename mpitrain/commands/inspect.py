@@ -42,15 +42,12 @@ def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, r
         return "\n\n".join(f"# pipeline rank {pp}\n{format_program(actions)}" for pp, actions in enumerate(programs))
     if rank >= num_ranks:
         raise ConfigError(f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number of ranks you start")
-    at = plan.axes.dense.coordinates(rank)
+    at = plan.axes.grid.coordinates(rank)
     title = f"# rank {rank}: tp {at['tp']}, cp {at['cp']}, dp {at['dp']}, pp {at['pp']}"
     return f"{title}\n{format_program(programs[at['pp']])}" + (_traffic(plan, rank) if traffic else "")
 
 
 def _traffic(plan: Plan, rank: int) -> str:
-    import mpi4py
-
-    mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
     from mpitrain.actor.rehearsal import Rehearsal
 
     return "\n\n# what it sends in a step:\n" + "\n".join(f"# {line}" for line in Rehearsal(plan, rank).table().splitlines())
@@ -58,9 +55,6 @@ def _traffic(plan: Plan, rank: int) -> str:
 
 def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what a rank of each pipeline rank will hold, as a table in MB."""
-    import mpi4py
-
-    mpi4py.rc.initialize = False  # nothing is sent, and on a login node MPI may refuse to start
     from mpitrain.actor.memory_report import predict, table_of_usage
 
     plan = planned(path, overrides, num_ranks)

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import torch
-from mpi4py import MPI
 
 from mpitrain.actor.actor import Actor
 from mpitrain.cluster import preflight
 from mpitrain.cluster.board import BUSY
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import connect
+from mpitrain.comm.world import World, alone, connect
 from mpitrain.commands.inspect import planned
 from mpitrain.config import Config, Parallel, digest
 from mpitrain.errors import DONE, FAILED
@@ -70,22 +69,22 @@ def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callab
     config = world.on_every_rank("checking the configuration", lambda: planned(path, overrides, world.size)).config
     world.require_same({"the configuration": digest(config), **preflight.code()})
     guard.place.enter("step", "training the small model in this layout and on one rank", BUSY)
-    differences = verify(config, world.comm)
+    differences = verify(config, world)
     if world.rank == 0:
         say(report(config, differences))
     return FAILED if differences else DONE
 
 
-def verify(config: Config, world: MPI.Intracomm) -> list[Difference]:
+def verify(config: Config, world: World) -> list[Difference]:
     """Train the shrunken model in the layout and on one rank; return what differs on any rank, the first first. Collective."""
     small = shrunken(config)
-    plan, lone = plan_of(small), plan_of(on_one_rank(small))
-    mesh, alone = build_mesh(plan, world), build_mesh(lone, MPI.COMM_SELF)
-    found, expected = _Run(plan, mesh), _Run(lone, alone)
+    plan, lone_plan = plan_of(small), plan_of(on_one_rank(small))
+    mesh, lone = build_mesh(plan, world.comm), build_mesh(lone_plan, alone())
+    found, expected = _Run(plan, mesh), _Run(lone_plan, lone)
     mine = [difference for step in range(1, STEPS + 1) for difference in _compare(step, found.step(step), expected.step(step), found)]
     mesh.free()
-    alone.free()
-    return sorted((d for part in world.allgather(mine) for d in part), key=lambda difference: difference.order)
+    lone.free()
+    return sorted((d for part in world.all_gather("what differs", mine) for d in part), key=lambda difference: difference.order)
 
 
 def report(config: Config, differences: list[Difference]) -> str:

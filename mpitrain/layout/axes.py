@@ -1,52 +1,118 @@
-"""Which ranks share an axis, for every axis of a layout. Integers only: no MPI and no torch."""
+"""Which ranks share an axis, and what is started on it, for every axis of a layout. Integers only: no MPI and no torch.
 
-from collections.abc import Iterable
-from typing import NamedTuple
+    tp cp dp pp        the grid; dp and pp are coordinates, their ranks meet on the axes below
+    data               ranks with the same parameters and other tokens: dp x cp
+    links              pipeline ranks, which send one another activations and gradients
+    model              ranks with the same tokens and other parameters: tp x pp
+    tied               pipeline ranks with a copy of the tied embedding: of the first and the last stage
+    mirror             pipeline ranks with the same stages, of the two copies of a model that run against each other
+    shard, replicate   of data: neighbours that divide the state among them; those that have the same part of it
+    kv                 neighbours in tp that have the same key-value heads
+    matrix             ranks that have parts of the same matrices: shard x tp, tp slowest
+"""
 
-from mpitrain.comm.grid import Grid, members
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpitrain.comm.carried import NOTHING, Carried, carried
+from mpitrain.comm.grid import Grid
 from mpitrain.config import Config
 from mpitrain.schedules.table import Table
 
+TOTALS, TOLD = 1024, 320  # bytes that a rank tells all others at the end of a step, or less, and more for each number that layers tell
+CARRIED = {  # what an axis shared by several ranks carries; `data` and `model` by their size, `cp` by the kind of its attention
+    "tp": carried("all_reduce", "all_gather", "reduce_scatter", "shift"),
+    "links": carried("send", "receive"),
+    "tied": carried("all_reduce"),
+    "mirror": carried("all_reduce"),
+    "shard": carried("reduce_scatter", "all_gather"),
+    "replicate": carried("all_reduce"),
+    "kv": carried("all_reduce"),
+    "matrix": carried("all_to_all_v"),
+}
+ATTENTION = {
+    "zigzag": carried("shift"),
+    "ring": carried("shift"),
+    "gather": carried("all_gather", "reduce_scatter"),
+    "ulysses": carried("all_to_all"),
+}
 
-class Axes(NamedTuple):
-    """What comm.mesh.Mesh is made of."""
 
-    dense: Grid
-    expert: Grid
-    spans: dict[str, tuple[str, ...]]
-    groups: dict[str, list[tuple[int, ...]]]
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a layout. Who shares one with a rank is computed when it is asked: a layout of 100,000 ranks is these few integers.
 
-    def of(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """Return the ranks of each axis that `rank` is on."""
-        return members(rank, self.dense, self.expert, self.spans, self.groups)
+    divided: ranks that divide the state among them.  repeats: neighbours in tp with the same key-value heads.  ends: pipeline ranks
+    with a copy of the tied embedding.  mirrored: there are two copies of the model.  matrices: parts of matrices are exchanged.
+    context: the kind of attention over cp.  num_told: numbers that layers make besides their outputs (actor/step_totals.py).
+    """
+
+    grid: Grid
+    divided: int
+    repeats: int
+    ends: tuple[int, ...]
+    mirrored: bool
+    matrices: bool
+    context: str
+    num_told: int = 0
+
+    def of(self, rank: int) -> dict[str, Sequence[int]]:
+        """Return the ranks of each axis that `rank` is on, itself included, in the order of the axis."""
+        at, degrees = self.grid.coordinates(rank), self.grid.degrees
+        data = self.grid.group(rank, "cp", "dp")
+        own = at["cp"] + degrees["cp"] * at["dp"]  # its place in data
+        part, kv = own % self.divided, rank - rank % self.repeats
+        shard, pp = data[own - part : own - part + self.divided], at["pp"]
+        return {name: self.grid.group(rank, name) for name in degrees} | {
+            "data": data,
+            "links": self.grid.group(rank, "pp"),
+            "model": self.grid.group(rank, "tp", "pp"),
+            "tied": self._along_pp(rank, pp, self.ends),
+            "mirror": self._along_pp(rank, pp, sorted({pp, degrees["pp"] - 1 - pp}) if self.mirrored else ()),
+            "shard": shard,
+            "replicate": data[part :: self.divided],
+            "kv": range(kv, kv + self.repeats),
+            "matrix": tuple(other - at["tp"] + i for i in range(degrees["tp"]) for other in shard) if self.matrices else (rank,),
+        }
+
+    def _along_pp(self, rank: int, pp: int, others: Sequence[int]) -> tuple[int, ...]:
+        """Return the ranks at other pipeline ranks, if the own one, `pp`, is among them; else `rank` alone."""
+        stride = self.grid.size // self.grid.degrees["pp"]
+        return tuple(rank + (other - pp) * stride for other in others) if pp in others else (rank,)
+
+    @property
+    def carried(self) -> dict[str, Carried]:
+        """What each axis carries, alike for all ranks: nothing, if no two ranks share it."""
+        tp, cp, dp, pp = self.grid.degrees.values()
+        sizes = {
+            "tp": tp,
+            "cp": cp,
+            "data": cp * dp,
+            "links": pp,
+            "model": tp * pp,
+            "tied": len(self.ends),
+            "mirror": pp if self.mirrored else 1,
+            "shard": self.divided,
+            "replicate": cp * dp // self.divided,
+            "kv": self.repeats,
+            "matrix": tp * self.divided if self.matrices else 1,
+        }
+        totals = {name: carried("all_gather", most_bytes=(TOTALS + TOLD * self.num_told) * sizes[name]) for name in ("data", "model")}
+        found = CARRIED | totals | {"cp": ATTENTION[self.context]}
+        return {name: found[name] if size > 1 else NOTHING for name, size in sizes.items()}
 
 
-def axes_of(config: Config, table: Table) -> Axes:
+def axes_of(config: Config, table: Table, num_told: int = 0) -> Axes:
     """Return the axes of a layout."""
-    dp, pp, tp, cp = config.parallel.dp, config.parallel.pp, config.parallel.tp, config.parallel.cp
-    dense = Grid({"tp": tp, "cp": cp, "dp": dp, "pp": pp})
-    ends = (table.rank_of[0], table.rank_of[table.depth - 1])
-    muon = config.optimizer.name == "muon"
-    repeats = max(1, tp // config.model.kv_heads)
-    divided = cp * (config.parallel.dp_shard or dp) if config.parallel.zero else 1  # data ranks that divide the state among them
-
-    def pairs(one: Iterable[int], other: Iterable[int]) -> list[tuple[int, ...]]:
-        """Return pairs of pipeline ranks as pairs of world ranks, everywhere along the other axes."""
-        along = [dense.group(rank, "pp") for rank in range(dense.size) if dense.coordinates(rank)["pp"] == 0]
-        return [(ranks[a], ranks[b]) for ranks in along for a, b in zip(one, other) if a != b]
-
-    data = {dense.group(rank, "cp", "dp") for rank in range(dense.size)}
-    shards = [ranks[i : i + divided] for ranks in data for i in range(0, cp * dp, divided)]
+    parallel = config.parallel
+    ends = dict.fromkeys((table.rank_of[0], table.rank_of[table.depth - 1]))
     return Axes(
-        dense,
-        expert=Grid({"etp": 1, "ep": 1, "edp": tp * cp * dp, "pp": pp}),
-        spans={"data": ("cp", "dp"), "links": ("pp",), "model": ("tp", "pp")},
-        groups={
-            "tied": pairs(ends[:1], ends[1:]) if config.model.tied else [],
-            "mirror": pairs(range(pp // 2), range(pp)[::-1]) if table.copies == 2 else [],
-            "shard": shards,
-            "replicate": [ranks[i::divided] for ranks in data for i in range(divided)],
-            "kv": [tuple(range(rank, rank + repeats)) for rank in range(0, dense.size, repeats)],  # neighbours in tp
-            "matrix": [tuple(rank + i for i in range(tp) for rank in ranks) for ranks in shards if ranks[0] % tp == 0] if muon else [],
-        },
+        grid=Grid({"tp": parallel.tp, "cp": parallel.cp, "dp": parallel.dp, "pp": parallel.pp}),
+        divided=parallel.cp * (parallel.dp_shard or parallel.dp) if parallel.zero else 1,
+        repeats=max(1, parallel.tp // config.model.kv_heads),
+        ends=tuple(ends) if config.model.tied else (),
+        mirrored=table.copies == 2,
+        matrices=config.optimizer.name == "muon",
+        context=parallel.context,
+        num_told=num_told,
     )

@@ -54,7 +54,7 @@ class Plan:
 
     @cached_property
     def axes(self) -> Axes:
-        return axes_of(self.config, self.table)
+        return axes_of(self.config, self.table, len(self.tells))
 
     @cached_property
     def sizes(self) -> Sizes:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from mpitrain.comm.account import Usage
 from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.world import World
 from mpitrain.layout.text import aligned, megabytes
 
 HEADER = ("axis", "calls", "MB sent", "blocked ms", "worst rank", "overlapped ms", "hidden")
@@ -37,9 +38,9 @@ class Ledger:
             for name, u in step.items()
         }
 
-    def table(self) -> str:
+    def table(self, world: World) -> str:
         """Return the table of all ranks on rank 0, and nothing on the others or if there is nothing to tell. Collective."""
-        every = self._mesh["world"].comm.gather(self._totals)
+        every = world.gather("what communication cost", self._totals)
         if every is None or self._num_steps < 1 or not any(every):
             return ""
         names = [name for name in self._mesh.axes if any(name in totals for totals in every)]

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from mpi4py.MPI import Intracomm
 
 from mpitrain.actor.actor import Actor, StepResult
 from mpitrain.actor.memory_meter import Watch
@@ -20,7 +19,7 @@ from mpitrain.checkpoint.tensors import to_array, to_tensor
 from mpitrain.cluster.board import BUSY, WAITING
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import NOWHERE, Place, World
+from mpitrain.comm.world import NOWHERE, Communicator, Place, World
 from mpitrain.data.order import Sampler
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
 from mpitrain.layout.parameters import Spec
@@ -55,10 +54,11 @@ def run(opened: Opened, world: World, guard: Guard) -> int:
     return code
 
 
-def build_mesh(plan: Plan, comm: Intracomm, place: Place = NOWHERE) -> Mesh:
+def build_mesh(plan: Plan, comm: Communicator, place: Place = NOWHERE) -> Mesh:
     """Build every communicator this layout needs. Collective over `comm`."""
-    keys = plan.config.comm
-    return Mesh(comm, **plan.axes._asdict(), transport=keys.transport, timeout_s=keys.timeout_s, progress=keys.progress, place=place)
+    axes, keys = plan.axes, plan.config.comm
+    limits = {"transport": keys.transport, "timeout_s": keys.timeout_s, "progress": keys.progress, "place": place}
+    return Mesh(comm, axes.grid, axes.of(comm.rank), axes.carried, **limits)
 
 
 class Trainer:
@@ -94,9 +94,7 @@ class Trainer:
         with self.report:
             code = self._steps()
         self.place.enter("end", "telling how it went")
-        with self.place.waiting("for all ranks: what communication cost"):
-            table = self.ledger.table()
-        self.report.say(table)
+        self.report.say(self.ledger.table(self.world))
         if code != DONE:
             self.report.say(self.last_words)
             return code
@@ -215,7 +213,7 @@ class Trainer:
         config, model = self.config, self.config.model
         count = sum(spec.numel for spec in self.plan.parameters())
         self.report.say(
-            f"ranks: {self.mesh.size}, nodes: {self.mesh.num_nodes}, {self.mesh.grid}; {config.pipeline.schedule}, microbatches a rank: "
+            f"ranks: {self.mesh.size}, nodes: {self.world.num_nodes}, {self.mesh.grid}; {config.pipeline.schedule}, microbatches a rank: "
             f"{self.num_microbatches}; {self.device.type}, threads a rank: {torch.get_num_threads()}"
         )
         self.report.say(
@@ -231,7 +229,7 @@ class Trainer:
 
     def _write_trace(self) -> None:
         with self.place.waiting("for all ranks: their part of the trace"):
-            write_trace(self.rundir.trace, self.recorder, self.mesh, self.actor.table)
+            write_trace(self.rundir.trace, self.recorder, self.mesh, self.world, self.actor.table)
         self.report.say(f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace {self.rundir.trace}")
 
     def _say_how_to_go_on(self) -> None:

@@ -1,0 +1,50 @@
+"""Which MPI this is, and what started this process: what `mpitrain doctor` tells, and errors name."""
+
+import os
+
+import mpi4py
+from mpi4py import MPI
+
+LAUNCHERS = {  # who sets the variable; the first one that is set counts
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
+    "SLURM_STEP_ID": "srun",
+    "PMI_SIZE": "a PMI launcher (MPICH's mpirun, srun)",
+}
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # those that hold the number of ranks
+LEVELS = {
+    MPI.THREAD_SINGLE: "single",
+    MPI.THREAD_FUNNELED: "funneled",
+    MPI.THREAD_SERIALIZED: "serialized",
+    MPI.THREAD_MULTIPLE: "multiple",
+}
+
+
+def vendor() -> str:
+    """Return who made this MPI, for example MPICH or Open MPI."""
+    return MPI.get_vendor()[0]
+
+
+def versions() -> str:
+    """Return the versions of this MPI, of the standard it follows and of mpi4py."""
+    version = ".".join(map(str, MPI.get_vendor()[1]))
+    return f"{vendor()} {version}, standard {MPI.VERSION}.{MPI.SUBVERSION}, mpi4py {mpi4py.__version__}"
+
+
+def name() -> str:
+    """Return what the library calls itself, in one line."""
+    return MPI.Get_library_version().split("\n")[0].rstrip("\0")
+
+
+def host() -> str:
+    """Return what MPI calls this node."""
+    return MPI.Get_processor_name()
+
+
+def threads() -> str:
+    """Return how far threads may enter MPI. Needs MPI to be initialised."""
+    return LEVELS[MPI.Query_thread()]
+
+
+def launcher() -> str | None:
+    """Return what started this process, or None if nothing says so."""
+    return next((what for name, what in LAUNCHERS.items() if name in os.environ), None)
