@@ -12,7 +12,6 @@ import numpy as np
 
 from mpitrain.comm import messages
 from mpitrain.comm.buffers import Array, copy, empty_like, flat, same_kind
-from mpitrain.comm.device import reachable
 from mpitrain.comm.grid import split
 from mpitrain.comm.progress import Pending, Steps
 from mpitrain.errors import DtypeError
@@ -24,7 +23,7 @@ def all_reduce(x_P: Array, axis) -> Pending:
     x_P: [P], neighbours summed in pairs, 16-bit floats in fp32.
     """
     x = flat(x_P)
-    return _start("all_reduce", axis, x.nbytes, lambda x: axis.transport(x).all_reduce(x, axis), writes=[x], result=x_P)
+    return axis.start(lambda x: axis.transport(x).all_reduce(x, axis), "all_reduce", x.nbytes, writes=[x], result=x_P)
 
 
 def reduce_scatter(x_P: Array, axis, out: Array | None = None) -> Pending:
@@ -39,7 +38,7 @@ def reduce_scatter(x_P: Array, axis, out: Array | None = None) -> Pending:
     _require_length(out, length, "reduce_scatter: the shard")
     same_kind(x, out)
     operation = lambda x, out: axis.transport(x).reduce_scatter(x, out, axis)  # noqa: E731
-    return _start("reduce_scatter", axis, x.nbytes, operation, reads=[x], writes=[out], result=out)
+    return axis.start(operation, "reduce_scatter", x.nbytes, reads=[x], writes=[out], result=out)
 
 
 def all_gather(shard: Array, axis, out: Array) -> Pending:
@@ -52,7 +51,7 @@ def all_gather(shard: Array, axis, out: Array) -> Pending:
     bounds = split(len(out), axis.size)
     _require_length(shard, bounds[axis.rank + 1] - bounds[axis.rank], "all_gather: the shard")
     copy(shard, out[bounds[axis.rank] : bounds[axis.rank + 1]])
-    return _start("all_gather", axis, out.nbytes, lambda out: axis.transport(out).all_gather(out, axis), writes=[out], result=out)
+    return axis.start(lambda out: axis.transport(out).all_gather(out, axis), "all_gather", out.nbytes, writes=[out], result=out)
 
 
 def broadcast(x_P: Array, axis, root: int = 0) -> Pending:
@@ -60,7 +59,7 @@ def broadcast(x_P: Array, axis, root: int = 0) -> Pending:
     if not 0 <= root < axis.size:
         raise DtypeError(f"broadcast: root {root} is not on axis {axis.name} of size {axis.size}")
     x = flat(x_P)
-    return _start("broadcast", axis, x.nbytes, lambda x: axis.transport(x).broadcast(x, root, axis), writes=[x])
+    return axis.start(lambda x: axis.transport(x).broadcast(x, root, axis), "broadcast", x.nbytes, writes=[x])
 
 
 def all_to_all(x_P: Array, axis, out: Array | None = None) -> Pending:
@@ -97,7 +96,7 @@ def _exchange(name: str, x_P: Array, send_counts: list[int], receive_counts: lis
         return messages.copied(x[own], out[own_out], axis.transport(x, pairs=True).exchange(x, sent, out, received, axis))
 
     num_bytes = x.nbytes - (x[own].nbytes if name == "all_to_all_v" else 0)
-    return _start(name, axis, num_bytes, operation, reads=[x], writes=[out], result=out)
+    return axis.start(operation, name, num_bytes, reads=[x], writes=[out], result=out)
 
 
 def shift(x_P: Array, axis, distance: int = 1, out: Array | None = None) -> Pending:
@@ -114,7 +113,7 @@ def shift(x_P: Array, axis, distance: int = 1, out: Array | None = None) -> Pend
     def operation(x: Array, out: Array) -> Steps:
         return axis.transport(x).shift(x, out, distance, axis) if distance % axis.size else messages.copied(x, out)
 
-    return _start("shift", axis, x.nbytes, operation, reads=[x], writes=[out], result=out)
+    return axis.start(operation, "shift", x.nbytes, reads=[x], writes=[out], result=out)
 
 
 def barrier(axis) -> Pending:
@@ -123,14 +122,6 @@ def barrier(axis) -> Pending:
     It is a sum of nothing, by messages: MPI's Ibarrier would have to wait for its turn among collectives whose data is late.
     """
     return axis.start(lambda: messages.all_reduce(np.empty(0), axis), "barrier", 0)
-
-
-def _start(name: str, axis, num_bytes: int, operation, reads: tuple | list = (), writes: tuple | list = (), result=None) -> Pending:
-    """Start `operation(*reads, *writes)`, through host memory if the buffers are on a device that MPI can't read.
-
-    num_bytes: what an account calls the size of the operation, see wire.py.
-    """
-    return axis.start(lambda: reachable(operation, reads, writes, axis.device_aware), name, num_bytes, result)
 
 
 def _bounds(counts: list[int], axis, what: str) -> list[int]:

@@ -9,7 +9,7 @@ go straight to MPI is started, polled and waited for with one current stream; a 
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from mpi4py import MPI
@@ -50,14 +50,14 @@ def settled(x: Array) -> Steps:
         yield written(x)
 
 
-def reachable(operation: Callable[..., Steps], reads: list[Array], writes: list[Array], device_aware: bool) -> Steps:
+def reachable(operation: Callable[..., Steps], reads: Sequence[Array], writes: Sequence[Array], device_aware: bool) -> Steps:
     """Call operation(*reads, *writes), by way of the host if the buffers are on a device that MPI can't read."""
-    if on_device((*reads, *writes)[0]) and not device_aware:
+    if any(map(on_device, (*reads, *writes))) and not device_aware:
         return staged(operation, reads, writes)
     return operation(*reads, *writes)
 
 
-def staged(operation: Callable[..., Steps], reads: list[Array], writes: list[Array]) -> Steps:
+def staged(operation: Callable[..., Steps], reads: Sequence[Array], writes: Sequence[Array]) -> Steps:
     """Run `operation(*reads, *writes)` on pinned host copies of device buffers and copy the written ones back.
 
     It is called now, and so takes its place among the operations of its axis, whenever the device comes round to the copies.

@@ -5,9 +5,9 @@ than they were sent (all V-shaped ones do), so the order of posting must never d
 """
 
 from mpitrain.comm import messages
+from mpitrain.comm.axis import Axis
 from mpitrain.comm.buffers import Array, flat
-from mpitrain.comm.device import reachable, settled
-from mpitrain.comm.mesh import Axis
+from mpitrain.comm.device import settled
 from mpitrain.comm.progress import Pending, Steps
 from mpitrain.errors import MeshError
 
@@ -39,7 +39,7 @@ class Links:
             yield messages.arrived(messages.send(self.axis, x, to, tag, synchronous=self.synchronous))
 
         what = f"{kind}{microbatch} for stage {stage} to be taken by rank {to} of {self.axis.name}"
-        return self.axis.start(lambda: reachable(steps, [x], [], self.axis.device_aware), "send", x.nbytes, None, what)
+        return self.axis.start(steps, "send", x.nbytes, reads=[x], what=what)
 
     def receive(self, kind: str, stage: int, microbatch: int, out: Array, source: int) -> Pending:
         """Start receiving into `out` what the rank with coordinate `source` sends for `stage`; the Pending's result is `out`."""
@@ -50,6 +50,6 @@ class Links:
             yield messages.arrived(messages.receive(self.axis, x, source, tag))
 
         what = f"{kind}{microbatch} for stage {stage} from rank {source} of {self.axis.name}"
-        return self.axis.start(lambda: reachable(steps, [], [x], self.axis.device_aware), "receive", x.nbytes, out, what)
+        return self.axis.start(steps, "receive", x.nbytes, writes=[x], result=out, what=what)
 
 

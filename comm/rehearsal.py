@@ -14,7 +14,7 @@ from mpitrain.comm.progress import Pending, Progress, Steps
 
 
 class SilentAxis:
-    """What mpitrain.comm.mesh.Axis is to those who start operations. Each is noted in account.log."""
+    """What mpitrain.comm.axis.Axis is to those who start operations. Each is noted in account.log."""
 
     def __init__(self, name: str, rank: int, size: int, carried: Carried, progress: Progress):
         self.name, self.rank, self.size, self.carried, self.progress = name, rank, size, carried, progress
@@ -22,13 +22,15 @@ class SilentAxis:
         self.account = Account()
         self.account.log = []
 
-    def start(self, begin: Callable[[], Steps], operation: str, num_bytes: int, result: Array | None = None, what: str = "") -> Pending:
+    def start(
+        self, operation: Callable[..., Steps], name: str, num_bytes: int, *, result: Array | None = None, **others: object
+    ) -> Pending:
         """Note an operation, which is never called; zeros come of it."""
-        assert self.carried.allows(operation, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {operation}"
-        self.account.note(operation, num_bytes)
+        assert self.carried.allows(name, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
+        self.account.note(name, num_bytes)
         if isinstance(result, np.ndarray):
             result[...] = 0
-        return self.progress.start(iter(()), what, self.account, result)
+        return self.progress.start(iter(()), name, self.account, result)
 
 
 class SilentMesh:

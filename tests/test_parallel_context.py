@@ -199,7 +199,7 @@ def test_keys_and_values_of_the_next_turn_travel_while_this_one_computes(axis, m
     from mpitrain.parallel.walk import run
 
     started, at_tiles, start = [], [], axis.start
-    monkeypatch.setattr(axis, "start", lambda *arguments: started.append(arguments) or start(*arguments))
+    monkeypatch.setattr(axis, "start", lambda *a, **options: started.append(a) or start(*a, **options))
     for name in ("attend", "attend_backward"):
         compute = getattr(attending, name)
         monkeypatch.setattr(attending, name, lambda *a, compute=compute: at_tiles.append(len(started)) or compute(*a))

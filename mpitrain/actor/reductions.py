@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 from mpitrain.actor.slots import added_to, completed_by, group_of
 from mpitrain.actor.stage_state import Bucket, StageState
+from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_reduce
-from mpitrain.comm.mesh import Axis, Mesh
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.parallel.zero.shards import Gradient, Piece, Sharding, pieces_of
 from mpitrain.schedules.actions import Action

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather
-from mpitrain.comm.mesh import Axis
 from mpitrain.data.documents import num_counted
 from mpitrain.optim import norm
 

@@ -8,8 +8,8 @@ gradient. B sequences of a microbatch, T tokens each, N = B T, D width, V vocabu
 import torch
 from torch.nn import functional
 
+from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather
-from mpitrain.comm.mesh import Axis
 from mpitrain.data.documents import IGNORED
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model.linear import Product, product

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mpitrain.comm.mesh import Axis
+from mpitrain.comm.axis import Axis
 from mpitrain.layout.plan import Plan
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Norm

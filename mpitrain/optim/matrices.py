@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import torch
 
+from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_to_all_v
-from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
 from mpitrain.layout.buckets import layout_of

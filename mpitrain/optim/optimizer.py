@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from mpitrain.comm.mesh import Axis
+from mpitrain.comm.axis import Axis
 from mpitrain.config import Config
 from mpitrain.layout.stages import StagePlan
 from mpitrain.optim.adamw import AdamW

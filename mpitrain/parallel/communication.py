@@ -4,8 +4,8 @@ import math
 
 import torch
 
+from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.parallel.microbatch import Context

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import torch
 
+from mpitrain.comm.axis import Axis
 from mpitrain.comm.buffers import flat, sum_in_order
 from mpitrain.comm.collectives import shift
-from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.parallel.microbatch import Context

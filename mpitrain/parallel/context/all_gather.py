@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, reduce_scatter
-from mpitrain.comm.mesh import Axis
 from mpitrain.layout.sequence import Placement
 from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, documents_at
 from mpitrain.parallel.precision import wide

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mpitrain.comm.mesh import Axis
+from mpitrain.comm.axis import Axis
 from mpitrain.layout import traffic
 from mpitrain.layout.sequence import Placement, placement_of
 from mpitrain.parallel.context.all_gather import Gather

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_to_all
-from mpitrain.comm.mesh import Axis
 from mpitrain.layout.sequence import Placement, Tile
 from mpitrain.parallel.context.accumulate import sight
 from mpitrain.parallel.context.flash import attend, attend_backward

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, reduce_scatter
-from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
 from mpitrain.layout.buckets import Layout
 from mpitrain.layout.parameters import Spec

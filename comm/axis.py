@@ -1,0 +1,123 @@
+"""One axis of a rank: what it starts operations on. comm/mesh.py builds, names and frees them all."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from mpitrain.comm import messages, native, shared
+from mpitrain.comm.account import Account
+from mpitrain.comm.buffers import Array, Scratch, on_device
+from mpitrain.comm.carried import AUTO_SHARED, Carried
+from mpitrain.comm.device import reachable
+from mpitrain.comm.native import Turnstile
+from mpitrain.comm.progress import Pending, Progress, Steps
+from mpitrain.comm.world import Place
+
+
+class Surroundings(Protocol):
+    """What all axes of a rank share; a mesh."""
+
+    progress: Progress
+    device_aware: bool
+    place: Place
+    transport: str
+
+
+class Axis:
+    """One axis as this rank sees it: its coordinate, the size, communicators that belong to nobody else, and an account of their use.
+
+    comm: of these ranks, from now on the axis's own; None if it carries nothing.  Construction and free() are collective over the axis.
+    """
+
+    def __init__(self, name: str, comm: MPI.Comm | None, rank: int, size: int, carried: Carried, one_node: bool, mesh: Surroundings):
+        self.name, self.rank, self.size, self.carried, self.one_node = name, rank, size, carried, one_node
+        self.progress, self.device_aware, self.place, self._transport = mesh.progress, mesh.device_aware, mesh.place, mesh.transport
+        self.account = Account()
+        self.turnstile, self.second_turnstile, self.scratch = Turnstile(), Turnstile(), Scratch()
+        self.num_tags, self._tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), -1  # Open MPI knows it for COMM_WORLD only
+        self._allocations: list[shared.Allocation] = []
+        self._owns = comm is not None and size > 1
+        self.comm, self.second, self.window = comm, None, None
+        if self._owns:
+            comm.Set_name(f"mpitrain.{name}")
+            self._furnish()
+
+    def _furnish(self) -> None:
+        """Make what is carried needs beside the communicator. Collective over the axis."""
+        if self.carried.needs_second(self._transport):
+            self.second = self.comm.Dup()
+            self.second.Set_name(f"mpitrain.{self.name}.second")
+        if self.one_node and self.carried.needs_window(self._transport):
+            self.window = shared.Window(self.comm)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.rank}/{self.size}"
+
+    def start(
+        self,
+        operation: Callable[..., Steps],
+        name: str,
+        num_bytes: int,
+        *,
+        reads: Sequence[Array] = (),
+        writes: Sequence[Array] = (),
+        result: Array | None = None,
+        what: str = "",
+    ) -> Pending:
+        """Call operation(*reads, *writes) and run its first steps, as far as its data is there; return its Pending.
+
+        Through host memory, if the buffers are on a device that MPI can't read.  num_bytes: what an account calls the size of the
+        operation `name`, see wire.py.  The Pending's result is `result`, and `what` names it in a hang report.
+        """
+        assert self.carried.allows(name, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
+        self.account.note(name, num_bytes)
+        steps = reachable(operation, reads, writes, self.device_aware)
+        return self.progress.start(steps, what or f"{name} of {num_bytes} bytes on {self.name}", self.account, result)
+
+    def next_tag(self) -> int:
+        """Return a tag for one operation. All ranks start operations in the same order and so agree on it."""
+        self._tag = (self._tag + 1) % self.num_tags
+        return self._tag
+
+    def transport(self, x: Array, *, pairs: bool = False):
+        """Choose the transport module for a buffer: by where it lies, by its size, and by what the user asked for.
+
+        pairs: each pair of ranks has a count of its own, so no rank knows the total; the choice must not depend on it.
+        """
+        if on_device(x) or self.size == 1 or (x.nbytes > native.LIMIT and self._transport == "collectives"):
+            return messages
+        if self._transport == "collectives":
+            return native
+        large = pairs or x.nbytes >= AUTO_SHARED
+        return shared if self.window and (self._transport == "shared" or large) else messages
+
+    def allocate(self, num_bytes: int) -> np.ndarray:
+        """Return `num_bytes` of zeroed host memory for a buffer this axis will reduce; shared by its ranks where they can.
+
+        Collective; all ranks pass the same size. The memory is the axis's and lives until free().
+        """
+        with self.place.waiting(f"making {num_bytes} bytes of memory for axis {self.name}"):
+            if self.window is None or not shared.fits(self.comm, num_bytes):
+                return np.zeros(num_bytes, np.uint8)
+            self._allocations.append(shared.Allocation(self.comm, num_bytes))
+        self._allocations[-1].memory[:] = 0
+        return self._allocations[-1].memory
+
+    def views(self, x: Array) -> list[Array] | None:
+        """Return every rank's counterpart of `x` if it lies in an allocation of this axis, else None."""
+        held = next((allocation for allocation in self._allocations if allocation.holds(x)), None)
+        return held.views(x) if held else None
+
+    def free(self) -> None:
+        """Free the communicators and the windows. Collective; no buffer from allocate() may be used afterwards."""
+        for allocation in self._allocations:
+            allocation.free()
+        self._allocations = []
+        if self.window:
+            self.window.free()
+        if self.second:
+            self.second.Free()
+        if self._owns:
+            self.comm.Free()
