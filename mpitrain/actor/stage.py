@@ -1,5 +1,6 @@
 """One pipeline stage: a slice of the decoder with its parameters, its gradient buckets, and what each microbatch left behind."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,7 +46,7 @@ class Microbatch:
 class Stage:
     """The blocks, parameters and stashes of stage `index` of a model.
 
-    sharding: how weights and gradients are divided over data ranks.  embedding: the tied one, if another stage of this rank has it.
+    shardings: how the state of each domain is divided over data ranks.  embedding: the tied one, if another stage of this rank has it.
     tp, cp: the tensor- and the context-parallel axis; without them, the stage has all of every layer, and the whole sequence.
     segments: into how many segments a microbatch's sequence is cut; microbatch `index` is then segment index % segments of one.
     """
@@ -55,7 +56,7 @@ class Stage:
         config: Config,
         index: int,
         device: torch.device,
-        sharding: Sharding | None = None,
+        shardings: Mapping[str, Sharding] | None = None,
         embedding: Weights | None = None,
         segments: int = 1,
         tp: Axis | None = None,
@@ -68,7 +69,7 @@ class Stage:
         self.first, self.last = index == 0, index == num_stages(config) - 1
         self.dtype = TYPES[config.precision.compute]
         self.parts = parts_of(config, index)
-        self.state = StageState(config, index, self.shard, device, sharding or Sharding(), embedding)
+        self.state = StageState(config, index, self.shard, device, shardings, embedding)
         self.blocks = self._grouped(self._build())
         self.contexts: dict[int, Microbatch] = {}  # by microbatch, of which a part of the forward is done and another isn't
         self.stashes: dict[int, list] = {}  # by microbatch: what forward left for backward

@@ -21,9 +21,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from mpitrain.config import Config
+from mpitrain.layout.domains import DENSE
 from mpitrain.layout.parameters import EMBEDDING, WHOLE, Shard, Spec, specs_of
 from mpitrain.layout.recompute_groups import groups_of
-from mpitrain.schedules.lower import Reduction
+from mpitrain.layout.table import copies_of
+from mpitrain.schedules.reductions import Reduction
+from mpitrain.schedules.sums import MIRROR, TIED
 
 BLOCK = 1024  # elements
 
@@ -31,12 +34,20 @@ BLOCK = 1024  # elements
 class Bucket(NamedTuple):
     """Parameters that are reduced together, and the parts of the backward that use them.
 
-    over: the axis their gradients are summed over before the data axis: `tied`, `tp` or `kv`.
+    over, then: the axes their gradients are summed over before the data axis, and after it: `tied`, `tp`, `kv`, `mirror`.
+    domain: says over which axes their state is divided (layout/domains.py).
     """
 
     specs: tuple[Spec, ...]
     parts: tuple[int, ...]
-    over: str | None = None
+    over: tuple[str, ...] = ()
+    then: tuple[str, ...] = ()
+    domain: str = DENSE
+
+    @property
+    def tied(self) -> bool:
+        """Whether the first and the last stage have its weights."""
+        return TIED in self.over + self.then
 
 
 class Layout(NamedTuple):
@@ -89,20 +100,24 @@ def parts_of(config: Config, stage: int) -> list[range]:
 def buckets_of(config: Config, stage: int, shard: Shard = WHOLE) -> list[Bucket]:
     """Return the buckets of a stage: those of the parts, the tied embedding's, and those of copies that have part of a gradient each.
 
-    The last are norms with sequence parallelism and repeated key-value heads, whose copies are summed over the tensor-parallel axis.
+    The last are norms with sequence parallelism and repeated key-value heads, whose copies are summed over the tensor-parallel axis. Where
+    the pipeline has two copies of the model, each bucket is then summed with its mirror image. The tied embedding's axis joins both: its
+    uses are added first, unless sums over microbatches and data ranks are one tree.
     """
     blocks, parts = specs_of(config, stage, shard), parts_of(config, stage)
     part_of = {block: number for number, part in enumerate(parts) for block in part}
     placed = [(spec, part_of[number]) for number, block in enumerate(blocks) for spec in block]
     tied = [(spec, part) for spec, part in placed if config.model.tied and spec.name == EMBEDDING]
     plain = [(spec, part) for spec, part in placed if not spec.partial and (spec, part) not in tied]
-    buckets = [Bucket(tuple(spec for spec, part in plain if part == number), (number,)) for number in range(len(parts))]
+    mirror = (MIRROR,) if copies_of(config) == 2 else ()
+    buckets = [Bucket(tuple(spec for spec, part in plain if part == number), (number,), mirror) for number in range(len(parts))]
     if tied:
-        buckets.append(Bucket((tied[0][0],), tuple(part for _, part in tied), "tied"))
+        tree = config.numerics.reproducible == "layout"
+        buckets.append(Bucket((tied[0][0],), tuple(part for _, part in tied), () if tree else (TIED,), (TIED,) if tree else ()))
     for copies in partial_kinds(config, stage):
         found = [(spec, part) for spec, part in placed if spec.partial and spec.copies == copies]
         over = "tp" if copies == config.parallel.tp else "kv"
-        buckets.append(Bucket(tuple(spec for spec, _ in found), tuple(sorted({part for _, part in found})), over))
+        buckets.append(Bucket(tuple(spec for spec, _ in found), tuple(sorted({part for _, part in found})), (over, *mirror)))
     return buckets
 
 
@@ -113,9 +128,10 @@ def partial_kinds(config: Config, stage: int) -> list[int]:
 
 
 def reduction_of(config: Config, stage: int) -> Reduction:
-    """Tell the schedule after which part of the backward each bucket of a stage is complete."""
+    """Tell the schedule after which part of the backward each bucket of a stage is complete, and over which axes it is summed."""
     buckets = buckets_of(config, stage, Shard(0, config.parallel.tp, config.parallel.sequence))
-    return Reduction(len(parts_of(config, stage)), tuple(max(bucket.parts) for bucket in buckets))
+    ready, over, then = zip(*((max(bucket.parts), bucket.over, bucket.then) for bucket in buckets))
+    return Reduction(len(parts_of(config, stage)), ready, over, then)
 
 
 def uses_of(config: Config, stage: int) -> tuple[tuple[int, ...], ...]:

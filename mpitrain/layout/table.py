@@ -44,6 +44,12 @@ def rank_of(config: Config) -> tuple[int, ...]:
     return placement(pipeline.schedule, config.parallel.pp, pipeline.chunks)
 
 
+def copies_of(config: Config) -> int:
+    """Return how many copies of the model the pipeline has."""
+    name = config.pipeline.schedule
+    return _read(name).copies if _is_file(name) else catalog.FAMILIES[name].copies
+
+
 def _cut(config: Config, table: Table) -> Table:
     if table.segments > 1 and config.parallel.cp > 1:
         raise ConfigError(f"{table.name} cuts sequences into segments, parallel.cp = {config.parallel.cp} spreads them; use one of the two")

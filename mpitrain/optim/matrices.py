@@ -26,6 +26,7 @@ from mpitrain.comm.mesh import Axis
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
 from mpitrain.layout.buckets import buckets_of, layout_of
+from mpitrain.layout.domains import DENSE
 from mpitrain.layout.parameters import Shard, Spec
 
 
@@ -44,12 +45,13 @@ def hidden(spec: Spec) -> bool:
     return len(spec.shape) == 2 and spec.name.startswith("blocks.")
 
 
-def holdings(config: Config, stages: Sequence[int], num_shards: int) -> list[Holding]:
-    """Return what each rank of the axis has of the hidden matrices of some stages."""
+def holdings(config: Config, stages: Sequence[int], num_shards: int, domain: str = DENSE) -> list[Holding]:
+    """Return what each rank of a domain's axis has of the domain's hidden matrices of some stages."""
     found = []
     for rank in range(config.parallel.tp):
         shard = Shard(rank, config.parallel.tp, config.parallel.sequence)
-        layouts = [layout_of(bucket.specs, num_shards) for stage in stages for bucket in buckets_of(config, stage, shard)]
+        buckets = [bucket for stage in stages for bucket in buckets_of(config, stage, shard) if bucket.domain == domain]
+        layouts = [layout_of(bucket.specs, num_shards) for bucket in buckets]
         for number in range(num_shards):
             runs = [run for layout in layouts for run in layout.runs(number)]
             found.append({spec.name: Part(spec, end - begin) for spec, begin, end in runs if hidden(spec)})
