@@ -139,7 +139,8 @@ def test_every_family_is_proved(name):
             programs = proved(table, reduces_of(table, tree=tree), reduce_each=each)
             parts = Residency((((0, 2, 3), (1, 2, 3)),) * table.num_stages) if table.copies == 1 else None
             proved(table, reduces_of(table, tree=tree), residency=parts, reduce_each=each)
-            assert simulate(programs).makespan == simulate(lower(table, [Reduction(2, (0, 1))] * table.num_stages, reduce_each=each)).makespan
+            without = lower(table, [Reduction(2, (0, 1))] * table.num_stages, reduce_each=each)
+            assert simulate(programs).makespan == simulate(without).makespan
 
 
 # ---------------------------------------------------------------- what is refused
@@ -234,7 +235,8 @@ def test_a_sum_of_a_bucket_that_is_added_to_another_is_refused():
 
 
 def test_a_rank_that_waits_for_a_sum_before_it_has_sent_what_the_other_needs_is_a_deadlock():
-    rows = ("F0@0 SEND_F0@0 RECV_B0@0 B0@0/0 SUM0@0 REDUCE0@0 NORM UPDATE", "RECV_F0@1 F0@1 B0@1/0 SUM0@1 REDUCE0@1 SEND_B0@1 NORM UPDATE")
+    first = "F0@0 SEND_F0@0 RECV_B0@0 B0@0/0 SUM0@0 REDUCE0@0 NORM UPDATE"
+    rows = (first, "RECV_F0@1 F0@1 B0@1/0 SUM0@1 REDUCE0@1 SEND_B0@1 NORM UPDATE")
     with pytest.raises(ScheduleError) as error:
         check([parse_program(row) for row in rows], 2, 1, reduces=TWO)
     assert str(error.value).splitlines()[:3] == [
