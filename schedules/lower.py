@@ -67,7 +67,7 @@ def lower(
                 rank = table.rank_of[stage]
                 programs[rank] = with_reductions(programs[rank], stage, reduction, tail=late, each=reduce_each)
         chains = Chains(reduces, table.rank_of, table.depth)
-        chains.refuse_scattered_ties()
+        chains.refuse_misplaced()
         programs = with_sums(programs, chains)
     if residency:
         programs = [with_residency(in_parts(program, residency), residency) for program in programs]

@@ -54,7 +54,8 @@ class Needs:
                 if (action.part or 0) >= (self.last_part.get(action[:3], action).part or 0):
                     self.last_part[action[:3]] = action
         self.depth = (max(self.rank_of, default=0) + 1) // copies or 1
-        self.chains = Chains(reduces, self.rank_of, self.depth)
+        ranks = {stage: self.rank_of.get(stage, min(stage, len(programs) - 1)) for stage in range(len(reduces))}
+        self.chains = Chains(reduces, ranks, len(reduces) // copies)
 
     def end(self, rank: int) -> Place:
         """Return the place after a rank's last action."""

@@ -14,6 +14,7 @@ in a chain waits for a rank that computes, or that waits for an earlier sum.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
@@ -35,12 +36,19 @@ class Chains:
         self.tied = [key for key in keys if TIED in self._axes(key)]
         self._chains = {key: self._chain(*key) for key in keys}
 
-    def refuse_scattered_ties(self) -> None:
-        """Raise ScheduleError if more ranks have the tied weights than those of the first and the last stage."""
+    def refuse_misplaced(self) -> None:
+        """Raise ScheduleError if copies are where the axes don't reach them.
+
+        That is tied weights on other ranks than the first copy's ends, or both copies of a stage on one rank.
+        """
         ends = {self.rank_of[0], self.rank_of[self.depth - 1]}
         if self.tied and {self.rank_of[stage] for stage, _ in self.tied} != ends:
             places = ", ".join(f"stage {stage} on rank {self.rank_of[stage]}" for stage, _ in self.tied)
             raise ScheduleError(f"tied weights: found {places}; needed the second copy's first and last stage on the ranks of the first's")
+        for stage, reduction in enumerate(self.reduces[: self.depth]):
+            rank = self.rank_of[stage]
+            if any(MIRROR in over for over in reduction.over) and rank == self.rank_of[stage + self.depth]:
+                raise ScheduleError(f"stage {stage} and its copy, stage {stage + self.depth}: found both on rank {rank}, needed two ranks")
 
     def owner(self, key: Key) -> Key:
         """Return the bucket of the same rank that a bucket is added to before it is summed: but for tied weights, itself."""
@@ -61,7 +69,7 @@ class Chains:
         if action not in chain:
             return []
         at = chain.index(action)
-        if action.kind == "SUM" and REDUCE(*chain[0][1:3]) in chain[:at]:
+        if action.kind == "SUM" and REDUCE(action.index, action.stage) in chain[:at]:
             return [REDUCE(bucket, stage) for stage, bucket in self.tied if self.rank_of[stage] == self.rank_of[action.stage]]
         return chain[at - 1 : at] if at else []
 
@@ -170,13 +178,10 @@ class _Row:
 
     def filled(self, spots: Mapping[Action, _Spot]) -> list[Action]:
         """Return the program with this rank's chains at their spots, the sums of a spot before the reductions that wait there."""
-        mine = [(spots[action], action) for action in spots if self._has(action)]
-        mine.sort(key=lambda pair: (pair[0].index, pair[0].turn, pair[1].kind == "REDUCE", pair[0].order))
-        result = []
-        for index in range(len(self._bare) + 1):
-            result += [action for spot, action in mine if spot.index == index]
-            result += self._bare[index : index + 1]
-        return result
-
-    def _has(self, action: Action) -> bool:
-        return (action.stage, action.index) in self.complete
+        mine = [action for action in spots if (action.stage, action.index) in self.complete]
+        mine.sort(key=lambda action: (spots[action].turn, action.kind == "REDUCE", spots[action].order))
+        result, filled = [], 0
+        for index, actions in groupby(sorted(mine, key=lambda action: spots[action].index), lambda action: spots[action].index):
+            result += [*self._bare[filled:index], *actions]
+            filled = index
+        return result + self._bare[filled:]

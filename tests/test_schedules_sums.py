@@ -127,6 +127,12 @@ def test_tied_weights_on_more_ranks_than_the_ends_are_refused():
         lower(table, [Reduction(1, (0,), ((TIED,),))] * 4)
 
 
+def test_both_copies_of_a_stage_on_one_rank_are_refused():
+    table = read_table("copies 2\nrank 0: F0@0 B0@0 F0@5 B0@5\nrank 1: F0@1 B0@1 F0@4 B0@4\nrank 2: F0@2 B0@2 F0@3 B0@3")
+    with pytest.raises(ScheduleError, match="stage 1 and its copy, stage 4: found both on rank 1, needed two ranks"):
+        lower(table, [Reduction(1, (0,), ((MIRROR,),))] * 6)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_is_proved(name):
     sizes = itertools.product((1, 2, 3, 4, 6) if EVERY_SIZE else (1, 2, 4), (1, 2, 3))
@@ -170,6 +176,12 @@ def test_any_dropped_sum_is_refused():
         programs = dualpipe()
         dropped = programs[rank].pop(position)
         assert str(dropped) in refusal(programs), dropped
+
+
+def test_a_stage_that_is_never_computed_is_refused_as_that():
+    for stage in range(4):
+        programs = [[action for action in program if action.stage != stage] for program in dualpipe()]
+        assert f"the program ends without B0@{stage}" in refusal(programs)
 
 
 def test_any_sum_twice_or_on_the_other_rank_is_refused():
