@@ -44,7 +44,7 @@ def lower(
 
     A bucket that other axes have copies of is summed over them first (see sums); here bucket 0 over one axis:
 
-        B1@0/0 SUM0@0 B1@0/1 REDUCE0@0 REDUCE1@0
+        B1@0/0 SUM0@0 B1@0/1 REDUCE1@0 REDUCE0@0
 
     `residency` is for parameters that aren't kept whole (ZeRO-3): every F, B and I is walked in parts, and GATHER and RELEASE stand
     between them. Pairs dissolve: two walks that take turns would need twice the room. One stage, two buckets, two parts:

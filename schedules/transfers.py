@@ -6,7 +6,8 @@ starts when the buckets it needs have arrived, and NORM when everything has.
     GATHER of a, b   |--a--|--b--|
     part that needs a      |--F--|        the next, which needs b, has it in time
 
-A SUM travels over another axis, for which there is another resource; the next SUM or the REDUCE of its bucket starts when it has arrived.
+A SUM travels over another axis, for which there is another resource; what follows it or a REDUCE in a bucket's chain (see sums) starts
+when it has arrived.
 The other ranks of an axis are taken to start when this one does.
 """
 
@@ -44,6 +45,7 @@ class Traffic:
         self.free_for_sums: float = 0
         self.arrived: dict[Key, float] = {}
         self.summed: dict[Key, float] = {}
+        self.reduced: dict[Key, float] = {}
 
     def start(self, action: Action, time: float) -> None:
         """Start the transfer of a GATHER, SUM or REDUCE, behind those before it."""
@@ -52,13 +54,13 @@ class Traffic:
             self.summed[key] = self.free_for_sums = max(time, self.free_for_sums) + self.transfers.of(action)
             return
         self.free = max(time, self.free) + self.transfers.of(action)
-        if action.kind == "GATHER":
-            self.arrived[key] = self.free
+        (self.arrived if action.kind == "GATHER" else self.reduced)[key] = self.free
 
     def ready(self, action: Action, time: float) -> float:
         """Return when an action that is reached at `time` has what it waits for."""
         if action.kind == "NORM":
             return max(time, self.free, self.free_for_sums)
         if action.kind in OF_GRADIENTS:
-            return max(time, self.summed.get((action.stage, action.index), time))
+            before = (self.summed, self.reduced) if action.kind == "SUM" else (self.summed,)
+            return max([time, *(found.get((action.stage, action.index), time) for found in before)])
         return max([time, *(self.arrived.get(key, time) for key in self.transfers.needed(action))])

@@ -269,3 +269,9 @@ def test_a_sum_travels_under_what_follows_on_a_way_of_its_own():
         timeline = simulate(programs, {"F": 3, "B": 3}, transfers=Transfers({"SUM": time, "REDUCE": 1}))
         assert timeline.exposed_transfers == [exposed]
         assert timeline.makespan == 6 + exposed
+
+
+def test_a_sum_after_the_data_axis_starts_when_the_reduction_has_arrived():
+    reduces = [Reduction(1, (0,), ((),), ((TIED,),))]
+    timeline = simulate(lower(build("gpipe", 1, 1), reduces), {"F": 1, "B": 1}, transfers=Transfers({"SUM": 2, "REDUCE": 5}))
+    assert timeline.makespan == 2 + 5 + 2
