@@ -32,6 +32,13 @@ class Carried(NamedTuple):
         large = self.most_bytes is None or self.most_bytes >= AUTO_SHARED
         return bool(self.operations & READING) and (transport == "shared" or (transport == "auto" and large))
 
+    def beside(self, other: "Carried") -> "Carried":
+        """Return what carries both."""
+        if not (self.operations and other.operations):
+            return self if self.operations else other
+        known = None not in (self.most_bytes, other.most_bytes)
+        return Carried(self.operations | other.operations, max(self.most_bytes, other.most_bytes) if known else None)
+
     def allows(self, operation: str, size: int) -> bool:
         """Tell whether an operation may be started on an axis of `size` ranks."""
         return size == 1 or operation in self.operations

@@ -10,7 +10,8 @@
     csv_table                          file -> table                    users' own, from CSV or text
     actions, table                     one instruction; a whole table   and their text form
     lower                              table -> every rank's program    what follows, and the update
-    messages, reductions, residency    sends and receives; gradients are reduced; parameters come and go
+    messages, reductions, sums,        sends and receives; gradients are reduced, and summed over other axes first;
+    residency                          parameters come and go
     check, rules, bucket_rules,        prove a set of programs
     deadlock
     needs, simulate, transfers,        what waits for what, when it starts, how it looks

@@ -8,11 +8,13 @@
     SEND_F3@1  stage 1 sends its output to the next stage        RECV_F3@1  stage 1 receives its input from the previous one
     SEND_B3@1  stage 1 sends the gradient of its input back      RECV_B3@1  stage 1 receives the gradient of its output
     GATHER4@1  start fetching the parameters of bucket 4 of stage 1    RELEASE4@1 drop them
+    SUM2@1     start summing the gradients of bucket 2 of stage 1 over the axis its copies lie on; SUM2@1/0 and SUM2@1/1 of two axes
     REDUCE2@1  start the gradient reduction of bucket 2 of stage 1     REDUCE2@1/5 of what microbatch 5 has added to it
     PAIR       run the next two, a forward and a backward, together: what one waits for is hidden behind the other
     NORM UPDATE SPREAD  global gradient norm; optimiser on the owned shard; send updated parameters back
 
-B is the whole backward, as in PyTorch and DeepSeek-V3; the zero-bubble paper (arXiv:2401.10241) writes B for our I.
+B is the whole backward, as in PyTorch and DeepSeek-V3; the zero-bubble paper (arXiv:2401.10241) writes B for our I. PyTorch's pipelining
+has UNSHARD, RESHARD and REDUCE_GRAD for a stage's GATHER, RELEASE and REDUCE.
 """
 
 import re
@@ -28,13 +30,18 @@ USE_PARAMETERS = ("F", "B", "I")  # W multiplies activations and gradients, and 
 SENDS = ("SEND_F", "SEND_B")
 RECEIVES = ("RECV_F", "RECV_B")
 REPEATED = ("GATHER", "RELEASE")  # as often as it takes; of the others each stands once
-INDEXED = (*COMPUTE, *SENDS, *RECEIVES, *REPEATED, "REDUCE")
+OF_GRADIENTS = ("SUM", "REDUCE")
+INDEXED = (*COMPUTE, *SENDS, *RECEIVES, *REPEATED, *OF_GRADIENTS)
 AT_END = ("NORM", "UPDATE", "SPREAD")  # once per step, for all stages of the rank
 PLAIN = (*AT_END, "PAIR")  # without index and stage
 
 
 class Action(NamedTuple):
-    """One instruction. `index` counts microbatches; for GATHER, RELEASE and REDUCE buckets, and `part` of a REDUCE microbatches."""
+    """One instruction.
+
+    index: counts microbatches; for GATHER, RELEASE, SUM and REDUCE buckets.  part: of a computation; of a SUM the number of its axis,
+    if the bucket has two; of a REDUCE the microbatch.
+    """
 
     kind: str
     index: int | None = None
@@ -90,6 +97,10 @@ def RELEASE(bucket: int, stage: int) -> Action:
     return Action("RELEASE", bucket, stage)
 
 
+def SUM(bucket: int, stage: int, number: int | None = None) -> Action:
+    return Action("SUM", bucket, stage, number)
+
+
 def REDUCE(bucket: int, stage: int, microbatch: int | None = None) -> Action:
     return Action("REDUCE", bucket, stage, microbatch)
 
@@ -121,8 +132,8 @@ def _refuse_misfit(action: Action, text: str) -> None:
         raise ScheduleError(f"{text!r}: unknown instruction {kind}; there are {' '.join(INDEXED + PLAIN)}")
     if (index is None) != (kind in PLAIN):
         raise ScheduleError(f"{text!r}: {kind} {'has no index and no stage' if kind in PLAIN else f'needs both, as in {kind}3@1'}")
-    if part is not None and kind not in (*COMPUTE, "REDUCE"):
-        raise ScheduleError(f"{text!r}: only {' '.join(COMPUTE)} have parts and REDUCE microbatches, {kind} has neither")
+    if part is not None and kind not in (*COMPUTE, *OF_GRADIENTS):
+        raise ScheduleError(f"{text!r}: only {' '.join(COMPUTE)} have parts, SUM axes and REDUCE microbatches, {kind} has none of them")
 
 
 def parse_program(text: str) -> list[Action]:

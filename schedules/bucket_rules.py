@@ -1,12 +1,13 @@
 """What a correct set of programs obeys with its buckets: parameters are there when needed, and gradients complete when reduced."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 
-from mpitrain.schedules.actions import ADD_TO_GRADIENTS, REDUCE, Action
+from mpitrain.schedules.actions import ADD_TO_GRADIENTS, OF_GRADIENTS, REDUCE, Action
 from mpitrain.schedules.needs import Needs, Place
-from mpitrain.schedules.reductions import Reduction
 from mpitrain.schedules.residency import Key, Residency
 from mpitrain.schedules.rules import Flaw
+from mpitrain.schedules.sums import Chains
 
 # ---------------------------------------------------------------- parameters
 
@@ -82,38 +83,62 @@ class _Held:
 # ---------------------------------------------------------------- gradients
 
 
-def reductions_follow(needs: Needs, reduces: Sequence[Reduction], *, each: bool = False) -> None:
-    """Demand one REDUCE per bucket, after everything that adds to the bucket.
+def reductions_follow(needs: Needs, *, each: bool = False) -> None:
+    """Demand each SUM and REDUCE of each bucket once, after everything that adds to the bucket. (One another they need, see needs.)
 
-    each: one for every microbatch, after everything of it that adds to the bucket, and before anything of another does.
+    each: one REDUCE for every microbatch, after everything of it that adds to the bucket, and before anything of another does; but of
+    what is summed over other axes first, which is reduced once.
     """
-    _one_each(needs, reduces, each)
-    added: dict[tuple[int, int], Action] = {}  # by bucket: what it has of a microbatch that isn't reduced yet
+    _all_there(needs, each)
+    added: dict[Key, Action] = {}  # by bucket: what it has of a microbatch that isn't reduced yet
     for place, action in needs.steps:
-        for reduce in _reduces_of(action, reduces, each):
-            there = needs.place[reduce]
+        for first, *_ in _chains_of(needs, action, each):
+            there = needs.place[first]
             if there.rank != place.rank or there.position < place.position:
-                raise Flaw(there, f"{reduce} starts before {action} at {place} has added to its bucket")
-            earlier = added.setdefault((reduce.stage, reduce.index), action)
-            if each and earlier.index != action.index:
-                raise Flaw(place, f"{action} adds to bucket {reduce.index} of stage {reduce.stage} before that of {earlier} is reduced")
+                raise Flaw(there, f"{first} starts before {action} at {place} has added to its bucket")
+            earlier = added.setdefault((first.stage, first.index), action)
+            if first.kind == "REDUCE" and each and earlier.index != action.index:
+                raise Flaw(place, f"{action} adds to bucket {first.index} of stage {first.stage} before that of {earlier} is reduced")
         if action.kind == "REDUCE":
             added.pop((action.stage, action.index), None)
 
 
-def _reduces_of(action: Action, reduces: Sequence[Reduction], each: bool) -> Iterator[Action]:
-    """Yield the reductions of the buckets that an action adds to."""
-    if action.kind in ADD_TO_GRADIENTS:
-        for bucket, ready in enumerate(reduces[action.stage].ready):
-            if action.part is None or action.part <= ready:
-                yield REDUCE(bucket, action.stage, action.index if each else None)
+def sums_meet(needs: Needs) -> None:
+    """Demand that two pipeline ranks start the sums of the axis that joins them in one order: by it they are matched."""
+    started: dict[tuple[int, int, str], list[tuple[Place, Action]]] = defaultdict(list)  # by rank, the other rank, and axis
+    for place, action in needs.steps:
+        if other := needs.chains.partner(action):
+            started[place.rank, needs.place[other].rank, needs.chains.axis(action)].append((place, action))
+    for (rank, other, axis), sums in started.items():
+        for (place, action), (there, found) in zip(sums, started[other, rank, axis]):
+            if needs.chains.partner(action) != found:
+                raise Flaw(place, f"{action} meets {needs.chains.partner(action)}, but what rank {other} starts then is {found} ({there})")
 
 
-def _one_each(needs: Needs, reduces: Sequence[Reduction], each: bool) -> None:
-    wanted = {reduce for _, action in needs.steps for reduce in _reduces_of(action, reduces, each)}
-    started = {action: place for action, place in needs.place.items() if action.kind == "REDUCE"}
-    for action in sorted(wanted - started.keys()):
+def _chains_of(needs: Needs, action: Action, each: bool) -> Iterator[list[Action]]:
+    """Yield what the buckets that an action adds to go through after it."""
+    if action.kind not in ADD_TO_GRADIENTS:
+        return
+    for bucket, ready in enumerate(needs.chains.reduces[action.stage].ready):
+        if action.part is None or action.part <= ready:
+            first, *rest = needs.chains.of(needs.chains.owner((action.stage, bucket)))
+            yield [first._replace(part=action.index) if each and first.kind == "REDUCE" else first, *rest]
+
+
+def _all_there(needs: Needs, each: bool) -> None:
+    wanted = {member for _, action in needs.steps for chain in _chains_of(needs, action, each) for member in chain}
+    started = {action: place for action, place in needs.place.items() if action.kind in OF_GRADIENTS}
+    for action in sorted(wanted - started.keys(), key=str):
         raise Flaw(needs.end(needs.rank_of[action.stage]), f"the program ends without {action}")
     for action in sorted(started.keys() - wanted, key=lambda action: started[action]):
-        what = f"stage {action.stage} has {len(reduces[action.stage].ready)} buckets"
-        raise Flaw(started[action], f"{action}: {what}, reduced {'for every microbatch' if each else 'once'}")
+        raise Flaw(started[action], f"{action}: {_what_there_is(needs.chains, (action.stage, action.index), each)}")
+
+
+def _what_there_is(chains: Chains, key: Key, each: bool) -> str:
+    stage, bucket = key
+    number = len(chains.reduces[stage].ready)
+    if bucket >= number or chains.of(key)[:1] == [REDUCE(bucket, stage)]:
+        return f"stage {stage} has {number} buckets, reduced {'for every microbatch' if each else 'once'}"
+    if not chains.of(key):
+        return "its bucket is added to bucket {1} of stage {0}".format(*chains.owner(key))
+    return f"its bucket goes through {' '.join(map(str, chains.of(key)))}"

@@ -46,8 +46,9 @@ def check(
     received; every message has its two ends; gradients are summed in ascending microbatch order; the update comes last; and
     all ranks reach their end although no send is buffered. Sends are started without blocking and waited for at the end of
     the step; with `blocking_sends` each send waits for its receive at once, under which GPipe still ends and 1F1B doesn't.
-    With `reduces`, as given to `lower`, every bucket is reduced once and after all that adds to it; with `reduce_each`, once for
-    every microbatch, and before the next one adds to it. With `residency`, every part finds the buckets it needs gathered and not
+    With `reduces`, as given to `lower`, every bucket is summed and reduced once and after all that adds to it, and ranks start the sums
+    that join them in one order; with `reduce_each`, it is reduced once for every microbatch, and before the next one adds to it, unless
+    it is summed over other axes first. With `residency`, every part finds the buckets it needs gathered and not
     released, and no more are held than that allows; at the end all that was gathered is released.
 
     Raises ScheduleError naming rank, position (from 0), instruction and what it waits for, with the grid of the schedule.
@@ -56,7 +57,7 @@ def check(
         raise ScheduleError("found no programs, needed one for each pipeline rank")
     assert reduces is None or len(reduces) == num_stages
     assert residency is None or len(residency.uses) == num_stages
-    needs = Needs(programs, copies=copies, segments=segments)
+    needs = Needs(programs, copies=copies, segments=segments, reduces=reduces if train and reduces else ())
     try:
         _prove(needs, num_stages, num_microbatches, _num_parts(reduces if train else None, residency), train)
         _prove_buckets(needs, reduces if train else None, residency, reduce_each)
@@ -99,7 +100,8 @@ def _prove(needs: Needs, num_stages: int, num_microbatches: int, num_parts: Sequ
 def _prove_buckets(needs: Needs, reduces: Sequence[Reduction] | None, residency: Residency | None, reduce_each: bool) -> None:
     bucket_rules.parameters_resident(needs, residency)
     if reduces is not None:
-        bucket_rules.reductions_follow(needs, reduces, each=reduce_each)
+        bucket_rules.reductions_follow(needs, each=reduce_each)
+        bucket_rules.sums_meet(needs)
 
 
 def _peak_in_flight(needs: Needs) -> tuple[int, ...]:

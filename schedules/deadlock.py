@@ -8,7 +8,7 @@ from mpitrain.schedules.rules import Flaw
 def no_deadlock(needs: Needs, *, blocking_sends: bool = False) -> None:
     """Play all ranks to their end. Raises a Flaw that names each rank of a cycle of waits.
 
-    The programs must obey the other rules: a rank then only ever waits for the other end of a message.
+    The programs must obey the other rules: a rank then only ever waits for the other end of a message, or of a sum.
     """
     _, cursors = play(needs, blocking_sends=blocking_sends)
     stuck = [rank for rank, program in enumerate(needs.programs) if cursors[rank] < len(program)]
@@ -24,7 +24,7 @@ def _cycle(needs: Needs, cursors: list[int], rank: int) -> list[tuple[Place, Act
     path: dict[int, tuple[Place, Action, Action]] = {}
     while rank not in path:
         action = needs.programs[rank][cursors[rank]]
-        need = partner(action)
+        need = (needs.met(action) or [partner(action)])[0]
         path[rank] = (Place(rank, cursors[rank]), action, need)
         rank = needs.place[need].rank
     ranks = list(path)
@@ -35,8 +35,9 @@ def play(needs: Needs, *, blocking_sends: bool = False) -> tuple[list[tuple[int,
     """Run the programs until none can go on; return the (rank, action) in an order they ran, and each rank's cursor.
 
     Sends have rendezvous semantics, nothing is buffered: started without blocking (MPI_Isend) and completed when the receive is
-    reached; receives block. With `blocking_sends` a send blocks too, until its receive is reached. What can run doesn't
-    depend on who goes first, so one order stands for all. A cursor short of its program's end means deadlock.
+    reached; receives block. With `blocking_sends` a send blocks too, until its receive is reached. Sums are started without blocking;
+    what takes the result of one blocks until every rank has started it. What can run doesn't depend on who goes first, so one order
+    stands for all. A cursor short of its program's end means deadlock.
     """
     programs = needs.programs
     cursors = [0] * len(programs)
@@ -44,7 +45,7 @@ def play(needs: Needs, *, blocking_sends: bool = False) -> tuple[list[tuple[int,
     order: list[tuple[int, Action]] = []
 
     def can_run(action: Action) -> bool:
-        if not done.issuperset(needs.of(action)):
+        if not done.issuperset(needs.of(action)) or not done.issuperset(needs.met(action)):
             return False
         if blocking_sends and action.kind in SENDS and partner(action) in needs.place:
             rank, position = needs.place[partner(action)]

@@ -7,6 +7,7 @@ from mpitrain.schedules.actions import NORM, PAIR, UPDATE, Action
 from mpitrain.schedules.messages import with_messages
 from mpitrain.schedules.reductions import Reduction, with_reductions
 from mpitrain.schedules.residency import Residency, in_parts, with_residency
+from mpitrain.schedules.sums import Chains, with_sums
 from mpitrain.schedules.table import Table
 
 
@@ -41,6 +42,10 @@ def lower(
     `reduce_each` is for gradients that aren't kept whole (ZeRO-2): every B or W is walked in parts and reduced at once, as in
     B0@0/0 REDUCE0@0/0 B0@0/1 REDUCE1@0/0. Pairs dissolve. `tail` is ignored, as it is there to reduce once for several microbatches.
 
+    A bucket that other axes have copies of is summed over them first (see sums); here bucket 0 over one axis:
+
+        B1@0/0 SUM0@0 B1@0/1 REDUCE1@0 REDUCE0@0
+
     `residency` is for parameters that aren't kept whole (ZeRO-3): every F, B and I is walked in parts, and GATHER and RELEASE stand
     between them. Pairs dissolve: two walks that take turns would need twice the room. One stage, two buckets, two parts:
 
@@ -61,6 +66,9 @@ def lower(
             if reduction.ready:
                 rank = table.rank_of[stage]
                 programs[rank] = with_reductions(programs[rank], stage, reduction, tail=late, each=reduce_each)
+        chains = Chains(reduces, table.rank_of, table.depth)
+        chains.refuse_misplaced()
+        programs = with_sums(programs, chains)
     if residency:
         programs = [with_residency(in_parts(program, residency), residency) for program in programs]
     return [[*program, NORM, UPDATE] for program in programs] if train else programs
@@ -75,7 +83,7 @@ def _refuse_misfit(table: Table, reduces: Sequence[Reduction], tail: int) -> Non
         raise ScheduleError(f"{table.name}: found reductions of {len(reduces)} stages, needed {table.num_stages}")
     if tail < 1:
         raise ScheduleError(f"{table.name}: found a tail of {tail} microbatches, needed at least 1")
-    for stage, (num_parts, ready) in enumerate(reduces):
+    for stage, (num_parts, ready, *_) in enumerate(reduces):
         for bucket, part in enumerate(ready):
             if not 0 <= part < num_parts:
                 raise ScheduleError(f"stage {stage}: bucket {bucket} is complete after part {part}, the backward has {num_parts} parts")

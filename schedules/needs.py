@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpitrain.schedules.actions import COMPUTE, INDEXED, RECV_B, RECV_F, Action
+from mpitrain.schedules.actions import COMPUTE, INDEXED, OF_GRADIENTS, RECV_B, RECV_F, Action
+from mpitrain.schedules.reductions import Reduction
+from mpitrain.schedules.sums import Chains
 
 Programs = Sequence[Sequence[Action]]  # one per pipeline rank: lowered, or the ranks of a table
 
@@ -35,9 +37,10 @@ class Needs:
     last_part: for (kind, microbatch, stage) the action that ends it, the last part if it is walked in parts.
     rank_of: the rank of each stage.
     copies, segments: as in a Table. A segment attends to the segments before it, and so its backward waits for theirs.
+    reduces: as given to `lower`; without, it isn't known what sums of gradients wait for.
     """
 
-    def __init__(self, programs: Programs, *, copies: int = 1, segments: int = 1):
+    def __init__(self, programs: Programs, *, copies: int = 1, segments: int = 1, reduces: Sequence[Reduction] = ()):
         self.programs, self.segments = programs, segments
         self.steps = [(Place(rank, i), action) for rank, program in enumerate(programs) for i, action in enumerate(program)]
         self.place: dict[Action, Place] = {}
@@ -51,6 +54,8 @@ class Needs:
                 if (action.part or 0) >= (self.last_part.get(action[:3], action).part or 0):
                     self.last_part[action[:3]] = action
         self.depth = (max(self.rank_of, default=0) + 1) // copies or 1
+        ranks = {stage: self.rank_of.get(stage, min(stage, len(programs) - 1)) for stage in range(len(reduces))}
+        self.chains = Chains(reduces, ranks, len(reduces) // copies)
 
     def end(self, rank: int) -> Place:
         """Return the place after a rank's last action."""
@@ -74,7 +79,15 @@ class Needs:
                 return [self._backward(m, stage)]
             case "RECV_F" | "RECV_B":
                 return [partner(action)]
+            case "SUM" | "REDUCE":
+                return self.chains.before(action)
         return []
+
+    def met(self, action: Action) -> list[Action]:
+        """Return the sums that another rank must have started, too, before `action` can take their result."""
+        if action.kind not in OF_GRADIENTS:
+            return []
+        return [other for need in self.chains.before(action) if (other := self.chains.partner(need))]
 
     def num_parts(self, action: Action) -> int:
         """Return into how many parts this computation is divided; 1 if it is whole."""

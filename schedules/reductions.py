@@ -9,20 +9,24 @@ class Reduction(NamedTuple):
     """When the gradient buckets of one stage are complete.
 
     The stage's backward has `num_parts` parts, walked 0, 1, ...; bucket k is complete after part ready[k] of the last backward.
+    over, then: for each bucket the axes it is summed over before the data axis, and after it (see sums); absent, none.
     """
 
     num_parts: int
     ready: tuple[int, ...]
+    over: tuple[tuple[str, ...], ...] = ()
+    then: tuple[tuple[str, ...], ...] = ()
 
 
 def with_reductions(program: list[Action], stage: int, reduction: Reduction, *, tail: int = 1, each: bool = False) -> list[Action]:
     """Walk the last `tail` backwards of a stage part by part, at the place of the last one, with the stage's reductions.
 
-    each: walk every backward in parts, each at its own place and with its own reductions.
+    each: walk every backward in parts, each at its own place and with its own reductions. What is summed over other axes first is
+    reduced once all the same, with the last.
     """
     adding = [action for action in program if action.stage == stage and action.kind in ADD_TO_GRADIENTS]
     groups = [[action] for action in adding] if each else [adding[-tail:]]
-    walks = {group[-1]: _part_by_part(group, reduction, each) for group in groups}
+    walks = {group[-1]: _part_by_part(group, reduction, each, last=group is groups[-1]) for group in groups}
     walked = {action for group in groups for action in group}
     result: list[Action] = []
     for position, action in enumerate(program):
@@ -35,12 +39,15 @@ def with_reductions(program: list[Action], stage: int, reduction: Reduction, *, 
     return _sends_first(result)
 
 
-def _part_by_part(backwards: list[Action], reduction: Reduction, each: bool) -> list[Action]:
+def _part_by_part(backwards: list[Action], reduction: Reduction, each: bool, last: bool) -> list[Action]:
     _, microbatch, stage, _ = backwards[-1]
     walk = []
     for part in range(reduction.num_parts):
         walk += [backward._replace(part=part) for backward in backwards]
-        walk += [REDUCE(bucket, stage, microbatch if each else None) for bucket, ready in enumerate(reduction.ready) if ready == part]
+        for bucket, ready in enumerate(reduction.ready):
+            once = not each or bool(reduction.over and reduction.over[bucket])
+            if ready == part and (last or not once):
+                walk.append(REDUCE(bucket, stage, None if once else microbatch))
     return walk
 
 

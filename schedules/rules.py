@@ -33,7 +33,7 @@ def nothing_foreign(needs: Needs, num_stages: int, num_microbatches: int) -> Non
             continue
         if action.stage >= num_stages:
             raise Flaw(place, f"{action}: there is no stage {action.stage}, the pipeline has {num_stages}")
-        microbatch = action.part if action.kind == "REDUCE" else None if action.kind in REPEATED else action.index
+        microbatch = action.part if action.kind == "REDUCE" else None if action.kind in (*REPEATED, "SUM") else action.index
         if microbatch is not None and microbatch >= num_microbatches:
             raise Flaw(place, f"{action}: there is no microbatch {microbatch}, the step has {num_microbatches}")
 

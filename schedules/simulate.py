@@ -7,7 +7,7 @@ ended, and a receive ends when its message has arrived. A send ends at once and 
                      |--latency--|--transfer--|          `transfer` occupies the sender at the start and the receiver at the end
     receiver                                  |--F--|
 
-What travels between data ranks has a resource of its own, see transfers.
+What travels between data ranks, and what copies of parameters sum, has resources of its own, see transfers.
 
 Times are only added and compared: give integers or fractions, and results are exact.
 """
@@ -23,7 +23,7 @@ from mpitrain.schedules.needs import Programs, partner
 from mpitrain.schedules.options import UNIT_TIMES, Times
 from mpitrain.schedules.table import Table
 from mpitrain.schedules.timeline import Timeline
-from mpitrain.schedules.transfers import NO_TIME, Traffic, Transfers
+from mpitrain.schedules.transfers import NO_TIME, TRANSFERS, Traffic, Transfers
 
 Cost = Callable[[Action], float]  # time of an instruction on its rank
 UNIT = {"F": 1, "B": 2, "I": 1, "W": 1}  # by kind; what is absent takes no time
@@ -49,7 +49,7 @@ def simulate(
 
     schedule: a table, whose messages are then added, or the lowered programs of all ranks.
     cost: time of each instruction, or of each kind; absent, F, I and W take 1 and B 2. A part takes its equal share of the whole.
-    transfers: how long GATHER and REDUCE travel, besides the cost of starting them.
+    transfers: how long GATHER, SUM and REDUCE travel, besides the cost of starting them.
     Raises ScheduleError if the programs can't be played to their end.
     """
     programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
@@ -140,11 +140,10 @@ class _Player:
     def _start(self, action: Action, rank: int, time: float) -> float:
         """Return when a rank that has reached an action starts it."""
         traffic = self.traffic[rank]
-        if action.kind in ("GATHER", "REDUCE"):
-            traffic.start(action, time)
-            return time
         start = traffic.ready(action, time)
         self.timeline.exposed_transfers[rank] += start - time
+        if action.kind in TRANSFERS:
+            traffic.start(action, start)
         return start
 
     def _send(self, action: Action, rank: int, time: float) -> None:

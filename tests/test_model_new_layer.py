@@ -174,7 +174,7 @@ def test_a_new_layer_trains_like_plain_torch_holds_and_sends_what_it_declares(wo
                 weight -= 0.1 * weight.grad
         declared = Rehearsal(plan, world.rank).training()
         wrong += [f"sent {found}, declared {declared}"] if found != declared else []
-    predicted, held = predict(plan, actor.sharding.rank)[actor.pp.rank], measure(actor, watch)
+    predicted, held = predict(plan, actor.shards_here)[actor.pp.rank], measure(actor, watch)
     wrong += [f"holds {held}, predicted {predicted}"] if predicted != held else []
     mesh.free()
     agree(world, not wrong, f"{mesh}: {wrong[:3]}")

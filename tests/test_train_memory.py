@@ -43,7 +43,7 @@ def one_step(world, *settings):
     rows = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)).chunk(config.parallel.dp)[mesh["dp"].rank]
     watch = Watch(actor.stages.values(), actor.site.constants())
     actor.run_step(1, actor.cut(rows, 7 if config.data.documents == "separate" else None), 1e-3, watch=watch)
-    predicted, measured = [predict(plan, shard)[actor.pp.rank] for shard in (actor.sharding.rank, None)], measure(actor, watch)
+    predicted, measured = [predict(plan, shards)[actor.pp.rank] for shards in (actor.shards_here, None)], measure(actor, watch)
     mesh.free()
     return *predicted, measured
 

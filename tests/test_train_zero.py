@@ -82,8 +82,7 @@ def train(world, config, look=lambda actor: None):
         lines.append((result.loss, result.grad_norm))
     lines.append(actor.evaluate(3, microbatches))
     look(actor)
-    counted = actor.gradients.counted if mesh["replicate"].rank == 0 else []
-    found = world.allgather([((p.spec.name, p.spec.offset, p.begin), p.weight.numpy().copy()) for p in counted])
+    found = world.allgather([((p.spec.name, p.spec.offset, p.begin), p.weight.numpy().copy()) for p in actor.gradients.counted])
     mesh.free()
     return lines, whole_weights(piece for part in found for piece in part)
 

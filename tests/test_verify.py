@@ -40,10 +40,21 @@ def test_right_layouts_are_found_right(world, settings):
 # ---------------------------------------------------------------- planted bugs: (layout, what the report names, how it is planted)
 
 
-def _partial_sums_forgotten(patch):
-    from mpitrain.actor.reductions import Gradients
+def _sums_forgotten(*axes):
+    """Return what leaves the sums over some axes out."""
 
-    patch.setattr(Gradients, "_first_over", lambda self, bucket: [])
+    def plant(patch):
+        from mpitrain.actor import reductions
+        from mpitrain.comm.progress import Progress
+
+        real = reductions.all_reduce
+
+        def wrong(x, axis):
+            return Progress().start(iter(()), "nothing", axis.account, x) if axis.name in axes else real(x, axis)
+
+        patch.setattr(reductions, "all_reduce", wrong)
+
+    return plant
 
 
 def _rope_starts_at_zero_on_every_rank(patch):
@@ -91,12 +102,6 @@ def _vocabulary_off_by_one(patch):
     patch.setattr(vocabulary, "_local", lambda numbers, weight: local(numbers + 1, weight))
 
 
-def _ends_of_a_tied_embedding_apart(patch):
-    from mpitrain.actor.reductions import Gradients
-
-    patch.setattr(Gradients, "_start_tied", lambda self: self._start_over_data(self._uses[0]))
-
-
 def _copies_counted_in_the_norm(patch):
     from mpitrain.actor.reductions import Gradients
 
@@ -106,8 +111,8 @@ def _copies_counted_in_the_norm(patch):
 def _one_bucket_not_reduced(patch):
     from mpitrain.actor.reductions import Gradients
 
-    start = Gradients.start
-    patch.setattr(Gradients, "start", lambda self, stage, bucket, *each: None if bucket == 0 else start(self, stage, bucket, *each))
+    reduce = Gradients.reduce
+    patch.setattr(Gradients, "reduce", lambda self, stage, bucket, *each: None if bucket == 0 else reduce(self, stage, bucket, *each))
 
 
 def _weight_gradients_of_a_block_dropped(patch):
@@ -144,16 +149,16 @@ def _targets_without_loss_not_left_out_of_a_divided_head(patch):
 
 
 BUGS = {
-    "norm gradients not summed with sequence parallelism": (("parallel.tp=2",), "norm.weight", _partial_sums_forgotten),
+    "norm gradients not summed with sequence parallelism": (("parallel.tp=2",), "norm.weight", _sums_forgotten("tp")),
     "repeated kv heads not summed": (
-        ("parallel.tp=2", "parallel.sequence=false", "model.kv_heads=1"), "attention.k.weight", _partial_sums_forgotten,
+        ("parallel.tp=2", "parallel.sequence=false", "model.kv_heads=1"), "attention.k.weight", _sums_forgotten("tp"),
     ),
     "rope without the rank's offset": (("parallel.cp=2", "parallel.context=ring"), "the loss", _rope_starts_at_zero_on_every_rank),
     "labels shifted after the cut": (("parallel.cp=2",), "the loss", _labels_shifted_after_the_cut),
     "loss divided by a rank's own tokens": (("parallel.cp=2",), "the loss", _each_rank_divides_by_its_own_tokens),
     "input gradients not summed": (("parallel.tp=2", "parallel.sequence=false"), "gradient", _input_gradients_not_summed),
     "vocabulary off by one": (("parallel.tp=2",), "the loss", _vocabulary_off_by_one),
-    "tied ends not summed": (("parallel.pp=2", "parallel.dp=1"), "embedding.weight", _ends_of_a_tied_embedding_apart),
+    "tied ends not summed": (("parallel.pp=2", "parallel.dp=1"), "embedding.weight", _sums_forgotten("tied")),
     "norms counted on every rank": (("parallel.tp=2",), "the gradient norm", _copies_counted_in_the_norm),
     "a bucket not reduced": (("parallel.dp=2",), "REDUCE0@0", _one_bucket_not_reduced),
     "weight gradients dropped": (

@@ -5,7 +5,7 @@
         PAIR                        the next two in turns, segment by segment
         SEND                        starts and returns; all sends are waited for at the end of the step
         RECV                        waits; the next receives of the list are posted ahead, so that messages don't wait for us
-        REDUCE                      starts the reduction of one bucket; NORM waits for all of them
+        SUM, REDUCE                 start the sum of one bucket over one axis; NORM waits for all of them
 """
 
 import math
@@ -19,7 +19,7 @@ from itertools import repeat
 
 import torch
 
-from mpitrain.actor.lending import reserve
+from mpitrain.actor.buffers_needed import needed_by, reserve
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.reductions import Gradients
 from mpitrain.actor.stage import Stage, assemble
@@ -38,9 +38,8 @@ from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.norm import exact_sum, norm
 from mpitrain.optim.optimizer import optimizer_of
 from mpitrain.parallel.microbatch import Microbatch
-from mpitrain.parallel.precision import wire_type
 from mpitrain.parallel.walk import Walk, run, run_together
-from mpitrain.parallel.zero.shards import Sharding, Weights
+from mpitrain.parallel.zero.shards import Weights, shardings_of
 from mpitrain.schedules.actions import Action
 
 AHEAD = 2  # receives posted before they are needed
@@ -106,18 +105,15 @@ class Actor:
         self.recorder, self.place, self.measure = recorder or UNRECORDED, place or Place(), measure or Measure()
         self.pp, self.tp, self.cp, self.data, self.model = (mesh[name] for name in ("pp", "tp", "cp", "data", "model"))
         self.table, self.training, self.evaluation = plan.table, *(each.ranks[self.pp.rank] for each in (plan.training, plan.evaluation))
-        tree, each = config.numerics.reproducible == "layout", config.parallel.reduce == "microbatch"
-        wire = wire_type(config.precision)
-        offload = config.memory.offload in ("optimizer", "all")
-        self.sharding = Sharding(config.parallel.zero, mesh["shard"], mesh["replicate"], each=each, tree=tree, wire=wire, offload=offload)
+        self.shardings = shardings_of(config, mesh)
         self.loss_scale = LossScale(config.precision)
         self.site = Site(plan, device, self.tp, self.cp)
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
-        reserve(self.sharding, states, self.table, self.training, self.evaluation)
-        self.gradients = Gradients(states, self.table, self.training, mesh, self.sharding)
+        reserve(self.shardings, needed_by(config, states, self.table, self.training, self.evaluation))
+        self.gradients = Gradients(states, self.table, self.training, mesh)
         own = [stage.plan for stage in self.stages.values()]
-        self.optimizer = optimizer_of(config, own, self.gradients.pieces, mesh["matrix"], self._owned[0].master, device)
+        self.optimizer = optimizer_of(config, own, self.gradients.pieces, mesh, self._owned[0].master, device)
         self.links = Links(mesh["links"], self.table.num_stages, self.table.num_microbatches, synchronous=config.comm.synchronous)
         self._handlers = {
             "F": self._forward,
@@ -130,6 +126,7 @@ class Actor:
             "RECV_B": self._recv,
             "GATHER": self._gather,
             "RELEASE": self._release,
+            "SUM": self._sum,
             "REDUCE": self._reduce,
             "NORM": self._norm,
             "UPDATE": self._update,
@@ -142,9 +139,14 @@ class Actor:
         embedding = None
         for number in self.table.chunks[self.pp.rank]:
             self.place.enter("build", f"building stage {number}", BUSY)
-            stages[number] = assemble(self.plan.stage(number), self.site, self.sharding, embedding, build)
+            stages[number] = assemble(self.plan.stage(number), self.site, self.shardings, embedding, build)
             embedding = embedding or stages[number].state.embedding
         return stages
+
+    @property
+    def shards_here(self) -> dict[str, int]:
+        """The number of this rank's shard, by domain."""
+        return {name: sharding.rank for name, sharding in self.shardings.items()}
 
     @property
     def positions(self) -> torch.Tensor:
@@ -329,13 +331,15 @@ class Actor:
     def _release(self, action: Action, work: _Work) -> None:
         self.stages[action.stage].state.buckets[action.index].weights.release()
 
+    def _sum(self, action: Action, work: _Work) -> None:
+        self.gradients.sum(action.stage, action.index, action.part)
+
     def _reduce(self, action: Action, work: _Work) -> None:
-        self.gradients.start(action.stage, action.index, action.part)
+        self.gradients.reduce(action.stage, action.index, action.part)
 
     def _norm(self, action: Action, work: _Work) -> None:
         self.gradients.wait()
-        counted = self.gradients.counted if self.sharding.replicate.rank == 0 else []  # the ranks of replicate have the same
-        parts = self._totals(work, self.measure.squares(piece.grad for piece in counted))
+        parts = self._totals(work, self.measure.squares(piece.grad for piece in self.gradients.counted))
         total, result = self.measure.total(parts), work.result
         result.num_tokens, count = int(total.count), total.count or math.nan  # no target, no mean: nothing to learn, the step is skipped
         result.loss, result.grad_norm = math.fsum(total.loss) / count, norm(total.squares) / (count * self.loss_scale.value)

@@ -3,27 +3,30 @@
     weights       of the bucket buffers, padding included, and with 16-bit types their fp32 masters
     gradients     the same; with ZeRO-2 and 3 the shards
     moments       of the optimiser, without padding
-    lent          buffers that ZeRO-2 and 3, and sums in a tree, borrow (lending.py)
+    lent          buffers that ZeRO-2 and 3, and sums in a tree, borrow (buffers_needed.py)
     activations   what microbatches leave behind at the peak of the schedule (layout/activations.py; measured: memory_meter.py)
     host          what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on their way back; activations, in
                   buffers that each stage keeps for the next step (16-bit ones but for norms' factors, which are fp32)
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from mpitrain.actor.actor import Actor
-from mpitrain.actor.lending import most_added_to, most_fetched
+from mpitrain.actor.buffers_needed import needed_by
 from mpitrain.actor.memory_meter import Watch
+from mpitrain.actor.stage_state import Bucket
 from mpitrain.config import Config
 from mpitrain.layout.activations import Activations
-from mpitrain.layout.buckets import Bucket, Layout, layout_of
+from mpitrain.layout.buckets import Layout, layout_of
+from mpitrain.layout.domains import DOMAINS
 from mpitrain.layout.parameters import Spec, itemsizes_of
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.text import aligned
 from mpitrain.optim.offload import Offloaded
-from mpitrain.parallel.zero.shards import Gradient, Sharding, Weights
+from mpitrain.parallel.zero.shards import Gradient, Weights
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
@@ -50,7 +53,7 @@ def measure(actor: Actor, watch: Watch) -> Usage:
     buckets = [bucket for stage in actor.stages.values() for bucket in stage.state.buckets]
     weights, gradients = [b.weights for b in buckets if b.owned], [gradient for b in buckets for gradient in b.gradients]
     moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
-    lent = sum(pool.num_bytes for pool in (actor.sharding.weights, actor.sharding.gradients))
+    lent = sum(pool.num_bytes for sharding in actor.shardings.values() for pool in (sharding.weights, sharding.gradients))
     host = sum(stage.shelves.host.num_bytes for stage in actor.stages.values() if stage.shelves is not None)
     if isinstance(actor.optimizer, Offloaded):
         host += moments + actor.optimizer.num_bytes + sum(w.host_bytes for w in weights)
@@ -64,58 +67,63 @@ def _kept(buffers: Sequence[Weights | Gradient]) -> int:
 
 
 class _Buffer:
-    """A flat buffer of a bucket, by the name under which lending.py looks at one."""
+    """A flat buffer of a bucket, by the name under which buffers_needed.py looks at one."""
 
     def __init__(self, layout: Layout, itemsize: int):
         self.layout, self.kind = layout, (layout.length, itemsize)
 
 
-class _Planned(NamedTuple):
-    parts: tuple[int, ...]
-    weights: _Buffer
-    gradients: list[_Buffer]
-    over: str | None
-    owned: bool
-
-
 class _Stage(NamedTuple):
-    buckets: list[_Planned]
+    buckets: list[Bucket]
 
 
-def predict(plan: Plan, shard: int | None = None) -> list[Usage]:
+def predict(plan: Plan, shards: Mapping[str, int] | None = None) -> list[Usage]:
     """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
 
-    shard: its part of a state that is divided; None: the one that holds most, for not all hold as much padding.
+    shards: its part of a state that is divided, by domain; None: the one that holds most, for not all hold as much padding.
     """
-    return [_usage(plan, rank, shard) for rank in range(plan.config.parallel.pp)]
+    return [_usage(plan, rank, shards) for rank in range(plan.config.parallel.pp)]
 
 
-def _usage(plan: Plan, rank: int, shard: int | None) -> Usage:
+def _usage(plan: Plan, rank: int, shards: Mapping[str, int] | None) -> Usage:
     config, table, training, evaluation = plan.config, plan.table, plan.training.ranks[rank], plan.evaluation.ranks[rank]
     parallel, narrow, wide = config.parallel, *itemsizes_of(config)
-    size = parallel.cp * (parallel.dp_shard or parallel.dp) if parallel.zero else 1
-    sharding = Sharding(parallel.zero, tree=config.numerics.reproducible == "layout")
-    stages = _stages(plan, table.chunks[rank], size, narrow, wide)
+    stages = _stages(plan, table.chunks[rank], narrow, wide)
     buckets = [bucket for stage in stages.values() for bucket in stage.buckets]
     owned = [bucket for bucket in buckets if bucket.owned]
-    lengths = [(b.weights.layout.length, b.weights.layout.length // size) for b in owned]
-    weights = sum(share if parallel.zero == 3 else whole for whole, share in lengths) * narrow
-    masters = sum(share for _, share in lengths) * wide
-    grads = [gradient.layout.length // (size if parallel.zero >= 2 else 1) for bucket in buckets for gradient in bucket.gradients]
+    weights = sum(_length(b.weights, divided=parallel.zero == 3) for b in owned) * narrow
+    masters = sum(_length(b.weights, divided=True) for b in owned) * wide
+    grads = sum(_length(gradient, divided=parallel.zero >= 2) for bucket in buckets for gradient in bucket.gradients) * wide
     offloaded = config.memory.offload in ("optimizer", "all")
-    shards = range(size) if shard is None else (shard,)
-    moments, arriving = max((_updated(config, owned, each) for each in shards), key=sum if offloaded else None)
+    moments, arriving = _updated_at_most(config, owned, shards, offloaded)
     formulas = {stage: Activations(plan.stage(stage), plan.sizes) for stage in table.chunks[rank]}
-    lent, held = _lent(sharding, stages, table, training, evaluation), _activations(training, table, formulas)
-    host = _put_away(training, table, formulas)
+    needed = needed_by(config, stages, table, training, evaluation)
+    lent = sum(length * itemsize * count for (_, (length, itemsize)), count in chain(*(counts.items() for counts in needed)))
+    held, host = _activations(training, table, formulas), _put_away(training, table, formulas)
     if offloaded:
         leaving = 0 if narrow == wide else masters // wide * narrow
         host += masters + leaving + moments + arriving
-        return Usage(weights, sum(grads) * wide, 0, lent, held, host)
-    return Usage(weights + (masters if narrow != wide else 0), sum(grads) * wide, moments, lent, held, host)
+        return Usage(weights, grads, 0, lent, held, host)
+    return Usage(weights + (masters if narrow != wide else 0), grads, moments, lent, held, host)
 
 
-def _updated(config: Config, buckets: Sequence[_Planned], shard: int) -> tuple[int, int]:
+def _length(buffer: _Buffer, *, divided: bool) -> int:
+    """Return the elements of a buffer that stay on a rank."""
+    return buffer.layout.length // (buffer.layout.num_shards if divided else 1)
+
+
+def _updated_at_most(config: Config, owned: Sequence[Bucket], shards: Mapping[str, int] | None, offloaded: bool) -> tuple[int, int]:
+    """Return `_updated` of all domains together, each with the given shard or with the one that is most."""
+    total = [0, 0]
+    for name, domain in DOMAINS.items():
+        buckets = [bucket for bucket in owned if bucket.plan.domain == name]
+        candidates = range(domain.num_shards(config)) if shards is None else (shards[name],)
+        most = max((_updated(config, buckets, each) for each in candidates), key=sum if offloaded else None)
+        total = [a + b for a, b in zip(total, most)]
+    return total[0], total[1]
+
+
+def _updated(config: Config, buckets: Sequence[Bucket], shard: int) -> tuple[int, int]:
     """Return the bytes of what is updated in a shard of the buckets, without padding: moments, and gradients on the host."""
     _, wide = itemsizes_of(config)
     runs = [(spec, end - begin) for bucket in buckets for spec, begin, end in bucket.weights.layout.runs(shard)]
@@ -123,38 +131,20 @@ def _updated(config: Config, buckets: Sequence[_Planned], shard: int) -> tuple[i
     return moments, sum(count for _, count in runs) * wide
 
 
-def _lent(sharding: Sharding, stages: dict[int, _Stage], table: Table, training: Sequence[Action], evaluation: Sequence[Action]) -> int:
-    """Return the bytes that lending.reserve allocates."""
-    total = 0
-    if sharding.stage == 3:
-        fetched = [most_fetched(instructions, stages) for instructions in (training, evaluation)]
-        total += sum(length * itemsize * count for (length, itemsize), count in (fetched[0] | fetched[1]).items())
-    if sharding.stage >= 2 or sharding.tree:
-        most = most_added_to(training, stages, table, sharding)
-        total += sum(length * itemsize * (count + (sharding.stage >= 2)) for (length, itemsize), count in most.items())
-    return total
-
-
-def _stages(plan: Plan, numbers: Sequence[int], size: int, narrow: int, wide: int) -> dict[int, _Stage]:
+def _stages(plan: Plan, numbers: Sequence[int], narrow: int, wide: int) -> dict[int, _Stage]:
     stages: dict[int, _Stage] = {}
     embedding: _Buffer | None = None
     for number in numbers:
         planned = []
         stage = plan.stage(number)
-        for bucket in stage.buckets(stage.shard(0)):
-            shared = embedding if bucket.over == "tied" else None
-            planned.append(_planned(bucket, size, narrow, wide, shared))
-            if bucket.over == "tied":
+        for each in stage.buckets(stage.shard(0)):
+            layout, shared = layout_of(each.specs, DOMAINS[each.domain].num_shards(plan.config)), embedding if each.tied else None
+            gradients = [_Buffer(layout, wide) for _ in range(len(each.parts) if each.tied else 1)]
+            planned.append(Bucket(each, shared or _Buffer(layout, narrow), gradients, owned=shared is None))
+            if each.tied:
                 embedding = planned[-1].weights
         stages[number] = _Stage(planned)
     return stages
-
-
-def _planned(bucket: Bucket, size: int, narrow: int, wide: int, shared: _Buffer | None) -> _Planned:
-    layout = layout_of(bucket.specs, size)
-    uses = len(bucket.parts) if bucket.over == "tied" else 1
-    gradients = [_Buffer(layout, wide) for _ in range(uses)]
-    return _Planned(bucket.parts, shared or _Buffer(layout, narrow), gradients, bucket.over, shared is None)
 
 
 def _moments(config: Config, spec: Spec) -> int:

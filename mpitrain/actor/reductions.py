@@ -1,24 +1,27 @@
-"""The gradients of one rank: which axes each bucket is summed over, and in which order.
+"""The gradients of one rank, summed over ranks as the instructions of its program say.
 
-    bucket              of one stage: over the data axis, which is shard x replicate: a reduce-scatter, and an all-reduce of the shard
-    tied embedding      its uses on this rank, then those of the rank with the other end of the model, then the data axis
-    partial copies      norms with sequence parallelism, repeated key-value heads: over the tensor-parallel axis, then the data axis
-    two copies          (DualPipe) the same stage on two ranks of the pipeline, then the data axis
+    REDUCE     over the data axis, which is shard x replicate of the bucket's domain: a reduce-scatter, and an all-reduce of the shard
+    SUM        over another axis first, in place:
+               partial copies      norms with sequence parallelism, repeated key-value heads: the tensor-parallel axis
+               two copies          (DualPipe) the same stage on two ranks of the pipeline
+               tied embedding      its uses on this rank are added, then those of the rank with the other end of the model
+    NORM       waits for everything
 
-Ranks start the operations of an axis in one order. When a sum over other axes is complete differs from rank to rank; so what follows
-it on the data axis is started by `wait`, in the order of the stages.
+Sums over microbatches and data ranks can be one tree; then uses of a tied embedding are added, and summed, after it. Ranks start the
+operations of an axis in the order of their programs, which is proved to be one order (schedules/bucket_rules.py).
 """
 
 from collections import deque
 from collections.abc import Sequence
 
-from mpitrain.actor.slots import added_to, completed_by, group_of
+import torch
+
+from mpitrain.actor.gradient_uses import added_to, completed_by, group_of, summed_in
 from mpitrain.actor.stage_state import Bucket, StageState
-from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_reduce
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
-from mpitrain.parallel.zero.shards import Gradient, Piece, Sharding, pieces_of
+from mpitrain.parallel.zero.shards import Gradient, Piece, pieces_of
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
@@ -29,13 +32,11 @@ class Gradients:
     counted: those of them that count for the norm and are saved here; each element of the model is counted by one rank.
     """
 
-    def __init__(self, stages: dict[int, StageState], table: Table, program: Sequence[Action], mesh: Mesh, sharding: Sharding):
-        self.stages, self.table, self.mesh, self._sharding = stages, table, mesh, sharding
+    def __init__(self, stages: dict[int, StageState], table: Table, program: Sequence[Action], mesh: Mesh):
+        self.stages, self.table, self.mesh = stages, table, mesh
         self._completed = completed_by(program, stages, table)
-        tied = [bucket for stage in stages.values() for bucket in stage.buckets if bucket.tied]
-        self._uses = [gradient for bucket in tied for gradient in bucket.gradients]
         owned = [(number, bucket) for number, stage in stages.items() for bucket in stage.buckets if bucket.owned]
-        found = [(number, bucket, piece) for number, bucket in owned for piece in self._pieces_of(bucket)]
+        found = [(number, bucket, piece) for number, bucket in owned for piece in pieces_of(bucket.weights, bucket.gradients[0])]
         self.pieces = [piece for _, _, piece in found]
         self.counted = [piece for number, bucket, piece in found if self._counts(number, bucket, piece)]
         self._begin()
@@ -43,12 +44,8 @@ class Gradients:
     def _counts(self, number: int, bucket: Bucket, piece: Piece) -> bool:
         """Tell whether this rank, of those that have the same elements of a stage's bucket, is the one that counts them."""
         owns_embedding = self.mesh["pp"].rank == self.table.rank_of[0]
-        return number < self.table.depth and piece.spec.copy == 0 and (owns_embedding or not bucket.tied)
-
-    def _pieces_of(self, bucket: Bucket) -> list[Piece]:
-        """All uses of a tied embedding are summed in the first one of this rank."""
-        gradient = self._uses[0] if bucket.tied else bucket.gradients[0]
-        return list(pieces_of(bucket.weights, gradient, self._sharding.rank))
+        first = number < self.table.depth and piece.spec.copy == 0 and bucket.gradients[0].sharding.first
+        return first and (owns_embedding or not bucket.plan.tied)
 
     # ------------------------------------------------------------ a step
 
@@ -64,37 +61,38 @@ class Gradients:
         for gradient, group in self._completed.get(action, ()):
             gradient.complete(group)
 
-    def start(self, stage: int, bucket: int, microbatch: int | None = None) -> None:
-        """Start reducing a bucket to which everything of this step has been added, or of this microbatch.
+    def sum(self, stage: int, number: int, which: int | None = None) -> None:
+        """Start summing a bucket, to which everything of this step has been added, over an axis that isn't the data axis.
 
-        What goes over other axes first is reduced once a step.
+        which: of the bucket's axes, if there are two; the second waits for the first.
         """
-        found = self.stages[stage].buckets[bucket]
+        bucket = self.stages[stage].buckets[number]
+        axis = self.mesh[(bucket.plan.over + bucket.plan.then)[which or 0]]
+        buffer = self._summing.pop((stage, number)).wait() if which else self._added_here(bucket)
+        self._summing[stage, number] = all_reduce(buffer, axis)
+        self._advance()
+
+    def reduce(self, stage: int, number: int, microbatch: int | None = None) -> None:
+        """Start reducing a bucket over the data axis: all that has been added to it in this step, or by this microbatch.
+
+        What goes over other axes first is there when that is complete.
+        """
+        bucket = self.stages[stage].buckets[number]
         last = microbatch in (None, self.table.num_microbatches - self.table.segments)  # segments of a sequence descend
-        if (found.tied or self._first_over(found)) and not last:
-            return
-        for gradient in found.gradients:
-            gradient.finish()
-        if found.tied:
-            self._uses_done += len(found.gradients)
-            if self._uses_done == len(self._uses):
-                self._start_tied()
-        elif not self._first_over(found):
-            self._start_over_data(found.gradients[0], last)
+        if bucket.plan.over:
+            self._summing.pop((stage, number)).wait()
+            self._reducing.append(_Reduction(bucket.gradients[0], last))
+        else:
+            for gradient in bucket.gradients:
+                gradient.finish()
+                self._reducing.append(_Reduction(gradient, last))
         self._advance()
 
     def wait(self) -> None:
         """Wait for everything that was started, and begin anew."""
-        if self._tying is not None:
-            self._tying.wait()
-            self._start_over_data(self._uses[0])
-        self._start_others()
-        for reduction in self._reducing:
-            reduction.start_summing()
-        for reduction in self._reducing:
-            reduction.wait()
-        if self._sharding.tree:
-            self._finish_tied()
+        self._wait_for_reductions()
+        for pending in self._summing.values():
+            pending.wait()
         self._begin()
 
     def scale(self, factor: float) -> None:
@@ -105,13 +103,8 @@ class Gradients:
     # ------------------------------------------------------------ over the data axis
 
     def _begin(self) -> None:
-        self._uses_done = 0
-        self._tying: Pending | None = None
+        self._summing: dict[tuple[int, int], Pending] = {}  # by stage and bucket
         self._reducing: deque[_Reduction] = deque()
-
-    def _start_over_data(self, gradient: Gradient, last: bool = True) -> None:
-        self._reducing.append(_Reduction(gradient, self._sharding, last))
-        self._advance()
 
     def _advance(self) -> None:
         """Let every reduction go on whose turn it is."""
@@ -119,6 +112,12 @@ class Gradients:
             if not reduction.scattered:
                 break
             reduction.start_summing()
+
+    def _wait_for_reductions(self) -> None:
+        for reduction in self._reducing:
+            reduction.start_summing()
+        while self._reducing:
+            self._reducing.popleft().wait()
 
     def _make_room(self, gradient: Gradient, group: int) -> None:
         """Wait until a buffer of this length comes back, if all are lent out.
@@ -128,51 +127,25 @@ class Gradients:
         while not gradient.can_hold(group):
             self._reducing.popleft().wait()
 
-    # ------------------------------------------------------------ over other axes first
+    # ------------------------------------------------------------ over other axes
 
-    def _start_tied(self) -> None:
-        if self._sharding.tree:  # sums over microbatches and ranks are one tree: uses are added after it
-            for use in self._uses:
-                self._start_over_data(use)
-            return
-        first, *others = self._uses
-        for other in others:
-            first.whole += other.whole
-            self._give_back(other)
-        if self.mesh["tied"].size > 1:
-            self._tying = all_reduce(first.whole, self.mesh["tied"])
-        else:
-            self._start_over_data(first)
+    def _added_here(self, bucket: Bucket) -> torch.Tensor:
+        """Return what has been added to a bucket on this rank; of a tied embedding, by all its uses.
 
-    def _finish_tied(self) -> None:
-        for use in self._uses[1:]:
-            self._uses[0].shard += use.shard
-        if self._uses:
-            all_reduce(self._uses[0].shard, self.mesh["tied"]).wait()
-
-    def _give_back(self, gradient: Gradient) -> None:
-        if self._sharding.stage >= 2:
-            self._sharding.gradients.give_back(gradient.whole)
-            gradient.drop()
-
-    def _first_over(self, bucket: Bucket) -> list[Axis]:
-        """Return the axes a bucket is summed over before the data axis."""
-        names = [bucket.over] * (bucket.over is not None) + ["mirror"] * (self.table.copies == 2)
-        return [self.mesh[name] for name in names]
-
-    def _start_others(self) -> None:
-        """Sum what goes over other axes first, and start its sum over the data axis."""
-        numbers = sorted(self.stages, key=lambda number: number % self.table.depth)
-        buckets = [bucket for number in numbers for bucket in self.stages[number].buckets if not bucket.tied]
-        started = []
-        for bucket in buckets:
-            if axes := self._first_over(bucket):
-                started.append((bucket.gradients[0], all_reduce(bucket.gradients[0].whole, axes[0]), axes[1:]))
-        for gradient, pending, axes in started:
-            for axis in axes:
-                pending = all_reduce(pending.wait(), axis)
-            pending.wait()
-            self._start_over_data(gradient)
+        It is in the bucket's own buffer, and the others are given back. After the data axis, it is the shards of the sums.
+        """
+        first, *others = summed_in(bucket, self.stages)
+        if bucket.plan.then:
+            self._wait_for_reductions()
+            for gradient in others:
+                first.shard += gradient.shard
+            return first.shard
+        first.finish()
+        for gradient in others:
+            gradient.finish()
+            first.whole += gradient.whole
+            gradient.give_back()
+        return first.whole
 
 
 class _Reduction:
@@ -182,8 +155,8 @@ class _Reduction:
     added to the bucket in this step; otherwise its shard waits for the rest.
     """
 
-    def __init__(self, gradient: Gradient, sharding: Sharding, last: bool):
-        self._gradient, self._sharding, self._last = gradient, sharding, last
+    def __init__(self, gradient: Gradient, last: bool):
+        self._gradient, self._sharding, self._last = gradient, gradient.sharding, last
         self._scattering, self._lent = gradient.reduce()
         self._summing: Pending | None = None
         self._started = False

@@ -1,6 +1,6 @@
 """One pipeline stage: its blocks, and what each microbatch left behind for its backward."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,15 +21,15 @@ from mpitrain.parallel.zero.shards import Sharding, Weights
 def assemble(
     plan: StagePlan,
     site: Site,
-    sharding: Sharding | None = None,
+    shardings: Mapping[str, Sharding] | None = None,
     embedding: Weights | None = None,
     build: Callable[[StagePlan, Sequence[Sequence[Parameter]], Site], Blocks] = blocks_of,
 ) -> "Stage":
-    """Return a stage with initial weights. Collective over the axes of `sharding`.
+    """Return a stage with initial weights. Collective over the axes of `shardings`.
 
     embedding: the tied one's weights, if another stage of this rank has them.  build: makes what computes.
     """
-    state = StageState(plan, plan.shard(site.tp.rank if site.tp else 0), site.device, sharding, embedding)
+    state = StageState(plan, plan.shard(site.tp.rank if site.tp else 0), site.device, shardings, embedding)
     blocks = build(plan, state.by_block, site)
     offloaded = plan.config.memory.offload in ("activations", "all")
     return Stage(plan, blocks, state, Contexts(site), Shelves(site.device, site.constants()) if offloaded else None)

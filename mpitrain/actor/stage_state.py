@@ -1,10 +1,11 @@
 """The parameters of one stage, its weights and gradients in buckets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from mpitrain.layout.buckets import Bucket as Plan
 from mpitrain.layout.buckets import layout_of
 from mpitrain.layout.parameters import Shard, Spec
 from mpitrain.layout.stages import StagePlan
@@ -18,52 +19,53 @@ from mpitrain.parallel.zero.tree import TreeGradient
 class Bucket:
     """Parameters that are stored, reduced and fetched together; a tied embedding has a gradient for each use in this stage.
 
-    parts: of the backward, those that use it.  over: the axis the gradients are summed over before the data axis: `tied`, `tp` or
-    `kv`.  owned: whether its weights belong to this stage; only a tied embedding's can be another's.
+    owned: whether its weights belong to this stage; only a tied embedding's can be another's.
     """
 
-    parts: tuple[int, ...]
+    plan: Plan
     weights: Weights
     gradients: list[Gradient]
-    over: str | None
     owned: bool
-
-    @property
-    def tied(self) -> bool:
-        return self.over == "tied"
 
 
 class StageState:
     """What a stage of a model is made of and adds to. by_block: its parameters, as its blocks see them.
 
-    embedding: the tied one's weights; given, if another stage of this rank has it, which then shares it.
+    shardings: how the state of each domain is divided; without, this rank has everything.  embedding: the tied one's weights; given, if
+    another stage of this rank has it, which then shares it.
     """
 
     def __init__(
-        self, stage: StagePlan, shard: Shard, device: torch.device, sharding: Sharding | None = None, embedding: Weights | None = None
+        self,
+        stage: StagePlan,
+        shard: Shard,
+        device: torch.device,
+        shardings: Mapping[str, Sharding] | None = None,
+        embedding: Weights | None = None,
     ):
-        config, sharding, self.embedding = stage.config, sharding or Sharding(), embedding
+        config, self.embedding = stage.config, embedding
         self.by_block = [[Parameter(spec) for spec in block] for block in stage.specs(shard)]
         every = [parameter for block in self.by_block for parameter in block]
         self.buckets: list[Bucket] = []
         for plan in stage.buckets(shard):
+            sharding = shardings[plan.domain] if shardings else Sharding()
             layout = layout_of(plan.specs, sharding.size)
-            shared = self.embedding if plan.over == "tied" else None
+            shared = self.embedding if plan.tied else None
             weights = shared or Weights(layout, TYPES[config.precision.compute], device, sharding, config.run.seed)
             users = [p for p in every if p.spec in plan.specs]
             for parameter in users:
                 weights.bind(parameter)
-            uses = [[p] for p in users] if plan.over == "tied" else [users]
+            uses = [[p] for p in users] if plan.tied else [users]
             gradient_type = TreeGradient if sharding.tree else Gradient
             gradients = [gradient_type(layout, weights.master.dtype, device, sharding) for _ in uses]
             for gradient, parameters in zip(gradients, uses):
                 for parameter in parameters:
                     gradient.bind(parameter)
-            self.buckets.append(Bucket(plan.parts, weights, gradients, plan.over, owned=shared is None))
-            if plan.over == "tied":
+            self.buckets.append(Bucket(plan, weights, gradients, owned=shared is None))
+            if plan.tied:
                 self.embedding = weights
         parts = range(len(stage.parts))
-        self.weights_of = [[b.weights for b in self.buckets if number in b.parts] for number in parts]  # by part of the backward
+        self.weights_of = [[b.weights for b in self.buckets if number in b.plan.parts] for number in parts]  # by part of the backward
 
     def weights(self) -> Iterator[tuple[Spec, torch.Tensor]]:
         """Yield every parameter of this stage once, as it computes with it."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from mpitrain.comm.carried import NOTHING, Carried, carried
 from mpitrain.comm.grid import Grid
 from mpitrain.config import Config
+from mpitrain.layout.domains import DENSE, DOMAINS
 from mpitrain.schedules.table import Table
 
 TOTALS, TOLD = 1024, 320  # bytes that a rank tells all others at the end of a step, or less, and more for each number that layers tell
@@ -25,11 +26,9 @@ CARRIED = {  # what an axis shared by several ranks carries; `data` and `model` 
     "links": carried("send", "receive"),
     "tied": carried("all_reduce"),
     "mirror": carried("all_reduce"),
-    "shard": carried("reduce_scatter", "all_gather"),
-    "replicate": carried("all_reduce"),
     "kv": carried("all_reduce"),
-    "matrix": carried("all_to_all_v"),
 }
+OF_DOMAIN = carried("reduce_scatter", "all_gather"), carried("all_reduce"), carried("all_to_all_v")  # shard, replicate, matrix
 ATTENTION = {
     "zigzag": carried("shift"),
     "ring": carried("shift"),
@@ -87,6 +86,7 @@ class Axes:
         sizes = {
             "tp": tp,
             "cp": cp,
+            "dp": dp,
             "data": cp * dp,
             "links": pp,
             "model": tp * pp,
@@ -99,7 +99,10 @@ class Axes:
         }
         totals = {name: carried("all_gather", most_bytes=(TOTALS + TOLD * self.num_told) * sizes[name]) for name in ("data", "model")}
         found = CARRIED | totals | {"cp": ATTENTION[self.context]}
-        return {name: found[name] if size > 1 else NOTHING for name, size in sizes.items()}
+        for domain in DOMAINS.values():
+            for name, more in zip(domain, OF_DOMAIN):
+                found[name] = found.get(name, NOTHING).beside(more)
+        return {name: found.get(name, NOTHING) if size > 1 else NOTHING for name, size in sizes.items()}
 
 
 def axes_of(config: Config, table: Table, num_told: int = 0) -> Axes:
@@ -108,7 +111,7 @@ def axes_of(config: Config, table: Table, num_told: int = 0) -> Axes:
     ends = dict.fromkeys((table.rank_of[0], table.rank_of[table.depth - 1]))
     return Axes(
         grid=Grid({"tp": parallel.tp, "cp": parallel.cp, "dp": parallel.dp, "pp": parallel.pp}),
-        divided=parallel.cp * (parallel.dp_shard or parallel.dp) if parallel.zero else 1,
+        divided=DOMAINS[DENSE].num_shards(config),
         repeats=max(1, parallel.tp // config.model.kv_heads),
         ends=tuple(ends) if config.model.tied else (),
         mirrored=table.copies == 2,

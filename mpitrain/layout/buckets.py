@@ -21,7 +21,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from mpitrain.config import Config
+from mpitrain.layout.domains import DENSE
 from mpitrain.layout.parameters import Spec
+from mpitrain.schedules.sums import MIRROR, TIED
 
 BLOCK = 1024  # elements
 
@@ -29,12 +31,20 @@ BLOCK = 1024  # elements
 class Bucket(NamedTuple):
     """Parameters that are reduced together, and the parts of the backward that use them.
 
-    over: the axis their gradients are summed over before the data axis: `tied`, `tp` or `kv`.
+    over, then: the axes their gradients are summed over before the data axis, and after it: `tied`, `tp`, `kv`, `mirror`.
+    domain: says over which axes their state is divided (layout/domains.py).
     """
 
     specs: tuple[Spec, ...]
     parts: tuple[int, ...]
-    over: str | None = None
+    over: tuple[str, ...] = ()
+    then: tuple[str, ...] = ()
+    domain: str = DENSE
+
+    @property
+    def tied(self) -> bool:
+        """Whether the first and the last stage have its weights."""
+        return TIED in self.over + self.then
 
 
 class Layout(NamedTuple):
@@ -82,20 +92,29 @@ def parts_of(config: Config, blocks: list[list[Spec]], joined: set[int]) -> list
     return parts
 
 
-def buckets_of(blocks: list[list[Spec]], parts: list[range]) -> list[Bucket]:
+def buckets_of(config: Config, blocks: list[list[Spec]], parts: list[range], copies: int = 1) -> list[Bucket]:
     """Return the buckets of a stage: those of the parts, the tied embedding's, and those of copies that have part of a gradient each.
 
-    The last are norms with sequence parallelism and repeated key-value heads, whose copies are summed over the tensor-parallel axis.
+    The last are norms with sequence parallelism and repeated key-value heads, whose copies are summed over the tensor-parallel axis. Where
+    the pipeline has two copies of the model, each bucket is then summed with its mirror image. The tied embedding's axis joins both: its
+    uses are added first, unless sums over microbatches and data ranks are one tree.
     """
     part_of = {block: number for number, part in enumerate(parts) for block in part}
     placed = [(spec, part_of[number]) for number, block in enumerate(blocks) for spec in block]
     tied = [(spec, part) for spec, part in placed if spec.tied]
     plain = [(spec, part) for spec, part in placed if not spec.partial and not spec.tied]
-    buckets = [Bucket(tuple(spec for spec, part in plain if part == number), (number,)) for number in range(len(parts))]
+    mirror = (MIRROR,) if copies == 2 else ()
+    buckets = []
+    for domain in dict.fromkeys((DENSE, *(spec.domain for spec, _ in plain))):
+        for number in range(len(parts)):
+            specs = tuple(spec for spec, part in plain if part == number and spec.domain == domain)
+            if specs or domain == DENSE:  # a part without parameters of its own has a bucket, too
+                buckets.append(Bucket(specs, (number,), mirror, domain=domain))
     if tied:
-        buckets.append(Bucket((tied[0][0],), tuple(part for _, part in tied), "tied"))
-    for copies in sorted({spec.copies for spec, _ in placed if spec.partial}):
-        found = [(spec, part) for spec, part in placed if spec.partial and spec.copies == copies]
-        over = found[0][0].over
-        buckets.append(Bucket(tuple(spec for spec, _ in found), tuple(sorted({part for _, part in found})), over))
+        tree = config.numerics.reproducible == "layout"
+        buckets.append(Bucket((tied[0][0],), tuple(part for _, part in tied), () if tree else (TIED,), (TIED,) if tree else ()))
+    for over in sorted({(spec.copies, spec.over, spec.domain) for spec, _ in placed if spec.partial}):
+        found = [(spec, part) for spec, part in placed if spec.partial and (spec.copies, spec.over, spec.domain) == over]
+        together = tuple(sorted({part for _, part in found}))
+        buckets.append(Bucket(tuple(spec for spec, _ in found), together, (over[1], *mirror), domain=over[2]))
     return buckets

@@ -42,7 +42,8 @@ class Plan:
     @cached_property
     def stages(self) -> tuple[StagePlan, ...]:
         """Of one copy of the model. A schedule's name tells where they are; only a table from a file has to be read for it."""
-        return stages_of(self.config, self.family, placement_in(self.config) or self.table.rank_of[: self.table.depth])
+        rank_of, copies = placement_in(self.config) or (self.table.rank_of[: self.table.depth], self.table.copies)
+        return stages_of(self.config, self.family, rank_of, copies)
 
     @cached_property
     def training(self) -> Programs:

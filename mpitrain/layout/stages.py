@@ -18,7 +18,8 @@ from mpitrain.schedules.reductions import Reduction
 class StagePlan:
     """Stage `index` of a model. Its first and last block can be part of one, of which another stage has the rest.
 
-    blocks: in forward order.  groups: runs of blocks that are computed again together.  parts: of the backward, runs of blocks too.
+    blocks: in forward order.  copies: of the model, in the pipeline.  groups: runs of blocks that are computed again together.
+    parts: of the backward, runs of blocks too.
     """
 
     config: Config
@@ -26,6 +27,7 @@ class StagePlan:
     first: bool
     last: bool
     blocks: tuple[tuple[Placed, ...], ...]
+    copies: int = 1
 
     def shard(self, rank: int) -> Shard:
         """Return what rank `rank` of the tensor-parallel axis has."""
@@ -59,12 +61,13 @@ class StagePlan:
 
     def buckets(self, shard: Shard = WHOLE) -> list[Bucket]:
         """Return what is stored, reduced and fetched together."""
-        return buckets_of(self.specs(shard), self.parts)
+        return buckets_of(self.config, self.specs(shard), self.parts, self.copies)
 
     @cached_property
     def reduction(self) -> Reduction:
-        """Tell the schedule after which part of the backward each bucket is complete."""
-        return Reduction(len(self.parts), tuple(max(bucket.parts) for bucket in self.buckets(self.shard(0))))
+        """Tell the schedule after which part of the backward each bucket is complete, and over which axes it is summed."""
+        ready, over, then = zip(*((max(bucket.parts), bucket.over, bucket.then) for bucket in self.buckets(self.shard(0))))
+        return Reduction(len(self.parts), ready, over, then)
 
     @cached_property
     def uses(self) -> tuple[tuple[int, ...], ...]:
@@ -73,8 +76,8 @@ class StagePlan:
         return tuple(tuple(number for number, b in enumerate(buckets) if part in b.parts) for part in range(len(self.parts)))
 
 
-def stages_of(config: Config, family: Family, rank_of: tuple[int, ...]) -> tuple[StagePlan, ...]:
-    """Divide a family's layers over stages: as configured, or balanced. rank_of: the pipeline rank of each stage."""
+def stages_of(config: Config, family: Family, rank_of: tuple[int, ...], copies: int) -> tuple[StagePlan, ...]:
+    """Divide a family's layers over stages: as configured, or balanced. rank_of: the pipeline rank of each stage of one copy."""
     row, last = family.row(), len(rank_of) - 1
     counts = _balanced(config, family, rank_of) if config.pipeline.stages is None else _configured(config, family)
     stages = []
@@ -84,7 +87,7 @@ def stages_of(config: Config, family: Family, rank_of: tuple[int, ...]) -> tuple
             blocks.insert(0, (family.ends[0],))
         if index == last:
             blocks.append((family.ends[1],))
-        stages.append(StagePlan(config, index, index == 0, index == last, tuple(blocks)))
+        stages.append(StagePlan(config, index, index == 0, index == last, tuple(blocks), copies))
     return tuple(stages)
 
 

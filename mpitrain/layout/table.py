@@ -35,10 +35,13 @@ def table_of(config: Config) -> Table:
     return table
 
 
-def placement_in(config: Config) -> tuple[int, ...] | None:
-    """Return the pipeline rank of every stage of the model (of its first copy), or None if a file says it."""
-    pipeline = config.pipeline
-    return None if _is_file(pipeline.schedule) else placement(pipeline.schedule, config.parallel.pp, pipeline.chunks)
+def placement_in(config: Config) -> tuple[tuple[int, ...], int] | None:
+    """Return the pipeline rank of every stage of the model (of its first copy), and the number of copies; None if a file says it."""
+    name = config.pipeline.schedule
+    if _is_file(name):
+        return None
+    copies = catalog.FAMILIES[name].copies if name in catalog.FAMILIES else 1  # what is unknown, table_of() refuses
+    return placement(name, config.parallel.pp, config.pipeline.chunks), copies
 
 
 def _cut(config: Config, table: Table) -> Table:

@@ -26,6 +26,7 @@ from mpitrain.comm.collectives import all_to_all_v
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
 from mpitrain.layout.buckets import layout_of
+from mpitrain.layout.domains import DENSE
 from mpitrain.layout.parameters import Spec
 from mpitrain.layout.stages import StagePlan
 
@@ -45,11 +46,12 @@ def hidden(spec: Spec) -> bool:
     return spec.group == "matrix"
 
 
-def holdings(config: Config, stages: Sequence[StagePlan], num_shards: int) -> list[Holding]:
-    """Return what each rank of the axis has of the hidden matrices of some stages."""
+def holdings(config: Config, stages: Sequence[StagePlan], num_shards: int, domain: str = DENSE) -> list[Holding]:
+    """Return what each rank of a domain's axis has of the domain's hidden matrices of some stages."""
     found = []
     for rank in range(config.parallel.tp):
-        layouts = [layout_of(bucket.specs, num_shards) for stage in stages for bucket in stage.buckets(stage.shard(rank))]
+        buckets = [bucket for stage in stages for bucket in stage.buckets(stage.shard(rank)) if bucket.domain == domain]
+        layouts = [layout_of(bucket.specs, num_shards) for bucket in buckets]
         for number in range(num_shards):
             runs = [run for layout in layouts for run in layout.runs(number)]
             found.append({spec.name: Part(spec, end - begin) for spec, begin, end in runs if hidden(spec)})

@@ -6,8 +6,9 @@ from typing import Protocol
 
 import torch
 
-from mpitrain.comm.axis import Axis
+from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
+from mpitrain.layout.domains import DOMAINS
 from mpitrain.layout.stages import StagePlan
 from mpitrain.optim.adamw import AdamW
 from mpitrain.optim.matrices import deal, holdings
@@ -34,25 +35,29 @@ class Optimizer(Protocol):
 
 
 def optimizer_of(
-    config: Config, stages: Sequence[StagePlan], pieces: list[Piece], axis: Axis, like: torch.Tensor, device: torch.device
+    config: Config, stages: Sequence[StagePlan], pieces: list[Piece], mesh: Mesh, like: torch.Tensor, device: torch.device
 ) -> Optimizer:
     """Return the optimiser that the configuration names.
 
-    stages: of the model, those of this rank.  axis: the ranks that have parts of one matrix.  like: of the type and in the memory of
-    the weights; a rank can have no piece.  device: of the gradients.
+    stages: of the model, those of this rank.  mesh: has, for each domain, the axis of the ranks that have parts of one matrix.
+    like: of the type and in the memory of the weights; a rank can have no piece.  device: of the gradients.
     """
-    make = partial(_of_pieces, config, stages, axis, like, device)
+    make = partial(_of_pieces, config, stages, mesh, like, device)
     if config.memory.offload in ("optimizer", "all"):
         return Offloaded(pieces, device, make, whole=config.optimizer.name == "muon")
     return make(pieces)
 
 
 def _of_pieces(
-    config: Config, stages: Sequence[StagePlan], axis: Axis, like: torch.Tensor, device: torch.device, pieces: list[Piece]
+    config: Config, stages: Sequence[StagePlan], mesh: Mesh, like: torch.Tensor, device: torch.device, pieces: list[Piece]
 ) -> Optimizer:
     settings, seed = config.optimizer, config.run.seed
     if settings.name == "adamw":
         return AdamW(settings, pieces, seed)
     if settings.name == "sgd":
         return SGD(settings, pieces, seed)
-    return Muon(settings, pieces, seed, deal(holdings(config, stages, axis.size // config.parallel.tp), axis, like), device)
+    rounds = []
+    for name, domain in DOMAINS.items():
+        axis = mesh[domain.matrix]
+        rounds += deal(holdings(config, stages, axis.size // config.parallel.tp, name), axis, like)
+    return Muon(settings, pieces, seed, rounds, device)

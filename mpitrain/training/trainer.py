@@ -98,7 +98,7 @@ class Trainer:
         if code != DONE:
             self.report.say(self.last_words)
             return code
-        self.report.say(compare(predict(self.plan, self.actor.sharding.rank)[self.actor.pp.rank], measure(self.actor, self.watch)))
+        self.report.say(compare(predict(self.plan, self.actor.shards_here)[self.actor.pp.rank], measure(self.actor, self.watch)))
         if self.device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self.device)
             self.report.say(f"torch counted {most / 1e6:.2f} MB on the GPU of rank 0 at most, what it computed with meanwhile included")
@@ -244,9 +244,9 @@ class Trainer:
     # ------------------------------------------------------------ checkpoints
 
     def _save(self, result: StepResult) -> str:
-        """Write a checkpoint: one shard per part of the model, by its first data rank, committed by rank 0. Collective over all ranks.
+        """Write a checkpoint, committed by rank 0: a shard from each rank that is the first to have its part of a domain's state.
 
-        What isn't finite is not saved: return then why, and say it.
+        Collective over all ranks. What isn't finite is not saved: return then why, and say it.
         """
         world, place, folder = self.world, self.place, self.rundir.checkpoints
         sick = self._sick(result)
@@ -255,18 +255,19 @@ class Trainer:
             return sick
         with place.at("save", f"making the folder of step {self.step}", BUSY):
             temporary = world.from_first_rank("making the folder", lambda: save.begin(folder, self.step))
-        shard, model = self.mesh["shard"], self.mesh["model"]
+        mine = (self.mesh["model"].rank, self.mesh["data"].rank) if any(each.first for each in self.actor.shardings.values()) else None
+        writers = sorted(each for each in world.all_gather("who writes a shard", mine) if each)
         with place.at("save", f"writing a shard of step {self.step}", BUSY):
-            if self.mesh["replicate"].rank == 0:
+            if mine:
                 parts = defaultdict(list)
                 for name, spec, box, x in self._state(self.actor.gradients.counted):
                     parts[name].append((to_array(x.view(box.shape)), save.Extent(spec.whole, _offset(spec, box))))
-                save.write_shard(temporary, model.rank * shard.size + shard.rank, parts)
+                save.write_shard(temporary, writers.index(mine), parts)
             world.barrier("writing their shards")
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
         meta |= {"loss_scale": self.actor.loss_scale.state}
         with place.at("save", f"committing step {self.step}", BUSY):
-            world.from_first_rank("committing", lambda: save.commit(temporary, meta, model.size * shard.size))
+            world.from_first_rank("committing", lambda: save.commit(temporary, meta, len(writers)))
         return ""
 
     def _sick(self, result: StepResult) -> str:
@@ -275,7 +276,7 @@ class Trainer:
         if result.num_tokens and (not math.isfinite(result.loss) or (result.skipped and not (scale.dynamic and scale.value > 1))):
             return "its loss or its gradients are not finite"
         with self.place.at("save", "looking for weights that are not finite", BUSY):
-            sick = next((piece.spec.name for piece in self.actor.gradients.counted if not piece.weight.isfinite().all()), None)
+            sick = next((piece.spec.name for piece in self.actor.gradients.pieces if not piece.weight.isfinite().all()), None)
             found = next((name for name in self.world.all_gather("are their weights finite", sick) if name), None)
         return f"{found} is not finite" if found else ""
 

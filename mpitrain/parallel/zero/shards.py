@@ -9,7 +9,8 @@
                     RELEASE, else the shard
 
 The ranks of `shard` divide the state among them; those of `replicate` have the same shard (HSDP, arXiv:2304.11277, section 3.2). A
-gradient is summed by a reduce-scatter over the first and an all-reduce of the shard over the second.
+gradient is summed by a reduce-scatter over the first and an all-reduce of the shard over the second. Which axes these are, a bucket's
+domain says (layout/domains.py).
 """
 
 from collections.abc import Iterator
@@ -19,16 +20,20 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, reduce_scatter
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
+from mpitrain.config import Config
 from mpitrain.layout.buckets import Layout
+from mpitrain.layout.domains import DOMAINS
 from mpitrain.layout.parameters import Spec
+from mpitrain.parallel.precision import wire_type
 from mpitrain.parallel.zero.host import on_host
 from mpitrain.parallel.zero.parameters import Parameter, initialise
 from mpitrain.parallel.zero.pool import Kind, Pool
 
 
 class Sharding:
-    """How far the state is divided, and over which ranks. Without axes, this rank has everything.
+    """How far the state of a domain is divided, and over which ranks. Without axes, this rank has everything.
 
     each: gradients are reduced after every microbatch.  tree: microbatches are summed in a tree (parallel/zero/tree.py).
     wire: what gradients are rounded to before they are sent.  offload: master weights are in host memory.
@@ -44,11 +49,27 @@ class Sharding:
         self._reduced = shard if self.size > 1 else replicate  # the axis that reads the gradients of the others first
         self.weights, self.gradients = Pool(self.allocate), Pool(self.allocate)
 
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the one, of those with the same shard, that counts and saves it."""
+        return self.replicate is None or self.replicate.rank == 0
+
     def allocate(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return zeroed memory, on a host shared with the ranks that will read it. Collective over them."""
         if self._reduced is None or device.type != "cpu" or not length:
             return torch.zeros(length, dtype=dtype, device=device)
         return torch.from_numpy(self._reduced.allocate(length * dtype.itemsize)).view(dtype)
+
+
+def shardings_of(config: Config, mesh: Mesh) -> dict[str, Sharding]:
+    """Return how a rank divides the state of each domain."""
+    facts = {
+        "each": config.parallel.reduce == "microbatch",
+        "tree": config.numerics.reproducible == "layout",
+        "wire": wire_type(config.precision),
+        "offload": config.memory.offload in ("optimizer", "all"),
+    }
+    return {name: Sharding(config.parallel.zero, mesh[each.shard], mesh[each.replicate], **facts) for name, each in DOMAINS.items()}
 
 
 class Piece(NamedTuple):
@@ -167,7 +188,7 @@ class Gradient:
     """The gradients of one use of a bucket: `whole`, which the backward adds to, and `shard`, where the sum over the ranks ends up."""
 
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: Sharding):
-        self.layout, self.kind, self._sharding, self._bound = layout, (layout.length, dtype, device), sharding, []
+        self.layout, self.kind, self.sharding, self._bound = layout, (layout.length, dtype, device), sharding, []
         begin, end = layout.bounds(sharding.rank)
         self.whole: torch.Tensor | None = None
         if sharding.stage >= 2:
@@ -186,17 +207,17 @@ class Gradient:
         """Start a step."""
         if self.whole is not None:
             self.whole.zero_()
-        elif self._sharding.each:
+        elif self.sharding.each:
             self.shard.zero_()
 
     def can_hold(self, group: int) -> bool:
         """Whether there is a buffer, or one to take."""
-        return self.whole is not None or self._sharding.gradients.has(self.kind)
+        return self.whole is not None or self.sharding.gradients.has(self.kind)
 
     def hold(self, group: int) -> None:
         """Have a zeroed buffer to add to, from the pool if there is none yet. group: of microbatches that are summed apart."""
         if self.whole is None:
-            self.whole = self._sharding.gradients.take(self.kind)
+            self.whole = self.sharding.gradients.take(self.kind)
             self.whole.zero_()
             self._look_at(self.whole)
 
@@ -212,7 +233,7 @@ class Gradient:
 
     def reduce(self) -> tuple[Pending, torch.Tensor | None]:
         """Start summing over the shard axis; return the Pending of this rank's shard, and the buffer to give back after it."""
-        whole, sharding = self.whole, self._sharding
+        whole, sharding = self.whole, self.sharding
         out = torch.empty_like(self.shard, dtype=sharding.wire or self.shard.dtype) if sharding.each or sharding.wire else self.shard
         pending = reduce_scatter(whole if sharding.wire is None else whole.to(sharding.wire), sharding.shard, out)
         if sharding.stage < 2:
@@ -222,10 +243,16 @@ class Gradient:
 
     def take(self, reduced: torch.Tensor) -> None:
         """Take over what a reduction brought."""
-        if self._sharding.each:
+        if self.sharding.each:
             self.shard += reduced
         elif reduced.data_ptr() != self.shard.data_ptr():
             self.shard.copy_(reduced)
+
+    def give_back(self) -> None:
+        """Give the buffer back, if it is lent: its content is somewhere else now."""
+        if self.sharding.stage >= 2:
+            self.sharding.gradients.give_back(self.whole)
+            self.drop()
 
     def drop(self) -> None:
         """Have no buffer any more."""
@@ -234,9 +261,9 @@ class Gradient:
             parameter.grad = None
 
 
-def pieces_of(weights: Weights, gradient: Gradient, rank: int) -> Iterator[Piece]:
-    """Yield what rank `rank` of the shard axis updates of a bucket."""
-    layout = weights.layout
+def pieces_of(weights: Weights, gradient: Gradient) -> Iterator[Piece]:
+    """Yield what this rank updates of a bucket."""
+    layout, rank = weights.layout, gradient.sharding.rank
     first, _ = layout.bounds(rank)
     for spec, begin, end in layout.runs(rank):
         start = layout.starts[layout.specs.index(spec)] - first

@@ -26,12 +26,12 @@ class TreeGradient(Gradient):
         """Start a step; every buffer is zeroed when it is taken."""
 
     def can_hold(self, group: int) -> bool:
-        return group in self._groups or self._sharding.gradients.has(self.kind)
+        return group in self._groups or self.sharding.gradients.has(self.kind)
 
     def hold(self, group: int) -> None:
         """Have a zeroed buffer for a group, and let the parameters look at it."""
         if group not in self._groups:
-            self._groups[group] = self._sharding.gradients.take(self.kind)
+            self._groups[group] = self.sharding.gradients.take(self.kind)
             self._groups[group].zero_()
         self._look_at(self._groups[group])
 
@@ -41,7 +41,7 @@ class TreeGradient(Gradient):
         while self._sums and self._sums[-1][0] == level:
             _, earlier = self._sums.pop()
             earlier += total
-            self._sharding.gradients.give_back(total)
+            self.sharding.gradients.give_back(total)
             total, level = earlier, level + 1
         self._sums.append((level, total))
 
@@ -53,7 +53,7 @@ class TreeGradient(Gradient):
             self.whole = total
         else:
             self.whole.copy_(total)
-            self._sharding.gradients.give_back(total)
+            self.sharding.gradients.give_back(total)
 
 
 def odd_part(number: int) -> int:

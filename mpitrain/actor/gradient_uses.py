@@ -1,8 +1,8 @@
-"""Which instructions of a program add to which gradients, and when a group of microbatches is complete."""
+"""Which instructions of a program add to which gradients, when a group of microbatches is complete, and what a sum takes."""
 
 from collections.abc import Mapping, Sequence
 
-from mpitrain.actor.stage_state import StageState
+from mpitrain.actor.stage_state import Bucket, StageState
 from mpitrain.parallel.zero.shards import Gradient
 from mpitrain.parallel.zero.tree import odd_part
 from mpitrain.schedules.actions import Action
@@ -33,5 +33,11 @@ def added_to(action: Action, stages: Mapping[int, StageState]) -> list[Gradient]
     """Return the gradients that an instruction adds to."""
     if action.kind not in ("B", "I", "W"):
         return []
-    buckets = [b for b in stages[action.stage].buckets if action.part is None or action.part in b.parts]
+    buckets = [b for b in stages[action.stage].buckets if action.part is None or action.part in b.plan.parts]
     return [gradient for bucket in buckets for gradient in bucket.gradients]
+
+
+def summed_in(bucket: Bucket, stages: Mapping[int, StageState]) -> list[Gradient]:
+    """Return the gradients of this rank that a bucket's is the sum of, itself first: of a tied embedding all its uses."""
+    others = [other for state in stages.values() for other in state.buckets if bucket.plan.tied and other.plan.tied and other is not bucket]
+    return [gradient for each in (bucket, *others) for gradient in each.gradients]
