@@ -63,6 +63,18 @@ def test_importing_is_light(package):
     assert not HEAVY[package] & set(run.stdout.split())
 
 
+def test_a_plan_is_made_without_torch_and_without_mpi():
+    """Of `layout` all of it; of `model` what layers and families declare. They are imported, and a memory table is computed."""
+    folders = [ROOT / "mpitrain/layout", ROOT / "mpitrain/model/layers", ROOT / "mpitrain/model/families"]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for folder in folders for path in folder.glob("*.py")]
+    code = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
+    code += "from mpitrain.commands.inspect import show_memory\nshow_memory(None, ('parallel.pp=2', 'parallel.zero=3'), 8)\n"
+    code += "print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert not {"torch", "mpi4py.MPI"} & set(run.stdout.split())
+
+
 def room_of(path: Path, root: Path) -> str:
     """Return the room of a file: a folder or a file of mpitrain/, or one of the two on the top level."""
     top, *rest = path.relative_to(root).parts

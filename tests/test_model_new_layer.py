@@ -140,9 +140,10 @@ def test_a_new_layer_trains_like_plain_torch_holds_and_sends_what_it_declares(wo
     from test_train_oracle import part
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
-    from mpitrain.actor.memory_report import measure, predict
     from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.layout.memory import predict
     from mpitrain.training.trainer import build_mesh
 
     if layout not in LAYOUTS.get(world.size, ()):

@@ -30,8 +30,9 @@ def one_step(world, *settings):
     import torch
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.actor.memory import measure
     from mpitrain.actor.memory_meter import Watch
-    from mpitrain.actor.memory_report import measure, predict
+    from mpitrain.layout.memory import predict
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 

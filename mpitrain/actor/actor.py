@@ -19,7 +19,6 @@ from itertools import repeat
 
 import torch
 
-from mpitrain.actor.buffers_needed import needed_by, reserve
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.reductions import Gradients
 from mpitrain.actor.stage import Stage, assemble
@@ -30,6 +29,7 @@ from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.data.documents import separate
+from mpitrain.layout.buffers_needed import needed_by
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
@@ -39,7 +39,7 @@ from mpitrain.optim.norm import exact_sum, norm
 from mpitrain.optim.optimizer import optimizer_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.walk import Walk, run, run_together
-from mpitrain.parallel.zero.shards import Weights, shardings_of
+from mpitrain.parallel.zero.shards import Weights, reserve, shardings_of
 from mpitrain.schedules.actions import Action
 
 AHEAD = 2  # receives posted before they are needed
@@ -110,7 +110,7 @@ class Actor:
         self.site = Site(plan, device, self.tp, self.cp)
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
-        reserve(self.shardings, needed_by(config, states, self.table, self.training, self.evaluation))
+        reserve(self.shardings, needed_by(plan, self.pp.rank), self.site.dtype, device)
         self.gradients = Gradients(states, self.table, self.training, mesh)
         own = [stage.plan for stage in self.stages.values()]
         self.optimizer = optimizer_of(config, own, self.gradients.pieces, mesh, self._owned[0].master, device)

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 import torch
 
-from mpitrain.actor.gradient_uses import added_to, completed_by, group_of, summed_in
 from mpitrain.actor.stage_state import Bucket, StageState
-from mpitrain.comm.collectives import all_reduce
+from mpitrain.comm.collectives import all_reduce, reduce_scatter
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
+from mpitrain.layout.gradient_uses import added_to, completed_by, group_of, summed_in
 from mpitrain.parallel.zero.shards import Gradient, Piece, pieces_of
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
@@ -157,7 +157,8 @@ class _Reduction:
 
     def __init__(self, gradient: Gradient, last: bool):
         self._gradient, self._sharding, self._last = gradient, gradient.sharding, last
-        self._scattering, self._lent = gradient.reduce()
+        whole, shard = gradient.to_reduce()
+        self._scattering, self._lent = reduce_scatter(whole, gradient.sharding.shard, shard), gradient.lend()
         self._summing: Pending | None = None
         self._started = False
 

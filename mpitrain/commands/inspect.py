@@ -10,6 +10,7 @@ from mpitrain.config import Parallel
 from mpitrain.data.tokenizer import load_tokenizer, separator
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
+from mpitrain.layout.memory import predict, table_of_usage
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
@@ -55,8 +56,6 @@ def _traffic(plan: Plan, rank: int) -> str:
 
 def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what a rank of each pipeline rank will hold, as a table in MB."""
-    from mpitrain.actor.memory_report import predict, table_of_usage
-
     plan = planned(path, overrides, num_ranks)
     with Waiting("mpitrain memory"):
         usages = predict(plan)

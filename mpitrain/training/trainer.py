@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from mpitrain.actor.actor import Actor, StepResult
+from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
-from mpitrain.actor.memory_report import compare, measure, predict
 from mpitrain.actor.trace import Recorder, write_trace
 from mpitrain.checkpoint import load, save
 from mpitrain.checkpoint.boxes import Box, run_boxes
@@ -22,6 +22,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import NOWHERE, Communicator, Place, World
 from mpitrain.data.order import Sampler
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
+from mpitrain.layout.memory import compare, predict
 from mpitrain.layout.parameters import Spec
 from mpitrain.layout.plan import Plan
 from mpitrain.optim.rates import learning_rate

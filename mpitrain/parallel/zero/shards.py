@@ -13,20 +13,21 @@ gradient is summed by a reduce-scatter over the first and an all-reduce of the s
 domain says (layout/domains.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
 from mpitrain.comm.axis import Axis
-from mpitrain.comm.collectives import all_gather, reduce_scatter
+from mpitrain.comm.collectives import all_gather
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
 from mpitrain.layout.buckets import Layout
+from mpitrain.layout.buffers_needed import Needed
 from mpitrain.layout.domains import DOMAINS
 from mpitrain.layout.parameters import Spec
-from mpitrain.parallel.precision import wire_type
+from mpitrain.parallel.precision import wide, wire_type
 from mpitrain.parallel.zero.host import on_host
 from mpitrain.parallel.zero.parameters import Parameter, initialise
 from mpitrain.parallel.zero.pool import Kind, Pool
@@ -70,6 +71,14 @@ def shardings_of(config: Config, mesh: Mesh) -> dict[str, Sharding]:
         "offload": config.memory.offload in ("optimizer", "all"),
     }
     return {name: Sharding(config.parallel.zero, mesh[each.shard], mesh[each.replicate], **facts) for name, each in DOMAINS.items()}
+
+
+def reserve(shardings: Mapping[str, Sharding], needed: Needed, dtype: torch.dtype, device: torch.device) -> None:
+    """Allocate what programs will borrow. Collective over each domain's ranks, which have the same programs. dtype: of weights."""
+    for domain, sharding in shardings.items():
+        pools = (sharding.weights, needed.weights, dtype), (sharding.gradients, needed.gradients, wide(dtype))
+        for pool, counts, kind in pools:
+            pool.reserve({(length, kind, device): count for (lender, length), count in counts.items() if lender == domain})
 
 
 class Piece(NamedTuple):
@@ -231,15 +240,19 @@ class Gradient:
         for parameter in self._bound:
             parameter.grad = _view(flat, self.layout, parameter.spec)
 
-    def reduce(self) -> tuple[Pending, torch.Tensor | None]:
-        """Start summing over the shard axis; return the Pending of this rank's shard, and the buffer to give back after it."""
-        whole, sharding = self.whole, self.sharding
-        out = torch.empty_like(self.shard, dtype=sharding.wire or self.shard.dtype) if sharding.each or sharding.wire else self.shard
-        pending = reduce_scatter(whole if sharding.wire is None else whole.to(sharding.wire), sharding.shard, out)
-        if sharding.stage < 2:
-            return pending, None
+    def to_reduce(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what to sum over the shard axis, and where this rank's shard of the sum goes."""
+        sharding, wire = self.sharding, self.sharding.wire
+        out = torch.empty_like(self.shard, dtype=wire or self.shard.dtype) if sharding.each or wire else self.shard
+        return self.whole if wire is None else self.whole.to(wire), out
+
+    def lend(self) -> torch.Tensor | None:
+        """Let go of the buffer that is being reduced, if it is lent; it is to be given back after that."""
+        whole = self.whole
+        if self.sharding.stage < 2:
+            return None
         self.drop()
-        return pending, whole
+        return whole
 
     def take(self, reduced: torch.Tensor) -> None:
         """Take over what a reduction brought."""

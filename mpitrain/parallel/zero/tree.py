@@ -54,8 +54,3 @@ class TreeGradient(Gradient):
         else:
             self.whole.copy_(total)
             self.sharding.gradients.give_back(total)
-
-
-def odd_part(number: int) -> int:
-    """Return the largest odd divisor."""
-    return number // (number & -number)

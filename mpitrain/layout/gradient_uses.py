@@ -1,12 +1,25 @@
 """Which instructions of a program add to which gradients, when a group of microbatches is complete, and what a sum takes."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from mpitrain.actor.stage_state import Bucket, StageState
-from mpitrain.parallel.zero.shards import Gradient
-from mpitrain.parallel.zero.tree import odd_part
+from mpitrain.layout.buckets import Bucket as BucketPlan
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
+
+
+class Bucket(Protocol):
+    """A bucket of a stage on one rank, or the plan of one: a gradient for each use, and weights that two stages can share."""
+
+    plan: BucketPlan
+    weights: Any
+    gradients: Sequence[Any]
+
+
+class Stage(Protocol):
+    """What has buckets."""
+
+    buckets: Sequence[Bucket]
 
 
 def group_of(table: Table, index: int) -> int:
@@ -14,22 +27,22 @@ def group_of(table: Table, index: int) -> int:
     return index // table.segments // odd_part(table.num_microbatches // table.segments)
 
 
-Completed = Mapping[Action, list[tuple[Gradient, int]]]
+Completed = Mapping[Action, list[tuple[Any, int]]]
 
 
-def completed_by(program: Sequence[Action], stages: Mapping[int, StageState], table: Table) -> Completed:
+def completed_by(program: Sequence[Action], stages: Mapping[int, Stage], table: Table) -> Completed:
     """Return which groups of which gradients are complete after an instruction of this rank's program."""
-    last: dict[tuple[int, int], tuple[Action, Gradient]] = {}
+    last: dict[tuple[int, int], tuple[Action, Any]] = {}
     for action in program:
         for gradient in added_to(action, stages):
             last[id(gradient), group_of(table, action.index)] = action, gradient
-    completed: dict[Action, list[tuple[Gradient, int]]] = {}
+    completed: dict[Action, list[tuple[Any, int]]] = {}
     for (_, group), (action, gradient) in last.items():
         completed.setdefault(action, []).append((gradient, group))
     return completed
 
 
-def added_to(action: Action, stages: Mapping[int, StageState]) -> list[Gradient]:
+def added_to(action: Action, stages: Mapping[int, Stage]) -> list:
     """Return the gradients that an instruction adds to."""
     if action.kind not in ("B", "I", "W"):
         return []
@@ -37,7 +50,12 @@ def added_to(action: Action, stages: Mapping[int, StageState]) -> list[Gradient]
     return [gradient for bucket in buckets for gradient in bucket.gradients]
 
 
-def summed_in(bucket: Bucket, stages: Mapping[int, StageState]) -> list[Gradient]:
+def summed_in(bucket: Bucket, stages: Mapping[int, Stage]) -> list:
     """Return the gradients of this rank that a bucket's is the sum of, itself first: of a tied embedding all its uses."""
     others = [other for state in stages.values() for other in state.buckets if bucket.plan.tied and other.plan.tied and other is not bucket]
     return [gradient for each in (bucket, *others) for gradient in each.gradients]
+
+
+def odd_part(number: int) -> int:
+    """Return the largest odd divisor."""
+    return number // (number & -number)

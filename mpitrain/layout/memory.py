@@ -4,29 +4,23 @@
     gradients     the same; with ZeRO-2 and 3 the shards
     moments       of the optimiser, without padding
     lent          buffers that ZeRO-2 and 3, and sums in a tree, borrow (buffers_needed.py)
-    activations   what microbatches leave behind at the peak of the schedule (layout/activations.py; measured: memory_meter.py)
+    activations   what microbatches leave behind at the peak of the schedule (layout/activations.py; measured: actor/memory_meter.py)
     host          what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on their way back; activations, in
                   buffers that each stage keeps for the next step (16-bit ones but for norms' factors, which are fp32)
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import NamedTuple
 
-from mpitrain.actor.actor import Actor
-from mpitrain.actor.buffers_needed import needed_by
-from mpitrain.actor.memory_meter import Watch
-from mpitrain.actor.stage_state import Bucket
 from mpitrain.config import Config
 from mpitrain.layout.activations import Activations
-from mpitrain.layout.buckets import Layout, layout_of
+from mpitrain.layout.buffers_needed import needed_by
 from mpitrain.layout.domains import DOMAINS
+from mpitrain.layout.held import HeldBucket, held_by
 from mpitrain.layout.parameters import Spec, itemsizes_of
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.text import aligned
-from mpitrain.optim.offload import Offloaded
-from mpitrain.parallel.zero.shards import Gradient, Weights
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
@@ -48,35 +42,6 @@ class Usage(NamedTuple):
         return sum(self) - self.host
 
 
-def measure(actor: Actor, watch: Watch) -> Usage:
-    """Return what this rank has allocated, and what its microbatches held at most in the step that was watched."""
-    buckets = [bucket for stage in actor.stages.values() for bucket in stage.state.buckets]
-    weights, gradients = [b.weights for b in buckets if b.owned], [gradient for b in buckets for gradient in b.gradients]
-    moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
-    lent = sum(pool.num_bytes for sharding in actor.shardings.values() for pool in (sharding.weights, sharding.gradients))
-    host = sum(stage.shelves.host.num_bytes for stage in actor.stages.values() if stage.shelves is not None)
-    if isinstance(actor.optimizer, Offloaded):
-        host += moments + actor.optimizer.num_bytes + sum(w.host_bytes for w in weights)
-        return Usage(_kept(weights), _kept(gradients), 0, lent, watch.peak, host)
-    masters = sum(w.master.nbytes for w in weights if w.master is not w.shard)
-    return Usage(_kept(weights) + masters, _kept(gradients), moments, lent, watch.peak, host)
-
-
-def _kept(buffers: Sequence[Weights | Gradient]) -> int:
-    return sum((buffer.shard if buffer.whole is None else buffer.whole).nbytes for buffer in buffers)
-
-
-class _Buffer:
-    """A flat buffer of a bucket, by the name under which buffers_needed.py looks at one."""
-
-    def __init__(self, layout: Layout, itemsize: int):
-        self.layout, self.kind = layout, (layout.length, itemsize)
-
-
-class _Stage(NamedTuple):
-    buckets: list[Bucket]
-
-
 def predict(plan: Plan, shards: Mapping[str, int] | None = None) -> list[Usage]:
     """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
 
@@ -86,19 +51,19 @@ def predict(plan: Plan, shards: Mapping[str, int] | None = None) -> list[Usage]:
 
 
 def _usage(plan: Plan, rank: int, shards: Mapping[str, int] | None) -> Usage:
-    config, table, training, evaluation = plan.config, plan.table, plan.training.ranks[rank], plan.evaluation.ranks[rank]
+    config, table, training = plan.config, plan.table, plan.training.ranks[rank]
     parallel, narrow, wide = config.parallel, *itemsizes_of(config)
-    stages = _stages(plan, table.chunks[rank], narrow, wide)
+    stages = held_by(plan, rank)
     buckets = [bucket for stage in stages.values() for bucket in stage.buckets]
     owned = [bucket for bucket in buckets if bucket.owned]
-    weights = sum(_length(b.weights, divided=parallel.zero == 3) for b in owned) * narrow
-    masters = sum(_length(b.weights, divided=True) for b in owned) * wide
-    grads = sum(_length(gradient, divided=parallel.zero >= 2) for bucket in buckets for gradient in bucket.gradients) * wide
+    weights = sum(b.weights.kept(divided=parallel.zero == 3) for b in owned) * narrow
+    masters = sum(b.weights.kept(divided=True) for b in owned) * wide
+    grads = sum(gradient.kept(divided=parallel.zero >= 2) for bucket in buckets for gradient in bucket.gradients) * wide
     offloaded = config.memory.offload in ("optimizer", "all")
     moments, arriving = _updated_at_most(config, owned, shards, offloaded)
     formulas = {stage: Activations(plan.stage(stage), plan.sizes) for stage in table.chunks[rank]}
-    needed = needed_by(config, stages, table, training, evaluation)
-    lent = sum(length * itemsize * count for (_, (length, itemsize)), count in chain(*(counts.items() for counts in needed)))
+    borrowed = needed_by(plan, rank)
+    lent = sum(n * length * size for counts, size in zip(borrowed, (narrow, wide)) for (_, length), n in counts.items())
     held, host = _activations(training, table, formulas), _put_away(training, table, formulas)
     if offloaded:
         leaving = 0 if narrow == wide else masters // wide * narrow
@@ -107,12 +72,7 @@ def _usage(plan: Plan, rank: int, shards: Mapping[str, int] | None) -> Usage:
     return Usage(weights + (masters if narrow != wide else 0), grads, moments, lent, held, host)
 
 
-def _length(buffer: _Buffer, *, divided: bool) -> int:
-    """Return the elements of a buffer that stay on a rank."""
-    return buffer.layout.length // (buffer.layout.num_shards if divided else 1)
-
-
-def _updated_at_most(config: Config, owned: Sequence[Bucket], shards: Mapping[str, int] | None, offloaded: bool) -> tuple[int, int]:
+def _updated_at_most(config: Config, owned: Sequence[HeldBucket], shards: Mapping[str, int] | None, offloaded: bool) -> tuple[int, int]:
     """Return `_updated` of all domains together, each with the given shard or with the one that is most."""
     total = [0, 0]
     for name, domain in DOMAINS.items():
@@ -123,28 +83,12 @@ def _updated_at_most(config: Config, owned: Sequence[Bucket], shards: Mapping[st
     return total[0], total[1]
 
 
-def _updated(config: Config, buckets: Sequence[Bucket], shard: int) -> tuple[int, int]:
+def _updated(config: Config, buckets: Sequence[HeldBucket], shard: int) -> tuple[int, int]:
     """Return the bytes of what is updated in a shard of the buckets, without padding: moments, and gradients on the host."""
     _, wide = itemsizes_of(config)
     runs = [(spec, end - begin) for bucket in buckets for spec, begin, end in bucket.weights.layout.runs(shard)]
     moments = sum(count * _moments(config, spec) for spec, count in runs) * (2 if config.optimizer.moments == "bf16" else wide)
     return moments, sum(count for _, count in runs) * wide
-
-
-def _stages(plan: Plan, numbers: Sequence[int], narrow: int, wide: int) -> dict[int, _Stage]:
-    stages: dict[int, _Stage] = {}
-    embedding: _Buffer | None = None
-    for number in numbers:
-        planned = []
-        stage = plan.stage(number)
-        for each in stage.buckets(stage.shard(0)):
-            layout, shared = layout_of(each.specs, DOMAINS[each.domain].num_shards(plan.config)), embedding if each.tied else None
-            gradients = [_Buffer(layout, wide) for _ in range(len(each.parts) if each.tied else 1)]
-            planned.append(Bucket(each, shared or _Buffer(layout, narrow), gradients, owned=shared is None))
-            if each.tied:
-                embedding = planned[-1].weights
-        stages[number] = _Stage(planned)
-    return stages
 
 
 def _moments(config: Config, spec: Spec) -> int:

@@ -4,15 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from mpitrain.actor.gradient_uses import added_to, completed_by, group_of, summed_in
-from mpitrain.actor.stage_state import StageState
-from mpitrain.config import Config
-from mpitrain.parallel.zero.pool import Kind
-from mpitrain.parallel.zero.shards import Gradient, Sharding
+from mpitrain.layout.gradient_uses import Stage, added_to, completed_by, group_of, summed_in
+from mpitrain.layout.held import held_by
+from mpitrain.layout.plan import Plan
 from mpitrain.schedules.actions import OF_GRADIENTS, Action
 from mpitrain.schedules.table import Table
 
-Lent = tuple[str, Kind]  # by a domain's pool
+Lent = tuple[str, int]  # domain, elements
 
 
 class Needed(NamedTuple):
@@ -22,26 +20,18 @@ class Needed(NamedTuple):
     gradients: Counter[Lent]
 
 
-def reserve(shardings: Mapping[str, Sharding], needed: Needed) -> None:
-    """Allocate what is needed. Collective over each domain's ranks, which have the same programs."""
-    for domain, sharding in shardings.items():
-        for pool, counts in ((sharding.weights, needed.weights), (sharding.gradients, needed.gradients)):
-            pool.reserve({kind: count for (lender, kind), count in counts.items() if lender == domain})
-
-
-def needed_by(
-    config: Config, stages: Mapping[int, StageState], table: Table, training: Sequence[Action], evaluation: Sequence[Action]
-) -> Needed:
-    """Return what the programs of a rank will borrow."""
-    zero, tree = config.parallel.zero, config.numerics.reproducible == "layout"
+def needed_by(plan: Plan, rank: int) -> Needed:
+    """Return what the programs of a pipeline rank will borrow."""
+    zero, tree = plan.config.parallel.zero, plan.config.numerics.reproducible == "layout"
+    stages, training, evaluation = held_by(plan, rank), plan.training.ranks[rank], plan.evaluation.ranks[rank]
     weights = most_fetched(training, stages) | most_fetched(evaluation, stages)
-    gradients = most_added_to(training, stages, table, zero, tree=tree) if zero >= 2 or tree else Counter[Lent]()
+    gradients = most_added_to(training, stages, plan.table, zero, tree=tree) if zero >= 2 or tree else Counter[Lent]()
     if zero >= 2:
         gradients.update(gradients.keys())  # one more while one is being reduced
     return Needed(weights, gradients)
 
 
-def most_fetched(program: Sequence[Action], stages: Mapping[int, StageState]) -> Counter[Lent]:
+def most_fetched(program: Sequence[Action], stages: Mapping[int, Stage]) -> Counter[Lent]:
     """Play what weights do with their buffers, and return how many of each kind are in use at once."""
     users, held, most = Counter[int](), Counter[Lent](), Counter[Lent]()
     for action in program:
@@ -49,19 +39,19 @@ def most_fetched(program: Sequence[Action], stages: Mapping[int, StageState]) ->
             bucket = stages[action.stage].buckets[action.index]
             users[id(bucket.weights)] += 1 if action.kind == "GATHER" else -1
             if users[id(bucket.weights)] == (action.kind == "GATHER"):
-                held[bucket.plan.domain, bucket.weights.kind] += 1 if action.kind == "GATHER" else -1
+                held[bucket.plan.domain, bucket.weights.length] += 1 if action.kind == "GATHER" else -1
                 most |= held
     return most
 
 
 def most_added_to(
-    program: Sequence[Action], stages: Mapping[int, StageState], table: Table, zero: int, *, tree: bool
+    program: Sequence[Action], stages: Mapping[int, Stage], table: Table, zero: int, *, tree: bool
 ) -> Counter[Lent]:
     """Play what gradients do with their buffers: a tree has one for each group of microbatches, and for each sum that waits."""
     completed, open_, held, most = completed_by(program, stages, table), set(), Counter[Lent](), Counter[Lent]()
     waiting: dict[int, list[int]] = defaultdict(list)  # by gradient: levels of sums
     buckets = [bucket for state in stages.values() for bucket in state.buckets]
-    lent = {id(gradient): (bucket.plan.domain, gradient.kind) for bucket in buckets for gradient in bucket.gradients}
+    lent = {id(gradient): (bucket.plan.domain, gradient.length) for bucket in buckets for gradient in bucket.gradients}
     for action in program:
         for gradient in added_to(action, stages):
             key = (id(gradient), group_of(table, action.index) if tree else 0)
@@ -82,7 +72,7 @@ def most_added_to(
     return most
 
 
-def given_back(action: Action, stages: Mapping[int, StageState], zero: int) -> list[Gradient]:
+def given_back(action: Action, stages: Mapping[int, Stage], zero: int) -> list:
     """Return the gradients whose buffers an instruction gives back.
 
     Below ZeRO-2 what a tree has lent is copied to what is always there, as soon as all microbatches are summed. From 2 on a use of a

@@ -1,0 +1,27 @@
+"""What a rank holds, read from what it has allocated; what it was to hold says layout/memory.py."""
+
+from collections.abc import Sequence
+
+from mpitrain.actor.actor import Actor
+from mpitrain.actor.memory_meter import Watch
+from mpitrain.layout.memory import Usage
+from mpitrain.optim.offload import Offloaded
+from mpitrain.parallel.zero.shards import Gradient, Weights
+
+
+def measure(actor: Actor, watch: Watch) -> Usage:
+    """Return what this rank has allocated, and what its microbatches held at most in the step that was watched."""
+    buckets = [bucket for stage in actor.stages.values() for bucket in stage.state.buckets]
+    weights, gradients = [b.weights for b in buckets if b.owned], [gradient for b in buckets for gradient in b.gradients]
+    moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
+    lent = sum(pool.num_bytes for sharding in actor.shardings.values() for pool in (sharding.weights, sharding.gradients))
+    host = sum(stage.shelves.host.num_bytes for stage in actor.stages.values() if stage.shelves is not None)
+    if isinstance(actor.optimizer, Offloaded):
+        host += moments + actor.optimizer.num_bytes + sum(w.host_bytes for w in weights)
+        return Usage(_kept(weights), _kept(gradients), 0, lent, watch.peak, host)
+    masters = sum(w.master.nbytes for w in weights if w.master is not w.shard)
+    return Usage(_kept(weights) + masters, _kept(gradients), moments, lent, watch.peak, host)
+
+
+def _kept(buffers: Sequence[Weights | Gradient]) -> int:
+    return sum((buffer.shard if buffer.whole is None else buffer.whole).nbytes for buffer in buffers)

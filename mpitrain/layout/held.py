@@ -1,0 +1,53 @@
+"""The buckets that a rank will hold: their buffers, before there is memory for them."""
+
+from typing import NamedTuple
+
+from mpitrain.layout.buckets import Bucket, Layout, layout_of
+from mpitrain.layout.domains import DOMAINS
+from mpitrain.layout.plan import Plan
+
+
+class Buffer:
+    """A flat buffer of a bucket. Two are the same only if they are the same object."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+
+    @property
+    def length(self) -> int:
+        """Elements."""
+        return self.layout.length
+
+    def kept(self, *, divided: bool) -> int:
+        """Return the elements that stay on a rank."""
+        return self.length // (self.layout.num_shards if divided else 1)
+
+
+class HeldBucket(NamedTuple):
+    """A bucket of a stage. owned: whether its weights belong to this stage; only a tied embedding's can be another's."""
+
+    plan: Bucket
+    weights: Buffer
+    gradients: list[Buffer]
+    owned: bool
+
+
+class HeldStage(NamedTuple):
+    """The buckets of a stage."""
+
+    buckets: list[HeldBucket]
+
+
+def held_by(plan: Plan, rank: int) -> dict[int, HeldStage]:
+    """Return the stages of a pipeline rank, by their number in the table: of the first of its tensor-parallel axis."""
+    stages: dict[int, HeldStage] = {}
+    embedding: Buffer | None = None
+    for number in plan.table.chunks[rank]:
+        stage, buckets = plan.stage(number), []
+        for bucket in stage.buckets(stage.shard(0)):
+            layout, shared = layout_of(bucket.specs, DOMAINS[bucket.domain].num_shards(plan.config)), embedding if bucket.tied else None
+            gradients = [Buffer(layout) for _ in range(len(bucket.parts) if bucket.tied else 1)]
+            buckets.append(HeldBucket(bucket, shared or Buffer(layout), gradients, owned=shared is None))
+            embedding = buckets[-1].weights if bucket.tied else embedding
+        stages[number] = HeldStage(buckets)
+    return stages
