@@ -11,13 +11,14 @@ Which rank owns which part of a buffer of P elements: rank r owns elements [P*r 
 import numpy as np
 
 from mpitrain.comm import messages
+from mpitrain.comm.axis import Axis
 from mpitrain.comm.buffers import Array, copy, empty_like, flat, same_kind
 from mpitrain.comm.grid import split
 from mpitrain.comm.progress import Pending, Steps
 from mpitrain.errors import DtypeError
 
 
-def all_reduce(x_P: Array, axis) -> Pending:
+def all_reduce(x_P: Array, axis: Axis) -> Pending:
     """Start summing `x_P` in place over `axis`; the Pending's result is `x_P`.
 
     x_P: [P], neighbours summed in pairs, 16-bit floats in fp32.
@@ -26,7 +27,7 @@ def all_reduce(x_P: Array, axis) -> Pending:
     return axis.start(lambda x: axis.transport(x).all_reduce(x, axis), "all_reduce", x.nbytes, writes=[x], result=x_P)
 
 
-def reduce_scatter(x_P: Array, axis, out: Array | None = None) -> Pending:
+def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
     """Start summing `x_P` over `axis`, each rank receiving the shard it owns; the Pending's result is that shard.
 
     x_P: [P], left unchanged.  out: [shard], made if not given; it may be the own shard of `x_P`, then the rest stays unchanged.
@@ -41,7 +42,7 @@ def reduce_scatter(x_P: Array, axis, out: Array | None = None) -> Pending:
     return axis.start(operation, "reduce_scatter", x.nbytes, reads=[x], writes=[out], result=out)
 
 
-def all_gather(shard: Array, axis, out: Array) -> Pending:
+def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
     """Start collecting every rank's shard in `out` on all ranks of `axis`; the Pending's result is `out`.
 
     out: [P].  shard: the elements this rank owns of the P; it may be that very part of `out`.
@@ -54,7 +55,7 @@ def all_gather(shard: Array, axis, out: Array) -> Pending:
     return axis.start(lambda out: axis.transport(out).all_gather(out, axis), "all_gather", out.nbytes, writes=[out], result=out)
 
 
-def broadcast(x_P: Array, axis, root: int = 0) -> Pending:
+def broadcast(x_P: Array, axis: Axis, root: int = 0) -> Pending:
     """Start sending `x_P` of coordinate `root` to all ranks of `axis`, in place; return a Pending."""
     if not 0 <= root < axis.size:
         raise DtypeError(f"broadcast: root {root} is not on axis {axis.name} of size {axis.size}")
@@ -62,7 +63,7 @@ def broadcast(x_P: Array, axis, root: int = 0) -> Pending:
     return axis.start(lambda x: axis.transport(x).broadcast(x, root, axis), "broadcast", x.nbytes, writes=[x])
 
 
-def all_to_all(x_P: Array, axis, out: Array | None = None) -> Pending:
+def all_to_all(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
     """Start sending the r-th of `size` equal parts of `x_P` to rank r; the Pending's result holds the parts received, in axis order.
 
     x_P, out: [P], P a multiple of the axis size.
@@ -74,7 +75,7 @@ def all_to_all(x_P: Array, axis, out: Array | None = None) -> Pending:
     return _exchange("all_to_all", x_P, counts, counts, axis, out)
 
 
-def all_to_all_v(x_P: Array, send_counts: list[int], receive_counts: list[int], axis, out: Array | None = None) -> Pending:
+def all_to_all_v(x_P: Array, send_counts: list[int], receive_counts: list[int], axis: Axis, out: Array | None = None) -> Pending:
     """Start sending consecutive parts of `x_P`, send_counts[r] elements to rank r; the result holds what came, in axis order.
 
     x_P: [sum(send_counts)], left unchanged.  out: [sum(receive_counts)].  receive_counts[r] here equals send_counts[own] on rank r.
@@ -82,7 +83,7 @@ def all_to_all_v(x_P: Array, send_counts: list[int], receive_counts: list[int], 
     return _exchange("all_to_all_v", x_P, send_counts, receive_counts, axis, out)
 
 
-def _exchange(name: str, x_P: Array, send_counts: list[int], receive_counts: list[int], axis, out: Array | None) -> Pending:
+def _exchange(name: str, x_P: Array, send_counts: list[int], receive_counts: list[int], axis: Axis, out: Array | None) -> Pending:
     x = flat(x_P)
     sent, received = _bounds(send_counts, axis, "send_counts"), _bounds(receive_counts, axis, "receive_counts")
     out = empty_like(x, received[-1]) if out is None else flat(out)
@@ -99,7 +100,7 @@ def _exchange(name: str, x_P: Array, send_counts: list[int], receive_counts: lis
     return axis.start(operation, name, num_bytes, reads=[x], writes=[out], result=out)
 
 
-def shift(x_P: Array, axis, distance: int = 1, out: Array | None = None) -> Pending:
+def shift(x_P: Array, axis: Axis, distance: int = 1, out: Array | None = None) -> Pending:
     """Start sending `x_P` to the rank `distance` further along `axis`, modulo its size; the Pending's result is what came, in `out`.
 
     x_P: [P], left unchanged; it may be read before wait().  out: [P], other memory than `x_P`.  P and `distance` are alike on all
@@ -116,7 +117,7 @@ def shift(x_P: Array, axis, distance: int = 1, out: Array | None = None) -> Pend
     return axis.start(operation, "shift", x.nbytes, reads=[x], writes=[out], result=out)
 
 
-def barrier(axis) -> Pending:
+def barrier(axis: Axis) -> Pending:
     """Start waiting for all ranks of `axis`: the Pending is complete when every rank has started its own.
 
     It is a sum of nothing, by messages: MPI's Ibarrier would have to wait for its turn among collectives whose data is late.
@@ -124,7 +125,7 @@ def barrier(axis) -> Pending:
     return axis.start(lambda: messages.all_reduce(np.empty(0), axis), "barrier", 0)
 
 
-def _bounds(counts: list[int], axis, what: str) -> list[int]:
+def _bounds(counts: list[int], axis: Axis, what: str) -> list[int]:
     """Turn counts into the bounds of consecutive parts."""
     if len(counts) != axis.size or min(counts) < 0:
         raise DtypeError(f"all_to_all_v: {what} = {counts}; needed {axis.size} counts of at least 0, one for each rank of {axis.name}")

@@ -9,10 +9,10 @@ import click
 
 from mpitrain import __version__
 from mpitrain.cluster import streams
+from mpitrain.cluster.launch import RANKS
 from mpitrain.errors import FAILED, ConfigError, MpitrainError
 from mpitrain.inputs import shown
 
-RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 LIBRARIES = {  # what they read from the environment when they load
     "THP_MEM_ALLOC_ENABLE": "1",  # torch takes huge pages: steps on a CPU are a little faster
     "OMPI_MCA_osc": "^ucx",  # Open MPI's wheel reports an error for each window of shared memory, which that component doesn't make anyway

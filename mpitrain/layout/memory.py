@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from mpitrain.config import Config
+from mpitrain.config import Config, Optimizer
 from mpitrain.layout.activations import Activations
 from mpitrain.layout.buffers_needed import needed_by
 from mpitrain.layout.domains import DOMAINS
 from mpitrain.layout.held import HeldBucket, held_by
-from mpitrain.layout.parameters import Spec, itemsizes_of
+from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.text import aligned
 from mpitrain.schedules.actions import Action
@@ -87,15 +87,15 @@ def _updated(config: Config, buckets: Sequence[HeldBucket], shard: int) -> tuple
     """Return the bytes of what is updated in a shard of the buckets, without padding: moments, and gradients on the host."""
     _, wide = itemsizes_of(config)
     runs = [(spec, end - begin) for bucket in buckets for spec, begin, end in bucket.weights.layout.runs(shard)]
-    moments = sum(count * _moments(config, spec) for spec, count in runs) * (2 if config.optimizer.moments == "bf16" else wide)
-    return moments, sum(count for _, count in runs) * wide
+    kept = sum(count * num_moments(config.optimizer, spec.group) for spec, count in runs)
+    return kept * (2 if config.optimizer.moments == "bf16" else wide), sum(count for _, count in runs) * wide
 
 
-def _moments(config: Config, spec: Spec) -> int:
-    """Return how many numbers the optimiser keeps of one of a parameter's."""
-    if config.optimizer.name == "sgd":
-        return 1 if config.optimizer.momentum else 0
-    return 1 if config.optimizer.name == "muon" and spec.group == "matrix" else 2
+def num_moments(optimizer: Optimizer, group: str) -> int:
+    """Return how many numbers an optimiser keeps of one number of a parameter of a group (Spec.group)."""
+    if optimizer.name == "sgd":
+        return 1 if optimizer.momentum else 0
+    return 1 if optimizer.name == "muon" and group == "matrix" else 2
 
 
 def _activations(instructions: Sequence[Action], table: Table, stages: dict[int, Activations]) -> int:

@@ -4,6 +4,8 @@ import os
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
+from mpitrain.layout.domains import DENSE, DOMAINS
+from mpitrain.layout.memory import num_moments
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
 
@@ -34,7 +36,6 @@ def _finds_a_gpu() -> bool:
 def _bytes_of_state(config: Config) -> float:
     """Return the bytes that a rank keeps at least for each parameter of its stage, masters of 16-bit weights not counted."""
     parallel, optimizer, (narrow, wide) = config.parallel, config.optimizer, itemsizes_of(config)
-    num_moments = {"adamw": 2, "muon": 1}.get(optimizer.name, 1 if optimizer.momentum else 0)
-    parts = (3, narrow), (2, wide), (1, num_moments * (2 if optimizer.moments == "bf16" else wide))
-    ranks = parallel.cp * (parallel.dp_shard or parallel.dp)
+    moments = num_moments(optimizer, "matrix") * (2 if optimizer.moments == "bf16" else wide)
+    parts, ranks = ((3, narrow), (2, wide), (1, moments)), DOMAINS[DENSE].num_shards(config)
     return sum(num_bytes / (ranks if parallel.zero >= least else 1) for least, num_bytes in parts)

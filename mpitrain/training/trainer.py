@@ -3,8 +3,6 @@
 import json
 import math
 import time
-from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,8 +12,6 @@ from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.trace import Recorder, write_trace
 from mpitrain.checkpoint import load, save
-from mpitrain.checkpoint.boxes import Box, run_boxes
-from mpitrain.checkpoint.tensors import to_array, to_tensor
 from mpitrain.cluster.board import BUSY, WAITING
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.mesh import Mesh
@@ -23,11 +19,10 @@ from mpitrain.comm.world import NOWHERE, Communicator, Place, World
 from mpitrain.data.order import Sampler
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
 from mpitrain.layout.memory import compare, predict
-from mpitrain.layout.parameters import Spec
 from mpitrain.layout.plan import Plan
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.microbatch import Microbatch
-from mpitrain.parallel.zero.shards import Piece
+from mpitrain.training import state_io
 from mpitrain.training.console import Report
 from mpitrain.training.device import choose_device
 from mpitrain.training.ledger import Ledger
@@ -256,14 +251,11 @@ class Trainer:
             return sick
         with place.at("save", f"making the folder of step {self.step}", BUSY):
             temporary = world.from_first_rank("making the folder", lambda: save.begin(folder, self.step))
-        mine = (self.mesh["model"].rank, self.mesh["data"].rank) if any(each.first for each in self.actor.shardings.values()) else None
+        mine = (self.mesh["model"].rank, self.mesh["data"].rank) if state_io.has_a_shard(self.actor) else None
         writers = sorted(each for each in world.all_gather("who writes a shard", mine) if each)
         with place.at("save", f"writing a shard of step {self.step}", BUSY):
             if mine:
-                parts = defaultdict(list)
-                for name, spec, box, x in self._state(self.actor.gradients.counted):
-                    parts[name].append((to_array(x.view(box.shape)), save.Extent(spec.whole, _offset(spec, box))))
-                save.write_shard(temporary, writers.index(mine), parts)
+                state_io.write(temporary, writers.index(mine), self.actor)
             world.barrier("writing their shards")
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
         meta |= {"loss_scale": self.actor.loss_scale.state}
@@ -277,16 +269,9 @@ class Trainer:
         if result.num_tokens and (not math.isfinite(result.loss) or (result.skipped and not (scale.dynamic and scale.value > 1))):
             return "its loss or its gradients are not finite"
         with self.place.at("save", "looking for weights that are not finite", BUSY):
-            sick = next((piece.spec.name for piece in self.actor.gradients.pieces if not piece.weight.isfinite().all()), None)
-            found = next((name for name in self.world.all_gather("are their weights finite", sick) if name), None)
+            every = self.world.all_gather("are their weights finite", state_io.not_finite(self.actor))
+            found = next((name for name in every if name), None)
         return f"{found} is not finite" if found else ""
-
-    def _state(self, pieces: list[Piece]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
-        """Yield (name in the checkpoint, parameter, box of its box here, flat tensor) of weights and moments, box by box."""
-        for piece in pieces:
-            tensors = [("parameters", piece.weight), *self.actor.optimizer.moments(piece)]
-            for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
-                yield from ((f"{what}/{piece.spec.name}", piece.spec, box, x[here]) for what, x in tensors)
 
     def resume(self) -> None:
         """Go on from the checkpoint that was found, if there is one. Collective over all ranks.
@@ -307,13 +292,9 @@ class Trainer:
     def _restore(self, step: int) -> None:
         folder = self.rundir.checkpoints
         with load.open_step(folder, step) as saved:
-            for name, spec, box, x in self._state(self.actor.gradients.pieces):
-                saved.require({name: (to_array(x).dtype, spec.whole)})
-                where = tuple(slice(begin, begin + length) for begin, length in zip(_offset(spec, box), box.shape))
-                x.copy_(to_tensor(saved.read(name, where)).flatten())
+            state_io.read(saved, self.actor)
             self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]
             self.updates, self.skipped = saved.meta["updates"], saved.meta["skipped"]
-            self.actor.loss_scale.state = saved.meta["loss_scale"]
 
 
 def finite(value: Any) -> Any:
@@ -321,8 +302,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: finite(each) for key, each in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _offset(spec: Spec, box: Box) -> tuple[int, ...]:
-    """Return where a box of this rank's box begins in the whole parameter."""
-    return tuple(a + b for a, b in zip(spec.offset, box.start))
