@@ -1,12 +1,16 @@
 """From a schedule's name to its table: the one place that knows all families.
 
 A family whose ranks hold one stage each is a function of (num_stages, num_microbatches, stage); a family with its own placement
-is a function of (num_ranks, num_microbatches, options) that returns the rows of all ranks.
+is a function of (num_ranks, num_microbatches, options) that returns the rows of all ranks. Placements:
+
+    plain     stage s on rank s; each copy of dualpipe, the second backwards
+    looped    stage s on rank s mod p: around and around
+    v         there and back: rank r has r and 2p-1-r
 """
 
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
@@ -16,7 +20,6 @@ from mpitrain.schedules.interleaved import interleaved, interleaved_zb, looped_b
 from mpitrain.schedules.limits import require_size
 from mpitrain.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from mpitrain.schedules.options import DEFAULTS, Options
-from mpitrain.schedules.placement import chunks_of
 from mpitrain.schedules.seq1f1b import SEGMENTS, seq1f1b
 from mpitrain.schedules.table import Table, make_table
 from mpitrain.schedules.v_half import v_half, v_min
@@ -29,11 +32,12 @@ Rows = list[list[Action]]
 
 
 class Family(NamedTuple):
-    """How a named schedule is made, and which options it understands."""
+    """How a named schedule is made, which options it understands, and which rank has which stage."""
 
     rows: Callable[[int, int, Options], Rows]
     takes: tuple[str, ...] = ()
     copies: int = 1
+    placed: Literal["plain", "looped", "v"] = "plain"
 
 
 def _stage_per_rank(order: Callable[[int, int, int], list[Action]]) -> Family:
@@ -45,21 +49,38 @@ FAMILIES: dict[str, Family] = {
     "gpipe": _stage_per_rank(gpipe),
     "1f1b": _stage_per_rank(one_f_one_b),
     "eager-1f1b": _stage_per_rank(eager_1f1b),
-    "interleaved": Family(interleaved, takes=("chunks", "group")),
-    "looped-bfs": Family(looped_bfs, takes=("chunks",)),
+    "interleaved": Family(interleaved, takes=("chunks", "group"), placed="looped"),
+    "looped-bfs": Family(looped_bfs, takes=("chunks",), placed="looped"),
     "zb-h1": _stage_per_rank(zb_h1),
     "zb-h2": _stage_per_rank(zb_h2),
     "zb-auto": Family(zb_auto, takes=("times", "memory_limit", "weight_memory")),
-    "interleaved-zb": Family(interleaved_zb, takes=("chunks", "group")),
-    "zbv": Family(zbv),
-    "zbv-auto": Family(zbv_auto, takes=("times", "memory_limit", "weight_memory")),
-    "v-half": Family(v_half),
-    "v-min": Family(v_min),
+    "interleaved-zb": Family(interleaved_zb, takes=("chunks", "group"), placed="looped"),
+    "zbv": Family(zbv, placed="v"),
+    "zbv-auto": Family(zbv_auto, takes=("times", "memory_limit", "weight_memory"), placed="v"),
+    "v-half": Family(v_half, placed="v"),
+    "v-min": Family(v_min, placed="v"),
     "dualpipe": Family(dualpipe, copies=2),
-    "dualpipev": Family(dualpipev),
+    "dualpipev": Family(dualpipev, placed="v"),
     "seq1f1b": Family(seq1f1b, takes=("segments",)),
 }
 NAMES = tuple(FAMILIES)
+LOOPED = tuple(name for name, family in FAMILIES.items() if family.placed == "looped")
+
+
+def chunks_of(name: str, asked: int | None) -> int:
+    """Return the stages per rank of one copy of the model. Raises ScheduleError if `asked` isn't possible."""
+    if name in LOOPED:
+        return asked or 2
+    fixed = 2 if name in FAMILIES and FAMILIES[name].placed == "v" else 1
+    if asked not in (None, fixed):
+        raise ScheduleError(f"{name}: found {asked} chunks, needed {fixed} a rank; leave it out or choose {', '.join(LOOPED)}")
+    return fixed
+
+
+def placement(name: str, num_ranks: int, chunks: int) -> tuple[int, ...]:
+    """Return the rank of every stage of one copy (the first)."""
+    there = tuple(range(num_ranks))
+    return there + there[::-1] if name in FAMILIES and FAMILIES[name].placed == "v" else there * chunks
 
 
 def build(name: str, num_ranks: int, num_microbatches: int, options: Options = DEFAULTS) -> Table:

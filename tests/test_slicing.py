@@ -11,7 +11,7 @@ from mpitrain.layout.balance import balanced_split
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.model.layers.embedding_and_head import EMBEDDING
-from mpitrain.schedules.placement import placement
+from mpitrain.schedules.catalog import placement
 
 
 def stages(*overrides, ranks):

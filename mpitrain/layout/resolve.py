@@ -10,8 +10,8 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.sequence import placement_of
+from mpitrain.schedules.catalog import chunks_of
 from mpitrain.schedules.limits import MOST_FORWARDS
-from mpitrain.schedules.placement import chunks_of
 from mpitrain.schedules.seq1f1b import SEGMENTS
 
 

@@ -5,10 +5,10 @@ from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.schedules import catalog
+from mpitrain.schedules.catalog import LOOPED, placement
 from mpitrain.schedules.csv_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.options import Options, Times
-from mpitrain.schedules.placement import LOOPED, placement
 from mpitrain.schedules.table import Table
 
 

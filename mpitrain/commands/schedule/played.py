@@ -8,12 +8,12 @@ from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import SENDS
+from mpitrain.schedules.catalog import chunks_of
 from mpitrain.schedules.check import Report, check
 from mpitrain.schedules.csv_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
-from mpitrain.schedules.placement import chunks_of
 from mpitrain.schedules.progress import Told
 from mpitrain.schedules.simulate import Timeline, simulate_table
 from mpitrain.schedules.table import Table
