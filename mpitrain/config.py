@@ -178,6 +178,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {  # the keys that each has, and their v
     "muon": dict(**ADAMW, momentum=0.95, nesterov=True, ns_steps=5),
 }
 
+FIRST_FAMILY = "llama"  # of presets that say nothing else; runs made before there was a choice are of it, too
+
 # What makes two runs the same computation; the rest (layout, transport, length, where it is kept) may change when a run goes on.
 IDENTITY = ("run.seed", "model", "data", "batch", "precision", "optimizer", "schedule")
 
@@ -325,7 +327,8 @@ def to_toml(config: Config) -> str:
 
 def identity(config: Config) -> dict[str, Any]:
     """Return the keys that define the computation: a run may only go on if they are unchanged."""
-    return {key: value for key, value in flatten(config).items() if key in IDENTITY or key.split(".")[0] in IDENTITY}
+    found = {key: value for key, value in flatten(config).items() if key in IDENTITY or key.split(".")[0] in IDENTITY}
+    return {**found, "model.family": found["model.family"] or FIRST_FAMILY}
 
 
 def digest(config: Config) -> str:

@@ -299,6 +299,12 @@ def test_a_base_is_overridden_key_by_key_and_loops_are_refused(tmp_path):
         settings.load(tmp_path / "mine.toml")
 
 
+def test_a_run_from_before_there_were_families_is_the_same_run():
+    config = resolved()
+    old = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, family=""))
+    assert settings.identity(old) == settings.identity(config) and config.model.family == "llama"
+
+
 def test_identity_ignores_layout_and_length_and_nothing_else():
     config = resolved()
     other = resolved("parallel.pp=2", "run.steps=9", "comm.transport=messages", "run.dir=x", ranks=2)

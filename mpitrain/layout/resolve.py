@@ -5,7 +5,7 @@ import json
 
 import msgspec
 
-from mpitrain.config import OPTIMIZERS, PRESETS, Batch, Config, Memory, Model, Optimizer, Parallel, Pipeline
+from mpitrain.config import FIRST_FAMILY, OPTIMIZERS, PRESETS, Batch, Config, Memory, Model, Optimizer, Parallel, Pipeline
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
@@ -142,7 +142,7 @@ def _model(model: Model, vocab: int) -> Model:
         raise ConfigError(f"model.preset = {shown(repr(model.preset))}; {hint}")
     values = {f: getattr(model, f) for f in model.__struct_fields__}
     given = {f: value for f, value in values.items() if value is False or value not in (0, "", None)}  # False == 0, but it is an answer
-    model = Model(**{"family": "llama", "vocab": vocab, **PRESETS[model.preset], **given})
+    model = Model(**{"family": FIRST_FAMILY, "vocab": vocab, **PRESETS[model.preset], **given})
     if model.vocab < vocab:
         raise ConfigError(f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens; raise model.vocab or leave it out")
     if model.width % model.heads:
