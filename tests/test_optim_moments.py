@@ -160,7 +160,7 @@ def test_chunks_do_not_show(alone, name, monkeypatch):
     mesh = build_mesh(plan, alone)
     for chunk in (2**17, 1024):
         monkeypatch.setattr(moments, "CHUNK", chunk)
-        run = Optimising(config, mesh["matrix"], torch.float32)
+        run = Optimising(config, mesh, torch.float32)
         found.append(run.steps((1, 2, 3)) | run.states())
     mesh.free()
     assert found[0].keys() == found[1].keys() and all(torch.equal(found[0][key], found[1][key]) for key in found[0])

@@ -56,9 +56,10 @@ def test_what_was_saved_is_taken_over(world, name):
     keys, device = (f"optimizer.name={name}", "optimizer.moments=bf16", "parallel.dp=1", "batch.micro=16"), torch.device("cpu")
     plan = plan_of(resolved(world, *keys))
     mesh = build_mesh(plan, world)
-    first, second = (Actor(resolved(world, *keys, f"memory.offload={mode}"), mesh, device) for mode in ("none", "optimizer"))
+    modes = (plan_of(resolved(world, *keys, f"memory.offload={mode}")) for mode in ("none", "optimizer"))
+    first, second = (Actor(each, mesh, device) for each in modes)
     losses = [first.run_step(step, first.cut(rows[step]), 1e-2).loss for step in range(4)]
-    first = Actor(resolved(world, *keys), mesh, device)
+    first = Actor(plan, mesh, device)
     found = [first.run_step(step, first.cut(rows[step]), 1e-2).loss for step in range(2)]
     for one, other in zip(first.gradients.pieces, second.gradients.pieces):
         other.weight.copy_(one.weight)

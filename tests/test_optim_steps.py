@@ -23,7 +23,7 @@ def resolved(*given, ranks=1):
 
 @pytest.fixture
 def alone(world):
-    """An axis of one rank."""
+    """A mesh of one rank."""
     if world.size > 1:
         pytest.skip("runs on 1 rank")
     from mpitrain.model.families.catalog import plan_of
@@ -31,7 +31,7 @@ def alone(world):
 
     plan = plan_of(resolved())
     mesh = build_mesh(plan, world)
-    yield mesh["matrix"]
+    yield mesh
     mesh.free()
 
 
@@ -49,20 +49,21 @@ def gradients(config, num_steps):
 class Optimising:
     """Weights under an optimiser, as pieces that begin at multiples of 1024 elements: at `cuts`, counted in these."""
 
-    def __init__(self, config, axis, dtype=torch.float64, cuts=()):
+    def __init__(self, config, mesh, dtype=torch.float64, cuts=()):
         from mpitrain.model.families.catalog import plan_of
         from mpitrain.optim.optimizer import optimizer_of
         from mpitrain.parallel.zero.shards import Piece
 
+        plan = plan_of(config)
         initial, self.every = gradients(config, 5)
         self.weights = {name: w.to(dtype) for name, w in initial.items()}
         self.grads = {name: torch.empty_like(w) for name, w in self.weights.items()}
         self.pieces = []
-        for spec in plan_of(config).parameters():
+        for spec in plan.parameters():
             bounds = [0, *(1024 * cut for cut in cuts if 1024 * cut < spec.numel), spec.numel]
             parts = [(self.weights[spec.name][a:b], self.grads[spec.name][a:b]) for a, b in pairwise(bounds)]
             self.pieces += [Piece(spec, a, b, *part) for (a, b), part in zip(pairwise(bounds), parts)]
-        self.optimizer = optimizer_of(config, [0], self.pieces, axis, torch.empty(0, dtype=dtype), torch.device("cpu"))
+        self.optimizer = optimizer_of(config, plan.stages, self.pieces, mesh, torch.empty(0, dtype=dtype), torch.device("cpu"))
 
     def steps(self, numbers):
         """Take the steps of these numbers, counted from 1; return the weights."""
@@ -89,13 +90,13 @@ class Optimising:
         self.optimizer.set_step(num_updates)
 
 
-def require_equal_to_a_loop(config, axis, update):
+def require_equal_to_a_loop(config, mesh, update):
     """Compare three steps with `update(weights, grads, states, step, lr)` of whole matrices; return the names of the states."""
     from mpitrain.model.families.catalog import plan_of
 
     shapes = {spec.name: spec.shape for spec in plan_of(config).parameters()}
     initial, every = gradients(config, 3)
-    weights, states, found = {name: w.view(shapes[name]) for name, w in initial.items()}, {}, Optimising(config, axis)
+    weights, states, found = {name: w.view(shapes[name]) for name, w in initial.items()}, {}, Optimising(config, mesh)
     for step, grads in enumerate(every, 1):
         update(weights, {name: g.view(shapes[name]) for name, g in grads.items()}, states, step, LR * step)
     for name, w in found.steps((1, 2, 3)).items():
@@ -181,11 +182,12 @@ def test_parts_make_whole_matrices_and_the_work_is_divided(alone, tp, num_shards
     from mpitrain.optim.matrices import dealt, holdings
 
     config = resolved(f"parallel.tp={tp}", "model.layers=6", "optimizer.name=muon", ranks=tp)
-    held, found = holdings(config, [0], num_shards), {}
+    plan = plan_of(config)
+    held, found = holdings(config, plan.stages, num_shards), {}
     for holding in held:
         for name, part in holding.items():
             found[name] = found.get(name, 0) + part.length * (part.spec.copy == 0)
-    specs = {spec.name: spec for spec in plan_of(config).parameters() if "blocks" in spec.name and len(spec.shape) == 2}
+    specs = {spec.name: spec for spec in plan.parameters() if "blocks" in spec.name and len(spec.shape) == 2}
     assert found == {name: spec.numel for name, spec in specs.items()} and len(held) == tp * num_shards
     queues = dealt(held)
     assert sorted(name for queue in queues for name in queue) == sorted(specs)
@@ -196,9 +198,11 @@ def test_parts_make_whole_matrices_and_the_work_is_divided(alone, tp, num_shards
 
 def test_a_matrix_stays_where_most_of_it_is(alone):
     """Two shards of one bucket: only matrices around the cut travel, and what one rank has too much of."""
+    from mpitrain.model.families.catalog import plan_of
     from mpitrain.optim.matrices import dealt, holdings
 
-    held = holdings(resolved("model.layers=6", "optimizer.name=muon"), [0], 2)
+    plan = plan_of(resolved("model.layers=6", "optimizer.name=muon"))
+    held = holdings(plan.config, plan.stages, 2)
     every = sum(part.length for holding in held for part in holding.values())
     stays = sum(held[rank][name].length for rank, queue in enumerate(dealt(held)) for name in queue if name in held[rank])
     assert stays > 0.8 * every
