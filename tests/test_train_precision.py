@@ -46,18 +46,18 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
     actor = Actor(plan, mesh, torch.device("cpu"))
     rows = torch.randint(0, 256, (16, 17), generator=torch.Generator().manual_seed(1)).chunk(world.size)[mesh["dp"].rank]
     before = [piece.weight.clone() for piece in actor.gradients.pieces]
-    reduce = actor.gradients.start
+    reduce = actor.gradients.reduce
 
     def planted(stage, bucket, *each):
         if mesh["dp"].rank == world.size - 1:
-            actor.stages[stage].buckets[bucket].gradients[0].whole[3:4] = torch.inf
+            actor.stages[stage].state.buckets[bucket].gradients[0].whole[3:4] = torch.inf
         reduce(stage, bucket, *each)
 
-    actor.gradients.start = planted
+    actor.gradients.reduce = planted
     result, scale = actor.run_step(1, actor.cut(rows), 1e-2), actor.loss_scale.value
     agree(world, result.skipped and scale == START / 2, f"{result}, scale {scale}")
     agree(world, all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)), "weights changed in a skipped step")
-    actor.gradients.start = reduce
+    actor.gradients.reduce = reduce
     result = actor.run_step(2, actor.cut(rows), 1e-2)
     agree(world, not result.skipped and actor.loss_scale.value == scale, f"{result}")
     agree(world, not all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)), "training didn't go on")

@@ -59,7 +59,7 @@ def train(world, config, prepare=lambda actor: None, num_steps=2):
         results.append(actor.run_step(step, [Microbatch(*pair) for pair in cut], 1e-2))
     weights = {piece.spec.name: piece.weight.clone() for piece in actor.gradients.counted}
     every = {name: w for part in world.allgather(weights) for name, w in part.items()}
-    predicted = list(actor.report.peak_in_flight)
+    predicted = list(plan.training.report.peak_in_flight)
     copies = _copies(actor, world)
     mesh.free()
     return [(r.loss, r.grad_norm) for r in results], every, (results[-1].peak_in_flight, predicted), copies
