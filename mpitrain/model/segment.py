@@ -39,7 +39,7 @@ class _Enter(torch.autograd.Function):
 class Tape:
     """What the backward of one segment leaves behind: gradients of vectors, and the factors of those of matrices.
 
-    selective: what norms, attention and the gated product make isn't kept, but made selective. Then the functions of these return how.
+    selective: what norms, attention and the gated product make isn't kept, but made again. Then the functions of these return how.
     """
 
     def __init__(self, selective: bool = False):
@@ -49,13 +49,13 @@ class Tape:
         self.attended: Attended | None = None  # of a sequence that is cut into segments
 
     def linears(
-        self, x: torch.Tensor, parameters: tuple[Parameter, ...], once_more: Again | None = None, narrow: bool = False
+        self, x: torch.Tensor, parameters: tuple[Parameter, ...], once_more: Again | None = None, fp8_products: bool = False
     ) -> tuple[torch.Tensor, ...]:
         """Return x @ parameter.T for each parameter; their gradients are deferred. once_more: makes x again, so that it needn't be kept.
 
-        narrow: multiply in fp8.
+        fp8_products: multiply in fp8.
         """
-        products = fp8.Products if narrow else linear.Products
+        products = fp8.Products if fp8_products else linear.Products
         return products.apply(x, parameters, self.deferred, once_more)
 
     def norm(self, x: torch.Tensor, parameter: Parameter, eps: float = 1e-5) -> torch.Tensor:
@@ -70,14 +70,14 @@ class Tape:
         return y, partial(selective.Norm.again, y.grad_fn) if self.selective else None
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, Again | None]:
-        """Return silu(gate) * up, and how to make it selective."""
+        """Return silu(gate) * up, and how to make it again."""
         if not self.selective:
             return functional.silu(gate) * up, None
         y = selective.Gated.apply(gate, up)
         return y, partial(selective.Gated.again, y.grad_fn)
 
     def attention(self, qkv: tuple[torch.Tensor, ...], visible: torch.Tensor | None) -> tuple[torch.Tensor, Again | None]:
-        """Return attention, heads side by side [B, T, H C], and how to make it selective."""
+        """Return attention, heads side by side [B, T, H C], and how to make it again."""
         if not self.selective:
             return side_by_side(selective.attention(*qkv, visible)), None
         y = selective.Attend.apply(*qkv, visible)
