@@ -3,14 +3,14 @@
 Parity with plain torch, memory, traffic, FLOPs and what it tells besides its output follow from what the layer declares.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 from conftest import agree
 
 from mpitrain.layout.layer import Family
-from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, residual_std, vector
+from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, product_flops, residual_std, vector
 
 WIDTH, UNITS, VOCAB, LAYERS, STEPS = 16, 24, 64, 3, 2
 SETTINGS = (
@@ -50,7 +50,7 @@ class BiasedUnit:
         return float(3 * self.units * self.width)
 
     def flops(self, sequence):
-        return 6.0 * 3 * self.units * self.width
+        return product_flops(self.parameters())
 
     def kept(self, sizes, segment):
         return sizes.normed(self.width, sizes.factor) + sizes.positions * (2 * sizes.itemsize + sizes.factor) * self.units // sizes.tp
@@ -196,6 +196,11 @@ def test_its_flops_and_its_stages_follow():
     assert [len(stage.blocks) for stage in plan_with(2, "pp=2").stages] == [3, 2]  # the head is work too
     cut = plan_with(2, "pp=2", "pipeline.stages=[2,1]")
     assert cut.stages[1].specs()[0][0].name == "blocks.2.unit.norm.weight"
+
+
+def test_flops_are_of_the_share_of_a_matrix_that_a_token_meets():
+    one_of_four = replace(matrix("expert.up.weight", UNITS, WIDTH, ROWS), active=0.25)
+    assert product_flops([one_of_four, vector("norm.weight", WIDTH)]) == 6 * UNITS * WIDTH / 4
 
 
 def test_a_stage_ends_behind_a_whole_layer():

@@ -1,6 +1,7 @@
 """A parameter, whole or the box of it that a rank holds. Integers and names only."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mpitrain.comm.grid import split
@@ -90,6 +91,11 @@ def matrix(
 ) -> Spec:
     """Return a matrix, of which tensor parallelism divides one dim."""
     return Spec(name, (rows, columns), std, divided=divided, pieces=pieces, group=group, tied=tied)
+
+
+def product_flops(specs: Iterable[Spec]) -> float:
+    """Return the FLOPs of a token, forward and backward, in products with its active share of the matrices between layers."""
+    return 6.0 * sum(spec.numel * spec.active for spec in specs if spec.group == "matrix")
 
 
 def residual_std(depth: int) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.layout.layer import Sizes
-from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, residual_std, vector
+from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, product_flops, residual_std, vector
 
 if TYPE_CHECKING:
     from mpitrain.model.site import Site
@@ -54,7 +54,7 @@ class Attention:
 
     def flops(self, sequence: int) -> float:
         """Half of the scores are masked."""
-        return 6.0 * sum(spec.numel for spec in self.parameters() if len(spec.shape) > 1) + 6.0 * sequence * self.width
+        return product_flops(self.parameters()) + 6.0 * sequence * self.width
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         """On a GPU attention's result is there only once, but with fp8, where its copy side by side is another."""

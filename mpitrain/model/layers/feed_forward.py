@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.layout.layer import Sizes
-from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, residual_std, vector
+from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, product_flops, residual_std, vector
 
 if TYPE_CHECKING:
     from mpitrain.model.site import Site
@@ -43,7 +43,7 @@ class FeedForward:
         return float(sum(spec.numel for spec in self.parameters()))
 
     def flops(self, sequence: int) -> float:
-        return 6.0 * sum(spec.numel for spec in self.parameters() if len(spec.shape) > 1)
+        return product_flops(self.parameters())
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         of_unit = 2 * sizes.itemsize if sizes.selective else 3 * sizes.itemsize + sizes.factor

@@ -5,6 +5,7 @@ kv [2, B, K, S, C], so that they travel as one message.
 """
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +14,16 @@ from mpitrain.parallel.context.flash import attend, attend_backward
 from mpitrain.parallel.precision import wide
 
 Poll = Callable[[], None]  # called after each tile: messages move on only when somebody enters MPI
+
+
+class Saved(NamedTuple):
+    """What the backward needs; all of it is here. kv: of this rank's positions (ring), or of the whole sequence (all_gather)."""
+
+    q: torch.Tensor
+    kv: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    documents: torch.Tensor | None
 
 
 def documents_at(documents_BT: torch.Tensor | None, placement: Placement, rank: int) -> torch.Tensor | None:

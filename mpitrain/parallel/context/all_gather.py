@@ -7,25 +7,13 @@ One large message instead of many; in exchange each rank holds the keys and valu
 small. They are kept for the backward, which therefore gathers nothing. Placement zigzag: every rank has the same work.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, reduce_scatter
 from mpitrain.layout.sequence import Placement
-from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, documents_at
+from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Saved, documents_at
 from mpitrain.parallel.precision import wide
-
-
-class Saved(NamedTuple):
-    """What the backward needs; kv of the whole sequence, by position."""
-
-    q: torch.Tensor
-    kv: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
-    documents: torch.Tensor | None
 
 
 class Gather:

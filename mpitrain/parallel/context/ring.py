@@ -11,25 +11,13 @@ Keys and values reach rank r in turn n from rank r-n. Their gradients hop one tu
 hop, home, travels during the second half of the own keys' work. With zigzag placement all ranks have the same work in every turn.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import shift
 from mpitrain.layout.sequence import Placement
-from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, documents_at
+from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Saved, documents_at
 from mpitrain.parallel.precision import wide
-
-
-class Saved(NamedTuple):
-    """What the backward of a ring needs: all of it local."""
-
-    q: torch.Tensor
-    kv: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
-    documents: torch.Tensor | None
 
 
 class Ring:
