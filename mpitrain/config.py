@@ -62,6 +62,35 @@ class Model(Table):
     tied: bool | None = None
 
 
+class Attention(Table):
+    """What a family's attention has besides heads; 0 and absent: as the preset, or the family, says."""
+
+    head_width: Length = 0  # else model.width / model.heads
+
+
+class Experts(Table):
+    """Of families with experts; 0, "" and absent: as the preset, or the family, says."""
+
+    count: Annotated[int, Meta(ge=0, le=2**16)] = 0
+    active: Annotated[int, Meta(ge=0, le=2**10)] = 0  # experts that a token is sent to
+    shared: Annotated[int, Meta(ge=0, le=2**10)] | None = None  # experts that every token meets besides
+    width: Length = 0  # hidden units of an expert
+    score: Literal["", "softmax", "sigmoid"] = ""  # what the router makes of its logits
+    normalised: bool | None = None  # the weights of a token's experts add up to 1, before `scale`
+    scale: Annotated[float, Meta(gt=0)] | None = None  # factor of these weights
+    groups: CountOrNone = 0  # groups of experts, of which `groups_active` are open to a token: on few nodes then
+    groups_active: CountOrNone = 0
+    first: CountOrNone | None = None  # blocks at the beginning that have no experts, but model.ffn
+    every: CountOrNone = 0  # of those that follow, each every-th has experts
+    balance: Literal["", "none", "microbatch", "sequence", "global", "bias"] = ""  # how experts come to have equal loads:
+    # by a loss over microbatches, sequences or the step before; or by a bias of the scores that choose, without a loss
+    balance_weight: Annotated[float, Meta(ge=0)] | None = None  # of that loss; with bias, of one over sequences besides
+    bias_rate: Annotated[float, Meta(gt=0)] | None = None  # bias: how far it moves in a step
+    z_weight: Annotated[float, Meta(ge=0)] | None = None  # of the router's z-loss
+    capacity: Annotated[float, Meta(ge=0)] = 0.0  # tokens that an expert takes of a rank's microbatch, over the mean; 0: all
+    buffer: Annotated[float, Meta(gt=0)] = 2.0  # rows that a rank receives at once, over the mean; what is more comes in rounds
+
+
 class Data(Table):
     source: Literal["python-stdlib", "text", "jsonl"] = "python-stdlib"
     path: str = ""
@@ -83,6 +112,8 @@ class Parallel(Table):
     sequence: bool = True  # with tp: activations between blocks are divided along the sequence
     async_tp: bool = False  # with tp: blocks compute chunk by chunk while the other chunks travel
     cp: Count = 1  # ranks that a sequence is spread over
+    ep: Count = 1  # ranks that the experts of a block are spread over: of the ranks of tp, cp and dp, taken together
+    etp: Count = 1  # ranks that divide each expert, of the same
     context: Literal["zigzag", "ring", "gather", "ulysses"] = "zigzag"  # how its parts attend to one another
     zero: Annotated[int, Meta(ge=0, le=3)] | None = None  # divided over data ranks: 1 optimiser, 2 and gradients, 3 and weights;
     # absent: 1 where there is more than one data rank: the same bits as 0, sent in halves that both overlap with computation
@@ -151,6 +182,8 @@ class Comm(Table):
 class Config(Table):
     run: Run = Run()
     model: Model = Model()
+    attention: Attention = Attention()
+    experts: Experts = Experts()
     data: Data = Data()
     batch: Batch = Batch()
     parallel: Parallel = Parallel()
@@ -180,8 +213,13 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {  # the keys that each has, and their v
 
 FIRST_FAMILY = "llama"  # of presets that say nothing else; runs made before there was a choice are of it, too
 
+_ALL_ALIKE = dict(shared=0, groups=1, groups_active=1, first=0, every=1, z_weight=0.0)
+EXPERTS: dict[str, dict[str, Any]] = {  # of families that have some, where neither the preset nor the configuration says otherwise
+    "mixtral": dict(_ALL_ALIKE, count=8, active=2, score="softmax", normalised=True, scale=1.0, balance="microbatch"),
+}
+
 # What makes two runs the same computation; the rest (layout, transport, length, where it is kept) may change when a run goes on.
-IDENTITY = ("run.seed", "model", "data", "batch", "precision", "optimizer", "schedule")
+IDENTITY = ("run.seed", "model", "attention", "experts", "data", "batch", "precision", "optimizer", "schedule")
 
 
 # ---------------------------------------------------------------- reading
@@ -328,6 +366,7 @@ def to_toml(config: Config) -> str:
 def identity(config: Config) -> dict[str, Any]:
     """Return the keys that define the computation: a run may only go on if they are unchanged."""
     found = {key: value for key, value in flatten(config).items() if key in IDENTITY or key.split(".")[0] in IDENTITY}
+    del found["experts.buffer"]  # the same result, in more rounds or in fewer
     return {**found, "model.family": found["model.family"] or FIRST_FAMILY}
 
 

@@ -89,9 +89,10 @@ class BiasedUnit:
         return site.residual(Unit(), own["unit.norm.weight"])
 
 
-def biased(model):
+def biased(config):
     from mpitrain.model.layers.embedding_and_head import Embedding, Head
 
+    model = config.model
     ends = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
     return Family(next(ends), model.layers * ((BiasedUnit(model.width, model.ffn, model.layers),),), next(ends))
 

@@ -2,12 +2,14 @@
 
 import difflib
 import json
+from typing import Any
 
 import msgspec
 
 from mpitrain.config import FIRST_FAMILY, OPTIMIZERS, PRESETS, Batch, Config, Memory, Model, Optimizer, Parallel, Pipeline
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
+from mpitrain.layout.experts import refuse_unfolded, resolve_experts
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.sequence import placement_of
 from mpitrain.schedules.catalog import chunks_of
@@ -17,10 +19,13 @@ from mpitrain.schedules.seq1f1b import SEGMENTS
 
 def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> Config:
     """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and check that it fits together."""
-    model = _model(config.model, vocab)
+    preset = _preset(config.model)
+    model = _model(config.model, preset, vocab)
+    experts = resolve_experts(config, model, preset.get("experts", {}))
     parallel, batch = _layout(config, model.layers, num_ranks)
     pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
     _refuse_undivided(model, config.data.sequence, parallel)
+    refuse_unfolded(model, experts, parallel, config)
     _refuse_unsharded(parallel)
     if config.precision.compute == "fp8":
         refuse_odd_sides(model, config.data.sequence, batch.micro, parallel)
@@ -28,7 +33,9 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> C
     _refuse_irreproducible(config, parallel)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel, pipeline, model.layers)
     optimizer = _optimizer(config.optimizer)
-    return msgspec.structs.replace(config, model=model, parallel=parallel, batch=batch, pipeline=pipeline, optimizer=optimizer)
+    return msgspec.structs.replace(
+        config, model=model, experts=experts, parallel=parallel, batch=batch, pipeline=pipeline, optimizer=optimizer
+    )
 
 
 def on_one_rank(config: Config) -> Config:
@@ -135,14 +142,20 @@ def _pipeline(pipeline: Pipeline, parallel: Parallel, layers: int, num_nodes: in
     return msgspec.structs.replace(pipeline, chunks=chunks, tail=tail)
 
 
-def _model(model: Model, vocab: int) -> Model:
+def _preset(model: Model) -> dict[str, Any]:
+    """Return the keys of a preset: those of the model, and of the tables that are about parts of it."""
     if model.preset not in PRESETS:
         near = difflib.get_close_matches(model.preset, PRESETS, 1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(PRESETS)}"
         raise ConfigError(f"model.preset = {shown(repr(model.preset))}; {hint}")
+    return PRESETS[model.preset]
+
+
+def _model(model: Model, preset: dict[str, Any], vocab: int) -> Model:
     values = {f: getattr(model, f) for f in model.__struct_fields__}
     given = {f: value for f, value in values.items() if value is False or value not in (0, "", None)}  # False == 0, but it is an answer
-    model = Model(**{"family": FIRST_FAMILY, "vocab": vocab, **PRESETS[model.preset], **given})
+    own = {key: value for key, value in preset.items() if key in Model.__struct_fields__}
+    model = Model(**{"family": FIRST_FAMILY, "vocab": vocab, **own, **given})
     if model.vocab < vocab:
         raise ConfigError(f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens; raise model.vocab or leave it out")
     if model.width % model.heads:

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from difflib import get_close_matches
 
-from mpitrain.config import Config, Model
+from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.layout.layer import Family
 from mpitrain.layout.plan import Plan
 from mpitrain.model.families.llama import llama
 
-FAMILIES: dict[str, Callable[[Model], Family]] = {
+FAMILIES: dict[str, Callable[[Config], Family]] = {
     "llama": llama,
 }
 
@@ -21,4 +21,4 @@ def plan_of(config: Config) -> Plan:
     if name not in FAMILIES:
         near = get_close_matches(name, FAMILIES, 1)
         raise ConfigError(f"model.family = {shown(repr(name))}; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(FAMILIES)}")
-    return Plan(config, FAMILIES[name](config.model))
+    return Plan(config, FAMILIES[name](config))
