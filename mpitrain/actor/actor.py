@@ -107,7 +107,7 @@ class Actor:
         self.table, self.training, self.evaluation = plan.table, *(each.ranks[self.pp.rank] for each in (plan.training, plan.evaluation))
         self.shardings = shardings_of(config, mesh)
         self.loss_scale = LossScale(config.precision)
-        self.site = Site(plan, device, self.tp, self.cp)
+        self.site = Site(plan, device, self.tp, self.cp, mesh["experts"], mesh["tokens"])
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
         reserve(self.shardings, needed_by(plan, self.pp.rank), self.site.dtype, device)
@@ -265,8 +265,8 @@ class Actor:
 
     def _forward_walk(self, action: Action, work: _Work) -> Walk:
         _, m, stage, part = action
-        hear = partial(self._hear, work=work)
-        walk = self.stages[stage].forward(m, work.inputs.pop((stage, m), None), self._microbatch(stage, m, work), part, hear)
+        hear, x = partial(self._hear, work=work), work.inputs.pop((stage, m), None)
+        walk = self.stages[stage].forward(m, x, self._microbatch(stage, m, work), part, hear, self.loss_scale.value)
         if torch.is_grad_enabled() and not part:
             held = 1 + sum(stage.num_stashes for stage in self.stages.values())
             work.peak_in_flight = max(work.peak_in_flight, held)
@@ -339,7 +339,7 @@ class Actor:
 
     def _norm(self, action: Action, work: _Work) -> None:
         self.gradients.wait()
-        parts = self._totals(work, self.measure.squares(piece.grad for piece in self.gradients.counted))
+        parts = self._totals(work, self.measure.squares(piece.grad for piece in self.gradients.counted if piece.spec.trained))
         total, result = self.measure.total(parts), work.result
         result.num_tokens, count = int(total.count), total.count or math.nan  # no target, no mean: nothing to learn, the step is skipped
         result.loss, result.grad_norm = math.fsum(total.loss) / count, norm(total.squares) / (count * self.loss_scale.value)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.layout.memory import Usage
-from mpitrain.optim.offload import Offloaded
 from mpitrain.parallel.zero.shards import Gradient, Weights
 
 
@@ -16,7 +15,7 @@ def measure(actor: Actor, watch: Watch) -> Usage:
     moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
     lent = sum(pool.num_bytes for sharding in actor.shardings.values() for pool in (sharding.weights, sharding.gradients))
     host = sum(stage.shelves.host.num_bytes for stage in actor.stages.values() if stage.shelves is not None)
-    if isinstance(actor.optimizer, Offloaded):
+    if actor.config.memory.offload in ("optimizer", "all"):
         host += moments + actor.optimizer.num_bytes + sum(w.host_bytes for w in weights)
         return Usage(_kept(weights), _kept(gradients), 0, lent, watch.peak, host)
     masters = sum(w.master.nbytes for w in weights if w.master is not w.shard)

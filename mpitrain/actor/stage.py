@@ -29,7 +29,8 @@ def assemble(
 
     embedding: the tied one's weights, if another stage of this rank has them.  build: makes what computes.
     """
-    state = StageState(plan, plan.shard(site.tp.rank if site.tp else 0), site.device, shardings, embedding)
+    shard = plan.shard(*(axis.rank if axis else 0 for axis in (site.tp, site.experts)))
+    state = StageState(plan, shard, site.device, shardings, embedding)
     blocks = build(plan, state.by_block, site)
     offloaded = plan.config.memory.offload in ("activations", "all")
     return Stage(plan, blocks, state, Contexts(site), Shelves(site.device, site.constants()) if offloaded else None)
@@ -56,15 +57,16 @@ class Stage:
         microbatch: Microbatch,
         part: int | None = None,
         tell: Callable[[str, torch.Tensor], None] = ignored,
+        scale: float = 1.0,
     ) -> Walk:
         """Run microbatch `index` through the stage, or one part of it (counted from the first block); return the output.
 
         That is [B, T, D], of the last stage the loss, without targets the logits. Without gradients enabled nothing is stashed.
-        tell: takes what layers make besides their outputs.
+        tell: takes what layers make besides their outputs.  scale: of the loss.
         """
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index] if index in self.stashes and parts[0] else []
-        context = self._under_way.pop(index, None) or replace(self.contexts.of(index, microbatch), tell=tell)
+        context = self._under_way.pop(index, None) or replace(self.contexts.of(index, microbatch), tell=tell, scale=scale)
         for number in parts:
             number = len(self.parts) - 1 - number
             yield from self._arrive(number)

@@ -9,6 +9,9 @@
     shard, replicate   of data: neighbours that divide the state among them; those that have the same part of it
     kv                 neighbours in tp that have the same key-value heads
     matrix             ranks that have parts of the same matrices: shard x tp, tp slowest
+    tokens             ranks with parts of the same sequences: tp x cp
+    experts            ranks over which the experts of a block are spread: etp x ep of the ranks of tp x cp x dp (layout/experts.py)
+    expert_shard, expert_replicate, expert_matrix      for experts what shard, replicate and matrix are for the rest
 """
 
 from collections.abc import Sequence
@@ -18,6 +21,7 @@ from mpitrain.comm.carried import NOTHING, Carried, carried
 from mpitrain.comm.grid import Grid
 from mpitrain.config import Config
 from mpitrain.layout.domains import DENSE, DOMAINS
+from mpitrain.layout.parameters import EXPERT
 from mpitrain.schedules.table import Table
 
 TOTALS, TOLD = 1024, 320  # bytes that a rank tells all others at the end of a step, or less, and more for each number that layers tell
@@ -27,8 +31,11 @@ CARRIED = {  # what an axis shared by several ranks carries; `data` and `model` 
     "tied": carried("all_reduce"),
     "mirror": carried("all_reduce"),
     "kv": carried("all_reduce"),
+    "tokens": carried("all_reduce"),
+    "experts": carried("all_gather", "all_to_all_v"),
 }
 OF_DOMAIN = carried("reduce_scatter", "all_gather"), carried("all_reduce"), carried("all_to_all_v")  # shard, replicate, matrix
+OF_EXPERTS = "tokens", "experts", *DOMAINS[EXPERT][:3]
 ATTENTION = {
     "zigzag": carried("shift"),
     "ring": carried("shift"),
@@ -44,6 +51,7 @@ class Axes:
     divided: ranks that divide the state among them.  repeats: neighbours in tp with the same key-value heads.  ends: pipeline ranks
     with a copy of the tied embedding.  mirrored: there are two copies of the model.  matrices: parts of matrices are exchanged.
     context: the kind of attention over cp.  num_told: numbers that layers make besides their outputs (actor/step_totals.py).
+    folded: ep, etp, and ranks that divide the state of experts among them; None: there are no experts.
     """
 
     grid: Grid
@@ -54,6 +62,7 @@ class Axes:
     matrices: bool
     context: str
     num_told: int = 0
+    folded: tuple[int, int, int] | None = None
 
     def of(self, rank: int) -> dict[str, Sequence[int]]:
         """Return the ranks of each axis that `rank` is on, itself included, in the order of the axis."""
@@ -72,7 +81,20 @@ class Axes:
             "replicate": data[part :: self.divided],
             "kv": range(kv, kv + self.repeats),
             "matrix": tuple(other - at["tp"] + i for i in range(degrees["tp"]) for other in shard) if self.matrices else (rank,),
-        }
+        } | self._of_experts(rank)
+
+    def _of_experts(self, rank: int) -> dict[str, Sequence[int]]:
+        if self.folded is None:
+            return dict.fromkeys(OF_EXPERTS, (rank,))
+        (ep, etp, divided), stride = self.folded, self.grid.size // self.grid.degrees["pp"]
+        begin, inside = rank // stride * stride, ep * etp
+        group = begin + (rank - begin) // inside * inside
+        alike = range(begin + (rank - begin) % inside, begin + stride, inside)
+        part = (rank - begin) // inside
+        shard = alike[part // divided * divided :][:divided]
+        matrix = tuple(other - rank % etp + i for i in range(etp) for other in shard) if self.matrices else (rank,)
+        every = self.grid.group(rank, "tp", "cp"), range(group, group + inside), shard, alike[part % divided :: divided], matrix
+        return dict(zip(OF_EXPERTS, every))
 
     def _along_pp(self, rank: int, pp: int, others: Sequence[int]) -> tuple[int, ...]:
         """Return the ranks at other pipeline ranks, if the own one, `pp`, is among them; else `rank` alone."""
@@ -97,12 +119,16 @@ class Axes:
             "kv": self.repeats,
             "matrix": tp * self.divided if self.matrices else 1,
         }
+        if self.folded is not None:
+            ep, etp, shards = self.folded
+            of_experts = tp * cp, ep * etp, shards, tp * cp * dp // (ep * etp * shards), etp * shards if self.matrices else 1
+            sizes |= dict(zip(OF_EXPERTS, of_experts))
         totals = {name: carried("all_gather", most_bytes=(TOTALS + TOLD * self.num_told) * sizes[name]) for name in ("data", "model")}
         found = CARRIED | totals | {"cp": ATTENTION[self.context]}
         for domain in DOMAINS.values():
             for name, more in zip(domain, OF_DOMAIN):
                 found[name] = found.get(name, NOTHING).beside(more)
-        return {name: found.get(name, NOTHING) if size > 1 else NOTHING for name, size in sizes.items()}
+        return {name: found.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING for name in (*sizes, *OF_EXPERTS)}
 
 
 def axes_of(config: Config, table: Table, num_told: int = 0) -> Axes:
@@ -118,4 +144,5 @@ def axes_of(config: Config, table: Table, num_told: int = 0) -> Axes:
         matrices=config.optimizer.name == "muon",
         context=parallel.context,
         num_told=num_told,
+        folded=(parallel.ep, parallel.etp, DOMAINS[EXPERT].num_shards(config)) if config.experts.count else None,
     )

@@ -80,7 +80,8 @@ def refuse_unfolded(model: Model, experts: Experts, parallel: Parallel, config: 
         what = f"parallel.ep x parallel.etp = {ep} x {etp} doesn't divide {dense}, over which experts are folded"
         raise ConfigError(f"{what}; use {_fitting(experts.count, ranks, etp)}")
     if experts.count % ep:
-        raise ConfigError(f"experts.count = {experts.count} doesn't divide over parallel.ep = {ep}; use {_fitting(experts.count, ranks, etp)}")
+        fitting = _fitting(experts.count, ranks, etp)
+        raise ConfigError(f"experts.count = {experts.count} doesn't divide over parallel.ep = {ep}; use {fitting}")
     if experts.width % etp:
         raise ConfigError(f"experts.width = {experts.width} doesn't divide over parallel.etp = {etp}; use an etp that divides it")
     if parallel.tp > 1 and not parallel.sequence:
@@ -117,3 +118,11 @@ def rows_at_once(config: Config, experts: Experts, parallel: Parallel, segments:
     """Return how many rows of experts' inputs a rank holds at once: `buffer` times what comes to it when all experts have equal loads."""
     balanced = config.batch.micro * positions(config, parallel) // segments * experts.active * parallel.etp
     return math.floor(experts.buffer * balanced + 1e-9)
+
+
+def most_rows(config: Config, segments: int = 1) -> int:
+    """Return how many rows of a microbatch can come to a rank at once: as many as it holds, if there can be so many."""
+    experts, parallel = config.experts, config.parallel
+    sent = config.batch.micro * positions(config, parallel) // segments
+    all_here = sent * parallel.ep * parallel.etp * min(experts.active, experts.count // parallel.ep)
+    return min(rows_at_once(config, experts, parallel, segments), all_here)

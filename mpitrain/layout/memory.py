@@ -16,7 +16,7 @@ from typing import NamedTuple
 from mpitrain.config import Config, Optimizer
 from mpitrain.layout.activations import Activations
 from mpitrain.layout.buffers_needed import needed_by
-from mpitrain.layout.domains import DOMAINS
+from mpitrain.layout.domains import domains_of
 from mpitrain.layout.held import HeldBucket, held_by
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
@@ -75,7 +75,7 @@ def _usage(plan: Plan, rank: int, shards: Mapping[str, int] | None) -> Usage:
 def _updated_at_most(config: Config, owned: Sequence[HeldBucket], shards: Mapping[str, int] | None, offloaded: bool) -> tuple[int, int]:
     """Return `_updated` of all domains together, each with the given shard or with the one that is most."""
     total = [0, 0]
-    for name, domain in DOMAINS.items():
+    for name, domain in domains_of(config).items():
         buckets = [bucket for bucket in owned if bucket.plan.domain == name]
         candidates = range(domain.num_shards(config)) if shards is None else (shards[name],)
         most = max((_updated(config, buckets, each) for each in candidates), key=sum if offloaded else None)
@@ -86,13 +86,15 @@ def _updated_at_most(config: Config, owned: Sequence[HeldBucket], shards: Mappin
 def _updated(config: Config, buckets: Sequence[HeldBucket], shard: int) -> tuple[int, int]:
     """Return the bytes of what is updated in a shard of the buckets, without padding: moments, and gradients on the host."""
     _, wide = itemsizes_of(config)
-    runs = [(spec, end - begin) for bucket in buckets for spec, begin, end in bucket.weights.layout.runs(shard)]
+    runs = [(spec, end - begin) for bucket in buckets for spec, begin, end in bucket.weights.layout.runs(shard) if spec.trained]
     kept = sum(count * num_moments(config.optimizer, spec.group) for spec, count in runs)
     return kept * (2 if config.optimizer.moments == "bf16" else wide), sum(count for _, count in runs) * wide
 
 
 def num_moments(optimizer: Optimizer, group: str) -> int:
     """Return how many numbers an optimiser keeps of one number of a parameter of a group (Spec.group)."""
+    if group in ("load", "bias"):
+        return 0
     if optimizer.name == "sgd":
         return 1 if optimizer.momentum else 0
     return 1 if optimizer.name == "muon" and group == "matrix" else 2

@@ -9,6 +9,7 @@ from mpitrain.config import Config
 
 ROWS, COLUMNS = 0, 1  # dims of a matrix [outputs, inputs]
 STD = 0.02
+EXPERT = "expert"  # the domain of experts, and dim 0 of their parameters
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,10 @@ class Spec:
 
     std: of its normal distribution at first; 0: `constant` everywhere.  divided: the dim that tensor parallelism divides; None: every
     rank has all of it.  pieces: into how many it can be divided, 0 for any number; with more ranks than that each piece is repeated on
-    neighbours.  domain: of the ranks that divide and sum it.  group: of the optimiser: `matrix` between layers, `table` with a row for
-    each token, `vector`; vectors don't decay.  active: the share of it that a token meets.  tied: both ends of the model use it.
+    neighbours.  domain: of the ranks that divide and sum it; in that of experts dim 0 numbers these and is divided by expert
+    parallelism, and `divided` is another dim.  group: of the optimiser: `matrix` between layers, `table` with a row for each token,
+    `vector`; vectors don't decay.  `load` and `bias` aren't trained (optim/balance.py).  active: the share of it that a token meets.
+    tied: both ends of the model use it.
 
     whole, offset: shape of the logical parameter, and where the box lies in it.
     copies: ranks of the tensor-parallel axis that hold this same box; copy: which of them this is.
@@ -46,6 +49,11 @@ class Spec:
         return math.prod(self.shape)
 
     @property
+    def trained(self) -> bool:
+        """Whether the optimiser steps along its gradient."""
+        return self.group not in ("load", "bias")
+
+    @property
     def partial(self) -> bool:
         """Whether each copy has only part of the gradient."""
         return self.over is not None
@@ -56,6 +64,8 @@ class Spec:
     def on(self, shard: "Shard") -> "Spec":
         """Return the box that one rank of the tensor-parallel axis holds."""
         spec = replace(self, whole=self.shape, offset=(0,) * len(self.shape))
+        if self.domain == EXPERT:
+            return spec._part(0, *shard.experts)._part(self.divided, *shard.hidden)
         if self.divided is None:
             over = "tp" if shard.sequence and shard.size > 1 else None  # each rank has seen some positions only
             return replace(spec, copies=shard.size, copy=shard.rank, over=over)
@@ -68,14 +78,24 @@ class Spec:
         over = None if copies == 1 else "tp" if copies == shard.size else "kv"  # each copy serves other heads
         return replace(spec, shape=tuple(shape), offset=tuple(offset), copies=copies, copy=shard.rank % copies, over=over)
 
+    def _part(self, dim: int, rank: int, size: int) -> "Spec":
+        length, shape, offset = self.shape[dim] // size, list(self.shape), list(self.offset)
+        shape[dim], offset[dim] = length, rank * length
+        return replace(self, shape=tuple(shape), offset=tuple(offset))
+
 
 @dataclass(frozen=True)
 class Shard:
-    """Rank `rank` of `size` of the tensor-parallel axis; `sequence`: activations between blocks are divided over it too."""
+    """Rank `rank` of `size` of the tensor-parallel axis; `sequence`: activations between blocks are divided over it too.
+
+    experts, hidden: which part of the experts, and of each of them, and of how many.
+    """
 
     rank: int = 0
     size: int = 1
     sequence: bool = False
+    experts: tuple[int, int] = (0, 1)
+    hidden: tuple[int, int] = (0, 1)
 
 
 WHOLE = Shard()
@@ -91,6 +111,11 @@ def matrix(
 ) -> Spec:
     """Return a matrix, of which tensor parallelism divides one dim."""
     return Spec(name, (rows, columns), std, divided=divided, pieces=pieces, group=group, tied=tied)
+
+
+def stack(name: str, experts: int, rows: int, columns: int, divided: int, *, std: float = STD, active: float) -> Spec:
+    """Return a matrix for each expert, of which expert tensor parallelism divides one dim. active: share of them that a token meets."""
+    return Spec(name, (experts, rows, columns), std, divided=1 + divided, domain=EXPERT, group="matrix", active=active)
 
 
 def product_flops(specs: Iterable[Spec]) -> float:

@@ -1,7 +1,7 @@
 """Which layers each stage of a model has, and which of its blocks are computed again, reduced and fetched together. Integers only."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 
@@ -29,9 +29,12 @@ class StagePlan:
     blocks: tuple[tuple[Placed, ...], ...]
     copies: int = 1
 
-    def shard(self, rank: int) -> Shard:
-        """Return what rank `rank` of the tensor-parallel axis has."""
-        return Shard(rank, self.config.parallel.tp, self.config.parallel.sequence) if self.config.parallel.tp > 1 else WHOLE
+    def shard(self, rank: int, expert_rank: int = 0) -> Shard:
+        """Return what rank `rank` of the tensor-parallel axis has, `expert_rank` being its rank on the axis `experts`."""
+        parallel = self.config.parallel
+        dense = Shard(rank, parallel.tp, parallel.sequence) if parallel.tp > 1 else WHOLE
+        part, hidden = divmod(expert_rank, parallel.etp)
+        return replace(dense, experts=(part, parallel.ep), hidden=(hidden, parallel.etp))
 
     def specs(self, shard: Shard = WHOLE) -> list[list[Spec]]:
         """Return the parameters of each block."""
@@ -57,7 +60,7 @@ class StagePlan:
     def parts(self) -> list[range]:
         """From the last block to the first; the same on all ranks."""
         joined = {block for group in self.groups for block in group[1:]}  # each with the block before it
-        return parts_of(self.config, self.specs(Shard(0, self.config.parallel.tp)), joined)
+        return parts_of(self.config, self.specs(self.shard(0)), joined)
 
     def buckets(self, shard: Shard = WHOLE) -> list[Bucket]:
         """Return what is stored, reduced and fetched together."""

@@ -19,17 +19,23 @@ SEQUENCE = 1  # dim of activations [B, T, D]
 
 @dataclass
 class Site:
-    """tp, cp: the axes, or None where all of each layer, or of the sequence, is here. rotaries: by width of a head."""
+    """tp, cp: the axes, or None where all of each layer, or of the sequence, is here. rotaries: by width of a head.
+
+    experts, tokens: the axes of the experts and of the same sequences, or None where all are here.
+    """
 
     plan: Plan
     device: torch.device
     tp: Axis | None = None
     cp: Axis | None = None
+    experts: Axis | None = None
+    tokens: Axis | None = None
     rotaries: dict[int, Rotary] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tp = self.tp if self.tp is not None and self.tp.size > 1 else None
-        self.cp = self.cp if self.cp is not None and self.cp.size > 1 else None
+        for name in ("tp", "cp", "experts", "tokens"):
+            axis = getattr(self, name)
+            setattr(self, name, axis if axis is not None and axis.size > 1 else None)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -8,9 +8,10 @@ import torch
 
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
-from mpitrain.layout.domains import DOMAINS
+from mpitrain.layout.domains import domains_of
 from mpitrain.layout.stages import StagePlan
 from mpitrain.optim.adamw import AdamW
+from mpitrain.optim.balance import Balanced
 from mpitrain.optim.matrices import deal, holdings
 from mpitrain.optim.muon import Muon
 from mpitrain.optim.offload import Offloaded
@@ -42,10 +43,13 @@ def optimizer_of(
     stages: of the model, those of this rank.  mesh: has, for each domain, the axis of the ranks that have parts of one matrix.
     like: of the type and in the memory of the weights; a rank can have no piece.  device: of the gradients.
     """
+    trained, counted = ([piece for piece in pieces if piece.spec.trained == each] for each in (True, False))
     make = partial(_of_pieces, config, stages, mesh, like, device)
     if config.memory.offload in ("optimizer", "all"):
-        return Offloaded(pieces, device, make, whole=config.optimizer.name == "muon")
-    return make(pieces)
+        optimizer = Offloaded(trained, device, make, whole=config.optimizer.name == "muon")
+    else:
+        optimizer = make(trained)
+    return Balanced(optimizer, counted, config.experts.bias_rate or 0.0) if config.experts.count else optimizer
 
 
 def _of_pieces(
@@ -57,7 +61,7 @@ def _of_pieces(
     if settings.name == "sgd":
         return SGD(settings, pieces, seed)
     rounds = []
-    for name, domain in DOMAINS.items():
+    for name, domain in domains_of(config).items():
         axis = mesh[domain.matrix]
         rounds += deal(holdings(config, stages, axis.size // config.parallel.tp, name), axis, like)
     return Muon(settings, pieces, seed, rounds, device)

@@ -56,6 +56,7 @@ class Context:
     start, segment: the first position of what is here, and its number, if sequences are cut.  history: by attention the keys and values
     of the segments before (model/sequence_history.py).  visible: what attention adds to its scores, if causality isn't all there is to
     it.  keeping: what is kept for the backward, and where.  tell: takes numbers that a layer makes besides its output, by their names.
+    scale: what the loss is multiplied by, for layers that have one of their own.
     """
 
     microbatch: Microbatch = Microbatch()
@@ -65,3 +66,4 @@ class Context:
     visible: torch.Tensor | None = None
     keeping: Keeping = field(default=KeepAll())
     tell: Callable[[str, torch.Tensor], None] = ignored
+    scale: float = 1.0

@@ -9,9 +9,11 @@ from mpitrain.inputs import shown
 from mpitrain.layout.layer import Family
 from mpitrain.layout.plan import Plan
 from mpitrain.model.families.llama import llama
+from mpitrain.model.families.mixtral import mixtral
 
 FAMILIES: dict[str, Callable[[Config], Family]] = {
     "llama": llama,
+    "mixtral": mixtral,
 }
 
 

@@ -36,8 +36,14 @@ def initialise(parameters: Iterable[Parameter], seed: int) -> None:
 
 
 def _box(seed: int, spec: Spec) -> torch.Tensor:
-    """Return the initial values of the box that a spec is of its matrix: its rows are a run of elements, its columns are cut out."""
-    width = spec.whole[1]
-    begin = spec.offset[0] * width
-    rows = normal(seed, spec.name, begin, begin + spec.shape[0] * width, spec.std).view(spec.shape[0], width)
-    return rows[:, spec.offset[1] : spec.offset[1] + spec.shape[1]]
+    """Return the initial values of the box that a spec is of a matrix, or of a stack of some."""
+    height, width = spec.whole[-2:]
+    first, left = spec.offset[-2:]
+    stacked = range(spec.offset[0], spec.offset[0] + spec.shape[0]) if len(spec.whole) > 2 else range(1)
+    return torch.stack([_part(seed, spec, (number * height + first) * width, left) for number in stacked]).view(spec.shape)
+
+
+def _part(seed: int, spec: Spec, begin: int, left: int) -> torch.Tensor:
+    """Return the part of one matrix: its rows are a run of elements, its columns are cut out."""
+    (rows, columns), width = spec.shape[-2:], spec.whole[-1]
+    return normal(seed, spec.name, begin, begin + rows * width, spec.std).view(rows, width)[:, left : left + columns]

@@ -25,7 +25,7 @@ from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
 from mpitrain.layout.buckets import Layout
 from mpitrain.layout.buffers_needed import Needed
-from mpitrain.layout.domains import DOMAINS
+from mpitrain.layout.domains import domains_of
 from mpitrain.layout.parameters import Spec
 from mpitrain.parallel.precision import wide, wire_type
 from mpitrain.parallel.zero.host import on_host
@@ -70,7 +70,8 @@ def shardings_of(config: Config, mesh: Mesh) -> dict[str, Sharding]:
         "wire": wire_type(config.precision),
         "offload": config.memory.offload in ("optimizer", "all"),
     }
-    return {name: Sharding(config.parallel.zero, mesh[each.shard], mesh[each.replicate], **facts) for name, each in DOMAINS.items()}
+    domains = domains_of(config).items()
+    return {name: Sharding(config.parallel.zero, mesh[each.shard], mesh[each.replicate], **facts) for name, each in domains}
 
 
 def reserve(shardings: Mapping[str, Sharding], needed: Needed, dtype: torch.dtype, device: torch.device) -> None:

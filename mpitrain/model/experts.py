@@ -1,0 +1,294 @@
+"""What computes a mixture of experts: a router, an exchange in rounds, grouped products, and shared experts meanwhile.
+
+    forward     route | counts | send rows  |  shared experts  | experts | send back | add up
+    backward            send gradients      |  shared experts  | experts | send back | add up | route
+
+B sequences of a microbatch, n positions of them on this rank, D width, E experts, K of them for a token, R rows that have come here,
+F hidden units of an expert. A row is the token's activation, and behind it the weight that the router gives it: the expert weighs what
+it makes before its last product, so that nobody has to keep the results of all experts for the gradient of the weights.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from mpitrain.comm.axis import Axis
+from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all_v
+from mpitrain.comm.progress import Pending
+from mpitrain.layout.experts import rows_at_once
+from mpitrain.layout.traffic import Started, Traffic
+from mpitrain.model import router
+from mpitrain.model.feed_forward import FeedForward
+from mpitrain.model.grouped import GroupedProduct, grouped_product
+from mpitrain.model.layers.experts import Experts as Layer
+from mpitrain.model.segment import Norm
+from mpitrain.model.site import Site
+from mpitrain.parallel.expert.rounds import Round, Rounds
+from mpitrain.parallel.microbatch import Context
+from mpitrain.parallel.precision import wide
+from mpitrain.parallel.walk import Item, Later, Residual, Shape, Walk, WeightGradients
+from mpitrain.parallel.zero.parameters import Parameter
+
+
+def experts(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
+    """Return the items of the layer."""
+    return [Residual([Norm(own["ffn.norm.weight"]), Experts(layer, own, site)])]
+
+
+class Rows(NamedTuple):
+    """What has come to the experts of a rank, in their order: [R, D], and the weights [R, 1]; from this gate and up [R, F]."""
+
+    x: torch.Tensor
+    weights: torch.Tensor
+    gate: torch.Tensor
+    up: torch.Tensor
+    order: torch.Tensor
+    loads: list[int]
+
+
+class Saved(NamedTuple):
+    """What the backward needs of a microbatch. rounds: how its rows travelled.  rows: of the first round."""
+
+    x: torch.Tensor
+    chosen: router.Chosen
+    order: torch.Tensor
+    shares: torch.Tensor
+    rounds: Rounds
+    rows: Rows
+    of_shared: tuple | None
+    scale: float
+
+
+class Experts:
+    """The mixture, without norm and residual. Collective over the axis of the experts, and over the ranks with the same sequences."""
+
+    def __init__(self, layer: Layer, own: Mapping[str, Parameter], site: Site):
+        self.layer, self.settings, self.site = layer, layer.settings, site
+        self.gate, self.up, self.down = (own[f"ffn.experts.{name}.weight"] for name in ("gate", "up", "down"))
+        self.router, self.load, self.bias = own["ffn.router.weight"], own["ffn.router.load"], own.get("ffn.router.bias")
+        self.axis, self.tokens = site.experts, site.tokens
+        shared = [own[f"ffn.shared.{name}.weight"] for name in ("gate", "up", "down")] if self.settings.shared else None
+        self.shared = FeedForward(None, *shared) if shared else None
+        config = site.plan.config
+        self.limit = rows_at_once(config, self.settings, config.parallel, site.plan.table.segments)
+        self._balanced_rows = config.batch.micro if layer.by_sequence else 1
+
+    # ------------------------------------------------------------ forward
+
+    def forward(self, x_BTD: torch.Tensor, context: Context) -> Walk:
+        """Return the weighted sum of what the experts of each token make of it, and what the shared ones do."""
+        keeps, x_ND = torch.is_grad_enabled(), x_BTD.flatten(0, 1)
+        chosen = self._route(x_ND)
+        order, counts = self._order(chosen.experts)
+        rounds = yield from self._agree(counts)
+        here = router.statistics(chosen, self.settings, self._balanced_rows, chosen.experts.numel() - len(order))
+        everywhere = None if self.tokens is None else all_reduce(here.vector, self.tokens)
+        first = rounds[0]
+        arriving = self._send(self._packed(x_ND, chosen, order, first), first)
+        of_shared, y_BTD = None, None
+        if self.shared is not None:
+            y_BTD, of_shared = yield from self.shared.forward(x_BTD, context)
+        rows = self._enter((yield arriving) if self.axis else arriving, first)
+        results = x_ND.new_zeros(chosen.experts.numel(), x_ND.shape[1])
+        returning = self._send_back(self._made(rows), first)
+        self._put(results, order, (yield returning) if self.axis else returning, first)
+        for number in range(1, rounds.num):
+            # In place, without taking turns with another walk: ranks of one tp axis can have different numbers of rounds, and must
+            # start what goes over that axis in one order.
+            later = rounds[number]
+            more = self._enter(_arrived(self._send(self._packed(x_ND, chosen, order, later), later)), later)
+            self._put(results, order, _arrived(self._send_back(self._made(more), later)), later)
+        statistics = here if everywhere is None else router.Statistics((yield everywhere), self._balanced_rows)
+        shares = self._tell(statistics, context)
+        routed_BTD = results.view(*chosen.experts.shape, -1).sum(1).view_as(x_BTD)
+        y_BTD = routed_BTD if y_BTD is None else y_BTD + routed_BTD
+        return y_BTD, Saved(x_BTD, chosen, order, shares, rounds, rows, of_shared, context.scale) if keeps else None
+
+    def _route(self, x_ND: torch.Tensor) -> router.Chosen:
+        kind = wide(x_ND.dtype)
+        logits = x_ND.to(kind) @ self.router.data.to(kind).t()
+        return router.choose(logits, None if self.bias is None else self.bias.data, self.settings)
+
+    def _order(self, experts_NK: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
+        """Return the choices in the order of the experts, those of one in that of the tokens, and how many each expert has.
+
+        With a capacity, the later tokens of a rank's microbatch are dropped: they keep what other experts, and the residual, give them.
+        """
+        experts = experts_NK.flatten()
+        order = experts.argsort(stable=True)
+        counts = torch.bincount(experts, minlength=self.settings.count)
+        if self.settings.capacity:
+            most = math.ceil(self.settings.capacity * len(experts) / self.settings.count)
+            place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[experts[order]]
+            order, counts = order[place < most], counts.clamp(max=most)
+        return order, counts.cpu().numpy()
+
+    def _agree(self, counts_E: np.ndarray) -> Walk:
+        """Tell the other ranks of the experts how many rows will come, and return the rounds in which they do."""
+        divided, every = self.site.plan.config.parallel.etp, counts_E[None]
+        if self.axis is not None:
+            gathered = np.empty(self.axis.size * len(counts_E), counts_E.dtype)
+            every = (yield all_gather(counts_E, self.axis, gathered)).reshape(self.axis.size, -1)
+        return Rounds(every, self.axis.rank if self.axis else 0, divided, self.limit)
+
+    def _packed(self, x_ND: torch.Tensor, chosen: router.Chosen, order: torch.Tensor, this: Round) -> torch.Tensor:
+        """Return the rows that this rank sends in a round, with their weights."""
+        choices = order[_index(this.rows, x_ND)]
+        tokens = choices.div(chosen.experts.shape[1], rounding_mode="floor")
+        weights = chosen.weights.flatten()[choices].unsqueeze(-1)
+        return torch.cat([x_ND[tokens], weights.view(x_ND.dtype)], 1)
+
+    def _enter(self, packed: torch.Tensor, this: Round) -> Rows:
+        """Bring what has come into the order of the experts, and compute gate and up."""
+        width, order = self.layer.width, _index(this.order, packed)
+        sorted_ = _matrix(packed, width + self._columns(packed))[order]
+        x, weights = sorted_[:, :width].contiguous(), sorted_[:, width:].contiguous().view(wide(packed.dtype))
+        gate, up = (grouped_product(x, parameter.data, this.loads) for parameter in (self.gate, self.up))
+        return Rows(x, weights, gate, up, order, this.loads)
+
+    def _made(self, rows: Rows) -> torch.Tensor:
+        """Return what the experts make of their rows, in the order in which these have come."""
+        hidden = functional.silu(rows.gate) * rows.up * rows.weights.to(rows.x.dtype)
+        made = grouped_product(hidden, self.down.data, rows.loads)
+        return torch.empty_like(made).index_copy_(0, rows.order, made)
+
+    def _tell(self, statistics: router.Statistics, context: Context) -> torch.Tensor:
+        """Say how well the loads are balanced; return the shares on which the balance loss rests."""
+        by_step = self.settings.balance == "global"
+        shares = self.load.data.to(statistics.vector.dtype, copy=True).unsqueeze(0) if by_step else statistics.shares
+        ranks = self.site.cp.size if self.site.cp else 1  # each of these tells, and they are summed
+        for name, value in zip(("balance_loss", "z_loss"), router.losses(shares, statistics.scores, statistics.z, self.settings)):
+            context.tell(name, value / ranks)
+        context.tell("dropped", statistics.dropped / ranks)
+        return shares
+
+    # ------------------------------------------------------------ backward
+
+    def backward(self, saved: Saved, grad_of_output: torch.Tensor, later: Later) -> Walk:
+        """Return the gradient of the input. Weight gradients of rows of the first round are handed over, those of others added."""
+        grad_ND, x_ND, rounds = grad_of_output.flatten(0, 1), saved.x.flatten(0, 1), saved.rounds
+        choices = saved.chosen.experts.numel()
+        grads, of_weights = grad_ND.new_zeros(choices, grad_ND.shape[1]), saved.chosen.weights.new_zeros(choices)
+        first = rounds[0]
+        arriving = self._send(self._packed_grads(grad_ND, saved, first), first)
+        grad_BTD = None
+        if self.shared is not None:
+            grad_BTD = yield from self.shared.backward(saved.of_shared, grad_of_output, later)
+        made, products = self._differentiated(saved.rows, (yield arriving) if self.axis else arriving)
+        returning = self._send_back(made, first)
+        later(WeightGradients(products))
+        self._put_grads(grads, of_weights, saved.order, (yield returning) if self.axis else returning, first)
+        for number in range(1, rounds.num):
+            this = rounds[number]
+            rows = self._enter(_arrived(self._send(self._packed(x_ND, saved.chosen, saved.order, this), this)), this)
+            made, products = self._differentiated(rows, _arrived(self._send(self._packed_grads(grad_ND, saved, this), this)))
+            WeightGradients(products).add()
+            self._put_grads(grads, of_weights, saved.order, _arrived(self._send_back(made, this)), this)
+        of_choices = of_weights.view_as(saved.chosen.experts)
+        routed_ND = grads.view(*saved.chosen.experts.shape, -1).sum(1) + self._route_back(saved, x_ND, of_choices)
+        routed_BTD = routed_ND.view_as(saved.x)
+        return routed_BTD if grad_BTD is None else grad_BTD + routed_BTD
+
+    def _packed_grads(self, grad_ND: torch.Tensor, saved: Saved, this: Round) -> torch.Tensor:
+        choices = saved.order[_index(this.rows, grad_ND)]
+        return grad_ND[choices.div(saved.chosen.experts.shape[1], rounding_mode="floor")]
+
+    def _differentiated(self, rows: Rows, arrived: torch.Tensor) -> tuple[torch.Tensor, list[GroupedProduct]]:
+        """Return the gradients of rows and weights, in the order in which the rows have come, and the weight gradients to add."""
+        grad, weights = _matrix(arrived, self.layer.width)[rows.order], rows.weights.to(rows.x.dtype)
+        silu = functional.silu(rows.gate)
+        hidden = silu * rows.up
+        of_weighed = grouped_product(grad, self.down.data.transpose(1, 2), rows.loads)
+        of_weights = (of_weighed.to(rows.weights.dtype) * hidden).sum(-1, keepdim=True)
+        of_hidden = of_weighed.mul_(weights)
+        of_gate, of_up = torch.ops.aten.silu_backward(of_hidden * rows.up, rows.gate), of_hidden * silu
+        of_x = grouped_product(of_gate, self.gate.data.transpose(1, 2), rows.loads)
+        of_x += grouped_product(of_up, self.up.data.transpose(1, 2), rows.loads)
+        packed = torch.cat([of_x, of_weights.view(of_x.dtype)], 1)
+        made = torch.empty_like(packed).index_copy_(0, rows.order, packed)
+        factors = (self.gate, rows.x, of_gate), (self.up, rows.x, of_up), (self.down, hidden.mul_(weights), grad)
+        return made, [GroupedProduct(*each, rows.loads) for each in factors]
+
+    def _put_grads(self, grads: torch.Tensor, of_weights: torch.Tensor, order: torch.Tensor, arrived: torch.Tensor, this: Round) -> None:
+        width, index = grads.shape[1], order[_index(this.rows, grads)]
+        rows = _matrix(arrived, width + self._columns(grads))
+        grads[index] = self._added(rows[:, :width], this)
+        of_weights[index] = self._added(rows[:, width:].contiguous().view(of_weights.dtype), this).flatten()
+
+    def _route_back(self, saved: Saved, x_ND: torch.Tensor, of_weights_NK: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the input by way of the router; add that of its weight, and the loads."""
+        of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, saved.shares, saved.scale, self.settings)
+        self.router.grad += of_logits.t() @ x_ND.to(of_logits.dtype)
+        counts = torch.bincount(saved.chosen.experts.flatten(), minlength=self.settings.count)
+        for parameter in (self.load, self.bias):
+            if parameter is not None:
+                parameter.grad += counts
+        return (of_logits @ self.router.data.to(of_logits.dtype)).to(x_ND.dtype)
+
+    # ------------------------------------------------------------ messages
+
+    def _send(self, rows: torch.Tensor, this: Round) -> torch.Tensor | Pending:
+        """Start sending rows to the experts; without other ranks, they are there."""
+        if self.axis is None:
+            return rows
+        return _exchanged(self._repeated(rows, this), this.sent, this.received, self.axis)
+
+    def _send_back(self, rows: torch.Tensor, this: Round) -> torch.Tensor | Pending:
+        return rows if self.axis is None else _exchanged(rows, this.received, this.sent, self.axis)
+
+    def _put(self, results: torch.Tensor, order: torch.Tensor, arrived: torch.Tensor, this: Round) -> None:
+        results[order[_index(this.rows, results)]] = self._added(_matrix(arrived, self.layer.width), this)
+
+    def _columns(self, like: torch.Tensor) -> int:
+        """Return how many numbers of an activation's type a weight takes."""
+        return wide(like.dtype).itemsize // like.itemsize
+
+    def _repeated(self, rows: torch.Tensor, this: Round) -> torch.Tensor:
+        """Return the rows for each part of the experts once for each rank that has a part of these."""
+        copies = self.site.plan.config.parallel.etp
+        return rows if copies == 1 else torch.cat([each for part in rows.split(this.parts) for each in copies * (part,)])
+
+    def _added(self, rows: torch.Tensor, this: Round) -> torch.Tensor:
+        """Return the sums of what the ranks that divide each expert have made, in their order."""
+        copies = self.site.plan.config.parallel.etp
+        if copies == 1 or self.axis is None:
+            return rows
+        parts = rows.split([copies * part for part in this.parts])
+        return torch.cat([part.unflatten(0, (copies, -1)).sum(0) for part in parts])
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """Counts, statistics, rows there and back; as many rows as come when all experts have equal loads."""
+        positions, kind = shape[0] * shape[1], max(4, itemsize)
+        forward, backward = [], []
+        if self.axis is not None:
+            forward.append(Started("all_gather", self.axis.name, self.axis.size * self.settings.count * 8))
+        if self.tokens is not None:
+            forward.append(Started("all_reduce", self.tokens.name, (2 * self._balanced_rows * self.settings.count + 2) * kind))
+        if self.axis is not None:
+            away = positions * self.settings.active * self.site.plan.config.parallel.etp * (self.axis.size - 1) // self.axis.size
+            plain, with_weight = (away * (shape[2] * itemsize + more) for more in (0, kind))
+            forward += [Started("all_to_all_v", self.axis.name, num_bytes) for num_bytes in (with_weight, plain)]
+            backward += [Started("all_to_all_v", self.axis.name, num_bytes) for num_bytes in (plain, with_weight)]
+        return Traffic(tuple(forward), tuple(backward)), shape
+
+
+def _exchanged(rows: torch.Tensor, sent: list[int], received: list[int], axis: Axis) -> Pending:
+    """Start sending runs of rows; the result has the elements of those that come."""
+    width = rows.shape[1]
+    return all_to_all_v(rows.flatten(), [n * width for n in sent], [n * width for n in received], axis)
+
+
+def _arrived(rows: torch.Tensor | Pending) -> torch.Tensor:
+    return rows.wait() if isinstance(rows, Pending) else rows
+
+
+def _matrix(elements: torch.Tensor, width: int) -> torch.Tensor:
+    return elements.view(elements.numel() // width, width)  # -1 has no meaning if there are none
+
+
+def _index(places: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(places).to(like.device)

@@ -1,0 +1,99 @@
+"""A mixture of experts, after an RMSNorm: a router sends each token to a few of many gated feed-forwards (arXiv:2006.16668, 2401.04088).
+
+Kept of it, with n positions of the residual stream on this rank, width D, E experts of which a token is sent to K, F hidden units of an
+expert, R rows that have come to this rank (at most layout/experts.py: rows_at_once; all n K of them without expert parallelism):
+
+    n D + n, n D         unit of the norm, normed input
+    n E, n K             logits and weights, in fp32 at least; experts of the tokens, and the order of rows, n K of 8 bytes each
+    R (D + 2 F / etp)    rows, gate, up;  R weights in fp32 at least, R places of 8 bytes
+    4 n S                of S hidden units of shared experts (2 n S, if what is cheap to make again isn't kept)
+    from I to W          R (2 D + 3 F / etp), n (2 D + 3 S): both factors of each weight gradient
+
+What comes in further rounds is sent again in the backward, and not kept. Shared experts and the router are whole on every rank of tp,
+which has other positions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from mpitrain.config import Experts as Settings
+from mpitrain.layout.experts import most_rows
+from mpitrain.layout.layer import Sizes
+from mpitrain.layout.parameters import COLUMNS, ROWS, STD, Spec, product_flops, residual_std, stack, vector
+
+if TYPE_CHECKING:
+    from mpitrain.model.site import Site
+    from mpitrain.parallel.walk import Item
+    from mpitrain.parallel.zero.parameters import Parameter
+
+
+@dataclass(frozen=True)
+class Experts:
+    """settings: resolved.  depth: as in layers/attention.py."""
+
+    tells: ClassVar[tuple[str, ...]] = ("balance_loss", "z_loss", "dropped")
+    width: int
+    settings: Settings
+    depth: int
+
+    @property
+    def shared_width(self) -> int:
+        """Hidden units of the shared experts, which are one feed-forward."""
+        return self.settings.shared * self.settings.width
+
+    @property
+    def by_sequence(self) -> bool:
+        """Whether loads are balanced within each sequence."""
+        return self.settings.balance == "sequence" or (self.settings.balance == "bias" and self.settings.balance_weight > 0)
+
+    def parameters(self) -> tuple[Spec, ...]:
+        experts, width, hidden, std = self.settings, self.width, self.settings.width, residual_std(self.depth)
+        active = experts.active / experts.count
+        return (
+            vector("ffn.norm.weight", width),
+            Spec("ffn.router.weight", (experts.count, width), STD, group="matrix"),
+            Spec("ffn.router.load", (experts.count,), constant=1 / experts.count, group="load"),
+            *((Spec("ffn.router.bias", (experts.count,), constant=0.0, group="bias"),) if experts.balance == "bias" else ()),
+            stack("ffn.experts.gate.weight", experts.count, hidden, width, ROWS, active=active),
+            stack("ffn.experts.up.weight", experts.count, hidden, width, ROWS, active=active),
+            stack("ffn.experts.down.weight", experts.count, width, hidden, COLUMNS, std=std, active=active),
+            *(self._shared() if experts.shared else ()),
+        )
+
+    def _shared(self) -> tuple[Spec, ...]:
+        hidden, width = self.shared_width, self.width
+        return (
+            Spec("ffn.shared.gate.weight", (hidden, width), STD, group="matrix"),
+            Spec("ffn.shared.up.weight", (hidden, width), STD, group="matrix"),
+            Spec("ffn.shared.down.weight", (width, hidden), residual_std(self.depth), group="matrix"),
+        )
+
+    def cost(self, sequence: int) -> float:
+        return self.flops(sequence) / 6
+
+    def flops(self, sequence: int) -> float:
+        return product_flops(self.parameters())
+
+    def kept(self, sizes: Sizes, segment: int) -> int:
+        n, wide, experts = sizes.shared, max(4, sizes.itemsize), self.settings
+        rows = most_rows(sizes.config, sizes.segments)
+        here = (self.width + 2 * experts.width // sizes.config.parallel.etp) * sizes.itemsize + wide + 8
+        routed = (n + sizes.config.batch.micro * self.by_sequence) * experts.count * wide + n * experts.active * (2 * 8 + wide)
+        routed += 0 if self.by_sequence else experts.count * wide
+        of_shared = (2 if sizes.selective else 4) * n * self.shared_width * sizes.itemsize
+        return n * (2 * self.width + 1) * sizes.itemsize + routed + rows * here + of_shared
+
+    def left(self, sizes: Sizes) -> int:
+        rows, parallel = most_rows(sizes.config, sizes.segments), sizes.config.parallel
+        of_rows = rows * (2 * self.width + 3 * self.settings.width // parallel.etp)
+        of_shared = sizes.shared * (2 * self.width + 3 * self.shared_width) if self.shared_width else 0
+        return (of_rows + of_shared) * sizes.itemsize
+
+    def history(self, sizes: Sizes) -> int:
+        return 0
+
+    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+        from mpitrain.model.experts import experts  # torch
+
+        return experts(self, own, site)

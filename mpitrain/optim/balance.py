@@ -1,0 +1,48 @@
+"""What isn't trained but counted: the loads of experts. Their gradients are how many tokens of a step have chosen each expert.
+
+    load    the share of all choices that went to each expert in the last step
+    bias    of the scores that choose: up for an expert with less than the mean load, down for one with more (arXiv:2408.15664)
+
+Gradients are divided by tokens, and clipped; neither changes shares, nor what is more than the mean. A vector of at most BLOCK elements
+is never cut by ZeRO, so that its mean is here.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from mpitrain.parallel.zero.shards import Piece
+
+if TYPE_CHECKING:
+    from mpitrain.optim.optimizer import Optimizer
+
+
+class Balanced:
+    """An optimiser of what is trained, and beside it the rules of what isn't. rate: how far a bias moves in a step."""
+
+    def __init__(self, trained: "Optimizer", counted: list[Piece], rate: float):
+        self._trained, self._counted, self._rate = trained, counted, rate
+
+    def step(self, lr: float) -> None:
+        """Update all weights."""
+        self._trained.step(lr)
+        for piece in self._counted:
+            if piece.spec.group == "load":
+                piece.weight.copy_(piece.grad / piece.grad.sum())
+            else:
+                piece.weight.add_((piece.grad.mean() - piece.grad).sign_().to(piece.weight.device), alpha=self._rate)
+
+    def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what is kept of one of the pieces: of those that are counted, nothing."""
+        if piece.spec.trained:
+            yield from self._trained.moments(piece)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of gradients in host memory."""
+        return getattr(self._trained, "num_bytes", 0)
+
+    def set_step(self, num_updates: int) -> None:
+        """Set the number of updates made so far."""
+        self._trained.set_step(num_updates)

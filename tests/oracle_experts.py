@@ -1,0 +1,80 @@
+"""A mixture of experts by plain torch, token by token, to compare with. No code of the package is used; attention is oracle.py's."""
+
+import torch
+from oracle import rms, rotate
+from torch.nn import functional
+
+
+def gated(h, gate, up, down):
+    return (functional.silu(h @ gate.T) * (h @ up.T)) @ down.T
+
+
+def choose(scores, bias, experts):
+    """Return the experts of one token, best first: of equal scores the lower number."""
+    scores = (scores + bias).tolist()
+    open_ = range(len(scores))
+    if experts["groups_active"] < experts["groups"]:
+        size = len(scores) // experts["groups"]
+        groups = [range(g * size, (g + 1) * size) for g in range(experts["groups"])]
+        best = sorted(groups, key=lambda group: (-sum(sorted((scores[e] for e in group), reverse=True)[:2]), group[0]))
+        open_ = [e for group in best[: experts["groups_active"]] for e in group]
+    return sorted(open_, key=lambda e: (-scores[e], e))[: experts["active"]]
+
+
+def mixture(p, h, experts, losses, loads):
+    """Return what the experts make of h [B, T, D], a microbatch; add to `losses` and `loads`."""
+    logits = h @ p["router.weight"].T
+    softmax = experts["score"] == "softmax"
+    scores = logits.softmax(-1) if softmax else logits.sigmoid()
+    count, bias = scores.shape[-1], p.get("router.bias", torch.zeros(scores.shape[-1])).detach()
+    out, chosen = [], []
+    for b in range(h.shape[0]):
+        for t in range(h.shape[1]):
+            numbers = choose(scores[b, t].detach(), bias, experts)
+            weights = torch.stack([scores[b, t, e] for e in numbers])
+            if experts["normalised"]:
+                weights = weights / weights.sum()
+            x = h[b, t]
+            made = [gated(x, *(p[f"experts.{name}.weight"][e] for name in ("gate", "up", "down"))) for e in numbers]
+            y = sum(experts["scale"] * weight * each for weight, each in zip(weights, made))
+            if experts["shared"]:
+                y = y + gated(x, *(p[f"shared.{name}.weight"] for name in ("gate", "up", "down")))
+            out.append(y)
+            chosen.append(numbers)
+    hits = torch.zeros(h.shape[0], count, dtype=h.dtype)
+    for number, numbers in enumerate(chosen):
+        hits[number // h.shape[1], numbers] += 1
+    loads += hits.sum(0)
+    parts = scores if softmax else scores / scores.sum(-1, keepdim=True)
+    tokens, kind = h.shape[0] * h.shape[1], experts["balance"]
+    if kind == "microbatch":
+        losses["balance"] += tokens * count * (hits.sum(0) / hits.sum() * parts.mean((0, 1))).sum()
+    elif kind == "global":
+        losses["balance"] += tokens * count * (p["router.load"].detach() * parts.mean((0, 1))).sum()
+    elif kind in ("sequence", "bias"):
+        losses["balance"] += h.shape[1] * count * (hits / hits.sum(-1, keepdim=True) * parts.mean(1)).sum()
+    losses["z"] += logits.logsumexp(-1).pow(2).sum()
+    return torch.stack(out).view_as(h)
+
+
+def microbatch_loss(w, rows, layers, heads, kv_heads, experts, loads):
+    """Return (cross entropy, all losses), summed over the tokens of a microbatch [B, T + 1]; add to loads, by layer."""
+    tokens, losses = rows[:, :-1], {"balance": 0.0, "z": 0.0}
+    x = w["embedding.weight"][tokens]
+    B, T, D = x.shape
+    mask = torch.full((T, T), float("-inf"), dtype=x.dtype).triu(1)
+    for i in range(layers):
+        p = {name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")}
+        h = rms(x, p["attention.norm.weight"])
+        q, k, v = ((h @ p[f"attention.{name}.weight"].T).view(B, T, -1, D // heads).transpose(1, 2) for name in "qkv")
+        k, v = (each.repeat_interleave(heads // kv_heads, 1) for each in (k, v))
+        scores = rotate(q) @ rotate(k).transpose(-1, -2) / (D // heads) ** 0.5 + mask
+        x = x + (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, D) @ p["attention.output.weight"].T
+        h, own = rms(x, p["ffn.norm.weight"]), {name.removeprefix("ffn."): value for name, value in p.items()}
+        if "router.weight" in own:
+            x = x + mixture(own, h, experts, losses, loads.setdefault(i, torch.zeros(len(own["router.load"]), dtype=x.dtype)))
+        else:
+            x = x + gated(h, own["gate.weight"], own["up.weight"], own["down.weight"])
+    logits = rms(x, w["head.norm.weight"]) @ w.get("head.weight", w["embedding.weight"]).T
+    plain = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
+    return plain, plain + experts["balance_weight"] * losses["balance"] + experts["z_weight"] * losses["z"]
