@@ -1,4 +1,7 @@
-"""A mixture of experts by plain torch, token by token, to compare with. No code of the package is used; attention is oracle.py's."""
+"""A mixture of experts by plain torch, to compare with: every expert sees every token, times zero where it wasn't chosen.
+
+No code of the package is used; rotation and norm are those of oracle.py.
+"""
 
 import torch
 from oracle import rms, rotate
@@ -27,23 +30,18 @@ def mixture(p, h, experts, losses, loads):
     softmax = experts["score"] == "softmax"
     scores = logits.softmax(-1) if softmax else logits.sigmoid()
     count, bias = scores.shape[-1], p.get("router.bias", torch.zeros(scores.shape[-1])).detach()
-    out, chosen = [], []
+    hits = torch.zeros_like(scores)
     for b in range(h.shape[0]):
         for t in range(h.shape[1]):
-            numbers = choose(scores[b, t].detach(), bias, experts)
-            weights = torch.stack([scores[b, t, e] for e in numbers])
-            if experts["normalised"]:
-                weights = weights / weights.sum()
-            x = h[b, t]
-            made = [gated(x, *(p[f"experts.{name}.weight"][e] for name in ("gate", "up", "down"))) for e in numbers]
-            y = sum(experts["scale"] * weight * each for weight, each in zip(weights, made))
-            if experts["shared"]:
-                y = y + gated(x, *(p[f"shared.{name}.weight"] for name in ("gate", "up", "down")))
-            out.append(y)
-            chosen.append(numbers)
-    hits = torch.zeros(h.shape[0], count, dtype=h.dtype)
-    for number, numbers in enumerate(chosen):
-        hits[number // h.shape[1], numbers] += 1
+            hits[b, t, choose(scores[b, t].detach(), bias, experts)] = 1
+    weights = scores * hits  # every expert makes something of every token, most of it times zero
+    if experts["normalised"]:
+        weights = weights / weights.sum(-1, keepdim=True)
+    made = torch.stack([gated(h, *(p[f"experts.{name}.weight"][e] for name in ("gate", "up", "down"))) for e in range(count)], -1)
+    out = (made * (experts["scale"] * weights).unsqueeze(-2)).sum(-1)
+    if experts["shared"]:
+        out = out + gated(h, *(p[f"shared.{name}.weight"] for name in ("gate", "up", "down")))
+    hits = hits.sum(1)
     loads += hits.sum(0)
     parts = scores if softmax else scores / scores.sum(-1, keepdim=True)
     tokens, kind = h.shape[0] * h.shape[1], experts["balance"]
@@ -54,7 +52,7 @@ def mixture(p, h, experts, losses, loads):
     elif kind in ("sequence", "bias"):
         losses["balance"] += h.shape[1] * count * (hits / hits.sum(-1, keepdim=True) * parts.mean(1)).sum()
     losses["z"] += logits.logsumexp(-1).pow(2).sum()
-    return torch.stack(out).view_as(h)
+    return out
 
 
 def microbatch_loss(w, rows, layers, heads, kv_heads, experts, loads):

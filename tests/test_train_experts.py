@@ -1,13 +1,133 @@
-"""Mixtures of experts under every way to spread them, against plain torch: loss, gradients, norm, and the weights after two steps."""
+"""Mixtures of experts, however they are spread, against plain torch: loss, norm, every gradient, and the weights after two steps.
+
+A case is a layout and a variant of the model; MPITRAIN_LAYOUTS=all takes all variants with all layouts.
+"""
 
 import pytest
-import torch
-from conftest import agree
-from oracle_experts import microbatch_loss
+from conftest import EVERY, agree
 
-from mpitrain import config as settings
-from mpitrain.actor.actor import Actor
-from mpitrain.layout.resolve import resolve
-from mpitrain.model.families.catalog import plan_of
-from mpitrain.training.trainer import build_mesh
-from mpitrain.verify_helpers import part if False else None
+pytestmark = pytest.mark.mpi
+LAYERS, HEADS, KV_HEADS, STEPS, LR = 4, 4, 2, 2, 0.3
+SETTINGS = (
+    "model.family=mixtral", f"model.layers={LAYERS}", "model.width=16", f"model.heads={HEADS}", f"model.kv_heads={KV_HEADS}",
+    "model.ffn=24", "model.vocab=64", "experts.count=8", "data.sequence=8", "batch.global=8", "batch.micro=2", "precision.compute=fp64",
+    "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.decay=0", "comm.bucket_mb=0.002", "comm.timeout_s=60",
+)  # fmt: skip
+VARIANTS = {
+    "mixtral": (),
+    "z": ("experts.balance=none", "experts.z_weight=0.1", "experts.active=1", "model.tied=false"),
+    "sequence": ("experts.balance=sequence", "experts.balance_weight=0.3", "experts.active=3", "experts.normalised=false"),
+    "global": ("experts.balance=global", "experts.balance_weight=0.5", "experts.every=2"),
+    "deepseek": (
+        "experts.balance=bias", "experts.bias_rate=0.05", "experts.balance_weight=0.2", "experts.score=sigmoid", "experts.scale=2.5",
+        "experts.groups=4", "experts.groups_active=2", "experts.shared=2", "experts.first=1", "experts.width=8", "experts.active=3",
+    ),
+}  # fmt: skip
+LAYOUTS = {
+    1: ("", "recompute=full", "recompute=selective", "offload=optimizer", "buffer=0.3"),
+    2: (
+        "ep=2", "etp=2", "dp=2 zero=1", "dp=2 zero=3", "tp=2", "tp=2 ep=2", "tp=2 etp=2", "cp=2 ep=2", "pp=2", "ep=2 buffer=0.2",
+        "etp=2 buffer=0.4 recompute=full", "pp=2 schedule=zbv", "pp=2 schedule=dualpipev", "pp=2 schedule=dualpipe",
+        "ep=2 zero=2 reduce=microbatch",
+    ),
+    4: (
+        "ep=4", "ep=2 etp=2", "ep=2 zero=3", "tp=2 ep=4", "tp=2 ep=2 zero=2", "tp=2 pp=2 ep=2 schedule=zbv", "cp=2 tp=2 ep=4 buffer=0.3",
+        "cp=2 pp=2 ep=2 schedule=dualpipev", "tp=4 ep=2 buffer=0.2", "etp=2 zero=3 dp_shard=2", "pp=2 ep=2 schedule=zb-h1 buffer=0.3",
+        "pp=2 ep=2 schedule=dualpipe recompute=selective micro=1",
+    ),
+    8: ("ep=8 micro=1", "tp=2 cp=2 ep=8", "tp=2 cp=2 pp=2 ep=4 schedule=zbv", "ep=4 etp=2 zero=3 micro=1", "tp=2 pp=2 ep=2 etp=2 zero=1",
+        "cp=2 ep=2 zero=3",
+    ),
+}  # fmt: skip
+TABLES = {"recompute": "memory", "offload": "memory", "buffer": "experts", "schedule": "pipeline", "micro": "batch"}
+CASES = [
+    (layout, variant)
+    for number, layout in enumerate(each for found in LAYOUTS.values() for each in found)
+    for place, variant in enumerate(VARIANTS)
+    if EVERY or place == number % len(VARIANTS)
+]
+
+
+def plan_of_case(world_size, layout, variant):
+    from mpitrain import config as settings
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.model.families.catalog import plan_of
+
+    words = [word for word in layout.split() if "=" in word]
+    keys = (f"{TABLES.get(word.split('=')[0], 'parallel')}.{word}" for word in words)
+    return plan_of(resolve(settings.load(None, (*SETTINGS, *VARIANTS[variant], *keys)), world_size, 64))
+
+
+def initial(spec):
+    import torch
+
+    from mpitrain.parallel.zero.initial import normal
+
+    flat = normal(1, spec.name, 0, spec.numel, spec.std * 5) if spec.std else torch.full((spec.numel,), spec.constant, dtype=torch.float64)
+    return flat.view(spec.shape)
+
+
+def taught(actor, weights):
+    """Give the actor greater weights than it has at first: experts differ then."""
+    from test_train_oracle import part
+
+    for piece in actor.gradients.pieces:
+        piece.weight.copy_(part(weights, piece))
+    actor.restored(0)
+
+
+def plain_step(config, weights, rows, lr):
+    """Return (loss, norm, gradients) of plain torch, and update the weights."""
+    import torch
+    from oracle_experts import microbatch_loss
+
+    settings = {key: getattr(config.experts, key) for key in config.experts.__struct_fields__}
+    w, total, loads = {name: value.clone().requires_grad_() for name, value in weights.items()}, 0.0, {}
+    for microbatch in rows.split(config.batch.micro):
+        plain, whole = microbatch_loss(w, microbatch, LAYERS, HEADS, KV_HEADS, settings, loads)
+        (whole / rows[:, 1:].numel()).backward()
+        total += plain.item() / rows[:, 1:].numel()
+    grads = {name: value.grad for name, value in w.items() if value.grad is not None}
+    norm = torch.cat([grad.flatten() for grad in grads.values()]).norm().item()
+    clip = config.optimizer.clip
+    for name, value in weights.items():
+        if name in grads:
+            value -= lr * min(1.0, clip / norm) * grads[name]
+        else:
+            load = loads[int(name.split(".")[1])]
+            value.copy_(load / load.sum() if name.endswith("load") else value + config.experts.bias_rate * (load.mean() - load).sign())
+    return total, norm, grads
+
+
+@pytest.mark.parametrize(("layout", "variant"), CASES)
+def test_as_plain_torch(world, layout, variant):
+    import torch
+    from test_train_oracle import part
+
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
+
+    if layout not in LAYOUTS.get(world.size, ()):
+        pytest.skip("runs on other ranks")
+    plan = plan_of_case(world.size, layout, variant)
+    mesh = build_mesh(plan, world)
+    actor, wrong, config = Actor(plan, mesh, torch.device("cpu")), [], plan.config
+    weights = {spec.name: initial(spec) for spec in plan_of_case(1, "", variant).parameters()}
+    taught(actor, weights)
+    for step in range(1, STEPS + 1):
+        rows = torch.randint(0, 64, (8, 9), generator=torch.Generator().manual_seed(step))
+        mine = actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp])
+        result = actor.run_step(step, mine, LR)
+        loss, norm, grads = plain_step(config, weights, rows, LR)
+        wrong += [f"step {step}: loss {result.loss}, not {loss}"] if abs(result.loss - loss) > 1e-10 else []
+        wrong += [f"step {step}: norm {result.grad_norm}, not {norm}"] if abs(result.grad_norm - norm) > 1e-10 * norm else []
+        clip = min(1.0, config.optimizer.clip / norm)
+        for piece in actor.gradients.pieces:
+            name = piece.spec.name
+            found = [("weight", piece.weight, part(weights, piece))]
+            found += [("gradient", piece.grad, part(grads, piece) * clip)] if name in grads else []
+            for what, value, expected in found:
+                error = ((value - expected).abs().max() / (expected.abs().max() + 1e-6)).item()
+                wrong += [f"step {step}: {what} of {name}: {error:.1e}"] if not error < 1e-10 else []
+    mesh.free()
+    agree(world, not wrong, f"{mesh}: {wrong[:4]}")

@@ -37,8 +37,8 @@ def resolve_experts(config: Config, model: Model, preset: dict) -> Experts:
     balance = found["balance"]
     if balance == "bias":
         found = {"bias_rate": OF_A_BIAS, "balance_weight": 0.0, **found}
-    elif balance != "none":
-        found = {"balance_weight": OF_A_LOSS, **found}
+    else:
+        found = {"balance_weight": 0.0 if balance == "none" else OF_A_LOSS, **found}
     experts = Experts(**found)
     _refuse_impossible(experts)
     return experts
