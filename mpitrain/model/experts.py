@@ -16,9 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from mpitrain.comm.axis import Axis
-from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all_v
-from mpitrain.comm.progress import Pending
+from mpitrain.comm.collectives import all_gather, all_reduce
 from mpitrain.layout.experts import rows_at_once
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model import router
@@ -27,6 +25,7 @@ from mpitrain.model.grouped import GroupedProduct, grouped_product
 from mpitrain.model.layers.experts import Experts as Layer
 from mpitrain.model.segment import Norm
 from mpitrain.model.site import Site
+from mpitrain.parallel.expert.exchange import Exchange, arrived, as_rows
 from mpitrain.parallel.expert.rounds import Round, Rounds
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.precision import wide
@@ -74,6 +73,7 @@ class Experts:
         shared = [own[f"ffn.shared.{name}.weight"] for name in ("gate", "up", "down")] if self.settings.shared else None
         self.shared = FeedForward(None, *shared) if shared else None
         config = site.plan.config
+        self.exchange = Exchange(site.experts, config.parallel.etp)
         self.limit = rows_at_once(config, self.settings, config.parallel, site.plan.table.segments)
         self._balanced_rows = config.batch.micro if layer.by_sequence else 1
 
@@ -88,20 +88,20 @@ class Experts:
         here = router.statistics(chosen, self.settings, self._balanced_rows, chosen.experts.numel() - len(order))
         everywhere = None if self.tokens is None else all_reduce(here.vector, self.tokens)
         first = rounds[0]
-        arriving = self._send(self._packed(x_ND, chosen, order, first), first)
+        arriving = self.exchange.send(self._packed(x_ND, chosen, order, first), first)
         of_shared, y_BTD = None, None
         if self.shared is not None:
             y_BTD, of_shared = yield from self.shared.forward(x_BTD, context)
         rows = self._enter((yield arriving) if self.axis else arriving, first)
         results = x_ND.new_zeros(chosen.experts.numel(), x_ND.shape[1])
-        returning = self._send_back(self._made(rows), first)
+        returning = self.exchange.send_back(self._made(rows), first)
         self._put(results, order, (yield returning) if self.axis else returning, first)
         for number in range(1, rounds.num):
             # In place, without taking turns with another walk: ranks of one tp axis can have different numbers of rounds, and must
             # start what goes over that axis in one order.
             later = rounds[number]
-            more = self._enter(_arrived(self._send(self._packed(x_ND, chosen, order, later), later)), later)
-            self._put(results, order, _arrived(self._send_back(self._made(more), later)), later)
+            more = self._enter(arrived(self.exchange.send(self._packed(x_ND, chosen, order, later), later)), later)
+            self._put(results, order, arrived(self.exchange.send_back(self._made(more), later)), later)
         statistics = here if everywhere is None else router.Statistics((yield everywhere), self._balanced_rows)
         shares = self._tell(statistics, context)
         routed_BTD = results.view(*chosen.experts.shape, -1).sum(1).view_as(x_BTD)
@@ -145,7 +145,7 @@ class Experts:
     def _enter(self, packed: torch.Tensor, this: Round) -> Rows:
         """Bring what has come into the order of the experts, and compute gate and up."""
         width, order = self.layer.width, _index(this.order, packed)
-        sorted_ = _matrix(packed, width + self._columns(packed))[order]
+        sorted_ = as_rows(packed, width + self._columns(packed))[order]
         x, weights = sorted_[:, :width].contiguous(), sorted_[:, width:].contiguous().view(wide(packed.dtype))
         gate, up = (grouped_product(x, parameter.data, this.loads) for parameter in (self.gate, self.up))
         return Rows(x, weights, gate, up, order, this.loads)
@@ -174,20 +174,20 @@ class Experts:
         choices = saved.chosen.experts.numel()
         grads, of_weights = grad_ND.new_zeros(choices, grad_ND.shape[1]), saved.chosen.weights.new_zeros(choices)
         first = rounds[0]
-        arriving = self._send(self._packed_grads(grad_ND, saved, first), first)
+        arriving = self.exchange.send(self._packed_grads(grad_ND, saved, first), first)
         grad_BTD = None
         if self.shared is not None:
             grad_BTD = yield from self.shared.backward(saved.of_shared, grad_of_output, later)
         made, products = self._differentiated(saved.rows, (yield arriving) if self.axis else arriving)
-        returning = self._send_back(made, first)
+        returning = self.exchange.send_back(made, first)
         later(WeightGradients(products))
         self._put_grads(grads, of_weights, saved.order, (yield returning) if self.axis else returning, first)
         for number in range(1, rounds.num):
             this = rounds[number]
-            rows = self._enter(_arrived(self._send(self._packed(x_ND, saved.chosen, saved.order, this), this)), this)
-            made, products = self._differentiated(rows, _arrived(self._send(self._packed_grads(grad_ND, saved, this), this)))
+            rows = self._enter(arrived(self.exchange.send(self._packed(x_ND, saved.chosen, saved.order, this), this)), this)
+            made, products = self._differentiated(rows, arrived(self.exchange.send(self._packed_grads(grad_ND, saved, this), this)))
             WeightGradients(products).add()
-            self._put_grads(grads, of_weights, saved.order, _arrived(self._send_back(made, this)), this)
+            self._put_grads(grads, of_weights, saved.order, arrived(self.exchange.send_back(made, this)), this)
         of_choices = of_weights.view_as(saved.chosen.experts)
         routed_ND = grads.view(*saved.chosen.experts.shape, -1).sum(1) + self._route_back(saved, x_ND, of_choices)
         routed_BTD = routed_ND.view_as(saved.x)
@@ -197,9 +197,9 @@ class Experts:
         choices = saved.order[_index(this.rows, grad_ND)]
         return grad_ND[choices.div(saved.chosen.experts.shape[1], rounding_mode="floor")]
 
-    def _differentiated(self, rows: Rows, arrived: torch.Tensor) -> tuple[torch.Tensor, list[GroupedProduct]]:
+    def _differentiated(self, rows: Rows, packed: torch.Tensor) -> tuple[torch.Tensor, list[GroupedProduct]]:
         """Return the gradients of rows and weights, in the order in which the rows have come, and the weight gradients to add."""
-        grad, weights = _matrix(arrived, self.layer.width)[rows.order], rows.weights.to(rows.x.dtype)
+        grad, weights = as_rows(packed, self.layer.width)[rows.order], rows.weights.to(rows.x.dtype)
         silu = functional.silu(rows.gate)
         hidden = silu * rows.up
         of_weighed = grouped_product(grad, self.down.data.transpose(1, 2), rows.loads)
@@ -208,16 +208,16 @@ class Experts:
         of_gate, of_up = torch.ops.aten.silu_backward(of_hidden * rows.up, rows.gate), of_hidden * silu
         of_x = grouped_product(of_gate, self.gate.data.transpose(1, 2), rows.loads)
         of_x += grouped_product(of_up, self.up.data.transpose(1, 2), rows.loads)
-        packed = torch.cat([of_x, of_weights.view(of_x.dtype)], 1)
-        made = torch.empty_like(packed).index_copy_(0, rows.order, packed)
+        both = torch.cat([of_x, of_weights.view(of_x.dtype)], 1)
+        made = torch.empty_like(both).index_copy_(0, rows.order, both)
         factors = (self.gate, rows.x, of_gate), (self.up, rows.x, of_up), (self.down, hidden.mul_(weights), grad)
         return made, [GroupedProduct(*each, rows.loads) for each in factors]
 
-    def _put_grads(self, grads: torch.Tensor, of_weights: torch.Tensor, order: torch.Tensor, arrived: torch.Tensor, this: Round) -> None:
+    def _put_grads(self, grads: torch.Tensor, of_weights: torch.Tensor, order: torch.Tensor, packed: torch.Tensor, this: Round) -> None:
         width, index = grads.shape[1], order[_index(this.rows, grads)]
-        rows = _matrix(arrived, width + self._columns(grads))
-        grads[index] = self._added(rows[:, :width], this)
-        of_weights[index] = self._added(rows[:, width:].contiguous().view(of_weights.dtype), this).flatten()
+        rows = as_rows(packed, width + self._columns(grads))
+        grads[index] = self.exchange.added(rows[:, :width], this)
+        of_weights[index] = self.exchange.added(rows[:, width:].contiguous().view(of_weights.dtype), this).flatten()
 
     def _route_back(self, saved: Saved, x_ND: torch.Tensor, of_weights_NK: torch.Tensor) -> torch.Tensor:
         """Return the gradient of the input by way of the router; add that of its weight, and the loads."""
@@ -231,34 +231,12 @@ class Experts:
 
     # ------------------------------------------------------------ messages
 
-    def _send(self, rows: torch.Tensor, this: Round) -> torch.Tensor | Pending:
-        """Start sending rows to the experts; without other ranks, they are there."""
-        if self.axis is None:
-            return rows
-        return _exchanged(self._repeated(rows, this), this.sent, this.received, self.axis)
-
-    def _send_back(self, rows: torch.Tensor, this: Round) -> torch.Tensor | Pending:
-        return rows if self.axis is None else _exchanged(rows, this.received, this.sent, self.axis)
-
-    def _put(self, results: torch.Tensor, order: torch.Tensor, arrived: torch.Tensor, this: Round) -> None:
-        results[order[_index(this.rows, results)]] = self._added(_matrix(arrived, self.layer.width), this)
+    def _put(self, results: torch.Tensor, order: torch.Tensor, made: torch.Tensor, this: Round) -> None:
+        results[order[_index(this.rows, results)]] = self.exchange.added(as_rows(made, self.layer.width), this)
 
     def _columns(self, like: torch.Tensor) -> int:
         """Return how many numbers of an activation's type a weight takes."""
         return wide(like.dtype).itemsize // like.itemsize
-
-    def _repeated(self, rows: torch.Tensor, this: Round) -> torch.Tensor:
-        """Return the rows for each part of the experts once for each rank that has a part of these."""
-        copies = self.site.plan.config.parallel.etp
-        return rows if copies == 1 else torch.cat([each for part in rows.split(this.parts) for each in copies * (part,)])
-
-    def _added(self, rows: torch.Tensor, this: Round) -> torch.Tensor:
-        """Return the sums of what the ranks that divide each expert have made, in their order."""
-        copies = self.site.plan.config.parallel.etp
-        if copies == 1 or self.axis is None:
-            return rows
-        parts = rows.split([copies * part for part in this.parts])
-        return torch.cat([part.unflatten(0, (copies, -1)).sum(0) for part in parts])
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
         """Counts, statistics, rows there and back; as many rows as come when all experts have equal loads."""
@@ -274,20 +252,6 @@ class Experts:
             forward += [Started("all_to_all_v", self.axis.name, num_bytes) for num_bytes in (with_weight, plain)]
             backward += [Started("all_to_all_v", self.axis.name, num_bytes) for num_bytes in (plain, with_weight)]
         return Traffic(tuple(forward), tuple(backward)), shape
-
-
-def _exchanged(rows: torch.Tensor, sent: list[int], received: list[int], axis: Axis) -> Pending:
-    """Start sending runs of rows; the result has the elements of those that come."""
-    width = rows.shape[1]
-    return all_to_all_v(rows.flatten(), [n * width for n in sent], [n * width for n in received], axis)
-
-
-def _arrived(rows: torch.Tensor | Pending) -> torch.Tensor:
-    return rows.wait() if isinstance(rows, Pending) else rows
-
-
-def _matrix(elements: torch.Tensor, width: int) -> torch.Tensor:
-    return elements.view(elements.numel() // width, width)  # -1 has no meaning if there are none
 
 
 def _index(places: np.ndarray, like: torch.Tensor) -> torch.Tensor:
