@@ -34,6 +34,7 @@ from mpitrain.layout.plan import Plan
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
 from mpitrain.model.site import Site
+from mpitrain.optim.balance import inequality
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.norm import exact_sum, norm
 from mpitrain.optim.optimizer import optimizer_of
@@ -339,6 +340,7 @@ class Actor:
 
     def _norm(self, action: Action, work: _Work) -> None:
         self.gradients.wait()
+        self._compare_loads(work)
         parts = self._totals(work, self.measure.squares(piece.grad for piece in self.gradients.counted if piece.spec.trained))
         total, result = self.measure.total(parts), work.result
         result.num_tokens, count = int(total.count), total.count or math.nan  # no target, no mean: nothing to learn, the step is skipped
@@ -346,6 +348,13 @@ class Actor:
         result.stop, result.peak_in_flight = total.stop, [part.peak for part in parts[:: self.tp.size]]
         result.told = {name: math.fsum(numbers) for name, numbers in zip(self.plan.tells, total.told)}
         result.skipped = not math.isfinite(result.grad_norm)
+
+    def _compare_loads(self, work: _Work) -> None:
+        """Tell how unequal the loads of experts are, a mean over blocks."""
+        for piece in self.gradients.counted:
+            if piece.spec.group == "load":
+                for name, value in inequality(piece.grad).items():
+                    self._hear(name, value / self.plan.num_with_experts, work)
 
     def _update(self, action: Action, work: _Work) -> None:
         """Divide by the global number of tokens, clip, and step; a step without finite gradients is skipped, and halves the scale."""

@@ -6,6 +6,7 @@
     data/            the tokens
     checkpoints/     one directory per saved step
     trace.json       when each instruction of each rank ran (run.trace)
+    loads.svg        how evenly experts are used, if there are some
 """
 
 import json
@@ -24,7 +25,7 @@ from mpitrain.config import Config, identity, parse, to_toml
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.inputs import kind_of, read_regular, shown
 
-FILES = ("config.toml", "metrics.jsonl", "metrics.jsonl.damaged", "trace.json", "config.toml.new", "metrics.jsonl.new", LOCK)
+FILES = ("config.toml", "metrics.jsonl", "metrics.jsonl.damaged", "trace.json", "loads.svg", "config.toml.new", "metrics.jsonl.new", LOCK)
 ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(("data", "checkpoints"), "a folder")  # a link would be written through, too
 MOST_CONFIG_BYTES = 1 << 16  # to_toml() writes 2 KB
 
@@ -57,6 +58,10 @@ class RunDir:
     @property
     def trace(self) -> Path:
         return self.path / "trace.json"
+
+    @property
+    def loads(self) -> Path:
+        return self.path / "loads.svg"
 
     def take(self, lost: Callable[[str], object], each: Callable[[str], object]) -> tuple[str, str]:
         """Make the directory, if need be, and take its lock; return the lock's token, and what is to be said of its last holder.

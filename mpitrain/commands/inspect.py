@@ -90,8 +90,11 @@ def _divided(programs: Sequence[Sequence[Action]], report: Report, parallel: Par
 
 
 def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
-    """Read `tp=2,pp=2`; return it as further overrides, axes that are left out having degree 1, and the number of ranks."""
-    axes, found = ("tp", "cp", "dp", "pp"), {}
+    """Read `tp=2,pp=2`; return it as further overrides, axes that are left out having degree 1, and the number of ranks.
+
+    ep and etp are folded over the ranks of the others.
+    """
+    axes, found = ("tp", "cp", "dp", "pp", "ep", "etp"), {}
     for word in text.split(","):
         axis, _, degree = word.partition("=")
         # not isdigit: it takes '²', which int() doesn't, and digits of other scripts, which TOML doesn't
@@ -102,7 +105,7 @@ def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int
         if axis in found:
             raise ConfigError(f"--layout {shown(text)}: found {axis} twice; leave one out")
         found[axis] = int(degree)
-    num_ranks = math.prod(found.values())
+    num_ranks = math.prod(degree for axis, degree in found.items() if axis not in ("ep", "etp"))
     if num_ranks > MOST_RANKS:
         raise ConfigError(f"--layout {shown(text)}: found {num_ranks:,} ranks, needed at most {MOST_RANKS:,}")
     return (*overrides, *(f"parallel.{axis}={found.get(axis, 1)}" for axis in axes)), num_ranks

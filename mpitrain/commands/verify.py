@@ -50,7 +50,9 @@ def shrunken(config: Config) -> Config:
     model, parallel = config.model, config.parallel
     stages = parallel.pp * (config.pipeline.chunks or 1)
     sequence = 2 * parallel.cp * parallel.tp * (config.pipeline.segments or 2) * 2
+    experts = dict(width=8 * parallel.etp) if config.experts.count else {}
     changes = {
+        "experts": experts,
         "model": dict(layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp, vocab=VOCAB),
         "data": dict(sequence=sequence),
         "batch": dict(global_=parallel.dp * 2 * max(2, parallel.pp), micro=1),
@@ -90,7 +92,8 @@ def verify(config: Config, world: World) -> list[Difference]:
 def report(config: Config, differences: list[Difference]) -> str:
     """Return what was found, in words."""
     parallel = config.parallel
-    layout = f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, {config.pipeline.schedule}"
+    experts = f", ep {parallel.ep} x etp {parallel.etp}" if config.experts.count else ""
+    layout = f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}{experts}, {config.pipeline.schedule}"
     if not differences:
         return f"verified: {layout}: losses, norms, gradients and weights of {STEPS} steps equal one rank's to {TOLERANCE:.0e}"
     first = differences[0]

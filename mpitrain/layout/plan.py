@@ -93,6 +93,11 @@ class Plan:
         """Names of the numbers that layers make besides their outputs."""
         return tuple(sorted({name for layer in self._layers for name in layer.tells}))
 
+    @cached_property
+    def num_with_experts(self) -> int:
+        """Blocks that have experts."""
+        return sum(spec.group == "load" for spec in self.parameters())
+
     def parameters(self) -> list[Spec]:
         """Return every parameter of the model once, whole."""
         return list({spec.name: spec for stage in self.stages for block in stage.specs() for spec in block}.values())

@@ -160,9 +160,10 @@ class Experts:
         """Say how well the loads are balanced; return the shares on which the balance loss rests."""
         by_step = self.settings.balance == "global"
         shares = self.load.data.to(statistics.vector.dtype, copy=True).unsqueeze(0) if by_step else statistics.shares
+        batch, length = self.site.plan.config.batch, self.site.plan.config.data.sequence
         ranks = self.site.cp.size if self.site.cp else 1  # each of these tells, and they are summed
         for name, value in zip(("balance_loss", "z_loss"), router.losses(shares, statistics.scores, statistics.z, self.settings)):
-            context.tell(name, value / ranks)
+            context.tell(name, value / (ranks * batch.global_ * length))
         context.tell("dropped", statistics.dropped / ranks)
         return shares
 

@@ -7,6 +7,7 @@ Gradients are divided by tokens, and clipped; neither changes shares, nor what i
 is never cut by ZeRO, so that its mean is here.
 """
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,13 @@ from mpitrain.parallel.zero.shards import Piece
 
 if TYPE_CHECKING:
     from mpitrain.optim.optimizer import Optimizer
+
+
+def inequality(loads: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return how unequal loads are: their coefficient of variation, and their entropy as a share of the greatest there can be."""
+    shares = loads.double() / loads.sum()
+    entropy = -torch.xlogy(shares, shares).sum() / math.log(max(2, len(shares)))
+    return {"load_cv": (shares * len(shares) - 1).square().mean().sqrt(), "load_entropy": entropy}
 
 
 class Balanced:

@@ -55,6 +55,8 @@ class Report:
             f"step {line['step']:5d}  loss {line['loss']:.4f}  norm {line['grad_norm']:.3f}  lr {line['lr']:.2e}  "
             f"{line['tokens_per_s']:,.0f} tokens/s  MFU {line['mfu']:.1%}  waiting {waited_share:.0%}"
         )
+        if "load_cv" in line:
+            text += f"  loads +-{line['load_cv']:.0%}"
         if "val_loss" in line:
             text += f"  val loss {line['val_loss']:.4f}"
         if self._live:

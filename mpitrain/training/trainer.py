@@ -22,7 +22,7 @@ from mpitrain.layout.memory import compare, predict
 from mpitrain.layout.plan import Plan
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.microbatch import Microbatch
-from mpitrain.training import state_io
+from mpitrain.training import expert_loads, state_io
 from mpitrain.training.console import Report
 from mpitrain.training.device import choose_device
 from mpitrain.training.ledger import Ledger
@@ -91,6 +91,8 @@ class Trainer:
             code = self._steps()
         self.place.enter("end", "telling how it went")
         self.report.say(self.ledger.table(self.world))
+        if self.config.experts.count and self.mesh.rank == 0:
+            self.report.say(expert_loads.draw(self.rundir.metrics, self.rundir.loads))
         if code != DONE:
             self.report.say(self.last_words)
             return code
@@ -128,6 +130,9 @@ class Trainer:
         line = self._line(result, lr, step_s) | {"comm": self.ledger.end()}
         if step == run.steps or (run.eval_every and step % run.eval_every == 0):
             line["val_loss"] = self._validate()
+            if self.config.experts.count:
+                mine = expert_loads.shares(self.actor)
+                line[expert_loads.KEY] = expert_loads.together(self.world.all_gather("the loads of experts", mine))
         self._log(line, waited_share)
         if run.trace and step == self.recorder.steps[-1]:
             self._write_trace()

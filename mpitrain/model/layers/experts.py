@@ -30,9 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experts:
-    """settings: resolved.  depth: as in layers/attention.py."""
+    """settings: resolved.  depth: as in layers/attention.py.
 
-    tells: ClassVar[tuple[str, ...]] = ("balance_loss", "z_loss", "dropped")
+    It tells its losses, a token; the choices that were dropped; and, once they are counted over all ranks (optim/balance.py), how unequal
+    loads are.
+    """
+
+    tells: ClassVar[tuple[str, ...]] = ("balance_loss", "dropped", "load_cv", "load_entropy", "z_loss")
     width: int
     settings: Settings
     depth: int

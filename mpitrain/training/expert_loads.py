@@ -1,0 +1,46 @@
+"""How evenly experts are used: what the lines of metrics.jsonl say of it, and a picture of them in the run directory."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpitrain.actor.actor import Actor
+
+KEY = "expert_loads"  # of the lines with a validation: by block, the share of each expert of the choices of that step
+
+
+def shares(actor: Actor) -> dict[str, list[float]]:
+    """Return the loads of the last step by block, of those blocks that this rank counts."""
+    found = (piece for piece in actor.gradients.counted if piece.spec.group == "load")
+    return {piece.spec.name.split(".")[1]: piece.weight.tolist() for piece in found}
+
+
+def together(every: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Return the loads of all ranks, in the order of the blocks."""
+    return dict(sorted((item for part in every for item in part.items()), key=lambda item: int(item[0])))
+
+
+def draw(metrics: Path, to: Path) -> str:
+    """Draw the loads that a run has logged; return what to tell of it. Without matplotlib nothing is drawn, and that is told."""
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    known = [line for line in lines if line.get(KEY)]
+    if not known:
+        return ""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return "pip install 'mpitrain[plot]' for a picture of the loads of experts"
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    over_steps, last = figure.subplots(1, 2, width_ratios=(1, 1.3))
+    measured = [line for line in lines if line.get("load_cv") is not None]
+    over_steps.plot([line["step"] for line in measured], [line["load_cv"] for line in measured], color="#5B7FA6")
+    over_steps.set(title="mean over blocks", xlabel="step", ylabel="coefficient of variation of loads", ylim=(0, None))
+    over_steps.spines[["top", "right"]].set_visible(False)
+    blocks = known[-1][KEY]
+    rows = [[share * len(row) for share in row] for row in blocks.values()]
+    image = last.imshow(rows, aspect="auto", cmap="RdBu_r", vmin=0, vmax=2, interpolation="nearest")
+    last.set(title=f"loads in step {known[-1]['step']}, 1: the mean", xlabel="expert", ylabel="block")
+    last.set_yticks(range(len(rows)), list(blocks))
+    figure.colorbar(image, ax=last, extend="max")
+    figure.savefig(to)
+    return f"loads of experts: {to}"
