@@ -45,6 +45,7 @@ class Run(Table):
     eval_every: CountOrNone = 40  # steps between validations; 0: only first and last
     eval_batches: Count = 2  # validation batches of batch.global sequences each
     max_skips: CountOrNone = 50  # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first
+    routing: CountOrNone = 0  # steps whose routing is recorded in routing.npz, of runs with experts
     trace: CountOrNone = 0  # steps whose instructions are timed and written to trace.json, from the second step on
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0  # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
@@ -87,6 +88,7 @@ class Experts(Table):
     balance_weight: Annotated[float, Meta(ge=0)] | None = None  # of that loss; with bias, of one over sequences besides
     bias_rate: Annotated[float, Meta(gt=0)] | None = None  # bias: how far it moves in a step
     z_weight: Annotated[float, Meta(ge=0)] | None = None  # of the router's z-loss
+    replay: str = ""  # a routing.npz: tokens go where they went when it was recorded, with the weights that the router gives them now
     capacity: Annotated[float, Meta(ge=0)] = 0.0  # tokens that an expert takes of a rank's microbatch, over the mean; 0: all
     buffer: Annotated[float, Meta(gt=0)] = 2.0  # rows that a rank receives at once, over the mean; what is more comes in rounds
 

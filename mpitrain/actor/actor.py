@@ -31,6 +31,7 @@ from mpitrain.comm.progress import Pending
 from mpitrain.data.documents import separate
 from mpitrain.layout.buffers_needed import needed_by
 from mpitrain.layout.plan import Plan
+from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
 from mpitrain.model.site import Site
@@ -70,6 +71,7 @@ class _Work:
     """What is under way in the current step."""
 
     microbatches: list[Microbatch]
+    step: int = 0
     lr: float = 0.0
     stop: bool = False
     peak_in_flight: int = 0
@@ -108,6 +110,7 @@ class Actor:
         self.table, self.training, self.evaluation = plan.table, *(each.ranks[self.pp.rank] for each in (plan.training, plan.evaluation))
         self.shardings = shardings_of(config, mesh)
         self.loss_scale = LossScale(config.precision)
+        self.recorded: list | None = None  # the routing of a step is noted here
         self.site = Site(plan, device, self.tp, self.cp, mesh["experts"], mesh["tokens"])
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
@@ -191,7 +194,7 @@ class Actor:
         for stage in self.stages.values():
             stage.state.zero_grad()
         with nullcontext() if watch is None else watch.watching():
-            return self._walk(self.training, _Work(microbatches, lr, stop), step, self.recorder, watch)
+            return self._walk(self.training, _Work(microbatches, step, lr, stop), step, self.recorder, watch)
 
     def evaluate(self, step: int, microbatches: list[Microbatch]) -> tuple[float, float]:
         """Return (summed loss, tokens) of the microbatches of all ranks, without gradients. Collective over all ranks."""
@@ -267,7 +270,8 @@ class Actor:
     def _forward_walk(self, action: Action, work: _Work) -> Walk:
         _, m, stage, part = action
         hear, x = partial(self._hear, work=work), work.inputs.pop((stage, m), None)
-        walk = self.stages[stage].forward(m, x, self._microbatch(stage, m, work), part, hear, self.loss_scale.value)
+        routes = self._routes(stage, m, work) if torch.is_grad_enabled() else None  # validation is never replayed
+        walk = self.stages[stage].forward(m, x, self._microbatch(stage, m, work), part, hear, self.loss_scale.value, routes)
         if torch.is_grad_enabled() and not part:
             held = 1 + sum(stage.num_stashes for stage in self.stages.values())
             work.peak_in_flight = max(work.peak_in_flight, held)
@@ -286,8 +290,18 @@ class Actor:
         return grad
 
     def _microbatch(self, stage: int, index: int, work: _Work) -> Microbatch:
-        """Each copy of the model has its own share of the step's microbatches."""
-        return work.microbatches[stage // self.table.depth * self.table.num_microbatches + index]
+        return work.microbatches[self._number(stage, index)]
+
+    def _number(self, stage: int, index: int) -> int:
+        """Return the number of a microbatch in the step: each copy of the model has its own share of them."""
+        return stage // self.table.depth * self.table.num_microbatches + index
+
+    def _routes(self, stage: int, index: int, work: _Work) -> Routes | None:
+        if self.plan.routing is None and self.recorded is None:
+            return None
+        batch, number = self.config.batch, self._number(stage, index) // self.table.segments
+        first = self.mesh["dp"].rank * (batch.global_ // self.config.parallel.dp) + number * batch.micro
+        return Routes(work.step - 1, range(first, first + batch.micro), self.plan.routing, self.recorded)
 
     def _pass_on(self, action: Action, made: torch.Tensor | None, work: _Work) -> None:
         """Keep an activation or gradient for the stage that needs it, on this rank, or for the send that follows."""
@@ -354,7 +368,7 @@ class Actor:
         for piece in self.gradients.counted:
             if piece.spec.group == "load":
                 for name, value in inequality(piece.grad).items():
-                    self._hear(name, value / self.plan.num_with_experts, work)
+                    self._hear(name, value / len(self.plan.loads), work)
 
     def _update(self, action: Action, work: _Work) -> None:
         """Divide by the global number of tokens, clip, and step; a step without finite gradients is skipped, and halves the scale."""

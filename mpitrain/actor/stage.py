@@ -7,6 +7,7 @@ import torch
 
 from mpitrain.actor.contexts import Contexts
 from mpitrain.actor.stage_state import StageState
+from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
 from mpitrain.model.offload import Shelves
@@ -58,15 +59,17 @@ class Stage:
         part: int | None = None,
         tell: Callable[[str, torch.Tensor], None] = ignored,
         scale: float = 1.0,
+        routes: Routes | None = None,
     ) -> Walk:
         """Run microbatch `index` through the stage, or one part of it (counted from the first block); return the output.
 
         That is [B, T, D], of the last stage the loss, without targets the logits. Without gradients enabled nothing is stashed.
-        tell: takes what layers make besides their outputs.  scale: of the loss.
+        tell: takes what layers make besides their outputs.  scale: of the loss.  routes: of its tokens, to experts.
         """
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index] if index in self.stashes and parts[0] else []
-        context = self._under_way.pop(index, None) or replace(self.contexts.of(index, microbatch), tell=tell, scale=scale)
+        lent = {"tell": tell, "scale": scale, "routes": routes}
+        context = self._under_way.pop(index, None) or replace(self.contexts.of(index, microbatch), **lent)
         for number in parts:
             number = len(self.parts) - 1 - number
             yield from self._arrive(number)

@@ -6,6 +6,7 @@
     data/            the tokens
     checkpoints/     one directory per saved step
     trace.json       when each instruction of each rank ran (run.trace)
+    routing.npz      which experts tokens were sent to (run.routing)
     loads.svg        how evenly experts are used, if there are some
 """
 
@@ -25,7 +26,8 @@ from mpitrain.config import Config, identity, parse, to_toml
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.inputs import kind_of, read_regular, shown
 
-FILES = ("config.toml", "metrics.jsonl", "metrics.jsonl.damaged", "trace.json", "loads.svg", "config.toml.new", "metrics.jsonl.new", LOCK)
+DRAWN = ("trace.json", "loads.svg", "routing.npz")
+FILES = ("config.toml", "metrics.jsonl", "metrics.jsonl.damaged", *DRAWN, "config.toml.new", "metrics.jsonl.new", LOCK)
 ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(("data", "checkpoints"), "a folder")  # a link would be written through, too
 MOST_CONFIG_BYTES = 1 << 16  # to_toml() writes 2 KB
 
@@ -58,6 +60,10 @@ class RunDir:
     @property
     def trace(self) -> Path:
         return self.path / "trace.json"
+
+    @property
+    def routing(self) -> Path:
+        return self.path / "routing.npz"
 
     @property
     def loads(self) -> Path:

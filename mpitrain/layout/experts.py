@@ -28,6 +28,8 @@ def resolve_experts(config: Config, model: Model, preset: dict) -> Experts:
     given = {key: value for key, value in values.items() if value is False or value not in (0, "", None)}
     given |= {key: 0 for key in ("shared", "first", "balance_weight", "z_weight") if values[key] == 0}
     if model.family not in EXPERTS:
+        if config.run.routing:
+            raise ConfigError(f"run.routing = {config.run.routing}: model.family = {json.dumps(model.family)} has no experts; leave it out")
         for key, value in given.items():
             if value != getattr(Experts(), key):
                 none = f"does nothing with model.family = {json.dumps(model.family)}, which has no experts"

@@ -17,11 +17,12 @@ from functools import cached_property
 import numpy as np
 
 from mpitrain.config import Config
-from mpitrain.layout import program
+from mpitrain.layout import program, routing
 from mpitrain.layout.axes import Axes, axes_of
 from mpitrain.layout.layer import Family, Layer, Sizes
 from mpitrain.layout.parameters import Spec, itemsizes_of
 from mpitrain.layout.program import Programs
+from mpitrain.layout.routing import Trace
 from mpitrain.layout.sequence import Placement, placement_of
 from mpitrain.layout.stages import StagePlan, stages_of
 from mpitrain.layout.table import num_microbatches, placement_in, table_of
@@ -94,9 +95,14 @@ class Plan:
         return tuple(sorted({name for layer in self._layers for name in layer.tells}))
 
     @cached_property
-    def num_with_experts(self) -> int:
-        """Blocks that have experts."""
-        return sum(spec.group == "load" for spec in self.parameters())
+    def routing(self) -> Trace | None:
+        """Which experts tokens are sent to, if that is replayed."""
+        return routing.read(self.config, self.loads) if self.config.experts.replay else None
+
+    @cached_property
+    def loads(self) -> list[Spec]:
+        """The loads of the blocks that have experts."""
+        return [spec for spec in self.parameters() if spec.group == "load"]
 
     def parameters(self) -> list[Spec]:
         """Return every parameter of the model once, whole."""

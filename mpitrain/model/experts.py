@@ -75,6 +75,8 @@ class Experts:
         config = site.plan.config
         self.exchange = Exchange(site.experts, config.parallel.etp)
         self.limit = rows_at_once(config, self.settings, config.parallel, site.plan.table.segments)
+        segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)
+        self._positions = [np.split(each, site.tp.size)[site.tp.rank] if site.tp else each for each in segments]
         self._balanced_rows = config.batch.micro if layer.by_sequence else 1
 
     # ------------------------------------------------------------ forward
@@ -82,7 +84,7 @@ class Experts:
     def forward(self, x_BTD: torch.Tensor, context: Context) -> Walk:
         """Return the weighted sum of what the experts of each token make of it, and what the shared ones do."""
         keeps, x_ND = torch.is_grad_enabled(), x_BTD.flatten(0, 1)
-        chosen = self._route(x_ND)
+        chosen = self._route(x_ND, context)
         order, counts = self._order(chosen.experts)
         rounds = yield from self._agree(counts)
         here = router.statistics(chosen, self.settings, self._balanced_rows, chosen.experts.numel() - len(order))
@@ -108,10 +110,19 @@ class Experts:
         y_BTD = routed_BTD if y_BTD is None else y_BTD + routed_BTD
         return y_BTD, Saved(x_BTD, chosen, order, shares, rounds, rows, of_shared, context.scale) if keeps else None
 
-    def _route(self, x_ND: torch.Tensor) -> router.Chosen:
-        kind = wide(x_ND.dtype)
+    def _route(self, x_ND: torch.Tensor, context: Context) -> router.Chosen:
+        kind, routes = wide(x_ND.dtype), context.routes
         logits = x_ND.to(kind) @ self.router.data.to(kind).t()
-        return router.choose(logits, None if self.bias is None else self.bias.data, self.settings)
+        if routes is None:
+            return router.choose(logits, None if self.bias is None else self.bias.data, self.settings)
+        positions = self._positions[context.segment]
+        replayed = routes.chosen(self.load.name, positions)
+        if replayed is not None:
+            experts = torch.from_numpy(np.sort(replayed.reshape(-1, self.settings.active).astype(np.int64))).to(x_ND.device)
+            return router.Chosen(logits, experts, router.weigh(logits, experts, self.settings))
+        chosen = router.choose(logits, None if self.bias is None else self.bias.data, self.settings)
+        routes.record(self.load.name, positions, chosen.experts.cpu().numpy().reshape(-1, len(positions), self.settings.active))
+        return chosen
 
     def _order(self, experts_NK: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
         """Return the choices in the order of the experts, those of one in that of the tokens, and how many each expert has.

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from mpitrain.layout.routing import Routes
+
 
 @dataclass(frozen=True)
 class Microbatch:
@@ -56,7 +58,7 @@ class Context:
     start, segment: the first position of what is here, and its number, if sequences are cut.  history: by attention the keys and values
     of the segments before (model/sequence_history.py).  visible: what attention adds to its scores, if causality isn't all there is to
     it.  keeping: what is kept for the backward, and where.  tell: takes numbers that a layer makes besides its output, by their names.
-    scale: what the loss is multiplied by, for layers that have one of their own.
+    scale: what the loss is multiplied by, for layers that have one of their own.  routes: to experts, recorded or replayed.
     """
 
     microbatch: Microbatch = Microbatch()
@@ -67,3 +69,4 @@ class Context:
     keeping: Keeping = field(default=KeepAll())
     tell: Callable[[str, torch.Tensor], None] = ignored
     scale: float = 1.0
+    routes: Routes | None = None

@@ -100,6 +100,7 @@ def _plan(read: Config | InputError, world: World) -> tuple[Plan, Tokenizer, dic
         "the tokenizer": tokenizer.identity,
         "the table of pipeline.schedule": preflight.digest(repr(table)),
         **preflight.code(),
+        **({"the routing of experts.replay": plan.routing.digest} if plan.routing else {}),
     }
     return plan, tokenizer, same
 

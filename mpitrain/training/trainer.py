@@ -20,6 +20,7 @@ from mpitrain.data.order import Sampler
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
 from mpitrain.layout.memory import compare, predict
 from mpitrain.layout.plan import Plan
+from mpitrain.layout.routing import joined
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.training import expert_loads, state_io
@@ -77,6 +78,7 @@ class Trainer:
         self._peak = f"{peak / 1e9:,.0f} GFLOP/s a rank ({source})"
         self.ledger = Ledger(mesh)
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
+        self.to_record, self.recorded = range(0), list[list]()  # steps of which the routing is recorded, and what was
         self.watched = 0  # the step in which activations are counted
 
     # ------------------------------------------------------------ the loop
@@ -86,6 +88,8 @@ class Trainer:
         self.watched = self.step + 1
         first = min(self.step + 2, self.config.run.steps)  # the first step is never typical
         self.recorder.steps = range(first, min(first + self.config.run.trace, self.config.run.steps + 1))
+        last = min(self.step + self.config.run.routing, self.config.run.steps)
+        self.to_record = range(self.step + 1, last + 1)
         self._announce()
         with self.report:
             code = self._steps()
@@ -121,6 +125,7 @@ class Trainer:
         watch = self.watch if step == self.watched else None
         self.place.enter("step", "reading tokens")
         microbatches = self._microbatches(self.corpora.train, self.step)
+        self.actor.recorded = [] if step in self.to_record else None
         result = self.actor.run_step(step, microbatches, lr, stop=self.guard.asked_to_stop, watch=watch)
         self.place.enter("step", "between two steps")
         step_s = time.perf_counter() - begin
@@ -134,6 +139,8 @@ class Trainer:
                 mine = expert_loads.shares(self.actor)
                 line[expert_loads.KEY] = expert_loads.together(self.world.all_gather("the loads of experts", mine))
         self._log(line, waited_share)
+        if step in self.to_record:
+            self._record_routing(step)
         if run.trace and step == self.recorder.steps[-1]:
             self._write_trace()
         over, sick = step == run.steps or result.stop, self._count_skips(result)
@@ -227,6 +234,14 @@ class Trainer:
         if self.device.type == "cuda":
             direct = "device buffers go straight to MPI" if self.mesh.device_aware else "device buffers go through pinned host memory"
             self.report.say(f"{direct}: {self.mesh.device_reason}")
+
+    def _record_routing(self, step: int) -> None:
+        """Gather where the tokens of a step went; write the trace when it is complete. Collective over all ranks."""
+        every = self.world.all_gather("the routing of a step", self.actor.recorded)
+        self.recorded.append([each for part in every for each in part])
+        if step == self.to_record[-1] and self.mesh.rank == 0:
+            joined(self.config, self.recorded).write(self.rundir.routing)
+            self.report.say(f"recorded the routing of {len(self.recorded)} steps: --set experts.replay={self.rundir.routing}")
 
     def _write_trace(self) -> None:
         with self.place.waiting("for all ranks: their part of the trace"):

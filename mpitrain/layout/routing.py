@@ -1,0 +1,104 @@
+"""Routing traces: which experts each token of a run was sent to, recorded and replayed. No torch.
+
+A file holds for each block with experts, by the name of its load, experts of [steps, sequences of a step, positions, experts of a token]:
+it knows nothing of ranks and microbatches, so that a run on other ranks can replay it. Steps beyond the last begin anew.
+"""
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import read_file, shown
+from mpitrain.layout.parameters import Spec
+
+MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The experts of a run's tokens, by the name of a block's load: [S, sequences, T, K]."""
+
+    experts: Mapping[str, np.ndarray]
+
+    @property
+    def steps(self) -> int:
+        return min(map(len, self.experts.values()), default=0)
+
+    @property
+    def digest(self) -> str:
+        found = hashlib.sha256()
+        for name in sorted(self.experts):
+            found.update(name.encode() + np.ascontiguousarray(self.experts[name]).data)
+        return found.hexdigest()[:16]
+
+    def write(self, path: Path) -> None:
+        """Write a file that `read` reads."""
+        with path.open("wb") as file:
+            np.savez(file, **self.experts)
+
+
+def read(config: Config, loads: list[Spec]) -> Trace:
+    """Read experts.replay. Raises ConfigError unless it has the experts of every token of a step, for each block that has some."""
+    path, settings = config.experts.replay, config.experts
+    name, needed = f'experts.replay = "{shown(path)}"', (config.batch.global_, config.data.sequence, settings.active)
+    try:
+        content = read_file(path, MOST_BYTES)
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            missing = next((spec.name for spec in loads if spec.name not in file.files), None)
+            if missing:
+                raise ConfigError(f"{name}: found nothing of {missing}; replay what a run with the same blocks has recorded (run.routing)")
+            experts = {spec.name: file[spec.name] for spec in loads}
+    except OSError as error:
+        why = error.strerror or "not a routing trace"
+        raise ConfigError(f"{name} can't be read: {why}; give a file that run.routing has made") from None
+    except (ValueError, zipfile.BadZipFile, EOFError, MemoryError):
+        raise ConfigError(f"{name}: not a routing trace; give a file that run.routing has made") from None
+    for found, array in experts.items():
+        if array.dtype.kind not in "iu" or array.ndim != 4 or array.shape[1:] != needed or not len(array):
+            raise ConfigError(
+                f"{name}: found {found} of shape {list(array.shape)}; needed [steps, batch.global, data.sequence, experts.active] = "
+                f"[steps, {', '.join(map(str, needed))}]"
+            )
+        ordered = np.sort(array, axis=-1)
+        if ordered.min() < 0 or ordered.max() >= settings.count or (ordered[..., 1:] == ordered[..., :-1]).any():
+            raise ConfigError(f"{name}: found in {found} an expert twice, or none of 0 to {settings.count - 1}; record it anew")
+    return Trace(experts)
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The routing of one microbatch: what is replayed of it, and where it is recorded. step: counted from 0.  rows: its sequences."""
+
+    step: int
+    rows: range
+    replayed: Trace | None = None
+    recorded: list[tuple[str, range, np.ndarray, np.ndarray]] | None = None
+
+    def chosen(self, name: str, positions: np.ndarray) -> np.ndarray | None:
+        """Return the experts of the positions of a block, [rows, T, K], if they are replayed."""
+        if self.replayed is None:
+            return None
+        return self.replayed.experts[name][self.step % self.replayed.steps][self.rows.start : self.rows.stop, positions]
+
+    def record(self, name: str, positions: np.ndarray, experts: np.ndarray) -> None:
+        """Note the experts of some positions, [rows, T, K]."""
+        if self.recorded is not None:
+            self.recorded.append((name, self.rows, positions, experts.astype(np.uint16)))
+
+
+def joined(config: Config, recorded: list[list[tuple[str, range, np.ndarray, np.ndarray]]]) -> Trace:
+    """Return the trace of steps, each recorded in parts."""
+    shape = len(recorded), config.batch.global_, config.data.sequence, config.experts.active
+    experts: dict[str, np.ndarray] = {}
+    for step, parts in enumerate(recorded):
+        for name, rows, positions, found in parts:
+            of_rows = experts.setdefault(name, np.zeros(shape, np.uint16))[step][rows.start : rows.stop]
+            of_rows[:, positions] = found
+    return Trace(experts)

@@ -1,0 +1,91 @@
+"""Runs with experts: the same bits over pipelines, ZeRO, transports and restarts; checkpoints that go on with other experts' ranks."""
+
+import json
+import shutil
+
+import pytest
+from launch import loss_lines, run_tiny, tail, write_text
+
+STEPS = 12
+SETTINGS = dict(
+    model_family="mixtral", experts_count=4, run_steps=STEPS, run_save_every=6, run_eval_every=6, schedule_name="constant",
+    precision_compute="fp64", experts_balance="bias",
+)  # fmt: skip
+WITH_TWO = dict(parallel_ep=2, parallel_dp=2)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("experts") / "text.txt")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, text):
+    """A run on two ranks with half of the experts each, never stopped."""
+    run_dir = tmp_path_factory.mktemp("experts") / "whole"
+    run(2, run_dir, text, **WITH_TWO)
+    return run_dir
+
+
+def run(num_ranks, run_dir, text, **changes):
+    done = run_tiny(num_ranks, run_dir, text, **{**SETTINGS, **changes})
+    assert done.returncode == 0, tail(done.output)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "changes"),
+    [
+        (2, dict(comm_transport="messages", parallel_zero=3)),
+        (4, dict(parallel_pp=2, pipeline_schedule="zbv", parallel_zero=0)),
+        (4, dict(parallel_pp=2, comm_transport="shared", memory_recompute="full", parallel_zero=2)),
+    ],
+)
+def test_same_bits_with_the_experts_on_as_many_ranks(tmp_path, text, whole, num_ranks, changes):
+    run(num_ranks, tmp_path / "run", text, **WITH_TWO, **changes)
+    assert loss_lines(tmp_path / "run") == loss_lines(whole)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "changes"),
+    [
+        (2, WITH_TWO),
+        (1, dict(parallel_ep=1, parallel_dp=1)),
+        (4, dict(parallel_tp=2, parallel_etp=2, parallel_ep=2, parallel_dp=2, parallel_zero=3)),
+    ],
+)
+def test_goes_on_from_the_middle_on_other_ranks(tmp_path, text, whole, num_ranks, changes):
+    shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{STEPS:08d}")
+    done = run(num_ranks, tmp_path / "run", text, **changes)
+    assert f"going on after step {STEPS // 2}" in done.output, done.output
+    found, expected = loss_lines(tmp_path / "run"), loss_lines(whole)
+    if changes == WITH_TWO:
+        assert found == expected
+    assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=1e-10)
+
+
+def test_loads_are_told_and_drawn(whole):
+    last = metrics(whole)[-1]
+    assert list(last["expert_loads"]) == ["0", "1", "2", "3"] and last["dropped"] == 0
+    for shares in last["expert_loads"].values():
+        assert sum(shares) == pytest.approx(1)
+    cv = [(sum((4 * share - 1) ** 2 for share in shares) / 4) ** 0.5 for shares in last["expert_loads"].values()]
+    assert last["load_cv"] == pytest.approx(sum(cv) / len(cv))
+    assert 0 < last["load_entropy"] < 1
+    assert (whole / "loads.svg").read_text().count("<path") > 40
+
+
+def test_a_recorded_routing_is_replayed(tmp_path, text):
+    run(2, tmp_path / "first", text, **WITH_TWO, run_routing=STEPS)
+    run(2, tmp_path / "again", text, parallel_tp=2, parallel_ep=2, experts_replay=tmp_path / "first" / "routing.npz", experts_buffer=0.4)
+    assert losses(tmp_path / "again") == pytest.approx(losses(tmp_path / "first"), rel=1e-10)
+    assert metrics(tmp_path / "again")[-1]["expert_loads"] == metrics(tmp_path / "first")[-1]["expert_loads"]
+
+
+def metrics(run_dir):
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run_dir):
+    return [line["loss"] for line in metrics(run_dir) if "loss" in line]
