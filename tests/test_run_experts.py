@@ -23,7 +23,7 @@ def text(tmp_path_factory):
 def whole(tmp_path_factory, text):
     """A run on two ranks with half of the experts each, never stopped."""
     run_dir = tmp_path_factory.mktemp("experts") / "whole"
-    run(2, run_dir, text, **WITH_TWO)
+    run(2, run_dir, text, **WITH_TWO, run_routing=STEPS)
     return run_dir
 
 
@@ -33,23 +33,16 @@ def run(num_ranks, run_dir, text, **changes):
     return done
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "changes"),
-    [
-        (2, dict(comm_transport="messages", parallel_zero=3)),
-        (4, dict(parallel_pp=2, pipeline_schedule="zbv", parallel_zero=0)),
-        (4, dict(parallel_pp=2, comm_transport="shared", memory_recompute="full", parallel_zero=2)),
-    ],
-)
-def test_same_bits_with_the_experts_on_as_many_ranks(tmp_path, text, whole, num_ranks, changes):
-    run(num_ranks, tmp_path / "run", text, **WITH_TWO, **changes)
+def test_same_bits_with_the_experts_on_as_many_ranks(tmp_path, text, whole):
+    pipelined = dict(parallel_pp=2, pipeline_schedule="zbv", parallel_zero=0, comm_transport="shared", memory_recompute="full")
+    run(4, tmp_path / "run", text, **WITH_TWO, **pipelined)
     assert loss_lines(tmp_path / "run") == loss_lines(whole)
 
 
 @pytest.mark.parametrize(
     ("num_ranks", "changes"),
     [
-        (2, WITH_TWO),
+        (2, dict(WITH_TWO, parallel_zero=3, comm_transport="messages")),
         (1, dict(parallel_ep=1, parallel_dp=1)),
         (4, dict(parallel_tp=2, parallel_etp=2, parallel_ep=2, parallel_dp=2, parallel_zero=3)),
     ],
@@ -59,9 +52,8 @@ def test_goes_on_from_the_middle_on_other_ranks(tmp_path, text, whole, num_ranks
     shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{STEPS:08d}")
     done = run(num_ranks, tmp_path / "run", text, **changes)
     assert f"going on after step {STEPS // 2}" in done.output, done.output
-    found, expected = loss_lines(tmp_path / "run"), loss_lines(whole)
-    if changes == WITH_TWO:
-        assert found == expected
+    if num_ranks == 2:
+        assert loss_lines(tmp_path / "run") == loss_lines(whole)
     assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=1e-10)
 
 
@@ -76,11 +68,10 @@ def test_loads_are_told_and_drawn(whole):
     assert (whole / "loads.svg").read_text().count("<path") > 40
 
 
-def test_a_recorded_routing_is_replayed(tmp_path, text):
-    run(2, tmp_path / "first", text, **WITH_TWO, run_routing=STEPS)
-    run(2, tmp_path / "again", text, parallel_tp=2, parallel_ep=2, experts_replay=tmp_path / "first" / "routing.npz", experts_buffer=0.4)
-    assert losses(tmp_path / "again") == pytest.approx(losses(tmp_path / "first"), rel=1e-10)
-    assert metrics(tmp_path / "again")[-1]["expert_loads"] == metrics(tmp_path / "first")[-1]["expert_loads"]
+def test_a_recorded_routing_is_replayed(tmp_path, text, whole):
+    run(2, tmp_path / "again", text, parallel_tp=2, parallel_ep=2, experts_replay=whole / "routing.npz", experts_buffer=0.4)
+    assert losses(tmp_path / "again") == pytest.approx(losses(whole), rel=1e-10)
+    assert metrics(tmp_path / "again")[-1]["expert_loads"] == metrics(whole)[-1]["expert_loads"]
 
 
 def metrics(run_dir):

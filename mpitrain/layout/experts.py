@@ -98,6 +98,11 @@ def refuse_unfolded(model: Model, experts: Experts, parallel: Parallel, config: 
         )
     if config.optimizer.name == "muon":
         raise ConfigError('optimizer.name = "muon" with experts: their matrices are stored together, and it knows single ones; use "adamw"')
+    if config.memory.offload in ("activations", "all"):
+        raise ConfigError(
+            f'memory.offload = "{config.memory.offload}" with experts: other numbers of rows come each time, and buffers in host memory '
+            'are of one length; use "optimizer", or memory.recompute'
+        )
     if config.precision.compute == "fp8":
         raise ConfigError('precision.compute = "fp8" with experts: their grouped products have no fp8 yet; use "bf16"')
     least = 1 / (config.batch.micro * positions(config, parallel) * experts.active)
