@@ -3,6 +3,8 @@
 No code of the package is used; rotation and norm are those of oracle.py.
 """
 
+import math
+
 import torch
 from oracle import rms, rotate
 from torch.nn import functional
@@ -37,6 +39,10 @@ def mixture(p, h, experts, losses, loads):
     weights = scores * hits  # every expert makes something of every token, most of it times zero
     if experts["normalised"]:
         weights = weights / weights.sum(-1, keepdim=True)
+    if experts["capacity"]:  # an expert takes the first tokens of a microbatch that want it
+        most = math.ceil(experts["capacity"] * hits.sum().item() / count)
+        taken = hits.flatten(0, 1).cumsum(0) <= most
+        weights = weights * taken.view_as(weights)
     made = torch.stack([gated(h, *(p[f"experts.{name}.weight"][e] for name in ("gate", "up", "down"))) for e in range(count)], -1)
     out = (made * (experts["scale"] * weights).unsqueeze(-2)).sum(-1)
     if experts["shared"]:

@@ -99,6 +99,13 @@ def plain_step(config, weights, rows, lr):
     return total, norm, grads
 
 
+VARIANTS["capacity"] = ("experts.capacity=0.7", "experts.active=3")  # where a rank has the whole of a microbatch
+CASES += [
+    (layout, "capacity")
+    for layout in ("", "buffer=0.3", "ep=2", "etp=2", "pp=2 schedule=zbv", "ep=4", "pp=2 ep=2 schedule=zb-h1 buffer=0.3")
+]
+
+
 @pytest.mark.parametrize(("layout", "variant"), CASES)
 def test_as_plain_torch(world, layout, variant):
     import torch
@@ -119,6 +126,7 @@ def test_as_plain_torch(world, layout, variant):
         mine = actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp])
         result = actor.run_step(step, mine, LR)
         loss, norm, grads = plain_step(config, weights, rows, LR)
+        wrong += ["nothing was dropped"] if variant == "capacity" and not result.told["dropped"] else []
         wrong += [f"step {step}: loss {result.loss}, not {loss}"] if abs(result.loss - loss) > 1e-10 else []
         wrong += [f"step {step}: norm {result.grad_norm}, not {norm}"] if abs(result.grad_norm - norm) > 1e-10 * norm else []
         clip = min(1.0, config.optimizer.clip / norm)
