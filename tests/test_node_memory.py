@@ -39,3 +39,10 @@ def test_what_a_rank_keeps_at_least_has_to_fit():
     assert not fits("optimizer.moments=bf16", "precision.compute=fp64")
     for zero in (1, 2, 3):
         assert fits(f"parallel.zero={zero}")
+
+
+def test_experts_are_on_several_nodes():
+    mixture = ("model.family=mixtral", "model.width=512", "model.ffn=1024", "model.vocab=128256")
+    assert not fits(*mixture)
+    assert fits(*mixture, "parallel.ep=8")
+    assert fits(*mixture, "parallel.zero=1")
