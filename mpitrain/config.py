@@ -64,9 +64,18 @@ class Model(Table):
 
 
 class Attention(Table):
-    """What a family's attention has besides heads; 0 and absent: as the preset, or the family, says."""
+    """What a family's attention has besides heads; 0 and absent, unless it says otherwise: as the preset, or the family, says."""
 
-    head_width: Length = 0  # else model.width / model.heads
+    head_width: Length = 0  # of queries and keys, else model.width / model.heads; latent attention: of their part without positions
+    theta: Annotated[float, Meta(gt=1)] | None = None  # rotary positions: the slowest features turn once in 2 pi theta of them
+    yarn_factor: Annotated[float, Meta(ge=1)] | None = None  # sequences longer than were trained with, by this factor; 1: none
+    yarn_length: CountOrNone = 0  # positions that were trained with before
+    yarn_mscale: Annotated[float, Meta(ge=0)] | None = None  # how much sharper scores are then; 0: not
+    window: CountOrNone | None = None  # positions that a query sees where the family has a window, its own included; 0: all
+    q_rank: CountOrNone | None = None  # latent attention: width of what queries are made of; 0: the layer's input
+    kv_rank: Length = 0  # latent attention: width of what keys and values are made of
+    rotary_width: Length = 0  # latent attention: features of queries and keys with positions
+    value_width: Length = 0  # latent attention: of a head
 
 
 class Experts(Table):
@@ -211,6 +220,13 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {  # the keys that each has, and their v
     "adamw": ADAMW,
     "sgd": dict(momentum=0.9, nesterov=False),
     "muon": dict(**ADAMW, momentum=0.95, nesterov=True, ns_steps=5),
+}
+
+_ROTARY = dict(head_width=0, theta=10_000.0, yarn_factor=1.0, yarn_length=0, yarn_mscale=1.0)
+ATTENTION: dict[str, dict[str, Any]] = {  # the keys that each family's attention has, and their values where none is given
+    "llama": _ROTARY,
+    "qwen3": dict(_ROTARY, theta=1_000_000.0),
+    "mixtral": _ROTARY,
 }
 
 FIRST_FAMILY = "llama"  # of presets that say nothing else; runs made before there was a choice are of it, too
@@ -369,7 +385,10 @@ def identity(config: Config) -> dict[str, Any]:
     """Return the keys that define the computation: a run may only go on if they are unchanged."""
     found = {key: value for key, value in flatten(config).items() if key in IDENTITY or key.split(".")[0] in IDENTITY}
     del found["experts.buffer"]  # the same result, in more rounds or in fewer
-    return {**found, "model.family": found["model.family"] or FIRST_FAMILY}
+    found["model.family"] = found["model.family"] or FIRST_FAMILY
+    of_family = {f"attention.{key}": value for key, value in ATTENTION.get(found["model.family"], {}).items()}
+    absent = {f"attention.{key}": getattr(Attention(), key) for key in Attention.__struct_fields__}  # in runs older than the key
+    return found | {key: value for key, value in of_family.items() if found[key] == absent[key]}
 
 
 def digest(config: Config) -> str:

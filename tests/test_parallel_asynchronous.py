@@ -32,10 +32,11 @@ def random(axis, *shape):
 def parameter(axis, *shape):
     import torch
 
+    from mpitrain.layout.parameters import Spec
     from mpitrain.parallel.zero.parameters import Parameter
 
     data = random(axis, *shape)
-    return Parameter(None, data, torch.zeros_like(data))
+    return Parameter(Spec("w", shape), data, torch.zeros_like(data))
 
 
 def segments(axis, length):
@@ -44,12 +45,13 @@ def segments(axis, length):
 
     from mpitrain.model.attention import Output, Projection
     from mpitrain.model.feed_forward import FeedForward
+    from mpitrain.model.layers.rope import Rope
     from mpitrain.model.rotary import Rotary
 
     whole = length * axis.size
     gate, up, q = (parameter(axis, FFN, WIDTH) for _ in range(3))
     down, k, v, output = parameter(axis, WIDTH, FFN), *(parameter(axis, 4, WIDTH) for _ in range(2)), parameter(axis, WIDTH, FFN)
-    rotary = Rotary(4, torch.arange(3 + whole), torch.float64, torch.device("cpu"))
+    rotary = Rotary(Rope(4, 10_000.0), torch.arange(3 + whole), torch.float64, torch.device("cpu"))
     heads = [(BATCH, n, whole, 4) for n in (3, 1, 1)]
     return {
         "both": (FeedForward(None, gate, up, down), (gate, up, down), (BATCH, length, WIDTH), [(BATCH, length, WIDTH)]),

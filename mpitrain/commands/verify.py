@@ -18,7 +18,7 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World, alone, connect
 from mpitrain.commands.inspect import planned
-from mpitrain.config import Config, Parallel, digest
+from mpitrain.config import Attention, Config, Parallel, digest
 from mpitrain.errors import DONE, FAILED
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import on_one_rank
@@ -54,6 +54,7 @@ def shrunken(config: Config) -> Config:
     changes = {
         "experts": experts,
         "model": dict(layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp, vocab=VOCAB),
+        "attention": _shrunken_attention(config.attention),
         "data": dict(sequence=sequence),
         "batch": dict(global_=parallel.dp * 2 * max(2, parallel.pp), micro=1),
         "precision": dict(compute="fp64"),
@@ -62,6 +63,12 @@ def shrunken(config: Config) -> Config:
     }
     tables = {name: msgspec.structs.replace(getattr(config, name), **values) for name, values in changes.items()}
     return msgspec.structs.replace(config, **tables)
+
+
+def _shrunken_attention(attention: Attention) -> dict[str, int]:
+    """Return what is there of it, small, and no two sizes alike."""
+    small = dict(head_width=4, window=5, q_rank=10, kv_rank=6, rotary_width=2, value_width=3)
+    return {key: size for key, size in small.items() if getattr(attention, key)}
 
 
 def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], None]) -> int:

@@ -26,9 +26,9 @@ class Side(NamedTuple):
     numbers: str
 
 
-def refuse_odd_sides(model: Model, sequence: int, micro: int, parallel: Parallel, segments: int = 1) -> None:
+def refuse_odd_sides(model: Model, head_width: int, sequence: int, micro: int, parallel: Parallel, segments: int = 1) -> None:
     """Raise ConfigError for the first side that isn't a multiple of 16. segments: into which the schedule cuts a sequence."""
-    for side in (*_of_weights(model, parallel.tp), *_positions(sequence, micro, parallel, segments)):
+    for side in (*_of_weights(model, head_width, parallel.tp), *_positions(sequence, micro, parallel, segments)):
         if side.length % MULTIPLE:
             found = f"{side.words} = {side.numbers}" + (f" = {side.length}" if side.numbers != str(side.length) else "")
             raise ConfigError(
@@ -37,10 +37,11 @@ def refuse_odd_sides(model: Model, sequence: int, micro: int, parallel: Parallel
             )
 
 
-def _of_weights(model: Model, tp: int) -> Iterator[Side]:
+def _of_weights(model: Model, head_width: int, tp: int) -> Iterator[Side]:
     yield _side([("model.width", model.width)])
-    yield _side([("model.width", model.width)], [("parallel.tp", tp)])
-    head = ("model.width / model.heads", model.width // model.heads)
+    apart = head_width * model.heads != model.width
+    head = ("attention.head_width" if apart else "model.width / model.heads", head_width)
+    yield _side([("model.heads", model.heads), head] if apart else [("model.width", model.width)], [("parallel.tp", tp)])
     divided = model.kv_heads >= tp  # else each rank has one
     yield _side([("model.kv_heads", model.kv_heads), head], [("parallel.tp", tp)]) if divided else _side([head])
     yield _side([("model.ffn", model.ffn)], [("parallel.tp", tp)])

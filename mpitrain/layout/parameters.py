@@ -10,6 +10,7 @@ from mpitrain.config import Config
 ROWS, COLUMNS = 0, 1  # dims of a matrix [outputs, inputs]
 STD = 0.02
 EXPERT = "expert"  # the domain of experts, and dim 0 of their parameters
+EPS = 1e-5  # of an RMSNorm
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Spec:
     parallelism, and `divided` is another dim.  group: of the optimiser: `matrix` between layers, `table` with a row for each token,
     `vector`; vectors don't decay.  `load` and `bias` aren't trained (optim/balance.py).  active: the share of it that a token meets.
     tied: both ends of the model use it.
+    eps: of the norm whose weight this is.  met_apart: not divided, yet each rank of tensor parallelism meets it with other features, so
+    that its gradient is a sum over them however positions are divided: the norm of each head's queries.
 
     whole, offset: shape of the logical parameter, and where the box lies in it.
     copies: ranks of the tensor-parallel axis that hold this same box; copy: which of them this is.
@@ -38,6 +41,8 @@ class Spec:
     group: str = "vector"
     active: float = 1.0
     tied: bool = False
+    eps: float = EPS
+    met_apart: bool = False
     whole: tuple[int, ...] = ()
     offset: tuple[int, ...] = ()
     copies: int = 1
@@ -67,7 +72,7 @@ class Spec:
         if self.domain == EXPERT:
             return spec._part(0, *shard.experts)._part(self.divided, *shard.hidden)
         if self.divided is None:
-            over = "tp" if shard.sequence and shard.size > 1 else None  # each rank has seen some positions only
+            over = "tp" if shard.size > 1 and (shard.sequence or self.met_apart) else None  # each rank has seen some positions only
             return replace(spec, copies=shard.size, copy=shard.rank, over=over)
         pieces = min(self.pieces or shard.size, shard.size)
         copies = shard.size // pieces
@@ -101,15 +106,20 @@ class Shard:
 WHOLE = Shard()
 
 
-def vector(name: str, length: int) -> Spec:
+def vector(name: str, length: int, eps: float = EPS, *, met_apart: bool = False) -> Spec:
     """Return a vector of ones that every rank has, such as the weight of a norm."""
-    return Spec(name, (length,))
+    return Spec(name, (length,), eps=eps, met_apart=met_apart)
+
+
+def bias(name: str, length: int, divided: int | None = ROWS, *, pieces: int = 0) -> Spec:
+    """Return a vector of zeros that is added to a product's outputs, divided as they are."""
+    return Spec(name, (length,), constant=0.0, divided=divided, pieces=pieces)
 
 
 def matrix(
-    name: str, rows: int, columns: int, divided: int, *, std: float = STD, pieces: int = 0, group: str = "matrix", tied: bool = False
+    name: str, rows: int, columns: int, divided: int | None, *, std: float = STD, pieces: int = 0, group: str = "matrix", tied: bool = False
 ) -> Spec:
-    """Return a matrix, of which tensor parallelism divides one dim."""
+    """Return a matrix, of which tensor parallelism divides one dim, or none."""
     return Spec(name, (rows, columns), std, divided=divided, pieces=pieces, group=group, tied=tied)
 
 

@@ -9,6 +9,7 @@ import msgspec
 from mpitrain.config import FIRST_FAMILY, OPTIMIZERS, PRESETS, Batch, Config, Memory, Model, Optimizer, Parallel, Pipeline
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
+from mpitrain.layout.attention import refuse_unspread, resolve_attention, with_heads
 from mpitrain.layout.experts import refuse_unfolded, resolve_experts
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.sequence import placement_of
@@ -21,20 +22,23 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> C
     """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and check that it fits together."""
     preset = _preset(config.model)
     model = _model(config.model, preset, vocab)
+    attention = resolve_attention(config, model, preset.get("attention", {}))
     experts = resolve_experts(config, model, preset.get("experts", {}))
     parallel, batch = _layout(config, model.layers, num_ranks)
     pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
     _refuse_undivided(model, config.data.sequence, parallel)
+    refuse_unspread(model, parallel)
     refuse_unfolded(model, experts, parallel, config)
     _refuse_unsharded(parallel)
     if config.precision.compute == "fp8":
-        refuse_odd_sides(model, config.data.sequence, batch.micro, parallel)
+        width = attention.head_width or model.width // model.heads
+        refuse_odd_sides(model, width, config.data.sequence, batch.micro, parallel)
     _refuse_idle(config.memory, parallel.zero)
     _refuse_irreproducible(config, parallel)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel, pipeline, model.layers)
     optimizer = _optimizer(config.optimizer)
     return msgspec.structs.replace(
-        config, model=model, experts=experts, parallel=parallel, batch=batch, pipeline=pipeline, optimizer=optimizer
+        config, model=model, attention=attention, experts=experts, parallel=parallel, batch=batch, pipeline=pipeline, optimizer=optimizer
     )
 
 
@@ -158,13 +162,7 @@ def _model(model: Model, preset: dict[str, Any], vocab: int) -> Model:
     model = Model(**{"family": FIRST_FAMILY, "vocab": vocab, **own, **given})
     if model.vocab < vocab:
         raise ConfigError(f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens; raise model.vocab or leave it out")
-    if model.width % model.heads:
-        raise ConfigError(f"model.width = {model.width} is not a multiple of model.heads = {model.heads}")
-    if model.width // model.heads % 2:
-        raise ConfigError(f"model.width / model.heads = {model.width // model.heads}: rotary embeddings need an even width of a head")
-    if model.heads % model.kv_heads:
-        raise ConfigError(f"model.heads = {model.heads} is not a multiple of model.kv_heads = {model.kv_heads}")
-    return model
+    return with_heads(model, given.get("kv_heads", 0))
 
 
 def _optimizer(optimizer: Optimizer) -> Optimizer:

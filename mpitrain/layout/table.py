@@ -3,6 +3,7 @@
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.inputs import is_there, read_text, shown
+from mpitrain.layout.attention import head_width
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.schedules import catalog
 from mpitrain.schedules.catalog import LOOPED, placement
@@ -53,7 +54,7 @@ def _cut(config: Config, table: Table) -> Table:
             "change one of them (pipeline.segments)"
         )
     if config.precision.compute == "fp8":
-        refuse_odd_sides(config.model, config.data.sequence, config.batch.micro, config.parallel, table.segments)
+        refuse_odd_sides(config.model, head_width(config), config.data.sequence, config.batch.micro, config.parallel, table.segments)
     return table
 
 

@@ -1,6 +1,7 @@
 """What computes attention: projection, the attention proper, output.
 
-B sequences of a microbatch, T tokens each, D width, H query heads, K key-value heads, C width of a head.
+B sequences of a microbatch, T tokens each, D width, H query heads, K key-value heads, C width of a head. Where the norm, or the gather
+before it, is another item, and where the sum behind it, says model/site.py.
 """
 
 from collections.abc import Mapping
@@ -8,11 +9,10 @@ from collections.abc import Mapping
 import torch
 
 from mpitrain.layout.traffic import Traffic
-from mpitrain.model import selective
 from mpitrain.model.layers.attention import Attention as Layer
 from mpitrain.model.offload import restored
 from mpitrain.model.rotary import Rotary
-from mpitrain.model.segment import Again, Norm, Segment, Tape, side_by_side
+from mpitrain.model.segment import Again, Bias, Norm, Segment, Tape
 from mpitrain.model.sequence_history import attend
 from mpitrain.model.site import Site
 from mpitrain.parallel.context.attention import ContextAttention
@@ -23,59 +23,91 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 def attention(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
-    """Return the items of the layer. With context parallelism attention is a segment, an exchange of keys and values, and a segment.
-
-    One rank: norm, projection, attention and output are one segment. With `by_chunks` projection and output are chunk by chunk, and the
-    attention proper is between them.
-    """
+    """Return the items of the layer: on one rank, one segment from the norm to the output."""
     norm, *weights, output = (own[f"attention.{name}.weight"] for name in ("norm", "q", "k", "v", "output"))
-    projection = Projection(None if site.tp else norm, *weights, site.rotary(layer.head_width), site.fp8)
-    back = Output(output, site.fp8)
+    biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if layer.biased else ()
+    norms = tuple(own[f"attention.{name}_norm.weight"] for name in "qk") if layer.normed else ()
+    projection = Projection(None if site.tp else norm, *weights, site.rotary(layer.rope), site.fp8, biases, norms)
     tp = site.plan.config.parallel.tp
-    core = site.attention_over_cp(layer.heads // tp, max(1, layer.kv_heads // tp), layer.head_width)
+    over_cp = site.attention_over_cp(layer.heads // tp, max(1, layer.kv_heads // tp), layer.rope.width)
+    inner = attended(projection, Core(layer.window, own.get("attention.sinks")), over_cp, Output(output, site.fp8), site)
+    added = [Bias(own["attention.output.bias"])] if layer.biased else []
+    return [Residual([*([Norm(norm)] if site.tp else []), *inner, *added])]
+
+
+def attended(projection: Segment, core: "Core", over_cp: ContextAttention | None, output: "Output", site: Site) -> list[Item]:
+    """Return projection, attention proper and output, with what tp sends before and behind them.
+
+    With context parallelism attention is a segment, an exchange of keys and values, and a segment. With `by_chunks` projection and output
+    are chunk by chunk, and the attention proper is between them.
+    """
     if not site.by_chunks:
-        return site.residual(SpreadAttention(projection, core, back) if core else Attention(projection, back), norm)
-    before, behind = Chunked(projection, site.tp, gather=True), Chunked(back, site.tp, scatter=True)
-    return [Residual([Norm(norm), *([SpreadAttention(before, core, behind)] if core else [before, Core(), behind])])]
+        return site.between([SpreadAttention(projection, over_cp, output) if over_cp else Attention(projection, core, output)])
+    before, behind = Chunked(projection, site.tp, gather=True), Chunked(output, site.tp, scatter=True)
+    return [SpreadAttention(before, over_cp, behind)] if over_cp else [before, core, behind]
 
 
 class Projection(Segment):
     """Queries, keys and values of norm(x), turned by their positions. Without `norm`, x is normalised already.
 
-    fp8: here and below, multiply in fp8.
+    fp8: here and below, multiply in fp8.  biases: of queries, keys and values.  norms: of each head's queries, and of its keys.
     """
 
-    def __init__(self, norm: Parameter | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary, fp8: bool = False):
-        self.norm, self.q, self.k, self.v, self.rotary, self.fp8 = norm, q, k, v, rotary, fp8
+    def __init__(
+        self, norm: Parameter | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary, fp8: bool = False,
+        biases: tuple[Parameter, ...] = (), norms: tuple[Parameter, ...] = (),
+    ):  # fmt: skip
+        self.norm, self.weights, self.rotary, self.fp8, self.biases, self.norms = norm, (q, k, v), rotary, fp8, biases, norms
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         h_BTD, once_more = tape.normed(x_BTD, self.norm)
-        q_BHTC, k_BKTC, v_BKTC = (
-            x.unflatten(-1, (-1, self.rotary.width)).transpose(1, 2)
-            for x in tape.linears(h_BTD, (self.q, self.k, self.v), once_more, self.fp8)
-        )
+        flat = tape.linears(h_BTD, self.weights, once_more, self.fp8)
+        if self.biases:
+            flat = [tape.plus(x, bias) for x, bias in zip(flat, self.biases)]
+        q_BTHC, k_BTKC, v_BTKC = (x.unflatten(-1, (-1, self.rotary.width)) for x in flat)
+        if self.norms:
+            q_BTHC, k_BTKC = (tape.norm(x, norm) for x, norm in zip((q_BTHC, k_BTKC), self.norms))
+        q_BHTC, k_BKTC, v_BKTC = (x.transpose(1, 2) for x in (q_BTHC, k_BTKC, v_BTKC))
         return self.rotary(q_BHTC, context.start), self.rotary(k_BKTC, context.start), v_BKTC
 
 
 class Output(Segment):
-    """Attention's result [B, H, T, C] back to the width of the model."""
+    """Attention's result [B, H, T, C] back to the width of the model. value_width: features of a head that are values; None: all."""
 
-    def __init__(self, output: Parameter, fp8: bool = False):
-        self.output, self.fp8 = output, fp8
+    def __init__(self, output: Parameter, fp8: bool = False, value_width: int | None = None):
+        self.output, self.fp8, self.value_width = output, fp8, value_width
 
     def compute(self, a_BHTC: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
-        return self.of(side_by_side(a_BHTC), None, tape)
+        return self.of(a_BHTC, None, tape)
 
-    def of(self, a_BTD: torch.Tensor, once_more: Again | None, tape: Tape) -> torch.Tensor:
-        """Multiply heads that stand side by side."""
-        return tape.linears(a_BTD, (self.output,), once_more, self.fp8)[0]
+    def of(self, a_BHTC: torch.Tensor, once_more: Again | None, tape: Tape) -> torch.Tensor:
+        """Multiply. once_more: makes attention's result again."""
+        again = None if once_more is None else lambda: self._side_by_side(once_more())
+        return tape.linears(self._side_by_side(a_BHTC), (self.output,), again, self.fp8)[0]
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """Nothing; behind it positions have the width of the model."""
+        return Traffic(), (*shape[:2], self.output.spec.shape[0])
+
+    def _side_by_side(self, a_BHTC: torch.Tensor) -> torch.Tensor:
+        return a_BHTC[..., : self.value_width].transpose(1, 2).flatten(-2)
 
 
 class Core(Segment):
-    """Attention proper, of queries, keys and values: causal, grouped queries (arXiv:2305.13245). The whole sequence is here."""
+    """Attention proper, of queries, keys and values: causal, grouped queries (arXiv:2305.13245). The whole sequence is here.
+
+    window, sinks: as in model/window.py.
+    """
+
+    def __init__(self, window: int = 0, sinks: Parameter | None = None):
+        self.window, self.sinks = window, sinks
 
     def compute(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
-        return selective.attention(*self.with_history(qkv, context, tape), context.visible)
+        return self.attend(qkv, context, tape, again=False)[0]
+
+    def attend(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape, again: bool) -> tuple[torch.Tensor, Again | None]:
+        """Return attention [B, H, T, C] and, if the product behind it may ask for that, how to make it again."""
+        return tape.attention(self.with_history(qkv, context, tape), context.visible, self.window, self.sinks, again)
 
     def with_history(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> tuple[torch.Tensor, ...]:
         """Put the keys and values of earlier segments before these."""
@@ -91,19 +123,22 @@ class Attention(Segment):
     With tensor parallelism its weights are those of some heads, and the output is partial.
     """
 
-    def __init__(self, projection: Projection, output: Output):
-        self.projection, self.core, self.output = projection, Core(), output
+    def __init__(self, projection: Segment, core: Core, output: Output):
+        self.projection, self.core, self.output = projection, core, output
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         qkv = self.projection.compute(x_BTD, context, tape)
-        a_BTD, once_more = tape.attention(self.core.with_history(qkv, context, tape), context.visible)
-        return self.output.of(a_BTD, once_more, tape)
+        a_BHTC, once_more = self.core.attend(qkv, context, tape, again=True)
+        return self.output.of(a_BHTC, once_more, tape)
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        return self.output.sends(shape, itemsize)
 
 
 class SpreadAttention:
     """The same with the sequence spread over the context-parallel axis: a segment, what the ranks exchange, a segment."""
 
-    def __init__(self, projection: Projection, core: ContextAttention, output: Output):
+    def __init__(self, projection: Item, core: ContextAttention, output: Item):
         self.projection, self.core, self.output = projection, core, output
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:

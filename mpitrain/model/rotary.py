@@ -1,24 +1,41 @@
 """Rotary position embedding."""
 
+import math
+
 import torch
 
+from mpitrain.model.layers.rope import Rope
 from mpitrain.parallel.precision import wide
+
+FAST, SLOW = 32, 1  # turns within the trained length: a pair with more keeps its rate, one with fewer is slowed (YaRN, section 3.2)
 
 
 class Rotary:
-    """Rotary position embedding (arXiv:2104.09864) of heads of `width`, halves rotated, tables for the positions [T] of this rank.
+    """Rotary position embedding of heads, halves rotated, tables for the positions [T] of this rank.
 
     Only distances show in the scores: positions needn't start anew with each document.
     """
 
-    def __init__(self, width: int, positions: torch.Tensor, dtype: torch.dtype, device: torch.device, base: float = 10_000.0):
-        self.width = width
-        rates = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-        angles = torch.outer(positions.to(torch.float64), rates)
-        self.cos, self.sin = (table.to(device, wide(dtype)) for table in (angles.cos(), angles.sin()))
+    def __init__(self, rope: Rope, positions: torch.Tensor, dtype: torch.dtype, device: torch.device):
+        self.width = rope.width
+        angles = torch.outer(positions.to(torch.float64), rates(rope))
+        self.cos, self.sin = ((table * rope.magnitude).to(device, wide(dtype)) for table in (angles.cos(), angles.sin()))
 
     def __call__(self, x_BHTC: torch.Tensor, start: int = 0) -> torch.Tensor:
         a, b = x_BHTC.chunk(2, -1)
         here = slice(start, start + a.shape[-2])
         cos, sin = self.cos[here], self.sin[here]
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x_BHTC.dtype)
+
+
+def rates(rope: Rope) -> torch.Tensor:
+    """Return by how much each pair of features turns from one position to the next, fp64 [C/2]."""
+    found = rope.theta ** (-torch.arange(0, rope.width, 2, dtype=torch.float64) / rope.width)
+    if rope.factor == 1:
+        return found
+    first, last = (rope.width * math.log(rope.length / (2 * math.pi * turns)) / (2 * math.log(rope.theta)) for turns in (FAST, SLOW))
+    if rope.rounded:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rope.width - 1)
+    slowed = ((torch.arange(len(found), dtype=torch.float64) - first) / max(last - first, 1e-3)).clamp(0, 1)
+    return found * (1 - slowed) + found / rope.factor * slowed

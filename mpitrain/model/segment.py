@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from mpitrain.model import fp8, linear, selective
 from mpitrain.model.sequence_history import Attended
+from mpitrain.model.window import Windowed
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Later, Local, Product, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
@@ -34,6 +35,20 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         raise AssertionError("the gradient is taken before it gets here")
+
+
+class _Plus(torch.autograd.Function):
+    """x + bias, of which nothing is kept."""
+
+    @staticmethod
+    def forward(ctx, x, bias: Parameter, small: list):
+        ctx.bias, ctx.small = bias, small
+        return x + bias.data
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        ctx.small.append((ctx.bias, grad_of_output.flatten(0, -2).sum(0)))
+        return grad_of_output, None, None
 
 
 class Tape:
@@ -58,15 +73,19 @@ class Tape:
         products = fp8.Products if fp8_products else linear.Products
         return products.apply(x, parameters, self.deferred, once_more)
 
-    def norm(self, x: torch.Tensor, parameter: Parameter, eps: float = 1e-5) -> torch.Tensor:
-        """Return RMSNorm(x) with the weight `parameter`."""
-        return selective.Norm.apply(x, parameter, self.small, eps, False)
+    def plus(self, x: torch.Tensor, bias: Parameter) -> torch.Tensor:
+        """Return x + bias."""
+        return _Plus.apply(x, bias, self.small)
 
-    def normed(self, x: torch.Tensor, parameter: Parameter | None, eps: float = 1e-5) -> tuple[torch.Tensor, Again | None]:
+    def norm(self, x: torch.Tensor, parameter: Parameter) -> torch.Tensor:
+        """Return RMSNorm(x) with the weight `parameter`."""
+        return selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, False)
+
+    def normed(self, x: torch.Tensor, parameter: Parameter | None) -> tuple[torch.Tensor, Again | None]:
         """Return RMSNorm(x), and how to make it again; without a parameter, x."""
         if parameter is None:
             return x, None
-        y = selective.Norm.apply(x, parameter, self.small, eps, self.selective)
+        y = selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, self.selective)
         return y, partial(selective.Norm.again, y.grad_fn) if self.selective else None
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, Again | None]:
@@ -76,13 +95,18 @@ class Tape:
         y = selective.Gated.apply(gate, up)
         return y, partial(selective.Gated.again, y.grad_fn)
 
-    def attention(self, qkv: tuple[torch.Tensor, ...], visible: torch.Tensor | None) -> tuple[torch.Tensor, Again | None]:
-        """Return attention, heads side by side [B, T, H C], and how to make it again."""
-        if not self.selective:
-            return side_by_side(selective.attention(*qkv, visible)), None
+    def attention(
+        self, qkv: tuple[torch.Tensor, ...], visible: torch.Tensor | None, window: int, sinks: Parameter | None, again: bool
+    ) -> tuple[torch.Tensor, Again | None]:
+        """Return attention [B, H, T, C], and how to make it again, if asked for that. window, sinks: as in model/window.py."""
+        again = again and self.selective
+        if window or sinks is not None:
+            y = Windowed.apply(*qkv, visible, window, sinks, self.small, again)
+            return y, partial(Windowed.again, y.grad_fn) if again else None
+        if not again:
+            return selective.attention(*qkv, visible), None
         y = selective.Attend.apply(*qkv, visible)
-        node = y.grad_fn
-        return side_by_side(y), lambda: side_by_side(selective.Attend.again(node))
+        return y, partial(selective.Attend.again, y.grad_fn)
 
     def add_vectors(self) -> None:
         """Add the gradients of vectors to their buffers and forget them: the graph and these lists hold each other, a cycle."""
@@ -138,10 +162,6 @@ def _each(x: Tensors, function: Callable) -> Any:
     return tuple(map(function, x)) if isinstance(x, tuple) else function(x)
 
 
-def side_by_side(a_BHTC: torch.Tensor) -> torch.Tensor:
-    return a_BHTC.transpose(1, 2).flatten(-2)
-
-
 class Norm(Segment):
     """RMSNorm alone, where a communication follows it."""
 
@@ -150,3 +170,13 @@ class Norm(Segment):
 
     def compute(self, x: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         return tape.norm(x, self.norm)
+
+
+class Bias(Segment):
+    """A bias alone, behind the communication that sums what it is added to: once, not by every rank."""
+
+    def __init__(self, bias: Parameter):
+        self.bias = bias
+
+    def compute(self, x: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
+        return tape.plus(x, self.bias)

@@ -6,6 +6,7 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.layout.plan import Plan
+from mpitrain.model.layers.rope import Rope
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Norm
 from mpitrain.parallel.communication import Communication
@@ -19,7 +20,7 @@ SEQUENCE = 1  # dim of activations [B, T, D]
 
 @dataclass
 class Site:
-    """tp, cp: the axes, or None where all of each layer, or of the sequence, is here. rotaries: by width of a head.
+    """tp, cp: the axes, or None where all of each layer, or of the sequence, is here. rotaries: the tables of each kind.
 
     experts, tokens: the axes of the experts and of the same sequences, or None where all are here.
     """
@@ -30,7 +31,7 @@ class Site:
     cp: Axis | None = None
     experts: Axis | None = None
     tokens: Axis | None = None
-    rotaries: dict[int, Rotary] = field(default_factory=dict)
+    rotaries: dict[Rope, Rotary] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("tp", "cp", "experts", "tokens"):
@@ -52,12 +53,12 @@ class Site:
         """Whether what tp sends goes chunk by chunk."""
         return self.tp is not None and self.plan.config.parallel.async_tp
 
-    def rotary(self, width: int) -> Rotary:
+    def rotary(self, rope: Rope) -> Rotary:
         """Return the tables for the positions that are here, once for all layers of the stage."""
-        if width not in self.rotaries:
+        if rope not in self.rotaries:
             positions = torch.from_numpy(self.plan.positions(self.cp.rank if self.cp else 0))
-            self.rotaries[width] = Rotary(width, positions, self.dtype, self.device)
-        return self.rotaries[width]
+            self.rotaries[rope] = Rotary(rope, positions, self.dtype, self.device)
+        return self.rotaries[rope]
 
     def constants(self) -> list[torch.Tensor]:
         """Return what is in memory all the time, for all microbatches."""
@@ -79,7 +80,11 @@ class Site:
 
         Megatron-LM (arXiv:1909.08053) and its sequence parallelism (arXiv:2205.05198, section 4.2).
         """
-        return [Residual([Norm(norm), self.into(), inner, self.out()] if self.tp else [inner])]
+        return [Residual([*([Norm(norm)] if self.tp else []), *self.between([inner])])]
+
+    def between(self, inner: list[Item]) -> list[Item]:
+        """Return items that tp divides, between what brings activations to them and their partial results back."""
+        return [self.into(), *inner, self.out()] if self.tp else inner
 
     def into(self) -> Communication:
         """Return what brings activations between blocks to a layer that tp divides."""

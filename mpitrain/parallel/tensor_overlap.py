@@ -72,9 +72,12 @@ class Chunked:
         """Each chunk to every other rank for the gather, each result back for the scatter."""
         batch, length, width = shape
         own = length if self.gather else length // self.axis.size
-        hops = (self.axis.size - 1) * (Started("shift", self.axis.name, batch * own * width * itemsize),)
-        started = (self.gather + self.scatter) * hops
-        return Traffic(started, started), (batch, own if self.scatter else own * self.axis.size, width)
+        _, (*_, width_behind) = self.inner.sends((batch, own, width), itemsize)
+        going, coming = (
+            there * (self.axis.size - 1) * (Started("shift", self.axis.name, batch * own * features * itemsize),)
+            for there, features in ((self.gather, width), (self.scatter, width_behind))
+        )
+        return Traffic(going + coming, coming + going), (batch, own if self.scatter else own * self.axis.size, width_behind)
 
     def _walk(self, x: Tensors, work: Work, gather: bool, scatter: bool) -> Walk:
         """Let `work` have piece after piece of the whole input; return the whole result, or the own chunk of the sum over the ranks.

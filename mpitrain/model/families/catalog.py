@@ -10,9 +10,11 @@ from mpitrain.layout.layer import Family
 from mpitrain.layout.plan import Plan
 from mpitrain.model.families.llama import llama
 from mpitrain.model.families.mixtral import mixtral
+from mpitrain.model.families.qwen3 import qwen3
 
 FAMILIES: dict[str, Callable[[Config], Family]] = {
     "llama": llama,
+    "qwen3": qwen3,
     "mixtral": mixtral,
 }
 

@@ -6,6 +6,7 @@ attention's log-sum-exp H:
     none        2 n D + n + 3 n H C + 2 n K C + n H    unit and normed input | q, k, v, result, result side by side
     selective   n D + n + n H C + 2 n K C              input | q, k, v
     from I to W 2 n D + 2 n H C + 2 n K C              both factors of each weight gradient, in every mode
+    normed      n (H + K) (C + 1)                      besides: unit queries and keys, in every mode
 
 With fp8 these factors (normed input, result side by side) have one byte a number, the rest two. tp divides H and K, cp divides n; with
 `sequence`, tp divides what stands before the gather, too. There the normed input has travelled, or the result will have: it is kept in
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.layout.layer import Sizes
-from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, product_flops, residual_std, vector
+from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, bias, matrix, product_flops, residual_std, vector
+from mpitrain.model.layers.rope import Rope
 
 if TYPE_CHECKING:
     from mpitrain.model.site import Site
@@ -27,58 +29,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Attention:
-    """depth: layers whose outputs are added to the residual stream; projections back into it start smaller (GPT-2, section 2.3)."""
+    """depth: layers whose outputs are added to the residual stream; projections back into it start smaller (GPT-2, section 2.3).
+
+    rope: of a whole head, and so its width.  eps: of norms.
+    normed: queries and keys of each head have an RMSNorm (arXiv:2302.05442, section 2).  biased: all four products have a bias.
+    window: positions that a query sees, its own included; 0: all before it.  sinks: each head can attend to nothing.
+    """
 
     tells: ClassVar[tuple[str, ...]] = ()
     width: int
     heads: int
     kv_heads: int
+    rope: Rope
     depth: int
-
-    @property
-    def head_width(self) -> int:
-        return self.width // self.heads
+    eps: float = EPS
+    normed: bool = False
+    biased: bool = False
+    window: int = 0
+    sinks: bool = False
 
     def parameters(self) -> tuple[Spec, ...]:
-        kv_width = self.head_width * self.kv_heads
-        return (
-            vector("attention.norm.weight", self.width),
-            matrix("attention.q.weight", self.width, self.width, ROWS),
-            matrix("attention.k.weight", kv_width, self.width, ROWS, pieces=self.kv_heads),
-            matrix("attention.v.weight", kv_width, self.width, ROWS, pieces=self.kv_heads),
-            matrix("attention.output.weight", self.width, self.width, COLUMNS, std=residual_std(self.depth)),
-        )
+        features, kv_features = self.rope.width * self.heads, self.rope.width * self.kv_heads
+        found = [
+            vector("attention.norm.weight", self.width, self.eps),
+            matrix("attention.q.weight", features, self.width, ROWS),
+            matrix("attention.k.weight", kv_features, self.width, ROWS, pieces=self.kv_heads),
+            matrix("attention.v.weight", kv_features, self.width, ROWS, pieces=self.kv_heads),
+        ]
+        if self.biased:
+            found.append(bias("attention.q.bias", features))
+            found += [bias(f"attention.{name}.bias", kv_features, pieces=self.kv_heads) for name in "kv"]
+        if self.normed:
+            found += [vector(f"attention.{name}_norm.weight", self.rope.width, self.eps, met_apart=True) for name in "qk"]
+        if self.sinks:
+            found.append(bias("attention.sinks", self.heads))
+        found.append(matrix("attention.output.weight", self.width, features, COLUMNS, std=residual_std(self.depth)))
+        if self.biased:
+            found.append(bias("attention.output.bias", self.width, None))
+        return tuple(found)
 
     def cost(self, sequence: int) -> float:
-        return float(sum(spec.numel for spec in self.parameters()) + sequence * self.width)
+        return float(sum(spec.numel for spec in self.parameters())) + 2 * self.heads * self.rope.width * seen(sequence, self.window)
 
     def flops(self, sequence: int) -> float:
-        """Half of the scores are masked."""
-        return product_flops(self.parameters()) + 6.0 * sequence * self.width
+        """Half of the scores are masked, and what is before the window."""
+        return product_flops(self.parameters()) + 12.0 * self.heads * self.rope.width * seen(sequence, self.window)
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        """On a GPU attention's result is there only once, but with fp8, where its copy side by side is another."""
-        parallel, heads, kv_heads = sizes.config.parallel, self.heads // sizes.tp, self._kv_heads(sizes)
-        if parallel.cp > 1 and parallel.context == "gather":
-            kv_heads *= parallel.cp
-        elif parallel.cp > 1 and parallel.context == "ulysses":
-            kv_heads = max(kv_heads, parallel.cp)
-        kept = self.head_width * (heads + 2 * kv_heads) * sizes.itemsize
-        in_pieces = parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)  # then attention isn't one segment
-        if not sizes.selective or in_pieces:
-            kept += heads * (self.head_width + 1) * sizes.itemsize
-            if heads > 1 or sizes.factor < sizes.itemsize:  # a single head lies side by side with itself
-                kept += heads * self.head_width * sizes.factor
+        heads, kv_heads, width = self.heads // sizes.tp, self._kv_heads(sizes), self.rope.width
+        kept = kept_by_core(sizes, heads, kv_heads, width, width)
+        if self.normed:
+            kept += (heads + kv_heads) * (width + 1) * sizes.itemsize
         earlier = segment * self.history(sizes)  # copied to beside this segment's
         return sizes.normed(self.width, sizes.factor) + sizes.positions * kept + earlier
 
     def left(self, sizes: Sizes) -> int:
-        features = 2 * self.width + 2 * self.width // sizes.tp + 2 * self._kv_heads(sizes) * self.head_width
-        return features * sizes.factor * sizes.positions
+        heads = 2 * self.heads // sizes.tp + 2 * self._kv_heads(sizes)
+        return (2 * self.width + heads * self.rope.width) * sizes.factor * sizes.positions
 
     def history(self, sizes: Sizes) -> int:
         """Keys and values."""
-        return 2 * sizes.positions * self._kv_heads(sizes) * self.head_width * sizes.itemsize
+        return 2 * sizes.positions * self._kv_heads(sizes) * self.rope.width * sizes.itemsize
 
     def _kv_heads(self, sizes: Sizes) -> int:
         """Of this rank; fewer than ranks are repeated."""
@@ -88,3 +99,28 @@ class Attention:
         from mpitrain.model.attention import attention  # torch
 
         return attention(self, own, site)
+
+
+def seen(sequence: int, window: int = 0) -> float:
+    """Return how many positions a query sees on average, a half of its own: of w in a window, those after the first w see all w."""
+    window = min(window or sequence, sequence)
+    return window * (1 - window / (2 * sequence))
+
+
+def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_width: int) -> int:
+    """Return what attention proper keeps for a position. heads, kv_heads: of this rank.  value_width: of a head's result side by side.
+
+    On a GPU attention's result is there only once, but with fp8, where its copy side by side is another.
+    """
+    parallel = sizes.config.parallel
+    if parallel.cp > 1 and parallel.context == "gather":
+        kv_heads *= parallel.cp
+    elif parallel.cp > 1 and parallel.context == "ulysses":
+        kv_heads = max(kv_heads, parallel.cp)
+    kept = width * (heads + 2 * kv_heads) * sizes.itemsize
+    in_pieces = parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)  # then attention isn't one segment
+    if not sizes.selective or in_pieces:
+        kept += heads * (width + 1) * sizes.itemsize
+        if heads > 1 or sizes.factor < sizes.itemsize:  # a single head lies side by side with itself
+            kept += heads * value_width * sizes.factor
+    return kept

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.layout.layer import Sizes
-from mpitrain.layout.parameters import ROWS, Spec, matrix, vector
+from mpitrain.layout.parameters import EPS, ROWS, Spec, matrix, vector
 
 if TYPE_CHECKING:
     from mpitrain.model.site import Site
@@ -51,12 +51,13 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Head:
-    """tied: with the weights of the embedding."""
+    """tied: with the weights of the embedding.  eps: of the norm."""
 
     tells: ClassVar[tuple[str, ...]] = ()
     vocab: int
     width: int
     tied: bool
+    eps: float = EPS
 
     @property
     def weight(self) -> str:
@@ -64,7 +65,7 @@ class Head:
 
     def parameters(self) -> tuple[Spec, ...]:
         table = matrix(self.weight, self.vocab, self.width, ROWS, group="table", tied=self.tied)
-        return vector("head.norm.weight", self.width), table
+        return vector("head.norm.weight", self.width, self.eps), table
 
     def cost(self, sequence: int) -> float:
         return float(self.vocab * self.width)

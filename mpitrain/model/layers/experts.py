@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from mpitrain.config import Experts as Settings
 from mpitrain.layout.experts import most_rows
 from mpitrain.layout.layer import Sizes
-from mpitrain.layout.parameters import COLUMNS, ROWS, STD, Spec, product_flops, residual_std, stack, vector
+from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, STD, Spec, product_flops, residual_std, stack, vector
 
 if TYPE_CHECKING:
     from mpitrain.model.site import Site
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experts:
-    """settings: resolved.  depth: as in layers/attention.py.
+    """settings: resolved.  depth, eps: as in layers/attention.py.
 
     It tells its losses, a token; the choices that were dropped; and, once they are counted over all ranks (optim/balance.py), how unequal
     loads are.
@@ -40,6 +40,7 @@ class Experts:
     width: int
     settings: Settings
     depth: int
+    eps: float = EPS
 
     @property
     def shared_width(self) -> int:
@@ -55,7 +56,7 @@ class Experts:
         experts, width, hidden, std = self.settings, self.width, self.settings.width, residual_std(self.depth)
         active = experts.active / experts.count
         return (
-            vector("ffn.norm.weight", width),
+            vector("ffn.norm.weight", width, self.eps),
             Spec("ffn.router.weight", (experts.count, width), STD, group="matrix"),
             Spec("ffn.router.load", (experts.count,), constant=1 / experts.count, group="load"),
             *((Spec("ffn.router.bias", (experts.count,), constant=0.0, group="bias"),) if experts.balance == "bias" else ()),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.layout.layer import Sizes
-from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, product_flops, residual_std, vector
+from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
 
 if TYPE_CHECKING:
     from mpitrain.model.site import Site
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """depth: as in layers/attention.py."""
+    """depth, eps: as in layers/attention.py."""
 
     tells: ClassVar[tuple[str, ...]] = ()
     width: int
     ffn: int
     depth: int
+    eps: float = EPS
 
     def parameters(self) -> tuple[Spec, ...]:
         return (
-            vector("ffn.norm.weight", self.width),
+            vector("ffn.norm.weight", self.width, self.eps),
             matrix("ffn.gate.weight", self.ffn, self.width, ROWS),
             matrix("ffn.up.weight", self.ffn, self.width, ROWS),
             matrix("ffn.down.weight", self.width, self.ffn, COLUMNS, std=residual_std(self.depth)),

@@ -1,0 +1,111 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1; V3, arXiv:2412.19437, section 2.1.1), after an RMSNorm.
+
+Keys and values of all heads are made of one latent vector a position, queries of another; both are normed. Positions are in features of
+their own: each head's queries have some, the keys have them in common.
+
+    h = norm(x)                      of the positions that are here
+    latent = norm(q_down h) | norm(kv_down h) | rotary keys       one tensor: with tensor parallelism, it is gathered instead of h
+    queries = q_up latent, keys | values = kv_up latent           each rank those of its heads
+
+Without `q_rank` queries are made of h itself. Attention's kernels want keys and values of one width: values are padded with zeros.
+
+Kept of it, with n = B T positions on this rank, D width, L = Q + K + R width of what is gathered (latent of queries, of keys and values,
+rotary), H heads, C = head_width + R, V width of values:
+
+    none        2 n D + n + n (Q + 1) + n (K + 1) | n L | 4 n H C - n H (C - V) + n H    units and inputs | latent | q, k, v, result twice
+    selective   n D + n + n (Q + 1) + n (K + 1) | n L | 3 n H C
+    from I to W 2 n D + n (Q + K + R) + n L + n H (C + head_width + 2 V)       both factors of each weight gradient
+
+tp divides H, cp divides n; with `sequence`, tp divides what stands before the gather, too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from mpitrain.layout.layer import Sizes
+from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
+from mpitrain.model.layers.attention import kept_by_core, seen
+from mpitrain.model.layers.rope import Rope
+
+if TYPE_CHECKING:
+    from mpitrain.model.site import Site
+    from mpitrain.parallel.walk import Item
+    from mpitrain.parallel.zero.parameters import Parameter
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """head_width: of queries and keys, without positions.  rope: of the features with positions.  depth, eps: as in attention.py.
+
+    q_rank, kv_rank: widths of the latent vectors; q_rank 0: queries have none.
+    """
+
+    tells: ClassVar[tuple[str, ...]] = ()
+    width: int
+    heads: int
+    head_width: int
+    value_width: int
+    q_rank: int
+    kv_rank: int
+    rope: Rope
+    depth: int
+    eps: float = EPS
+
+    @property
+    def key_width(self) -> int:
+        return self.head_width + self.rope.width
+
+    @property
+    def latent_widths(self) -> tuple[int, int, int]:
+        """What is gathered: what queries are made of, what keys and values are, rotary keys."""
+        return self.q_rank or self.width, self.kv_rank, self.rope.width
+
+    def parameters(self) -> tuple[Spec, ...]:
+        queries, of_kv, rotary = self.latent_widths
+        low_rank = (
+            matrix("attention.q_down.weight", queries, self.width, None),
+            vector("attention.q_norm.weight", queries, self.eps),
+        )
+        return (
+            vector("attention.norm.weight", self.width, self.eps),
+            *(low_rank if self.q_rank else ()),
+            matrix("attention.q_up.weight", self.heads * self.key_width, queries, ROWS),
+            matrix("attention.kv_down.weight", of_kv + rotary, self.width, None),
+            vector("attention.kv_norm.weight", of_kv, self.eps),
+            matrix("attention.kv_up.weight", self.heads * (self.head_width + self.value_width), of_kv, ROWS),
+            matrix("attention.output.weight", self.width, self.heads * self.value_width, COLUMNS, std=residual_std(self.depth)),
+        )
+
+    def cost(self, sequence: int) -> float:
+        return float(sum(spec.numel for spec in self.parameters())) + self.heads * (self.key_width + self.value_width) * seen(sequence)
+
+    def flops(self, sequence: int) -> float:
+        """Half of the scores are masked; padding isn't counted."""
+        return product_flops(self.parameters()) + 6.0 * self.heads * (self.key_width + self.value_width) * seen(sequence)
+
+    def kept(self, sizes: Sizes, segment: int) -> int:
+        heads, latent = self.heads // sizes.tp, sum(self.latent_widths)
+        units = (self.q_rank + 1 if self.q_rank else 0) + self.kv_rank + 1
+        here = self.width + 1 + units + (0 if sizes.selective else self.width)
+        core = kept_by_core(sizes, heads, heads, self.key_width, self.value_width)
+        earlier = segment * self.history(sizes)
+        return (sizes.shared * here + sizes.positions * latent) * sizes.itemsize + sizes.positions * core + earlier
+
+    def left(self, sizes: Sizes) -> int:
+        """Where a gather has put sequences side by side, the inputs of both products are copies, and leave the rotary keys behind."""
+        parallel, latent, heads = sizes.config.parallel, sum(self.latent_widths), self.heads // sizes.tp
+        if sizes.tp > 1 and parallel.sequence and not parallel.async_tp and sizes.config.batch.micro > 1:
+            latent -= self.rope.width
+        down = sizes.shared * (self.width + self.q_rank + self.kv_rank + self.rope.width)
+        up = latent + heads * (self.key_width + self.head_width + 2 * self.value_width) + self.width
+        return (down + sizes.positions * up) * sizes.itemsize
+
+    def history(self, sizes: Sizes) -> int:
+        """Keys and padded values."""
+        return 2 * sizes.positions * self.heads // sizes.tp * self.key_width * sizes.itemsize
+
+    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+        from mpitrain.model.latent_attention import latent_attention  # torch
+
+        return latent_attention(self, own, site)

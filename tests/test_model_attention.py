@@ -1,0 +1,146 @@
+"""Attention as the families have it: like plain torch in every layout, and holding and sending what the layers declare.
+
+Norms of heads, biases, sinks, windows, YaRN; latent attention, with and without low-rank queries.
+"""
+
+import pytest
+from conftest import agree
+from oracle_attention import loss as plain_loss
+
+from mpitrain.layout.layer import Family
+
+WIDTH, FFN, VOCAB, BLOCKS, STEPS = 16, 24, 64, 4, 2
+SETTINGS = (
+    f"model.layers={BLOCKS}", f"model.width={WIDTH}", f"model.ffn={FFN}", f"model.vocab={VOCAB}", "model.heads=4", "data.sequence=16",
+    "batch.global=8", "batch.micro=2", "precision.compute=fp64", "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.decay=0",
+    "optimizer.clip=0", "comm.bucket_mb=0.002", "comm.timeout_s=60",
+)  # fmt: skip
+YARN = dict(theta=500.0, yarn_factor=4.0, yarn_length=64, yarn_mscale=0.7)
+LATENT = dict(YARN, head_width=4, kv_rank=10, rotary_width=6, value_width=8)
+KINDS = {
+    "normed": dict(head_width=6, theta=100.0, yarn_factor=1.0, yarn_length=0, yarn_mscale=1.0),
+    "sinking": dict(YARN, head_width=8, window=3),
+    "latent": dict(LATENT, q_rank=12),
+    "latent-plain-queries": dict(LATENT, q_rank=0),
+}
+EPS = {"normed": 1e-6, "sinking": 1e-5, "latent": 1e-6, "latent-plain-queries": 1e-6}
+EVERYWHERE = {
+    1: ("", "memory.recompute=selective", "pipeline.schedule=seq1f1b", "pipeline.schedule=seq1f1b memory.recompute=full"),
+    2: (
+        "tp=2", "tp=2 sequence=false", "tp=2 async_tp=true", "tp=2 memory.recompute=selective", "tp=2 pipeline.schedule=seq1f1b",
+        "pp=2 pipeline.schedule=zbv", "dp=2 zero=3", "dp=2 zero=1 data.documents=separate", "dp=2 memory.offload=activations",
+    ),
+    4: ("tp=4", "tp=4 sequence=false", "tp=4 async_tp=true", "tp=2 pp=2", "tp=2 dp=2 zero=2", "tp=2 pp=2 pipeline.schedule=zb-h1"),
+}  # fmt: skip
+SPREAD = {
+    2: ("cp=2 context=zigzag", "cp=2 context=ring", "cp=2 context=gather", "cp=2 context=ulysses memory.recompute=selective"),
+    4: ("cp=2 context=gather tp=2", "cp=2 context=zigzag tp=2 async_tp=true", "cp=4 context=ulysses", "cp=2 context=ulysses dp=2 zero=3"),
+}
+CASES = [
+    (kind, size, layout)
+    for kind in KINDS
+    for size, layouts in EVERYWHERE.items()
+    for layout in (*layouts, *(SPREAD.get(size, ()) if kind != "sinking" else ()))
+]
+
+
+def family(config):
+    """Blocks of attention of a kind, and a gated feed-forward."""
+    from mpitrain.layout.attention import head_width
+    from mpitrain.model.layers.attention import Attention
+    from mpitrain.model.layers.embedding_and_head import Embedding, Head
+    from mpitrain.model.layers.feed_forward import FeedForward
+    from mpitrain.model.layers.latent_attention import LatentAttention
+    from mpitrain.model.layers.rope import rope_of
+
+    model, own, depth, eps = config.model, config.attention, 2 * config.model.layers, EPS[config.model.family]
+    if model.family == "normed":
+        rope = rope_of(own, head_width(config))
+        attention = BLOCKS * [Attention(model.width, model.heads, model.kv_heads, rope, depth, eps, normed=True)]
+    elif model.family == "sinking":
+        rope = rope_of(own, head_width(config), rounded=False)
+        make = lambda window: Attention(  # noqa: E731
+            model.width, model.heads, model.kv_heads, rope, depth, eps, biased=True, window=window, sinks=True
+        )
+        attention = 2 * [make(own.window), make(0)]
+    else:
+        rope = rope_of(own, own.rotary_width)
+        sizes = own.head_width, own.value_width, own.q_rank, own.kv_rank
+        attention = BLOCKS * [LatentAttention(model.width, model.heads, *sizes, rope, depth, eps)]
+    blocks = tuple((layer, FeedForward(model.width, model.ffn, depth, eps)) for layer in attention)
+    return Family(Embedding(model.vocab, model.width, model.tied), blocks, Head(model.vocab, model.width, model.tied, eps))
+
+
+@pytest.fixture(autouse=True)
+def _families(monkeypatch):
+    from mpitrain.config import ATTENTION
+    from mpitrain.model.families.catalog import FAMILIES
+
+    for kind, keys in KINDS.items():
+        monkeypatch.setitem(ATTENTION, kind, keys)
+        monkeypatch.setitem(FAMILIES, kind, family)
+
+
+def plan_with(kind, world_size, layout):
+    from mpitrain import config as settings
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.model.families.catalog import plan_of
+
+    keys = [word if "." in word else f"parallel.{word}" for word in layout.split()]
+    kv_heads = [] if kind.startswith("latent") else ["model.kv_heads=2"]
+    return plan_of(resolve(settings.load(None, (*SETTINGS, f"model.family={kind}", *kv_heads, *keys)), world_size, VOCAB))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("kind", "size", "layout"), CASES)
+def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(world, kind, size, layout):
+    import torch
+    from test_model_new_layer import initial
+    from test_rehearsal import recorded
+    from test_train_oracle import part
+
+    from mpitrain.actor.actor import Actor
+    from mpitrain.actor.memory import measure
+    from mpitrain.actor.memory_meter import Watch
+    from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.layout.memory import predict
+    from mpitrain.training.trainer import build_mesh
+
+    if world.size != size:
+        pytest.skip(f"runs on {size} ranks")
+    plan, wrong = plan_with(kind, size, layout), []
+    mesh = build_mesh(plan, world)
+    actor = Actor(plan, mesh, torch.device("cpu"))
+    weights = {spec.name: initial(spec) for spec in plan_with(kind, 1, "dp=1").parameters()}
+    watch, dp = Watch(actor.stages.values(), actor.site.constants()), plan.config.parallel.dp
+    has, ends = dict(KINDS[kind], eps=EPS[kind], rounded=kind != "sinking"), None
+    for step in range(1, STEPS + 1):
+        rows = torch.randint(1, VOCAB, (8, 17), generator=torch.Generator().manual_seed(step))
+        if plan.config.data.documents == "separate":
+            rows[:, 6], ends = 0, 0  # two documents, each by itself
+        results = []
+        mine = actor.cut(rows.chunk(dp)[mesh["data"].rank // plan.config.parallel.cp], ends)
+        found, _ = recorded(mesh, lambda s=step, m=mine, r=results: r.append(actor.run_step(s, m, 0.1, watch=watch)))
+        for weight in weights.values():
+            weight.grad = None
+        parts = [rows] if ends is None else [rows[:, :7], rows[:, 7:]]
+        counts = [rows[:, 1:].numel() for rows in parts]
+        loss = sum(count * plain_loss(weights, rows, BLOCKS, has) for count, rows in zip(counts, parts)) / sum(counts)
+        loss.backward()
+        wrong += [f"loss {results[0].loss}, not {loss.item()}"] if not abs(results[0].loss - loss.item()) < 1e-10 else []
+        for piece in actor.gradients.pieces:
+            expected = part({name: weight.grad for name, weight in weights.items()}, piece)
+            error = (piece.grad - expected).abs().max() / (expected.abs().max() + 1e-300)
+            wrong += [f"gradient of {piece.spec.name}: {error:.1e}"] if not error < 1e-10 else []
+        with torch.no_grad():
+            for weight in weights.values():
+                weight -= 0.1 * weight.grad
+        for piece in actor.gradients.pieces:
+            error = (piece.weight - part(weights, piece)).abs().max()
+            wrong += [f"weight {piece.spec.name}: {error:.1e}"] if not error < 1e-10 else []
+        declared = Rehearsal(plan, world.rank).training()
+        wrong += [f"sent {found}, declared {declared}"] if found != declared else []
+    predicted, held = predict(plan, actor.shards_here)[actor.pp.rank], measure(actor, watch)
+    wrong += [f"holds {held}, predicted {predicted}"] if predicted != held else []
+    mesh.free()
+    agree(world, not wrong, f"{mesh}: {wrong[:3]}")
