@@ -207,12 +207,42 @@ class Config(Table):
     comm: Comm = Comm()
 
 
+_GPT_OSS = dict(
+    width=2880, heads=64, kv_heads=8, ffn=2880, vocab=201088, tied=False, attention=dict(head_width=64, yarn_factor=32.0, yarn_length=4096)
+)
 PRESETS: dict[str, dict[str, Any]] = {
     "quickstart": dict(layers=6, width=128, heads=4, kv_heads=2, ffn=384, tied=True),
     "reference": dict(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False),
     "smollm2-135m": dict(layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49152, tied=True),
     "llama3.2-1b": dict(layers=16, width=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256, tied=True),
     "llama3-8b": dict(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False),
+    "mixtral-8x7b": dict(
+        family="mixtral", layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, tied=False, attention=dict(theta=1e6)
+    ),
+    "mixtral-8x22b": dict(
+        family="mixtral", layers=56, width=6144, heads=48, kv_heads=8, ffn=16384, vocab=32768, tied=False, attention=dict(theta=1e6)
+    ),
+    "qwen3-30b-a3b": dict(
+        family="qwen3-moe", layers=48, width=2048, heads=32, kv_heads=4, ffn=6144, vocab=151936, tied=False,
+        attention=dict(head_width=128), experts=dict(width=768),
+    ),
+    "qwen3-235b-a22b": dict(
+        family="qwen3-moe", layers=94, width=4096, heads=64, kv_heads=4, ffn=12288, vocab=151936, tied=False,
+        attention=dict(head_width=128), experts=dict(width=1536),
+    ),
+    "deepseek-v3": dict(
+        family="deepseek-v3", layers=61, width=7168, heads=128, ffn=18432, vocab=129280, tied=False,
+        attention=dict(
+            head_width=128, q_rank=1536, kv_rank=512, rotary_width=64, value_width=128, yarn_factor=40.0, yarn_length=4096
+        ),
+        experts=dict(width=2048),
+    ),
+    "gpt-oss-20b": dict(
+        family="gpt-oss", layers=24, **_GPT_OSS, experts=dict(count=32)
+    ),
+    "gpt-oss-120b": dict(
+        family="gpt-oss", layers=36, **_GPT_OSS, experts=dict(count=128)
+    ),
 }
 
 ADAMW = dict(betas=(0.9, 0.95), eps=1e-8)
@@ -226,14 +256,24 @@ _ROTARY = dict(head_width=0, theta=10_000.0, yarn_factor=1.0, yarn_length=0, yar
 ATTENTION: dict[str, dict[str, Any]] = {  # the keys that each family's attention has, and their values where none is given
     "llama": _ROTARY,
     "qwen3": dict(_ROTARY, theta=1_000_000.0),
+    "qwen3-moe": dict(_ROTARY, theta=1_000_000.0),
     "mixtral": _ROTARY,
+    "gpt-oss": dict(_ROTARY, theta=150_000.0, window=128),
+    "deepseek-v3": dict(_ROTARY, q_rank=None, kv_rank=0, rotary_width=0, value_width=0),  # these by the width of a head
 }
 
 FIRST_FAMILY = "llama"  # of presets that say nothing else; runs made before there was a choice are of it, too
 
 _ALL_ALIKE = dict(shared=0, groups=1, groups_active=1, first=0, every=1, z_weight=0.0)
+_OF_SOFTMAX = dict(score="softmax", normalised=True, scale=1.0)
 EXPERTS: dict[str, dict[str, Any]] = {  # of families that have some, where neither the preset nor the configuration says otherwise
-    "mixtral": dict(_ALL_ALIKE, count=8, active=2, score="softmax", normalised=True, scale=1.0, balance="microbatch"),
+    "mixtral": dict(_ALL_ALIKE, **_OF_SOFTMAX, count=8, active=2, balance="microbatch"),
+    "qwen3-moe": dict(_ALL_ALIKE, **_OF_SOFTMAX, count=128, active=8, balance="global"),
+    "gpt-oss": dict(_ALL_ALIKE, **_OF_SOFTMAX, count=32, active=4, balance="microbatch"),
+    "deepseek-v3": dict(
+        _ALL_ALIKE, count=256, active=8, shared=1, groups=8, groups_active=4, first=3, score="sigmoid", normalised=True, scale=2.5,
+        balance="bias", balance_weight=1e-4,
+    ),
 }
 
 # What makes two runs the same computation; the rest (layout, transport, length, where it is kept) may change when a run goes on.

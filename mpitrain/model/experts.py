@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from mpitrain.comm.collectives import all_gather, all_reduce
 from mpitrain.layout.experts import rows_at_once
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model import router
 from mpitrain.model.feed_forward import FeedForward
-from mpitrain.model.grouped import GroupedProduct, grouped_product
+from mpitrain.model.gates import Clamped, Gate, Silu
+from mpitrain.model.grouped import GroupedProduct, add_sums, grouped_product, of_rows
 from mpitrain.model.layers.experts import Experts as Layer
 from mpitrain.model.segment import Norm
 from mpitrain.model.site import Site
@@ -69,6 +69,9 @@ class Experts:
         self.layer, self.settings, self.site = layer, layer.settings, site
         self.gate, self.up, self.down = (own[f"ffn.experts.{name}.weight"] for name in ("gate", "up", "down"))
         self.router, self.load, self.bias = own["ffn.router.weight"], own["ffn.router.load"], own.get("ffn.router.bias")
+        self.biases = [own.get(f"ffn.experts.{name}.bias") for name in ("gate", "up", "down")]
+        self.logit_bias = own.get("ffn.router.logit_bias")
+        self.opening: Gate = Clamped(layer.limit) if layer.limit else Silu()
         self.axis, self.tokens = site.experts, site.tokens
         shared = [own[f"ffn.shared.{name}.weight"] for name in ("gate", "up", "down")] if self.settings.shared else None
         self.shared = FeedForward(None, *shared) if shared else None
@@ -87,7 +90,8 @@ class Experts:
         chosen = self._route(x_ND, context)
         order, counts = self._order(chosen.experts)
         rounds = yield from self._agree(counts)
-        here = router.statistics(chosen, self.settings, self._balanced_rows, chosen.experts.numel() - len(order))
+        sets = len(x_BTD) if self.layer.by_sequence else 1  # whose loads are balanced: generating, there is one sequence
+        here = router.statistics(chosen, self.settings, sets, chosen.experts.numel() - len(order))
         everywhere = None if self.tokens is None else all_reduce(here.vector, self.tokens)
         first = rounds[0]
         arriving = self.exchange.send(self._packed(x_ND, chosen, order, first), first)
@@ -104,7 +108,7 @@ class Experts:
             later = rounds[number]
             more = self._enter(arrived(self.exchange.send(self._packed(x_ND, chosen, order, later), later)), later)
             self._put(results, order, arrived(self.exchange.send_back(self._made(more), later)), later)
-        statistics = here if everywhere is None else router.Statistics((yield everywhere), self._balanced_rows)
+        statistics = here if everywhere is None else router.Statistics((yield everywhere), sets)
         shares = self._tell(statistics, context)
         routed_BTD = results.view(*chosen.experts.shape, -1).sum(1).view_as(x_BTD)
         y_BTD = routed_BTD if y_BTD is None else y_BTD + routed_BTD
@@ -113,6 +117,8 @@ class Experts:
     def _route(self, x_ND: torch.Tensor, context: Context) -> router.Chosen:
         kind, routes = wide(x_ND.dtype), context.routes
         logits = x_ND.to(kind) @ self.router.data.to(kind).t()
+        if self.logit_bias is not None:
+            logits += self.logit_bias.data.to(kind)
         if routes is None:
             return router.choose(logits, None if self.bias is None else self.bias.data, self.settings)
         positions = self._positions[context.segment]
@@ -159,12 +165,18 @@ class Experts:
         sorted_ = as_rows(packed, width + self._columns(packed))[order]
         x, weights = sorted_[:, :width].contiguous(), sorted_[:, width:].contiguous().view(wide(packed.dtype))
         gate, up = (grouped_product(x, parameter.data, this.loads) for parameter in (self.gate, self.up))
+        for made, bias in zip((gate, up), self.biases):
+            if bias is not None:
+                made += of_rows(bias.data, this.loads)
         return Rows(x, weights, gate, up, order, this.loads)
 
     def _made(self, rows: Rows) -> torch.Tensor:
         """Return what the experts make of their rows, in the order in which these have come."""
-        hidden = functional.silu(rows.gate) * rows.up * rows.weights.to(rows.x.dtype)
+        weights = rows.weights.to(rows.x.dtype)
+        hidden = self.opening.opened(rows.gate) * self.opening.factor(rows.up) * weights
         made = grouped_product(hidden, self.down.data, rows.loads)
+        if (bias := self.biases[-1]) is not None:
+            made[:, _features(bias)] += of_rows(bias.data, rows.loads) * weights
         return torch.empty_like(made).index_copy_(0, rows.order, made)
 
     def _tell(self, statistics: router.Statistics, context: Context) -> torch.Tensor:
@@ -212,12 +224,18 @@ class Experts:
     def _differentiated(self, rows: Rows, packed: torch.Tensor) -> tuple[torch.Tensor, list[GroupedProduct]]:
         """Return the gradients of rows and weights, in the order in which the rows have come, and the weight gradients to add."""
         grad, weights = as_rows(packed, self.layer.width)[rows.order], rows.weights.to(rows.x.dtype)
-        silu = functional.silu(rows.gate)
-        hidden = silu * rows.up
+        opened, factor = self.opening.opened(rows.gate), self.opening.factor(rows.up)
+        hidden = opened * factor
         of_weighed = grouped_product(grad, self.down.data.transpose(1, 2), rows.loads)
         of_weights = (of_weighed.to(rows.weights.dtype) * hidden).sum(-1, keepdim=True)
         of_hidden = of_weighed.mul_(weights)
-        of_gate, of_up = torch.ops.aten.silu_backward(of_hidden * rows.up, rows.gate), of_hidden * silu
+        of_gate = self.opening.grad_of_gate(of_hidden * factor, rows.gate)
+        of_up = self.opening.grad_of_up(of_hidden * opened, rows.up)
+        if (bias := self.biases[-1]) is not None:
+            here = grad[:, _features(bias)]
+            of_weights += (here * of_rows(bias.data, rows.loads)).to(of_weights.dtype).sum(-1, keepdim=True)
+            for parameter, each in zip(self.biases, (of_gate, of_up, here * weights)):
+                add_sums(parameter.grad, each, rows.loads)
         of_x = grouped_product(of_gate, self.gate.data.transpose(1, 2), rows.loads)
         of_x += grouped_product(of_up, self.up.data.transpose(1, 2), rows.loads)
         both = torch.cat([of_x, of_weights.view(of_x.dtype)], 1)
@@ -235,6 +253,8 @@ class Experts:
         """Return the gradient of the input by way of the router; add that of its weight, and the loads."""
         of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, saved.shares, saved.scale, self.settings)
         self.router.grad += of_logits.t() @ x_ND.to(of_logits.dtype)
+        if self.logit_bias is not None:
+            self.logit_bias.grad += of_logits.sum(0)
         counts = torch.bincount(saved.chosen.experts.flatten(), minlength=self.settings.count)
         for parameter in (self.load, self.bias):
             if parameter is not None:
@@ -264,6 +284,11 @@ class Experts:
             forward += [Started("all_to_all_v", self.axis.name, num_bytes) for num_bytes in (with_weight, plain)]
             backward += [Started("all_to_all_v", self.axis.name, num_bytes) for num_bytes in (plain, with_weight)]
         return Traffic(tuple(forward), tuple(backward)), shape
+
+
+def _features(bias: Parameter) -> slice:
+    """Return which features of what experts make this rank adds the bias of."""
+    return slice(bias.spec.offset[1], bias.spec.offset[1] + bias.spec.shape[1])
 
 
 def _index(places: np.ndarray, like: torch.Tensor) -> torch.Tensor:

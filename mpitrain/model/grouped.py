@@ -23,6 +23,17 @@ def grouped_product(x_NX: torch.Tensor, weights_EYX: torch.Tensor, sizes: Sequen
     return y_NY
 
 
+def of_rows(vectors_EY: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """Return the vector of each row's group, [N, Y]."""
+    return vectors_EY.repeat_interleave(torch.tensor(sizes, device=vectors_EY.device), 0, output_size=sum(sizes))
+
+
+def add_sums(totals_EY: torch.Tensor, x_NY: torch.Tensor, sizes: Sequence[int]) -> None:
+    """Add the sum of the rows of each group."""
+    for total, (begin, end) in zip(totals_EY, _bounds(sizes)):
+        total += x_NY[begin:end].sum(0)
+
+
 @dataclass
 class GroupedProduct:
     """Weight gradients that are still to be added: of `parameter` [E, Y, X], with the input x [N, X] and grad [N, Y] of the output."""

@@ -8,14 +8,19 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.layout.layer import Family
 from mpitrain.layout.plan import Plan
+from mpitrain.model.families.deepseek import deepseek_v3
+from mpitrain.model.families.gpt_oss import gpt_oss
 from mpitrain.model.families.llama import llama
 from mpitrain.model.families.mixtral import mixtral
-from mpitrain.model.families.qwen3 import qwen3
+from mpitrain.model.families.qwen3 import qwen3, qwen3_moe
 
 FAMILIES: dict[str, Callable[[Config], Family]] = {
     "llama": llama,
     "qwen3": qwen3,
+    "qwen3-moe": qwen3_moe,
     "mixtral": mixtral,
+    "gpt-oss": gpt_oss,
+    "deepseek-v3": deepseek_v3,
 }
 
 

@@ -1,8 +1,9 @@
-"""Qwen3 (arXiv:2505.09388, section 2): Llama with heads as wide as one likes, whose queries and keys are normed."""
+"""Qwen3 (arXiv:2505.09388, section 2): Llama with heads as wide as one likes, whose queries and keys are normed; dense, or with experts."""
 
 from mpitrain.config import Config
 from mpitrain.layout.attention import head_width
-from mpitrain.layout.layer import Family
+from mpitrain.layout.layer import Family, Layer
+from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.feed_forward import FeedForward
@@ -14,12 +15,20 @@ EPS = 1e-6
 def qwen3(config: Config) -> Family:
     """Return the layers of a resolved configuration's model."""
     model = config.model
-    block = attention(config), FeedForward(model.width, model.ffn, 2 * model.layers, EPS)
-    first, last = Embedding(model.vocab, model.width, model.tied), Head(model.vocab, model.width, model.tied, EPS)
-    return Family(first, model.layers * (block,), last)
+    block = _attention(config), FeedForward(model.width, model.ffn, 2 * model.layers, EPS)
+    return _family(config, model.layers * (block,))
 
 
-def attention(config: Config) -> Attention:
-    """Return the layer of attention."""
+def qwen3_moe(config: Config) -> Family:
+    """Return the layers of a resolved configuration's model."""
+    return _family(config, sparse_blocks(config, [_attention(config)], EPS))
+
+
+def _attention(config: Config) -> Attention:
     model, rope = config.model, rope_of(config.attention, head_width(config))
     return Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers, EPS, normed=True)
+
+
+def _family(config: Config, blocks: tuple[tuple[Layer, ...], ...]) -> Family:
+    vocab, width, tied = config.model.vocab, config.model.width, config.model.tied
+    return Family(Embedding(vocab, width, tied), blocks, Head(vocab, width, tied, EPS))

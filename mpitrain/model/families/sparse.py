@@ -9,12 +9,14 @@ from mpitrain.model.layers.experts import Experts
 from mpitrain.model.layers.feed_forward import FeedForward
 
 
-def sparse_blocks(config: Config, attention: Sequence[Layer], eps: float = EPS) -> tuple[tuple[Layer, Layer], ...]:
+def sparse_blocks(
+    config: Config, attention: Sequence[Layer], eps: float = EPS, *, biased: bool = False, limit: float = 0.0
+) -> tuple[tuple[Layer, Layer], ...]:
     """Return blocks of one of the layers of attention each, in turns, and experts or a feed-forward.
 
-    The first experts.first blocks have none; of those that follow, each experts.every-th has some.
+    The first experts.first blocks have none; of those that follow, each experts.every-th has some.  biased, limit: of experts.
     """
     model, experts, depth = config.model, config.experts, 2 * config.model.layers
-    sparse, dense = Experts(model.width, experts, depth, eps), FeedForward(model.width, model.ffn, depth, eps)
+    sparse, dense = Experts(model.width, experts, depth, eps, biased, limit), FeedForward(model.width, model.ffn, depth, eps)
     has_experts = [number >= experts.first and (number - experts.first + 1) % experts.every == 0 for number in range(model.layers)]
     return tuple((attention[number % len(attention)], sparse if each else dense) for number, each in enumerate(has_experts))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from mpitrain.config import Experts as Settings
 from mpitrain.layout.experts import most_rows
 from mpitrain.layout.layer import Sizes
-from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, STD, Spec, product_flops, residual_std, stack, vector
+from mpitrain.layout.parameters import COLUMNS, EPS, EXPERT, ROWS, STD, Spec, product_flops, residual_std, stack, vector
 
 if TYPE_CHECKING:
     from mpitrain.model.site import Site
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Experts:
     """settings: resolved.  depth, eps: as in layers/attention.py.
+    biased: router and experts have biases.  limit: of what gates and is gated (model/gates.py); 0: silu, without a limit.
 
     It tells its losses, a token; the choices that were dropped; and, once they are counted over all ranks (optim/balance.py), how unequal
     loads are.
@@ -41,6 +42,8 @@ class Experts:
     settings: Settings
     depth: int
     eps: float = EPS
+    biased: bool = False
+    limit: float = 0.0
 
     @property
     def shared_width(self) -> int:
@@ -63,7 +66,19 @@ class Experts:
             stack("ffn.experts.gate.weight", experts.count, hidden, width, ROWS, active=active),
             stack("ffn.experts.up.weight", experts.count, hidden, width, ROWS, active=active),
             stack("ffn.experts.down.weight", experts.count, width, hidden, COLUMNS, std=std, active=active),
+            *(self._biases(active) if self.biased else ()),
             *(self._shared() if experts.shared else ()),
+        )
+
+    def _biases(self, active: float) -> tuple[Spec, ...]:
+        """Of what experts make, each of the ranks that divide them adds the bias of other features: the sum has all, once."""
+        lengths = {"gate": self.settings.width, "up": self.settings.width, "down": self.width}
+        return (
+            Spec("ffn.router.logit_bias", (self.settings.count,), constant=0.0),
+            *(
+                Spec(f"ffn.experts.{name}.bias", (self.settings.count, n), constant=0.0, divided=1, domain=EXPERT, active=active)
+                for name, n in lengths.items()
+            ),
         )
 
     def _shared(self) -> tuple[Spec, ...]:

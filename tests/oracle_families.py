@@ -1,4 +1,4 @@
-"""Attention of several families written out in plain torch, to compare with: scores, masks and probabilities as their papers have them.
+"""Families of models written out in plain torch, to compare with: scores, masks and probabilities as their papers have them.
 
 Written apart from mpitrain on purpose: no code of the package is used. A model is a dict of weights and a dict of what they mean.
 """
@@ -10,14 +10,14 @@ from torch.nn import functional
 
 
 def logits(w, tokens, blocks, has):
-    """Return the logits of a decoder whose blocks are attention and a gated feed-forward. has: what its attention has."""
+    """Return the logits of a decoder whose blocks are attention and a gated feed-forward, or experts. has: what these have."""
     x = w["embedding.weight"][tokens]
     for i in range(blocks):
         p = {name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")}
         h = rms(x, p["attention.norm.weight"], has["eps"])
-        x = x + (latent(p, h, has) if "kv_rank" in has else standard(p, h, has, i))
+        x = x + (latent(p, h, has) if has.get("kv_rank") else standard(p, h, has, i))
         h = rms(x, p["ffn.norm.weight"], has["eps"])
-        x = x + (functional.silu(h @ p["ffn.gate.weight"].T) * (h @ p["ffn.up.weight"].T)) @ p["ffn.down.weight"].T
+        x = x + (sparse(p, h, has) if "ffn.router.weight" in p else gated(h, *(p[f"ffn.{n}.weight"] for n in ("gate", "up", "down"))))
     return rms(x, w["head.norm.weight"], has["eps"]) @ w.get("head.weight", w["embedding.weight"]).T
 
 
@@ -28,6 +28,38 @@ def loss(w, rows, blocks, has):
 
 def rms(x, weight, eps):
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def gated(h, gate, up, down):
+    return (functional.silu(h @ gate.T) * (h @ up.T)) @ down.T
+
+
+def sparse(p, h, has):
+    """Each expert of every token, weighed: by 0 where it isn't chosen. With biases, gpt-oss's clamped gate."""
+    x, own = h.flatten(0, 1), has["experts"]
+    logits = x @ p["ffn.router.weight"].T + p.get("ffn.router.logit_bias", 0)
+    scores = logits.softmax(-1) if own["score"] == "softmax" else logits.sigmoid()
+    groups = scores.detach().unflatten(-1, (own["groups"], -1))
+    best = groups.topk(min(2, groups.shape[-1]), -1).values.sum(-1).topk(own["groups_active"], -1).indices
+    closed = torch.ones(groups.shape[:2], dtype=torch.bool).scatter(1, best, False)
+    chosen = groups.masked_fill(closed[..., None], -1).flatten(1).topk(own["active"], -1).indices
+    weights = torch.zeros_like(scores).scatter(1, chosen, scores.gather(1, chosen))
+    weights = own["scale"] * weights / weights.sum(-1, keepdim=True)
+    experts = [[p[f"ffn.experts.{n}.weight"][e] for n in ("gate", "up", "down")] for e in range(scores.shape[-1])]
+    if "ffn.experts.gate.bias" in p:
+        biases = [[p[f"ffn.experts.{n}.bias"][e] for n in ("gate", "up", "down")] for e in range(scores.shape[-1])]
+        made = [clamped(x, *expert, *bias, has["limit"]) for expert, bias in zip(experts, biases)]
+    else:
+        made = [gated(x, *expert) for expert in experts]
+    y = sum(weights[:, e : e + 1] * each for e, each in enumerate(made))
+    if own["shared"]:
+        y = y + gated(x, *(p[f"ffn.shared.{n}.weight"] for n in ("gate", "up", "down")))
+    return y.view_as(h)
+
+
+def clamped(x, gate, up, down, of_gate, of_up, of_down, limit):
+    g, u = (x @ gate.T + of_gate).clamp(max=limit), (x @ up.T + of_up).clamp(-limit, limit)
+    return (g * torch.sigmoid(1.702 * g) * (u + 1)) @ down.T + of_down
 
 
 def standard(p, h, has, block):

@@ -1,0 +1,89 @@
+"""Presets have as many parameters as their papers and model cards say; keys of attention that would do nothing are refused."""
+
+import pytest
+
+from mpitrain import config as settings
+from mpitrain.errors import ConfigError
+from mpitrain.layout.resolve import resolve
+from mpitrain.model.families.catalog import plan_of
+
+
+def planned(*overrides, ranks=1):
+    return plan_of(resolve(settings.load(None, overrides), ranks, 256))
+
+
+def counts(preset):
+    """Return all parameters, those that a token meets, and those of its embedding, in billions. What is counted, not trained, is none."""
+    specs = [spec for spec in planned(f"model.preset={preset}").parameters() if spec.trained]
+    embedding = next(spec.numel for spec in specs if spec.name == "embedding.weight")
+    return tuple(n / 1e9 for n in (sum(s.numel for s in specs), sum(s.numel * s.active for s in specs), embedding))
+
+
+@pytest.mark.parametrize(
+    ("preset", "total", "active", "lookup_counts"),
+    [
+        ("mixtral-8x7b", "46.7", "12.9", True),  # mistral.ai/news/mixtral-of-experts
+        ("mixtral-8x22b", "141", "39", True),  # mistral.ai/news/mixtral-8x22b
+        ("qwen3-30b-a3b", "30.5", "3.3", True),  # Qwen3's model card; 3.35 was cut off, not rounded
+        ("qwen3-235b-a22b", "235", "22", True),  # arXiv:2505.09388, section 2
+        ("deepseek-v3", "671", "37", False),  # arXiv:2412.19437, abstract
+        ("gpt-oss-20b", "20.91", "3.61", False),  # arXiv:2508.10925, table 1: active without the embedding
+        ("gpt-oss-120b", "116.83", "5.13", False),
+    ],
+)
+def test_presets_have_the_published_sizes(preset, total, active, lookup_counts):
+    every, met, embedding = counts(preset)
+    met -= 0 if lookup_counts else embedding
+    assert f"{every:.{len(total.partition('.')[2])}f}" == total
+    assert abs(met - float(active)) < (0.06 if preset == "qwen3-30b-a3b" else 0.5 * 10 ** -len(active.partition(".")[2]))
+
+
+LATENT = ("model.family=deepseek-v3", "experts.count=8", "experts.active=2", "experts.width=8")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("attention.kv_rank=64",), 'attention.kv_rank = 64 does nothing with model.family = "llama"; leave it out, or use deepseek-v3'),
+        (("attention.window=4",), 'attention.window = 4 does nothing with model.family = "llama"; leave it out, or use gpt-oss'),
+        (("model.family=gpt-oss", "attention.q_rank=0"), 'attention.q_rank = 0 does nothing with model.family = "gpt-oss"'),
+        (("attention.yarn_factor=4",), "attention.yarn_factor = 4.0 without attention.yarn_length; set it to the positions"),
+        (("attention.yarn_length=64",), "attention.yarn_length = 64 does nothing with attention.yarn_factor = 1"),
+        (("attention.yarn_mscale=0",), "attention.yarn_mscale = 0.0 does nothing with attention.yarn_factor = 1"),
+        (("attention.head_width=7",), "attention.head_width = 7: rotary embeddings need an even width of a head"),
+        (("model.heads=3",), "model.width = 128 is not a multiple of model.heads = 3"),
+        (("attention.head_width=8", "model.heads=3"), "model.heads = 3 is not a multiple of model.kv_heads = 2"),
+        ((*LATENT, "model.kv_heads=2"), 'model.kv_heads = 2 does nothing with model.family = "deepseek-v3"'),
+        ((*LATENT, "attention.rotary_width=5"), "attention.rotary_width = 5: rotary embeddings need an even width"),
+        ((*LATENT, "attention.value_width=99"), "attention.value_width = 99 is more than attention.head_width + attention.rotary_w"),
+    ],
+)
+def test_keys_that_do_nothing_or_cannot_be_are_refused(overrides, words):
+    with pytest.raises(ConfigError) as refused:
+        planned(*overrides)
+    assert words in str(refused.value)
+
+
+def test_windows_and_sinks_are_not_spread_over_context_parallel_ranks():
+    with pytest.raises(ConfigError, match=r'parallel.cp = 2 with model.family = "gpt-oss": windows and sinks are not spread over ranks'):
+        planned("model.family=gpt-oss", "parallel.cp=2", ranks=2)
+
+
+def test_a_family_without_a_preset_has_sizes_by_the_width_of_a_head():
+    attention = planned(*LATENT).config.attention
+    assert (attention.q_rank, attention.kv_rank, attention.rotary_width, attention.value_width) == (384, 128, 16, 32)
+    assert planned(*LATENT, "attention.q_rank=0").config.attention.q_rank == 0
+
+
+@pytest.mark.parametrize("overrides", [(), LATENT, ("model.family=gpt-oss", "attention.window=0", "attention.yarn_factor=1")])
+def test_a_resolved_configuration_resolves_to_itself(overrides):
+    resolved = planned(*overrides).config
+    again = resolve(settings.parse(settings.tomllib.loads(settings.to_toml(resolved))), 1, 256)
+    assert again == resolved and settings.identity(again) == settings.identity(resolved)
+
+
+def test_a_run_older_than_the_keys_of_attention_goes_on():
+    resolved = planned().config
+    tree = settings.tomllib.loads(settings.to_toml(resolved))
+    del tree["attention"], tree["model"]["family"]
+    assert settings.identity(settings.parse(tree)) == settings.identity(resolved)
