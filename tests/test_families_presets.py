@@ -64,11 +64,6 @@ def test_keys_that_do_nothing_or_cannot_be_are_refused(overrides, words):
     assert words in str(refused.value)
 
 
-def test_windows_and_sinks_are_not_spread_over_context_parallel_ranks():
-    with pytest.raises(ConfigError, match=r'parallel.cp = 2 with model.family = "gpt-oss": windows and sinks are not spread over ranks'):
-        planned("model.family=gpt-oss", "parallel.cp=2", ranks=2)
-
-
 def test_a_family_without_a_preset_has_sizes_by_the_width_of_a_head():
     attention = planned(*LATENT).config.attention
     assert (attention.q_rank, attention.kv_rank, attention.rotary_width, attention.value_width) == (384, 128, 16, 32)

@@ -43,14 +43,17 @@ EVERYWHERE = {
     4: ("tp=4", "tp=4 sequence=false", "tp=4 async_tp=true", "tp=2 pp=2", "tp=2 dp=2 zero=2", "tp=2 pp=2 pipeline.schedule=zb-h1"),
 }  # fmt: skip
 SPREAD = {
-    2: ("cp=2 context=zigzag", "cp=2 context=ring", "cp=2 context=gather", "cp=2 context=ulysses memory.recompute=selective"),
+    2: (
+        "cp=2 context=zigzag", "cp=2 context=ring", "cp=2 context=gather", "cp=2 context=ulysses memory.recompute=selective",
+        "cp=2 context=zigzag data.documents=separate", "cp=2 context=ulysses data.documents=separate",
+    ),
     4: ("cp=2 context=gather tp=2", "cp=2 context=zigzag tp=2 async_tp=true", "cp=4 context=ulysses", "cp=2 context=ulysses dp=2 zero=3"),
-}
+}  # fmt: skip
 CASES = [
     (kind, size, layout)
     for kind in KINDS
     for size, layouts in EVERYWHERE.items()
-    for layout in (*layouts, *(SPREAD.get(size, ()) if kind != "sinking" else ()))
+    for layout in (*layouts, *SPREAD.get(size, ()))
 ]
 FOLDED = {
     1: ("", "memory.recompute=selective experts.buffer=0.3"),

@@ -22,7 +22,7 @@ class Activations:
         inner = 0 if self.offloaded else self._inner(segment)
         history = self._history() if self.segments > 1 else 0  # for later segments
         ends = sum(layer.kept(self.sizes, segment) for layer in self.ends)
-        return inner + history + self._mask(segment) * self.sizes.itemsize + ends
+        return inner + history + self._mask(segment) * self.sizes.itemsize + self._documents() + ends
 
     def on_host(self, segment: int = 0) -> int:
         """Return what it leaves in host memory instead."""
@@ -44,6 +44,13 @@ class Activations:
 
     def _history(self) -> int:
         return sum(layer.history(self.sizes) for layer in self.inner)
+
+    def _documents(self) -> int:
+        """Numbers of documents of whole sequences: attention over cp keeps them, and makes its masks again."""
+        data, recompute = self.config.data, self.config.memory.recompute
+        if self.config.parallel.cp == 1 or data.documents == "joined" or recompute in ("full", "every-k"):
+            return 0
+        return self.config.batch.micro * data.sequence * 8
 
     def _mask(self, segment: int) -> int:
         """Numbers that are added to the scores, unless these are causal alone. Over cp they are made tile by tile, and not counted."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from mpitrain.config import ATTENTION, FIRST_FAMILY, Attention, Config, Model, Parallel
+from mpitrain.config import ATTENTION, FIRST_FAMILY, Attention, Config, Model
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
@@ -60,15 +60,6 @@ def resolve_attention(config: Config, model: Model, preset: dict) -> Attention:
     if model.heads % model.kv_heads:
         raise ConfigError(f"model.heads = {model.heads} is not a multiple of model.kv_heads = {model.kv_heads}")
     return Attention(**found)
-
-
-def refuse_unspread(model: Model, parallel: Parallel) -> None:
-    """Raise ConfigError unless attention can be spread over the context-parallel ranks."""
-    if parallel.cp > 1 and "window" in keys_of(model):
-        raise ConfigError(
-            f"parallel.cp = {parallel.cp} with model.family = {json.dumps(model.family)}: windows and sinks are not spread over ranks yet; "
-            "use parallel.cp = 1"
-        )
 
 
 def _divided(model: Model) -> int:

@@ -9,7 +9,7 @@ import msgspec
 from mpitrain.config import FIRST_FAMILY, OPTIMIZERS, PRESETS, Batch, Config, Memory, Model, Optimizer, Parallel, Pipeline
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
-from mpitrain.layout.attention import refuse_unspread, resolve_attention, with_heads
+from mpitrain.layout.attention import resolve_attention, with_heads
 from mpitrain.layout.experts import refuse_unfolded, resolve_experts
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.sequence import placement_of
@@ -27,7 +27,6 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> C
     parallel, batch = _layout(config, model.layers, num_ranks)
     pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
     _refuse_undivided(model, config.data.sequence, parallel)
-    refuse_unspread(model, parallel)
     refuse_unfolded(model, experts, parallel, config)
     _refuse_unsharded(parallel)
     if config.precision.compute == "fp8":

@@ -29,7 +29,7 @@ def attention(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[It
     norms = tuple(own[f"attention.{name}_norm.weight"] for name in "qk") if layer.normed else ()
     projection = Projection(None if site.tp else norm, *weights, site.rotary(layer.rope), site.fp8, biases, norms)
     tp = site.plan.config.parallel.tp
-    over_cp = site.attention_over_cp(layer.heads // tp, max(1, layer.kv_heads // tp), layer.rope.width)
+    over_cp = site.attention_over_cp(layer.heads // tp, max(1, layer.kv_heads // tp), layer.rope.width, layer.window)
     inner = attended(projection, Core(layer.window, own.get("attention.sinks")), over_cp, Output(output, site.fp8), site)
     added = [Bias(own["attention.output.bias"])] if layer.biased else []
     return [Residual([*([Norm(norm)] if site.tp else []), *inner, *added])]
@@ -42,9 +42,9 @@ def attended(projection: Segment, core: "Core", over_cp: ContextAttention | None
     are chunk by chunk, and the attention proper is between them.
     """
     if not site.by_chunks:
-        return site.between([SpreadAttention(projection, over_cp, output) if over_cp else Attention(projection, core, output)])
+        return site.between([SpreadAttention(projection, core, over_cp, output) if over_cp else Attention(projection, core, output)])
     before, behind = Chunked(projection, site.tp, gather=True), Chunked(output, site.tp, scatter=True)
-    return [SpreadAttention(before, over_cp, behind)] if over_cp else [before, core, behind]
+    return [SpreadAttention(before, core, over_cp, behind)] if over_cp else [before, core, behind]
 
 
 class Projection(Segment):
@@ -138,12 +138,12 @@ class Attention(Segment):
 class SpreadAttention:
     """The same with the sequence spread over the context-parallel axis: a segment, what the ranks exchange, a segment."""
 
-    def __init__(self, projection: Item, core: ContextAttention, output: Item):
-        self.projection, self.core, self.output = projection, core, output
+    def __init__(self, projection: Item, core: Core, over_cp: ContextAttention, output: Item):
+        self.projection, self.sinks, self.core, self.output = projection, core.sinks, over_cp, output
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
         qkv, projected = yield from self.projection.forward(x, context)
-        a, attended = yield from self.core.forward(*qkv, context.microbatch.documents)
+        a, attended = yield from self.core.forward(*qkv, context.microbatch.documents, self._sinks)
         attended = context.keeping.put(attended)
         y, saved = yield from self.output.forward(a, context)
         return y, (projected, attended, saved) if torch.is_grad_enabled() else None
@@ -151,8 +151,15 @@ class SpreadAttention:
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         projected, attended, output = saved
         grad = yield from self.output.backward(output, grad_of_output, later)
-        grads = yield from self.core.backward(restored(attended), grad)
+        grads = yield from self.core.backward(restored(attended), grad, self._sinks)
+        if self.sinks is not None:
+            *grads, of_sinks = grads
+            self.sinks.grad += of_sinks
         return (yield from self.projection.backward(projected, tuple(grads), later))
+
+    @property
+    def _sinks(self) -> torch.Tensor | None:
+        return None if self.sinks is None else self.sinks.data
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
         """What the exchange between the segments starts."""

@@ -64,12 +64,12 @@ class Site:
         """Return what is in memory all the time, for all microbatches."""
         return [table for rotary in self.rotaries.values() for table in (rotary.cos, rotary.sin)]
 
-    def attention_over_cp(self, heads: int, kv_heads: int, head_width: int) -> ContextAttention | None:
+    def attention_over_cp(self, heads: int, kv_heads: int, head_width: int, window: int = 0) -> ContextAttention | None:
         """Return the attention proper where the sequence is spread over ranks. heads, kv_heads: of this rank."""
         if self.cp is None:
             return None
         parallel = self.plan.config.parallel
-        return context_attention(self.cp, parallel.context, self.plan.config.data.sequence, heads, kv_heads, head_width)
+        return context_attention(self.cp, parallel.context, self.plan.config.data.sequence, heads, kv_heads, head_width, window)
 
     def residual(self, inner: Item, norm: Parameter) -> list[Item]:
         """Return x + inner(norm(x)); without tp, `inner` has the norm.

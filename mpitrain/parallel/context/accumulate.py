@@ -11,6 +11,7 @@ import torch
 
 from mpitrain.layout.sequence import Placement, Tile
 from mpitrain.parallel.context.flash import attend, attend_backward
+from mpitrain.parallel.context.window import grad_of_sinks, with_sinks
 from mpitrain.parallel.precision import wide
 
 Poll = Callable[[], None]  # called after each tile: messages move on only when somebody enters MPI
@@ -26,38 +27,56 @@ class Saved(NamedTuple):
     documents: torch.Tensor | None
 
 
-def documents_at(documents_BT: torch.Tensor | None, placement: Placement, rank: int) -> torch.Tensor | None:
-    """Cut from the documents of the whole sequence those of the positions that `rank` holds, [B, t]."""
-    if documents_BT is None:
-        return None
-    return torch.cat([documents_BT[:, begin:end] for begin, end in placement.spans(rank)], 1)
+class Places(NamedTuple):
+    """What some queries or keys are: the document of each, [B, n], and its position, [n]. None where that decides nothing."""
+
+    documents: torch.Tensor | None
+    positions: torch.Tensor | None
+
+    @classmethod
+    def whole(cls, documents_BT: torch.Tensor | None, window: int, placement: Placement, device: torch.device) -> "Places":
+        """Return those of the whole sequence. window: as in window.py; without one, positions don't matter."""
+        return cls(documents_BT, torch.arange(placement.sequence, device=device) if window else None)
+
+    def at(self, placement: Placement, rank: int) -> "Places":
+        """Cut from those of the whole sequence those that `rank` holds."""
+        spans = [slice(*span) for span in placement.spans(rank)]
+        return Places(*(x if x is None else torch.cat([x[..., span] for span in spans], -1) for x in self))
 
 
-def sight(documents_BT, documents_BS, tile: Tile) -> tuple[bool, torch.Tensor | None]:
-    """Return whether anything of a tile is visible, and the mask [B, 1, T, S] if there is more to it than the tile's own causality."""
-    if documents_BT is None:
+def sight(queries: Places, keys: Places, tile: Tile, window: int) -> tuple[bool, torch.Tensor | None]:
+    """Return whether anything of a tile is visible, and the mask [B or 1, 1, T, S] if there is more to it than the tile's own causality."""
+    masks = []
+    if queries.documents is not None:
+        masks.append(queries.documents[:, tile.queries, None] == keys.documents[:, None, tile.keys])
+    if window:
+        masks.append((queries.positions[tile.queries, None] - keys.positions[None, tile.keys] < window)[None])
+    if all(mask.all() for mask in masks):
         return True, None
-    same_BTS = documents_BT[:, tile.queries, None] == documents_BS[:, None, tile.keys]
-    if same_BTS.all():
-        return True, None
-    return bool(same_BTS.any()), (same_BTS.tril() if tile.causal else same_BTS)[:, None]
+    seen = masks[0] if len(masks) == 1 else masks[0] & masks[1]
+    return bool(seen.any()), (seen.tril() if tile.causal else seen)[:, None]
 
 
 class Attending:
-    """The forward: `out` and `lse` over all keys seen so far."""
+    """The forward: `out` and `lse` over all keys seen so far. window: as in window.py."""
 
-    def __init__(self, q_BHtC: torch.Tensor, documents_Bt: torch.Tensor | None, poll: Poll):
-        self.q, self.documents, self._poll = q_BHtC, documents_Bt, poll
+    def __init__(self, q_BHtC: torch.Tensor, here: Places, window: int, poll: Poll):
+        self.q, self.here, self._window, self._poll = q_BHtC, here, window, poll
         self.out = self.lse = None
 
-    def see(self, tiles: Iterable[Tile], kv: torch.Tensor, documents_BS: torch.Tensor | None) -> None:
+    def see(self, tiles: Iterable[Tile], kv: torch.Tensor, there: Places) -> None:
         """Attend to the keys of some tiles. The very first tile must have every query, and each must see a key in it."""
         for tile in tiles:
-            anything, visible = sight(self.documents, documents_BS, tile)
+            anything, visible = sight(self.here, there, tile, self._window)
             if anything:
                 k, v = kv[..., tile.keys, :]
                 self._add(tile.queries, *attend(self.q[..., tile.queries, :], k, v, tile.causal, visible))
             self._poll()
+
+    def result(self, sinks_H: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output in the dtype of the queries, and the log-sum-exp, both with sinks."""
+        out, lse = (self.out, self.lse) if sinks_H is None else with_sinks(self.out, self.lse, sinks_H)
+        return out.to(self.q.dtype), lse
 
     def _add(self, queries: slice, out: torch.Tensor, lse: torch.Tensor) -> None:
         """Weigh the new result by its share of the sum of exponentials: 1 / (1 + exp(old - new)).
@@ -75,15 +94,15 @@ class Attending:
 class AttendingBackward:
     """The backward: the gradient of the queries over all keys seen so far, and that of each tile's keys and values where it is told."""
 
-    def __init__(self, q_BHtC, out_BHtC, lse_BHt, grad_of_out, documents_Bt: torch.Tensor | None, poll: Poll):
+    def __init__(self, q_BHtC, out_BHtC, lse_BHt, grad_of_out, here: Places, window: int, poll: Poll):
         self._rows = (grad_of_out, q_BHtC, out_BHtC)
-        self._lse, self.documents, self._poll = lse_BHt, documents_Bt, poll
+        self._lse, self.here, self._window, self._poll = lse_BHt, here, window, poll
         self._grad_of_q = torch.zeros_like(q_BHtC, dtype=wide(q_BHtC.dtype))
 
-    def see(self, tiles: Iterable[Tile], kv: torch.Tensor, grad_of_kv: torch.Tensor, documents_BS: torch.Tensor | None) -> None:
+    def see(self, tiles: Iterable[Tile], kv: torch.Tensor, grad_of_kv: torch.Tensor, there: Places) -> None:
         """Add the gradients of the keys and values of some tiles to `grad_of_kv` [2, B, K, S, C], which is fp32 or fp64."""
         for tile in tiles:
-            anything, visible = sight(self.documents, documents_BS, tile)
+            anything, visible = sight(self.here, there, tile, self._window)
             if anything:
                 grad_of_out, q, out = (x[..., tile.queries, :] for x in self._rows)
                 k, v = kv[..., tile.keys, :]
@@ -94,6 +113,8 @@ class AttendingBackward:
                 grad_of_kv[1, ..., tile.keys, :] += for_v
             self._poll()
 
-    def grad_of_q(self) -> torch.Tensor:
-        """Return the gradient of the queries in their dtype."""
-        return self._grad_of_q.to(self._rows[1].dtype)
+    def grads(self, grad_of_kv: torch.Tensor, sinks_H: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """Return the gradients of q, k and v in their dtype, from that of the own keys and values; and of the sinks, if there are some."""
+        grad_of_out, q, out = self._rows
+        of_sinks = () if sinks_H is None else (grad_of_sinks(grad_of_out, out, self._lse, sinks_H),)
+        return self._grad_of_q.to(q.dtype), *grad_of_kv.to(q.dtype).unbind(), *of_sinks

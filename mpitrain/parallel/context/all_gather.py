@@ -12,40 +12,45 @@ import torch
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, reduce_scatter
 from mpitrain.layout.sequence import Placement
-from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Saved, documents_at
+from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, Saved
 from mpitrain.parallel.precision import wide
 
 
 class Gather:
-    """Attention to gathered keys and values. Each rank holds t = T/c positions of every sequence, by `placement`."""
+    """Attention to gathered keys and values. Each rank holds t = T/c positions of every sequence, by `placement`.
 
-    def __init__(self, axis: Axis, placement: Placement):
-        self.axis, self.placement = axis, placement
+    window, sinks: as in window.py.
+    """
 
-    def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None):
+    def __init__(self, axis: Axis, placement: Placement, window: int = 0):
+        self.axis, self.placement, self.window = axis, placement, window
+
+    def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None, sinks_H=None):
         """Yield the all-gather; return (out [B, H, t, C], saved)."""
         axis, placement = self.axis, self.placement
         own = torch.stack((k_BKtC, v_BKtC)).detach()
         gathered = own.new_empty(axis.size, *own.shape)
         pending = all_gather(own, axis, gathered)
-        here = documents_at(documents_BT, placement, axis.rank)
-        work = Attending(q_BHtC.detach(), here, axis.progress.poll)
+        whole = Places.whole(documents_BT, self.window, placement, own.device)
+        here = whole.at(placement, axis.rank)
+        work = Attending(q_BHtC.detach(), here, self.window, axis.progress.poll)
         work.see(placement.tiles(axis.rank, axis.rank), own, here)
         yield pending
         kv = own.new_empty(*own.shape[:-2], placement.sequence, own.shape[-1])
         for rank, held, positions in placement.pieces():
             kv[..., positions, :] = gathered[rank][..., held, :]
-        work.see(placement.tiles_of_others(axis.rank), kv, documents_BT)
-        out = work.out.to(q_BHtC.dtype)
-        return out, Saved(work.q, kv, out, work.lse, documents_BT)
+        work.see(placement.tiles_of_others(axis.rank), kv, whole)
+        out, lse = work.result(sinks_H)
+        return out, Saved(work.q, kv, out, lse, documents_BT)
 
-    def backward(self, saved: Saved, grad_of_out: torch.Tensor):
-        """Yield the reduce-scatter; return the gradients of q, k and v."""
+    def backward(self, saved: Saved, grad_of_out: torch.Tensor, sinks_H=None):
+        """Yield the reduce-scatter; return the gradients of q, k and v, and of sinks."""
         axis, placement, kv = self.axis, self.placement, saved.kv
-        here = documents_at(saved.documents, placement, axis.rank)
-        work = AttendingBackward(saved.q, saved.out, saved.lse, grad_of_out, here, axis.progress.poll)
+        whole = Places.whole(saved.documents, self.window, placement, kv.device)
+        here = whole.at(placement, axis.rank)
+        work = AttendingBackward(saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll)
         grads = torch.zeros_like(kv, dtype=wide(kv.dtype))
-        work.see(placement.tiles_of_others(axis.rank), kv, grads, saved.documents)
+        work.see(placement.tiles_of_others(axis.rank), kv, grads, whole)
         shards = kv.new_empty(axis.size, *kv.shape[:-2], placement.length, kv.shape[-1])
         for rank, held, positions in placement.pieces():
             shards[rank][..., held, :] = grads[..., positions, :]
@@ -55,4 +60,4 @@ class Gather:
         for tiles in placement.own_in_two():
             work.see(tiles, own_kv, own, here)
         own += (yield pending).view_as(own)
-        return work.grad_of_q(), *own.to(kv.dtype).unbind()
+        return work.grads(own, sinks_H)

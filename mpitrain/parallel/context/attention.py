@@ -16,7 +16,8 @@ nothing.
     grads = yield from attention.backward(saved, grad_of_out)             of q, k and v
 
 `documents` [B, T] or [T]: a number for each position of the *whole* sequence, in order, alike on all ranks: every rank can read it
-with the tokens, so it needs no message. RoPE is the caller's, at placement.positions(rank), before the attention.
+with the tokens, so it needs no message. RoPE is the caller's, at placement.positions(rank), before the attention. Windows and sinks
+are told in window.py.
 """
 
 from typing import Any, Protocol
@@ -35,38 +36,44 @@ from mpitrain.parallel.walk import Shape, Walk
 class Kind(Protocol):
     """What the four kinds have in common."""
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None) -> Walk:
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, sinks: torch.Tensor | None
+    ) -> Walk:
         """Return (out, saved)."""
 
-    def backward(self, saved: Any, grad_of_out: torch.Tensor) -> Walk:
-        """Return the gradients of q, k and v."""
+    def backward(self, saved: Any, grad_of_out: torch.Tensor, sinks: torch.Tensor | None) -> Walk:
+        """Return the gradients of q, k and v, and of sinks if there are some."""
 
 
-def context_attention(axis: Axis, kind: str, sequence: int, heads: int, kv_heads: int, head_width: int) -> "ContextAttention":
+def context_attention(
+    axis: Axis, kind: str, sequence: int, heads: int, kv_heads: int, head_width: int, window: int = 0
+) -> "ContextAttention":
     """Return the attention of `kind` over `axis`. Raises ConfigError, on all ranks alike, before anything is sent.
 
     sequence: positions in all.  heads, kv_heads: those that this rank has, so divided by tp.
     """
-    return ContextAttention(axis, kind, placement_of(kind, sequence, axis.size, heads, kv_heads), heads, kv_heads, head_width)
+    return ContextAttention(axis, kind, placement_of(kind, sequence, axis.size, heads, kv_heads), heads, kv_heads, head_width, window)
 
 
 class ContextAttention:
     """One attention over `axis`; it holds no tensors and may serve every layer. `placement` says which positions are here."""
 
-    def __init__(self, axis: Axis, kind: str, placement: Placement, heads: int, kv_heads: int, head_width: int):
+    def __init__(self, axis: Axis, kind: str, placement: Placement, heads: int, kv_heads: int, head_width: int, window: int = 0):
         self.axis, self.kind, self.placement = axis, kind, placement
         self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
         self._kind: Kind
         if kind == "ulysses":
-            self._kind = Ulysses(axis, placement, heads, kv_heads)
+            self._kind = Ulysses(axis, placement, heads, kv_heads, window)
         else:
-            self._kind = (Gather if kind == "gather" else Ring)(axis, placement)
+            self._kind = (Gather if kind == "gather" else Ring)(axis, placement, window)
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None) -> Walk:
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None, sinks: torch.Tensor | None = None
+    ) -> Walk:
         """Attend; return (out [B, H, t, C], what backward needs).
 
-        q: [B, H, t, C].  k, v: [B, K, t, C], RoPE applied.  documents: [B, T] or [T], integers, of the whole sequence.  The tensors
-        are read until the walk ends. No autograd: nothing that needs a gradient is recorded.
+        q: [B, H, t, C].  k, v: [B, K, t, C], RoPE applied.  documents: [B, T] or [T], integers, of the whole sequence.  sinks: [H].
+        The tensors are read until the walk ends. No autograd: nothing that needs a gradient is recorded.
         """
         self._require(q, self.heads)
         self._require(k, self.kv_heads)
@@ -74,12 +81,12 @@ class ContextAttention:
         if documents is not None:
             documents = documents.to(q.device).view(-1, documents.shape[-1])
             assert documents.shape[-1] == self.placement.sequence, f"documents of the whole sequence, found {tuple(documents.shape)}"
-        return (yield from self._kind.forward(q, k, v, documents))
+        return (yield from self._kind.forward(q, k, v, documents, sinks))
 
-    def backward(self, saved: Any, grad_of_out: torch.Tensor) -> Walk:
-        """Return the gradients of q, k and v, in their dtype. grad_of_out: [B, H, t, C]."""
+    def backward(self, saved: Any, grad_of_out: torch.Tensor, sinks: torch.Tensor | None = None) -> Walk:
+        """Return the gradients of q, k and v, in their dtype; and of sinks, fp32 or fp64, if there are some. grad_of_out: [B, H, t, C]."""
         self._require(grad_of_out, self.heads)
-        return (yield from self._kind.backward(saved, grad_of_out.detach()))
+        return (yield from self._kind.backward(saved, grad_of_out.detach(), sinks))
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[traffic.Traffic, Shape]:
         """Return what one forward and one backward start, alike on all ranks."""

@@ -16,35 +16,37 @@ import torch
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import shift
 from mpitrain.layout.sequence import Placement
-from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Saved, documents_at
+from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, Saved
 from mpitrain.parallel.precision import wide
 
 
 class Ring:
-    """Attention along a ring. Each rank holds t = T/c positions of every sequence, by `placement`."""
+    """Attention along a ring. Each rank holds t = T/c positions of every sequence, by `placement`. window, sinks: as in window.py."""
 
-    def __init__(self, axis: Axis, placement: Placement):
-        self.axis, self.placement = axis, placement
+    def __init__(self, axis: Axis, placement: Placement, window: int = 0):
+        self.axis, self.placement, self.window = axis, placement, window
 
-    def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None):
+    def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None, sinks_H=None):
         """Yield each shift of keys and values when it is needed; return (out [B, H, t, C], saved)."""
         axis, placement = self.axis, self.placement
         own = held = torch.stack((k_BKtC, v_BKtC)).detach()
-        work = Attending(q_BHtC.detach(), documents_at(documents_BT, placement, axis.rank), axis.progress.poll)
+        whole = Places.whole(documents_BT, self.window, placement, own.device)
+        work = Attending(q_BHtC.detach(), whole.at(placement, axis.rank), self.window, axis.progress.poll)
         for turn in range(axis.size):
             coming = shift(held, axis) if turn + 1 < axis.size else None
             source = (axis.rank - turn) % axis.size
-            work.see(placement.tiles(axis.rank, source), held, documents_at(documents_BT, placement, source))
+            work.see(placement.tiles(axis.rank, source), held, whole.at(placement, source))
             if coming is not None:
                 held = (yield coming).view_as(own)
-        out = work.out.to(q_BHtC.dtype)
-        return out, Saved(work.q, own, out, work.lse, documents_BT)
+        out, lse = work.result(sinks_H)
+        return out, Saved(work.q, own, out, lse, documents_BT)
 
-    def backward(self, saved: Saved, grad_of_out: torch.Tensor):
-        """Yield each shift when it is needed; return the gradients of q, k and v."""
+    def backward(self, saved: Saved, grad_of_out: torch.Tensor, sinks_H=None):
+        """Yield each shift when it is needed; return the gradients of q, k and v, and of sinks."""
         axis, placement, held = self.axis, self.placement, saved.kv
-        here = documents_at(saved.documents, placement, axis.rank)
-        work = AttendingBackward(saved.q, saved.out, saved.lse, grad_of_out, here, axis.progress.poll)
+        whole = Places.whole(saved.documents, self.window, placement, held.device)
+        here = whole.at(placement, axis.rank)
+        work = AttendingBackward(saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll)
         own = torch.zeros_like(held, dtype=wide(held.dtype))  # 16-bit gradients would be rounded at every hop: they travel in fp32
         first, rest = placement.own_in_two()
         coming = shift(held, axis) if axis.size > 1 else None
@@ -54,11 +56,11 @@ class Ring:
             held = (yield coming).view_as(held)
             coming = shift(held, axis) if turn + 1 < axis.size else None
             source, grads = (axis.rank - turn) % axis.size, torch.zeros_like(own)
-            work.see(placement.tiles(axis.rank, source), held, grads, documents_at(saved.documents, placement, source))
+            work.see(placement.tiles(axis.rank, source), held, grads, whole.at(placement, source))
             if travelling is not None:
                 grads += (yield travelling).view_as(own)
             travelling = shift(grads, axis)
         work.see(rest, saved.kv, own, here)
         if travelling is not None:
             own += (yield travelling).view_as(own)
-        return work.grad_of_q(), *own.to(held.dtype).unbind()
+        return work.grads(own, sinks_H)

@@ -13,8 +13,9 @@ import torch
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_to_all
 from mpitrain.layout.sequence import Placement, Tile
-from mpitrain.parallel.context.accumulate import sight
+from mpitrain.parallel.context.accumulate import Places, sight
 from mpitrain.parallel.context.flash import attend, attend_backward
+from mpitrain.parallel.context.window import attend_in_window, attend_in_window_backward, grad_of_sinks
 from mpitrain.parallel.precision import wide
 
 
@@ -30,32 +31,50 @@ class Saved(NamedTuple):
 
 
 class Ulysses:
-    """Attention with the heads spread over `axis`, between two all-to-alls."""
+    """Attention with the heads spread over `axis`, between two all-to-alls. window, sinks: as in window.py."""
 
-    def __init__(self, axis: Axis, placement: Placement, heads: int, kv_heads: int):
-        self.axis, self.placement = axis, placement
+    def __init__(self, axis: Axis, placement: Placement, heads: int, kv_heads: int, window: int = 0):
+        self.axis, self.placement, self.window = axis, placement, window
         self._copies = max(1, axis.size // kv_heads)
         self._counts = [heads // axis.size] + 2 * [kv_heads * self._copies // axis.size]  # heads of q, k and v here
         self._tile = Tile(slice(0, placement.sequence), slice(0, placement.sequence), causal=True)
 
-    def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None):
+    def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None, sinks_H=None):
         """Yield both all-to-alls; return (out [B, H, t, C], saved)."""
         spread = (x.detach().repeat_interleave(copies, 1) for x, copies in zip((q_BHtC, k_BKtC, v_BKtC), (1, *2 * [self._copies])))
         packed = torch.cat([x.unflatten(1, (self.axis.size, -1)) for x in spread], 2).flatten(1, 2)
         q, k, v = (yield from self._to_heads(packed)).split(self._counts, 1)
-        _, visible = sight(documents_BT, documents_BT, self._tile)
-        out, lse = attend(q, k, v, True, visible)
+        visible = self._visible(documents_BT)
+        if self.window or sinks_H is not None:
+            out, lse = attend_in_window(q, k, v, self.window, None if sinks_H is None else self._here(sinks_H), visible)
+        else:
+            out, lse = attend(q, k, v, True, visible)
         out_BHtC = yield from self._to_positions(out)
         return out_BHtC, Saved(q, k, v, out, lse, documents_BT)
 
-    def backward(self, saved: Saved, grad_of_out: torch.Tensor):
-        """Yield both all-to-alls; return the gradients of q, k and v."""
+    def backward(self, saved: Saved, grad_of_out: torch.Tensor, sinks_H=None):
+        """Yield both all-to-alls; return the gradients of q, k and v, and of sinks: of those of other heads, other ranks have it."""
         q, k, v, out, lse, documents_BT = saved
-        _, visible = sight(documents_BT, documents_BT, self._tile)
+        visible = self._visible(documents_BT)
         grad = yield from self._to_heads(grad_of_out)
-        packed = yield from self._to_positions(torch.cat(attend_backward(grad, q, k, v, out, lse, True, visible), 1))
+        if self.window or sinks_H is not None:
+            grads = attend_in_window_backward(grad, q, k, v, out, lse, self.window, visible)
+        else:
+            grads = attend_backward(grad, q, k, v, out, lse, True, visible)
+        packed = yield from self._to_positions(torch.cat(grads, 1))
         for_q, *for_kv = packed.unflatten(1, (self.axis.size, -1)).split(self._counts, 2)
-        return for_q.flatten(1, 2), *(self._sum_of_copies(x.flatten(1, 2)) for x in for_kv)
+        of_sinks = () if sinks_H is None else (torch.zeros_like(sinks_H, dtype=lse.dtype),)
+        for of_all in of_sinks:
+            self._here(of_all).copy_(grad_of_sinks(grad, out, lse, self._here(sinks_H)))
+        return for_q.flatten(1, 2), *(self._sum_of_copies(x.flatten(1, 2)) for x in for_kv), *of_sinks
+
+    def _visible(self, documents_BT: torch.Tensor | None) -> torch.Tensor | None:
+        every = Places(documents_BT, None)
+        return sight(every, every, self._tile, 0)[1]
+
+    def _here(self, sinks_H: torch.Tensor) -> torch.Tensor:
+        """Return the part of this rank's heads."""
+        return sinks_H.view(self.axis.size, -1)[self.axis.rank]
 
     def _sum_of_copies(self, x: torch.Tensor) -> torch.Tensor:
         """Return [B, K, t, C]: the sum over the ranks that had a copy of a key-value head."""

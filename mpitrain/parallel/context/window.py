@@ -32,8 +32,11 @@ def attend_in_window(q_BHTC, k_BKSC, v_BKSC, window: int, sinks_H=None, visible=
         for rows, keys, seen in _blocks(q_BHTC, k_BKSC, window, visible)
     ]
     out, lse = (torch.cat(parts, 2) if len(parts) > 1 else parts[0] for parts in zip(*found))
-    if sinks_H is None:
-        return out, lse
+    return (out, lse) if sinks_H is None else with_sinks(out, lse, sinks_H)
+
+
+def with_sinks(out, lse, sinks_H) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output and the log-sum-exp of all keys and the sink, from those of all keys."""
     sinks_H1 = sinks_H.to(lse.dtype)[:, None]
     return out * torch.sigmoid(lse - sinks_H1).unsqueeze(-1).to(out.dtype), torch.logaddexp(lse, sinks_H1)
 
