@@ -1,5 +1,7 @@
 """Presets have as many parameters as their papers and model cards say; keys of attention that would do nothing are refused."""
 
+from pathlib import Path
+
 import pytest
 
 from mpitrain import config as settings
@@ -82,3 +84,9 @@ def test_a_run_older_than_the_keys_of_attention_goes_on():
     tree = settings.tomllib.loads(settings.to_toml(resolved))
     del tree["attention"], tree["model"]["family"]
     assert settings.identity(settings.parse(tree)) == settings.identity(resolved)
+
+
+@pytest.mark.parametrize("twin", sorted((Path(__file__).parent.parent / "jobs").glob("tiny*.toml")), ids=lambda path: path.stem)
+def test_twins_can_be_planned(twin):
+    plan = plan_of(resolve(settings.load(twin), 2, 256))
+    assert plan.config.model.layers == 4 and plan.training.ranks

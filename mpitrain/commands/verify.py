@@ -50,7 +50,7 @@ def shrunken(config: Config) -> Config:
     model, parallel = config.model, config.parallel
     stages = parallel.pp * (config.pipeline.chunks or 1)
     sequence = 2 * parallel.cp * parallel.tp * (config.pipeline.segments or 2) * 2
-    experts = dict(width=8 * parallel.etp) if config.experts.count else {}
+    experts = dict(width=8 * parallel.etp, first=min(1, config.experts.first)) if config.experts.count else {}
     changes = {
         "experts": experts,
         "model": dict(layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp, vocab=VOCAB),
