@@ -115,8 +115,8 @@ def test_fp8_counts_the_positions_of_a_segment_that_the_schedule_cuts():
         table_of(resolved(*cut, "data.sequence=48", ranks=2))
 
 
-@pytest.mark.parametrize("preset", settings.PRESETS)
-def test_presets_are_fit_for_fp8(preset):
+@pytest.mark.parametrize("preset", [name for name, keys in settings.PRESETS.items() if keys.get("family") not in settings.EXPERTS])
+def test_presets_without_experts_are_fit_for_fp8(preset):
     tp = 4 if settings.PRESETS[preset]["heads"] % 4 == 0 else 1
     for layout in ((), ("parallel.cp=4",), (f"parallel.tp={tp}",), (f"parallel.tp={tp}", "parallel.async_tp=true")):
         assert resolved("precision.compute=fp8", f"model.preset={preset}", *layout, ranks=4, vocab=200)
