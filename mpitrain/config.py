@@ -208,8 +208,9 @@ class Config(Table):
 
 
 _GPT_OSS = dict(
-    width=2880, heads=64, kv_heads=8, ffn=2880, vocab=201088, tied=False, attention=dict(head_width=64, yarn_factor=32.0, yarn_length=4096)
-)
+    family="gpt-oss", width=2880, heads=64, kv_heads=8, ffn=2880, vocab=201088, tied=False,
+    attention=dict(head_width=64, yarn_factor=32.0, yarn_length=4096),
+)  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "quickstart": dict(layers=6, width=128, heads=4, kv_heads=2, ffn=384, tied=True),
     "reference": dict(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False),
@@ -232,17 +233,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     ),
     "deepseek-v3": dict(
         family="deepseek-v3", layers=61, width=7168, heads=128, ffn=18432, vocab=129280, tied=False,
-        attention=dict(
-            head_width=128, q_rank=1536, kv_rank=512, rotary_width=64, value_width=128, yarn_factor=40.0, yarn_length=4096
-        ),
+        attention=dict(head_width=128, q_rank=1536, kv_rank=512, rotary_width=64, value_width=128, yarn_factor=40.0, yarn_length=4096),
         experts=dict(width=2048),
     ),
-    "gpt-oss-20b": dict(
-        family="gpt-oss", layers=24, **_GPT_OSS, experts=dict(count=32)
-    ),
-    "gpt-oss-120b": dict(
-        family="gpt-oss", layers=36, **_GPT_OSS, experts=dict(count=128)
-    ),
+    "gpt-oss-20b": dict(_GPT_OSS, layers=24, experts=dict(count=32)),
+    "gpt-oss-120b": dict(_GPT_OSS, layers=36, experts=dict(count=128)),
 }
 
 ADAMW = dict(betas=(0.9, 0.95), eps=1e-8)

@@ -66,6 +66,11 @@ def test_keys_that_do_nothing_or_cannot_be_are_refused(overrides, words):
     assert words in str(refused.value)
 
 
+def test_the_sizes_of_a_preset_are_of_use_to_another_family():
+    attention = planned("model.preset=deepseek-v3", "model.family=llama", "model.kv_heads=8").config.attention
+    assert attention.head_width == 128 and attention.q_rank is None and attention.kv_rank == 0
+
+
 def test_a_family_without_a_preset_has_sizes_by_the_width_of_a_head():
     attention = planned(*LATENT).config.attention
     assert (attention.q_rank, attention.kv_rank, attention.rotary_width, attention.value_width) == (384, 128, 16, 32)

@@ -1,10 +1,11 @@
 """Families train like plain torch in every layout, and their attention holds and sends what its layers declare.
 
 Norms of heads, biases, sinks, windows, YaRN; latent attention, with and without low-rank queries; and these with experts.
+MPITRAIN_LAYOUTS=all takes every layout for every kind of attention, not a few for some.
 """
 
 import pytest
-from conftest import agree
+from conftest import EVERY, agree
 from oracle_families import loss as plain_loss
 
 from mpitrain.layout.layer import Family
@@ -49,11 +50,13 @@ SPREAD = {
     ),
     4: ("cp=2 context=gather tp=2", "cp=2 context=zigzag tp=2 async_tp=true", "cp=4 context=ulysses", "cp=2 context=ulysses dp=2 zero=3"),
 }  # fmt: skip
+ENOUGH = "", "tp=2", "tp=2 sequence=false", "dp=2 zero=3", "cp=2 context=zigzag", "tp=4", "cp=2 context=gather tp=2"
 CASES = [
     (kind, size, layout)
     for kind in KINDS
     for size, layouts in EVERYWHERE.items()
     for layout in (*layouts, *SPREAD.get(size, ()))
+    if EVERY or kind in ("sinking", "latent") or layout in ENOUGH
 ]
 FOLDED = {
     1: ("", "memory.recompute=selective experts.buffer=0.3"),
