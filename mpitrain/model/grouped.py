@@ -1,26 +1,44 @@
 """Products of rows that stand in groups, each group with a matrix of its own: all experts of a rank at once.
 
-N rows, of which the first sizes[0] belong to matrix 0, and so on. On a CPU these are single products, group by group: torch's grouped_mm
-is a loop there, too, and knows no fp64 (benchmarks/grouped.py).
+N rows, of which the first sizes[0] belong to matrix 0, and so on. torch's grouped_mm is one kernel on CUDA; on a CPU it is a loop of
+MKL's products within one call, faster than ours up to groups of some size, from which on oneDNN's products are (benchmarks/grouped.py).
+Which one is a function of types, shapes and alignment alone, as in model/linear.py.
+
+Weight gradients are a loop on all devices: each is added in place, and summed in the type of the buffer. grouped_mm would make a second
+buffer of them, and round it to the type of its factors.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
+from torch.nn import functional
 
 from mpitrain.model.linear import add_product, product
 from mpitrain.parallel.zero.parameters import Parameter
 
+LARGE = 2**24  # multiplications for the mean group: from here on oneDNN makes up for what the loop costs
+ALIGNED = 16  # bytes, of which grouped_mm wants all strides to be multiples, and on CUDA addresses
+
 
 def grouped_product(x_NX: torch.Tensor, weights_EYX: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Return x @ weight.T of each group, [N, Y]."""
-    y_NY = x_NX.new_empty(len(x_NX), weights_EYX.shape[1])
-    for weight, (begin, end) in zip(weights_EYX, _bounds(sizes)):
-        if begin < end:
-            y_NY[begin:end] = product(x_NX[begin:end], weight)
-    return y_NY
+    """Return x @ weight.T of each group, [N, Y]. weights: transposed views, too."""
+    if _at_once(x_NX, weights_EYX):
+        ends = torch.tensor(list(accumulate(sizes)), dtype=torch.int32, device=x_NX.device)
+        return functional.grouped_mm(x_NX, weights_EYX.transpose(1, 2), offs=ends)
+    return torch.cat([product(rows, weight) for rows, weight in zip(x_NX.split(sizes), weights_EYX)])
+
+
+def _at_once(x_NX: torch.Tensor, weights_EYX: torch.Tensor) -> bool:
+    """Return whether grouped_mm can multiply these, and is faster."""
+    large = x_NX.numel() * weights_EYX.shape[1] >= LARGE * len(weights_EYX)
+    if x_NX.is_cpu:
+        fit = x_NX.dtype == torch.bfloat16 or (x_NX.dtype == torch.float32 and not large)
+    else:  # for other types it copies sizes to the host, and loops
+        fit = x_NX.is_cuda and x_NX.dtype == torch.bfloat16
+        fit = fit and x_NX.data_ptr() % ALIGNED == 0 and weights_EYX.data_ptr() % ALIGNED == 0
+    return fit and all(width * x_NX.itemsize % ALIGNED == 0 for width in weights_EYX.shape[1:])
 
 
 def of_rows(vectors_EY: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
@@ -45,15 +63,11 @@ class GroupedProduct:
 
     def add(self) -> None:
         """Add them to their buffers."""
-        for total, (begin, end) in zip(self.parameter.grad, _bounds(self.sizes)):
-            if begin < end:
-                add_product(total, self.grad[begin:end], self.x[begin:end])
+        for total, grad, x in zip(self.parameter.grad, self.grad.split(self.sizes), self.x.split(self.sizes)):
+            if len(x):
+                add_product(total, grad, x)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what is held for it."""
         yield self.x
         yield self.grad
-
-
-def _bounds(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    return pairwise(accumulate(sizes, initial=0))
