@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from mpitrain.comm.collectives import all_gather, all_reduce
 from mpitrain.layout.experts import rows_at_once
@@ -25,7 +26,7 @@ from mpitrain.model.grouped import GroupedProduct, add_sums, grouped_product, of
 from mpitrain.model.layers.experts import Experts as Layer
 from mpitrain.model.segment import Norm
 from mpitrain.model.site import Site
-from mpitrain.parallel.expert.exchange import Exchange, arrived, as_rows
+from mpitrain.parallel.expert.exchange import Exchange, Pair, arrived, as_rows
 from mpitrain.parallel.expert.rounds import Round, Rounds
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.precision import wide
@@ -45,7 +46,7 @@ class Rows(NamedTuple):
     weights: torch.Tensor
     gate: torch.Tensor
     up: torch.Tensor
-    order: torch.Tensor
+    order: torch.Tensor | None
     loads: list[int]
 
 
@@ -72,7 +73,7 @@ class Experts:
         self.biases = [own.get(f"ffn.experts.{name}.bias") for name in ("gate", "up", "down")]
         self.logit_bias = own.get("ffn.router.logit_bias")
         self.opening: Gate = Clamped(layer.limit) if layer.limit else Silu()
-        self.axis, self.tokens = site.experts, site.tokens
+        self.axis, self.tokens, self.wide = site.experts, site.tokens, wide(site.dtype)
         shared = [own[f"ffn.shared.{name}.weight"] for name in ("gate", "up", "down")] if self.settings.shared else None
         self.shared = FeedForward(None, *shared) if shared else None
         config = site.plan.config
@@ -99,18 +100,18 @@ class Experts:
         if self.shared is not None:
             y_BTD, of_shared = yield from self.shared.forward(x_BTD, context)
         rows = self._enter((yield arriving) if self.axis else arriving, first)
-        results = x_ND.new_zeros(chosen.experts.numel(), x_ND.shape[1])
         returning = self.exchange.send_back(self._made(rows), first)
-        self._put(results, order, (yield returning) if self.axis else returning, first)
+        results = self._put(None, self._rows((yield returning) if self.axis else returning), first, len(order))
         for number in range(1, rounds.num):
             # In place, without taking turns with another walk: ranks of one tp axis can have different numbers of rounds, and must
             # start what goes over that axis in one order.
             later = rounds[number]
             more = self._enter(arrived(self.exchange.send(self._packed(x_ND, chosen, order, later), later)), later)
-            self._put(results, order, arrived(self.exchange.send_back(self._made(more), later)), later)
+            made = arrived(self.exchange.send_back(self._made(more), later))
+            results = self._put(results, self._rows(made), later, len(order))
         statistics = here if everywhere is None else router.Statistics((yield everywhere), sets)
         shares = self._tell(statistics, context)
-        routed_BTD = results.view(*chosen.experts.shape, -1).sum(1).view_as(x_BTD)
+        routed_BTD = _summed(results, order, chosen).view_as(x_BTD)
         y_BTD = routed_BTD if y_BTD is None else y_BTD + routed_BTD
         return y_BTD, Saved(x_BTD, chosen, order, shares, rounds, rows, of_shared, context.scale) if keeps else None
 
@@ -152,32 +153,31 @@ class Experts:
             every = (yield all_gather(counts_E, self.axis, gathered)).reshape(self.axis.size, -1)
         return Rounds(every, self.axis.rank if self.axis else 0, divided, self.limit)
 
-    def _packed(self, x_ND: torch.Tensor, chosen: router.Chosen, order: torch.Tensor, this: Round) -> torch.Tensor:
+    def _packed(self, x_ND: torch.Tensor, chosen: router.Chosen, order: torch.Tensor, this: Round) -> torch.Tensor | Pair:
         """Return the rows that this rank sends in a round, with their weights."""
-        choices = order[_index(this.rows, x_ND)]
-        tokens = choices.div(chosen.experts.shape[1], rounding_mode="floor")
-        weights = chosen.weights.flatten()[choices].unsqueeze(-1)
-        return torch.cat([x_ND[tokens], weights.view(x_ND.dtype)], 1)
+        choices = _choices(order, this)
+        return self.exchange.pack(_tokens(x_ND, choices, chosen), chosen.weights.flatten()[choices].unsqueeze(-1))
 
-    def _enter(self, packed: torch.Tensor, this: Round) -> Rows:
+    def _enter(self, packed: torch.Tensor | Pair, this: Round) -> Rows:
         """Bring what has come into the order of the experts, and compute gate and up."""
-        width, order = self.layer.width, _index(this.order, packed)
-        sorted_ = as_rows(packed, width + self._columns(packed))[order]
-        x, weights = sorted_[:, :width].contiguous(), sorted_[:, width:].contiguous().view(wide(packed.dtype))
+        x, weights = self.exchange.unpack(packed, self.layer.width, self.wide)
+        order = None if this.order is None else _index(this.order, x)
+        if order is not None:
+            x, weights = x.index_select(0, order), weights.index_select(0, order)
         gate, up = (grouped_product(x, parameter.data, this.loads) for parameter in (self.gate, self.up))
         for made, bias in zip((gate, up), self.biases):
             if bias is not None:
                 made += of_rows(bias.data, this.loads)
-        return Rows(x, weights, gate, up, order, this.loads)
+        return Rows(x, weights.view(self.wide), gate, up, order, this.loads)
 
     def _made(self, rows: Rows) -> torch.Tensor:
         """Return what the experts make of their rows, in the order in which these have come."""
         weights = rows.weights.to(rows.x.dtype)
-        hidden = self.opening.opened(rows.gate) * self.opening.factor(rows.up) * weights
+        hidden = self.opening.opened(rows.gate).mul_(self.opening.factor(rows.up)).mul_(weights)
         made = grouped_product(hidden, self.down.data, rows.loads)
         if (bias := self.biases[-1]) is not None:
             made[:, _features(bias)] += of_rows(bias.data, rows.loads) * weights
-        return torch.empty_like(made).index_copy_(0, rows.order, made)
+        return _as_come(made, rows.order)
 
     def _tell(self, statistics: router.Statistics, context: Context) -> torch.Tensor:
         """Say how well the loads are balanced; return the shares on which the balance loss rests."""
@@ -195,8 +195,6 @@ class Experts:
     def backward(self, saved: Saved, grad_of_output: torch.Tensor, later: Later) -> Walk:
         """Return the gradient of the input. Weight gradients of rows of the first round are handed over, those of others added."""
         grad_ND, x_ND, rounds = grad_of_output.flatten(0, 1), saved.x.flatten(0, 1), saved.rounds
-        choices = saved.chosen.experts.numel()
-        grads, of_weights = grad_ND.new_zeros(choices, grad_ND.shape[1]), saved.chosen.weights.new_zeros(choices)
         first = rounds[0]
         arriving = self.exchange.send(self._packed_grads(grad_ND, saved, first), first)
         grad_BTD = None
@@ -205,32 +203,35 @@ class Experts:
         made, products = self._differentiated(saved.rows, (yield arriving) if self.axis else arriving)
         returning = self.exchange.send_back(made, first)
         later(WeightGradients(products))
-        self._put_grads(grads, of_weights, saved.order, (yield returning) if self.axis else returning, first)
+        grads = self._put_grads((None, None), (yield returning) if self.axis else returning, first, len(saved.order))
         for number in range(1, rounds.num):
             this = rounds[number]
             rows = self._enter(arrived(self.exchange.send(self._packed(x_ND, saved.chosen, saved.order, this), this)), this)
             made, products = self._differentiated(rows, arrived(self.exchange.send(self._packed_grads(grad_ND, saved, this), this)))
             WeightGradients(products).add()
-            self._put_grads(grads, of_weights, saved.order, arrived(self.exchange.send_back(made, this)), this)
-        of_choices = of_weights.view_as(saved.chosen.experts)
-        routed_ND = grads.view(*saved.chosen.experts.shape, -1).sum(1) + self._route_back(saved, x_ND, of_choices)
+            grads = self._put_grads(grads, arrived(self.exchange.send_back(made, this)), this, len(saved.order))
+        of_rows, of_weights = grads
+        of_choices = torch.zeros_like(saved.chosen.weights)
+        of_choices.view(-1)[saved.order] = of_weights.flatten()
+        routed_ND = _summed(of_rows, saved.order, saved.chosen).add_(self._route_back(saved, x_ND, of_choices))
         routed_BTD = routed_ND.view_as(saved.x)
         return routed_BTD if grad_BTD is None else grad_BTD + routed_BTD
 
     def _packed_grads(self, grad_ND: torch.Tensor, saved: Saved, this: Round) -> torch.Tensor:
-        choices = saved.order[_index(this.rows, grad_ND)]
-        return grad_ND[choices.div(saved.chosen.experts.shape[1], rounding_mode="floor")]
+        return _tokens(grad_ND, _choices(saved.order, this), saved.chosen)
 
-    def _differentiated(self, rows: Rows, packed: torch.Tensor) -> tuple[torch.Tensor, list[GroupedProduct]]:
+    def _differentiated(self, rows: Rows, packed: torch.Tensor) -> tuple[torch.Tensor | Pair, list[GroupedProduct]]:
         """Return the gradients of rows and weights, in the order in which the rows have come, and the weight gradients to add."""
-        grad, weights = as_rows(packed, self.layer.width)[rows.order], rows.weights.to(rows.x.dtype)
+        grad, weights = self._rows(packed), rows.weights.to(rows.x.dtype)
+        if rows.order is not None:
+            grad = grad.index_select(0, rows.order)
         opened, factor = self.opening.opened(rows.gate), self.opening.factor(rows.up)
         hidden = opened * factor
         of_weighed = grouped_product(grad, self.down.data.transpose(1, 2), rows.loads)
-        of_weights = (of_weighed.to(rows.weights.dtype) * hidden).sum(-1, keepdim=True)
+        of_weights = torch.linalg.vecdot(of_weighed.to(self.wide), hidden.to(self.wide)).unsqueeze(-1)
         of_hidden = of_weighed.mul_(weights)
         of_gate = self.opening.grad_of_gate(of_hidden * factor, rows.gate)
-        of_up = self.opening.grad_of_up(of_hidden * opened, rows.up)
+        of_up = self.opening.grad_of_up(of_hidden.mul_(opened), rows.up)
         if (bias := self.biases[-1]) is not None:
             here = grad[:, _features(bias)]
             of_weights += (here * of_rows(bias.data, rows.loads)).to(of_weights.dtype).sum(-1, keepdim=True)
@@ -238,16 +239,14 @@ class Experts:
                 add_sums(parameter.grad, each, rows.loads)
         of_x = grouped_product(of_gate, self.gate.data.transpose(1, 2), rows.loads)
         of_x += grouped_product(of_up, self.up.data.transpose(1, 2), rows.loads)
-        both = torch.cat([of_x, of_weights.view(of_x.dtype)], 1)
-        made = torch.empty_like(both).index_copy_(0, rows.order, both)
+        made = self.exchange.pack(_as_come(of_x, rows.order), _as_come(of_weights, rows.order))
         factors = (self.gate, rows.x, of_gate), (self.up, rows.x, of_up), (self.down, hidden.mul_(weights), grad)
         return made, [GroupedProduct(*each, rows.loads) for each in factors]
 
-    def _put_grads(self, grads: torch.Tensor, of_weights: torch.Tensor, order: torch.Tensor, packed: torch.Tensor, this: Round) -> None:
-        width, index = grads.shape[1], order[_index(this.rows, grads)]
-        rows = as_rows(packed, width + self._columns(grads))
-        grads[index] = self.exchange.added(rows[:, :width], this)
-        of_weights[index] = self.exchange.added(rows[:, width:].contiguous().view(of_weights.dtype), this).flatten()
+    def _put_grads(self, grads: tuple, packed: torch.Tensor | Pair, this: Round, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put gradients of rows and of their weights to those of other rounds."""
+        of_rows, of_weights = self.exchange.unpack(packed, self.layer.width, self.wide)
+        return self._put(grads[0], of_rows, this, count), self._put(grads[1], of_weights.contiguous().view(self.wide), this, count)
 
     def _route_back(self, saved: Saved, x_ND: torch.Tensor, of_weights_NK: torch.Tensor) -> torch.Tensor:
         """Return the gradient of the input by way of the router; add that of its weight, and the loads."""
@@ -263,12 +262,16 @@ class Experts:
 
     # ------------------------------------------------------------ messages
 
-    def _put(self, results: torch.Tensor, order: torch.Tensor, made: torch.Tensor, this: Round) -> None:
-        results[order[_index(this.rows, results)]] = self.exchange.added(as_rows(made, self.layer.width), this)
+    def _rows(self, elements: torch.Tensor) -> torch.Tensor:
+        return as_rows(elements, self.layer.width)
 
-    def _columns(self, like: torch.Tensor) -> int:
-        """Return how many numbers of an activation's type a weight takes."""
-        return wide(like.dtype).itemsize // like.itemsize
+    def _put(self, results: torch.Tensor | None, come: torch.Tensor, this: Round, count: int) -> torch.Tensor:
+        """Put what has come back to what came in other rounds, all in the order of the experts; if there is one round, that is all."""
+        rows = self.exchange.added(come, this)
+        if this.rows is None:
+            return rows
+        results = rows.new_empty(count, rows.shape[1]) if results is None else results
+        return results.index_copy_(0, _index(this.rows, rows), rows)
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
         """Counts, statistics, rows there and back; as many rows as come when all experts have equal loads."""
@@ -293,3 +296,27 @@ def _features(bias: Parameter) -> slice:
 
 def _index(places: np.ndarray, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(places).to(like.device)
+
+
+def _choices(order: torch.Tensor, this: Round) -> torch.Tensor:
+    """Return the choices of which rows travel in a round."""
+    return order if this.rows is None else order[_index(this.rows, order)]
+
+
+def _tokens(x_ND: torch.Tensor, choices: torch.Tensor, chosen: router.Chosen) -> torch.Tensor:
+    """Return the rows of the tokens that have made these choices."""
+    return x_ND.index_select(0, choices.div(chosen.experts.shape[1], rounding_mode="floor"))
+
+
+def _as_come(rows: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """Return rows, in the order of the experts, in that in which they have come."""
+    return rows if order is None else torch.empty_like(rows).index_copy_(0, order, rows)
+
+
+def _summed(rows_RD: torch.Tensor, order: torch.Tensor, chosen: router.Chosen) -> torch.Tensor:
+    """Return the sum of the rows of each token [n, D], added in the order of its experts."""
+    kept, places = order.sort()
+    first = torch.arange(0, chosen.experts.numel(), chosen.experts.shape[1], device=order.device)
+    # In the wider type: on a CPU the sums of a bag of 16-bit numbers are rounded away from zero.
+    made = functional.embedding_bag(places, rows_RD.to(wide(rows_RD.dtype)), torch.searchsorted(kept, first), mode="sum")
+    return made.to(rows_RD.dtype)

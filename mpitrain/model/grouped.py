@@ -48,8 +48,8 @@ def of_rows(vectors_EY: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
 
 def add_sums(totals_EY: torch.Tensor, x_NY: torch.Tensor, sizes: Sequence[int]) -> None:
     """Add the sum of the rows of each group."""
-    for total, (begin, end) in zip(totals_EY, _bounds(sizes)):
-        total += x_NY[begin:end].sum(0)
+    for total, rows in zip(totals_EY, x_NY.split(sizes)):
+        total += rows.sum(0)
 
 
 @dataclass

@@ -7,7 +7,8 @@ from mpitrain.comm.collectives import all_to_all_v
 from mpitrain.comm.progress import Pending
 from mpitrain.parallel.expert.rounds import Round
 
-Rows = torch.Tensor | Pending  # rows that are here, or their elements once they have arrived
+Pair = tuple[torch.Tensor, torch.Tensor]
+Rows = torch.Tensor | Pair | Pending  # rows that are here, alone or with what belongs to them, or their elements once they have arrived
 
 
 class Exchange:
@@ -16,7 +17,18 @@ class Exchange:
     def __init__(self, axis: Axis | None, divided: int):
         self.axis, self.divided = axis, divided
 
-    def send(self, rows_RX: torch.Tensor, this: Round) -> Rows:
+    def pack(self, rows_RX: torch.Tensor, more_RY: torch.Tensor) -> torch.Tensor | Pair:
+        """Return what can be sent, rows with a few numbers behind each; if nothing travels, the two as they are."""
+        return (rows_RX, more_RY) if self.axis is None else torch.cat([rows_RX, more_RY.view(rows_RX.dtype)], 1)
+
+    def unpack(self, packed: torch.Tensor | Pair, width: int, kind: torch.dtype) -> Pair:
+        """Return the rows of `width`, and the number of type `kind` behind each, as elements of the rows' type: views."""
+        if isinstance(packed, tuple):
+            return packed
+        rows = as_rows(packed, width + kind.itemsize // packed.itemsize)
+        return rows[:, :width], rows[:, width:]
+
+    def send(self, rows_RX: torch.Tensor | Pair, this: Round) -> Rows:
         """Start sending the rows of a round, each to all ranks that have a part of its expert."""
         if self.axis is None:
             return rows_RX
@@ -24,7 +36,7 @@ class Exchange:
         repeated = rows_RX if self.divided == 1 else torch.cat([part for part in parts for _ in range(self.divided)])
         return _exchanged(repeated, this.sent, this.received, self.axis)
 
-    def send_back(self, rows_RX: torch.Tensor, this: Round) -> Rows:
+    def send_back(self, rows_RX: torch.Tensor | Pair, this: Round) -> Rows:
         """Start sending what was made of rows, in the order in which they came."""
         return rows_RX if self.axis is None else _exchanged(rows_RX, this.received, this.sent, self.axis)
 

@@ -21,15 +21,16 @@ class Round(NamedTuple):
     """One round, as one rank sees it.
 
     rows: which of its rows it sends, in the order in which it does; those for one part of the experts together, whichever of the ranks
-    that divide them they go to.  sent, received: how many to and from each rank of the axis.  parts: how many of `rows` go to each part.
-    order: of what has come, so that rows of one expert stand together.  loads: how many of them each expert has that is here.
+    that divide them they go to. None stands for all.  sent, received: how many to and from each rank of the axis.  parts: how many of
+    `rows` go to each part.  order: of what has come, so that rows of one expert stand together. None if they do already.  loads: how
+    many of them each expert has that is here.
     """
 
-    rows: np.ndarray
+    rows: np.ndarray | None
     parts: list[int]
     sent: list[int]
     received: list[int]
-    order: np.ndarray
+    order: np.ndarray | None
     loads: list[int]
 
 
@@ -71,10 +72,12 @@ class Rounds:
         begin, end = (np.clip(bound * self.limit - first, 0, to) for bound in (number, number + 1))
         here = self.rank // self.divided
         starts = to[self.rank].cumsum() - to[self.rank]  # where the rows for each part begin, among those of this rank
-        rows = np.concatenate([np.arange(a, b) for a, b in zip(starts + begin[self.rank], starts + end[self.rank])])
+        bounds = zip(starts + begin[self.rank], starts + end[self.rank])
+        rows = None if self.num == 1 else np.concatenate([np.arange(a, b) for a, b in bounds])
         parts, received = (end - begin)[self.rank], (end - begin)[:, here]
         own = slice(here * self.experts_here, (here + 1) * self.experts_here)
         experts = np.repeat(np.tile(np.arange(self.experts_here), len(self.counts)), self.counts[:, own].ravel())
         experts = experts[number * self.limit : (number + 1) * self.limit]
         order, loads = np.argsort(experts, kind="stable"), np.bincount(experts, minlength=self.experts_here)
+        order = None if len(self.counts) == 1 else order
         return Round(rows, parts.tolist(), np.repeat(parts, self.divided).tolist(), received.tolist(), order, loads.tolist())
