@@ -50,7 +50,14 @@ class World:
         with place.waiting("finding the ranks of this node"):
             self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
             self.num_nodes = comm.allreduce(int(self.node.rank == 0))
+            self.node_ranks = self._ranks_of_each_node()
         self._beaten = 0.0
+
+    def _ranks_of_each_node(self) -> int:
+        """Return how many ranks a node has, if all have as many and those of one are neighbours; else 0."""
+        first, size = self.node.bcast(self.rank), self.comm.allreduce(self.node.size, MPI.MAX)
+        in_place = self.node.size == size and first % size == 0 and self.rank == first + self.node.rank
+        return size if self.comm.allreduce(in_place, MPI.LAND) else 0
 
     def on_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0 and return its result on all ranks; an InputError there is raised on all.

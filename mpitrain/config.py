@@ -100,6 +100,9 @@ class Experts(Table):
     replay: str = ""  # a routing.npz: tokens go where they went when it was recorded, with the weights that the router gives them now
     capacity: Annotated[float, Meta(ge=0)] = 0.0  # tokens that an expert takes of a rank's microbatch, over the mean; 0: all
     buffer: Annotated[float, Meta(gt=0)] = 2.0  # rows that a rank receives at once, over the mean; what is more comes in rounds
+    dispatch: Literal["auto", "flat", "hierarchical"] = "auto"  # a token crosses to a node for each of its experts, or once for all of
+    # them that are there; auto: once, where experts are spread over several nodes (comm.node_ranks)
+    wire: Literal["", "bf16", "fp8"] = ""  # rows on their way: in the type of the computation, or rounded; fp8: there, and bf16 back
 
 
 class Data(Table):
@@ -188,6 +191,7 @@ class Comm(Table):
     progress: Literal["poll", "thread"] = "poll"  # thread: enters MPI while the rank computes; worth it with a core to spare
     bucket_mb: Annotated[float, Meta(gt=0)] = 8.0  # gradients reduced in one operation, 2**20 bytes
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0  # a wait longer than this is a hang
+    node_ranks: CountOrNone = 0  # neighbouring ranks that are taken for a node; 0: as they were started
 
 
 class Config(Table):
@@ -419,7 +423,8 @@ def to_toml(config: Config) -> str:
 def identity(config: Config) -> dict[str, Any]:
     """Return the keys that define the computation: a run may only go on if they are unchanged."""
     found = {key: value for key, value in flatten(config).items() if key in IDENTITY or key.split(".")[0] in IDENTITY}
-    del found["experts.buffer"]  # the same result, in more rounds or in fewer
+    for key in ("buffer", "dispatch"):  # the same rows, in more rounds or in fewer, by other ways: a matter of the layout, like ep
+        del found[f"experts.{key}"]
     found["model.family"] = found["model.family"] or FIRST_FAMILY
     of_family = {f"attention.{key}": value for key, value in ATTENTION.get(found["model.family"], {}).items()}
     absent = {f"attention.{key}": getattr(Attention(), key) for key in Attention.__struct_fields__}  # in runs older than the key

@@ -20,6 +20,9 @@ def layouts(draw):
     tp, cp, dp, pp = (draw(st.integers(1, 5)) for _ in GRID)
     dp_shard = draw(st.sampled_from([n for n in range(1, dp + 1) if dp % n == 0]))
     ends = draw(st.sampled_from([(), (0,), (pp - 1,), (0, pp - 1), (pp - 1, 0)]))
+    divisor = lambda number: draw(st.sampled_from([n for n in range(1, number + 1) if number % n == 0]))  # noqa: E731
+    inside = divisor(tp * cp * dp)
+    folded = draw(st.sampled_from([None, (inside, 1, divisor(tp * cp * dp // inside))]))
     return Axes(
         grid=Grid({"tp": tp, "cp": cp, "dp": dp, "pp": pp}),
         divided=draw(st.sampled_from([1, cp * dp_shard])),
@@ -28,12 +31,16 @@ def layouts(draw):
         mirrored=draw(st.booleans()),
         matrices=draw(st.booleans()),
         context="ring",
+        folded=folded,
+        near=draw(st.sampled_from([0, divisor(inside)])) if folded else 0,
     )
 
 
 def listed(axes):
     """Return {axis: its groups of ranks} by looking at every rank, nothing but its place counted out by hand."""
     tp, cp, dp, pp = axes.grid.degrees.values()
+    ep, _, shards = axes.folded or (1, 1, 1)
+    near = axes.near or 1
     places = list(itertools.product(range(pp), range(dp), range(cp), range(tp)))  # tp fastest: in the order of ranks
 
     def sharing(key, order=lambda place: 0):
@@ -53,6 +60,13 @@ def listed(axes):
         by_place = {place: rank for rank, place in enumerate(places)}
         return [(by_place[one, *rest], by_place[other, *rest]) for p, *rest in places if p == one]
 
+    def fold(d, c, t):
+        """The place among the ranks of a pipeline rank, as group of experts and place in it."""
+        return divmod(t + tp * (c + cp * d), ep)
+
+    def folded(key):
+        return sharing(lambda p, d, c, t: (p, *key(*fold(d, c, t)))) if axes.folded else []
+
     return {
         "tp": sharing(lambda p, d, c, t: (p, d, c)),
         "cp": sharing(lambda p, d, c, t: (p, d, t)),
@@ -67,6 +81,13 @@ def listed(axes):
         "replicate": sharing(lambda p, d, c, t: (p, t, (c + cp * d) % axes.divided)),
         "kv": sharing(lambda p, d, c, t: (p, d, c, t // axes.repeats)),
         "matrix": sharing(lambda p, d, c, t: (p, shard(d, c)), order=lambda place: place[-1]) if axes.matrices else [],
+        "tokens": sharing(lambda p, d, c, t: (p, d)) if axes.folded else [],
+        "experts": folded(lambda group, place: (group,)),
+        "experts_near": folded(lambda group, place: (group, place // near)) if axes.near else [],
+        "experts_far": folded(lambda group, place: (group, place % near)) if axes.near else [],
+        "expert_shard": folded(lambda group, place: (place, group // shards)),
+        "expert_replicate": folded(lambda group, place: (place, group % shards)),
+        "expert_matrix": folded(lambda group, place: (place, group // shards)) if axes.matrices else [],
     }
 
 

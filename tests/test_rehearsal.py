@@ -138,3 +138,42 @@ def test_what_is_started_is_what_was_declared(world, layout):
         wrong += [f"{what}: {text}" for text in differences(mesh.axes, found, posted, declared, transport)]
     mesh.free()
     agree(world, not wrong, f"{mesh}: {wrong[:4]}")
+
+
+EXPERTS = [
+    "dp=2 ep=2",
+    "dp=2 ep=2 comm.node_ranks=1 experts.wire=bf16",
+    "dp=2 etp=2 experts.wire=fp8",
+    "tp=2 dp=2 ep=4 comm.node_ranks=2 experts.wire=fp8",
+    "dp=4 ep=2 etp=2 comm.node_ranks=2 experts.groups=4 experts.groups_active=2",
+    "cp=2 pp=2 ep=2 comm.node_ranks=1 precision=fp64",
+]
+
+
+@pytest.mark.parametrize("layout", EXPERTS)
+def test_rows_to_experts_are_declared_as_if_tokens_chose_evenly(world, layout):
+    """All but their number, which differs from step to step, is exact: operations and their order, counts, everything else."""
+    import torch
+
+    from mpitrain.actor.actor import Actor
+    from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.model.families.catalog import plan_of
+    from mpitrain.training.trainer import build_mesh
+
+    config, _ = resolved(f"{layout} model.family=mixtral experts.count=16 experts.active=2 experts.buffer=16", world)
+    declared = Rehearsal(plan_of(config), world.rank).training()
+    mesh = build_mesh(plan_of(config), world)
+    actor = Actor(plan_of(config), mesh, torch.device("cpu"))
+    rows = torch.randint(0, 256, (config.batch.global_ // config.parallel.dp, config.data.sequence + 1))
+    found, _ = recorded(mesh, lambda: actor.run_step(1, actor.cut(rows), 1e-2))
+    wrong, there = [], [name for name in found if name.startswith("experts")]
+    sums = [{name: sum(n for what, n in log[name] if what == "all_to_all_v") for name in there} for log in (found, declared)]
+    every = [{name: sum(rank[name] for rank in world.allgather(each)) for name in there} for each in sums]
+    for name in there:
+        bytes_, expected = every[0][name], every[1][name]
+        wrong += [f"{name}: {bytes_} bytes, declared {expected}"] if abs(bytes_ - expected) > 0.15 * expected else []
+    for log in (found, declared):
+        log |= {name: [(what, 0 if what == "all_to_all_v" else n) for what, n in log[name]] for name in there}
+    wrong += differences(mesh.axes, found, {}, declared, None)
+    mesh.free()
+    agree(world, not wrong, f"{mesh}: {wrong[:4]}")

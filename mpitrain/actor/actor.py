@@ -111,7 +111,7 @@ class Actor:
         self.shardings = shardings_of(config, mesh)
         self.loss_scale = LossScale(config.precision)
         self.recorded: list | None = None  # the routing of a step is noted here
-        self.site = Site(plan, device, self.tp, self.cp, mesh["experts"], mesh["tokens"])
+        self.site = Site(plan, device, *(mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far")))
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
         reserve(self.shardings, needed_by(plan, self.pp.rank), self.site.dtype, device)

@@ -77,7 +77,8 @@ class _Nothing(Measure):
 
 def empty_blocks(stage: StagePlan, parameters: Sequence, site: Site) -> Blocks:
     """Return blocks whose items only start what they declare."""
-    axes = {axis.name: axis for axis in (site.tp, site.cp, site.experts, site.tokens) if axis}
+    every = site.tp, site.cp, site.experts, site.tokens, site.experts_near, site.experts_far
+    axes = {axis.name: axis for axis in every if axis}
     batch, tokens, width = site.plan.activation_shape()
     divided = stage.first and site.tp is not None and site.plan.config.parallel.sequence  # by the embedding, behind itself
     shape, blocks = (batch, tokens * (site.tp.size if divided else 1), width), []

@@ -21,12 +21,12 @@ from mpitrain.schedules.draw import grid
 MOST_RANKS = 1_000_000  # more than any machine has; what is asked of each of them is then answered in seconds
 
 
-def planned(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> Plan:
-    """Read a configuration and plan it for a number of ranks."""
+def planned(path: str | None, overrides: tuple[str, ...], num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
+    """Read a configuration and plan it for a number of ranks. num_nodes, node_ranks: as layout/resolve.py: resolve has them."""
     config = settings.load(path, overrides)
     tokenizer = load_tokenizer(config.data.tokenizer)
     separator(config.data, tokenizer)
-    return plan_of(resolve(config, num_ranks, tokenizer.vocab))
+    return plan_of(resolve(config, num_ranks, tokenizer.vocab, num_nodes, node_ranks))
 
 
 def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False) -> str:

@@ -50,7 +50,9 @@ def shrunken(config: Config) -> Config:
     model, parallel = config.model, config.parallel
     stages = parallel.pp * (config.pipeline.chunks or 1)
     sequence = 2 * parallel.cp * parallel.tp * (config.pipeline.segments or 2) * 2
-    experts = dict(width=8 * parallel.etp, first=min(1, config.experts.first)) if config.experts.count else {}
+    few = max(config.experts.buffer, 0.25)  # of so few tokens less would be less than one
+    small = dict(width=8 * parallel.etp, first=min(1, config.experts.first or 0), wire="", buffer=few)
+    experts = small if config.experts.count else {}
     changes = {
         "experts": experts,
         "model": dict(layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp, vocab=VOCAB),
@@ -75,7 +77,8 @@ def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callab
     """Verify the layout of a configuration, say on rank 0 what was found, and return the exit code. Collective over all ranks."""
     world = connect(guard.place)
     guard.join(world)
-    config = world.on_every_rank("checking the configuration", lambda: planned(path, overrides, world.size)).config
+    nodes = world.num_nodes, world.node_ranks
+    config = world.on_every_rank("checking the configuration", lambda: planned(path, overrides, world.size, *nodes)).config
     world.require_same({"the configuration": digest(config), **preflight.code()})
     guard.place.enter("step", "training the small model in this layout and on one rank", BUSY)
     differences = verify(config, world)

@@ -11,6 +11,7 @@
     matrix             ranks that have parts of the same matrices: shard x tp, tp slowest
     tokens             ranks with parts of the same sequences: tp x cp
     experts            ranks over which the experts of a block are spread: etp x ep of the ranks of tp x cp x dp (layout/experts.py)
+    experts_near, experts_far      of these, the ones on this rank's node; those with its place on every node (layout/dispatch.py)
     expert_shard, expert_replicate, expert_matrix      for experts what shard, replicate and matrix are for the rest
 """
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from mpitrain.comm.carried import NOTHING, Carried, carried
 from mpitrain.comm.grid import Grid
 from mpitrain.config import Config
+from mpitrain.layout.dispatch import near_ranks
 from mpitrain.layout.domains import DENSE, DOMAINS
 from mpitrain.layout.parameters import EXPERT
 from mpitrain.schedules.table import Table
@@ -33,9 +35,11 @@ CARRIED = {  # what an axis shared by several ranks carries; `data` and `model` 
     "kv": carried("all_reduce"),
     "tokens": carried("all_reduce"),
     "experts": carried("all_gather", "all_to_all_v"),
+    "experts_near": carried("all_to_all_v"),
+    "experts_far": carried("all_to_all_v"),
 }
 OF_DOMAIN = carried("reduce_scatter", "all_gather"), carried("all_reduce"), carried("all_to_all_v")  # shard, replicate, matrix
-OF_EXPERTS = "tokens", "experts", *DOMAINS[EXPERT][:3]
+OF_EXPERTS = "tokens", "experts", "experts_near", "experts_far", *DOMAINS[EXPERT][:3]
 ATTENTION = {
     "zigzag": carried("shift"),
     "ring": carried("shift"),
@@ -51,7 +55,8 @@ class Axes:
     divided: ranks that divide the state among them.  repeats: neighbours in tp with the same key-value heads.  ends: pipeline ranks
     with a copy of the tied embedding.  mirrored: there are two copies of the model.  matrices: parts of matrices are exchanged.
     context: the kind of attention over cp.  num_told: numbers that layers make besides their outputs (actor/step_totals.py).
-    folded: ep, etp, and ranks that divide the state of experts among them; None: there are no experts.
+    folded: ep, etp, and ranks that divide the state of experts among them; None: there are no experts.  near: ranks of the experts on
+    one node, if rows are sent to nodes first; else 0.
     """
 
     grid: Grid
@@ -63,6 +68,7 @@ class Axes:
     context: str
     num_told: int = 0
     folded: tuple[int, int, int] | None = None
+    near: int = 0
 
     def of(self, rank: int) -> dict[str, Sequence[int]]:
         """Return the ranks of each axis that `rank` is on, itself included, in the order of the axis."""
@@ -93,8 +99,11 @@ class Axes:
         part = (rank - begin) // inside
         shard = alike[part // divided * divided :][:divided]
         matrix = tuple(other - rank % etp + i for i in range(etp) for other in shard) if self.matrices else (rank,)
-        every = self.grid.group(rank, "tp", "cp"), range(group, group + inside), shard, alike[part % divided :: divided], matrix
-        return dict(zip(OF_EXPERTS, every))
+        place = (rank - group) % self.near if self.near else 0
+        near = range(rank - place, rank - place + self.near) if self.near else (rank,)
+        far = range(group + place, group + inside, self.near) if self.near else (rank,)
+        spread = self.grid.group(rank, "tp", "cp"), range(group, group + inside), near, far
+        return dict(zip(OF_EXPERTS, (*spread, shard, alike[part % divided :: divided], matrix)))
 
     def _along_pp(self, rank: int, pp: int, others: Sequence[int]) -> tuple[int, ...]:
         """Return the ranks at other pipeline ranks, if the own one, `pp`, is among them; else `rank` alone."""
@@ -121,8 +130,9 @@ class Axes:
         }
         if self.folded is not None:
             ep, etp, shards = self.folded
-            of_experts = tp * cp, ep * etp, shards, tp * cp * dp // (ep * etp * shards), etp * shards if self.matrices else 1
-            sizes |= dict(zip(OF_EXPERTS, of_experts))
+            spread = tp * cp, ep * etp, self.near or 1, ep * etp // self.near if self.near else 1
+            of_state = shards, tp * cp * dp // (ep * etp * shards), etp * shards if self.matrices else 1
+            sizes |= dict(zip(OF_EXPERTS, (*spread, *of_state)))
         totals = {name: carried("all_gather", most_bytes=(TOTALS + TOLD * self.num_told) * sizes[name]) for name in ("data", "model")}
         found = CARRIED | totals | {"cp": ATTENTION[self.context]}
         for domain in DOMAINS.values():
@@ -145,4 +155,5 @@ def axes_of(config: Config, table: Table, num_told: int = 0) -> Axes:
         context=parallel.context,
         num_told=num_told,
         folded=(parallel.ep, parallel.etp, DOMAINS[EXPERT].num_shards(config)) if config.experts.count else None,
+        near=near_ranks(config),
     )

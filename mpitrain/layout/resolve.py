@@ -10,6 +10,7 @@ from mpitrain.config import FIRST_FAMILY, OPTIMIZERS, PRESETS, Batch, Config, Me
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.layout.attention import resolve_attention, with_heads
+from mpitrain.layout.dispatch import resolve_dispatch
 from mpitrain.layout.experts import refuse_unfolded, resolve_experts
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.sequence import placement_of
@@ -18,8 +19,14 @@ from mpitrain.schedules.limits import MOST_FORWARDS
 from mpitrain.schedules.seq1f1b import SEGMENTS
 
 
-def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> Config:
-    """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and check that it fits together."""
+def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1, node_ranks: int = 0) -> Config:
+    """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and check that it fits together.
+
+    node_ranks: neighbours on each node, 0 if nodes differ; the key of this name goes before what was found.
+    """
+    if config.comm.node_ranks:
+        node_ranks = config.comm.node_ranks
+        num_nodes = -(-num_ranks // node_ranks)
     preset = _preset(config.model)
     model = _model(config.model, preset, vocab)
     attention = resolve_attention(config, model, preset.get("attention", {}))
@@ -28,6 +35,7 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> C
     pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
     _refuse_undivided(model, config.data.sequence, parallel)
     refuse_unfolded(model, experts, parallel, config)
+    experts, comm = resolve_dispatch(config, experts, parallel, num_nodes, node_ranks)
     _refuse_unsharded(parallel)
     if config.precision.compute == "fp8":
         width = attention.head_width or model.width // model.heads
@@ -37,13 +45,22 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1) -> C
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel, pipeline, model.layers)
     optimizer = _optimizer(config.optimizer)
     return msgspec.structs.replace(
-        config, model=model, attention=attention, experts=experts, parallel=parallel, batch=batch, pipeline=pipeline, optimizer=optimizer
+        config,
+        model=model,
+        attention=attention,
+        experts=experts,
+        parallel=parallel,
+        batch=batch,
+        pipeline=pipeline,
+        optimizer=optimizer,
+        comm=comm,
     )
 
 
 def on_one_rank(config: Config) -> Config:
     """Return a resolved configuration for the same model on one rank, in one stage."""
-    return msgspec.structs.replace(config, parallel=Parallel(dp=1, pp=1, zero=0), pipeline=Pipeline(chunks=1, tail=1))
+    experts = msgspec.structs.replace(config.experts, dispatch="auto", wire="")
+    return msgspec.structs.replace(config, experts=experts, parallel=Parallel(dp=1, pp=1, zero=0), pipeline=Pipeline(chunks=1, tail=1))
 
 
 def _refuse_irreproducible(config: Config, parallel: Parallel) -> None:

@@ -22,7 +22,8 @@ SEQUENCE = 1  # dim of activations [B, T, D]
 class Site:
     """tp, cp: the axes, or None where all of each layer, or of the sequence, is here. rotaries: the tables of each kind.
 
-    experts, tokens: the axes of the experts and of the same sequences, or None where all are here.
+    experts, tokens: the axes of the experts and of the same sequences, or None where all are here.  experts_near, experts_far: those of
+    rows that go to nodes first, or None.
     """
 
     plan: Plan
@@ -31,10 +32,12 @@ class Site:
     cp: Axis | None = None
     experts: Axis | None = None
     tokens: Axis | None = None
+    experts_near: Axis | None = None
+    experts_far: Axis | None = None
     rotaries: dict[Rope, Rotary] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("tp", "cp", "experts", "tokens"):
+        for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far"):
             axis = getattr(self, name)
             setattr(self, name, axis if axis is not None and axis.size > 1 else None)
 

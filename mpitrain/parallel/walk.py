@@ -144,6 +144,26 @@ def run_together(walks: Sequence[Walk], between: Callable[[], None] = lambda: No
     return results
 
 
+class Begun:
+    """A walk of which the first operation is under way, while whoever began it does something else."""
+
+    def __init__(self, walk: Walk):
+        self._walk, self._pending, self._result, self._over = walk, None, None, False
+        self._send(None)
+
+    def rest(self) -> Walk:
+        """Walk on, and return what the walk returns."""
+        while not self._over:
+            self._send((yield self._pending))
+        return self._result
+
+    def _send(self, result: Any) -> None:
+        try:
+            self._pending = self._walk.send(result)
+        except StopIteration as end:
+            self._result, self._over = end.value, True
+
+
 class Residual:
     """x + f(x), f being a list of items."""
 

@@ -93,7 +93,7 @@ def _plan(read: Config | InputError, world: World) -> tuple[Plan, Tokenizer, dic
     num_threads(read.run)
     tokenizer = load_tokenizer(read.data.tokenizer)
     separator(read.data, tokenizer)
-    plan = plan_of(resolve(read, world.size, tokenizer.vocab, world.num_nodes))
+    plan = plan_of(resolve(read, world.size, tokenizer.vocab, world.num_nodes, world.node_ranks))
     require_memory(plan)
     table = plan.training.table
     same = {

@@ -61,11 +61,6 @@ class Rounds:
         """How many rounds there are: at least one."""
         return max(1, -(-int(self._to_parts.sum(0).max()) // self.limit))
 
-    @property
-    def first_rows(self) -> int:
-        """Rows that come to this rank in the first round."""
-        return min(self.limit, int(self._to_parts[:, self.rank // self.divided].sum()))
-
     def __getitem__(self, number: int) -> Round:
         """Return a round."""
         first, to = self._to_parts.cumsum(0) - self._to_parts, self._to_parts  # where the rows of each rank begin, among what comes
