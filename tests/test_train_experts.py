@@ -118,6 +118,7 @@ def plain_step(config, weights, rows, lr):
     return total, norm, grads
 
 
+CASES, CASES_ON_NODES = cases(LAYOUTS), cases(ON_NODES)
 VARIANTS["capacity"] = ("experts.capacity=0.7", "experts.active=3")  # where a rank has the whole of a microbatch
 CAPACITY = [
     (layout, "capacity")
@@ -125,14 +126,14 @@ CAPACITY = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "variant"), cases(LAYOUTS) + CAPACITY)
+@pytest.mark.parametrize(("layout", "variant"), CASES + CAPACITY)
 def test_as_plain_torch(world, layout, variant):
     if layout not in LAYOUTS.get(world.size, ()):
         pytest.skip("runs on other ranks")
     require_as_plain_torch(world, layout, variant)
 
 
-@pytest.mark.parametrize(("layout", "variant"), [*cases(ON_NODES), ("ep=4 node_ranks=2", "capacity")])
+@pytest.mark.parametrize(("layout", "variant"), [*CASES_ON_NODES, ("ep=4 node_ranks=2", "capacity")])
 def test_rows_that_go_to_nodes_first(world, layout, variant):
     if layout not in ON_NODES.get(world.size, ()):
         pytest.skip("runs on other ranks")

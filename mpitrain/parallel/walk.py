@@ -6,11 +6,19 @@ MPI call hides in an autograd function: the list is what happens, and whoever wa
     forward    segment   sum over tp    segment   sum over tp    -->
     backward   segment   copy           segment   copy          <--
 
-Both directions are generators: they yield once per item, a started operation or None, and are resumed with its result. So the actor
-decides what to do while a message travels: something between, or another walk.
+Both directions are generators: they yield at least once per item, a started operation or None, and are resumed with its result. So the
+actor decides what to do while a message travels: something between, or another walk.
 
 The weight gradients of matrix products are handed over undone. A whole backward (B) adds them when the next item has begun, so
 that a sum of input gradients travels meanwhile; a split one (I) leaves them for W.
+
+Two walks take turns at what they start. Of a forward through experts, and a backward (DeepSeek-V3, arXiv:2412.19437, section 3.2.1):
+
+    forward    route, counts |             | rows there |                    | experts, rows back |                   | add up, attention
+    backward                 | add weights |            | experts, rows back |                    | attention ...     |
+
+Each travels while the other walk computes; where a walk has something to compute while its own operation travels, it lets the other one
+start its next one first.
 """
 
 from collections import deque
@@ -24,7 +32,7 @@ from mpitrain.comm.progress import Pending
 from mpitrain.layout.traffic import Traffic
 from mpitrain.parallel.microbatch import Context
 
-Walk = Generator[Pending | None, Any, Any]
+Walk = Generator["Pending | Turn | None", Any, Any]
 Shape = tuple[int, int, int]  # of the residual stream at some item: sequences, positions on this rank, width
 
 
@@ -56,6 +64,16 @@ class WeightGradients:
 
 
 Later = Callable[[WeightGradients], None]
+
+
+class Turn:
+    """Yielded instead of an operation: others may start theirs, and then this walk goes on, without waiting for anything."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+TURN = Turn()
 
 
 class Item(Protocol):
@@ -112,6 +130,9 @@ def backward(block: Sequence[Item], saved: list, grad: torch.Tensor | None, late
             except StopIteration as end:
                 grad = end.value
                 break
+            if waiting and pending is not None:
+                yield TURN
+                yield from _adding(waiting)
             _add(waiting)
             result = yield pending
     _add(waiting)
@@ -123,19 +144,35 @@ def _add(waiting: list[WeightGradients]) -> None:
         waiting.pop(0).add()
 
 
+def _adding(waiting: list[WeightGradients]) -> Walk:
+    """Add them one by one; messages are moved on between."""
+    while waiting:
+        products = waiting.pop(0).products
+        while products:
+            products.pop().add()
+            yield None
+
+
 def run(walk: Walk, between: Callable[[], None] = lambda: None) -> Any:
     """Run a walk to its end and return its result: wait for what it starts, and call `between` after every item."""
     return run_together([walk], between)[0]
 
 
 def run_together(walks: Sequence[Walk], between: Callable[[], None] = lambda: None) -> list[Any]:
-    """Run walks in turns, item by item, and return their results: what one waits for travels while the others compute."""
+    """Run walks in turns, and return their results: what one waits for travels while the others compute.
+
+    A turn is over with the next operation that the walk starts, or if nobody has one under way, with the item. It depends on nothing
+    that differs between ranks: they start what goes over an axis in one order.
+    """
     results: list[Any] = [None] * len(walks)
-    turns: deque[tuple[int, Walk, Pending | None]] = deque((i, walk, None) for i, walk in enumerate(walks))
+    turns: deque[tuple[int, Walk, Pending | Turn | None]] = deque((i, walk, None) for i, walk in enumerate(walks))
     while turns:
         index, walk, pending = turns.popleft()
         try:
             pending = walk.send(None if pending is None else pending.wait())
+            while pending is None and any(under_way is not None for *_, under_way in turns):
+                between()
+                pending = walk.send(None)
         except StopIteration as end:
             results[index] = end.value
         else:
