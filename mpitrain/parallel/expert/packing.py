@@ -39,7 +39,7 @@ def split(rows_RB: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ..
 
 
 def typed(part_RB: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy of columns of bytes as numbers. A single row would be contiguous, but not where such a number may begin."""
+    """Return a copy of columns of bytes as numbers. A single row is contiguous: uncopied, it would keep the others, or begin anywhere."""
     return part_RB.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
@@ -58,7 +58,7 @@ def _encoded(x_RD: torch.Tensor, form: str) -> list[torch.Tensor]:
 
 def _decoded(rows: torch.Tensor, form: str, width: int, dtype: torch.dtype) -> torch.Tensor:
     if form != FP8:
-        return rows.contiguous().view(torch.bfloat16 if form == BF16 else dtype).to(dtype)
+        return typed(rows, torch.bfloat16 if form == BF16 else dtype).to(dtype)
     values, scales = split(rows, (width, rows.shape[1] - width))
     scales = typed(scales, torch.float32).repeat_interleave(BLOCK, 1)[:, :width]
     return (values.contiguous().view(E4M3).float() * scales).to(dtype)
