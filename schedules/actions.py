@@ -10,7 +10,7 @@
     GATHER4@1  start fetching the parameters of bucket 4 of stage 1    RELEASE4@1 drop them
     SUM2@1     start summing the gradients of bucket 2 of stage 1 over the axis its copies lie on; SUM2@1/0 and SUM2@1/1 of two axes
     REDUCE2@1  start the gradient reduction of bucket 2 of stage 1     REDUCE2@1/5 of what microbatch 5 has added to it
-    PAIR       run the next two, a forward and a backward, together: what one waits for is hidden behind the other
+    PAIR       run the next two together, a forward and a backward, or a part of each: what one waits for is hidden behind the other
     NORM UPDATE SPREAD  global gradient norm; optimiser on the owned shard; send updated parameters back
 
 B is the whole backward, as in PyTorch and DeepSeek-V3; the zero-bubble paper (arXiv:2401.10241) writes B for our I. PyTorch's pipelining

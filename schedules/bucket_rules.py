@@ -2,9 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import count
 
 from mpitrain.schedules.actions import ADD_TO_GRADIENTS, OF_GRADIENTS, REDUCE, Action
 from mpitrain.schedules.needs import Needs, Place
+from mpitrain.schedules.pairs import grouped
 from mpitrain.schedules.residency import Key, Residency
 from mpitrain.schedules.rules import Flaw
 from mpitrain.schedules.sums import Chains
@@ -20,18 +22,18 @@ def parameters_resident(needs: Needs, residency: Residency | None) -> None:
     """
     for rank, program in enumerate(needs.programs):
         windows = [*residency.windows(program), []] if residency else []
-        held, passed = _Held(needs, rank), 0
-        for position, action in enumerate(program):
-            place = Place(rank, position)
-            if action.kind == "GATHER":
-                held.gather(place, action, once=residency is not None and residency.until == "step")
-            elif action.kind == "RELEASE":
-                held.release(place, action)
-            keys = residency.needed(action) if residency else []
-            held.refuse_missing(place, action, keys)
-            if windows and (keys or action.kind == "GATHER"):
-                held.refuse_unwanted(place, action, windows[passed])
-            passed += bool(keys)
+        held, passed, places = _Held(needs, rank), 0, (Place(rank, position) for position in count())
+        for group in grouped(program):
+            for action, place in zip(group, places):
+                if action.kind == "GATHER":
+                    held.gather(place, action, once=residency is not None and residency.until == "step")
+                elif action.kind == "RELEASE":
+                    held.release(place, action)
+                keys = residency.needed(action) if residency else []
+                held.refuse_missing(place, action, keys)
+                if windows and (keys or action.kind == "GATHER"):
+                    held.refuse_unwanted(place, action, windows[passed])
+            passed += bool(residency and residency.needed_together(group))
         held.refuse_any()
 
 

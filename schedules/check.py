@@ -90,7 +90,7 @@ def _prove(needs: Needs, num_stages: int, num_microbatches: int, num_parts: Sequ
     rules.nothing_twice(needs)
     rules.everything_computed(needs, num_stages, num_microbatches, train)
     rules.parts_complete(needs, num_parts)
-    rules.pairs_whole(needs)
+    rules.pairs_fit(needs)
     rules.needs_come_first(needs)
     rules.messages_matched(needs)
     rules.gradients_ascend(needs)

@@ -21,6 +21,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import COMPUTE, PAIR, Action
 from mpitrain.schedules.messages import with_messages
 from mpitrain.schedules.needs import Needs, Programs
+from mpitrain.schedules.pairs import grouped
 from mpitrain.schedules.simulate import UNIT, Timeline, simulate
 from mpitrain.schedules.table import Table
 
@@ -46,7 +47,7 @@ def grid(schedule: Table | Programs, mark: tuple[int, int] | None = None, width:
     segments = schedule.segments if isinstance(schedule, Table) else 1
     labels = _labels(rows, segments, _marked(schedule.ranks if isinstance(schedule, Table) else schedule, mark))
     column = 1 + max((len(label.rstrip("!")) for row in labels for label in row), default=1)
-    lines = [_line(*row, span, column) for row in zip(rows, starts, labels, map(_paired, programs))]
+    lines = [_line(*row, span, column) for row in zip(rows, starts, labels, map(_paired, programs, rows))]
     bands = _bands(lines, span, column, width)
     if mark:
         bands = [band for band in bands if "!" in band] or bands[-1:]
@@ -121,9 +122,10 @@ def microbatch_label(index: int, segments: int) -> str:
     return f"{microbatch}{chr(ord('a') + segment)}" if segments <= 26 else f"{microbatch}/{segment}"
 
 
-def _paired(program: Sequence[Action]) -> set[Action]:
-    """Return the forwards that run together with the backward after them."""
-    return {action for before, action in zip(program, program[1:]) if before == PAIR}
+def _paired(program: Sequence[Action], row: Sequence[Action]) -> set[Action]:
+    """Return the forwards of a row that run together with the backward after them, whole or in parts."""
+    pairs = {tuple(member._replace(part=None) for member in group[1:]) for group in grouped(program) if group[0] == PAIR}
+    return {forward for forward, following in zip(row, row[1:]) if (forward, following) in pairs}
 
 
 def _line(row: list[Action], starts: list[int], labels: list[str], paired: set[Action], span: int, column: int) -> str:

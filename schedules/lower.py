@@ -1,6 +1,7 @@
 """Complete a table into every rank's program: messages, gradient reductions, the coming and going of parameters, the update."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import NORM, PAIR, UPDATE, Action
@@ -19,6 +20,7 @@ def lower(
     train: bool = True,
     residency: Residency | None = None,
     reduce_each: bool = False,
+    pairs: Literal["whole", "parts"] = "whole",
 ) -> list[list[Action]]:
     """Return the program of each pipeline rank. For 1F1B, 2 stages, 2 microbatches, two parts and buckets a stage:
 
@@ -40,28 +42,37 @@ def lower(
     rank waits for each backward, and `tail` is ignored.
 
     `reduce_each` is for gradients that aren't kept whole (ZeRO-2): every B or W is walked in parts and reduced at once, as in
-    B0@0/0 REDUCE0@0/0 B0@0/1 REDUCE1@0/0. Pairs dissolve. `tail` is ignored, as it is there to reduce once for several microbatches.
+    B0@0/0 REDUCE0@0/0 B0@0/1 REDUCE1@0/0. `tail` is ignored, as it is there to reduce once for several microbatches.
 
     A bucket that other axes have copies of is summed over them first (see sums); here bucket 0 over one axis:
 
         B1@0/0 SUM0@0 B1@0/1 REDUCE1@0 REDUCE0@0
 
     `residency` is for parameters that aren't kept whole (ZeRO-3): every F, B and I is walked in parts, and GATHER and RELEASE stand
-    between them. Pairs dissolve: two walks that take turns would need twice the room. One stage, two buckets, two parts:
+    between them. One stage, two buckets, two parts:
 
         GATHER1@0 GATHER0@0 F0@0/0 RELEASE1@0 F0@0/1 GATHER1@0 B0@0/0 RELEASE0@0 REDUCE0@0 B0@0/1 RELEASE1@0 REDUCE1@0 NORM UPDATE
 
     The parts of a tail use the same buckets one after the other, and so each is gathered once for its K backwards.
 
+    `pairs` is for both: with "whole", pairs dissolve where computations are walked in parts. With "parts" they are walked part with
+    part, what one has more than the other alone, with GATHER and RELEASE, or REDUCE, between. The room is that of both: twice as many
+    buckets. `tail` is ignored. A stage 0 of two parts with a stage 3 of three, each reduced at once:
+
+        RECV_F1@0 RECV_B0@3 PAIR F1@0/0 B0@3/0 REDUCE0@3/0 PAIR F1@0/1 B0@3/1 SEND_F1@0 REDUCE1@3/0 B0@3/2 SEND_B0@3 REDUCE2@3/0
+
     Raises ScheduleError if `reduces` or `residency` don't fit the table or each other.
     """
     _refuse_misfit_residency(table, reduces if train else None, residency)
-    if residency or (train and reduce_each):
-        table = _without_pairs(table)
-    programs = with_messages(table)
     if train:
         _refuse_misfit(table, reduces, tail)
-        late = tail if table.num_stages == 1 else 1
+    walked = residency is not None or (train and reduce_each)
+    together = walked and pairs == "parts"
+    if walked and not together:
+        table = _without_pairs(table)
+    programs = with_messages(table, _num_parts(reduces, residency) if together else None)
+    if train:
+        late = tail if table.num_stages == 1 and not together else 1
         for stage, reduction in enumerate(reduces):
             if reduction.ready:
                 rank = table.rank_of[stage]
@@ -72,6 +83,10 @@ def lower(
     if residency:
         programs = [with_residency(in_parts(program, residency), residency) for program in programs]
     return [[*program, NORM, UPDATE] for program in programs] if train else programs
+
+
+def _num_parts(reduces: Sequence[Reduction], residency: Residency | None) -> list[int]:
+    return [reduction.num_parts for reduction in reduces] if residency is None else list(map(len, residency.uses))
 
 
 def _without_pairs(table: Table) -> Table:

@@ -1,29 +1,38 @@
 """Put messages between the computations of a table."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpitrain.schedules.actions import PAIR, RECV_B, RECV_F, SEND_B, SEND_F, Action
+from mpitrain.schedules.pairs import grouped, part_by_part
 from mpitrain.schedules.table import Table
 
 
-def with_messages(table: Table) -> list[list[Action]]:
+def with_messages(table: Table, num_parts: Sequence[int] | None = None) -> list[list[Action]]:
     """Put the receive before each action that needs a message and the send after each that makes one.
 
-    Of a pair both receives come first and both sends last, so that nothing interrupts it.
+    Of a pair both receives come first and both sends last, so that nothing interrupts it. With `num_parts`, of each stage, pairs are
+    walked as pairs of parts; a send then stands right after the last part of what makes it.
     """
-    return [_with_messages(table, actions) for actions in table.ranks]
+    return [_with_messages(table, actions, num_parts) for actions in table.ranks]
 
 
-def _with_messages(table: Table, actions: Iterable[Action]) -> list[Action]:
+def _with_messages(table: Table, actions: Iterable[Action], num_parts: Sequence[int] | None) -> list[Action]:
     program: list[Action] = []
-    rest = iter(actions)
-    for action in rest:
-        group = [next(rest), next(rest)] if action == PAIR else [action]
-        messages = [_messages(table, member) for member in group]
+    for group in grouped(actions):
+        members = [action for action in group if action != PAIR]
+        messages = [_messages(table, member) for member in members]
         program += [receive for receive, _ in messages if receive]
-        program += [PAIR, *group] if action == PAIR else group
-        program += [send for _, send in messages if send]
+        sends = {member: send for member, (_, send) in zip(members, messages) if send}
+        program += _in_parts(*members, sends, num_parts) if num_parts and PAIR in group else [*group, *sends.values()]
     return program
+
+
+def _in_parts(forward: Action, backward: Action, sends: Mapping[Action, Action], num_parts: Sequence[int]) -> Iterator[Action]:
+    """Yield a pair as pairs of parts, with its sends."""
+    last = {member._replace(part=num_parts[member.stage] - 1): send for member, send in sends.items()}
+    for group in part_by_part(forward, backward, num_parts):
+        yield from group
+        yield from (last[part] for part in group if part in last)
 
 
 def _messages(table: Table, action: Action) -> tuple[Action | None, Action | None]:

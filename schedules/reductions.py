@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mpitrain.schedules.actions import ADD_TO_GRADIENTS, PAIR, REDUCE, Action
+from mpitrain.schedules.actions import ADD_TO_GRADIENTS, PAIR, REDUCE, SENDS, Action
 
 
 class Reduction(NamedTuple):
@@ -23,40 +23,47 @@ def with_reductions(program: list[Action], stage: int, reduction: Reduction, *, 
 
     each: walk every backward in parts, each at its own place and with its own reductions. What is summed over other axes first is
     reduced once all the same, with the last.
+
+    A backward that is in parts already, in pairs with those of a forward, stays where it is; `tail` is then 1.
     """
-    adding = [action for action in program if action.stage == stage and action.kind in ADD_TO_GRADIENTS]
-    groups = [[action] for action in adding] if each else [adding[-tail:]]
-    walks = {group[-1]: _part_by_part(group, reduction, each, last=group is groups[-1]) for group in groups}
-    walked = {action for group in groups for action in group}
+    adding = list(dict.fromkeys(_whole(action) for action in program if action.stage == stage and action.kind in ADD_TO_GRADIENTS))
+    groups = {group[-1]: group for group in ([[action] for action in adding] if each else [adding[-tail:]])}
+    walked = {action for group in groups.values() for action in group}
     result: list[Action] = []
     for position, action in enumerate(program):
         if action == PAIR and program[position + 2] in walked:
-            continue  # a backward that is walked in parts stands alone
-        if action in walked:
-            result += walks.get(action, [])
-        else:
+            continue  # a backward that is whole so far, and will be walked in parts, stands alone
+        whole = _whole(action)
+        if whole not in walked:
             result.append(action)
+        elif whole in groups:
+            for part in range(reduction.num_parts) if action == whole else [action.part]:
+                walk = [member._replace(part=part) for member in groups[whole]]
+                result += walk + _complete(walk[-1], reduction, each, last=whole == adding[-1])
     return _sends_first(result)
 
 
-def _part_by_part(backwards: list[Action], reduction: Reduction, each: bool, last: bool) -> list[Action]:
-    _, microbatch, stage, _ = backwards[-1]
-    walk = []
-    for part in range(reduction.num_parts):
-        walk += [backward._replace(part=part) for backward in backwards]
-        for bucket, ready in enumerate(reduction.ready):
-            once = not each or bool(reduction.over and reduction.over[bucket])
-            if ready == part and (last or not once):
-                walk.append(REDUCE(bucket, stage, None if once else microbatch))
-    return walk
+def _complete(backward: Action, reduction: Reduction, each: bool, last: bool) -> list[Action]:
+    """Return the reductions of the buckets that are complete after a part of a backward."""
+    _, microbatch, stage, part = backward
+    complete = []
+    for bucket, ready in enumerate(reduction.ready):
+        once = not each or bool(reduction.over and reduction.over[bucket])
+        if ready == part and (last or not once):
+            complete.append(REDUCE(bucket, stage, None if once else microbatch))
+    return complete
+
+
+def _whole(action: Action) -> Action:
+    return action._replace(part=None)
 
 
 def _sends_first(program: list[Action]) -> list[Action]:
-    """Move each gradient's send in front of the reductions it stands behind: another rank waits for it, nobody yet for them."""
+    """Move each send in front of the reductions it stands behind: another rank waits for it, nobody yet for them."""
     result: list[Action] = []
     for action in program:
         at = len(result)
-        while action.kind == "SEND_B" and at and result[at - 1].kind == "REDUCE":
+        while action.kind in SENDS and at and result[at - 1].kind == "REDUCE":
             at -= 1
         result.insert(at, action)
     return result

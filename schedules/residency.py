@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from mpitrain.schedules.actions import GATHER, RELEASE, SENDS, USE_PARAMETERS, Action
+from mpitrain.schedules.pairs import grouped
 
 Key = tuple[int, int]  # (stage, bucket)
 
@@ -13,7 +14,7 @@ class Residency(NamedTuple):
 
     uses: for each stage and each part of its backward, the buckets that this part needs; part i of the forward are the blocks of
     part num_parts - 1 - i of the backward. A bucket can be used by several parts.
-    ahead: how many parts before its use a bucket is gathered, so that it travels while these compute.
+    ahead: how many parts before its use a bucket is gathered, so that it travels while these compute. Two parts in a pair are one.
     until: "use": released when it is not needed at present. "step": kept from its first use in the step to its last.
     """
 
@@ -34,12 +35,16 @@ class Residency(NamedTuple):
             parts = [parts[len(parts) - 1 - part if kind == "F" else part]]
         return list(dict.fromkeys((stage, bucket) for part in parts for bucket in part))
 
+    def needed_together(self, group: Iterable[Action]) -> list[Key]:
+        """Return the buckets that a computation needs, or the two of a pair."""
+        return _merged(map(self.needed, group))
+
     def windows(self, program: Iterable[Action]) -> list[list[Key]]:
-        """Return the buckets to have while each part that needs parameters runs: its own and those of the next `ahead`.
+        """Return the buckets to have while each part, or pair, that needs parameters runs: its own and those of the next `ahead`.
 
         With until="step" also those that were needed before and will be again.
         """
-        needed = [keys for action in program if (keys := self.needed(action))]
+        needed = [keys for group in grouped(program) if (keys := self.needed_together(group))]
         if self.until == "use":
             return [_merged(needed[i : i + self.ahead + 1]) for i in range(len(needed))]
         first = {key: i for i, keys in reversed(list(enumerate(needed))) for key in keys}
@@ -70,15 +75,15 @@ def with_residency(program: list[Action], residency: Residency) -> list[Action]:
     windows = iter([*residency.windows(program), []])
     held = next(windows)
     result, due = _gathers(held), []
-    for action, following in zip(program, [*program[1:], None]):
-        result.append(action)
-        if residency.needed(action):
+    for group in grouped(program):
+        if group[0].kind not in SENDS:
+            result, due = result + due, []
+        result += group
+        if residency.needed_together(group):
             before, held = held, next(windows)
             result += [RELEASE(bucket, stage) for stage, bucket in before if (stage, bucket) not in held]
             due = _gathers(key for key in held if key not in before)
-        if following is None or following.kind not in SENDS:
-            result, due = result + due, []
-    return result
+    return result + due
 
 
 def _gathers(keys: Iterable[Key]) -> list[Action]:

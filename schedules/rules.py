@@ -122,13 +122,16 @@ def _turn(action: Action, segments: int) -> tuple[int, int]:
     return microbatch, -segment
 
 
-def pairs_whole(needs: Needs) -> None:
-    """Demand that PAIR stands before a forward and a backward."""
+def pairs_fit(needs: Needs) -> None:
+    """Demand that PAIR stands before a forward and a backward, both whole or a part of each, that don't wait for one another."""
     for place, action in needs.steps:
         if action == PAIR:
             two = needs.programs[place.rank][place.position + 1 : place.position + 3]
-            if [member.kind for member in two] != ["F", "B"] or any(member.part is not None for member in two):
-                raise Flaw(place, f"PAIR stands before {' '.join(map(str, two)) or 'nothing'}, needed a forward and a whole backward")
+            names = " ".join(map(str, two)) or "nothing"
+            if [member.kind for member in two] != ["F", "B"] or len({member.part is None for member in two}) == 2:
+                raise Flaw(place, f"PAIR stands before {names}, needed a forward and a whole backward, or one part of each")
+            if two[0] in needs.of(two[1]):
+                raise Flaw(place, f"PAIR stands before {names}, and {two[1]} waits for {two[0]}: they can't run together")
 
 
 # ---------------------------------------------------------------- update

@@ -19,11 +19,11 @@ from mpitrain.schedules.simulate import Link, Timeline, simulate
 MS = {"F": 2.0, "B": 5.0, "I": 2.6, "W": 2.2, "NORM": 1.0, "UPDATE": 3.0}
 
 
-def played(name: str, jitter: float = 0, seed: int = 0, latency: float = 0.25, zero: bool = False) -> Timeline:
+def played(name: str, jitter: float = 0, seed: int = 0, latency: float = 0.25, zero: bool = False, pairs: str = "whole") -> Timeline:
     """Play a step of 4 ranks and 8 microbatches, each instruction up to `jitter` longer; zero: with neither weights nor gradients whole."""
     table, rng = build(name, 4, 8), random.Random(seed)
     residency = Residency((((0,), (1,)),) * table.num_stages) if zero else None
-    programs = lower(table, [Reduction(2, (0, 1))] * table.num_stages, residency=residency, reduce_each=zero)
+    programs = lower(table, [Reduction(2, (0, 1))] * table.num_stages, residency=residency, reduce_each=zero, pairs=pairs)
     return simulate(programs, lambda a: MS.get(a.kind, 0) / (1 if a.part is None else 2) * (1 + rng.uniform(0, jitter)), Link(latency))
 
 
@@ -74,10 +74,12 @@ def test_every_replica_is_a_timeline_of_its_own():
 # ---------------------------------------------------------------- prediction
 
 
-@pytest.mark.parametrize("zero", [False, True])
-@pytest.mark.parametrize("name", NAMES)
-def test_without_jitter_the_prediction_is_the_measurement(name, zero):
-    found = read(trace({1: [played(name, zero=zero)]}))
+@pytest.mark.parametrize(
+    ("name", "zero", "pairs"),
+    [*((name, zero, "whole") for name in NAMES for zero in (False, True)), ("dualpipe", True, "parts"), ("dualpipev", True, "parts")],
+)
+def test_without_jitter_the_prediction_is_the_measurement(name, zero, pairs):
+    found = read(trace({1: [played(name, zero=zero, pairs=pairs)]}))
     (measured,) = found.timelines
     known = costs(measured)
     assert known.latency == pytest.approx(0.25)
