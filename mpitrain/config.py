@@ -147,6 +147,8 @@ class Pipeline(Table):
     memory_limit: Annotated[float, Meta(gt=0)] | None = None  # automatic schedules: microbatches in flight on a rank
     weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None  # automatic: share of one that is held from I to W; 1: strict limit
     tail: CountOrNone = 0  # one stage only: last backwards walked together, bucket by bucket; 0: 4 across nodes, 1 within one
+    pairs: Literal["whole", "parts"] = "whole"  # dualpipe, dualpipev: where zero 3 or reduce = "microbatch" walk blocks one by one, a
+    # forward and a backward that run together are taken apart, or run together block by block, with the weights of two blocks there
 
 
 class Memory(Table):

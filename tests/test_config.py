@@ -85,6 +85,21 @@ def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, r
 
 
 @pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        (["pipeline.schedule=1f1b", "parallel.zero=3"], 'found 0 pairs in pipeline.schedule = "1f1b", with parallel.zero = 3 and'),
+        (["pipeline.schedule=dualpipev", "parallel.zero=2"], 'with parallel.zero = 2 and parallel.reduce = "step"; needed pairs'),
+    ],
+)
+def test_pairs_of_parts_are_refused_where_there_are_none(overrides, found):
+    from mpitrain.model.families.catalog import plan_of
+
+    config = resolved("parallel.pp=2", "parallel.dp=1", "batch.global=8", "pipeline.pairs=parts", *overrides, ranks=2)
+    with pytest.raises(ConfigError, match=re.escape(found) + ".* change them, or leave pipeline.pairs out"):
+        plan_of(config).training  # noqa: B018 - made when it is asked for
+
+
+@pytest.mark.parametrize(
     ("overrides", "ranks", "found"),
     [
         (["model.width=120", "model.heads=4"], 1, "found model.width = 120;"),

@@ -38,6 +38,8 @@ FEW = [
     "tp=4 pp=1 transport=messages precision=fp64",
     "pp=4 schedule=zbv tied=false transport=collectives",
     "pp=2 tp=2 schedule=dualpipe",
+    "pp=2 dp=2 schedule=dualpipev zero=3 pairs=parts",
+    "pp=2 tp=2 schedule=dualpipe zero=3 pairs=parts",
     "dp=2 cp=2 context=gather zero=2 transport=shared",
     "dp=4 dp_shard=2 zero=3",
     "tp=2 dp=2 zero=1 optimizer.name=muon transport=messages",
@@ -77,7 +79,7 @@ def resolved(layout, world):
         needed *= int(chosen[axis])
     if needed != world.size:
         pytest.skip(f"runs on {needed} ranks")
-    tables = {"schedule": "pipeline", "tied": "model", "transport": "comm"}
+    tables = {"schedule": "pipeline", "pairs": "pipeline", "tied": "model", "transport": "comm"}
     precision = chosen.pop("precision", "fp32")
     words = [f"{key if '.' in key else tables.get(key, 'parallel') + '.' + key}={value}" for key, value in chosen.items()]
     layers = 1 + 2 * int(chosen["pp"])  # two stages a rank, and not all alike

@@ -2,7 +2,7 @@
 
     for instruction in program:     what stands in the list happens, in this order; `place` tells where the rank is
         compute                     a stage's forward or backward, segment by segment; between segments messages are moved on
-        PAIR                        the next two in turns, segment by segment
+        PAIR                        the next two in turns, segment by segment: a forward and a backward, or a part of each
         SEND                        starts and returns; all sends are waited for at the end of the step
         RECV                        waits; the next receives of the list are posted ahead, so that messages don't wait for us
         SUM, REDUCE                 start the sum of one bucket over one axis; NORM waits for all of them
@@ -230,7 +230,10 @@ class Actor:
     # ------------------------------------------------------------ compute
 
     def _forward(self, action: Action, work: _Work) -> None:
-        made, (_, m, stage, part) = run(self._forward_walk(action, work), self.progress.poll), action
+        self._end_forward(action, run(self._forward_walk(action, work), self.progress.poll), work)
+
+    def _end_forward(self, action: Action, made: torch.Tensor, work: _Work) -> None:
+        _, m, stage, part = action
         if part is not None and part + 1 < len(self.stages[stage].parts):
             work.inputs[stage, m] = made  # for the next part
         else:
@@ -240,21 +243,20 @@ class Actor:
         work.told.setdefault(name, []).append(value.detach())
 
     def _backward(self, action: Action, work: _Work) -> None:
-        self._pass_on_or_keep(action, run(self._backward_walk(action, work), self.progress.poll), work)
+        self._end_backward(action, run(self._backward_walk(action, work), self.progress.poll), work)
+
+    def _end_backward(self, action: Action, grad: torch.Tensor | None, work: _Work) -> None:
+        if action.index in self.stages[action.stage].stashes:
+            work.grads[action.stage, action.index] = grad  # for the next part
+        else:
+            self._pass_on(action, grad, work)
         self.gradients.added(action)
 
     def _input_backward(self, action: Action, work: _Work) -> None:
         _, m, stage, part = action
         self.gradients.hold(action)
         walk = self.stages[stage].input_backward(m, self._grad_of_output(stage, m, work), part)
-        self._pass_on_or_keep(action, run(walk, self.progress.poll), work)
-        self.gradients.added(action)
-
-    def _pass_on_or_keep(self, action: Action, grad: torch.Tensor | None, work: _Work) -> None:
-        if action.index in self.stages[action.stage].stashes:
-            work.grads[action.stage, action.index] = grad  # for the next part
-        else:
-            self._pass_on(action, grad, work)
+        self._end_backward(action, run(walk, self.progress.poll), work)
 
     def _weight_backward(self, action: Action, work: _Work) -> None:
         self.gradients.hold(action)
@@ -263,9 +265,9 @@ class Actor:
 
     def _pair(self, forward: Action, backward: Action, work: _Work) -> None:
         walks = [self._forward_walk(forward, work), self._backward_walk(backward, work)]
-        for action, made in zip((forward, backward), run_together(walks, self.progress.poll)):
-            self._pass_on(action, made, work)
-        self.gradients.added(backward)
+        made, grad = run_together(walks, self.progress.poll)
+        self._end_forward(forward, made, work)
+        self._end_backward(backward, grad, work)
 
     def _forward_walk(self, action: Action, work: _Work) -> Walk:
         _, m, stage, part = action

@@ -4,7 +4,9 @@ Those of layers are the layers' own (model/layers/); here is what belongs to a s
 are kept, n D each, with every-k those of groups. What is held is counted in actor/memory_meter.py.
 """
 
-from mpitrain.layout.layer import Sizes
+from collections.abc import Collection
+
+from mpitrain.layout.layer import Layer, Sizes
 from mpitrain.layout.stages import StagePlan
 
 
@@ -12,38 +14,47 @@ class Activations:
     """The formulas of one stage of the model."""
 
     def __init__(self, stage: StagePlan, sizes: Sizes):
-        self.config, self.sizes, self.segments, self.groups = stage.config, sizes, sizes.segments, len(stage.groups)
-        self.inner = [placed.layer for number in stage.inner for placed in stage.blocks[number]]
-        self.ends = [placed.layer for number, block in enumerate(stage.blocks) if number not in stage.inner for placed in block]
+        self.config, self.stage, self.sizes, self.segments = stage.config, stage, sizes, sizes.segments
+        self.blocks = range(len(stage.blocks))
         self.offloaded = self.config.memory.offload in ("activations", "all")
 
-    def kept(self, segment: int = 0) -> int:
-        """Return what the forward of a segment leaves on the device."""
-        inner = 0 if self.offloaded else self._inner(segment)
+    def kept(self, segment: int = 0, first: int = 0) -> int:
+        """Return what the forward of a segment leaves on the device.
+
+        first: of the parts of the stage, in the order of the backward, the first that has anything: others are still to be walked by
+        the forward, or were walked by the backward. What all blocks share is there all the time.
+        """
+        blocks = [block for part in self.stage.parts[first:] for block in part]
+        inner = 0 if self.offloaded else self._inner(segment, blocks)
         history = self._history() if self.segments > 1 else 0  # for later segments
-        ends = sum(layer.kept(self.sizes, segment) for layer in self.ends)
+        ends = sum(layer.kept(self.sizes, segment) for layer in self._layers(blocks, inner=False))
         return inner + history + self._mask(segment) * self.sizes.itemsize + self._documents() + ends
 
     def on_host(self, segment: int = 0) -> int:
         """Return what it leaves in host memory instead."""
-        return self._inner(segment) if self.offloaded else 0
+        return self._inner(segment, self.blocks) if self.offloaded else 0
 
     def left(self) -> int:
         """Return what a backward for inputs (I) leaves for the one for weights (W)."""
-        return sum(layer.left(self.sizes) for layer in (*self.inner, *self.ends))
+        return sum(layer.left(self.sizes) for inner in (True, False) for layer in self._layers(self.blocks, inner=inner))
 
     def returned(self, segment: int) -> int:
         """Return the gradients of earlier keys and values that wait when the backward of a segment is done: first as one tensor."""
         return (self.segments if segment == self.segments - 1 else segment) * self._history()
 
-    def _inner(self, segment: int) -> int:
+    def _inner(self, segment: int, blocks: Collection[int]) -> int:
         """What blocks keep, without the ends of the model."""
         if self.config.memory.recompute in ("full", "every-k"):
-            return self.groups * self.sizes.shared * self.config.model.width * self.sizes.itemsize
-        return sum(layer.kept(self.sizes, segment) for layer in self.inner)
+            number = sum(group[0] in blocks for group in self.stage.groups)
+            return number * self.sizes.shared * self.config.model.width * self.sizes.itemsize
+        return sum(layer.kept(self.sizes, segment) for layer in self._layers(blocks, inner=True))
 
     def _history(self) -> int:
-        return sum(layer.history(self.sizes) for layer in self.inner)
+        return sum(layer.history(self.sizes) for layer in self._layers(self.blocks, inner=True))
+
+    def _layers(self, blocks: Collection[int], *, inner: bool) -> list[Layer]:
+        """Return the layers of blocks: of those between the ends of the model, or of the ends."""
+        return [placed.layer for block in blocks if (block in self.stage.inner) == inner for placed in self.stage.blocks[block]]
 
     def _documents(self) -> int:
         """Numbers of documents of whole sequences: attention over cp keeps them, and makes its masks again."""

@@ -105,10 +105,13 @@ def _activations(instructions: Sequence[Action], table: Table, stages: dict[int,
     held, returned, most = Counter[tuple[int, int]](), Counter[tuple[int, int]](), 0
     last = {action[:3]: position for position, action in enumerate(instructions)}
     for position, action in enumerate(instructions):
-        kind, index, stage = action[:3]
+        kind, index, stage, part = action
         done = last[action[:3]] == position
         if kind == "F":
-            held[index, stage] = stages[stage].kept(index % table.segments)
+            first = 0 if part is None else len(stages[stage].stage.parts) - 1 - part
+            held[index, stage] = stages[stage].kept(index % table.segments, first)
+        elif kind == "B" and not done:
+            held[index, stage] = stages[stage].kept(index % table.segments, part + 1)
         elif kind == "I" and done:
             held[index, stage] = stages[stage].left()
         elif kind in ("B", "W") and done:

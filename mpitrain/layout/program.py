@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpitrain.config import Config
+from mpitrain.errors import ConfigError
 from mpitrain.layout.stages import StagePlan
-from mpitrain.schedules.actions import SPREAD, Action
+from mpitrain.schedules.actions import PAIR, SPREAD, Action
 from mpitrain.schedules.check import Report, check
 from mpitrain.schedules.lower import lower
 from mpitrain.schedules.residency import Residency
@@ -21,11 +22,12 @@ class Programs(NamedTuple):
 
 
 def training(config: Config, table: Table, stages: Sequence[StagePlan]) -> Programs:
-    """Return the programs of a training step. Raises ScheduleError with the flaw."""
+    """Return the programs of a training step. Raises ScheduleError with the flaw, and ConfigError for a choice that does nothing."""
     parallel = config.parallel
+    _refuse_idle_pairs(config, table)
     reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
     zero = {"residency": _residency(config, table, stages), "reduce_each": parallel.zero >= 2 and parallel.reduce == "microbatch"}
-    programs = lower(table, reduces, tail=min(config.pipeline.tail, table.num_microbatches), **zero)
+    programs = lower(table, reduces, tail=min(config.pipeline.tail, table.num_microbatches), pairs=config.pipeline.pairs, **zero)
     if parallel.zero in (1, 2):
         programs = [[*program, SPREAD] for program in programs]
     return Programs(table, programs, _proved(table, programs, reduces=reduces, **zero))
@@ -37,6 +39,18 @@ def evaluation(config: Config, table: Table, stages: Sequence[StagePlan]) -> Pro
     residency = _residency(config, table, stages)
     programs = lower(forward, [], train=False, residency=residency)
     return Programs(forward, programs, _proved(forward, programs, train=False, residency=residency))
+
+
+def _refuse_idle_pairs(config: Config, table: Table) -> None:
+    """Raise ConfigError if pairs are to be walked in parts, and there are none, or nothing is walked in parts."""
+    parallel, pipeline = config.parallel, config.pipeline
+    number = sum(actions.count(PAIR) for actions in table.ranks)
+    if pipeline.pairs == "parts" and not (number and (parallel.zero == 3 or parallel.reduce == "microbatch")):
+        raise ConfigError(
+            f'pipeline.pairs = "parts" does nothing: found {number} pairs in pipeline.schedule = "{pipeline.schedule}", with '
+            f'parallel.zero = {parallel.zero} and parallel.reduce = "{parallel.reduce}"; needed pairs (dualpipe, dualpipev), with '
+            'parallel.zero = 3 or parallel.reduce = "microbatch"; change them, or leave pipeline.pairs out'
+        )
 
 
 def _residency(config: Config, table: Table, stages: Sequence[StagePlan]) -> Residency | None:
