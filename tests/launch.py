@@ -141,6 +141,12 @@ def mpirun(num_ranks: int, *command: str, env: dict[str, str] | None = None, cwd
         return job.wait(timeout)
 
 
+def planted(plan: dict[str, object]) -> dict[str, str]:
+    """Return the environment that plants a fault in one rank, as tests/planted/sitecustomize.py says."""
+    path = os.pathsep.join(filter(None, (str(Path(__file__).with_name("planted")), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "PLANTED": json.dumps(plan)}
+
+
 def cases(few: int, every: int) -> int:
     """Return how many random cases to try: `few`, or as many as MPITRAIN_FUZZ says, `all` being `every`, and never more."""
     asked = os.environ.get("MPITRAIN_FUZZ", "")

@@ -1,6 +1,5 @@
 """What is wrong on one rank alone is told once, with the rank, and ends all: no rank waits for one that has left."""
 
-import json
 import re
 import shutil
 import signal
@@ -9,12 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import MPIRUN, MPITRAIN, lines_in, mpirun, run_tiny, started, tail, tiny, write_text
+from launch import MPIRUN, MPITRAIN, lines_in, mpirun, planted, run_tiny, started, tail, tiny, write_text
 
 import mpitrain
 
 ONLY_RANK_1 = 'if test "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" = 1; then %s; fi; exec "$0" "$@"'
-PLANTED = Path(__file__).with_name("planted")
 EARLY = "rank 0: F0@0 F1@0 B0@0 B1@0\nrank 1: F0@1 B0@1 F1@1 B1@1\n"
 LATE = "rank 0: F0@0 F1@0 B0@0 B1@0\nrank 1: F0@1 F1@1 B0@1 B1@1\n"
 CLASSES = ("ConfigError:", "MeshError:", "ScheduleError:", "DataError:", "CheckpointError:")
@@ -143,10 +141,10 @@ def test_on_two_nodes_the_one_with_the_stopped_rank_speaks(tmp_path):
     if b"HYDRA" not in subprocess.run([MPIRUN, "--version"], capture_output=True, check=False).stdout:
         pytest.skip("MPICH's launcher makes two nodes of one machine")
     text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
-    plan = json.dumps({"rank": 1, "phase": "step", "call": 60_000, "fault": "stop"})
+    plan = {"rank": 1, "phase": "step", "call": 60_000, "fault": "stop"}
     given = tiny(run_dir, text, parallel_pp=2, run_steps=5000, comm_timeout_s=3)
     nodes = ("-launcher", "fork", "-hosts", "n0:1,n1:1", "-n", "2")
-    done = mpirun(0, MPIRUN, *nodes, MPITRAIN, "run", *given, env={"PYTHONPATH": str(PLANTED), "PLANTED": plan}, timeout=60)
+    done = mpirun(0, MPIRUN, *nodes, MPITRAIN, "run", *given, env=planted(plan), timeout=60)
     assert done.returncode not in (0, None) and "nodes: 2" in done.output, tail(done.output)
     reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
     assert len(reports) == 1 and re.search(r"rank 1 \(pp 1,.*stopped by a signal", reports[0]), tail(done.output)
@@ -189,7 +187,7 @@ def test_a_second_signal_ends_a_run_that_cannot_end_its_step(tmp_path):
 )
 def test_without_a_watchdog_ranks_watch_themselves(tmp_path, phase, call, fault, told):
     plan = {"rank": 0, "phase": phase, "call": call, "fault": fault, "blind": True}
-    env = {"PYTHONPATH": str(PLANTED), "PLANTED": json.dumps(plan)}
+    env = planted(plan)
     text = write_text(tmp_path / "text.txt", 6000)
     done = run_tiny(2, tmp_path / "run", text, run_steps=4, parallel_pp=2, comm_timeout_s=3, env=env, timeout=40)
     assert done.returncode not in (0, None) and "no watchdog on this node" in done.output, tail(done.output)
@@ -213,7 +211,7 @@ def test_a_run_outlives_its_watchdog(tmp_path):
 @pytest.mark.parametrize("call", [1, 400, 3000])
 def test_a_full_disk_at_the_last_save_is_never_a_success(tmp_path, call):
     text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
-    env = {"PYTHONPATH": str(PLANTED), "PLANTED": json.dumps({"rank": 0, "phase": "save", "call": call, "fault": "full disk"})}
+    env = planted({"rank": 0, "phase": "save", "call": call, "fault": "full disk"})
     done = run_tiny(2, run_dir, text, run_steps=2, parallel_pp=2, env=env)
     assert "planted full disk" in done.output, "no such call"
     assert done.returncode == 1 and "done: 2 steps" not in done.output, tail(done.output)

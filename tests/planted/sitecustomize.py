@@ -75,7 +75,7 @@ class Plant:
         if phase == self.phase and self.counts[phase] == self.call and self.fault in FAULTS:
             sys.setprofile(None)
             watched = "watched" if isinstance(self.place._slot.obj, mmap.mmap) else "not watched yet"
-            sys.stderr.write(f"planted {self.fault} in {frame.f_code.co_qualname}, {watched}\n")
+            sys.stderr.write(f"planted {self.fault} at {time.time():.1f} in {frame.f_code.co_qualname}, {watched}\n")
             sys.stderr.flush()
             FAULTS[self.fault]()
 
