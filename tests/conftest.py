@@ -11,6 +11,7 @@ import pytest
 
 EVERY = os.environ.get("MPITRAIN_LAYOUTS") == "all"  # take every layout, not the few that tell most
 EVERY_SIZE = os.environ.get("MPITRAIN_SIZES") == "all"  # of a schedule
+MANY = 1000  # tests that take longer than a lane does
 UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
 
 
@@ -52,11 +53,37 @@ def pytest_runtest_makereport(item, call):
 
 def pytest_collection_modifyitems(items):
     """The runs of the whole program come after the serial tests, and the multi-rank lanes last; no rank starts them again."""
+    size = _num_ranks()
     last = {"test_lanes.py": 2}
     items.sort(key=lambda item: last.get(item.path.name, int(item.path.name.startswith("test_run_"))))
     for item in items:
         if UNDER_MPIRUN and item.path.name.startswith(("test_run_", "test_lanes")):
             item.add_marker(pytest.mark.skip(reason="starts mpirun itself"))
+        sizes = item.get_closest_marker("sizes")
+        if size and sizes and size not in sizes.args and not EVERY:
+            item.add_marker(pytest.mark.skip(reason=f"{sizes.args} ranks tell"))
+
+
+def pytest_collection_finish(session):
+    """Start the lane of one rank now if there are many tests before it."""
+    lanes = [item for item in session.items if item.name == "test_lane[1]"]
+    if lanes and len(session.items) > MANY and not UNDER_MPIRUN:
+        lanes[0].module.EARLY.start()
+
+
+def pytest_sessionfinish(session):
+    """End it if nobody has waited for it."""
+    for module in {item.module for item in getattr(session, "items", ()) if item.name == "test_lane[1]"}:
+        module.EARLY.end()
+
+
+def _num_ranks():
+    """Return the number of ranks that mpirun started; 0 without it."""
+    if not UNDER_MPIRUN:
+        return 0
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.size
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from conftest import agree
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.sizes(2)]
 
 SEEDS = int(os.environ.get("MPITRAIN_SEEDS", "20"))
 LENGTHS = [1, 30, 4099, 40_000]  # the last goes through the window under `auto`, and by messages in two phases

@@ -1,22 +1,29 @@
 """Plain `pytest` ends here: it starts the tests marked `mpi` under mpirun on 1, 2, 4 and 8 ranks, and shows what failed there.
 
+Eight ranks on two cores are slow: there runs what only they show, and with MPITRAIN_LAYOUTS=all everything.
+
 MPITRAIN_LANES=2,4 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
 """
 
 import os
 import shutil
 import sys
+import tempfile
 import xml.etree.ElementTree as ET
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launch import mpirun, tail
+from conftest import EVERY as EVERY_LAYOUT
+from launch import mpirun, started, tail
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY = (1, 2, 4, 8)
 SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(","))) if "MPITRAIN_LANES" in os.environ else EVERY
 TESTS = os.environ.get("MPITRAIN_TESTS", "*")
 SLOWEST_S = 900
+LANE = (sys.executable, "-m", "pytest", "--only-mpi", "-p", "no:cacheprovider", "-q")
+ON_EIGHT = "comm_mesh comm_collectives train_zero train_oracle optim_training rehearsal"
 
 HANG = """
 def test_one_rank_stays_away(world):
@@ -42,8 +49,7 @@ def test_one_rank_raises(world):
 
 def lane(num_ranks, *options, cwd=ROOT, timeout=SLOWEST_S):
     """Run the multi-rank tests on `num_ranks` ranks."""
-    command = (sys.executable, "-m", "pytest", "--only-mpi", "-p", "no:cacheprovider", "-q", *options)
-    return mpirun(num_ranks, *command, cwd=cwd, timeout=timeout)
+    return mpirun(num_ranks, *LANE, *options, cwd=cwd, timeout=timeout)
 
 
 @pytest.fixture
@@ -69,13 +75,39 @@ def outcomes():
     return {}
 
 
-@pytest.mark.parametrize("num_ranks", SIZES)
-def test_lane(num_ranks, outcomes, tmp_path):
-    report = tmp_path / "lane.xml"
-    files = [path for name in TESTS.split() for path in sorted(Path(ROOT, "tests").glob(f"test_{name}.py"))]
+def asked(num_ranks, report):
+    """Return the options of a lane: what is to be told, and its files."""
+    names = ON_EIGHT if num_ranks == 8 and TESTS == "*" and not EVERY_LAYOUT else TESTS
+    files = [path for name in names.split() for path in sorted(Path(ROOT, "tests").glob(f"test_{name}.py"))]
     files = [str(path) for path in files if "pytest.mark.mpi" in path.read_text(encoding="utf-8")]  # the others take seconds to skip
     assert files, f"MPITRAIN_TESTS={TESTS!r}: no such files"
-    done = lane(num_ranks, "-rfE", f"--junitxml={report}", *files)
+    return "-rfE", f"--junitxml={report}", *files
+
+
+class Early:
+    """The lane of one rank, which takes one core, beside the serial tests, which take another. `job` is None if it isn't early."""
+
+    def __init__(self):
+        self.job, self._stack = None, ExitStack()
+
+    def start(self):
+        self.report = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
+        self.job = self._stack.enter_context(started(1, *LANE, *asked(1, self.report), cwd=ROOT))
+
+    def end(self):
+        self._stack.close()
+
+
+EARLY = Early()  # conftest.py starts and ends it
+
+
+@pytest.mark.parametrize("num_ranks", SIZES)
+def test_lane(num_ranks, outcomes, tmp_path):
+    if num_ranks == 1 and EARLY.job is not None:
+        report, done = EARLY.report, EARLY.job.wait(SLOWEST_S)
+    else:
+        report = tmp_path / "lane.xml"
+        done = lane(num_ranks, *asked(num_ranks, report))
     assert done.returncode == 0, f"exit code {done.returncode}\n{tail(done.output)}"
     for case in ET.parse(report).iter("testcase"):
         skips = case.findall("skipped")

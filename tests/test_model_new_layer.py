@@ -137,8 +137,7 @@ def plain(weights, rows):
 @pytest.mark.parametrize("layout", [layout for found in LAYOUTS.values() for layout in found])
 def test_a_new_layer_trains_like_plain_torch_holds_and_sends_what_it_declares(world, layout):
     import torch
-    from test_rehearsal import recorded
-    from test_train_oracle import part
+    from training import part, recorded
 
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.memory import measure

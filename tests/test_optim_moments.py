@@ -18,7 +18,7 @@ def state_of(actor):
 
 def moments_of(world, config):
     """Train three steps; return losses and norms, weights, and the whole moments."""
-    from test_train_zero import train, whole_weights
+    from training import train, whole_weights
 
     found = []
     lines, weights = train(world, config, lambda actor: found.append(state_of(actor)))
@@ -37,7 +37,7 @@ def differing(found, expected):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda keys: keys[0])
 @pytest.mark.parametrize("layout", ["dp=2", "dp=2 pp=2", "dp=2 tp=2"])
 def test_the_bits_are_the_same_for_every_stage_of_zero(world, layout, optimizer):
-    from test_train_zero import resolved
+    from training import resolved
 
     keys = (*(f"parallel.{word}" for word in layout.split()), *optimizer, NARROW, "batch.micro=4")
     expected = moments_of(world, resolved(world, *keys))
@@ -50,7 +50,7 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world, layout, optimizer)
 @pytest.mark.parametrize(("schedule", "optimizer"), [("1f1b", OPTIMIZERS[0]), ("zbv", OPTIMIZERS[2])])
 def test_stages_compute_what_one_rank_does(world, schedule, optimizer):
     from mpi4py import MPI
-    from test_train_zero import resolved
+    from training import resolved
 
     if world.size not in (2, 4):
         pytest.skip("runs on 2 or 4 ranks")
@@ -67,7 +67,7 @@ def test_tensor_parallel_ranks_round_with_the_bits_of_the_whole(world):
     With 4 ranks, two have the same key-value head.
     """
     from mpi4py import MPI
-    from test_train_zero import resolved
+    from training import resolved
 
     if world.size not in (2, 4):
         pytest.skip("runs on 2 or 4 ranks")
@@ -120,7 +120,7 @@ def test_the_loss_follows_that_of_fp32_moments(alone, optimizer):
 
     import numpy as np
     import torch
-    from test_train_zero import resolved
+    from training import resolved
 
     from mpitrain.actor.actor import Actor
     from mpitrain.model.families.catalog import plan_of

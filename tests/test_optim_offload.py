@@ -23,7 +23,7 @@ LAYOUTS = {"dp=1": CHOICES, "dp=2": CHOICES, "pp=2": CHOICES, "dp=2 tp=2": CHOIC
     ids=lambda each: each if isinstance(each, str) else ",".join(each) or "adamw",
 )
 def test_offloading_shows_in_no_bit(world, layout, choice, monkeypatch):
-    from test_train_zero import resolved, train
+    from training import resolved, train
 
     from mpitrain.optim import offload
 
@@ -44,7 +44,7 @@ def test_offloading_shows_in_no_bit(world, layout, choice, monkeypatch):
 def test_what_was_saved_is_taken_over(world, name):
     """State that was read into the pieces of an offloaded optimiser, and weights into host memory, get to where they are used."""
     import torch
-    from test_train_zero import resolved
+    from training import resolved
 
     from mpitrain.actor.actor import Actor
     from mpitrain.model.families.catalog import plan_of
@@ -75,7 +75,7 @@ def test_what_was_saved_is_taken_over(world, name):
 def test_a_gpu_computes_what_it_did_but_for_the_update(world):
     """AdamW's update on the host rounds as that on the GPU does, but for the last bits of a step."""
     import torch
-    from test_train_zero import resolved
+    from training import resolved
 
     from mpitrain.actor.actor import Actor
     from mpitrain.model.families.catalog import plan_of

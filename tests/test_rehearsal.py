@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 from conftest import EVERY, agree
+from training import recorded
 
 pytestmark = pytest.mark.mpi
 
@@ -85,17 +86,6 @@ def resolved(layout, world):
     layers = 1 + 2 * int(chosen["pp"])  # two stages a rank, and not all alike
     config = settings.load(None, (*SETTINGS, *words, f"precision.compute={precision}", f"model.layers={layers}"))
     return resolve(config, world.size, 256), chosen.get("transport")
-
-
-def recorded(mesh, run):
-    """Run something; return what was started, and how many bytes were posted, by axis."""
-    for axis in mesh.axes.values():
-        axis.account.log = []
-    before = {name: usage.num_bytes for name, usage in mesh.usage().items()}
-    run()
-    mesh.progress.drain()
-    posted = {name: usage.num_bytes - before[name] for name, usage in mesh.usage().items()}
-    return {name: axis.account.log for name, axis in mesh.axes.items() if axis.size > 1 and axis.account.log}, posted
 
 
 def differences(axes, found, posted, declared, transport):

@@ -5,8 +5,7 @@ The run is the ordinary one: the same bits, if sums over ranks pair the same nei
 
 import pytest
 from conftest import EVERY, agree
-from test_train_memory import one_step
-from test_train_zero import resolved, train
+from training import one_step, resolved, train
 
 pytestmark = pytest.mark.mpi(min_size=4)
 

@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import agree
-from test_train_zero import resolved, train
+from training import resolved, train
 
 pytestmark = pytest.mark.mpi(min_size=2)
 

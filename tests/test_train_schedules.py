@@ -104,6 +104,8 @@ def names_for(world, dp):
 def test_every_schedule_gives_the_same_bits_and_holds_what_it_promised(world, dp, tied):
     if world.size < 2 * dp:
         pytest.skip(f"dp = {dp} leaves no pipeline")
+    if world.size == 2 and not EVERY:
+        pytest.skip("4 ranks tell")
     if world.size > 4 and dp == 1 and not EVERY:
         pytest.skip("slow on 8 ranks, where dp = 2 tells")
     wrong = []
@@ -136,12 +138,12 @@ def test_repeated_parameters_stay_the_same_bits(world):
     from mpitrain.layout.resolve import resolve
 
     layout = (f"parallel.tp={world.size}", "batch.global=4", "model.layers=2", "model.heads=8", "model.kv_heads=2", "model.ffn=64")
-    if world.size > 4 and not EVERY:
-        pytest.skip("slow on 8 ranks")
+    if world.size != 4 and not EVERY:
+        pytest.skip("4 ranks tell: two for each key-value head")
     for sequence in ("true", "false"):
         parsed = settings.load(None, (*SETTINGS, *layout, f"parallel.sequence={sequence}"))
-        _, _, _, copies = train(world, resolve(parsed, world.size, 256), num_steps=50)
-        agree(world, copies, f"copies differ after 50 steps with parallel.sequence = {sequence}")
+        _, _, _, copies = train(world, resolve(parsed, world.size, 256), num_steps=25)
+        agree(world, copies, f"copies differ after 25 steps with parallel.sequence = {sequence}")
 
 
 class Meter:
@@ -172,8 +174,8 @@ def test_activations_are_freed_on_the_way(world, name):
     """Bytes kept for backward follow the stashes, and don't grow with the number of microbatches."""
     import torch
 
-    if world.size > 4:
-        pytest.skip("2 and 4 ranks tell")
+    if world.size != 4:
+        pytest.skip("4 ranks tell")
     most = []
     for microbatches in (2 * world.size, 6 * world.size):
         meter = Meter()
@@ -186,8 +188,8 @@ def test_activations_are_freed_on_the_way(world, name):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_late_ranks_and_messages_change_nothing(world, seed):
-    if world.size > 4 and len(SEEDS) == 1:
-        pytest.skip("slow on 8 ranks; MPITRAIN_SEEDS=2 or more runs it")
+    if world.size != 4 and len(SEEDS) == 1:
+        pytest.skip("4 ranks tell; MPITRAIN_SEEDS=2 or more runs it on others")
     wrong = []
     losses, _, _, _ = train(world, config_of("1f1b", world, 1))
     for name in names_for(world, 1):

@@ -9,20 +9,10 @@ from functools import partial
 
 import pytest
 from conftest import EVERY, agree
+from training import alone, resolved, train
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
-SETTINGS = (
-    "model.layers=4",
-    "model.width=32",
-    "model.heads=2",
-    "model.kv_heads=1",
-    "model.ffn=96",
-    "data.sequence=16",
-    "batch.global=16",
-    "comm.bucket_mb=0.03",
-    "comm.timeout_s=60",
-)
 # What is trained beside data parallelism; {half} of the ranks are left for it.
 LAYOUTS = {
     2: [("parallel.dp=2",), ("parallel.dp=2", "model.tied=false", "batch.micro=8"), ("parallel.dp=2", "pipeline.tail=8")],
@@ -48,55 +38,6 @@ MORE = {
     8: [("parallel.dp=2", "parallel.pp=2", "parallel.tp=2", "pipeline.schedule=zbv"), ("parallel.dp=8", "parallel.dp_shard=4")],
 }
 CHOSEN = [layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE.get(size, []) if EVERY else [])]
-
-
-def resolved(world, *settings):
-    from mpitrain import config
-    from mpitrain.layout.resolve import resolve
-
-    parsed = config.load(None, (*SETTINGS, *settings))
-    parallel = parsed.parallel
-    needed = (parallel.dp or 1) * (parallel.pp or 1) * parallel.tp * parallel.cp
-    if world.size != needed:
-        pytest.skip(f"runs on {needed} ranks")
-    return resolve(parsed, world.size, 256)
-
-
-def train(world, config, look=lambda actor: None):
-    """Return losses and norms of three steps, a validation loss, and {parameter: weights}."""
-    import numpy as np
-    import torch
-
-    from mpitrain.actor.actor import Actor
-    from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
-
-    plan = plan_of(config)
-    mesh = build_mesh(plan, world)
-    actor = Actor(plan, mesh, torch.device("cpu"))
-    lines = []
-    for step in (1, 2, 3):
-        rows = torch.from_numpy(np.random.default_rng(step).integers(0, 256, (config.batch.global_, 17)))
-        microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank])
-        result = actor.run_step(step, microbatches, 1e-2)
-        lines.append((result.loss, result.grad_norm))
-    lines.append(actor.evaluate(3, microbatches))
-    look(actor)
-    found = world.allgather([((p.spec.name, p.spec.offset, p.begin), p.weight.numpy().copy()) for p in actor.gradients.counted])
-    mesh.free()
-    return lines, whole_weights(piece for part in found for piece in part)
-
-
-def whole_weights(pieces):
-    """Put flat pieces together in their order."""
-    import numpy as np
-
-    weights = {}
-    for (name, offset, begin), data in sorted(pieces, key=lambda piece: piece[0]):
-        weights.setdefault((name, offset), []).append((begin, data))
-    for name, parts in weights.items():
-        assert [begin for begin, _ in parts] == list(np.cumsum([0] + [len(data) for _, data in parts[:-1]])), name
-    return {name: np.concatenate([data for _, data in parts]) for name, parts in weights.items()}
 
 
 @pytest.mark.parametrize("layout", CHOSEN, ids=lambda layout: ",".join(s.split(".")[-1] for s in layout))
@@ -146,8 +87,8 @@ def test_choices_of_when_to_fetch_and_reduce_agree(world, layout, choice):
 
 def test_a_rank_keeps_its_share_of_the_state(world):
     """Elements of weights, gradients and moments that stay between steps, without the buffers that are lent."""
-    if world.size not in (2, 4):
-        pytest.skip("2 and 4 ranks tell")
+    if world.size != 4:
+        pytest.skip("4 ranks tell")
     kept = {}
 
     def look(zero, actor):
@@ -167,15 +108,13 @@ def test_a_rank_keeps_its_share_of_the_state(world):
     agree(world, [kept[zero][:2] for zero in (1, 2, 3)] == expected, f"{kept}, expected {expected}")
 
 
-@pytest.mark.parametrize(("slots", "zero"), [(slots, zero) for slots in (16, 24) for zero in range(4) if EVERY or slots == 16 or zero % 2])
+@pytest.mark.parametrize(("slots", "zero"), [(slots, zero) for slots in (16, 24) for zero in range(4) if EVERY or slots == 16 or zero == 3])
 def test_sums_in_a_tree_have_the_same_bits_for_every_dp(world, zero, slots):
-    """Against one rank of its own; 24 slots are groups of 3. Split backwards put weight gradients off, so groups overlap."""
-    from mpi4py import MPI
-
+    """Against one rank; 24 slots are groups of 3. Split backwards put weight gradients off, so groups overlap."""
     if world.size == 8 and slots > 16:
         pytest.skip("2 and 4 ranks tell")
     common = ("numerics.reproducible=layout", f"batch.global={slots}")
-    lines, weights = train(MPI.COMM_SELF, resolved(MPI.COMM_SELF, *common, "parallel.dp=1"))
+    lines, weights = alone(world, *common, "parallel.dp=1")
     layouts = [(f"parallel.dp={world.size}",)]
     if world.size == 4:
         layouts.append(("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=zbv"))
@@ -194,8 +133,8 @@ def test_resident_memory_stays_flat_over_200_steps(world, layout):
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
-    if world.size != 2:
-        pytest.skip("2 ranks tell")
+    if world.size != 2 or ("parallel.pp=2" in layout and not EVERY):
+        pytest.skip("2 ranks tell, with ZeRO-3")
     settings = (s.format(all=world.size, half=world.size // 2) for s in layout)
     config = resolved(world, *settings, "model.layers=2", "batch.global=4", "data.sequence=64")
     plan = plan_of(config)
