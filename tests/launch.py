@@ -2,6 +2,7 @@
 
     done = mpirun(2, MPITRAIN, "run", "--set", "run.steps=3")      waits, at most `timeout` seconds
     with started(2, MPITRAIN, "run", ...) as job:                  to do something to it meanwhile
+    one, two = several(2, ["run", ...], ["run", ...])              one after the other in the same ranks: torch is loaded once
 
 Whatever happens, no process of a job outlives the call.
 """
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,35 @@ def mpirun(num_ranks: int, *command: str, env: dict[str, str] | None = None, cwd
         return job.wait(timeout)
 
 
+SEVERAL = Path(__file__).with_name("several.py")
+
+
+def several(
+    num_ranks: int,
+    *commands: Sequence[str],
+    program: Path = SEVERAL,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 90,
+) -> list[Done]:
+    """Run commands of mpitrain one after the other in the same ranks, as tests/several.py says; return how each ended.
+
+    program: one that calls several.main().
+    """
+    with tempfile.TemporaryDirectory(prefix="mpitrain-test-") as folder:
+        env = {**(env or {}), "PYTHONPATH": os.pathsep.join(filter(None, (str(SEVERAL.parent), os.environ.get("PYTHONPATH"))))}
+        job = mpirun(num_ranks, sys.executable, str(program), folder, json.dumps(commands), env=env, cwd=cwd, timeout=timeout)
+        return [_one_of_several(Path(folder), number, job) for number in range(len(commands))]
+
+
+def _one_of_several(folder: Path, number: int, job: Done) -> Done:
+    said, codes = folder / str(number), folder / f"{number}.codes"
+    output = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
+    if job.returncode != 0:
+        return Done(job.returncode, f"{output}\nbut not all of the commands ended:\n{job.output}", job.wall_s)
+    return Done(max(map(int, codes.read_text().split())), output, job.wall_s)
+
+
 def planted(plan: dict[str, object]) -> dict[str, str]:
     """Return the environment that plants a fault in one rank, as tests/planted/sitecustomize.py says."""
     path = os.pathsep.join(filter(None, (str(Path(__file__).with_name("planted")), os.environ.get("PYTHONPATH"))))
@@ -151,6 +181,13 @@ def cases(few: int, every: int) -> int:
     """Return how many random cases to try: `few`, or as many as MPITRAIN_FUZZ says, `all` being `every`, and never more."""
     asked = os.environ.get("MPITRAIN_FUZZ", "")
     return every if asked == "all" else min(int(asked), every) if asked.isdecimal() else few
+
+
+def run_several(num_ranks: int, text: Path, runs: Mapping[Path, Mapping[str, object]], timeout: float = 180) -> None:
+    """Train the tiny model in each of some run directories, with its changes, in the same ranks."""
+    commands = [("run", *tiny(run_dir, text, **changes)) for run_dir, changes in runs.items()]
+    for done in several(num_ranks, *commands, timeout=timeout):
+        assert done.returncode == 0, tail(done.output)
 
 
 def tail(text: str, lines: int = 150) -> str:
@@ -184,6 +221,16 @@ def options(settings: dict[str, object]) -> list[str]:
 def write_text(path: Path, size: int = 60_000) -> Path:
     """Write a corpus: the source of a module that every Python has."""
     path.write_bytes(Path(shutil.__file__).read_bytes()[:size])
+    return path
+
+
+def words_file(path: Path, vocab: Mapping[str, int]) -> Path:
+    """Write a tokenizer of whole words; it has no end of text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(path))
     return path
 
 

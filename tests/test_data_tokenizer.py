@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from launch import words_file
 
 from mpitrain.config import Data
 from mpitrain.data.tokenizer import dtype_for, load_tokenizer, separator
@@ -24,15 +25,6 @@ def bpe_file(path, special=("<|endoftext|>",)):
     tokenizer.train_from_iterator(["return the return of the thing"] * 9, trainer)
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=50)
-    tokenizer.save(str(path))
-    return path
-
-
-def words_file(path, vocab):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=None))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(path))
     return path
 

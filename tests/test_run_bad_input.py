@@ -4,25 +4,29 @@ import re
 import resource
 
 import pytest
-from launch import MPITRAIN, lines_in, mpirun, options, run_tiny, started, tail, tiny, write_text
+from launch import MPITRAIN, lines_in, mpirun, options, run_tiny, several, started, tail, tiny, write_text
 
 CLASSES = ("ConfigError:", "MeshError:", "ScheduleError:", "DataError:", "CheckpointError:", "Error:")
 
 
+def fill(folder):
+    """Put a corpus into a folder, and the files of the cases below."""
+    write_text(folder / "text.txt", 6000)
+    (folder / "empty.txt").touch()
+    (folder / "binary.txt").write_bytes(bytes(range(256)) * 20)
+    (folder / "folder.toml").mkdir()
+    (folder / "broken.toml").write_text("[run\nsteps = 3\n")
+    (folder / "binary.toml").write_bytes(b"\xff\xfe\x00\x01")
+    (folder / "loop.toml").write_text('base = "pool.toml"\n')
+    (folder / "pool.toml").write_text('base = "loop.toml"\n')
+    (folder / "number.toml").write_text("base = 3\n")
+    (folder / "flat.toml").write_text("run = 3\n")
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a corpus and the files of the cases below."""
-    write_text(tmp_path / "text.txt", 6000)
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 20)
-    (tmp_path / "folder.toml").mkdir()
-    (tmp_path / "broken.toml").write_text("[run\nsteps = 3\n")
-    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00\x01")
-    (tmp_path / "loop.toml").write_text('base = "pool.toml"\n')
-    (tmp_path / "pool.toml").write_text('base = "loop.toml"\n')
-    (tmp_path / "number.toml").write_text("base = 3\n")
-    (tmp_path / "flat.toml").write_text("run = 3\n")
-    return tmp_path
+    return fill(tmp_path)
 
 
 def tree(folder):
@@ -30,18 +34,30 @@ def tree(folder):
     return {path.relative_to(folder): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # what is refused for want of one is refused everywhere
+
+
 def refused(folder, num_ranks, words, *command, env=None):
-    """Run `command`; check that it was refused as it should be, with a message that holds `words`. Return the message."""
+    """Run `command`; check that it was refused as it should be, with a message that holds `words`."""
     before = tree(folder)
-    no_gpu = {"CUDA_VISIBLE_DEVICES": "", **(env or {})}  # what is refused for want of one is refused everywhere
-    done = mpirun(num_ranks, *command, env=no_gpu, cwd=folder, timeout=60)
+    done = mpirun(num_ranks, *command, env={**NO_GPU, **(env or {})}, cwd=folder, timeout=60)
+    require_refused(done, words)
+    assert tree(folder) == before
+
+
+def require_refused(done, words):
     assert done.returncode == 2, f"exit code {done.returncode}\n{tail(done.output)}"
     assert "Traceback" not in done.output, done.output
     messages = [line for line in done.output.splitlines() if line.startswith(CLASSES)]
     assert len(messages) == 1, done.output
     assert all(word in messages[0] for word in words), f"{words} not in: {messages[0]}"
-    assert tree(folder) == before
-    return messages[0]
+
+
+def all_refused(folder, num_ranks, commands):
+    """Run commands one after the other in the same ranks. Return how each ended, and whether none has written anything."""
+    before = tree(fill(folder))
+    done = several(num_ranks, *commands, env=NO_GPU, cwd=folder)
+    return done, tree(folder) == before
 
 
 # ---------------------------------------------------------------- what two ranks refuse
@@ -68,11 +84,26 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_ranks_refuse_alike(folder, case):
-    given, words = CASES[case]
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory):
+    """{case: how it ended}, and whether nothing was written."""
     usual = tiny("runs/mine", "text.txt", run_steps=1)
-    refused(folder, 2, words, MPITRAIN, "run", *usual, *given)
+    done, clean = all_refused(tmp_path_factory.mktemp("two"), 2, [("run", *usual, *given) for given, _ in CASES.values()])
+    return dict(zip(CASES, done, strict=True)), clean
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_refuse_alike(on_two_ranks, case):
+    done, clean = on_two_ranks
+    require_refused(done[case], CASES[case][1])
+    assert clean
+
+
+@pytest.mark.parametrize("case", ["layout", "empty data"])
+def test_two_ranks_that_refuse_end_the_job(folder, case):
+    """As a user starts it: ranks that MPI has not connected yet, or has, leave with the message and the exit code."""
+    given, words = CASES[case]
+    refused(folder, 2, words, MPITRAIN, "run", *tiny("runs/mine", "text.txt", run_steps=1), *given)
 
 
 def test_run_directory_of_another_config(folder):
@@ -92,44 +123,51 @@ def test_singletons_of_a_wrong_launcher(folder, name, size):
 # ---------------------------------------------------------------- configurations that nothing accepts; `check` reads them as `run` does
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["absent.toml"], ["absent.toml", "No such file"]),
-        (["folder.toml"], ["folder.toml", "directory"]),
-        (["binary.toml"], ["binary.toml", "UTF-8"]),
-        (["loop.toml"], ["base leads back to itself"]),
-        (["number.toml"], ["base", "3"]),
-        (["flat.toml"], ["run", "expected a table"]),
-        (["--set", "run.steps"], ["key=value"]),
-        (["--set", "=3"], ["key=value"]),
-        (["--set", "run..steps=3"], ["key=value"]),
-        (["--set", "run=3"], ["run", "expected a table"]),
-        (["--set", "run.steps.more=3"], ["run.steps"]),
-        (["--set", "run.schritte\u00e4=3"], ["run.schritte\u00e4"]),
-        (["--set", "run.steps="], ["run.steps", "int"]),
-        (["--set", "run.steps=0"], ["run.steps", ">= 1"]),
-        (["--set", "run.steps=-3"], ["run.steps", ">= 1"]),
-        (["--set", "run.steps=2.5"], ["run.steps", "int"]),
-        (["--set", "run.steps=true"], ["run.steps", "int"]),
-        (["--set", "run.seed=100000000000000000000000"], ["run.seed"]),
-        (["--set", "optimizer.lr=nan"], ["optimizer.lr"]),
-        (["--set", "optimizer.lr=inf"], ["optimizer.lr", "finite"]),
-        (["--set", "optimizer.lr=-1.0"], ["optimizer.lr"]),
-        (["--set", "optimizer.betas=[0.9]"], ["optimizer.betas"]),
-        (["--set", "data.val_fraction=1.0"], ["data.val_fraction"]),
-        (["--set", "model.heads=3"], ["model.width", "model.heads = 3"]),
-        (["--set", "model.vocab=10"], ["model.vocab = 10"]),
-        (["--set", "model.preset=quikstart"], ["quikstart", "did you mean quickstart?"]),
-        (["--set", "pipeline.schedule=2f2b"], ["2f2b"]),
-        (["--set", "pipeline.stages=[6,6]"], ["pipeline.stages", "model.layers = 6"]),
-        (["--set", "data.tokenizer=absent.json"], ["absent.json"]),
-        (["--ranks", "0"], ["--ranks"]),
-    ],
-    ids=lambda value: "-".join(value).removeprefix("--set-") if value and value[0] == "--set" else None,
-)
-def test_impossible_configuration(folder, given, words):
-    refused(folder, 0, words, MPITRAIN, "check", *given)
+IMPOSSIBLE = [
+    (["absent.toml"], ["absent.toml", "No such file"]),
+    (["folder.toml"], ["folder.toml", "directory"]),
+    (["binary.toml"], ["binary.toml", "UTF-8"]),
+    (["loop.toml"], ["base leads back to itself"]),
+    (["number.toml"], ["base", "3"]),
+    (["flat.toml"], ["run", "expected a table"]),
+    (["--set", "run.steps"], ["key=value"]),
+    (["--set", "=3"], ["key=value"]),
+    (["--set", "run..steps=3"], ["key=value"]),
+    (["--set", "run=3"], ["run", "expected a table"]),
+    (["--set", "run.steps.more=3"], ["run.steps"]),
+    (["--set", "run.schritte\u00e4=3"], ["run.schritte\u00e4"]),
+    (["--set", "run.steps="], ["run.steps", "int"]),
+    (["--set", "run.steps=0"], ["run.steps", ">= 1"]),
+    (["--set", "run.steps=-3"], ["run.steps", ">= 1"]),
+    (["--set", "run.steps=2.5"], ["run.steps", "int"]),
+    (["--set", "run.steps=true"], ["run.steps", "int"]),
+    (["--set", "run.seed=100000000000000000000000"], ["run.seed"]),
+    (["--set", "optimizer.lr=nan"], ["optimizer.lr"]),
+    (["--set", "optimizer.lr=inf"], ["optimizer.lr", "finite"]),
+    (["--set", "optimizer.lr=-1.0"], ["optimizer.lr"]),
+    (["--set", "optimizer.betas=[0.9]"], ["optimizer.betas"]),
+    (["--set", "data.val_fraction=1.0"], ["data.val_fraction"]),
+    (["--set", "model.heads=3"], ["model.width", "model.heads = 3"]),
+    (["--set", "model.vocab=10"], ["model.vocab = 10"]),
+    (["--set", "model.preset=quikstart"], ["quikstart", "did you mean quickstart?"]),
+    (["--set", "pipeline.schedule=2f2b"], ["2f2b"]),
+    (["--set", "pipeline.stages=[6,6]"], ["pipeline.stages", "model.layers = 6"]),
+    (["--set", "data.tokenizer=absent.json"], ["absent.json"]),
+    (["--ranks", "0"], ["--ranks"]),
+]
+
+
+@pytest.fixture(scope="module")
+def impossible(tmp_path_factory):
+    """How `check` ended on each, and whether nothing was written."""
+    return all_refused(tmp_path_factory.mktemp("impossible"), 0, [("check", *given) for given, _ in IMPOSSIBLE])
+
+
+@pytest.mark.parametrize("number", range(len(IMPOSSIBLE)), ids=lambda number: "-".join(IMPOSSIBLE[number][0]).removeprefix("--set-"))
+def test_impossible_configuration(impossible, number):
+    done, clean = impossible
+    require_refused(done[number], IMPOSSIBLE[number][1])
+    assert clean
 
 
 def test_a_first_rank_that_is_late_still_says_what_is_wrong(folder):

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from launch import MPITRAIN, mpirun, run_tiny, tail, write_text
+from launch import run_tiny, several, tail, write_text
 
 
 @pytest.fixture
@@ -33,19 +33,12 @@ def test_each_step_tells_what_rank_0_sent_and_the_end_what_all_did(tmp_path, tex
     assert re.fullmatch(r" *links +16 +0\.0328 +[\d.]+ +[\d.]+ \([01]\) +[\d.]+ +\d+%", rows[0]), rows[0]
 
 
-def test_one_rank_has_nothing_to_tell(tmp_path, text):
-    done = run_tiny(1, tmp_path / "run", text, run_steps=2)
-    assert done.returncode == 0 and "communication" not in done.output, tail(done.output)
-    assert [step["comm"] for step in steps_of(tmp_path / "run")] == [{}, {}]
-
-
 def test_the_same_is_known_before(tmp_path):
     """24 microbatches of one sequence of 128 tokens, width 128, in fp32."""
     layout = ("--ranks", "4", "--set", "parallel.pp=2", "--set", "parallel.tp=2")
-    plain = mpirun(0, MPITRAIN, "program", *layout, "--rank", "1")
-    done = mpirun(0, MPITRAIN, "program", *layout, "--rank", "1", "--traffic")
+    rank = ("program", *layout, "--rank", "1")
+    plain, done, refused = several(0, rank, (*rank, "--traffic"), ("program", *layout, "--traffic"))
     assert done.returncode == 0 and done.output.startswith(plain.output.rstrip()), done.output
     rows = [line.split()[1:] for line in done.output[len(plain.output) :].splitlines() if line.startswith("#   ")]
     assert ["links", "2", "send", "24", "0.786", "0.786"] in rows and ["links", "2", "receive", "24", "0.786", "0"] in rows, rows
-    refused = mpirun(0, MPITRAIN, "program", *layout, "--traffic")
     assert refused.returncode == 2 and "--rank" in refused.output, refused.output

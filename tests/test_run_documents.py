@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from launch import MPITRAIN, loss_lines, mpirun, run_tiny, tail
-from test_data_tokenizer import words_file
+from launch import MPITRAIN, loss_lines, mpirun, run_tiny, several, tail, tiny, words_file
 
 
 @pytest.fixture(scope="module")
@@ -15,32 +14,41 @@ def corpus(tmp_path_factory):
     return file
 
 
+SHORT = dict(data_source="jsonl", run_steps=4, run_eval_every=2)
+SEPARATE = dict(data_documents="separate")
+
+
 @pytest.fixture(scope="module")
-def one_rank(corpus):
+def ended(corpus):
+    """{run: how it ended} on one rank: separate documents, joined ones, the default, and a run that would go on with others."""
+    runs = {"separate": SEPARATE, "joined": {"data_documents": "joined"}, "default": {}, "goes on": {"run_steps": 5}}
+    folders = [corpus.parent / ("separate" if name == "goes on" else name) for name in runs]
+    commands = [("run", *tiny(folder, corpus, **SHORT | changes)) for folder, changes in zip(folders, runs.values(), strict=True)]
+    return dict(zip(runs, several(1, *commands), strict=True))
+
+
+@pytest.fixture(scope="module")
+def one_rank(corpus, ended):
     """The run directory of one rank with separate documents."""
-    return trained(corpus, 1, "one", data_documents="separate")
-
-
-def trained(corpus, num_ranks, name, **changes):
-    done = run_tiny(num_ranks, corpus.parent / name, corpus, data_source="jsonl", run_steps=4, run_eval_every=2, **changes)
-    assert done.returncode == 0, tail(done.output)
-    return corpus.parent / name
+    assert all(ended[name].returncode == 0 for name in ("separate", "joined", "default")), tail(ended["separate"].output)
+    return corpus.parent / "separate"
 
 
 def test_stages_in_the_middle_know_the_documents(corpus, one_rank):
-    four = trained(corpus, 4, "four", data_documents="separate", parallel_pp=4)
-    assert loss_lines(four) == loss_lines(one_rank)
+    done = run_tiny(3, corpus.parent / "three", corpus, **SHORT, **SEPARATE, parallel_pp=3)
+    assert done.returncode == 0, tail(done.output)
+    assert loss_lines(corpus.parent / "three") == loss_lines(one_rank)
 
 
 def test_joined_is_the_default_and_another_training(corpus, one_rank):
-    joined = trained(corpus, 1, "joined", data_documents="joined")
-    assert loss_lines(joined) == loss_lines(trained(corpus, 1, "default")) != loss_lines(one_rank)
-    counts = [[json.loads(line)["tokens"] for line in loss_lines(run)[1:]] for run in (joined, one_rank)]
+    joined, default = (loss_lines(corpus.parent / name) for name in ("joined", "default"))
+    assert joined == default != loss_lines(one_rank)
+    counts = [[json.loads(line)["tokens"] for line in lines[1:]] for lines in (joined, loss_lines(one_rank))]
     assert counts[0] == counts[1]
 
 
-def test_a_run_of_separate_documents_does_not_go_on_with_joined_ones(corpus, one_rank):
-    done = run_tiny(1, one_rank, corpus, data_source="jsonl", run_steps=5)
+def test_a_run_of_separate_documents_does_not_go_on_with_joined_ones(ended):
+    done = ended["goes on"]
     assert done.returncode == 2 and "data.documents = 'separate', this one has 'joined'" in done.output, tail(done.output)
 
 

@@ -1,23 +1,26 @@
 """A run whose stages have buckets of two domains saves every part of its state once, and goes on in an ordinary layout."""
 
 import json
-import sys
 
 import pytest
-from launch import MPITRAIN, mpirun
+from launch import several, tail
 
 TWO_DOMAINS = """
+import json, sys
+from pathlib import Path
+import several
 from mpitrain.layout import stages
-from mpitrain.cli import main
 from mpitrain.layout.buckets import buckets_of
 from mpitrain.layout.domains import DENSE, DOMAINS, Domain
 
 def buckets(*arguments):
     return [each._replace(domain=(DENSE, "other")[number % 2]) for number, each in enumerate(buckets_of(*arguments))]
 
-DOMAINS["other"] = Domain("dp", "cp", "dp", lambda config: config.parallel.dp)
-stages.buckets_of = buckets
-main()
+def two_domains():
+    DOMAINS["other"] = Domain("dp", "cp", "dp", lambda config: config.parallel.dp)
+    stages.buckets_of = buckets
+
+several.main(Path(sys.argv[1]), json.loads(sys.argv[2]), before_last=two_domains)
 """
 SETTINGS = ("model.layers=2", "parallel.dp=2", "precision.compute=fp64", "data.sequence=64", "batch.global=8", "comm.bucket_mb=0.1")
 SHARDED = ("parallel.cp=2", "parallel.zero=1", "parallel.dp_shard=1")
@@ -31,14 +34,13 @@ def test_a_checkpoint_of_two_domains_is_whole(tmp_path):
     """Of four data ranks the first two divide one domain, the first and the third the other: three have something to save."""
     (tmp_path / "two.py").write_text(TWO_DOMAINS)
     given = [word for key in (*SETTINGS, "run.save_every=0") for word in ("--set", key)]
-    found = []
-    for name, program, shards in (("two", (sys.executable, str(tmp_path / "two.py")), 3), ("one", (MPITRAIN,), 2)):
-        folder = tmp_path / name
-        sharded = [word for key in SHARDED for word in ("--set", key)]
-        done = mpirun(4, *program, "run", *given, *sharded, "--set", "run.steps=2", "--set", f"run.dir={folder}")
-        assert done.returncode == 0, done.output
-        assert len(list(folder.glob("checkpoints/step-00000002/shard-*.h5"))) == shards
-        done = mpirun(2, MPITRAIN, "run", *given, "--set", "run.steps=3", "--set", f"run.dir={folder}")
-        assert done.returncode == 0 and "going on after step 2" in done.output, done.output
-        found.append(losses(folder))
-    assert len(found[0]) == 3 and found[0] == pytest.approx(found[1], rel=1e-12)
+    sharded = [word for key in SHARDED for word in ("--set", key)]
+    folders = {"one": tmp_path / "one", "two": tmp_path / "two"}  # the second with two domains
+    on_four = [("run", *given, *sharded, "--set", "run.steps=2", "--set", f"run.dir={folder}") for folder in folders.values()]
+    for done in several(4, *on_four, program=tmp_path / "two.py"):
+        assert done.returncode == 0, tail(done.output)
+    assert [len(list(folder.glob("checkpoints/step-00000002/shard-*.h5"))) for folder in folders.values()] == [2, 3]
+    for done in several(2, *(("run", *given, "--set", "run.steps=3", "--set", f"run.dir={folder}") for folder in folders.values())):
+        assert done.returncode == 0 and "going on after step 2" in done.output, tail(done.output)
+    one, two = map(losses, folders.values())
+    assert len(one) == 3 and two == pytest.approx(one, rel=1e-12)

@@ -2,9 +2,10 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
-from launch import lines_in, loss_lines, run_tiny, tail, write_text
+from launch import lines_in, loss_lines, run_several, several, tail, tiny, write_text
 
 SETTINGS = dict(run_steps=20, run_save_every=10, schedule_name="constant")
 
@@ -14,19 +15,19 @@ def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("lost") / "text.txt", 20_000)
 
 
+# {name of a corpus: what it becomes after a run on it}
+CHANGED = {"other": lambda text: text[5000:], "longer": lambda text: text + b"one more line\n"}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, text):
-    """A run of 20 steps."""
-    run_dir = tmp_path_factory.mktemp("lost") / "whole"
-    done = run_tiny(1, run_dir, text, **SETTINGS)
-    assert done.returncode == 0, tail(done.output)
-    return run_dir
-
-
-@pytest.fixture
-def run_dir(tmp_path, whole):
-    """A copy of it."""
-    return shutil.copytree(whole, tmp_path / "run")
+    """A run of 20 steps; beside it runs of 2, each on a corpus of its own."""
+    folder = tmp_path_factory.mktemp("lost")
+    for name in CHANGED:
+        shutil.copy(text, folder / f"{name}.txt")
+    short = {folder / name: {**SETTINGS, "run_steps": 2, "data_path": folder / f"{name}.txt"} for name in CHANGED}
+    run_several(1, text, {folder / "whole": SETTINGS, **short})
+    return folder / "whole"
 
 
 def contents(folder):
@@ -40,69 +41,102 @@ def metrics(folder):
     return [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def folder_for_file(run_dir, name):
+    (run_dir / name).unlink(missing_ok=True)
+    (run_dir / name).mkdir()
+
+
+def file_for_folder(run_dir, name):
+    shutil.rmtree(run_dir / name)
+    (run_dir / name).write_text("")
+
+
+def damaged(run_dir, name):
+    damage = (b"\xff\xfe", b"\0\0", b"[" * 100_000, b'{"step": "9"}', b"null")
+    lines = (run_dir / name).read_bytes().splitlines(keepends=True)
+    (run_dir / name).write_bytes(b"".join([*lines[:5], *(each + b"\n" for each in damage), *lines[10:]]))
+
+
+def torn(run_dir, name):
+    with open(run_dir / name, "ab") as file:
+        file.write(b'{"step": 21, "los')
+
+
+FOLDERS, FILES = ("metrics.jsonl", "config.toml", "trace.json"), ("data", "checkpoints")
+# {case: (what is done to a copy of a whole run, to what, what is then asked for)}; no copy if nothing is done
+CASES = {
+    **{f"a folder for {name}": (folder_for_file, name, {}) for name in FOLDERS},
+    **{f"a file for {name}": (file_for_folder, name, {}) for name in FILES},
+    "damaged": (damaged, "metrics.jsonl", {"run_steps": 22}),
+    "torn": (torn, "metrics.jsonl", {"run_steps": 22}),
+    "diverges at the end": (None, "", {"run_steps": 3, "run_save_every": 0, "optimizer_lr": 1e30}),
+    "fp16": (None, "", {"run_steps": 12, "precision_compute": "fp16", "run_save_every": 1}),
+}
+ON_TWO = {  # the same on two ranks
+    **{name: (None, "", {"run_steps": 4, "data_path": f"{name}.txt"}) for name in CHANGED},
+    "diverges": (None, "", dict(run_steps=500, run_save_every=1, run_max_skips=5, optimizer_lr=1e30, run_eval_every=0)),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(whole, text):
+    """{case: (its run directory, what was there before, how it ended)}. All cases run in the same ranks."""
+    folder = whole.parent
+    for name, change in CHANGED.items():
+        (folder / f"{name}.txt").write_bytes(change(text.read_bytes()))
+    found = {}
+    for num_ranks, cases in ((1, CASES), (2, ON_TWO)):
+        commands, before = [], []
+        for name, (change, what, asked) in cases.items():
+            if change is not None:
+                shutil.copytree(whole, folder / name)
+                change(folder / name, what)
+            before.append(contents(folder / name))
+            asked = asked | ({"data_path": folder / asked["data_path"]} if "data_path" in asked else {})
+            commands.append(("run", *tiny(folder / name, text, **SETTINGS | asked)))
+        done = several(num_ranks, *commands, timeout=180)
+        found |= {name: (folder / name, *each) for name, *each in zip(cases, before, done, strict=True)}
+    return found
+
+
+def require_refused(case, words):
+    run_dir, before, done = case
+    assert done.returncode == 2 and done.output.count("Error: ") == 1 and words in done.output, tail(done.output)
+    assert contents(run_dir) == before
+
+
 # ---------------------------------------------------------------- check everything, then write
 
 
-@pytest.mark.parametrize("size", [15_000, 200])
-def test_a_refused_corpus_changes_nothing(run_dir, tmp_path, size):
-    """Other text, or too little of it: known only when it is tokenised."""
-    before = contents(run_dir)
-    other = write_text(tmp_path / "other.txt", size)
-    done = run_tiny(2, run_dir, other, **{**SETTINGS, "run_steps": 40})
-    assert done.returncode == 2 and done.output.count("Error: ") == 1, tail(done.output)
-    assert contents(run_dir) == before
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_corpus_that_changed_under_its_name_changes_nothing(ended, name):
+    """Known only when it is tokenised."""
+    require_refused(ended[name], "trained on other data")
 
 
-def test_a_corpus_that_changed_under_its_name_changes_nothing(tmp_path):
-    text, run_dir = write_text(tmp_path / "text.txt", 20_000), tmp_path / "run"
-    assert run_tiny(1, run_dir, text, run_steps=2).returncode == 0
-    before = contents(run_dir)
-    with open(text, "a") as file:
-        file.write("one more line\n")
-    done = run_tiny(1, run_dir, text, run_steps=4)
-    assert done.returncode == 2 and "trained on other data" in done.output, tail(done.output)
-    assert contents(run_dir) == before
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_in_the_place_of_a_file_is_refused(ended, name):
+    require_refused(ended[f"a folder for {name}"], f"{name} is a folder, needed a file")
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "config.toml", "trace.json"])
-def test_a_folder_in_the_place_of_a_file_is_refused(run_dir, text, name):
-    (run_dir / name).unlink(missing_ok=True)
-    (run_dir / name).mkdir()
-    before = contents(run_dir)
-    done = run_tiny(1, run_dir, text, **SETTINGS)
-    assert done.returncode == 2 and f"{name} is a folder, needed a file" in done.output, tail(done.output)
-    assert contents(run_dir) == before
-
-
-@pytest.mark.parametrize("name", ["data", "checkpoints"])
-def test_a_file_in_the_place_of_a_folder_is_refused(run_dir, text, name):
-    shutil.rmtree(run_dir / name)
-    (run_dir / name).write_text("")
-    before = contents(run_dir)
-    done = run_tiny(1, run_dir, text, **SETTINGS)
-    assert done.returncode == 2 and f"{name} is a file, needed a folder" in done.output, tail(done.output)
-    assert contents(run_dir) == before
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_in_the_place_of_a_folder_is_refused(ended, name):
+    require_refused(ended[f"a file for {name}"], f"{name} is a file, needed a folder")
 
 
 # ---------------------------------------------------------------- damaged metrics
 
 
-def test_damaged_lines_of_metrics_keep_nobody_from_going_on(run_dir, text, whole):
-    damage = (b"\xff\xfe", b"\0\0", b"[" * 100_000, b'{"step": "9"}', b"null")
-    lines = (run_dir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    damaged = b"".join([*lines[:5], *(each + b"\n" for each in damage), *lines[10:]])
-    (run_dir / "metrics.jsonl").write_bytes(damaged)
-    done = run_tiny(1, run_dir, text, **{**SETTINGS, "run_steps": 22})
+def test_damaged_lines_of_metrics_keep_nobody_from_going_on(ended, whole):
+    run_dir, before, done = ended["damaged"]
     assert done.returncode == 0 and "line 6 can't be read" in done.output, tail(done.output)
-    assert (run_dir / "metrics.jsonl.damaged").read_bytes() == damaged
-    before = loss_lines(whole)
-    assert loss_lines(run_dir)[:16] == [*before[:5], *before[10:]]
+    assert (run_dir / "metrics.jsonl.damaged").read_bytes() == before[Path("metrics.jsonl")]
+    lines = loss_lines(whole)
+    assert loss_lines(run_dir)[:16] == [*lines[:5], *lines[10:]]
 
 
-def test_a_torn_last_line_goes_without_a_word(run_dir, text, whole):
-    path = run_dir / "metrics.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"step": 21, "los')
-    done = run_tiny(1, run_dir, text, **{**SETTINGS, "run_steps": 22})
+def test_a_torn_last_line_goes_without_a_word(ended, whole):
+    run_dir, _, done = ended["torn"]
     assert done.returncode == 0 and "can't be read" not in done.output, tail(done.output)
     assert loss_lines(run_dir)[:21] == loss_lines(whole)
 
@@ -110,25 +144,23 @@ def test_a_torn_last_line_goes_without_a_word(run_dir, text, whole):
 # ---------------------------------------------------------------- a run that diverges
 
 
-def test_a_run_that_diverges_ends_with_its_last_good_checkpoint(tmp_path, text):
+def test_a_run_that_diverges_ends_with_its_last_good_checkpoint(ended):
     """The first update makes weights whose gradients are not finite."""
-    run_dir = tmp_path / "run"
-    given = dict(run_steps=500, run_save_every=1, run_max_skips=5, optimizer_lr=1e30, run_eval_every=0)
-    done = run_tiny(2, run_dir, text, **given)
+    run_dir, _, done = ended["diverges"]
     assert done.returncode == 1 and "done:" not in done.output, tail(done.output)
     assert "5 in a row of at most 5 (run.max_skips)" in done.output and "diverged: 5 steps" in done.output, tail(done.output)
     assert lines_in(run_dir) == 6 and metrics(run_dir)[-1]["skipped"] == 5
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000001"]
 
 
-def test_a_run_that_ends_diverged_is_no_success(tmp_path, text):
-    done = run_tiny(1, tmp_path / "run", text, run_steps=3, run_save_every=0, optimizer_lr=1e30)
+def test_a_run_that_ends_diverged_is_no_success(ended):
+    run_dir, _, done = ended["diverges at the end"]
     assert done.returncode == 1 and "done:" not in done.output and "step 3 is not saved" in done.output, tail(done.output)
-    assert not list((tmp_path / "run").glob("checkpoints/step*"))
+    assert not list(run_dir.glob("checkpoints/step*"))
 
 
-def test_fp16_looks_for_its_scale_and_is_saved(tmp_path, text):
+def test_fp16_looks_for_its_scale_and_is_saved(ended):
     """Skips are part of it; steps without a finite gradient are few, and the weights are good."""
-    done = run_tiny(1, tmp_path / "run", text, run_steps=12, precision_compute="fp16", run_save_every=1)
+    run_dir, _, done = ended["fp16"]
     assert done.returncode == 0, tail(done.output)
-    assert len(list((tmp_path / "run").glob("checkpoints/step*"))) == 12
+    assert len(list(run_dir.glob("checkpoints/step*"))) == 12

@@ -103,8 +103,7 @@ def test_a_library_that_one_node_lacks(folder):
 # ---------------------------------------------------------------- signals before the first step
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("number", "rank"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 0)])
 def test_asked_to_leave_while_tokens_are_prepared(tmp_path, number, rank):
     """Nothing is saved yet, so nothing is waited for: 75, and the same command starts again."""
     texts = tmp_path / "texts"
@@ -123,8 +122,9 @@ def test_asked_to_leave_while_tokens_are_prepared(tmp_path, number, rank):
 # ---------------------------------------------------------------- ranks that say nothing any more
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_rank_is_named_with_its_instruction(tmp_path, rank):
+def test_a_stopped_rank_is_named_with_its_instruction(tmp_path):
+    """The first of two; the test below stops the other one."""
+    rank = 0
     text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
     with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=5000, comm_timeout_s=3)) as job:
         job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
@@ -196,19 +196,19 @@ def test_without_a_watchdog_ranks_watch_themselves(tmp_path, phase, call, fault,
 
 def test_a_run_outlives_its_watchdog(tmp_path):
     text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
-    with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=200)) as job:
+    with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=40)) as job:
         job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
         watchdogs = [pid for pid in job._pids() if b"watchdog" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
         assert len(watchdogs) == 1
         job.signal(watchdogs[0], signal.SIGKILL)
         done = job.wait(60)
-    assert done.returncode == 0 and "done: 200 steps" in done.output, tail(done.output)
+    assert done.returncode == 0 and "done: 40 steps" in done.output, tail(done.output)
 
 
 # ---------------------------------------------------------------- the last save
 
 
-@pytest.mark.parametrize("call", [1, 400, 3000])
+@pytest.mark.parametrize("call", [1, 3000])
 def test_a_full_disk_at_the_last_save_is_never_a_success(tmp_path, call):
     text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
     env = planted({"rank": 0, "phase": "save", "call": call, "fault": "full disk"})

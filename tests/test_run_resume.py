@@ -1,13 +1,20 @@
-"""A run that was stopped, in whatever way and moment, goes on with the bits of the run that never was."""
+"""A run that was stopped, in whatever way and moment, goes on with the bits of the run that never was.
 
+MPITRAIN_FUZZ=all kills 200 times like by a power cut, MPITRAIN_FUZZ=40 as often; by default once, beside the moments that are chosen.
+"""
+
+import random
 import re
+import shutil
 import signal
+import time
 
 import pytest
-from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_tiny, started, tail, tiny, write_text
+from launch import MPITRAIN, Done, cases, lines_in, loss_lines, run_tiny, several, started, tail, tiny, write_text
 
-STEPS = 40
-SETTINGS = dict(run_steps=STEPS, run_save_every=4, schedule_name="constant")
+KILLS = cases(1, 200)
+STEPS = 32
+SETTINGS = dict(run_steps=STEPS, run_save_every=4, run_eval_every=16, schedule_name="constant")
 
 
 @pytest.fixture(scope="module")
@@ -16,12 +23,18 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def never_stopped(tmp_path_factory, text):
-    """The loss lines of the same run on one rank, without a stop."""
+def whole(tmp_path_factory, text):
+    """The same run on one rank, without a stop."""
     run_dir = tmp_path_factory.mktemp("resume") / "whole"
     done = run_tiny(1, run_dir, text, **SETTINGS)
     assert done.returncode == 0, tail(done.output)
-    return loss_lines(run_dir)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def never_stopped(whole):
+    """Its loss lines."""
+    return loss_lines(whole)
 
 
 def start(num_ranks, run_dir, text):
@@ -46,7 +59,7 @@ def test_killed_again_and_again(tmp_path, text, never_stopped):
             job.kill()
         assert lines_in(run_dir) < STEPS - 1, "too late to show anything"
     with start(2, run_dir, text) as job:
-        job.wait_for(lambda: lines_in(run_dir) >= 25, 60)
+        job.wait_for(lambda: lines_in(run_dir) >= 22, 60)
         job.signal(job.ranks()[-1], signal.SIGKILL)
         done = job.wait(10)
         assert done.returncode not in (0, None), done.output
@@ -61,12 +74,12 @@ def test_killed_again_and_again(tmp_path, text, never_stopped):
 def test_asked_to_stop_saves_and_goes_on_in_another_layout(tmp_path, text, never_stopped, number, rank, goes_on_with):
     run_dir = tmp_path / "run"
     with start(2, run_dir, text) as job:
-        job.wait_for(lambda: lines_in(run_dir) >= 6, 60)
+        job.wait_for(lambda: lines_in(run_dir) >= STEPS // 2, 60)
         job.signal(sorted(job.ranks())[rank], number)
         done = job.wait(20)
     assert done.returncode == 75, tail(done.output)
     stopped_at = lines_in(run_dir)
-    assert 6 <= stopped_at < STEPS and done.output.count(f"stopped after step {stopped_at} with a checkpoint") == 1
+    assert STEPS // 2 <= stopped_at < STEPS and done.output.count(f"stopped after step {stopped_at} with a checkpoint") == 1
     assert checkpoints(run_dir)[-1] == f"step-{stopped_at:08d}"
     with start(goes_on_with, run_dir, text) as job:
         done = job.wait(60)
@@ -74,29 +87,55 @@ def test_asked_to_stop_saves_and_goes_on_in_another_layout(tmp_path, text, never
     assert loss_lines(run_dir) == never_stopped
 
 
-def test_altered_checkpoint_is_refused_by_name_and_the_one_before_is_used(tmp_path, text, never_stopped):
-    run_dir = tmp_path / "run"
-    done = run_tiny(1, run_dir, text, **{**SETTINGS, "run_steps": 10})
-    assert done.returncode == 0, tail(done.output)
-    before, newest = checkpoints(run_dir)[-2:]
-    assert (before, newest) == ("step-00000008", "step-00000010")
-    shard = max((run_dir / "checkpoints" / newest).iterdir(), key=lambda path: path.stat().st_size)
+def test_an_altered_checkpoint_is_refused_by_name_and_a_finished_run_is_left_as_it_is(tmp_path, text, whole, never_stopped):
+    altered, finished = (shutil.copytree(whole, tmp_path / name) for name in ("altered", "finished"))
+    before, newest = checkpoints(altered)[-2:]
+    shard = max((altered / "checkpoints" / newest).iterdir(), key=lambda path: path.stat().st_size)
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
+    there = (finished / "metrics.jsonl").read_bytes()
 
-    done = run_tiny(1, run_dir, text, **SETTINGS)
+    done, again = several(1, *(("run", *tiny(run_dir, text, **SETTINGS)) for run_dir in (altered, finished)))
+    assert (before, newest) == (f"step-{STEPS - 4:08d}", f"step-{STEPS:08d}")
     assert done.returncode == 0, tail(done.output)
-    assert newest in done.output and f"using {before}" in done.output and "going on after step 8" in done.output, tail(done.output)
-    assert loss_lines(run_dir) == never_stopped
+    words = (newest, f"using {before}", f"going on after step {STEPS - 4}")
+    assert all(word in done.output for word in words), tail(done.output)
+    assert loss_lines(altered) == never_stopped
+    assert again.returncode == 0 and f"done: {STEPS} steps" in again.output, tail(again.output)
+    assert (finished / "metrics.jsonl").read_bytes() == there
 
 
-def test_a_finished_run_is_left_as_it_is(tmp_path, text):
-    run_dir = tmp_path / "run"
-    command = ("run", *tiny(run_dir, text, run_steps=2))
-    first = mpirun(1, MPITRAIN, *command)
-    metrics = (run_dir / "metrics.jsonl").read_bytes()
-    again = mpirun(1, MPITRAIN, *command)
-    assert first.returncode == again.returncode == 0, tail(again.output)
-    assert (run_dir / "metrics.jsonl").read_bytes() == metrics
-    assert "done: 2 steps" in again.output
+# ---------------------------------------------------------------- at any moment
+
+
+def kill_after(dice: random.Random, num_ranks: int, run_dir, text) -> Done | None:
+    """Start the run, and kill all of it at a random moment: from its first milliseconds to some steps later. None: it was killed."""
+    settings = {**SETTINGS, "run_save_every": 1, "parallel_pp": num_ranks}  # half of the time it saves
+    with started(num_ranks, MPITRAIN, "run", *tiny(run_dir, text, **settings)) as job:
+        if dice.random() < 0.2:
+            time.sleep(dice.uniform(0, 4))
+        else:
+            before = lines_in(run_dir)
+            while job.process.poll() is None and lines_in(run_dir) <= before:  # until the first step
+                time.sleep(0.005)
+            time.sleep(dice.expovariate(10))
+        if job.process.poll() is not None:
+            return job.wait(5)
+        job.kill()
+    return None
+
+
+def test_killed_at_any_moment(tmp_path, text, never_stopped):
+    dice, killed, rounds = random.Random(1), 0, 0
+    while killed < KILLS:
+        run_dir, done = tmp_path / f"run-{rounds}", None
+        rounds += 1
+        while done is None and killed < KILLS:
+            done = kill_after(dice, dice.choice([1, 2]), run_dir, text)
+            killed += done is None
+        if done is None:
+            done = run_tiny(2, run_dir, text, **SETTINGS, parallel_pp=2)
+        assert done.returncode == 0, tail(done.output)
+        assert loss_lines(run_dir) == never_stopped
+    assert rounds

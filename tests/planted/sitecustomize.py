@@ -1,7 +1,8 @@
 """Plants one fault in one rank: Python runs this file when it starts, if its folder is on PYTHONPATH.
 
 PLANTED = {"rank": 1, "phase": "save", "call": 17, "fault": "stop"}: before the 17th call of a function of mpitrain in that phase. With
-"fault": "count" nothing happens but that the number of calls in each phase is written to "file". With "blind" no watchdog can be started.
+"fault": "count" nothing happens but that the number of calls in each phase is written to "file".1; "rank": null counts on all ranks. With
+"blind" no watchdog can be started.
 """
 
 import atexit
@@ -59,7 +60,7 @@ class Plant:
     def __init__(self, phase: str, call: int, fault: str, file: str = "", **_):
         self.phase, self.call, self.fault, self.place, self.counts = phase, call, fault, None, {}
         if fault == "count":
-            atexit.register(lambda: Path(file).write_text(json.dumps(self.counts)))
+            atexit.register(lambda: Path(f"{file}.{RANK}").write_text(json.dumps(self.counts)))
 
     def __call__(self, frame, event: str, _) -> None:
         if event != "call" or frame.f_code.co_flags & inspect.CO_GENERATOR or "mpitrain" not in (frame.f_globals.get("__name__") or ""):
@@ -86,5 +87,5 @@ def no_more_files(*_) -> int:
 
 if PLANTED.get("blind"):
     os.memfd_create = no_more_files
-if PLANTED and PLANTED["rank"] == RANK:
+if PLANTED and PLANTED["rank"] in (RANK, None):
     sys.setprofile(Plant(**PLANTED))
