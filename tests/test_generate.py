@@ -10,7 +10,7 @@ import tomllib
 import numpy as np
 import pytest
 from checkpoints import meta_of
-from launch import MPITRAIN, environment
+from launch import MPITRAIN, environment, several
 
 from mpitrain import config as settings
 from mpitrain.checkpoint.save import begin, commit, write_shard
@@ -87,12 +87,23 @@ def test_temperatures_are_finite(run_dir, temperature):
 BAD = {"temperature": ["nan", "inf", "-1", "hot"], "seed": [2**64, -1, 10**30], "tokens": [10**7, 10**30, 0], "prompt": [b"\xff\xfe", ""]}
 
 
-@pytest.mark.parametrize(("option", "value"), [(option, value) for option, values in BAD.items() for value in values])
-def test_bad_options_are_one_message(run_dir, option, value):
-    given = {"prompt": "x", "tokens": 1, option: os.fsdecode(value) if isinstance(value, bytes) else value}
-    done = command(run_dir, *(word for name, what in given.items() for word in (f"--{name}", what)))
-    assert done.returncode == 2 and not done.stdout and "Traceback" not in done.stderr, done
-    assert f"--{option}" in done.stderr and sum("Error: " in line for line in done.stderr.splitlines()) == 1
+BAD = [(option, os.fsdecode(value) if isinstance(value, bytes) else value) for option, values in BAD.items() for value in values]
+
+
+@pytest.fixture(scope="module")
+def bad(run_dir):
+    """How each bad option ended."""
+    given = [{"prompt": "x", "tokens": 1, option: value} for option, value in BAD]
+    commands = [["generate", str(run_dir), *(word for name, what in each.items() for word in (f"--{name}", str(what)))] for each in given]
+    return dict(zip(BAD, several(0, *commands), strict=True))
+
+
+@pytest.mark.parametrize("which", BAD, ids=lambda which: ascii("-".join(map(str, which))))
+def test_bad_options_are_one_message(bad, which):
+    done = bad[which]
+    assert done.returncode == 2 and "Traceback" not in done.output, done
+    errors = [line for line in done.output.splitlines() if "Error: " in line]
+    assert len(errors) == 1 and f"--{which[0]}" in errors[0] and done.output.endswith(errors[0] + "\n"), done
 
 
 def test_largest_seed_is_taken(run_dir):

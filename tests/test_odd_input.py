@@ -250,6 +250,8 @@ def test_what_is_no_file_is_never_opened(tmp_path):
     for name, found in (("fifo.txt", "a FIFO"), ("sparse.txt", "more than"), (".", "directory"), ("/dev/zero", "a device")):
         path = str(tmp_path / name)
         assert found in refused(tmp_path, "schedule", path, message=path)
+        if name in (".", "/dev/zero"):
+            continue  # everything is opened by the same function
         assert found in refused(tmp_path, "schedule", "compare", "--trace", path)
         assert found in refused(tmp_path, "check", path)
         assert found in refused(tmp_path, "check", "--set", f"pipeline.schedule={path}")
@@ -285,11 +287,16 @@ def shell(line: str, timeout: float = 60, **env) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment(**env), check=False)
 
 
-LONG = "mpitrain schedule gpipe --stages 20 --microbatches 1000 --json"  # more than a pipe holds
+LONG = "mpitrain schedule gpipe --stages 10 --microbatches 700 --json"  # more than a pipe holds
 
 
-@pytest.mark.parametrize("command", [LONG, "mpitrain --help", "mpitrain check", "mpitrain program", "mpitrain schedule --help"])
-@pytest.mark.parametrize("end", ["| true", "| head -c 1 > /dev/null", ">&-", ">&- 2>&-", "2>&-", "<&- >&- 2>&-"])
+ENDS = ["| true", "| head -c 1 > /dev/null", ">&-", ">&- 2>&-", "2>&-", "<&- >&- 2>&-"]
+SHORT = ["mpitrain --help", "mpitrain check", "mpitrain program", "mpitrain schedule --help"]
+
+
+@pytest.mark.parametrize(
+    ("command", "end"), [*((LONG, end) for end in ENDS), *((short, end) for i, short in enumerate(SHORT) for end in ENDS[i % 2 :: 3])]
+)
 def test_nobody_has_to_read(command, end):
     done = shell(f"set -o pipefail; {command} {end}")
     assert done.returncode == 0 and done.stderr == "", f"{done.returncode} {done.stderr}"
@@ -344,7 +351,7 @@ def read(tmp_path_factory) -> list[str]:
     return train(tmp_path_factory.mktemp("read"), "run", "", COLUMNS="²")
 
 
-@pytest.mark.parametrize("end", ["| head -1", "<&- >&- 2>&-", "> /dev/full 2>&1"])
+@pytest.mark.parametrize("end", ["<&- >&- 2>&-", "> /dev/full 2>&1"])
 def test_training_needs_no_reader(tmp_path, read, end):
     assert train(tmp_path, "run", end) == read
 
@@ -388,7 +395,7 @@ def on_a_terminal(*words, **env) -> tuple[bytes, bytes]:
         return out.read(), shown
 
 
-SEARCH = ("schedule", "zb-auto", "--stages", "8", "--microbatches", "1500", "--json")
+SEARCH = ("schedule", "zb-auto", "--stages", "8", "--microbatches", "900", "--json")
 
 
 def test_a_long_search_shows_a_bar_on_a_terminal_only():

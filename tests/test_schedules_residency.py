@@ -153,7 +153,7 @@ def test_misfits_are_refused(residency, message):
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7] if EVERY_SIZE else [1, 2, 3, 5])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_is_proved(name, p):
-    for m in sorted({1, 2, p + 1, 2 * p, 3 * p + 1}):
+    for m in sorted({1, 2, p + 1, 2 * p, 3 * p + 1} if EVERY_SIZE or p < 4 else {p + 1, 2 * p}):
         try:
             table = build(name, p, m)
         except ScheduleError:
@@ -176,7 +176,7 @@ def residencies(draw, num_stages: int) -> Residency:
     return Residency(draw(uses), draw(st.integers(0, 5)), draw(st.sampled_from(("use", "step"))))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), st.sampled_from(NAMES), st.integers(1, 4), st.booleans())
 def test_whatever_parts_use_it_is_there_and_nothing_else(data, name, half, each):
     table = build(name, 2 * half, 4 * half + 2)
