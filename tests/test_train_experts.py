@@ -88,7 +88,7 @@ def initial(spec):
 
 def taught(actor, weights):
     """Give the actor greater weights than it has at first: experts differ then."""
-    from test_train_oracle import part
+    from training import part
 
     for piece in actor.gradients.pieces:
         piece.weight.copy_(part(weights, piece))
@@ -143,7 +143,7 @@ def test_rows_that_go_to_nodes_first(world, layout, variant):
 
 def require_as_plain_torch(world, layout, variant):
     import torch
-    from test_train_oracle import part
+    from training import part
 
     from mpitrain.actor.actor import Actor
     from mpitrain.training.trainer import build_mesh

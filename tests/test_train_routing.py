@@ -59,7 +59,7 @@ def trained(plan, mesh):
 @pytest.mark.mpi
 @pytest.mark.parametrize(("layout", "pattern", "buffer"), CASES)
 def test_any_routing_in_any_buffer(world, tmp_path, layout, pattern, buffer):
-    from test_train_oracle import part
+    from training import part
 
     from mpitrain import config as settings
     from mpitrain.comm.world import alone
