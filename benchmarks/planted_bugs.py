@@ -1,0 +1,395 @@
+"""Plant a bug in each module, one at a time, in a copy of the tree, and tell which test finds it first.
+
+    python benchmarks/planted_bugs.py                      all of them, more than an hour on two cores
+    python benchmarks/planted_bugs.py schedules optim/     those in files whose path holds one of the words
+    python benchmarks/planted_bugs.py --all optim/sgd      not only the first: every test file that finds it
+
+The tests of the bug's room are asked in the order of what they cost: in one process, then under mpirun on 2 and on 4 ranks, then whole
+runs of the program. A bug that none of them finds is printed with `nothing`: a test is missing, or the code is.
+
+The copy is found by PYTHONPATH, before what is installed. Limits are in wall time: run it where nothing else runs.
+"""
+
+import argparse
+import importlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import pytest  # noqa: E402
+from launch import started  # noqa: E402
+
+LIMIT_S = {"one process": 600, "2 ranks": 600, "4 ranks": 600, "runs": 900}  # who takes longer has found it: it hangs
+
+# ruff: noqa: E501  a bug is a line
+# Which tests are asked about a room: names of files in tests/, without test_ and .py.
+ASKED = {
+    "comm/": "comm_* slicing train_zero train_schedules run_one_rank",
+    "schedules/": "schedules_* schedule_command train_schedules",
+    "mpitrain/actor/": "rehearsal train_* model_keeping run_communication",
+    "mpitrain/checkpoint/": "checkpoint_* hostile_run_directory generate optim_training run_resume run_domains",
+    "mpitrain/cluster/": "cluster_board run_lock odd_input hostile_run_directory fuzz_command_lines run_one_rank run_bad_input run_faults",
+    "mpitrain/commands/schedule/": "schedule_command schedules_measured schedules_draw odd_input",
+    "mpitrain/commands/": "generate odd_input verify run_commands run_communication",
+    "mpitrain/cli": "generate odd_input schedule_command fuzz_command_lines run_commands run_bad_input",
+    "mpitrain/errors": "config odd_input run_bad_input",
+    "mpitrain/config": "config fuzz_configurations odd_input generate run_bad_input run_nothing_lost",
+    "mpitrain/inputs": "odd_input hostile_run_directory data_* checkpoint_* run_nothing_lost",
+    "mpitrain/data/": "data_* fuzz_corpora train_documents run_documents run_nothing_lost",
+    "mpitrain/layout/": "config layout_axes parallel_placement node_memory schedules_* rehearsal model_* verify train_* optim_* run_bad_input",
+    "mpitrain/model/experts": "train_experts train_routing",
+    "mpitrain/model/grouped": "train_experts",
+    "mpitrain/model/router": "train_experts train_routing layout_experts",
+    "mpitrain/model/layers/experts": "train_experts layout_experts train_memory",
+    "mpitrain/layout/experts": "layout_experts config train_experts",
+    "mpitrain/layout/routing": "layout_experts train_routing run_experts",
+    "mpitrain/parallel/expert/": "train_experts train_routing",
+    "mpitrain/training/expert_loads": "layout_experts run_experts",
+    "mpitrain/optim/balance": "train_experts run_experts",
+    "mpitrain/model/": "model_* products parallel_* train_oracle train_recompute train_memory train_fp8 train_documents train_*",
+    "mpitrain/optim/": "optim_* train_precision train_zero run_optimizers",
+    "mpitrain/parallel/": "parallel_* model_init train_zero train_precision train_traffic train_* optim_*",
+    "mpitrain/training/": "config train_memory run_nothing_lost run_communication run_same_bits run_resume run_commands",
+}
+
+# (file, what is there once, what is put in its place)
+BUGS = [
+    # ------------------------------------------------------------ comm
+    ("comm/account.py", "self.calls += 1", "self.calls += 2"),
+    ("comm/axis.py", "self._tag = (self._tag + 1) % self.num_tags", "self._tag = 0"),
+    ("comm/buffers.py", "return x.float() if narrow else x.clone()", "return x.float() if narrow else x"),
+    ("comm/carried.py", "return size == 1 or operation in self.operations", "return operation in self.operations"),
+    ("comm/clock.py", "if other != hosts[0]]", "if other == hosts[0]]"),
+    ("comm/collectives.py", "copy(shard, out[bounds[axis.rank] : bounds[axis.rank + 1]])", "copy(shard, out[: len(shard)])"),
+    ("comm/device.py", "and not device_aware:", "and device_aware:"),
+    ("comm/grid.py", "unknown = set(axes) - set(self.degrees)", "unknown = set()"),
+    ("comm/library.py", "if name in os.environ), None)", "if name not in os.environ), None)"),
+    ("comm/links.py", "if needed > largest:", "if needed > 2 * largest:"),
+    ("comm/mesh.py", "len(ranks) == 1", "len(ranks) <= 2"),
+    ("comm/messages.py", "for i in ((r - me) % size for r in range(size))]", "for i in range(size)]"),
+    ("comm/native.py", "[begin * width for begin in bounds[:-1]]", "[begin for begin in bounds[:-1]]"),
+    ("comm/progress.py", "return lambda: MPI.Request.Testall(requests)", "return lambda: True"),
+    ("comm/rehearsal.py", "if isinstance(result, np.ndarray):", "if not isinstance(result, np.ndarray):"),
+    ("comm/shared.py", "put(i, (first + i) % 2)", "put(i, i % 2)"),
+    ("comm/shared.py", "if views is None:\n        yield from _all_gather(out, axis)", "if False:\n        yield from _all_gather(out, axis)"),
+    ("comm/wire.py", '"all_reduce": to_reduce + to_gather', '"all_reduce": to_reduce'),
+    ("comm/world.py", "failed = [rank for rank, found in enumerate(errors) if found is not None]", "failed = []"),
+    # ------------------------------------------------------------ schedules
+    ("schedules/actions.py", 'return Action("W", microbatch, stage, part)', 'return Action("I", microbatch, stage, part)'),
+    ("schedules/bucket_rules.py", "if there.rank != place.rank or there.position < place.position:", "if there.position < place.position:"),
+    ("schedules/catalog.py", "if option not in family.takes:", "if False:"),
+    ("schedules/check.py", "return None if reduces is None else", "return None if True else"),
+    ("schedules/csv_table.py", "return [PAIR, *_read_cell(pair[1]), *_read_cell(pair[2])]", "return [*_read_cell(pair[1]), *_read_cell(pair[2])]"),
+    ("schedules/deadlock.py", "cursors[rank] += 1", "cursors[rank] += 2"),
+    ("schedules/draw.py", "ends.append(ends[-1] + UNIT[action.kind])", "ends.append(ends[-1] + 1)"),
+    ("schedules/dualpipe.py", "if num_ranks % 2:", "if False:"),
+    ("schedules/gpipe.py", "return forward + [B(m, stage) for m in range(num_microbatches)]", "return forward + [B(m, stage) for m in reversed(range(num_microbatches))]"),
+    ("schedules/interleaved.py", "number = max(1, num_microbatches // num_ranks)", "number = 1"),
+    ("schedules/limits.py", "if num_forwards > MOST_FORWARDS:", "if False:"),
+    ("schedules/lower.py", "late = tail if table.num_stages == 1 else 1", "late = 1"),
+    ("schedules/lower.py", 'if residency.ahead < 0 or residency.until not in ("use", "step"):', "if False:"),
+    ("schedules/measured.py", "if timeline.programs != timelines[0].programs:", "if False:"),
+    ("schedules/messages.py", "return RECV_B(m, stage) if following else None,", "return RECV_B(m, stage) if previous else None,"),
+    ("schedules/needs.py", "return [action._replace(part=part - 1)]", "return [action._replace(part=part)]"),
+    ("schedules/notation.py", "chunked = max(map(len, table.chunks)) > 1", "chunked = False"),
+    ("schedules/one_f_one_b.py", "warmup=2 * (num_stages - 1 - stage)", "warmup=num_stages - 1 - stage"),
+    ("schedules/options.py", 'if value is not None and name != "told"]', "if value is not None]"),
+    ("schedules/progress.py", "self._done += 1", "self._done += 2"),
+    ("schedules/reductions.py", "if ready == part and (last or not once):", "if ready <= part and (last or not once):"),
+    ("schedules/residency.py", "[parts[len(parts) - 1 - part if kind == \"F\" else part]]", "[parts[part]]"),
+    ("schedules/rules.py", "if there.rank != place.rank:", "if there.rank == place.rank:"),
+    ("schedules/scale.py", 'row = ["."] * columns', 'row = ["."] * (columns - 1)'),
+    ("schedules/seq1f1b.py", "warmup=num_ranks - stage - 2 + segments", "warmup=num_ranks - stage - 1"),
+    ("schedules/simulate.py", "self.sender_free[rank] = leaves + transfer", "self.sender_free[rank] = leaves"),
+    ("schedules/sums.py", "late = TIED in self._then(key) and key == self._first_tied(self.rank_of[stage])", "late = False"),
+    ("schedules/table.py", "return len(self.rank_of) // self.copies", "return len(self.rank_of)"),
+    ("schedules/timeline.py", "held -= 1", "held -= 0"),
+    ("schedules/transfers.py", "return max(time, self.free, self.free_for_sums)", "return max(time, self.free)"),
+    ("schedules/v_half.py", "stashes += 1", "stashes += 0"),
+    ("schedules/v_shape.py", "return rank if 0 <= rank < num_ranks else None", "return rank if 0 < rank < num_ranks else None"),
+    ("schedules/zb_auto.py", 'return self.done("I") - self.done("W")', "return 0"),
+    ("schedules/zbv.py", 'while up.done["F"] < pattern:', 'while up.done["F"] <= pattern:'),
+    ("schedules/zbv_auto.py", "return [rank.order for rank in min(found, key=_longest_wait).ranks]", "return [rank.order for rank in max(found, key=_longest_wait).ranks]"),
+    ("schedules/zero_bubble.py", "if len(late) > lag:", "if len(late) >= lag:"),
+    # ------------------------------------------------------------ actor
+    ("mpitrain/actor/actor.py", "(max(1, work.result.num_tokens) * self.loss_scale.value)", "max(1, work.result.num_tokens)"),
+    ("mpitrain/actor/actor.py", "if grad is None and self.loss_scale.dynamic:", "if False:"),
+    ("mpitrain/actor/contexts.py", "return Context(microbatch, start, segment, history, visible)", "return Context(microbatch, 0, segment, history, visible)"),
+    ("mpitrain/actor/memory.py", "return Usage(_kept(weights) + masters,", "return Usage(_kept(weights),"),
+    ("mpitrain/actor/memory_meter.py", "held += stage.shelves.tensors() if stage.shelves is not None else ()", "held += ()"),
+    ("mpitrain/actor/reductions.py", "first.whole += gradient.whole", "first.whole = gradient.whole"),
+    ("mpitrain/actor/rehearsal.py", "(batch, tokens * (site.tp.size if divided else 1), width)", "(batch, tokens, width)"),
+    ("mpitrain/actor/stage.py", "done = parts[-1] == len(self.parts) - 1", "done = parts[-1] == len(self.parts)"),
+    ("mpitrain/actor/stage_state.py", "owned=shared is None))", "owned=True))"),
+    ("mpitrain/actor/step_totals.py", "return sum(map(num_counted, targets))", "return sum(each.numel() for each in targets)"),
+    ("mpitrain/actor/trace.py", '{"ts": (begin - zero) * 1e6,', '{"ts": begin * 1e6,'),
+    # ------------------------------------------------------------ checkpoint
+    ("mpitrain/checkpoint/arrays.py", "return Chunks(self.shape, self.dtype.itemsize)", "return Chunks(self.shape, 1)"),
+    ("mpitrain/checkpoint/boxes.py", "[math.prod(shape[dim + 1 :]) for dim in range(len(shape))]", "[math.prod(shape[dim:]) for dim in range(len(shape))]"),
+    ("mpitrain/checkpoint/dtypes.py", "return bytes([code[0] & 15]) + code[1:]", "return code"),
+    ("mpitrain/checkpoint/files.py", "if isinstance(error, ForeignError):", "if False:"),
+    ("mpitrain/checkpoint/folders.py", "if os.path.lexists(final):", "if False:"),
+    ("mpitrain/checkpoint/hdf5.py", "if len(self.blocks_read) > MOST_OBJECTS:", "if False:"),
+    ("mpitrain/checkpoint/hdf5.py", "start.take((16 if flags & 0x20 else 0)", "start.take((0 if flags & 0x20 else 0)"),
+    ("mpitrain/checkpoint/hdf5_bytes.py", "if count > MOST_BLOCK_BYTES:", "if False:"),
+    ("mpitrain/checkpoint/hdf5_links.py", "if heap_id[0]:", "if False:"),
+    ("mpitrain/checkpoint/hdf5_virtual.py", "return _blocks(body) if version == 1 else _regular(body, version)", "return _blocks(body)"),
+    ("mpitrain/checkpoint/index.py", 'if not re.fullmatch("[0-9a-f]{32}", self.digest):', "if False:"),
+    ("mpitrain/checkpoint/load.py", "        if refused:", "        if False:"),
+    ("mpitrain/checkpoint/lookup3.py", "(c << 11 & MASK | c >> 21)", "(c << 12 & MASK | c >> 20)"),
+    ("mpitrain/checkpoint/meta.py", "if known.step != step:", "if False:"),
+    ("mpitrain/checkpoint/reader.py", 'if kind_of(path) == "a symbolic link":', "if False:"),
+    ("mpitrain/checkpoint/save.py", "return publish(tmp)", "return tmp"),
+    ("mpitrain/checkpoint/shards.py", "if file.size != self.sizes[name]:", "if False:"),
+    ("mpitrain/checkpoint/shards.py", "if (array.dtype, array.shape) != (dtype, shape):", "if False:"),
+    ("mpitrain/checkpoint/tensors.py", "x.view(torch.int16).numpy().view(BF16) if x.dtype == torch.bfloat16", "x.to(torch.int16).numpy().view(BF16) if x.dtype == torch.bfloat16"),
+    ("mpitrain/checkpoint/verify.py", "if _digest(checkpoint, array, box) != array.digests[chunk]:", "if False:"),
+    # ------------------------------------------------------------ cli, cluster, commands
+    ("mpitrain/cli.py", 'if name in os.environ), "0") == "0":', 'if name in os.environ), "0") != "":'),
+    ("mpitrain/cluster/board.py", "if crc32(content[_CHECKSUM.size : end]) == checksum else None", "if True else None"),
+    ("mpitrain/cluster/guard.py", "if self._num_asked > 1 or (", "if False or ("),
+    ("mpitrain/cluster/guard.py", "early = where.phase in BEFORE_STEPS and isinstance", "early = isinstance"),
+    ("mpitrain/cluster/launch.py", "return int(rank) if rank.isdecimal() else 0,", "return 0,"),
+    ("mpitrain/cluster/lock.py", "if owner is not None and owner.token == self.token:\n                self.path.unlink()", "if True:\n                self.path.unlink()"),
+    ("mpitrain/cluster/lock.py", "while not lives and time.monotonic() < end:", "while False:"),
+    ("mpitrain/cluster/preflight.py", "return found.hexdigest()[:12]", 'return "the same"'),
+    ("mpitrain/cluster/rundir.py", "if found not in (None, needed):", "if False:"),
+    ("mpitrain/cluster/streams.py", "while (spare := os.open(os.devnull, os.O_RDWR)) < 3:", "while (spare := os.open(os.devnull, os.O_RDWR)) < 0:"),
+    ("mpitrain/cluster/threads.py", "return numbers[0]", "return 1"),
+    ("mpitrain/cluster/watchdog.py", "where.state not in (ABSENT, LEFT) and rank.slot not in self.gave_up:", "where.state not in (ABSENT, LEFT):"),
+    ("mpitrain/cluster/watchdog.py", "elif not any(where.state in AT_WORK for _, where in ranks):", "elif False:"),
+    ("mpitrain/commands/doctor.py", 'if ranks <= (os.cpu_count() or 1) or not variable or variable in os.environ:', "if True:"),
+    ("mpitrain/commands/generate.py", 'if inside and kind == "a file":', 'if kind == "a file":'),
+    ("mpitrain/commands/inspect.py", "if rank >= num_ranks:", "if rank > num_ranks:"),
+    ("mpitrain/commands/verify.py", "return FAILED if differences else DONE", "return DONE"),
+    ("mpitrain/commands/waiting.py", "if sys.stderr is not None and sys.stderr.isatty():", "if sys.stderr.isatty():"),
+    ("mpitrain/commands/schedule/cells.py", "top, bottom = rank - height / 2, rank + height / 2", "top, bottom = rank - height, rank + height"),
+    ("mpitrain/commands/schedule/command.py", "if len(words) != len(UNIT_TIMES):", "if len(words) > len(UNIT_TIMES):"),
+    ("mpitrain/commands/schedule/comparison.py", "return played.timeline.makespan, max(played.peak_stashes)", "return max(played.peak_stashes), played.timeline.makespan"),
+    ("mpitrain/commands/schedule/frame.py", "if needed + margins > WIDEST:", "if False:"),
+    ("mpitrain/commands/schedule/measured_picture.py", "[row * num_ranks, row * num_ranks]", "[row * num_ranks, row]"),
+    ("mpitrain/commands/schedule/measurement.py", "return median(timeline.makespan for timeline in self.simulations)", "return max(timeline.makespan for timeline in self.simulations)"),
+    ("mpitrain/commands/schedule/picture.py", "    if limit is not None:", "    if False:"),
+    ("mpitrain/commands/schedule/played.py", '"I": late - 1,', '"I": -1,'),
+    ("mpitrain/commands/schedule/text.py", "if whole or lines <= MOST_LINES:", "if True:"),
+    # ------------------------------------------------------------ configuration, data
+    ("mpitrain/errors.py", "    exit_code = BAD_INPUT", "    exit_code = FAILED"),
+    ("mpitrain/config.py", 'if key in IDENTITY or key.split(".")[0] in IDENTITY}', "if key in IDENTITY}"),
+    ("mpitrain/inputs.py", "os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC", "os.O_RDONLY | os.O_CLOEXEC"),
+    ("mpitrain/data/corpus.py", "        if text:", "        if True:"),
+    ("mpitrain/data/documents.py", "targets.masked_fill(inputs == end_of_text, IGNORED)", "targets"),
+    ("mpitrain/data/files.py", "return name in STDLIB_WITHOUT or name.startswith(", "return name.startswith("),
+    ("mpitrain/data/order.py", "if self._cached[0] != epoch:", "if self._cached[0] is None:"),
+    ("mpitrain/data/split.py", "max(int(len(tokens) * val_fraction), window)", "int(len(tokens) * val_fraction)"),
+    ("mpitrain/data/tokenizer.py", "self.vocab = max(ids.values()) + 1", "self.vocab = len(ids)"),
+    ("mpitrain/data/tokens.py", "if largest >= origin.vocab:", "if largest > origin.vocab:"),
+    ("mpitrain/data/tokens.py", "description.count * dtype.itemsize", "description.count"),
+    # ------------------------------------------------------------ layout
+    ("mpitrain/layout/activations.py", "return self._inner(segment) if self.offloaded else 0", "return 0"),
+    ("mpitrain/layout/axes.py", '"replicate": cp * dp // self.divided,', '"replicate": dp // self.divided or 1,'),
+    ("mpitrain/layout/balance.py", "loads[ranks[-1]] += head", "loads[ranks[-1]] += 0"),
+    ("mpitrain/layout/buckets.py", "if (size >= limit and index not in joined) or index == 0:", "if size >= limit or index == 0:"),
+    ("mpitrain/layout/buffers_needed.py", "held[lent[id(gradient)]] += 1", "held[lent[id(gradient)]] += 2"),
+    ("mpitrain/layout/domains.py", "return parallel.cp * (parallel.dp_shard or parallel.dp) if parallel.zero else 1", "return parallel.cp * parallel.dp if parallel.zero else 1"),
+    ("mpitrain/layout/fp8_sizes.py", "yield halves._replace(length=micro * (chunk // 2))", "yield halves._replace(length=micro * chunk)"),
+    ("mpitrain/layout/gradient_uses.py", "return number // (number & -number)", "return number"),
+    ("mpitrain/layout/held.py", "return self.length // (self.layout.num_shards if divided else 1)", "return self.length"),
+    ("mpitrain/layout/layer.py", "in_pieces = self.tp > 1", "in_pieces = False"),
+    ("mpitrain/layout/memory.py", 'return 1 if optimizer.name == "muon" and group == "matrix" else 2', "return 2"),
+    ("mpitrain/layout/node_memory.py", '(2 if optimizer.moments == "bf16" else wide)', "wide"),
+    ("mpitrain/layout/parameters.py", "copies = shard.size // pieces", "copies = 1"),
+    ("mpitrain/layout/plan.py", "else self.placement.positions(cp_rank)", "else self.placement.positions(0)"),
+    ("mpitrain/layout/program.py", 'parallel.zero >= 2 and parallel.reduce == "microbatch"}', "False}"),
+    ("mpitrain/layout/resolve.py", "if model.kv_heads % tp and tp % model.kv_heads:", "if False:"),
+    ("mpitrain/layout/sequence.py", 'else [rank, 2 * self.size - 1 - rank]', "else [2 * rank, 2 * rank + 1]"),
+    ("mpitrain/layout/stages.py", "every = memory.every or max(1, round(math.sqrt(len(inner))))", "every = max(1, round(math.sqrt(len(inner))))"),
+    ("mpitrain/layout/table.py", "// (config.parallel.dp * config.batch.micro)", "// config.parallel.dp"),
+    ("mpitrain/layout/text.py", 'if num_bytes < 1e9 else f"{num_bytes / 1e6:,.0f}"', 'if num_bytes < 1e9 else f"{num_bytes / 1e9:,.0f}"'),
+    ("mpitrain/layout/traffic.py", "for width in (itemsize, max(itemsize, 4)))", "for width in (itemsize, itemsize))"),
+    # ------------------------------------------------------------ model
+    ("mpitrain/model/attention.py", "max(1, layer.kv_heads // tp)", "(layer.kv_heads // tp)"),
+    ("mpitrain/model/blocks.py", "blocks[group[0] + 1 : group[-1] + 1] = [[] for _ in group[1:]]", "pass"),
+    ("mpitrain/model/embedding_and_head.py", ".squeeze(1) * here_N", ".squeeze(1)"),
+    ("mpitrain/model/embedding_and_head.py", "targets_N] -= 1", "targets_N] -= 0.99"),
+    ("mpitrain/model/families/catalog.py", "if name not in FAMILIES:", "if False:"),
+    ("mpitrain/model/families/llama.py", "depth = 2 * model.layers", "depth = model.layers"),
+    ("mpitrain/model/feed_forward.py", "h_BTF, gated_once_more = tape.gated(", "h_BTF, gated_once_more = (lambda a, b: tape.gated(b, a))("),
+    ("mpitrain/model/fp8.py", "self.parameter.grad += multiply(", "self.parameter.grad[:] = multiply("),
+    ("mpitrain/model/layers/attention.py", "self.head_width * (heads + 2 * kv_heads) * sizes.itemsize", "self.head_width * (heads + kv_heads) * sizes.itemsize"),
+    ("mpitrain/model/layers/embedding_and_head.py", "return sizes.positions * (10 + wide)", "return sizes.positions * wide"),
+    ("mpitrain/model/layers/feed_forward.py", "return product_flops(self.parameters())", "return 0"),
+    ("mpitrain/model/linear.py", "grad_of_x += product(grad, parameter.data.t())", "grad_of_x = product(grad, parameter.data.t())"),
+    ("mpitrain/model/linear.py", "if many and x.dtype == torch.float32 and x.is_cpu", "if many and x.is_cpu"),
+    ("mpitrain/model/offload.py", "self._host.give_back(self._buffer)", "pass"),
+    ("mpitrain/model/recompute.py", "return Traffic(traffic.forward, traffic.forward + traffic.backward), shape", "return Traffic(traffic.forward, traffic.backward), shape"),
+    ("mpitrain/model/rotary.py", "here = slice(start, start + a.shape[-2])", "here = slice(0, a.shape[-2])"),
+    ("mpitrain/model/segment.py", "if not self.selective:\n            return functional.silu", "if True:\n            return functional.silu"),
+    ("mpitrain/model/selective.py", "addcmul_(unit, along, value=-1)", "addcmul_(unit, along, value=1)"),
+    ("mpitrain/model/sequence_history.py", ".tril(begin)", ".tril(begin + 1)"),
+    ("mpitrain/model/site.py", "self.plan.positions(self.cp.rank if self.cp else 0)", "self.plan.positions(0)"),
+    # ------------------------------------------------------------ mixtures of experts
+    ("mpitrain/layout/experts.py", "if experts.active > experts.count:", "if False:"),
+    ("mpitrain/layout/routing.py", "if missing:", "if False:"),
+    ("mpitrain/model/experts.py", "order = experts.argsort(stable=True)", "order = experts.argsort(descending=True, stable=True)"),
+    ("mpitrain/model/grouped.py", "add_product(total, self.grad[begin:end], self.x[begin:end])", "add_product(total, self.grad[begin:end], self.x[: end - begin])"),
+    ("mpitrain/model/layers/experts.py", "routed += 0 if self.by_sequence else experts.count * wide", "routed += 0"),
+    ("mpitrain/model/router.py", "return weights * settings.scale", "return weights"),
+    ("mpitrain/optim/balance.py", "(piece.grad.mean() - piece.grad).sign_()", "(piece.grad - piece.grad.mean()).sign_()"),
+    ("mpitrain/parallel/expert/exchange.py", "unflatten(0, (self.divided, -1)).sum(0)", "unflatten(0, (self.divided, -1))[0]"),
+    ("mpitrain/parallel/expert/rounds.py", "return max(1, -(-int(self._to_parts.sum(0).max()) // self.limit))", "return max(1, int(self._to_parts.sum(0).max()) // self.limit)"),
+    ("mpitrain/training/expert_loads.py", 'key=lambda item: int(item[0])', 'key=lambda item: item[0]'),
+    # ------------------------------------------------------------ optim
+    ("mpitrain/optim/adamw.py", '(p.spec.group != "vector") == decays', '(p.spec.group == "vector") == decays'),
+    ("mpitrain/optim/loss_scale.py", "self.value, self.steps = self.value * 2, 0", "self.value, self.steps = self.value * 2, 1"),
+    ("mpitrain/optim/matrices.py", "if part and part.spec.copy == 0 else 0", "if part else 0"),
+    ("mpitrain/optim/moments.py", "places(piece.spec, begin, begin + len(weight), weight.device)", "places(piece.spec, 0, len(weight), weight.device)"),
+    ("mpitrain/optim/muon.py", "grad.lerp(momentum, beta) if self._settings.nesterov else momentum", "grad.lerp(momentum, beta)"),
+    ("mpitrain/optim/newton_schulz.py", "return x.mT if rows > columns else x", "return x.mT if rows >= columns else x"),
+    ("mpitrain/optim/norm.py", "if all(map(math.isfinite, parts)) else math.nan", "if all(map(math.isfinite, parts)) else 0.0"),
+    ("mpitrain/optim/offload.py", "        for load in self._loads:\n            load.optimizer.set_step(num_updates)", "        self._loads[0].optimizer.set_step(num_updates)"),
+    ("mpitrain/optim/optimizer.py", 'whole=config.optimizer.name == "muon"', "whole=False"),
+    ("mpitrain/optim/rates.py", "return peak * (schedule.final + (1 - schedule.final) * left)", "return peak * left"),
+    ("mpitrain/optim/sgd.py", "self._num_updates += 1", "self._num_updates += 0"),
+    ("mpitrain/optim/stochastic_rounding.py", ".flatten()[begin % width :][: end - begin]", ".flatten()[: end - begin]"),
+    # ------------------------------------------------------------ parallel
+    ("mpitrain/parallel/communication.py", "behind[self.dim] *= self.axis.size", "behind[self.dim] *= 1"),
+    ("mpitrain/parallel/microbatch.py", "return nullcontext()", "return 1 / 0"),
+    ("mpitrain/parallel/precision.py", "return torch.promote_types(dtype, torch.float32)", "return dtype"),
+    ("mpitrain/parallel/tensor_overlap.py", "offset = self.axis.rank * x.shape[TOKENS] if gather else 0", "offset = 0"),
+    ("mpitrain/parallel/walk.py", "pending = walk.send(None if pending is None else pending.wait())", "pending = walk.send(None if pending is None else pending._result)"),
+    ("mpitrain/parallel/context/accumulate.py", "grad_of_kv[1, ..., tile.keys, :] += for_v", "grad_of_kv[1, ..., tile.keys, :] = for_v"),
+    ("mpitrain/parallel/context/all_gather.py", "work.see(placement.tiles_of_others(axis.rank), kv, documents_BT)", "work.see(placement.tiles_of_others(axis.rank), kv, None)"),
+    ("mpitrain/parallel/context/attention.py", "(Gather if kind == \"gather\" else Ring)(axis, placement)", "Ring(axis, placement)"),
+    ("mpitrain/parallel/context/flash.py", "k_BKSC, v_BKSC, 0.0, causal and visible is None,", "k_BKSC, v_BKSC, 0.0, False,"),
+    ("mpitrain/parallel/context/ring.py", "            source = (axis.rank - turn) % axis.size\n", "            source = (axis.rank + turn) % axis.size\n"),
+    ("mpitrain/parallel/context/ulysses.py", "self._copies = max(1, axis.size // kv_heads)", "self._copies = 1"),
+    ("mpitrain/parallel/zero/initial.py", "random_raw(end - begin // 4 * 4)[begin % 4 :]", "random_raw(end - begin)"),
+    ("mpitrain/parallel/zero/parameters.py", "(number * height + first) * width, left)", "(number * height) * width, left)"),
+    ("mpitrain/parallel/zero/pool.py", "self.num_bytes += buffer.nbytes", "self.num_bytes = buffer.nbytes"),
+    ("mpitrain/parallel/zero/shards.py", "state[begin:end].clone()", "state[: end - begin].clone()"),
+    ("mpitrain/parallel/zero/shards.py", "return self.replicate is None or self.replicate.rank == 0", "return True"),
+    ("mpitrain/parallel/zero/tree.py", "total, level = earlier, level + 1", "total, level = total, level + 1"),
+    # ------------------------------------------------------------ training
+    ("mpitrain/training/console.py", "        if not self.speaks:", "        if False:"),
+    ("mpitrain/training/device.py", 'if config.run.device == "cpu" or not available:', "if not available:"),
+    ("mpitrain/training/ledger.py", "self._num_steps += 1", "self._num_steps += 2"),
+    ("mpitrain/training/opening.py", "if newest.step and description.digest != newest.data:", "if False:"),
+    ("mpitrain/training/peak.py", "return time.perf_counter() - begin", "return 0.0"),
+    ("mpitrain/training/state_io.py", "tuple(a + b for a, b in zip(spec.offset, box.start))", "tuple(b for a, b in zip(spec.offset, box.start))"),
+    ("mpitrain/training/trainer.py", "self.updates, self.skipped = self.updates + (not result.skipped),", "self.updates, self.skipped = self.updates + 1,"),
+    ("mpitrain/training/trainer.py", "if not sick and (over or", "if (over or"),
+]  # fmt: skip
+
+
+class Copy:
+    """A copy of the tree, in which a bug can be planted."""
+
+    def __init__(self, folder: Path):
+        self.folder, self._writes = folder, 1_000_000_000
+        for part in ("mpitrain", "comm", "schedules", "tests", "benchmarks", "setup.cfg", "pyproject.toml", "README.md"):
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+            copy(ROOT / part, folder / part, **({"ignore": shutil.ignore_patterns("__pycache__")} if (ROOT / part).is_dir() else {}))
+        for package in ("comm", "schedules"):  # as setup.cfg says
+            (folder / "mpitrain" / package).symlink_to(folder / package)
+
+    def asked(self, file: str) -> list[Path]:
+        """Return the test files that are asked about a bug in `file`, each once, in order."""
+        room = max((room for room in ASKED if file.startswith(room)), key=len)
+        found = [path for name in ASKED[room].split() for path in sorted((self.folder / "tests").glob(f"test_{name}.py"))]
+        return list(dict.fromkeys(found))
+
+    def judge(self, files: list[Path], every: bool) -> list[str]:
+        """Return the tests that fail, the first one only or the first of each file, with how they were started."""
+        found = []
+        runs = [path for path in files if path.name.startswith("test_run_")]
+        single = [path for path in files if path not in runs]
+        under_mpi = [path for path in single if "pytest.mark.mpi" in path.read_text(encoding="utf-8")]
+        for how, files in (("one process", single), ("2 ranks", under_mpi), ("4 ranks", under_mpi), ("runs", runs)):
+            for some in [[path] for path in files] if every else [files] * bool(files):
+                found += [f"{test} ({how})" for test in self._failing(how, some)]
+                if found and not every:
+                    return found
+        return found
+
+    def plant(self, file: str, text: str) -> None:
+        """Write a module, with a time of its own: what Python has compiled of it is then old."""
+        self._writes += 1
+        (self.folder / file).write_text(text, encoding="utf-8")
+        os.utime(self.folder / file, (self._writes, self._writes))
+
+    def _forked(self, options: list[str]) -> tuple[int | None, str]:
+        """Run pytest in a child that finds torch and others loaded; return its exit code, None if it hangs, and what it said."""
+        for name in ("h5py", "hypothesis", "numpy", "torch"):
+            importlib.import_module(name)
+        with tempfile.TemporaryFile("w+") as output:
+            child = os.fork()
+            if not child:
+                os.setsid()
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+                os.chdir(self.folder)
+                os.environ["PYTHONPATH"] = str(self.folder)
+                sys.path.insert(0, str(self.folder))
+                code = pytest.main(options)
+                sys.stdout.flush()
+                os._exit(code)
+            end = time.monotonic() + LIMIT_S["one process"]
+            while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
+                time.sleep(0.02)
+            if not ended[0]:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(ended[1]) if ended[0] else None
+            output.seek(0)
+            return code, output.read()
+
+    def _failing(self, how: str, files: list[Path]) -> list[str]:
+        num_ranks = int(how.split()[0]) if "ranks" in how else 0
+        only = ["--only-mpi"] if num_ranks else []
+        options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", *only, *map(str, files)]
+        if num_ranks:
+            with started(num_ranks, sys.executable, "-m", "pytest", *options, env={"PYTHONPATH": str(self.folder)}, cwd=self.folder) as job:
+                done = job.wait(LIMIT_S[how])
+            code, text = done.returncode, done.output
+        else:
+            code, text = self._forked(options)
+        if code in (0, 5):  # 5: nothing to run
+            return []
+        named = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", text, re.M) or re.findall(r"(test_\w+\.py::\S+) failed on rank", text)
+        return named[:1] or [f"{files[0].name}: {'hangs' if code is None else 'ends'}"]
+
+
+def main() -> None:
+    """Plant one bug after the other."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", help="of the paths of modules; all if none is given")
+    parser.add_argument("--all", action="store_true", help="every test file that finds a bug, not only the first")
+    parser.add_argument("--tests", help="ask these test files only, as in 'run_* train_zero'")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mpitrain-planted-") as folder:
+        copy = Copy(Path(folder))
+        for file, old, new in BUGS:
+            if given.words and not any(word in file for word in given.words):
+                continue
+            path, begin = copy.folder / file, time.monotonic()
+            text = path.read_text(encoding="utf-8")
+            assert text.count(old) == 1, f"{file}: {old!r} is there {text.count(old)} times"
+            files = copy.asked(file)
+            if given.tests:
+                files = [path for name in given.tests.split() for path in sorted((copy.folder / "tests").glob(f"test_{name}.py"))]
+            copy.plant(file, text.replace(old, new))
+            found = copy.judge(files, given.all)
+            copy.plant(file, text)
+            print(f"{file}: {' '.join(new.split())}\n    {'; '.join(found) or 'nothing'}  [{time.monotonic() - begin:.0f} s]", flush=True)
+
+
+if __name__ == "__main__":
+    main()
