@@ -178,14 +178,17 @@ def test_a_backward_for_inputs_leaves_the_weights_for_later(axis):
 
 def test_weight_gradients_come_before_each_wait(axis, monkeypatch):
     """Those of the own half while the other chunks arrive, all of them while the results travel."""
+    from mpitrain.parallel import walk
     from mpitrain.parallel.microbatch import Context
-    from mpitrain.parallel.walk import WeightGradients, backward, forward, run
+    from mpitrain.parallel.walk import backward, forward, run
 
-    added, at_waits, add, wait = [], [], WeightGradients.add, axis.progress.wait
+    added, at_waits, wait = [], [], axis.progress.wait
     segment, _, shape, shapes = segments(axis, 4)["both"]
     block = chunked("both", segment, axis)
     _, saved = run(forward(block, random(axis, *shape), Context()))
-    monkeypatch.setattr(WeightGradients, "add", lambda gradients: added.append(gradients) or add(gradients))
+    for name in ("_add", "_adding"):  # at once, or one by one
+        add = getattr(walk, name)
+        monkeypatch.setattr(walk, name, lambda waiting, add=add: added.extend(waiting) or add(waiting))
     monkeypatch.setattr(axis.progress, "wait", lambda pending: at_waits.append(len(added)) or wait(pending))
     run(backward(block, saved, random(axis, *shapes[0])))
     num_others = axis.size - 1

@@ -114,7 +114,7 @@ class Actor:
         self.site = Site(plan, device, *(mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far")))
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
-        reserve(self.shardings, needed_by(plan, self.pp.rank), self.site.dtype, device)
+        reserve(self.shardings, needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank)), self.site.dtype, device)
         self.gradients = Gradients(states, self.table, self.training, mesh)
         own = [stage.plan for stage in self.stages.values()]
         self.optimizer = optimizer_of(config, own, self.gradients.pieces, mesh, self._owned[0].master, device)

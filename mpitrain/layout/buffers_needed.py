@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpitrain.layout.gradient_uses import Stage, added_to, completed_by, group_of, summed_in
-from mpitrain.layout.held import held_by
+from mpitrain.layout.held import FIRST, held_by
 from mpitrain.layout.plan import Plan
 from mpitrain.schedules.actions import OF_GRADIENTS, Action
 from mpitrain.schedules.table import Table
@@ -20,10 +20,10 @@ class Needed(NamedTuple):
     gradients: Counter[Lent]
 
 
-def needed_by(plan: Plan, rank: int) -> Needed:
-    """Return what the programs of a pipeline rank will borrow."""
+def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> Needed:
+    """Return what the programs of a pipeline rank will borrow. place: as in held_by."""
     zero, tree = plan.config.parallel.zero, plan.config.numerics.reproducible == "layout"
-    stages, training, evaluation = held_by(plan, rank), plan.training.ranks[rank], plan.evaluation.ranks[rank]
+    stages, training, evaluation = held_by(plan, rank, place), plan.training.ranks[rank], plan.evaluation.ranks[rank]
     weights = most_fetched(training, stages) | most_fetched(evaluation, stages)
     gradients = most_added_to(training, stages, plan.table, zero, tree=tree) if zero >= 2 or tree else Counter[Lent]()
     if zero >= 2:

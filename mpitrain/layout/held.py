@@ -38,13 +38,19 @@ class HeldStage(NamedTuple):
     buckets: list[HeldBucket]
 
 
-def held_by(plan: Plan, rank: int) -> dict[int, HeldStage]:
-    """Return the stages of a pipeline rank, by their number in the table: of the first of its tensor-parallel axis."""
+FIRST = (0, 0)  # of the axes tp and experts
+
+
+def held_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> dict[int, HeldStage]:
+    """Return the stages of a pipeline rank, by their number in the table. place: ranks on the axes tp and experts.
+
+    What doesn't divide, such as a vocabulary, makes buffers of other lengths on some of these.
+    """
     stages: dict[int, HeldStage] = {}
     embedding: Buffer | None = None
     for number in plan.table.chunks[rank]:
         stage, buckets = plan.stage(number), []
-        for bucket in stage.buckets(stage.shard(0)):
+        for bucket in stage.buckets(stage.shard(*place)):
             layout, shared = layout_of(bucket.specs, DOMAINS[bucket.domain].num_shards(plan.config)), embedding if bucket.tied else None
             gradients = [Buffer(layout) for _ in range(len(bucket.parts) if bucket.tied else 1)]
             buckets.append(HeldBucket(bucket, shared or Buffer(layout), gradients, owned=shared is None))
