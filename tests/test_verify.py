@@ -141,7 +141,7 @@ def _documents_forgotten_where_the_sequence_is_spread(patch):
     from mpitrain.parallel.context.attention import ContextAttention
 
     real = ContextAttention.forward
-    patch.setattr(ContextAttention, "forward", lambda self, q, k, v, documents: real(self, q, k, v))
+    patch.setattr(ContextAttention, "forward", lambda self, q, k, v, documents=None, *others: real(self, q, k, v, None, *others))
 
 
 def _targets_without_loss_not_left_out_of_a_divided_head(patch):
