@@ -81,7 +81,7 @@ class Attention(Table):
 class Experts(Table):
     """Of families with experts; 0, "" and absent: as the preset, or the family, says."""
 
-    count: Annotated[int, Meta(ge=0, le=2**16)] = 0
+    count: Annotated[int, Meta(ge=0, le=1024)] = 0  # loads of one layer are never cut then (optim/balance.py)
     active: Annotated[int, Meta(ge=0, le=2**10)] = 0  # experts that a token is sent to
     shared: Annotated[int, Meta(ge=0, le=2**10)] | None = None  # experts that every token meets besides
     width: Length = 0  # hidden units of an expert

@@ -20,19 +20,23 @@ def rms(x, weight):
     return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
 
 
+def attention(p, h, heads, kv_heads):
+    """Return causal attention of h [B, T, D], its mask written out, with the weights `p` of a block."""
+    B, T, D = h.shape
+    mask = torch.full((T, T), float("-inf"), dtype=h.dtype).triu(1)
+    q = (h @ p["attention.q.weight"].T).view(B, T, heads, -1).transpose(1, 2)
+    k = (h @ p["attention.k.weight"].T).view(B, T, kv_heads, -1).transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
+    v = (h @ p["attention.v.weight"].T).view(B, T, kv_heads, -1).transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
+    scores = rotate(q) @ rotate(k).transpose(-1, -2) / (D // heads) ** 0.5 + mask
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, D) @ p["attention.output.weight"].T
+
+
 def logits(w, tokens, layers, heads, kv_heads):
-    """Return the logits of a Llama-style decoder with the weights `w`, attention written out with a mask."""
+    """Return the logits of a Llama-style decoder with the weights `w`."""
     x = w["embedding.weight"][tokens]
-    B, T, D = x.shape
-    mask = torch.full((T, T), float("-inf"), dtype=x.dtype).triu(1)
     for i in range(layers):
         p = {name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")}
-        h = rms(x, p["attention.norm.weight"])
-        q = (h @ p["attention.q.weight"].T).view(B, T, heads, -1).transpose(1, 2)
-        k = (h @ p["attention.k.weight"].T).view(B, T, kv_heads, -1).transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
-        v = (h @ p["attention.v.weight"].T).view(B, T, kv_heads, -1).transpose(1, 2).repeat_interleave(heads // kv_heads, 1)
-        scores = rotate(q) @ rotate(k).transpose(-1, -2) / (D // heads) ** 0.5 + mask
-        x = x + (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, D) @ p["attention.output.weight"].T
+        x = x + attention(p, rms(x, p["attention.norm.weight"]), heads, kv_heads)
         h = rms(x, p["ffn.norm.weight"])
         gate = h @ p["ffn.gate.weight"].T
         x = x + (gate * torch.sigmoid(gate) * (h @ p["ffn.up.weight"].T)) @ p["ffn.down.weight"].T

@@ -1,12 +1,12 @@
 """A mixture of experts by plain torch, to compare with: every expert sees every token, times zero where it wasn't chosen.
 
-No code of the package is used; rotation and norm are those of oracle.py.
+No code of the package is used; attention and norm are those of oracle.py.
 """
 
 import math
 
 import torch
-from oracle import rms, rotate
+from oracle import attention, rms
 from torch.nn import functional
 
 
@@ -65,15 +65,9 @@ def microbatch_loss(w, rows, layers, heads, kv_heads, experts, loads):
     """Return (cross entropy, all losses), summed over the tokens of a microbatch [B, T + 1]; add to loads, by layer."""
     tokens, losses = rows[:, :-1], {"balance": 0.0, "z": 0.0}
     x = w["embedding.weight"][tokens]
-    B, T, D = x.shape
-    mask = torch.full((T, T), float("-inf"), dtype=x.dtype).triu(1)
     for i in range(layers):
         p = {name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")}
-        h = rms(x, p["attention.norm.weight"])
-        q, k, v = ((h @ p[f"attention.{name}.weight"].T).view(B, T, -1, D // heads).transpose(1, 2) for name in "qkv")
-        k, v = (each.repeat_interleave(heads // kv_heads, 1) for each in (k, v))
-        scores = rotate(q) @ rotate(k).transpose(-1, -2) / (D // heads) ** 0.5 + mask
-        x = x + (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, D) @ p["attention.output.weight"].T
+        x = x + attention(p, rms(x, p["attention.norm.weight"]), heads, kv_heads)
         h, own = rms(x, p["ffn.norm.weight"]), {name.removeprefix("ffn."): value for name, value in p.items()}
         if "router.weight" in own:
             x = x + mixture(own, h, experts, losses, loads.setdefault(i, torch.zeros(len(own["router.load"]), dtype=x.dtype)))

@@ -5,21 +5,11 @@ MPITRAIN_LAYOUTS=all tries every layout instead of a few.
 
 import pytest
 from conftest import EVERY, agree
-from training import whole_weights
+from training import resolved, train
 
 pytestmark = pytest.mark.mpi
 
-SETTINGS = (
-    "model.layers=6",
-    "model.width=32",
-    "model.heads=2",
-    "model.kv_heads=1",
-    "model.ffn=96",
-    "data.sequence=16",
-    "batch.global=8",
-    "comm.bucket_mb=0.03",
-    "comm.timeout_s=60",
-)
+SMALL = ("model.layers=6", "batch.global=8")
 MODES = [
     ("memory.recompute=full",),
     ("memory.recompute=every-k", "memory.every=2"),
@@ -74,51 +64,13 @@ def name_of(settings):
     return ",".join(s.split(".")[-1] for s in settings)
 
 
-def resolved(world, *settings):
-    from mpitrain import config
-    from mpitrain.layout.resolve import resolve
-
-    parsed = config.load(None, (*SETTINGS, *settings))
-    parallel = parsed.parallel
-    needed = (parallel.dp or 1) * (parallel.pp or 1) * parallel.tp * parallel.cp
-    if world.size != needed:
-        pytest.skip(f"runs on {needed} ranks")
-    return resolve(parsed, world.size, 256)
-
-
-def train(world, config):
-    """Return losses and norms of two steps, a validation loss, and {parameter: weights}."""
-    import numpy as np
-    import torch
-
-    from mpitrain.actor.actor import Actor
-    from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.trainer import build_mesh
-
-    plan = plan_of(config)
-    mesh = build_mesh(plan, world)
-    actor = Actor(plan, mesh, torch.device("cpu"))
-    separator = 7 if config.data.documents == "separate" else None
-    lines = []
-    for step in (1, 2):
-        rows = torch.from_numpy(np.random.default_rng(step).integers(0, 30, (8, 17)))
-        microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank], separator)
-        result = actor.run_step(step, microbatches, 1e-2)
-        lines.append((result.loss, result.grad_norm))
-    lines.append(actor.evaluate(2, microbatches))
-    counted = actor.gradients.counted if mesh["replicate"].rank == 0 else []
-    found = world.allgather([((p.spec.name, p.spec.offset, p.begin), p.weight.numpy().copy()) for p in counted])
-    mesh.free()
-    return lines, whole_weights(piece for part in found for piece in part)
-
-
 @pytest.mark.parametrize("layout", CHOSEN, ids=name_of)
 def test_the_run_is_the_same_for_every_mode(world, layout):
-    lines, weights = train(world, resolved(world, *layout))
+    lines, weights = train(world, resolved(world, *SMALL, *layout))
     for mode in MODES if EVERY else [*MODES[:2], *MODES[2 + CHOSEN.index(layout) % 2 :: 2]]:
         if "parallel.zero=3" in layout and "memory.every=2" in mode:
             continue  # refused: weights come block by block
-        found = train(world, resolved(world, *layout, *mode))
+        found = train(world, resolved(world, *SMALL, *layout, *mode))
         agree(world, found[0] == lines, f"{name_of(mode)}: {found[0]} instead of {lines}")
         different = [name for name in weights if not (weights[name] == found[1][name]).all()]
         agree(world, found[1].keys() == weights.keys() and not different, f"{name_of(mode)}: {different[:3]}")

@@ -134,3 +134,18 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, content):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(ConfigError, match=r"not a routing trace; give a file that run.routing has made"):
         _ = plan_of(resolve(settings.load(None, (*SETTINGS, f"experts.replay={tmp_path}/x")), 1, 64)).routing
+
+
+def test_a_trace_that_would_not_fit_in_memory_is_refused_packed(tmp_path, monkeypatch):
+    from mpitrain import config as settings
+    from mpitrain.errors import ConfigError
+    from mpitrain.layout import routing as traces
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.model.families.catalog import plan_of
+
+    zeros = np.zeros((400, SEQUENCES, LENGTH, ACTIVE), np.uint16)
+    np.savez_compressed(tmp_path / "x.npz", **{f"blocks.{block}.ffn.router.load": zeros for block in range(LAYERS)})
+    monkeypatch.setattr(traces, "MOST_BYTES", 1 << 16)
+    assert (tmp_path / "x.npz").stat().st_size < 1 << 16
+    with pytest.raises(ConfigError, match=r"found more than .* packed; needed a trace of fewer steps"):
+        _ = plan_of(resolve(settings.load(None, (*SETTINGS, f"experts.replay={tmp_path}/x.npz")), 1, 64)).routing

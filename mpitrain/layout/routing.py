@@ -49,8 +49,10 @@ def read(config: Config, loads: list[Spec]) -> Trace:
     path, settings = config.experts.replay, config.experts
     name, needed = f'experts.replay = "{shown(path)}"', (config.batch.global_, config.data.sequence, settings.active)
     try:
-        content = read_file(path, MOST_BYTES)
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        content = io.BytesIO(read_file(path, MOST_BYTES))
+        if sum(member.file_size for member in zipfile.ZipFile(content).infolist()) > MOST_BYTES:
+            raise ConfigError(f"{name}: found more than {MOST_BYTES >> 30} GiB, packed; needed a trace of fewer steps (run.routing)")
+        with np.load(content, allow_pickle=False) as file:
             missing = next((spec.name for spec in loads if spec.name not in file.files), None)
             if missing:
                 raise ConfigError(f"{name}: found nothing of {missing}; replay what a run with the same blocks has recorded (run.routing)")

@@ -21,15 +21,25 @@ def together(every: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
 
 
 def draw(metrics: Path, to: Path) -> str:
-    """Draw the loads that a run has logged; return what to tell of it. Without matplotlib nothing is drawn, and that is told."""
+    """Draw the loads that a run has logged; return what to tell of it.
+
+    Without matplotlib, or room for a file, nothing is drawn, and that is told: a picture is no reason to fail a run that is done.
+    """
+    try:
+        return _drawn(metrics, to)
+    except ImportError:
+        return "pip install 'mpitrain[plot]' for a picture of the loads of experts"
+    except OSError as error:
+        return f"{to}: the loads of experts can't be drawn: {error.strerror}"
+
+
+def _drawn(metrics: Path, to: Path) -> str:
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     known = [line for line in lines if line.get(KEY)]
     if not known:
         return ""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return "pip install 'mpitrain[plot]' for a picture of the loads of experts"
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     over_steps, last = figure.subplots(1, 2, width_ratios=(1, 1.3))
     measured = [line for line in lines if line.get("load_cv") is not None]

@@ -1,0 +1,38 @@
+"""The picture of the loads of experts, and that a run which is done doesn't fail for want of it."""
+
+import json
+import sys
+
+import pytest
+
+from mpitrain.training.expert_loads import KEY, draw, together
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    lines = [{"step": 0, "val_loss": 3.0}, *({"step": step, "load_cv": 0.5} for step in (1, 2, 3)), {"step": 4, "load_cv": 0.1, KEY: LOADS}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path / "metrics.jsonl"
+
+
+LOADS = {"0": [0.25, 0.75], "2": [0.5, 0.5]}
+
+
+def test_loads_of_all_ranks_are_in_the_order_of_blocks():
+    assert list(together([{"10": [1.0]}, {}, {"2": [1.0], "0": [1.0]}])) == ["0", "2", "10"]
+
+
+def test_it_is_drawn(metrics):
+    assert draw(metrics, metrics.with_name("loads.svg")).endswith("loads.svg")
+    assert "loads in step 4" in (text := metrics.with_name("loads.svg").read_text()) and "</svg>" in text
+
+
+def test_without_loads_there_is_none(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "load_cv": 0.5}\n')
+    assert draw(tmp_path / "metrics.jsonl", tmp_path / "loads.svg") == "" and not (tmp_path / "loads.svg").exists()
+
+
+def test_what_prevents_it_is_told(metrics, monkeypatch):
+    assert "can't be drawn: No such file or directory" in draw(metrics, metrics.parent / "nowhere" / "loads.svg")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install 'mpitrain[plot]'" in draw(metrics, metrics.with_name("loads.svg"))
