@@ -88,7 +88,7 @@ def losses(shares: torch.Tensor, scores: torch.Tensor, z: torch.Tensor, settings
     arXiv:2101.03961, equation 4; by sequences, DeepSeek-V3, section 2.1.2).  z: w (log sum exp of logits)^2 (ST-MoE, arXiv:2202.08906,
     equation 5).
     """
-    return (settings.balance_weight or 0.0) * settings.count * (shares * scores).sum(), settings.z_weight * z
+    return settings.balance_weight * settings.count * (shares * scores).sum(), settings.z_weight * z
 
 
 def grad_of_logits(chosen: Chosen, grad_of_weights: torch.Tensor, shares: torch.Tensor, scale: float, settings: Settings) -> torch.Tensor:

@@ -4,7 +4,8 @@
     bias    of the scores that choose: up for an expert with less than the mean load, down for one with more (arXiv:2408.15664)
 
 Gradients are divided by tokens, and clipped; neither changes shares, nor what is more than the mean. A vector of at most BLOCK elements
-is never cut by ZeRO, so that its mean is here.
+is never cut by ZeRO, so that its mean is here. With precision.reduce = "bf16" counts are rounded like all gradients, and with 16-bit
+weights a layer computes with a rounded bias: its master keeps what a step of `rate` adds.
 """
 
 import math
@@ -48,8 +49,8 @@ class Balanced:
 
     @property
     def num_bytes(self) -> int:
-        """Of gradients in host memory."""
-        return getattr(self._trained, "num_bytes", 0)
+        """Of gradients in host memory, of an optimiser that has some there."""
+        return self._trained.num_bytes
 
     def set_step(self, num_updates: int) -> None:
         """Set the number of updates made so far."""
