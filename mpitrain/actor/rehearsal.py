@@ -20,8 +20,9 @@ from mpitrain.layout.text import aligned, megabytes
 from mpitrain.layout.traffic import Started
 from mpitrain.model.blocks import Blocks, built, joined
 from mpitrain.model.site import Site
+from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.microbatch import Context, Microbatch
-from mpitrain.parallel.walk import Item, Later, Residual, Shape, Walk
+from mpitrain.parallel.walk import TURN, Item, Later, Residual, Shape, Walk, WeightGradients
 
 META = torch.device("meta")  # shapes without memory
 
@@ -101,26 +102,32 @@ def _leaves(block: Sequence[Item]) -> Iterator[Item]:
 
 
 class _EmptyItem:
-    """It starts what the real item would, and makes tensors of the right shape.
+    """It starts what the real item would, takes turns where that does (parallel/walk.py), and makes tensors of the right shape.
 
-    In one go: two walks of a PAIR take turns at each yield, and an item that yields several times (spread attention, asynchronous
-    tensor parallelism) would be interrupted by the other's. On one axis the order of the two is then not that of the real walk.
+    In a PAIR, which of two walks starts its operation first on one axis is not known of items that compute piece by piece: with
+    asynchronous tensor parallelism, or experts, each walk's order is exact, and theirs together is not.
     """
 
     def __init__(self, item: Item, shape: Shape, dtype: torch.dtype, axes: Mapping[str, Any], *, reads_tokens: bool):
         self._traffic, self.behind = item.sends(shape, dtype.itemsize)
+        self._has_products = not isinstance(item, Communication)
         self._shape, self._dtype, self._axes, self._reads_tokens = shape, dtype, axes, reads_tokens
 
     def forward(self, x: torch.Tensor | None, context: Context) -> Walk:
-        self._start(self._traffic.forward)
-        yield None
+        yield from self._start(self._traffic.forward)
         return torch.empty(self.behind, dtype=self._dtype, device=META), None
 
     def backward(self, saved: None, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
-        self._start(self._traffic.backward)
-        yield None
+        if self._has_products and self._traffic.backward:
+            later(WeightGradients([]))
+        yield from self._start(self._traffic.backward)
+        if self._has_products:
+            later(WeightGradients([]))
         return None if self._reads_tokens else torch.empty(self._shape, dtype=self._dtype, device=META)
 
-    def _start(self, operations: Sequence[Started]) -> None:
+    def _start(self, operations: Sequence[Started]) -> Walk:
         for operation, axis, num_bytes in operations:
             self._axes[axis].account.note(operation, num_bytes)
+            yield TURN
+        if not operations:
+            yield None
