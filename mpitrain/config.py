@@ -61,6 +61,8 @@ class Model(Table):
     ffn: Length = 0
     vocab: Length = 0  # 0: as many as the tokenizer has
     tied: bool | None = None
+    mtp: Annotated[int, Meta(ge=0, le=16)] = 0  # further tokens that each position foretells in training, by a block each
+    mtp_weight: Annotated[float, Meta(ge=0)] = 0.3  # of the mean of their losses, beside that of the next token
 
 
 class Attention(Table):

@@ -11,14 +11,44 @@ from torch.nn import functional
 
 def logits(w, tokens, blocks, has):
     """Return the logits of a decoder whose blocks are attention and a gated feed-forward, or experts. has: what these have."""
+    return head(w, rms(hidden(w, tokens, blocks, has), w["head.norm.weight"], has["eps"]))
+
+
+def head(w, x):
+    return x @ w.get("head.weight", w["embedding.weight"]).T
+
+
+def hidden(w, tokens, blocks, has):
+    """Return what comes from the blocks."""
     x = w["embedding.weight"][tokens]
     for i in range(blocks):
-        p = {name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")}
-        h = rms(x, p["attention.norm.weight"], has["eps"])
-        x = x + (latent(p, h, has) if has.get("kv_rank") else standard(p, h, has, i))
-        h = rms(x, p["ffn.norm.weight"], has["eps"])
-        x = x + (sparse(p, h, has) if "ffn.router.weight" in p else gated(h, *(p[f"ffn.{n}.weight"] for n in ("gate", "up", "down"))))
-    return rms(x, w["head.norm.weight"], has["eps"]) @ w.get("head.weight", w["embedding.weight"]).T
+        x = block(under(w, f"blocks.{i}."), x, has, i)
+    return x
+
+
+def under(w, prefix):
+    return {name.removeprefix(prefix): value for name, value in w.items() if name.startswith(prefix)}
+
+
+def block(p, x, has, i):
+    h = rms(x, p["attention.norm.weight"], has["eps"])
+    x = x + (latent(p, h, has) if has.get("kv_rank") else standard(p, h, has, i))
+    h = rms(x, p["ffn.norm.weight"], has["eps"])
+    return x + (sparse(p, h, has) if "ffn.router.weight" in p else gated(h, *(p[f"ffn.{n}.weight"] for n in ("gate", "up", "down"))))
+
+
+def further_loss(w, rows, blocks, has, depths):
+    """Return the mean over depths of the cross-entropies, summed over positions, of the tokens after the next: DeepSeek-V3's modules."""
+    length, total = rows.shape[1] - 1, 0.0
+    x = hidden(w, rows[:, :-1], blocks, has)
+    for k in range(1, depths + 1):
+        p = under(w, f"mtp.{k - 1}.")
+        token = rms(w["embedding.weight"][rows[:, k:length]], p["token_norm.weight"], has["eps"])
+        x = torch.cat((rms(x[:, : length - k], p["hidden_norm.weight"], has["eps"]), token), -1) @ p["projection.weight"].T
+        x = block(p, x, has, blocks - 1)
+        out = head(w, rms(x, p["head_norm.weight"], has["eps"]))
+        total = total + functional.cross_entropy(out.flatten(0, 1), rows[:, k + 1 :].flatten(), reduction="sum")
+    return total / depths
 
 
 def loss(w, rows, blocks, has):

@@ -19,7 +19,7 @@ LOADS = {"0": [0.25, 0.75], "2": [0.5, 0.5]}
 
 
 def test_loads_of_all_ranks_are_in_the_order_of_blocks():
-    assert list(together([{"10": [1.0]}, {}, {"2": [1.0], "0": [1.0]}])) == ["0", "2", "10"]
+    assert list(together([{"mtp.0": [1.0], "10": [1.0]}, {}, {"2": [1.0], "0": [1.0]}])) == ["0", "2", "10", "mtp.0"]
 
 
 def test_it_is_drawn(metrics):

@@ -6,6 +6,7 @@ MPITRAIN_LAYOUTS=all takes every layout for every kind of attention, not a few f
 
 import pytest
 from conftest import EVERY, agree
+from oracle_families import further_loss
 from oracle_families import loss as plain_loss
 
 from mpitrain.layout.layer import Family
@@ -64,6 +65,19 @@ FOLDED = {
     4: ("tp=2 ep=4 experts.buffer=0.4", "ep=2 etp=2 tp=2", "tp=2 pp=2 ep=2 pipeline.schedule=zb-h1"),
 }
 CASES += [(kind, size, layout) for kind in SPARSE for size, layouts in FOLDED.items() for layout in layouts]
+FURTHER = {  # foretold tokens besides the next
+    ("sinking", 1): ("model.mtp=2 model.mtp_weight=0.7", "model.mtp=1 memory.recompute=selective", "model.mtp=1 pipeline.schedule=seq1f1b"),
+    ("latent", 2): (
+        "model.mtp=2 tp=2", "model.mtp=1 tp=2 sequence=false model.tied=false", "model.mtp=1 tp=2 async_tp=true", "model.mtp=1 pp=2",
+        "model.mtp=2 pp=2 model.tied=false", "model.mtp=1 pp=2 pipeline.schedule=zbv model.tied=false", "model.mtp=1 dp=2 zero=3",
+        "model.mtp=2 pp=2 pipeline.schedule=dualpipe", "model.mtp=2 cp=2 context=zigzag", "model.mtp=2 cp=2 context=ring",
+        "model.mtp=2 dp=2 zero=2 data.documents=separate model.tied=false", "model.mtp=1 cp=2 context=gather data.documents=separate",
+    ),
+    ("deepseek-v3", 2): ("model.mtp=1 tp=2 ep=2", "model.mtp=1 pp=2 model.tied=false", "model.mtp=1 ep=2 zero=3"),
+    ("latent", 4): ("model.mtp=1 tp=2 pp=2 pipeline.schedule=zb-h1", "model.mtp=2 tp=2 cp=2 context=zigzag model.tied=false"),
+    ("deepseek-v3", 4): ("model.mtp=1 tp=2 pp=2 ep=2 pipeline.schedule=dualpipev",),
+}  # fmt: skip
+CASES += [(kind, size, layout) for (kind, size), layouts in FURTHER.items() for layout in layouts]
 
 
 def family(config):
@@ -144,7 +158,8 @@ def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(worl
     plan, wrong = plan_with(kind, size, layout), []
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
-    weights = {spec.name: initial(spec) for spec in plan_with(kind, 1, "dp=1").parameters()}
+    same_model = " ".join(word for word in layout.split() if word.startswith("model."))
+    weights = {spec.name: initial(spec) for spec in plan_with(kind, 1, same_model).parameters()}
     watch, dp = Watch(actor.stages.values(), actor.site.constants()), plan.config.parallel.dp
     has, ends = oracle_of(plan), None
     for step in range(1, STEPS + 1):
@@ -159,8 +174,13 @@ def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(worl
         parts = [rows] if ends is None else [rows[:, :7], rows[:, 7:]]
         counts = [rows[:, 1:].numel() for rows in parts]
         loss = sum(count * plain_loss(weights, rows, BLOCKS, has) for count, rows in zip(counts, parts)) / sum(counts)
-        loss.backward()
+        model = plan.config.model
+        more = sum(further_loss(weights, rows, BLOCKS, has, model.mtp) for rows in parts) / sum(counts) if model.mtp else 0.0
+        (loss + model.mtp_weight * more).backward()
         wrong += [f"loss {results[0].loss}, not {loss.item()}"] if not abs(results[0].loss - loss.item()) < 1e-10 else []
+        if model.mtp and ends is None:
+            error = abs(results[0].told["mtp_loss"] - more.item())
+            wrong += [f"loss of further tokens is off by {error}"] if not error < 1e-10 else []
         trained = [piece for piece in actor.gradients.pieces if piece.spec.trained]
         for piece in trained:
             expected = part({name: weight.grad for name, weight in weights.items()}, piece)

@@ -34,6 +34,7 @@ from mpitrain.layout.plan import Plan
 from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
+from mpitrain.model.multi_token import further_targets
 from mpitrain.model.site import Site
 from mpitrain.optim.balance import inequality
 from mpitrain.optim.loss_scale import LossScale
@@ -167,9 +168,13 @@ class Actor:
         here = self.positions.to(tokens.device)
         documents, targets = (None, tokens[:, 1:]) if separator is None else separate(tokens, separator)
         whole = repeat(None) if documents is None else documents.split(micro)  # queries here meet keys of the whole sequence
-        rows = zip(tokens[:, here].split(micro), targets[:, here].split(micro), whole)
-        cut = [(*pair, known) for *halves, known in rows for pair in zip(*(half.split(length, dim=1) for half in halves))]
-        return [Microbatch(a if self.first else None, b if self.last else None, documents=known) for a, b, known in cut]
+        every = (tokens, targets, *further_targets(targets, self.config.model.mtp if self.last else 0))
+        rows = zip(*(each[:, here].split(micro) for each in every), whole)
+        cut = [(*parts, known) for *halves, known in rows for parts in zip(*(half.split(length, dim=1) for half in halves))]
+        return [
+            Microbatch(a if self.first else None, b if self.last else None, documents=known, further=tuple(further))
+            for a, b, *further, known in cut
+        ]
 
     @property
     def first(self) -> bool:

@@ -105,7 +105,7 @@ class _EmptyItem:
     """It starts what the real item would, takes turns where that does (parallel/walk.py), and makes tensors of the right shape.
 
     In a PAIR, which of two walks starts its operation first on one axis is not known of items that compute piece by piece: with
-    asynchronous tensor parallelism, or experts, each walk's order is exact, and theirs together is not.
+    asynchronous tensor parallelism, experts, or model.mtp, each walk's order is exact, and theirs together is not.
     """
 
     def __init__(self, item: Item, shape: Shape, dtype: torch.dtype, axes: Mapping[str, Any], *, reads_tokens: bool):

@@ -50,7 +50,7 @@ class Activations:
         return sum(layer.kept(self.sizes, segment) for layer in self._layers(blocks, inner=True))
 
     def _history(self) -> int:
-        return sum(layer.history(self.sizes) for layer in self._layers(self.blocks, inner=True))
+        return sum(layer.history(self.sizes) for inner in (True, False) for layer in self._layers(self.blocks, inner=inner))
 
     def _layers(self, blocks: Collection[int], *, inner: bool) -> list[Layer]:
         """Return the layers of blocks: of those between the ends of the model, or of the ends."""

@@ -141,15 +141,15 @@ class Axes:
         return {name: found.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING for name in (*sizes, *OF_EXPERTS)}
 
 
-def axes_of(config: Config, table: Table, num_told: int = 0) -> Axes:
-    """Return the axes of a layout."""
+def axes_of(config: Config, table: Table, tied: bool, num_told: int = 0) -> Axes:
+    """Return the axes of a layout. tied: the first and the last stage have the same embedding."""
     parallel = config.parallel
     ends = dict.fromkeys((table.rank_of[0], table.rank_of[table.depth - 1]))
     return Axes(
         grid=Grid({"tp": parallel.tp, "cp": parallel.cp, "dp": parallel.dp, "pp": parallel.pp}),
         divided=DOMAINS[DENSE].num_shards(config),
         repeats=max(1, parallel.tp // config.model.kv_heads),
-        ends=tuple(ends) if config.model.tied else (),
+        ends=tuple(ends) if tied else (),
         mirrored=table.copies == 2,
         matrices=config.optimizer.name == "muon",
         context=parallel.context,

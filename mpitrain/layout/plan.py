@@ -56,7 +56,7 @@ class Plan:
 
     @cached_property
     def axes(self) -> Axes:
-        return axes_of(self.config, self.table, len(self.tells))
+        return axes_of(self.config, self.table, self.tied, len(self.tells))
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -93,6 +93,11 @@ class Plan:
     def tells(self) -> tuple[str, ...]:
         """Names of the numbers that layers make besides their outputs."""
         return tuple(sorted({name for layer in self._layers for name in layer.tells}))
+
+    @property
+    def tied(self) -> bool:
+        """Whether the first and the last stage have the same embedding."""
+        return any(spec.tied for spec in self.family.first.parameters())
 
     @cached_property
     def routing(self) -> Trace | None:

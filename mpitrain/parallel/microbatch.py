@@ -15,11 +15,13 @@ class Microbatch:
     """Tokens are there on the first stage, targets on the last. [B, T] each, of a segment of it if sequences are cut.
 
     documents: the number of each position's document in the whole sequence, [B, T], if attention stays within documents.
+    further: targets of each further token that is foretold (model/multi_token.py), [B, T] each.
     """
 
     tokens: torch.Tensor | None = None
     targets: torch.Tensor | None = None
     documents: torch.Tensor | None = None
+    further: tuple[torch.Tensor, ...] = ()
 
 
 class Keeping(Protocol):

@@ -12,12 +12,17 @@ KEY = "expert_loads"  # of the lines with a validation: by block, the share of e
 def shares(actor: Actor) -> dict[str, list[float]]:
     """Return the loads of the last step by block, of those blocks that this rank counts."""
     found = (piece for piece in actor.gradients.counted if piece.spec.group == "load")
-    return {piece.spec.name.split(".")[1]: piece.weight.tolist() for piece in found}
+    return {piece.spec.name.removeprefix("blocks.").partition(".ffn")[0]: piece.weight.tolist() for piece in found}
 
 
 def together(every: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Return the loads of all ranks, in the order of the blocks."""
-    return dict(sorted((item for part in every for item in part.items()), key=lambda item: int(item[0])))
+    """Return the loads of all ranks, in the order of the blocks: "0", "1", ..., and those that foretell further tokens, "mtp.0", ..."""
+
+    def place(item: tuple[str, list[float]]) -> tuple[bool, int]:
+        further, _, number = item[0].rpartition(".")
+        return bool(further), int(number)
+
+    return dict(sorted((item for part in every for item in part.items()), key=place))
 
 
 def draw(metrics: Path, to: Path) -> str:

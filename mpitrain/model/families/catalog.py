@@ -13,6 +13,7 @@ from mpitrain.model.families.gpt_oss import gpt_oss
 from mpitrain.model.families.llama import llama
 from mpitrain.model.families.mixtral import mixtral
 from mpitrain.model.families.qwen3 import qwen3, qwen3_moe
+from mpitrain.model.layers.multi_token import with_further_tokens
 
 FAMILIES: dict[str, Callable[[Config], Family]] = {
     "llama": llama,
@@ -30,4 +31,5 @@ def plan_of(config: Config) -> Plan:
     if name not in FAMILIES:
         near = get_close_matches(name, FAMILIES, 1)
         raise ConfigError(f"model.family = {shown(repr(name))}; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(FAMILIES)}")
-    return Plan(config, FAMILIES[name](config))
+    family, model = FAMILIES[name](config), config.model
+    return Plan(config, with_further_tokens(family, model.mtp, model.mtp_weight) if model.mtp else family)

@@ -1,0 +1,120 @@
+"""What computes the end of a model that foretells further tokens; model/layers/multi_token.py says what that is.
+
+A depth looks up the tokens that the depth before it had to foretell. A position has none where its row ends, or its document: its
+target is IGNORED, and its input any token, which no position with a loss sees.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+
+from mpitrain.data.documents import IGNORED
+from mpitrain.layout.traffic import Traffic
+from mpitrain.model import embedding_and_head
+from mpitrain.model.layers.embedding_and_head import EMBEDDING
+from mpitrain.model.layers.multi_token import MultiToken as Layer
+from mpitrain.model.segment import Segment, Tape
+from mpitrain.model.site import Site
+from mpitrain.parallel.microbatch import Context
+from mpitrain.parallel.precision import wide
+from mpitrain.parallel.walk import Item, Later, Shape, Walk, backward, forward, sends
+from mpitrain.parallel.zero.parameters import Parameter
+
+
+def multi_token(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
+    """Return the item of the last layer."""
+    main = embedding_and_head.head(own["head.norm.weight"], own[layer.head.weight], site)
+    lookup = embedding_and_head.embedding(own[EMBEDDING], site)
+    depths = []
+    for depth, placed in enumerate(layer.placed):
+        prefix = f"mtp.{depth}."
+        here = {name.removeprefix(prefix): parameter for name, parameter in own.items() if name.startswith(prefix)}
+        block = [item for each in placed for item in each.layer.items(here, site)]
+        join = Join(here["hidden_norm.weight"], here["token_norm.weight"], here["projection.weight"])
+        depths.append(Depth(lookup, join, block, embedding_and_head.head(here["head_norm.weight"], own[layer.head.weight], site)))
+    return [MultiToken(main, depths, layer.weight / layer.depths, site)]
+
+
+def further_targets(targets_BT: torch.Tensor, depths: int) -> tuple[torch.Tensor, ...]:
+    """Return the targets of each further depth, of whole rows: the token after the target before, if both are of one document."""
+    found = [targets_BT]
+    for depth in range(depths):
+        ahead = torch.full_like(targets_BT, IGNORED)
+        ahead[:, : -1 - depth] = targets_BT[:, 1 + depth :]
+        found.append(ahead.masked_fill(found[-1] == IGNORED, IGNORED))
+    return tuple(found[1:])
+
+
+class Join(Segment):
+    """projection [ norm(hidden) | norm(token) ]. With tensor parallelism every rank has all of it."""
+
+    def __init__(self, hidden_norm: Parameter, token_norm: Parameter, projection: Parameter):
+        self.hidden_norm, self.token_norm, self.projection = hidden_norm, token_norm, projection
+
+    def compute(self, x: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
+        hidden_BTD, token_BTD = x
+        both = torch.cat((tape.norm(hidden_BTD, self.hidden_norm), tape.norm(token_BTD, self.token_norm)), -1)
+        return tape.linears(both, (self.projection,))[0]
+
+
+class Depth(NamedTuple):
+    """What foretells one token further."""
+
+    lookup: Sequence[Item]
+    join: Join
+    block: Sequence[Item]
+    head: Sequence[Item]
+
+
+class MultiToken:
+    """The head, and depth after depth. Without targets, or gradients, the head alone. weight: of each depth's loss."""
+
+    def __init__(self, main: Sequence[Item], depths: Sequence[Depth], weight: float, site: Site):
+        self.main, self.depths, self.weight, self.site = main, depths, weight, site
+
+    def forward(self, x: torch.Tensor, context: Context) -> Walk:
+        """Return the loss of the next token, and tell the mean of the others'."""
+        y, of_main = yield from forward(self.main, x, context)
+        if not torch.is_grad_enabled():
+            return y, None
+        microbatch, of_depths, tokens = context.microbatch, [], context.microbatch.targets
+        for depth, targets in zip(self.depths, microbatch.further, strict=True):
+            there = replace(context, microbatch=replace(microbatch, tokens=tokens.clamp(min=0), targets=targets))
+            token, of_lookup = yield from forward(depth.lookup, None, there)
+            x, of_join = yield from depth.join.forward((x, token), there)
+            x, of_block = yield from forward(depth.block, x, there)
+            loss, of_head = yield from forward(depth.head, x, there)
+            batch, length = self.site.plan.config.batch, self.site.plan.config.data.sequence
+            context.tell("mtp_loss", loss / (len(self.depths) * batch.global_ * length))
+            of_depths.append((of_lookup, of_join, of_block, of_head))
+            tokens = targets
+        return y, (of_main, of_depths)
+
+    def backward(self, saved: tuple, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
+        """Walk the depths from the last, then the head."""
+        of_main, of_depths = saved
+        scale = torch.full((), self.weight, dtype=wide(self.site.dtype), device=self.site.device)
+        scale = scale if grad_of_output is None else scale * grad_of_output
+        grad = None
+        for depth in reversed(self.depths):
+            of_lookup, of_join, of_block, of_head = of_depths.pop()
+            of_loss = yield from backward(depth.head, of_head, scale, later)
+            grad = of_loss if grad is None else grad + of_loss
+            grad = yield from backward(depth.block, of_block, grad, later)
+            grad, of_token = yield from depth.join.backward(of_join, grad, later)
+            yield from backward(depth.lookup, of_lookup, of_token, later)
+        return (yield from backward(self.main, of_main, grad_of_output, later)) + grad
+
+    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
+        """What the head starts, and all of each depth."""
+        gathered = self.site.tp.size if self.site.tp and self.site.plan.config.parallel.sequence else 1
+        batch, length, width = shape
+        main, behind = sends(self.main, shape, itemsize)
+        traffic = [main]
+        for depth in self.depths:
+            traffic.append(sends(depth.lookup, (batch, length * gathered, width), itemsize)[0])
+            traffic += [sends(items, shape, itemsize)[0] for items in (depth.block, depth.head)]
+        return reduce(Traffic.then, traffic), behind
