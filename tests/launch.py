@@ -4,10 +4,13 @@
     with started(2, MPITRAIN, "run", ...) as job:                  to do something to it meanwhile
     one, two = several(2, ["run", ...], ["run", ...])              one after the other in the same ranks: torch is loaded once
 
-Whatever happens, no process of a job outlives the call.
+Whatever happens, no process of a job outlives the call. Under MPICH what is only waited for has its libraries loaded already, as
+tests/preload.py says; MPITRAIN_PRELOAD=no starts everything from nothing.
 """
 
+import atexit
 import faulthandler
+import functools
 import json
 import os
 import shutil
@@ -138,8 +141,36 @@ def started(num_ranks: int, *command: str, env: dict[str, str] | None = None, cw
 
 def mpirun(num_ranks: int, *command: str, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 90) -> Done:
     """Run `command` on `num_ranks` ranks, or without mpirun if 0, to its end."""
+    if not UNTOUCHED & {*(env or {})}:
+        command = preloaded(command)
     with started(num_ranks, *command, env=env, cwd=cwd) as job:
         return job.wait(timeout)
+
+
+PRELOAD = str(Path(__file__).with_name("preload.py"))
+UNTOUCHED = {"PLANTED", "LD_PRELOAD"}  # in an environment: what is to be there when Python starts
+
+
+def preloaded(command: Sequence[str]) -> list[str]:
+    """Return what runs a command of mpitrain, or a Python program, with its libraries loaded; any other command as it is."""
+    program = command[1:] if command[0] == sys.executable else command
+    if not program[0].endswith((MPITRAIN, ".py")) or os.environ.get("MPITRAIN_PRELOAD") == "no" or (address := _server()) is None:
+        return list(command)
+    return [sys.executable, "-S", "-E", PRELOAD, address, *program]
+
+
+@functools.cache
+def _server() -> str | None:
+    """Start the one that forks ranks, once; it ends with this process. None under an MPI for which there is none."""
+    if "HYDRA" not in subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, env=environment(), check=True).stdout:
+        return None
+    address = f"mpitrain-test-{uuid.uuid4().hex}"
+    server = subprocess.Popen(
+        [sys.executable, PRELOAD, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), start_new_session=True
+    )
+    atexit.register(server.communicate)  # closes its stdin
+    assert server.stdout.readline() == b"ready\n"
+    return address
 
 
 SEVERAL = Path(__file__).with_name("several.py")

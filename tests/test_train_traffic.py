@@ -60,6 +60,11 @@ def told(settings, dp):
     return EVERY or (dp == 4) == ("parallel.dp_shard=2" in settings) or (dp == 4 and settings == ("parallel.zero=0",))
 
 
+def short(value):
+    """Return how a test is called after a value."""
+    return ",".join(s.split(".")[-1] for s in value) if isinstance(value, tuple) else str(value) if isinstance(value, int) else ""
+
+
 def sent(world, config):
     """Run two steps; return the bytes that this rank posted in the second, by axis, and where it is on the pipeline axis."""
     import torch
@@ -109,31 +114,26 @@ def whole_traffic(config, _):
     return {"replicate": 2 * size * 4 * (d - 1) // d, "shard": 0}
 
 
-@pytest.mark.parametrize("dp", [2, 4])
+ZERO = [
+    (("parallel.zero=0",), whole_traffic),
+    (("parallel.zero=1",), lambda config, _: zero_traffic(config)),
+    (("parallel.zero=2",), lambda config, _: zero_traffic(config)),
+    (("parallel.zero=2", "parallel.reduce=microbatch"), lambda config, _: zero_traffic(config, reductions=BATCH // config.parallel.dp)),
+    (("parallel.zero=1", "precision.compute=bf16"), lambda config, _: zero_traffic(config, weight=2)),
+    (
+        ("parallel.zero=2", "precision.compute=bf16", "precision.reduce=bf16"),
+        lambda config, _: zero_traffic(config, weight=2, gradient=2),
+    ),
+    (("parallel.zero=1", "precision.compute=fp64"), lambda config, _: zero_traffic(config, weight=8, gradient=8)),
+    (("parallel.zero=1", "parallel.dp_shard=2"), lambda config, _: zero_traffic(config)),
+]
+
+
 @pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (("parallel.zero=0",), whole_traffic),
-        (("parallel.zero=1",), lambda config, _: zero_traffic(config)),
-        (("parallel.zero=2",), lambda config, _: zero_traffic(config)),
-        (
-            ("parallel.zero=2", "parallel.reduce=microbatch"),
-            lambda config, _: zero_traffic(config, reductions=BATCH // config.parallel.dp),
-        ),
-        (("parallel.zero=1", "precision.compute=bf16"), lambda config, _: zero_traffic(config, weight=2)),
-        (
-            ("parallel.zero=2", "precision.compute=bf16", "precision.reduce=bf16"),
-            lambda config, _: zero_traffic(config, weight=2, gradient=2),
-        ),
-        (("parallel.zero=1", "precision.compute=fp64"), lambda config, _: zero_traffic(config, weight=8, gradient=8)),
-        (("parallel.zero=1", "parallel.dp_shard=2"), lambda config, _: zero_traffic(config)),
-    ],
-    ids=lambda value: ",".join(s.split(".")[-1] for s in value) if isinstance(value, tuple) else "",
+    ("settings", "expected", "dp"), [(*case, dp) for case in ZERO for dp in (2, 4) if told(case[0], dp)], ids=short
 )
-def test_zero_sends_gradients_once_and_weights_once(world, dp, settings, expected):
+def test_zero_sends_gradients_once_and_weights_once(world, settings, expected, dp):
     """One bucket, so that only the end of it is padding."""
-    if not told(settings, dp):
-        pytest.skip("the other number of ranks tells")
     check(world, (f"parallel.dp={dp}", "comm.bucket_mb=1000", *settings), expected)
 
 
@@ -164,23 +164,20 @@ def fetched_traffic(config, order, blocks, *, each=False, kept=False, weight=4):
     return {"shard": inside, "replicate": reduced // shards * 2 * (replicas - 1) // replicas}
 
 
-@pytest.mark.parametrize("dp", [2, 4])
-@pytest.mark.parametrize(
-    ("settings", "facts"),
-    [
-        ((), {}),
-        (("parallel.gather=step",), {"kept": True}),
-        (("parallel.reduce=microbatch",), {"each": True}),
-        (("parallel.ahead=2",), {}),
-        (("precision.compute=bf16",), {"weight": 2}),
-        (("parallel.dp_shard=2",), {}),
-    ],
-    ids=lambda value: ",".join(s.split(".")[-1] for s in value) if isinstance(value, tuple) else "",
-)
-def test_zero_3_fetches_weights_for_every_use(world, dp, settings, facts):
-    if not told(settings, dp):
-        pytest.skip("the other number of ranks tells")
+ZERO_3 = [
+    ((), {}),
+    (("parallel.gather=step",), {"kept": True}),
+    (("parallel.reduce=microbatch",), {"each": True}),
+    (("parallel.ahead=2",), {}),
+    (("precision.compute=bf16",), {"weight": 2}),
+    (("parallel.dp_shard=2",), {}),
+]
 
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "dp"), [(*case, dp) for case in ZERO_3 for dp in (2, 4) if told(case[0], dp)], ids=short
+)
+def test_zero_3_fetches_weights_for_every_use(world, settings, facts, dp):
     def expected(config, _):
         order = [(kind, 0) for _ in range(BATCH // dp) for kind in "FB"]
         return fetched_traffic(config, order, {0: MODEL}, **facts)

@@ -1,0 +1,146 @@
+"""Ranks whose libraries are loaded already: to load torch is most of what a short run costs, and tests start hundreds.
+
+    mpirun -n 2 python -S -E preload.py SOCKET mpitrain run ...        what mpirun starts: small, it stands for the rank
+    python preload.py SOCKET                                           has loaded everything, and forks a rank when asked
+
+The one that mpirun started sends its arguments, environment, folder and every descriptor it has, the launcher's too. The fork takes them
+over and runs the program from its first line: MPI, the guard and its watchdog are as ever. It hears of signals, and dies with the other;
+that one ends as it ended, by a code or by a signal.
+
+Only for MPICH, whose launcher knows a rank by a descriptor; and only where a test waits for the end of what it started.
+"""
+
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+
+FIRST_FREE = 200  # descriptors below it may be the launcher's
+MOST_BYTES = 1 << 17
+MOST_DESCRIPTORS = 64
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+# ---------------------------------------------------------------- what mpirun starts
+
+
+def stand_for(address: str, command: list[str]) -> None:
+    """Have `command` run by a fork of the one that listens at `address`, and end as it does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect("\0" + address)
+    numbers = [number for number in map(int, os.listdir("/proc/self/fd")) if number != connection.fileno() and _is_open(number)]
+    for number in PASSED_ON:
+        signal.signal(number, lambda which, _: connection.send(bytes([which])))
+    told = {"command": command, "folder": os.getcwd(), "environment": dict(os.environ), "numbers": numbers}
+    socket.send_fds(connection, [json.dumps(told).encode()], numbers)
+    for number in numbers:
+        os.close(number)  # who reads from the rank sees its end
+    ended = int(connection.recv(16) or 1)
+    if ended < 0:
+        if ended != -signal.SIGKILL:
+            signal.signal(-ended, signal.SIG_DFL)
+        os.kill(os.getpid(), -ended)
+    os._exit(ended)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:  # the one with which the folder was read
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- the one that forks
+
+
+def serve(address: str) -> None:
+    """Fork for each that connects, until stdin is closed. Returns in the fork, with its program to run."""
+    import selectors
+
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("\0" + address)
+    listener.listen(64)
+    wakes, wake = os.pipe()
+    os.set_blocking(wakes, False)
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    forks: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as selector:
+        for each in (listener, sys.stdin, wakes):
+            selector.register(each, selectors.EVENT_READ)
+        print("ready", flush=True)
+        while True:
+            ready = {key.fileobj for key, _ in selector.select()}
+            if wakes in ready:
+                os.read(wakes, 4096)
+                _tell_ended(forks)
+            if listener in ready:
+                connection, _ = listener.accept()
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for other in (listener, *forks.values()):
+                        other.close()
+                    return _become(connection)
+                forks[pid] = connection
+            if sys.stdin in ready:
+                os._exit(0)
+
+
+def _tell_ended(forks: dict[int, socket.socket]) -> None:
+    while forks:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        with forks.pop(pid) as connection:
+            try:
+                connection.send(b"%d" % os.waitstatus_to_exitcode(status))
+            except OSError:
+                continue  # it was killed, and the fork after it
+
+
+def _become(connection: socket.socket) -> None:
+    """Take over what the other has, and listen to it."""
+    os.setsid()
+    text, received, _, _ = socket.recv_fds(connection, MOST_BYTES, MOST_DESCRIPTORS)
+    told = json.loads(text)
+    import fcntl
+
+    high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for number in (connection.detach(), *received)]
+    os.closerange(0, FIRST_FREE)
+    for number, here in zip(told["numbers"], high[1:], strict=True):
+        os.dup2(here, number)
+        os.close(here)
+    os.chdir(told["folder"])
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    sys.argv = told["command"]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.stdin, sys.stdout = (open(number, mode, closefd=False) for number, mode in ((0, "r"), (1, "w")))  # noqa: SIM115 - they stay
+    sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    threading.Thread(target=_listen, args=(socket.socket(fileno=high[0]),), daemon=True).start()
+
+
+def _listen(connection: socket.socket) -> None:
+    """Pass signals on to this process; without the other one it has no reason to be."""
+    while which := connection.recv(1):
+        os.kill(os.getpid(), which[0])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    if sys.argv[2:]:
+        stand_for(sys.argv[1], sys.argv[2:])
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401 - the first backward loads it, and sympy with it
+
+    from mpitrain.training import trainer  # noqa: F401
+
+    serve(sys.argv[1])
+    runpy.run_path(sys.argv[0], run_name="__main__")
