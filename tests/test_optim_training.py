@@ -14,7 +14,7 @@ SETTINGS = (
     "model.ffn=100",
     "model.vocab=259",
     "data.sequence=16",
-    "batch.global=16",
+    "batch.global=8",
     "batch.micro=2",
     "optimizer.clip=0.5",
     "comm.bucket_mb=0.03",
@@ -68,7 +68,7 @@ def resolved(world, name, layout, *given):
 def rows_of(step):
     import torch
 
-    return torch.randint(0, 256, (16, 17), generator=torch.Generator().manual_seed(step))
+    return torch.randint(0, 256, (8, 17), generator=torch.Generator().manual_seed(step))
 
 
 def steps(world, config, compare):

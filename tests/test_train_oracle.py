@@ -22,7 +22,7 @@ SETTINGS = (
     "model.ffn=48",
     "precision.compute=fp64",
     "data.sequence=12",
-    "batch.global=16",
+    "batch.global=8",
     "batch.micro=2",
     "optimizer.clip=0.5",
     "comm.bucket_mb=0.02",
@@ -108,20 +108,20 @@ FP64 = {"loss": 1e-10, "norm": 1e-10, "gradient": 1e-10, "weight": 1e-10}
 FP32 = {"loss": 1e-6, "norm": 1e-5, "gradient": 5e-4, "weight": 2e-3}
 
 
-def rows_of(step, sequence):
-    """Return the batch of a step, [16, sequence + 1]: the same on every rank."""
+def rows_of(step, batch, sequence):
+    """Return the batch of a step, [batch, sequence + 1]: the same on every rank."""
     import torch
 
-    return torch.randint(0, 256, (16, sequence + 1), generator=torch.Generator().manual_seed(step))
+    return torch.randint(0, 256, (batch, sequence + 1), generator=torch.Generator().manual_seed(step))
 
 
-def rows_of_documents(step, sequence):
-    """Return a batch with very unequal documents: row 0 is one, the last row has many; microbatch 2 has one target, microbatch 3 none."""
+def rows_of_documents(step, batch, sequence):
+    """Return 16 rows with very unequal documents: row 0 is one, the last row has many; microbatch 2 has one target, microbatch 3 none."""
     import torch
 
     dice = torch.Generator().manual_seed(step)
-    rows = torch.randint(END + 1, 256, (16, sequence + 1), generator=dice)
-    rows[torch.rand(rows.shape, generator=dice, dtype=torch.float64) < torch.linspace(0, 0.7, 16)[:, None]] = END
+    rows = torch.randint(END + 1, 256, (batch, sequence + 1), generator=dice)
+    rows[torch.rand(rows.shape, generator=dice, dtype=torch.float64) < torch.linspace(0, 0.7, batch)[:, None]] = END
     rows[4:8] = END
     rows[4, 5] = 1
     rows[1, sequence // 2 - 1] = rows[2, sequence // 2] = END  # at the end of what the first rank of two has, and at the beginning
@@ -159,14 +159,14 @@ def test_layers_by_chunks_equal_a_plain_torch_loop(world, tp, cp, kind, dp, pp, 
 def test_separate_documents_equal_documents_by_themselves(world, dp, pp, tp, cp, division, schedule):
     tied = "true" if division in ("sequence=true", "context=ring", "context=ulysses") else "false"
     layout = (f"parallel.tp={tp}", f"parallel.cp={cp}", f"parallel.{division}", *["pipeline.segments=4"] * (schedule == "seq1f1b"))
-    data = ("data.documents=separate", "data.sequence=16", "model.vocab=259")
+    data = ("batch.global=16", "data.documents=separate", "data.sequence=16", "model.vocab=259")
     compare_with_plain_torch(world, dp, pp, tied, schedule, *layout, *data)
 
 
 @pytest.mark.parametrize(("kind", "cp", "tp", "dp", "pp", "schedule", "sequence", "tied"), SPREAD[:: 1 if EVERY else 3])
 def test_fp32_stays_within_its_budget(world, kind, cp, tp, dp, pp, schedule, sequence, tied):
     spread = (f"parallel.cp={cp}", f"parallel.context={kind}", f"parallel.tp={tp}", f"parallel.sequence={sequence}")
-    precise = ("data.sequence=16", "model.vocab=259", "precision.compute=fp32")
+    precise = ("batch.global=16", "data.sequence=16", "model.vocab=259", "precision.compute=fp32")
     compare_with_plain_torch(world, dp, pp, tied, schedule, *spread, *precise, budget=FP32)
 
 
@@ -179,7 +179,7 @@ def plain_torch(config, ends):
     """Return rows, loss, gradients, their norm, and the weights after each of three steps of a plain loop."""
     weights, moments, found = initial_weights(config), {}, []
     for step in (1, 2, 3):
-        rows = (rows_of if ends is None else rows_of_documents)(step, config.data.sequence)
+        rows = (rows_of if ends is None else rows_of_documents)(step, config.batch.global_, config.data.sequence)
         loss, grads = loss_and_grads(weights, rows, LAYERS, HEADS, config.model.kv_heads, ends)
         norm = adamw(weights, grads, moments, step, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, decay=0.1, clip=0.5)
         found.append((rows, loss, grads, norm, {name: weight.clone() for name, weight in weights.items()}))
@@ -207,7 +207,8 @@ def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra, budget=FP64)
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
     ends, wrong = END if config.data.documents == "separate" else None, []
-    expected = once(world, ("plain torch", repr(config.model), config.data.sequence, ends), lambda: plain_torch(config, ends))
+    key = "plain torch", repr((config.model, config.batch, config.data.sequence)), ends
+    expected = once(world, key, lambda: plain_torch(config, ends))
 
     def compare(what, found, expected, name=""):
         error = greatest(found, expected)

@@ -12,7 +12,7 @@ SETTINGS = (
     "model.kv_heads=1",
     "model.ffn=96",
     "data.sequence=16",
-    "batch.global=16",
+    "batch.global=8",
     "comm.bucket_mb=0.03",
     "comm.timeout_s=60",
 )
