@@ -27,7 +27,6 @@ from pathlib import Path
 
 HERE = Path(sys.executable).parent
 MPITRAIN = str(HERE / "mpitrain")
-PYTEST = str(HERE / "pytest")
 MPIRUN = str(HERE / "mpirun") if (HERE / "mpirun").exists() else shutil.which("mpirun")
 
 # A waiting rank has to leave the core to a working one. Each MPI ignores what is meant for the other.
@@ -153,9 +152,9 @@ UNTOUCHED = {"PLANTED", "LD_PRELOAD"}  # in an environment: what is to be there 
 
 
 def preloaded(command: Sequence[str]) -> list[str]:
-    """Return what runs mpitrain, pytest or a Python program with its libraries loaded; any other command as it is."""
+    """Return what runs mpitrain or a Python program with its libraries loaded; any other command as it is."""
     program = command[1:] if command[0] == sys.executable else command
-    if not program[0].endswith((MPITRAIN, PYTEST, ".py")) or os.environ.get("MPITRAIN_PRELOAD") == "no" or (address := _server()) is None:
+    if not program[0].endswith((MPITRAIN, ".py")) or os.environ.get("MPITRAIN_PRELOAD") == "no" or (address := _server()) is None:
         return list(command)
     return [sys.executable, "-S", "-E", PRELOAD, address, *program]
 

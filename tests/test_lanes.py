@@ -7,6 +7,7 @@ MPITRAIN_LANES=2,4 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" o
 
 import os
 import shutil
+import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from contextlib import ExitStack
@@ -14,14 +15,14 @@ from pathlib import Path
 
 import pytest
 from conftest import EVERY as EVERY_LAYOUT
-from launch import PYTEST, mpirun, preloaded, started, tail
+from launch import mpirun, started, tail
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY = (1, 2, 4, 8)
 SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(","))) if "MPITRAIN_LANES" in os.environ else EVERY
 TESTS = os.environ.get("MPITRAIN_TESTS", "*")
 SLOWEST_S = 900
-LANE = (PYTEST, "--only-mpi", "-p", "no:cacheprovider", "-q")
+LANE = (sys.executable, "-m", "pytest", "--only-mpi", "-p", "no:cacheprovider", "-q")
 TOLD_BY_FEWER = [  # what eight ranks don't show, or on two cores too slowly
     "comm_account", "comm_clock", "comm_device", "comm_gpu", "comm_links", "model_new_layer", "model_recipe", "optim_moments",
     "optim_offload", "optim_steps", "parallel_asynchronous", "parallel_context", "train_documents", "train_domains", "train_fp8",
@@ -96,7 +97,7 @@ class Early:
 
     def start(self):
         self.report = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
-        self.job = self._stack.enter_context(started(1, *preloaded((*LANE, *asked(1, self.report))), cwd=ROOT))
+        self.job = self._stack.enter_context(started(1, *LANE, *asked(1, self.report), cwd=ROOT))
 
     def end(self):
         self._stack.close()

@@ -52,7 +52,8 @@ class StageState:
             layout = layout_of(plan.specs, sharding.size)
             shared = self.embedding if plan.tied else None
             weights = shared or Weights(layout, TYPES[config.precision.compute], device, sharding, config.run.seed)
-            users = [p for p in every if p.spec in plan.specs]
+            names = {spec.name for spec in plan.specs}
+            users = [parameter for parameter in every if parameter.spec.name in names]
             for parameter in users:
                 weights.bind(parameter)
             uses = [[p] for p in users] if plan.tied else [users]

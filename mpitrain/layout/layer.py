@@ -114,8 +114,12 @@ class Sizes:
         """Whether what is cheap to make again isn't kept."""
         return self.config.memory.recompute == "selective"
 
+    def norm(self, width: int) -> int:
+        """Return what a norm keeps of a position: what has the norm 1, and its factor, which is fp32 at least."""
+        return width * self.itemsize + max(4, self.itemsize)
+
     def normed(self, width: int, itemsize: int) -> int:
         """Return what a norm and the products behind it keep of their input. itemsize: of a number that the products keep."""
         in_pieces = self.tp > 1  # a message is between norm and product
-        norm = (self.shared if in_pieces else self.positions) * (width + 1) * self.itemsize
+        norm = (self.shared if in_pieces else self.positions) * self.norm(width)
         return norm + (0 if self.selective and not in_pieces else self.positions * width * itemsize)

@@ -37,8 +37,14 @@ class StagePlan:
         return replace(dense, experts=(part, parallel.ep), hidden=(hidden, parallel.etp))
 
     def specs(self, shard: Shard = WHOLE) -> list[list[Spec]]:
-        """Return the parameters of each block."""
-        return [[spec.on(shard) for placed in block for spec in placed.parameters()] for block in self.blocks]
+        """Return the parameters of each block, made once for each shard: leave the lists as they are."""
+        if shard not in self._specs:
+            self._specs[shard] = [[spec.on(shard) for placed in block for spec in placed.parameters()] for block in self.blocks]
+        return self._specs[shard]
+
+    @cached_property
+    def _specs(self) -> dict[Shard, list[list[Spec]]]:
+        return {}
 
     @property
     def inner(self) -> range:

@@ -79,7 +79,7 @@ class Attention:
         heads, kv_heads, width = self.heads // sizes.tp, self._kv_heads(sizes), self.rope.width
         kept = kept_by_core(sizes, heads, kv_heads, width, width)
         if self.normed:
-            kept += (heads + kv_heads) * (width + 1) * sizes.itemsize
+            kept += (heads + kv_heads) * sizes.norm(width)
         earlier = segment * self.history(sizes)  # copied to beside this segment's
         return sizes.normed(self.width, sizes.factor) + sizes.positions * kept + earlier
 

@@ -78,7 +78,7 @@ class Head:
         wide = max(4, sizes.itemsize)
         probabilities = sizes.positions * self.vocab // sizes.tp * wide
         if sizes.tp == 1:
-            return sizes.positions * (8 + (2 * self.width + 1) * sizes.itemsize) + probabilities
+            return sizes.positions * (8 + self.width * sizes.itemsize + sizes.norm(self.width)) + probabilities
         return sizes.positions * (10 + wide) + sizes.normed(self.width, sizes.itemsize) + probabilities
 
     def left(self, sizes: Sizes) -> int:

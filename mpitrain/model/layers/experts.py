@@ -102,7 +102,7 @@ class Experts:
         routed = (n + sizes.config.batch.micro * self.by_sequence) * experts.count * wide + n * experts.active * (2 * 8 + wide)
         routed += 0 if self.by_sequence else experts.count * wide
         of_shared = (2 if sizes.selective else 4) * n * self.shared_width * sizes.itemsize
-        return n * (2 * self.width + 1) * sizes.itemsize + routed + rows * here + of_shared
+        return n * (self.width * sizes.itemsize + sizes.norm(self.width)) + routed + rows * here + of_shared
 
     def left(self, sizes: Sizes) -> int:
         rows, parallel = most_rows(sizes.config, sizes.segments), sizes.config.parallel

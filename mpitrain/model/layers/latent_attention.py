@@ -86,11 +86,11 @@ class LatentAttention:
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         heads, latent = self.heads // sizes.tp, sum(self.latent_widths)
-        units = (self.q_rank + 1 if self.q_rank else 0) + self.kv_rank + 1
-        here = self.width + 1 + units + (0 if sizes.selective else self.width)
+        norms = sum(map(sizes.norm, filter(None, (self.width, self.q_rank, self.kv_rank))))
+        inputs = 0 if sizes.selective else self.width * sizes.itemsize
         core = kept_by_core(sizes, heads, heads, self.key_width, self.value_width)
         earlier = segment * self.history(sizes)
-        return (sizes.shared * here + sizes.positions * latent) * sizes.itemsize + sizes.positions * core + earlier
+        return sizes.shared * (norms + inputs) + sizes.positions * (latent * sizes.itemsize + core) + earlier
 
     def left(self, sizes: Sizes) -> int:
         """Where a gather has put sequences side by side, the inputs of both products are copies, and leave the rotary keys behind."""

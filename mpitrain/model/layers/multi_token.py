@@ -73,7 +73,7 @@ class MultiToken:
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         all_kept = replace(sizes, config=msgspec.structs.replace(sizes.config, memory=Memory()))
-        joined = sizes.shared * (4 * self.head.width + 2) * sizes.itemsize
+        joined = 2 * sizes.shared * (self.head.width * sizes.itemsize + sizes.norm(self.head.width))
         further = self.embedding.kept(sizes, segment) + joined + sum(layer.kept(all_kept, segment) for layer in self.block)
         return (1 + self.depths) * self.head.kept(sizes, segment) + self.depths * further
 
