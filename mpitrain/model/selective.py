@@ -23,9 +23,9 @@ class Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, parameter: Parameter, small: list, eps: float, again: bool):
         width = x.shape[-1]
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide(x.dtype))
-        scale = torch.rsqrt(length.square_().div_(width).add_(eps))
-        unit = _scaled(x, scale)
+        exact = x.to(wide(x.dtype))
+        scale = torch.rsqrt(torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().div_(width).add_(eps))
+        unit = _scaled(x, exact, scale)
         ctx.save_for_backward(x if again else unit, scale)
         ctx.parameter, ctx.small, ctx.from_input, ctx.made = parameter, small, again, None
         return unit * parameter.data
@@ -35,7 +35,7 @@ class Norm(torch.autograd.Function):
         """Return the output, made once."""
         if ctx.made is None:
             x, scale = ctx.saved_tensors
-            unit = _scaled(x, scale)
+            unit = _scaled(x, x.to(scale.dtype), scale)
             ctx.made = unit, unit * ctx.parameter.data
         return ctx.made[1]
 
@@ -52,9 +52,9 @@ class Norm(torch.autograd.Function):
         return (grad_of_output * weight).addcmul_(unit, along, value=-1).mul_(scale), None, None, None, None
 
 
-def _scaled(x, scale):
-    """Return x * scale in the type of x, rounded once."""
-    return torch.mul(x, scale, out=torch.empty_like(x))
+def _scaled(x, exact, scale):
+    """Return x * scale in the type of x, rounded once. exact: x in the type of `scale`; it is used up, unless it is x."""
+    return x * scale if exact is x else exact.mul_(scale).to(x.dtype)
 
 
 class Gated(torch.autograd.Function):
