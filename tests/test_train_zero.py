@@ -15,7 +15,7 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 # What is trained beside data parallelism; {half} of the ranks are left for it.
 LAYOUTS = {
-    2: [("parallel.dp=2",), ("parallel.dp=2", "model.tied=false", "batch.micro=8"), ("parallel.dp=2", "pipeline.tail=8")],
+    2: [("parallel.dp=2",), ("parallel.dp=2", "model.tied=false", "batch.micro=4"), ("parallel.dp=2", "pipeline.tail=8")],
     4: [
         ("parallel.dp=4", "parallel.dp_shard=2"),
         ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=zbv"),
