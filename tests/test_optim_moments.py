@@ -128,7 +128,7 @@ def test_the_loss_follows_that_of_fp32_moments(alone, optimizer):
 
     text, losses = np.frombuffer(Path(shutil.__file__).read_bytes(), np.uint8).astype(np.int64), {}
     for moments in ("fp32", "bf16"):
-        config = resolved(alone, "parallel.dp=1", "batch.micro=16", *optimizer, f"optimizer.moments={moments}")
+        config = resolved(alone, "parallel.dp=1", "batch.global=16", "batch.micro=16", *optimizer, f"optimizer.moments={moments}")
         plan = plan_of(config)
         mesh = build_mesh(plan, alone)
         actor, found = Actor(plan, mesh, torch.device("cpu")), []

@@ -53,7 +53,8 @@ def test_what_was_saved_is_taken_over(world, name):
     if world.size != 1:
         pytest.skip("runs on 1 rank")
     rows = torch.randint(0, 256, (4, 16, 17), generator=torch.Generator().manual_seed(1))
-    keys, device = (f"optimizer.name={name}", "optimizer.moments=bf16", "parallel.dp=1", "batch.micro=16"), torch.device("cpu")
+    keys = (f"optimizer.name={name}", "optimizer.moments=bf16", "parallel.dp=1", "batch.global=16", "batch.micro=16")
+    device = torch.device("cpu")
     plan = plan_of(resolved(world, *keys))
     mesh = build_mesh(plan, world)
     modes = (plan_of(resolved(world, *keys, f"memory.offload={mode}")) for mode in ("none", "optimizer"))
@@ -85,7 +86,7 @@ def test_a_gpu_computes_what_it_did_but_for_the_update(world):
         pytest.skip("runs on 1 rank with a GPU")
     rows, losses = torch.randint(0, 256, (3, 16, 17), generator=torch.Generator().manual_seed(1)), []
     for mode in ("none", "optimizer", "all"):
-        config = resolved(world, "parallel.dp=1", "batch.micro=4", "precision.compute=bf16", f"memory.offload={mode}")
+        config = resolved(world, "parallel.dp=1", "batch.global=16", "batch.micro=4", "precision.compute=bf16", f"memory.offload={mode}")
         plan = plan_of(config)
         mesh = build_mesh(plan, world)
         actor = Actor(plan, mesh, torch.device("cuda", 0))

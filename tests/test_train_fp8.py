@@ -86,7 +86,7 @@ def test_layouts_that_divide_tensors_stay_close_to_one_rank(world, size, layout)
     """
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")
-    common = ("batch.micro=8", "optimizer.name=sgd")
+    common = ("batch.global=16", "batch.micro=8", "optimizer.name=sgd")
     found, _ = train(world, resolved(world, FP8, FEW, "parallel.dp=1", *common, *layout))
     expected, _ = alone(world, *ONE, *common)
     errors = [abs(a - b) / abs(b) for one, other in zip(found, expected) for a, b in zip(one, other)]
@@ -114,7 +114,7 @@ def losses_of(world, compute):
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
-    settings = ("model.layers=2", "model.width=64", "data.sequence=64", "batch.micro=8")
+    settings = ("model.layers=2", "model.width=64", "data.sequence=64", "batch.global=16", "batch.micro=8")
     config = resolved(world, "parallel.dp=1", "parallel.pp=2", f"precision.compute={compute}", *settings)
     text = torch.frombuffer(bytearray(Path(shutil.__file__).read_bytes()), dtype=torch.uint8).long()
     plan = plan_of(config)
@@ -144,7 +144,7 @@ def test_an_infinity_before_the_cast_skips_the_step_on_all_ranks(world, monkeypa
     plan = plan_of(config)
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
-    rows = torch.randint(0, 256, (16, 17), generator=torch.Generator().manual_seed(1)).chunk(world.size)[mesh["dp"].rank]
+    rows = torch.randint(0, 256, (8, 17), generator=torch.Generator().manual_seed(1)).chunk(world.size)[mesh["dp"].rank]
     before = [piece.weight.clone() for piece in actor.gradients.pieces]
     quantise, planted = fp8.quantise, []
 
