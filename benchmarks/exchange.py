@@ -8,14 +8,15 @@ of 2; one row for each expert, then by nodes of one rank. `--hosts` is a script 
 (`netns.sh mpi COMMAND...`). Shares are of rank 0, from `comm` in metrics.jsonl, without the first step. Waiting for a rank that is late
 counts as not hidden: with fewer cores than ranks, or busy ones, shares are lower.
 
-Two hosts at 1 Gbit/s, emulated on two cores that other programs used, too (load 12 to 20), --steps 3:
+Two hosts at 1 Gbit/s, emulated on two cores, --steps 3:
 
-    1f1b                  28%
-    dualpipev             67%
-    dualpipev, by nodes   71%
+    1f1b                  33%
+    dualpipev             72%
+    dualpipev, by nodes   80%
 
-As the table at the end of a run has it, mean of both ranks and a pair of runs: 1f1b 26%, dualpipev 54 and 58%, by nodes 59 and 57%; when
-walks took turns at every item, and not at what they start (parallel/walk.py), dualpipev 48%.
+Beside other programs (load 12 to 20), mean of both ranks and a pair of runs: 1f1b 26%, dualpipev 54 and 58%, by nodes 59 and 57%; when
+walks took turns at every item, and not at what they start (parallel/walk.py), dualpipev 48%. With pp=2, 4 blocks and four ranks on the two
+cores, every other rank on the same host: 20%, 47%, 48%.
 """
 
 import argparse
