@@ -59,6 +59,8 @@ def test_bad_keys_and_values_are_named(override, message):
         (["parallel.tp=6", "model.heads=6", "model.width=144", "model.kv_heads=1", "data.sequence=100"], 6, "parallel.sequence = false"),
         (["parallel.tp=2", "parallel.sequence=false", "parallel.async_tp=true"], 2, "use parallel.sequence = true, or leave"),
         (["parallel.tp=6", "model.heads=12", "model.width=144", "model.kv_heads=4"], 6, "one must divide the other"),
+        (["model.mtp=8", "data.sequence=8"], 1, "no position has so many tokens after the next one; use a model.mtp below 8"),
+        (["model.mtp_weight=0.5"], 1, "model.mtp_weight = 0.5 does nothing with model.mtp = 0; leave it out, or set model.mtp"),
         (["batch.global=1000001"], 1, "1,000,001 microbatches on 1 stages"),
         (["parallel.pp=7"], 7, "parallel.pp = 7 stages for model.layers = 6 blocks"),
         (["batch.global=7", "parallel.dp=2"], 2, "batch.global = 7 sequences don't divide .* use a multiple of 2"),

@@ -28,13 +28,12 @@ from mpitrain.cluster.board import BUSY, Place
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
-from mpitrain.data.documents import separate
+from mpitrain.data.documents import further_targets, separate
 from mpitrain.layout.buffers_needed import needed_by
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
-from mpitrain.model.multi_token import further_targets
 from mpitrain.model.site import Site
 from mpitrain.optim.balance import inequality
 from mpitrain.optim.loss_scale import LossScale

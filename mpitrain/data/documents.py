@@ -24,6 +24,16 @@ def separate(tokens: torch.Tensor, end_of_text: int) -> tuple[torch.Tensor, torc
     return documents_of(inputs, end_of_text), targets.masked_fill(inputs == end_of_text, IGNORED)
 
 
+def further_targets(targets_BT: torch.Tensor, depths: int) -> tuple[torch.Tensor, ...]:
+    """Return the targets of each further depth, of whole rows: the token after the target before, if both are of one document."""
+    found = [targets_BT]
+    for depth in range(depths):
+        ahead = torch.full_like(targets_BT, IGNORED)
+        ahead[:, : -1 - depth] = targets_BT[:, 1 + depth :]
+        found.append(ahead.masked_fill(found[-1] == IGNORED, IGNORED))
+    return tuple(found[1:])
+
+
 def num_counted(targets: torch.Tensor) -> int:
     """Return how many targets carry loss."""
     return int((targets != IGNORED).sum())

@@ -33,6 +33,7 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1, node
     experts = resolve_experts(config, model, preset.get("experts", {}))
     parallel, batch = _layout(config, model.layers, num_ranks)
     pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
+    _refuse_unseen(model, config.data.sequence)
     _refuse_undivided(model, config.data.sequence, parallel)
     refuse_unfolded(model, experts, parallel, config)
     experts, comm = resolve_dispatch(config, experts, parallel, num_nodes, node_ranks)
@@ -103,6 +104,17 @@ def _refuse_idle(memory: Memory, zero: int) -> None:
             f"memory.every = {memory.every} with parallel.zero = 3: weights are fetched and dropped block by block, and so are blocks "
             'computed again; use memory.recompute = "full"'
         )
+
+
+def _refuse_unseen(model: Model, sequence: int) -> None:
+    """Raise ConfigError for tokens that are never foretold, and for a weight of none."""
+    if model.mtp >= sequence:
+        raise ConfigError(
+            f"model.mtp = {model.mtp} with data.sequence = {sequence}: no position has so many tokens after the next one; use a model.mtp "
+            f"below {sequence}"
+        )
+    if not model.mtp and model.mtp_weight != Model().mtp_weight:
+        raise ConfigError(f"model.mtp_weight = {model.mtp_weight} does nothing with model.mtp = 0; leave it out, or set model.mtp")
 
 
 def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-from mpitrain.data.documents import IGNORED
 from mpitrain.layout.traffic import Traffic
 from mpitrain.model import embedding_and_head
 from mpitrain.model.layers.embedding_and_head import EMBEDDING
@@ -36,16 +35,6 @@ def multi_token(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[
         join = Join(here["hidden_norm.weight"], here["token_norm.weight"], here["projection.weight"])
         depths.append(Depth(lookup, join, block, embedding_and_head.head(here["head_norm.weight"], own[layer.head.weight], site)))
     return [MultiToken(main, depths, layer.weight / layer.depths, site)]
-
-
-def further_targets(targets_BT: torch.Tensor, depths: int) -> tuple[torch.Tensor, ...]:
-    """Return the targets of each further depth, of whole rows: the token after the target before, if both are of one document."""
-    found = [targets_BT]
-    for depth in range(depths):
-        ahead = torch.full_like(targets_BT, IGNORED)
-        ahead[:, : -1 - depth] = targets_BT[:, 1 + depth :]
-        found.append(ahead.masked_fill(found[-1] == IGNORED, IGNORED))
-    return tuple(found[1:])
 
 
 class Join(Segment):
