@@ -239,7 +239,7 @@ BUGS = [
     ("mpitrain/layout/experts.py", "if experts.active > experts.count:", "if False:"),
     ("mpitrain/layout/routing.py", "if missing:", "if False:"),
     ("mpitrain/model/experts.py", "order = experts.argsort(stable=True)", "order = experts.argsort(descending=True, stable=True)"),
-    ("mpitrain/model/grouped.py", "                add_product(total, grad, x)", "                add_product(total, grad, 2 * x)"),
+    ("mpitrain/model/grouped.py", "                add_product(total, grad, x, ", "                add_product(total, grad, 2 * x, "),
     ("mpitrain/model/layers/experts.py", "routed += 0 if self.by_sequence else experts.count * wide", "routed += 0"),
     ("mpitrain/model/router.py", "return weights * settings.scale", "return weights"),
     ("mpitrain/optim/balance.py", "(piece.grad.mean() - piece.grad).sign_()", "(piece.grad - piece.grad.mean()).sign_()"),

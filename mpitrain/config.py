@@ -163,6 +163,8 @@ class Memory(Table):
 class Precision(Table):
     compute: Literal["fp32", "fp64", "bf16", "fp16", "fp8"] = "fp32"  # weights and activations; below fp32, masters and sums are fp32
     reduce: Literal["same", "bf16"] = "same"  # gradients on the wire over data ranks: as they are summed, or rounded
+    # a microbatch's product of a weight gradient, before its fp32 sum: in fp32, or rounded to `compute`; auto: bf16 on a CPU is rounded
+    products: Literal["auto", "fp32", "rounded"] = "auto"
 
 
 class Numerics(Table):

@@ -52,6 +52,23 @@ def test_onednn_multiplies_where_it_is_faster(rows, height, width, by_onednn):
     assert OP not in called(torch.randn(rows, width).double(), weight.double())[1]
 
 
+def test_a_rounded_product_is_that_of_its_factors_type():
+    import torch
+
+    from mpitrain.model.linear import add_product
+
+    torch.manual_seed(1)
+    total, a, b = torch.randn(5, 9), torch.randn(70, 5).bfloat16(), torch.randn(70, 9).bfloat16()
+    expected = a.double().t() @ b.double()
+    exact, rounded = total.clone(), total.clone()
+    add_product(exact, a, b)
+    add_product(rounded, a, b, rounded=True)
+    assert (exact - total - expected).abs().max() < 1e-5
+    error = ((rounded - total - expected) / expected).abs().max()
+    assert 2**-10 < error < 2**-7  # half a unit in the last place of bf16, but not less
+    assert torch.equal(rounded, total + (a.t() @ b))
+
+
 @pytest.mark.parametrize("names", [("float32", "float32"), ("float32", "bfloat16"), ("float64", "float64")])
 def test_gradients_are_added_in_the_wider_type(names):
     import torch

@@ -9,7 +9,7 @@ from mpitrain.layout.buckets import Bucket as Plan
 from mpitrain.layout.buckets import layout_of
 from mpitrain.layout.parameters import Shard, Spec
 from mpitrain.layout.stages import StagePlan
-from mpitrain.parallel.precision import TYPES
+from mpitrain.parallel.precision import TYPES, rounds_products
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Gradient, Sharding, Weights
 from mpitrain.parallel.zero.tree import TreeGradient
@@ -44,7 +44,8 @@ class StageState:
         embedding: Weights | None = None,
     ):
         config, self.embedding = stage.config, embedding
-        self.by_block = [[Parameter(spec) for spec in block] for block in stage.specs(shard)]
+        rounded = rounds_products(config.precision, device)
+        self.by_block = [[Parameter(spec, rounded=rounded) for spec in block] for block in stage.specs(shard)]
         every = [parameter for block in self.by_block for parameter in block]
         self.buckets: list[Bucket] = []
         for plan in stage.buckets(shard):

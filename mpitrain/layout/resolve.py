@@ -6,7 +6,19 @@ from typing import Any
 
 import msgspec
 
-from mpitrain.config import FIRST_FAMILY, OPTIMIZERS, PRESETS, Batch, Config, Memory, Model, Optimizer, Parallel, Pipeline
+from mpitrain.config import (
+    FIRST_FAMILY,
+    OPTIMIZERS,
+    PRESETS,
+    Batch,
+    Config,
+    Memory,
+    Model,
+    Optimizer,
+    Parallel,
+    Pipeline,
+    Precision,
+)
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.layout.attention import resolve_attention, with_heads
@@ -42,6 +54,7 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1, node
         width = attention.head_width or model.width // model.heads
         refuse_odd_sides(model, width, config.data.sequence, batch.micro, parallel)
     _refuse_idle(config.memory, parallel.zero)
+    _refuse_unrounded(config.precision)
     _refuse_irreproducible(config, parallel)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel, pipeline, model.layers)
     optimizer = _optimizer(config.optimizer)
@@ -62,6 +75,15 @@ def on_one_rank(config: Config) -> Config:
     """Return a resolved configuration for the same model on one rank, in one stage."""
     experts = msgspec.structs.replace(config.experts, dispatch="auto", wire="")
     return msgspec.structs.replace(config, experts=experts, parallel=Parallel(dp=1, pp=1, zero=0), pipeline=Pipeline(chunks=1, tail=1))
+
+
+def _refuse_unrounded(precision: Precision) -> None:
+    """Raise ConfigError for a choice of products that are of the type of their sum anyway."""
+    if precision.products != "auto" and precision.compute in ("fp32", "fp64"):
+        raise ConfigError(
+            f'precision.products = "{precision.products}" does nothing with precision.compute = "{precision.compute}", whose products are '
+            "of the type they are summed in; leave it out, or use bf16, fp16 or fp8"
+        )
 
 
 def _refuse_irreproducible(config: Config, parallel: Parallel) -> None:

@@ -65,7 +65,7 @@ class GroupedProduct:
         """Add them to their buffers."""
         for total, grad, x in zip(self.parameter.grad, self.grad.split(self.sizes), self.x.split(self.sizes)):
             if len(x):
-                add_product(total, grad, x)
+                add_product(total, grad, x, self.parameter.rounded)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what is held for it."""

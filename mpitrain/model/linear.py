@@ -29,10 +29,15 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Add a.T @ b to `total` [A, B]. a: [N, A].  b: [N, B], of a narrower type than `total`, or of the same."""
+def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: bool = False) -> None:
+    """Add a.T @ b to `total` [A, B]. a: [N, A].  b: [N, B], of a narrower type than `total`, or of the same.
+
+    rounded: the product to the type of its factors.
+    """
     if a.dtype == total.dtype:
         total.addmm_(a.t(), b)
+    elif rounded:
+        total += a.t() @ b
     elif a.is_cuda:
         total += torch.mm(a.t(), b, out_dtype=total.dtype)
     else:
@@ -50,7 +55,7 @@ class Product:
     def add(self) -> None:
         """Add them to their buffers."""
         for parameter, grad in zip(self.parameters, self.grads):
-            add_product(parameter.grad, grad, self.x)
+            add_product(parameter.grad, grad, self.x, parameter.rounded)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what is held for it."""

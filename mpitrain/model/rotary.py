@@ -22,10 +22,30 @@ class Rotary:
         self.cos, self.sin = ((table * rope.magnitude).to(device, wide(dtype)) for table in (angles.cos(), angles.sin()))
 
     def __call__(self, x_BHTC: torch.Tensor, start: int = 0) -> torch.Tensor:
-        a, b = x_BHTC.chunk(2, -1)
-        here = slice(start, start + a.shape[-2])
-        cos, sin = self.cos[here], self.sin[here]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x_BHTC.dtype)
+        here = slice(start, start + x_BHTC.shape[-2])
+        return _Turned.apply(x_BHTC, self.cos[here], self.sin[here])
+
+
+class _Turned(torch.autograd.Function):
+    """x turned, in memory as x; the gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.tables = cos, sin
+        return _turned(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        return _turned(grad_of_output, *ctx.tables, -1), None, None
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sense: int) -> torch.Tensor:
+    exact = x.to(cos.dtype)
+    y = torch.empty_like(exact)
+    (a, b), (c, d) = exact.chunk(2, -1), y.chunk(2, -1)
+    torch.mul(a, cos, out=c).addcmul_(b, sin, value=-sense)
+    torch.mul(b, cos, out=d).addcmul_(a, sin, value=sense)
+    return y.to(x.dtype)
 
 
 def rates(rope: Rope) -> torch.Tensor:

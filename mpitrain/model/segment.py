@@ -103,10 +103,7 @@ class Tape:
         if window or sinks is not None:
             y = Windowed.apply(*qkv, visible, window, sinks, self.small, again)
             return y, partial(Windowed.again, y.grad_fn) if again else None
-        if not again:
-            return selective.attention(*qkv, visible), None
-        y = selective.Attend.apply(*qkv, visible)
-        return y, partial(selective.Attend.again, y.grad_fn)
+        return selective.attention(*qkv, visible, again)
 
     def add_vectors(self) -> None:
         """Add the gradients of vectors to their buffers and forget them: the graph and these lists hold each other, a cycle."""

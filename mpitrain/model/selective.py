@@ -5,10 +5,13 @@ backward, before the node's own turn comes; what was made is held from the one t
 the bits are the same.
 """
 
+from functools import partial
+
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
+from mpitrain.parallel.context import by_blocks
 from mpitrain.parallel.precision import wide
 from mpitrain.parallel.zero.parameters import Parameter
 
@@ -80,7 +83,28 @@ class Gated(torch.autograd.Function):
 
 
 class Attend(torch.autograd.Function):
-    """Causal attention, of which queries, keys and values are kept."""
+    """Causal attention in 16 bits on a CPU, of which queries, keys and values are kept, and not the result."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, visible):
+        ctx.save_for_backward(q, k, v, visible)
+        ctx.made = None
+        return by_blocks.attend(q, k, v, visible)[0]
+
+    @staticmethod
+    def again(ctx):
+        """Return the output."""
+        out, ctx.made = by_blocks.attend(*ctx.saved_tensors, keep=True)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        made, ctx.made = ctx.made, None
+        return *by_blocks.attend_backward(grad_of_output, *ctx.saved_tensors, made), None
+
+
+class AttendOnce(torch.autograd.Function):
+    """The same by torch's own attention, for a result that is asked for again before the backward."""
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
@@ -100,8 +124,20 @@ class Attend(torch.autograd.Function):
         return *torch.autograd.grad(out, leaves, grad_of_output), None
 
 
-def attention(q, k, v, visible):
-    """Return causal attention with grouped queries (arXiv:2305.13245). visible: what is added to the scores instead of causality."""
+def attention(q, k, v, visible, again: bool):
+    """Return causal attention with grouped queries (arXiv:2305.13245), and how to make it again if asked for that.
+
+    visible: what is added to the scores instead of causality.
+    """
+    narrow = q.is_cpu and q.itemsize == 2
+    if not narrow and not again:
+        return _attention(q, k, v, visible), None
+    function = Attend if narrow else AttendOnce
+    y = function.apply(q, k, v, visible)
+    return y, partial(function.again, y.grad_fn) if again else None
+
+
+def _attention(q, k, v, visible):
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None, enable_gqa=True)
 
 
@@ -109,7 +145,7 @@ def _recorded(q, k, v, visible):
     """Attend in a graph of its own, in both directions: without a graph, torch may choose another kernel."""
     with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        return attention(*leaves, visible), leaves
+        return _attention(*leaves, visible), leaves
 
 
 def _itself(x):

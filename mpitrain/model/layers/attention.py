@@ -3,12 +3,12 @@
 Kept of it, with n = B T positions on this rank, width D, H C query and K C key-value features; of a norm's factor 1 per position, of
 attention's log-sum-exp H:
 
-    none        2 n D + n + 3 n H C + 2 n K C + n H    unit and normed input | q, k, v, result, result side by side
+    none        2 n D + n + 2 n H C + 2 n K C + n H    unit and normed input | q, k, v, result; without n H in 16 bits
     selective   n D + n + n H C + 2 n K C              input | q, k, v
     from I to W 2 n D + 2 n H C + 2 n K C              both factors of each weight gradient, in every mode
     normed      n (H + K) (C + 1)                      besides: unit queries and keys, in every mode
 
-With fp8 these factors (normed input, result side by side) have one byte a number, the rest two. tp divides H and K, cp divides n; with
+With fp8 these factors (normed input, result) have one byte a number, the rest two. tp divides H and K, cp divides n; with
 `sequence`, tp divides what stands before the gather, too. There the normed input has travelled, or the result will have: it is kept in
 selective mode, too.
 """
@@ -77,7 +77,7 @@ class Attention:
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         heads, kv_heads, width = self.heads // sizes.tp, self._kv_heads(sizes), self.rope.width
-        kept = kept_by_core(sizes, heads, kv_heads, width, width)
+        kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles=bool(self.window or self.sinks))
         if self.normed:
             kept += (heads + kv_heads) * sizes.norm(width)
         earlier = segment * self.history(sizes)  # copied to beside this segment's
@@ -107,10 +107,11 @@ def seen(sequence: int, window: int = 0) -> float:
     return window * (1 - window / (2 * sequence))
 
 
-def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_width: int) -> int:
-    """Return what attention proper keeps for a position. heads, kv_heads: of this rank.  value_width: of a head's result side by side.
+def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_width: int, by_tiles: bool = False) -> int:
+    """Return what attention proper keeps for a position. heads, kv_heads: of this rank.  value_width: of a head's result.
 
-    On a GPU attention's result is there only once, but with fp8, where its copy side by side is another.
+    by_tiles: by parallel/context/flash.py, as always with cp. Tiles, and torch's own attention, which is taken for more than 16 bits, keep
+    the log-sum-exp and their result, and what the output multiplies, too, where that is another.
     """
     parallel = sizes.config.parallel
     if parallel.cp > 1 and parallel.context == "gather":
@@ -119,8 +120,12 @@ def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_widt
         kv_heads = max(kv_heads, parallel.cp)
     kept = width * (heads + 2 * kv_heads) * sizes.itemsize
     in_pieces = parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)  # then attention isn't one segment
-    if not sizes.selective or in_pieces:
+    if sizes.selective and not in_pieces:
+        return kept
+    by_tiles = by_tiles or parallel.cp > 1 or sizes.itemsize > 2
+    if by_tiles:
         kept += heads * (width + 1) * sizes.itemsize
-        if heads > 1 or sizes.factor < sizes.itemsize:  # a single head lies side by side with itself
-            kept += heads * value_width * sizes.factor
+    by_head = parallel.async_tp or parallel.context == "ulysses"  # queries came from other ranks, and lie head by head
+    if not by_tiles or (by_head and heads > 1) or value_width < width or sizes.factor < sizes.itemsize:
+        kept += heads * value_width * sizes.factor
     return kept

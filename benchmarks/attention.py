@@ -1,0 +1,64 @@
+"""Attention on a CPU, piece by piece (parallel/context/by_blocks.py) against torch's own, both directions, as ratios within one run.
+
+    OMP_NUM_THREADS=1 python benchmarks/attention.py [--turns 20]
+
+Both take turns; the table has the median of each in ms of this thread's processor time, and how many times as long torch's needs.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from mpitrain.parallel.context import by_blocks
+
+SHAPES = [(6, 2, 64), (8, 8, 64), (8, 2, 128)]  # query heads, key-value heads, width
+LENGTHS = (128, 256, 512, 1024, 2048)
+aten = torch.ops.aten
+
+
+def timed(turns: int, *functions) -> list[float]:
+    """Return the median time of each function in ms."""
+    found = [[] for _ in functions]
+    for turn in range(turns + 2):
+        for times, function in zip(found, functions):
+            begin = time.thread_time()
+            function()
+            if turn >= 2:
+                times.append(1e3 * (time.thread_time() - begin))
+    return [statistics.median(times) for times in found]
+
+
+def row(dtype: torch.dtype, heads: int, kv_heads: int, width: int, length: int, turns: int) -> str:
+    """Time one shape, and return its line of the table."""
+    q, grad = (torch.randn(1, length, heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
+    k, v = (torch.randn(1, length, kv_heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    forward = timed(
+        turns, lambda: by_blocks.attend(q, k, v), lambda: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    )
+    backward = timed(
+        turns,
+        lambda: by_blocks.attend_backward(grad, q, k, v),
+        lambda: aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, True),
+    )
+    what = f"{str(dtype).removeprefix('torch.')}, {heads}/{kv_heads} heads of {width}, {length:5}"
+    times = (f"{ours:8.2f}  {theirs:8.2f}  {theirs / ours:5.2f}" for ours, theirs in (forward, backward))
+    return f"{what:36}" + "    ".join(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=20)
+    turns = parser.parse_args().turns
+    torch.set_num_threads(1)
+    print(f"{'tokens':>36}" + 2 * "    ours   torch's  ratio    ")
+    for dtype in (torch.bfloat16, torch.float32):
+        for shape in SHAPES:
+            for length in LENGTHS:
+                print(row(dtype, *shape, length, turns), flush=True)
+
+
+if __name__ == "__main__":
+    main()

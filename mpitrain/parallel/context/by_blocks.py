@@ -1,0 +1,120 @@
+"""Causal attention in 16 bits on a CPU by matrix products: some queries at a time, so that their scores stay in the cache.
+
+B sequences, H query heads, K key-value heads (K divides H), G = H / K that share keys, T queries, S keys, C width of a head. A piece is
+R queries of some key-value heads: rows [R G, C], the heads of one position side by side, as the projection left them.
+
+Faster than torch's own attention in 16 bits on a CPU, most of all its backward; in fp32 it isn't (benchmarks/attention.py). Scores are
+rounded to the type of the queries, as torch's products are; softmax is taken in fp32 at least. Neither the result nor the log-sum-exp is
+needed for the backward: the scores are made again.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from mpitrain.parallel.precision import wide
+
+ROWS = {2: 128, 4: 64, 8: 64}  # queries of a piece, by bytes of a number
+SCORES = 2**18  # of a piece, if it is of more than one key-value head
+
+
+class Piece(NamedTuple):
+    """Which sequences, key-value heads and queries, and how many keys they see."""
+
+    sequences: slice
+    heads: slice
+    queries: slice
+    seen: int
+
+    def rows(self, x_BKTGC: torch.Tensor) -> torch.Tensor:
+        """Return the view [B, K, R, G, C]."""
+        return x_BKTGC[self.sequences, self.heads, self.queries]
+
+    def keys(self, x_BKSC: torch.Tensor) -> torch.Tensor:
+        """Return the view [B K, S, C]."""
+        return x_BKSC[self.sequences, self.heads, : self.seen].flatten(0, 1)
+
+
+def attend(q_BHTC, k_BKSC, v_BKSC, visible=None, keep: bool = False) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
+    """Return attention [B, H, T, C], in memory [B, T, H, C], and with `keep` the probabilities, which its backward takes.
+
+    visible: what is added to the scores, [B, 1, T, S] or [T, S], 0 or -inf; without it T = S, and key s is visible from query s on.
+    """
+    q_BKTGC, k_BKSC, v_BKSC = _grouped(q_BHTC, k_BKSC), k_BKSC.contiguous(), v_BKSC.contiguous()
+    out_BTHC = q_BHTC.new_empty(q_BHTC.shape[0], q_BHTC.shape[2], q_BHTC.shape[1], v_BKSC.shape[-1])
+    out_BHTC, kept = out_BTHC.transpose(1, 2), []
+    for piece in _pieces(q_BKTGC, k_BKSC, visible):
+        probabilities = _probabilities(piece, _flat(piece.rows(q_BKTGC)), k_BKSC, visible)
+        _write(piece.rows(_grouped(out_BHTC, k_BKSC)), torch.bmm(probabilities, piece.keys(v_BKSC)))
+        if keep:
+            kept.append(probabilities)
+    return out_BHTC, kept if keep else None
+
+
+def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, visible=None, kept: list | None = None) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of q, k and v, in memory as these are. kept: the probabilities; without them they are made again."""
+    grads = tuple(map(torch.empty_like, (q_BHTC, k_BKSC, v_BKSC)))
+    q_BKTGC, grad_BKTGC, k_BKSC, v_BKSC = *(_grouped(x, k_BKSC) for x in (q_BHTC, grad_BHTC)), k_BKSC.contiguous(), v_BKSC.contiguous()
+    of_k_BKSC, of_v_BKSC = (torch.zeros(x.shape, dtype=wide(x.dtype)) for x in (k_BKSC, v_BKSC))
+    scale = q_BHTC.shape[-1] ** -0.5
+    for number, piece in enumerate(_pieces(q_BKTGC, k_BKSC, visible)):
+        rows, of_rows, keys = _flat(piece.rows(q_BKTGC)), _flat(piece.rows(grad_BKTGC)), piece.keys(k_BKSC)
+        probabilities = kept[number] if kept is not None else _probabilities(piece, rows, k_BKSC, visible)
+        piece.keys(of_v_BKSC).add_(torch.bmm(probabilities.mT, of_rows))
+        of_scores = torch._softmax_backward_data(torch.bmm(of_rows, piece.keys(v_BKSC).mT), probabilities, -1, rows.dtype)
+        _write(piece.rows(_grouped(grads[0], k_BKSC)), torch.bmm(of_scores, keys).mul_(scale))
+        piece.keys(of_k_BKSC).add_(torch.bmm(of_scores.mT, rows))
+    grads[1].copy_(of_k_BKSC.mul_(scale))
+    grads[2].copy_(of_v_BKSC)
+    return grads
+
+
+def _pieces(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor | None) -> Iterator[Piece]:
+    """Yield the pieces. Which there are is a function of shapes and types alone."""
+    batch, kv_heads, length, group, _ = q_BKTGC.shape
+    num_rows, num_keys = ROWS[q_BKTGC.element_size()], k_BKSC.shape[2]
+    together = max(1, SCORES // (min(num_rows, length) * group * num_keys))  # of B K
+    heads, sequences = min(together, kv_heads), max(1, together // kv_heads)
+    if visible is not None:
+        sequences = 1  # each has a mask of its own
+    for first in range(0, batch, sequences):
+        for head in range(0, kv_heads, heads):
+            for begin in range(0, length, num_rows):
+                end = min(begin + num_rows, length)
+                seen = end if visible is None else num_keys
+                yield Piece(slice(first, first + sequences), slice(head, head + heads), slice(begin, end), seen)
+
+
+def _probabilities(piece: Piece, rows: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
+    """Return softmax(scores) [B K, R G, S] of the rows of a piece, in their type."""
+    group = rows.shape[1] // (piece.queries.stop - piece.queries.start)
+    if visible is None:
+        added = _causal(ROWS[rows.element_size()], group, k_BKSC.shape[2], rows.dtype)
+        added = added[: rows.shape[1], k_BKSC.shape[2] - piece.queries.start :][:, : piece.seen]
+    else:
+        added = visible.expand(len(k_BKSC), 1, *visible.shape[-2:])[piece.sequences, 0, piece.queries].repeat_interleave(group, 1)
+    return torch.softmax(torch.baddbmm(added, rows, piece.keys(k_BKSC).mT, alpha=rows.shape[-1] ** -0.5), -1)
+
+
+@cache
+def _causal(rows: int, group: int, num_keys: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return what is added to scores, a constant [rows * group, num_keys + rows]: 0 for keys before these rows, then a triangle."""
+    triangle = torch.full((rows, rows), -math.inf, dtype=dtype).triu_(1)
+    return torch.cat((torch.zeros(rows, num_keys, dtype=dtype), triangle), 1).repeat_interleave(group, 0)
+
+
+def _grouped(x_BHTC: torch.Tensor, k_BKSC: torch.Tensor) -> torch.Tensor:
+    """Return the view [B, K, T, G, C]."""
+    return x_BHTC.unflatten(1, (k_BKSC.shape[1], -1)).transpose(2, 3)
+
+
+def _flat(x_BKRGC: torch.Tensor) -> torch.Tensor:
+    """Return [B K, R G, C]."""
+    return x_BKRGC.flatten(2, 3).flatten(0, 1)
+
+
+def _write(target_BKRGC: torch.Tensor, x: torch.Tensor) -> None:
+    target_BKRGC.copy_(x.view(target_BKRGC.shape))
