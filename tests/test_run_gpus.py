@@ -93,6 +93,7 @@ def test_what_a_gpu_cannot_is_one_message(tmp_path, text, changes, planted, word
     assert done.returncode == 2, tail(done.output)
     (line,) = [line for line in done.output.splitlines() if "Error: " in line]
     assert all(word in line for word in words), line
+    assert not (changes and (tmp_path / "run").exists())  # only what run.device = "auto" finds is known later
 
 
 @pytest.mark.parametrize("architecture", ["8.9", "10.0"])

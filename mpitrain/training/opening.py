@@ -117,10 +117,13 @@ def _require_device(plan: Plan, world: World) -> None:
     Collective over all ranks.
     """
     config = plan.config
-    if config.run.device == "cuda" or (config.run.device == "auto" and config.precision.compute == "fp8"):
-        from mpitrain.training.device import place
+    direct = config.comm.device == "direct"
+    if config.run.device == "cuda" or (config.run.device == "auto" and (direct or config.precision.compute == "fp8")):
+        from mpitrain.training.device import place, way_of_messages
 
-        place(plan, world)
+        placement = place(plan, world)
+        if direct:  # a child process may have to try it now and again later: a refused run leaves no directory
+            way_of_messages(placement, world, "direct", config.comm.timeout_s)
 
 
 class _Opening:
