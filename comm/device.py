@@ -1,40 +1,17 @@
 """Device buffers: what MPI may touch, and the way through pinned host memory when it may not.
 
-A wrong belief about CUDA-awareness is a segmentation fault, so the answer is taken from what the library itself says, and counts
-as "no" when it says nothing.
+Which of the two it is, says comm/awareness.py. torch calls AMD's devices `cuda`, too, and so does this file.
 
 What an operation copies or adds on the device is queued on the stream that is current when it moves on. So an operation on buffers that
 go straight to MPI is started, polled and waited for with one current stream; a staged one is over when its copies are.
 """
 
-import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from mpi4py import MPI
-
 from mpitrain.comm.buffers import Array, on_device
 from mpitrain.comm.progress import Ready, Steps
-
-
-def cuda_awareness() -> tuple[bool, str]:
-    """Return whether this MPI takes CUDA buffers, and how we know. Needs MPI to be initialised.
-
-    MPI 4.1 answers with the info key mpi_memory_alloc_kinds; Open MPI and MPICH have MPIX_Query_cuda_support.
-    """
-    info = MPI.COMM_WORLD.Get_info()
-    kinds = info.Get("mpi_memory_alloc_kinds") or ""
-    info.Free()
-    if "cuda" in kinds:
-        return True, f"mpi_memory_alloc_kinds = {kinds}"
-    try:
-        query = ctypes.CDLL(None).MPIX_Query_cuda_support
-    except (AttributeError, OSError):
-        return False, f"mpi_memory_alloc_kinds = {kinds or 'not set'}, and the library has no MPIX_Query_cuda_support"
-    query.restype = ctypes.c_int
-    answer = bool(query())
-    return answer, f"MPIX_Query_cuda_support() = {int(answer)}"
 
 
 def written(x: Array) -> Ready:

@@ -1,5 +1,6 @@
 """Which MPI this is, and what started this process: what `mpitrain doctor` tells, and errors name."""
 
+import ctypes
 import os
 
 import mpi4py
@@ -43,6 +44,25 @@ def host() -> str:
 def threads() -> str:
     """Return how far threads may enter MPI. Needs MPI to be initialised."""
     return LEVELS[MPI.Query_thread()]
+
+
+class _Symbol(ctypes.Structure):
+    """What dladdr() fills in: the file, where it is in memory, and the nearest name before an address."""
+
+    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+
+
+def loaded() -> ctypes.CDLL:
+    """Return the library that mpi4py has loaded, as it is in memory; its `_name` is its path.
+
+    It is the file that MPI_Init_thread lies in, as mpi4py's extension sees it. CDLL(None) sees what was loaded for everybody only: not
+    the libraries of wheels (mpi4py opens them with RTLD_LOCAL), but a tool that wraps MPI.
+    """
+    extension, found = ctypes.CDLL(MPI.__file__), _Symbol()
+    begin = ctypes.cast(extension.MPI_Init_thread, ctypes.c_void_p)
+    if not ctypes.CDLL(None).dladdr(begin, ctypes.byref(found)) or not found.file:
+        return extension  # it finds what its own libraries have, too
+    return ctypes.CDLL(os.fsdecode(found.file), mode=os.RTLD_NOW | getattr(os, "RTLD_NOLOAD", 0))
 
 
 def launcher() -> str | None:

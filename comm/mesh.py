@@ -11,14 +11,14 @@
 Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 is an axis like any other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mpi4py import MPI
 
 from mpitrain.comm.account import Usage
+from mpitrain.comm.awareness import STAGED, Way
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.carried import EVERYTHING, NOTHING, Carried
-from mpitrain.comm.device import cuda_awareness
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.world import NOWHERE, Place
@@ -32,7 +32,8 @@ class Mesh:
 
     grid: the layout of all ranks.  axes: by its name, the ranks of each axis that this rank is on, in their order; those of the grid
     if not given.  carried: what is started on each, alike on all ranks; anything, if not given.  progress: who enters MPI while the
-    rank computes: `poll` (the rank itself, between instructions) or a `thread`.  place: is told when memory is made together later.
+    rank computes: `poll` (the rank itself, between instructions) or a `thread`.  on_thread: what a thread calls before it enters MPI for
+    the first time.  place: is told when memory is made together later.  way: of device buffers, alike on all ranks.
     """
 
     def __init__(
@@ -45,13 +46,15 @@ class Mesh:
         transport: str = "auto",
         timeout_s: float | None = None,
         progress: str = "poll",
+        on_thread: Callable[[], None] | None = None,
         place: Place = NOWHERE,
+        way: Way = STAGED,
     ):
         grid.require(comm.size)
         self.grid, self.rank, self.size = grid, comm.rank, comm.size
         self.coordinates = grid.coordinates(comm.rank)
         self.progress, self.transport, self.place = Progress(timeout_s), transport, place
-        self.device_aware, self.device_reason = cuda_awareness()
+        self.way, self.device_aware = way, way.direct
         if axes is None:
             axes = {name: grid.group(comm.rank, name) for name in grid.degrees}
         near, self.axes = _ranks_of_this_node(comm), dict[str, Axis]()
@@ -59,7 +62,7 @@ class Mesh:
             self._add(name, comm, ranks, EVERYTHING if carried is None else carried.get(name, NOTHING), near)
         self.progress_thread = self._wants_thread(progress)
         if self.progress_thread:
-            self.progress.start_thread(comm.Dup())
+            self.progress.start_thread(comm.Dup(), on_thread)
 
     def __getitem__(self, name: str) -> Axis:
         if name not in self.axes:

@@ -120,10 +120,14 @@ class Progress:
             else:
                 time.sleep(NAP_S)
 
-    def start_thread(self, comm: MPI.Comm) -> None:
-        """Let a thread of this rank enter MPI while the rank computes. Needs MPI_THREAD_MULTIPLE; `comm` is the thread's alone."""
-        self._thread = Poker(comm, self)
+    def start_thread(self, comm: MPI.Comm, first: Callable[[], None] | None = None) -> None:
+        """Let a thread of this rank enter MPI while the rank computes. Needs MPI_THREAD_MULTIPLE; `comm` is the thread's alone.
+
+        first: what the thread does before it enters MPI. An error there is raised here.
+        """
+        self._thread = Poker(comm, self, first)
         self._thread.start()
+        self._thread.ready()
 
     def stop_thread(self) -> None:
         """End the thread, if there is one."""
@@ -148,11 +152,33 @@ class Poker(threading.Thread):
     PAUSE_S = 0.0005
     BURST = 16  # probes in a row: one entry moves only as much as one read or write of a socket takes
 
-    def __init__(self, comm: MPI.Comm, progress: Progress):
+    def __init__(self, comm: MPI.Comm, progress: Progress, first: Callable[[], None] | None):
         super().__init__(name="mpitrain-progress", daemon=True)
         self._comm, self._progress, self._over = comm, progress, threading.Event()
+        self._first, self._begun, self._error = first, threading.Event(), None
+
+    def ready(self) -> None:
+        """Wait until the thread has begun. Raises what went wrong there."""
+        self._begun.wait()
+        if self._error is not None:
+            raise self._error
 
     def run(self) -> None:
+        """Begin, and then poke until it is over.
+
+        A device belongs to a thread: MPI's engine, entered by one that has set none, asks the driver about events of a context that it
+        doesn't have, and the process dies (UCX in cuEventQuery: nixl#2102; Open MPI: ompi#627).
+        """
+        try:
+            if self._first is not None:
+                self._first()
+        except BaseException as error:
+            self._error = error
+        self._begun.set()
+        if self._error is None:
+            self._poke()
+
+    def _poke(self) -> None:
         while not self._over.wait(self.PAUSE_S):
             for _ in range(self.BURST if self._progress.active else 0):
                 self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)

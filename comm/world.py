@@ -85,6 +85,17 @@ class World:
         with self.place.waiting(f"for rank 0: {what}"):
             return self.comm.bcast(result)
 
+    def on_first_of_node(self, what: str, action: Callable[[], Any]) -> Any:
+        """Run `action` on the first rank of each node and return its result on all ranks of the node. An error there ends the job."""
+        result = action() if self.node.rank == 0 else None
+        with self.place.waiting(f"for the first rank of this node: {what}"):
+            return self.node.bcast(result)
+
+    def of_node(self, what: str, mine: Any) -> list:
+        """Return what each rank of this node gives, in their order."""
+        with self.place.waiting(f"for the ranks of this node: {what}"):
+            return self.node.allgather(mine)
+
     def beat(self) -> None:
         """Tell the others, within on_first_rank(), that rank 0 still works."""
         if time.monotonic() - self._beaten > BEAT_S:
@@ -148,7 +159,7 @@ def connect(place: Place) -> World:
     A launcher of another MPI starts N processes of which each believes to be rank 0 of 1, without a word.
     """
     with place.waiting("for all ranks to call MPI_Init"), _called(STARTING):
-        _initialize()
+        start()
     world, said = MPI.COMM_WORLD, {name: int(os.environ[name]) for name in library.SIZES if os.environ.get(name, "").isdecimal()}
     if not said and os.environ.get("SLURM_NTASKS", "").isdecimal():
         said["SLURM_NTASKS"] = int(os.environ["SLURM_NTASKS"])
@@ -182,7 +193,7 @@ def _called(name: str) -> Iterator[None]:
             path.write_text(before)
 
 
-def _initialize() -> None:
+def start() -> None:
     """Call MPI_Init_thread, unless that was done. By ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched."""
     if MPI.Is_initialized():
         return
@@ -193,7 +204,7 @@ def _initialize() -> None:
 
 
 def finalize() -> None:
-    """Call MPI_Finalize, if MPI was started. Collective over all ranks. By ctypes, as in _initialize()."""
+    """Call MPI_Finalize, if MPI was started. Collective over all ranks. By ctypes, as in start()."""
     if MPI.Is_initialized() and not MPI.Is_finalized():
         ctypes.CDLL(MPI.__file__).MPI_Finalize()
 
@@ -208,7 +219,7 @@ def abort(code: int) -> None:
     time.sleep(FORWARD_S)
     threading.Timer(ABORT_S, os._exit, [code]).start()
     if not MPI.Is_initialized() and any(name in os.environ for name in (*library.SIZES, "SLURM_NTASKS")):
-        _initialize()  # where the others wait: MPICH's launcher doesn't mind a rank that ends before
+        start()  # where the others wait: MPICH's launcher doesn't mind a rank that ends before
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.COMM_WORLD.Abort(code)
     os._exit(code)

@@ -47,7 +47,7 @@ class Run(Table):
     max_skips: CountOrNone = 50  # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first
     routing: CountOrNone = 0  # steps whose routing is recorded in routing.npz, of runs with experts
     trace: CountOrNone = 0  # steps whose instructions are timed and written to trace.json, from the second step on
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: what torch calls NVIDIA's GPUs, and AMD's
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0  # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
 
 
@@ -193,6 +193,8 @@ class Schedule(Table):
 
 class Comm(Table):
     transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
+    device: Literal["auto", "direct", "staged"] = "auto"  # GPU buffers: straight to MPI, or through pinned host memory; auto: straight
+    # where this MPI says that it takes them; a child process tries what isn't sure, and `direct` where the MPI says no
     synchronous: bool = False  # messages between stages leave only when they are received: finds schedules that lean on buffering
     progress: Literal["poll", "thread"] = "poll"  # thread: enters MPI while the rank computes; worth it with a core to spare
     bucket_mb: Annotated[float, Meta(gt=0)] = 8.0  # gradients reduced in one operation, 2**20 bytes

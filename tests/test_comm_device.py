@@ -5,7 +5,9 @@ sums) is queued on a stream, as a GPU does it, and until it has happened there i
 asked. MPI is handed the memory itself and sees what is there at that moment. So what is posted, matched, added or returned too early,
 or in another order than it was started in, is a wrong number.
 
-    MPITRAIN_SEEDS=500 mpirun -n 4 python -m pytest --only-mpi -p no:cacheprovider tests/test_comm_device.py
+    MPITRAIN_LAYOUTS=all MPITRAIN_SEEDS=500 mpirun -n 4 python -m pytest --only-mpi -p no:cacheprovider tests/test_comm_device.py
+
+Without MPITRAIN_LAYOUTS they run on 2 ranks only.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Device buffers: straight to MPI where it is CUDA-aware, through pinned host memory where not. The same bits as host buffers."""
+"""Device buffers: straight to MPI where it takes them, and through pinned host memory. The same bits as host buffers."""
 
 import pytest
 from conftest import agree
@@ -6,18 +6,37 @@ from conftest import agree
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
 
-@pytest.fixture
-def mesh(world):
+@pytest.fixture(params=["auto", "staged"])
+def mesh(world, request):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+        pytest.skip("no GPU")
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
+    from mpitrain.comm.world import NOWHERE, World
+    from mpitrain.training import device, gpus
 
-    torch.cuda.set_device(world.rank % torch.cuda.device_count())
-    mesh = Mesh(world, Grid({"dp": world.size}), {"dp": range(world.size), "links": range(world.size)}, timeout_s=60)
+    ranks = World(world, NOWHERE)
+    mine = device.take_turns(gpus.of_torch(), ranks)
+    mine.use()
+    way = device.way_of_messages(mine, ranks, request.param, timeout_s=240)
+    axes = {"dp": range(world.size), "links": range(world.size)}
+    mesh = Mesh(world, Grid({"dp": world.size}), axes, timeout_s=60, progress="thread", on_thread=mine.use, way=way)
     yield mesh
     mesh.free()
+    ranks.node.Free()
+
+
+def test_a_child_process_tries_what_this_mpi_says(mesh, world):
+    """Where it says yes, the child comes back with all bytes; where it says no, it is the child that dies."""
+    import torch
+
+    from mpitrain.comm import awareness, trial
+
+    vendor = "rocm" if torch.version.hip else "cuda"
+    said = awareness.verdict(awareness.what_it_says(vendor))
+    failed = trial.attempt("mpitrain.training.gpus:buffers", str(torch.cuda.current_device())) if world.rank == 0 else None
+    agree(world, world.rank or said is None or said == (not failed), f"it says {said}, the child {failed or 'came back'}")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int64"])

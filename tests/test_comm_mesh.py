@@ -208,3 +208,44 @@ def test_a_progress_thread_changes_nothing_but_who_enters_mpi(world):
     mesh.free()
     ended = "mpitrain-progress" not in {thread.name for thread in threading.enumerate()}
     agree(world, ok and "mpitrain-progress" in names and ended)
+
+
+def test_a_progress_thread_has_a_device_before_it_enters_mpi(world, monkeypatch):
+    """MPI's engine asks the driver for the device of the thread that enters; one that has none is the end of the process."""
+    import threading
+
+    import torch
+
+    from mpitrain.comm import progress
+    from mpitrain.comm.collectives import all_reduce
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.mesh import Mesh
+
+    done = []
+
+    class Watched(progress.MPI.Intracomm):
+        def Iprobe(self, *arguments):
+            done.append((threading.current_thread().name, "MPI"))
+            return super().Iprobe(*arguments)
+
+    start = progress.Progress.start_thread
+    monkeypatch.setattr(progress.Progress, "start_thread", lambda self, comm, *first: start(self, Watched(comm), *first))
+    way = dict(progress="thread", on_thread=lambda: done.append((threading.current_thread().name, "device")))
+    mesh = Mesh(world, Grid({"dp": world.size}), transport="messages", timeout_s=30, **way)
+    before = list(done)
+    for _ in range(50):
+        all_reduce(torch.ones(200_000), mesh["dp"]).wait()
+    mesh.free()
+    ok = before == done[:1] == [("mpitrain-progress", "device")] and set(done[1:]) <= {("mpitrain-progress", "MPI")}
+    agree(world, ok, str(done[:3]))
+
+
+def test_a_progress_thread_that_cannot_have_its_device_says_so(world):
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.mesh import Mesh
+
+    def fails():
+        raise RuntimeError("invalid device ordinal")
+
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        Mesh(world, Grid({"dp": world.size}), progress="thread", on_thread=fails)

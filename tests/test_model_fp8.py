@@ -150,25 +150,6 @@ def test_weights_that_share_an_input_share_what_is_kept_of_it():
     assert all(p.equal(q) for a, b in zip(deferred, made_again) for p, q in zip(a.tensors(), b.tensors()))
 
 
-@pytest.mark.parametrize(("capability", "compute", "refused"), [((8, 6), "fp8", True), ((8, 9), "fp8", False), ((8, 6), "bf16", False)])
-def test_a_gpu_without_fp8_is_refused(monkeypatch, capability, compute, refused):
-    import torch
-
-    from mpitrain import config
-    from mpitrain.errors import ConfigError
-    from mpitrain.training.device import choose_device
-
-    answers = dict(is_available=True, device_count=1, set_device=None, get_device_capability=capability)
-    for name, answer in answers.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    given = config.load(None, [f"precision.compute={compute}"])
-    if refused:
-        with pytest.raises(ConfigError, match=r"found a GPU of compute capability 8\.6; needed 8\.9 or newer; use"):
-            choose_device(given, 0)
-    else:
-        assert choose_device(given, 0) == torch.device("cuda", 0)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_cuda_device_rounds_to_the_same_bits(name):

@@ -67,7 +67,7 @@ CASES = {
     "wrong type": (["--set", "run.steps=many"], ["run.steps", "int", "str"]),
     "layout": (["--set", "parallel.dp=3"], ["3", "ranks, but mpirun started 2"]),
     "a model larger than memory": (["--set", "model.width=1000000000"], ["GiB", "parallel.pp"]),
-    "a GPU that isn't there": ([*options({"run.device": "cuda"})], ['run.device = "cuda"', "finds no CUDA device", '"cpu" or "auto"']),
+    "a GPU that isn't there": ([*options({"run.device": "cuda"})], ['run.device = "cuda"', "finds no GPU", '"cpu" or "auto"']),
     "more stages than blocks": (["--set", "parallel.pp=2", "--set", "model.layers=1"], ["parallel.pp = 2", "model.layers = 1"]),
     "microbatches": ([*options({"batch.global": 6, "batch.micro": 2, "parallel.dp": 2})], ["batch.global = 6", "multiple of 4"]),
     "a side that fp8 can't multiply": (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mpitrain.cluster.guard import Guard
-from mpitrain.comm import library
+from mpitrain.comm import awareness, library
 from mpitrain.comm.collectives import all_reduce, barrier
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.mesh import Mesh
@@ -29,12 +29,13 @@ def main(guard: Guard, say: Callable[[str], None]) -> int:
     """Report on the world this process was started in. Collective over all ranks."""
     world = connect(guard.place)
     guard.join(world)
+    gpus = _devices(world)
     with guard.place.waiting("measuring the bandwidth"):
         mesh = Mesh(world.comm, Grid({"dp": world.size}), {"world": range(world.size)}, timeout_s=TIMEOUT_S)
         hosts = Counter(world.all_gather("their nodes", library.host()))
         bandwidth = _bandwidth(mesh)
     if world.rank == 0:
-        for name, value in _facts(world, mesh, hosts, bandwidth):
+        for name, value in (*_facts(world, mesh, hosts, bandwidth), *gpus):
             say(f"{name:14}{value}")
     mesh.free()
     return DONE
@@ -43,16 +44,48 @@ def main(guard: Guard, say: Callable[[str], None]) -> int:
 def _facts(world: World, mesh: Mesh, hosts: Counter, bandwidth: str):
     """Yield (name, finding) lines."""
     yield "MPI", library.versions()
-    yield "library", library.name()
+    yield "library", f"{library.name()}, {library.loaded()._name}"
     yield "launcher", _launcher()
     level = library.threads()
     yield "thread level", level + ("" if level == "multiple" else " (multiple is needed for a progress thread)")
-    yield "CUDA-aware", f"{'yes' if mesh.device_aware else 'no'}: {mesh.device_reason}"
     yield "ranks", f"{mesh.size} on {world.num_nodes} nodes: " + ", ".join(f"{host} {count}" for host, count in hosts.items())
     cores = len(os.sched_getaffinity(0))
     yield "cores", f"{cores} for rank 0" + _crowded(library.vendor(), world.node.size, cores)
     yield "largest tag", str(mesh["world"].num_tags)
     yield "bandwidth", bandwidth
+
+
+def _devices(world: World) -> list[tuple[str, str]]:
+    """Return (name, finding) of GPUs: which there are, who shares them, the way of messages. Collective over all ranks."""
+    try:
+        from mpitrain.training import device, gpus
+    except ImportError as error:  # the rest is worth telling, too
+        return [("torch", f"can't be loaded: {error}")]
+    found = gpus.of_torch()
+    kinds = set(world.all_gather("their devices", found.vendor))
+    lines = [("torch", gpus.build()), ("GPU driver", found.driver or "none")]
+    if None in kinds or len(kinds) > 1:
+        without = "on no rank" if kinds == {None} else f"not the same on all ranks: {', '.join(sorted(map(_maker, kinds)))}"
+        return [*lines, ("GPUs", without), *((f"MPI, {vendor}", _awareness(vendor)) for vendor in gpus.VENDORS)]
+    mine = device.take_turns(found, world)
+    mine.use()
+    used = Counter(world.all_gather("their GPUs", mine.gpu.name if mine.first else None))
+    lines.append(("GPUs", ", ".join(f"{count} x {name}" for name, count in used.items() if name) + f"; rank 0 has {mine.gpu}"))
+    lines.append(("shared", device.shared(mine, world) or "none: each rank has one of its own"))
+    lines.append((f"MPI, {found.vendor}", _awareness(found.vendor)))
+    return [*lines, ("messages", str(device.way_of_messages(mine, world, "auto", TIMEOUT_S)))]
+
+
+def _maker(vendor: str | None) -> str:
+    from mpitrain.training.gpus import VENDORS
+
+    return f"{VENDORS[vendor]}'s" if vendor else "none"
+
+
+def _awareness(vendor: str) -> str:
+    said = awareness.what_it_says(vendor)
+    answer = {True: "takes device buffers", False: "takes no device buffers", None: "doesn't say whether it takes device buffers"}
+    return f"{answer[awareness.verdict(said)]}: {awareness.in_words(said)}"
 
 
 def _launcher() -> str:

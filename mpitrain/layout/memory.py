@@ -47,10 +47,11 @@ def predict(plan: Plan, shards: Mapping[str, int] | None = None) -> list[Usage]:
 
     shards: its part of a state that is divided, by domain; None: the one that holds most, for not all hold as much padding.
     """
-    return [_usage(plan, rank, shards) for rank in range(plan.config.parallel.pp)]
+    return [predict_rank(plan, rank, shards) for rank in range(plan.config.parallel.pp)]
 
 
-def _usage(plan: Plan, rank: int, shards: Mapping[str, int] | None) -> Usage:
+def predict_rank(plan: Plan, rank: int, shards: Mapping[str, int] | None = None) -> Usage:
+    """Return what a rank of one pipeline rank holds, as predict() does of all."""
     config, table, training = plan.config, plan.table, plan.training.ranks[rank]
     parallel, narrow, wide = config.parallel, *itemsizes_of(config)
     stages = held_by(plan, rank)

@@ -1,11 +1,12 @@
-"""Whether a node's memory holds what its ranks keep at least, asked before anything is allocated."""
+"""Whether the memory of a node, and of a GPU, holds what its ranks keep at least, asked before anything is allocated."""
 
 import os
+from collections.abc import Sequence
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.layout.domains import domains_of
-from mpitrain.layout.memory import num_moments
+from mpitrain.layout.memory import num_moments, predict_rank
 from mpitrain.layout.parameters import EXPERT, itemsizes_of
 from mpitrain.layout.plan import Plan
 
@@ -25,6 +26,25 @@ def require_memory(plan: Plan) -> None:
     raise ConfigError(
         f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for weights, gradients and moments, this node has "
         f"{found / 2**30:,.0f} GiB; choose a smaller model or more stages (parallel.pp)"
+    )
+
+
+def require_gpu_memory(plan: Plan, pipeline_ranks: Sequence[int], name: str, found_bytes: int) -> None:
+    """Raise ConfigError if what the ranks on one GPU keep at least can't fit into its memory: what `mpitrain memory` says of each.
+
+    pipeline_ranks: the coordinate along pp of each rank on it.  Activations of experts aren't counted: for these it says the most.
+    """
+    usages = {rank: predict_rank(plan, rank) for rank in set(pipeline_ranks)}
+    uncounted = {rank: usage.activations if plan.config.experts.count else 0 for rank, usage in usages.items()}
+    needed = sum(usages[rank].on_device - uncounted[rank] for rank in pipeline_ranks)
+    if needed <= found_bytes:
+        return
+    many, fewer = len(pipeline_ranks), "start fewer ranks on each GPU, "
+    who = f"{many} ranks share a GPU, and keep" if many > 1 else "a rank keeps"
+    raise ConfigError(
+        f"{who} at least {needed / 2**30:,.1f} GiB of weights, gradients, moments and activations on it; {name} has "
+        f"{found_bytes / 2**30:,.1f} GiB; {fewer if many > 1 else ''}choose a smaller model or more stages (parallel.pp), or look at "
+        "parallel.zero and memory.offload (mpitrain memory shows what each rank holds)"
     )
 
 

@@ -1,30 +1,118 @@
-"""The device of a rank and its share of the cores."""
+"""The device of a rank, who shares it, the way that messages take from it, and the rank's share of the cores."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from mpitrain.cluster.threads import num_threads
+from mpitrain.comm import awareness, library, trial
+from mpitrain.comm.awareness import Way
+from mpitrain.comm.world import World
 from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
+from mpitrain.layout.node_memory import require_gpu_memory
+from mpitrain.layout.plan import Plan
+from mpitrain.training import gpus
+from mpitrain.training.gpus import VENDORS, Gpu, Gpus, share_out
 
-FP8 = (8, 9)  # compute capability of the first GPUs that multiply it
+FP8_CAPABILITY = (8, 9)  # of NVIDIA's first GPUs that multiply it
+FP8_ARCHITECTURES = ("gfx950", "gfx1200", "gfx1201")  # AMD's with everybody's e4m3 (OCP): gfx942 has one of its own, e4m3fnuz
+MOST_TOLD = 4  # shared GPUs in a message
 
 
-def choose_device(config: Config, node_rank: int) -> torch.device:
-    """Return this rank's device and set torch's threads. The ranks of a node take its GPUs in turn. Raises ConfigError."""
+@dataclass(frozen=True)
+class Placement:
+    """Where a rank computes; without a GPU, on the CPU. use: makes the device that of the calling thread."""
+
+    device: torch.device
+    vendor: str | None = None
+    gpu: Gpu | None = None
+    sharers: tuple[int, ...] = ()  # the ranks of its node that compute on the same GPU, itself included
+    first: bool = False  # of these
+    use: Callable[[], None] | None = None
+
+
+CPU = Placement(torch.device("cpu"))
+
+
+def place(plan: Plan, world: World) -> Placement:
+    """Choose this rank's device, make it that of this thread, and set torch's threads. Collective over all ranks.
+
+    Raises InputError, alike on all ranks, if there is no device as asked for, or if it can't do or hold what is asked.
+    """
+    found = world.on_every_rank("looking for a device", lambda: _looked(plan.config))
+    world.require_same({"what run.device finds": f"{VENDORS[found.vendor]}'s GPUs" if found.vendor else "no GPU"})
+    if found.vendor is None:
+        return CPU
+    mine = take_turns(found, world)
+    mine.use()
+    world.on_every_rank("looking at the device", lambda: _require_fp8(plan.config, mine))
+    pipeline_ranks = [plan.axes.grid.coordinates(rank)["pp"] for rank in mine.sharers]
+    world.on_every_rank("looking at its memory", lambda: require_gpu_memory(plan, pipeline_ranks, mine.gpu.name, mine.gpu.memory_bytes))
+    return mine
+
+
+def _looked(config: Config) -> Gpus:
+    """Return the GPUs to choose from: none, for a run on CPUs."""
     set_threads(config.run)
-    available = torch.cuda.is_available()
-    if config.run.device == "cuda" and not available:
-        raise ConfigError('run.device = "cuda": torch finds no CUDA device; use "cpu" or "auto"')
-    if config.run.device == "cpu" or not available:
-        return torch.device("cpu")
-    device = torch.device("cuda", node_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    if config.precision.compute == "fp8" and (capability := torch.cuda.get_device_capability(device)) < FP8:
-        found, needed = (".".join(map(str, numbers)) for numbers in (capability, FP8))
-        raise ConfigError(
-            f'precision.compute = "fp8": found a GPU of compute capability {found}; needed {needed} or newer; use "bf16"'
-        )
-    return device
+    if config.run.device == "cpu":
+        return Gpus(None, (), "", lambda index: None)
+    found = gpus.of_torch()
+    if config.run.device == "cuda" and not found.seen:
+        raise ConfigError('run.device = "cuda": torch finds no GPU, neither NVIDIA\'s nor AMD\'s; use "cpu" or "auto"')
+    return found
+
+
+def _require_fp8(config: Config, placement: Placement) -> None:
+    if config.precision.compute != "fp8":
+        return
+    has, vendor = placement.gpu.architecture, placement.vendor
+    if vendor == "cuda" and tuple(map(int, has.split("."))) < FP8_CAPABILITY:
+        needed = f"compute capability {has}; needed {'.'.join(map(str, FP8_CAPABILITY))} or newer"
+    elif vendor == "rocm" and has not in FP8_ARCHITECTURES:
+        needed = f"architecture {has}; needed one with OCP's formats ({', '.join(FP8_ARCHITECTURES)})"
+    else:
+        return
+    raise ConfigError(f'precision.compute = "fp8": found a GPU of {needed}; use "bf16"')
+
+
+def take_turns(found: Gpus, world: World) -> Placement:
+    """Return a GPU of this rank's, and who shares it. Collective over the ranks of the node."""
+    seen = [gpu.identity for gpu in found.seen]
+    ranks, visible = zip(*world.of_node("which GPUs they see", (world.rank, seen)))
+    taken = dict(zip(ranks, share_out(visible)))
+    mine = taken[world.rank]
+    if mine is None:
+        return CPU
+    index, sharers = seen.index(mine), tuple(rank for rank, gpu in taken.items() if gpu == mine)
+    device, first = torch.device(found.kind, index), sharers[0] == world.rank
+    return Placement(device, found.vendor, found.seen[index], sharers, first, partial(found.use, index))
+
+
+def shared(placement: Placement, world: World) -> str:
+    """Return which ranks share a GPU, in words; nothing if none do. Collective over all ranks."""
+    mine = ""
+    if placement.first and len(placement.sharers) > 1:
+        mine = f"ranks {' '.join(map(str, placement.sharers))} share {placement.gpu.identity} of {library.host()}"
+    told = [text for text in world.all_gather("who shares a GPU", mine) if text]
+    more = f"; and {len(told) - MOST_TOLD} more like that" if len(told) > MOST_TOLD else ""
+    return "; ".join(told[:MOST_TOLD]) + more
+
+
+def way_of_messages(placement: Placement, world: World, wish: str, timeout_s: float) -> Way:
+    """Return the way that messages take from and to devices. Collective over all ranks.
+
+    wish: comm.device.  timeout_s: of others that wait for a child process, if one has to try. Raises MeshError, alike on all ranks.
+    """
+    if placement.gpu is None:
+        return awareness.STAGED
+    said, index = awareness.what_it_says(placement.vendor), str(placement.device.index)
+    limit_s = min(trial.LIMIT_S, timeout_s / 2)
+    return awareness.choose(
+        world, wish, said, lambda: trial.attempt("mpitrain.training.gpus:buffers", index, limit_s), placement.gpu.name
+    )
 
 
 def set_threads(run: Run) -> None:

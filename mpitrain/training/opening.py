@@ -75,7 +75,7 @@ def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard) -> tupl
     plan, tokenizer, same = world.on_every_rank("checking the configuration", lambda: _plan(read, world))
     _require_same_configuration(world, plan.config)
     world.require_same(same)
-    world.on_every_rank("looking for the device", lambda: _require_device(plan.config, world.node.rank))
+    _require_device(plan, world)
     return _Opening(plan, tokenizer, world, guard).open(), world
 
 
@@ -111,12 +111,19 @@ def _require_same_configuration(world: World, config: Config) -> None:
         world.require_same({key: repr(value) for key, value in settings.flatten(config).items()})
 
 
-def _require_device(config: Config, local: int) -> None:
-    """Refuse a device that can't do what is asked, now and not after the run directory is made; for this torch is needed first."""
-    if config.run.device == "cuda" or (config.run.device == "auto" and config.precision.compute == "fp8"):
-        from mpitrain.training.device import choose_device
+def _require_device(plan: Plan, world: World) -> None:
+    """Refuse a device that can't do or hold what is asked, now and not after the run directory is made; for this torch is needed first.
 
-        choose_device(config, local)
+    Collective over all ranks.
+    """
+    config = plan.config
+    direct = config.comm.device == "direct"
+    if config.run.device == "cuda" or (config.run.device == "auto" and (direct or config.precision.compute == "fp8")):
+        from mpitrain.training.device import place, way_of_messages
+
+        placement = place(plan, world)
+        if direct:  # a child process may have to try it now and again later: a refused run leaves no directory
+            way_of_messages(placement, world, "direct", config.comm.timeout_s)
 
 
 class _Opening:

@@ -1,30 +1,150 @@
-"""The peak of a rank in FLOP/s, by which the model FLOPs of what it trains (layout/layer.py) are divided: MFU."""
+"""The peak of all ranks in FLOP/s, by which the model FLOPs of what they train (layout/layer.py) are divided: MFU.
 
+A GPU counts once, whatever number of ranks compute on it.
+"""
+
+import re
 import time
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 import torch
 
+from mpitrain.comm.world import World
 from mpitrain.model.linear import product
+from mpitrain.training.device import Placement
 
 DEFINITION = "model FLOPs (6 per matrix weight and token, causal attention halved, no recomputation) / peak of all ranks"
 
-# Dense bf16 peak of the vendor's data sheet, FLOP/s.
-DEVICE_PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+# Dense bf16 peak, FLOP/s, of the vendors' data sheets, which for NVIDIA's print twice as much: with sparsity. The first that fits a name
+# counts. torch counts each half of an MI250X, MI250 as a GPU.
+DATA_SHEETS = (
+    (r"\bGB200\b", 2500e12, "NVIDIA GB200 NVL72"),
+    (r"\bB200\b", 2250e12, "NVIDIA HGX B200"),
+    (r"\bGH200\b", 989e12, "NVIDIA GH200 Grace Hopper"),
+    (r"\bH200 NVL\b", 835e12, "NVIDIA H200 NVL"),
+    (r"\bH200\b", 989e12, "NVIDIA H200 SXM"),
+    (r"\bH100 NVL\b", 835e12, "NVIDIA H100 NVL"),
+    (r"\bH100 PCIe\b", 756e12, "NVIDIA H100 PCIe"),
+    (r"\bH100 (SXM\w*|80GB HBM3)\b", 989e12, "NVIDIA H100 SXM"),
+    (r"\bA100\b", 312e12, "NVIDIA A100"),
+    (r"\bL40S\b", 362e12, "NVIDIA L40S"),
+    (r"\bMI325X\b", 1307e12, "AMD Instinct MI325X"),
+    (r"\bMI300X\b", 1307e12, "AMD Instinct MI300X"),
+    (r"\bMI300A\b", 980.6e12, "AMD Instinct MI300A"),
+    (r"\bMI250X\b", 191.5e12, "AMD Instinct MI250X, one of its two halves"),
+    (r"\bMI250\b", 181e12, "AMD Instinct MI250, one of its two halves"),
+    (r"\bMI210\b", 181e12, "AMD Instinct MI210"),
+)
+PART = re.compile(r"\bMIG\b")  # of a GPU: no data sheet has its peak
+
+SIZES_OF_GPU = (2048, 4096, 8192)  # of square matrices; smaller ones leave most of a GPU idle
+SIZES_OF_CPU = (512,)
+REPEATS = 5
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
-    """Return the peak of one rank in FLOP/s and where the number is from: a data sheet, or a matrix product timed here."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        for key, peak in DEVICE_PEAKS.items():
-            if key in name:
-                return peak, f"{name}, data sheet, bf16"
-    kinds = [dtype] if dtype.itemsize > 4 else [dtype, torch.float32]  # not every CPU is faster with 16 bits
-    best, kind = min((_timed(torch.ones(512, 512, dtype=each, device=device)), str(each)) for each in kinds for _ in range(5))
-    return 2 * 512**3 / best, f"a {kind.removeprefix('torch.')} product of 512 x 512 matrices, timed on rank 0"
+class Peak(NamedTuple):
+    """Of all ranks together, in FLOP/s, and how it is known."""
+
+    flops: float
+    source: str
 
 
-def _timed(a: torch.Tensor) -> float:
+class One(NamedTuple):
+    """Of one device."""
+
+    flops: float
+    source: str
+
+
+def data_sheet(name: str) -> One | None:
+    """Return what a data sheet says of a GPU, by the name that torch has for it; None if there is none here."""
+    found = ((flops, sheet) for pattern, flops, sheet in DATA_SHEETS if re.search(pattern, name, re.IGNORECASE))
+    flops, sheet = next(found, (0.0, "")) if not PART.search(name) else (0.0, "")
+    return One(flops, f"{name}, data sheet of {sheet}, dense bf16") if flops else None
+
+
+def peak_of_all(placement: Placement, dtype: torch.dtype, world: World) -> Peak:
+    """Return the peak of all ranks: of each GPU, as the first of its ranks knows it; of CPUs, what rank 0 measures. Collective."""
+    asked = placement.first if placement.gpu else world.rank == 0
+    found = [one for one in world.all_gather("the peaks of their devices", _of(placement, dtype) if asked else None) if one]
+    return of_gpus(found) if placement.gpu else of_ranks(found[0], world.size)
+
+
+def of_gpus(found: Sequence[One]) -> Peak:
+    """Return the peak of different GPUs together."""
+    by_source = {source: [one.flops for one in found if one.source == source] for source in dict.fromkeys(one.source for one in found)}
+    parts = [f"{len(each)} x {sum(each) / len(each) / 1e9:,.0f} GFLOP/s ({source})" for source, each in by_source.items()]
+    return Peak(sum(one.flops for one in found), " + ".join(parts))
+
+
+def of_ranks(one: One, num_ranks: int) -> Peak:
+    """Return the peak of ranks that have each as much."""
+    return Peak(one.flops * num_ranks, f"{one.flops / 1e9:,.0f} GFLOP/s a rank ({one.source})")
+
+
+def _of(placement: Placement, dtype: torch.dtype) -> One:
+    """Return the peak of this rank's device; what no data sheet has is timed."""
+    sheet = data_sheet(placement.gpu.name) if placement.gpu else None
+    if sheet:
+        return sheet
+    device, where, sizes, dtypes = placement.device, "rank 0", SIZES_OF_CPU, {dtype, torch.float32}  # not every CPU is faster with 16 bits
+    if dtype.itemsize > 4:
+        dtypes = {dtype}
+    if placement.gpu:
+        where, dtypes, sizes = f"{placement.gpu.name}, which no data sheet here has", {dtype}, _fitting(dtype, placement.gpu.memory_bytes)
+    best, kind, n = fastest(dtypes, sizes, _multiply_on(device), timer(device))
+    return One(best, f"a {str(kind).removeprefix('torch.')} product of {n} x {n} matrices, timed on {where}")
+
+
+def _fitting(dtype: torch.dtype, memory_bytes: int) -> Sequence[int]:
+    """Return the sizes whose matrices take a small part of a GPU's memory: where it is shared, others have theirs there."""
+    return [n for n in SIZES_OF_GPU if 3 * n * n * dtype.itemsize <= memory_bytes / 8] or SIZES_OF_GPU[:1]
+
+
+def fastest(
+    dtypes: Collection[torch.dtype],
+    sizes: Sequence[int],
+    multiply: Callable[[int, torch.dtype], Callable[[], None]],
+    seconds: Callable[[Callable[[], None]], float],
+) -> tuple[float, torch.dtype, int]:
+    """Return the highest rate of products of n x n matrices in FLOP/s, and its type and n.
+
+    multiply(n, dtype): returns what multiplies once.  seconds(work): runs it, and returns how long that took on the device.
+    """
+    found = []
+    for dtype in dtypes:
+        for n in sizes:
+            work = multiply(n, dtype)
+            work()  # chooses its kernel, makes its workspace
+            found.append((2 * n**3 / min(seconds(work) for _ in range(REPEATS)), str(dtype), dtype, n))
+    best, _, dtype, n = max(found)
+    return best, dtype, n
+
+
+def _multiply_on(device: torch.device) -> Callable[[int, torch.dtype], Callable[[], None]]:
+    def multiply(n: int, dtype: torch.dtype) -> Callable[[], None]:
+        a = torch.ones(n, n, dtype=dtype, device=device)  # of alike numbers: a GPU's clock is at its highest
+        return lambda: product(a, a)
+
+    return multiply
+
+
+def timer(device: torch.device) -> Callable[[Callable[[], None]], float]:
+    """Return what times work on a device. A GPU goes on when the call has returned: its own events tell when it has begun and ended."""
+    return _seconds_of_gpu if device.type == "cuda" else _seconds_of_cpu
+
+
+def _seconds_of_gpu(work: Callable[[], None]) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def _seconds_of_cpu(work: Callable[[], None]) -> float:
     begin = time.perf_counter()
-    product(a, a).sum().item()
+    work()
     return time.perf_counter() - begin

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from mpitrain.actor.trace import Recorder, write_trace
 from mpitrain.checkpoint import load, save
 from mpitrain.cluster.board import BUSY, WAITING
 from mpitrain.cluster.guard import Guard
+from mpitrain.comm.awareness import STAGED, Way
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import NOWHERE, Communicator, Place, World
 from mpitrain.data.order import Sampler
@@ -25,10 +27,11 @@ from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.training import expert_loads, state_io
 from mpitrain.training.console import Report
-from mpitrain.training.device import choose_device
+from mpitrain.training.device import Placement, shared, way_of_messages
+from mpitrain.training.device import place as choose_place
 from mpitrain.training.ledger import Ledger
 from mpitrain.training.opening import Opened
-from mpitrain.training.peak import DEFINITION, peak_flops
+from mpitrain.training.peak import DEFINITION, peak_of_all
 
 
 def run(opened: Opened, world: World, guard: Guard) -> int:
@@ -38,12 +41,14 @@ def run(opened: Opened, world: World, guard: Guard) -> int:
     """
     config, place = opened.plan.config, guard.place
     place.enter("build", "looking for the device")
-    device = world.on_every_rank("choosing a device", lambda: choose_device(config, world.node.rank))
+    placement = choose_place(opened.plan, world)
+    place.enter("build", "finding out whether MPI takes device buffers")
+    way = way_of_messages(placement, world, config.comm.device, config.comm.timeout_s)
     with place.at("build", "making the communicators", WAITING):
-        mesh = build_mesh(opened.plan, world.comm, place)
+        mesh = build_mesh(opened.plan, world.comm, place, way, placement.use)
     place.name(str(mesh), config.comm.timeout_s)
     with place.at("build", "building the model", BUSY):
-        trainer = Trainer(opened, world, mesh, device, guard)
+        trainer = Trainer(opened, world, mesh, placement, guard)
     trainer.resume()
     code = trainer.train()
     with place.at("end", "freeing the communicators", WAITING):
@@ -51,31 +56,33 @@ def run(opened: Opened, world: World, guard: Guard) -> int:
     return code
 
 
-def build_mesh(plan: Plan, comm: Communicator, place: Place = NOWHERE) -> Mesh:
-    """Build every communicator this layout needs. Collective over `comm`."""
+def build_mesh(
+    plan: Plan, comm: Communicator, place: Place = NOWHERE, way: Way = STAGED, on_thread: Callable[[], None] | None = None
+) -> Mesh:
+    """Build every communicator this layout needs; the rest is for the mesh. Collective over `comm`."""
     axes, keys = plan.axes, plan.config.comm
     limits = {"transport": keys.transport, "timeout_s": keys.timeout_s, "progress": keys.progress, "place": place}
-    return Mesh(comm, axes.grid, axes.of(comm.rank), axes.carried, **limits)
+    return Mesh(comm, axes.grid, axes.of(comm.rank), axes.carried, **limits, way=way, on_thread=on_thread)
 
 
 class Trainer:
     """The loop of one rank. `step` is the number of steps done."""
 
-    def __init__(self, opened: Opened, world: World, mesh: Mesh, device: torch.device, guard: Guard):
-        self.config, self.rundir, self.corpora, self.mesh, self.device = opened.plan.config, opened.rundir, opened.corpora, mesh, device
+    def __init__(self, opened: Opened, world: World, mesh: Mesh, placement: Placement, guard: Guard):
+        self.config, self.rundir, self.corpora, self.mesh = opened.plan.config, opened.rundir, opened.corpora, mesh
+        self.placement, self.device = placement, placement.device
         self.opened, self.world, self.guard, self.place = opened, world, guard, guard.place
         config = self.config
         self.recorder = Recorder(range(0))
         self.plan = opened.plan
-        self.actor = Actor(self.plan, mesh, device, self.recorder, self.place)
+        self.actor = Actor(self.plan, mesh, self.device, self.recorder, self.place)
         self.num_microbatches = self.plan.num_microbatches
         self.step_tokens = config.batch.global_ * config.data.sequence  # read, whether their targets carry loss or not
         self.step = self.tokens = self.updates = self.skipped = 0
         self.skipped_in_a_row, self.last_words = 0, ""
         self.report = Report(mesh.rank, config.run.steps)
-        peak, source = peak_flops(device, self.actor.site.dtype) if mesh.rank == 0 else (1.0, "")
-        self._flops = self.plan.flops_per_token() / (peak * mesh.size)
-        self._peak = f"{peak / 1e9:,.0f} GFLOP/s a rank ({source})"
+        self.peak = peak_of_all(placement, self.actor.site.dtype, world)
+        self._flops = self.plan.flops_per_token() / self.peak.flops
         self.ledger = Ledger(mesh)
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.to_record, self.recorded = range(0), list[list]()  # steps of which the routing is recorded, and what was
@@ -230,10 +237,18 @@ class Trainer:
         )
         if not self.mesh["tp"].one_node:
             self.report.say(f"parallel.tp = {config.parallel.tp} spans nodes: every layer waits for the network; use a smaller tp")
-        self.report.say(f"MFU: {DEFINITION}, {self._peak}")
-        if self.device.type == "cuda":
-            direct = "device buffers go straight to MPI" if self.mesh.device_aware else "device buffers go through pinned host memory"
-            self.report.say(f"{direct}: {self.mesh.device_reason}")
+        self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
+        self._announce_devices()
+
+    def _announce_devices(self) -> None:
+        """Say which GPU, who shares one, and how messages get there. Collective over all ranks."""
+        gpu, wish = self.placement.gpu, self.config.comm.device
+        if gpu is None:
+            self.report.say("" if wish == "auto" else f'comm.device = "{wish}" has no effect: this run computes on CPUs')
+            return
+        self.report.say(f"GPU of rank 0: {gpu}; {self.mesh.way}")
+        said = shared(self.placement, self.world)
+        self.report.say(f"{said}: they take turns, and have its memory and its peak together" if said else "")
 
     def _record_routing(self, step: int) -> None:
         """Gather where the tokens of a step went; write the trace when it is complete. Collective over all ranks."""

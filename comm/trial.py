@@ -1,0 +1,106 @@
+"""Have a child process hand device buffers to MPI: where MPI doesn't take them, it is the child that crashes, hangs, or gets wrong bytes.
+
+The child is an MPI process of its own, alone in its world, with the same libraries and settings. It sends to itself. What the memory of a
+device is, comm/ doesn't know: the child is given the name of a function, and its argument, that returns two more,
+
+    put(bytes) -> buffer     copies numpy bytes to a new buffer of the device, and waits until they are there
+    get(buffer) -> bytes     copies them back
+
+Not tried: a path between nodes, and one between two devices.
+"""
+
+import importlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import IO
+
+import numpy as np
+
+SIZES = (1 << 6, 1 << 14, 1 << 20, 1 << 24)  # bytes: a short message, and some that are taken where they lie
+LIMIT_S = 120.0  # to import torch, on a node where all ranks do, and to start a device
+DONE = "mpitrain: all came as it was sent"
+
+# What launchers tell their ranks: a child that heard it would claim to be one of them. Settings of a user's (OMPI_MCA_pml) are kept.
+OF_LAUNCHERS = ("PMI_", "PMI2_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "HYDI_", "MPI_LOCAL", "PALS_", "ALPS_", "FLUX_", "JSM_", "SLURM_")
+SETTINGS, NO_SETTINGS = "OMPI_MCA_", ("OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_initial_wdir")
+
+
+def environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what a launcher has put there."""
+    kept = lambda name: name.startswith(SETTINGS) and not name.startswith(NO_SETTINGS)  # noqa: E731
+    return {name: value for name, value in inherited.items() if kept(name) or not name.startswith(OF_LAUNCHERS)}
+
+
+def attempt(factory: str, argument: str, limit_s: float = LIMIT_S) -> str:
+    """Run the child; return how it failed, as in "a child that ...", and nothing if all came back as it was sent.
+
+    factory: "module:function", found in the child as here; it is called as function(argument) after MPI has been started.
+    """
+    code = f"import sys; sys.path[:] = {sys.path!r}; from mpitrain.comm.trial import main; main()"
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:  # no pipes: what it leaves behind could hold them open
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, factory, argument],
+            env=environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"hadn't ended after {limit_s:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # and what it has started: Open MPI 4 gives a lone process a daemon
+            child.wait()
+        return "" if child.returncode == 0 and DONE in _text(output) else _failure(child.returncode, _text(errors))
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _failure(code: int, errors: str) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    last = next((line for line in reversed(errors.splitlines()) if line.strip()), "and said nothing")
+    return f"ended with exit code {code}: {last.strip()[:200]}"
+
+
+# ---------------------------------------------------------------- the child
+
+
+def main() -> None:
+    """Send buffers of some sizes to this process itself, and look at what came."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an answer here
+    from mpitrain.comm.world import finalize, start
+
+    start()
+    module, _, name = sys.argv[1].partition(":")
+    put, get = getattr(importlib.import_module(module), name)(sys.argv[2])
+    for num_bytes in SIZES:
+        _send(num_bytes, put, get)
+    print(DONE, flush=True)
+    finalize()
+
+
+def _send(num_bytes: int, put: Callable, get: Callable) -> None:
+    from mpi4py import MPI
+
+    from mpitrain.comm.buffers import raw
+
+    sent = np.random.default_rng(num_bytes).integers(0, 256, num_bytes, np.uint8)
+    source, target = put(sent), put(~sent)
+    requests = [MPI.COMM_SELF.Irecv([raw(target), MPI.BYTE], 0, 0), MPI.COMM_SELF.Isend([raw(source), MPI.BYTE], 0, 0)]
+    MPI.Request.Waitall(requests)
+    wrong = int((np.asarray(get(target)) != sent).sum())
+    if wrong:
+        sys.exit(f"{wrong:,} of {num_bytes:,} bytes came wrong")
