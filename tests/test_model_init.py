@@ -104,9 +104,9 @@ def test_numbers_are_normal():
 
 def rounded(u, std):
     out = np.empty(len(u), np.float32)
-    work = Rounded(table(), std)
+    work = Rounded(table())
     for begin in range(0, len(u), CHUNK):
-        work(u[begin : begin + CHUNK], out[begin : begin + CHUNK])
+        work(u[begin : begin + CHUNK], out[begin : begin + CHUNK], std)
     return out
 
 
@@ -137,7 +137,8 @@ def test_rounding_what_was_approximated_gives_the_bits_of_the_exact_function(std
 
 def test_the_approximation_is_better_than_it_has_to_be():
     u = np.concatenate([hard(1.0), uniforms(1, "w", 0, 300_000)])
-    work, worst = Rounded(table(), 1.0), 0.0
+    work, worst = Rounded(table()), 0.0
+    work(u[:1], np.empty(1, np.float32), 1.0)
     for begin in range(0, len(u), CHUNK):
         part = u[begin : begin + CHUNK]
         with np.errstate(all="ignore"):
@@ -148,10 +149,10 @@ def test_the_approximation_is_better_than_it_has_to_be():
 
 def test_few_numbers_need_the_exact_function(monkeypatch):
     counted, u = [], uniforms(1, "w", 0, 300_000)
-    work = Rounded(table(), 0.02)
+    work = Rounded(table())
     monkeypatch.setattr("mpitrain.parallel.zero.normal.exact", lambda u, std: counted.append(len(u)) or exact(u, std))
     for begin in range(0, len(u), CHUNK):
-        work(u[begin : begin + CHUNK], np.empty(len(u[begin : begin + CHUNK]), np.float32))
+        work(u[begin : begin + CHUNK], np.empty(len(u[begin : begin + CHUNK]), np.float32), 0.02)
     assert 0 < sum(counted) < len(u) / 100
 
 
@@ -276,7 +277,7 @@ def test_a_rank_makes_what_it_holds_once_and_nothing_else(ranks, keys, monkeypat
 
 
 MEMORY = """
-import resource, sys, torch
+import re, sys, torch
 from mpitrain.layout.buckets import layout_of
 from mpitrain.layout.parameters import Spec
 from mpitrain.parallel.zero.shards import Sharding, Weights
@@ -285,12 +286,15 @@ def weights_of(length):
     spec = Spec("w", (length // 2048, 2048), std=0.02, whole=(length // 2048, 4096), offset=(0, 1024))
     return Weights(layout_of((spec,), 1), getattr(torch, sys.argv[1]), torch.device("cpu"), Sharding(), 1)
 
+def kilobytes(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+
 torch.set_num_threads(1)
 weights_of(2**20)  # what libraries load at first use is there
-begin = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+begin = kilobytes("VmRSS")
 weights = weights_of(int(sys.argv[2]))
 held = weights.master.nbytes + (0 if weights.master is weights.shard else weights.shard.nbytes)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - begin - held)
+print((kilobytes("VmHWM") - begin) * 1024 - held)
 """
 
 

@@ -63,10 +63,12 @@ def initialise(layout: Layout, first: int, last: int, seed: int, out: torch.Tens
     """
     pieces = list(_pieces(layout, first, last, out))
     if not out.is_meta and pieces:
-        shared, threads = table(), torch.get_num_threads()
+        shared, threads = table(), min(torch.get_num_threads(), len(pieces))
+        if threads == 1:
+            return _make(pieces, seed, shared)
         with ThreadPoolExecutor(threads) as pool:
-            for _ in (pool.map if threads > 1 else map)(lambda piece: _make(piece, seed, shared), pieces):
-                pass
+            for done in [pool.submit(_make, pieces[number::threads], seed, shared) for number in range(threads)]:
+                done.result()
 
 
 def _pieces(layout: Layout, first: int, last: int, out: torch.Tensor) -> Iterator[Piece]:
@@ -81,22 +83,31 @@ def _pieces(layout: Layout, first: int, last: int, out: torch.Tensor) -> Iterato
             yield Piece(spec, at, until, out[start + at : start + until])
 
 
-def _make(piece: Piece, seed: int, shared: Table) -> None:
-    """Make the elements of a piece, in its own memory if they are to be what a host computes."""
-    out = piece.out
+def _make(pieces: list[Piece], seed: int, shared: Table) -> None:
+    """Make the elements of pieces that go to one tensor, in its own memory if it has what a host computes."""
+    out = pieces[0].out
     dtype = torch.promote_types(out.dtype, torch.float32)
-    made = out if out.is_cpu and out.dtype == dtype else torch.empty(len(out), dtype=dtype)
-    stream, std, u = Uniform(seed, piece.spec.name), piece.spec.std, np.empty(CHUNK)
-    rounded = Rounded(shared, std) if dtype == torch.float32 else None
-    for at in range(piece.begin, piece.end, CHUNK):
-        until, filled = min(at + CHUNK, piece.end), 0
-        for begin, length in piece.spec.runs(at, until):
-            stream.fill(u[filled : filled + length], begin)
-            filled += length
-        here = made[at - piece.begin : until - piece.begin].numpy()
-        if rounded is None:
-            here[:] = exact(u[:filled], std)
-        else:
-            rounded(u[:filled], here)
-    if made is not out:
-        out.copy_(made)
+    made = None if out.is_cpu and out.dtype == dtype else torch.empty(PIECE, dtype=dtype)
+    rounded, u = Rounded(shared), np.empty(CHUNK)
+    for spec, begin, end, out in pieces:
+        here = out if made is None else made[: end - begin]
+        stream = Uniform(seed, spec.name)
+        for at in range(begin, end, CHUNK):
+            until = min(at + CHUNK, end)
+            numbers = _uniform(stream, spec, at, until, u)
+            part = here[at - begin : until - begin].numpy()
+            if dtype == torch.float32:
+                rounded(numbers, part, spec.std)
+            else:
+                part[:] = exact(numbers, spec.std)
+        if made is not None:
+            out.copy_(here)
+
+
+def _uniform(stream: Uniform, spec: Spec, begin: int, end: int, u: np.ndarray) -> np.ndarray:
+    """Return the numbers of elements [begin, end) of a box, in `u`."""
+    filled = 0
+    for first, length in spec.runs(begin, end):
+        stream.fill(u[filled : filled + length], first)
+        filled += length
+    return u[:filled]

@@ -34,9 +34,6 @@ class Table(NamedTuple):
     linear: np.ndarray
     square: np.ndarray
 
-    def scaled(self, factor: float) -> "Table":
-        return Table(*(part * factor for part in self))
-
 
 def table() -> Table:
     """Return the parabola of each interval that meets the exact function in its three Chebyshev points."""
@@ -55,26 +52,33 @@ def exact(u: np.ndarray, std: float = 1.0) -> np.ndarray:
 
 
 class Rounded:
-    """Normally distributed numbers in fp32, from uniform ones in fp64: those of `exact`, rounded. One thread uses one of these.
+    """Normally distributed numbers in fp32, from uniform ones in fp64: those of `exact`, rounded.
 
-    table: of `table()`, which threads may share.
+    table: of `table()`, which several of these may share. What is computed with is kept: new memory costs more than the numbers.
     """
 
-    def __init__(self, table: Table, std: float):
-        self._std, self._table = std, table.scaled(std * (1 - ERROR))
+    def __init__(self, table: Table):
+        self._unscaled, self._table, self._std = table, Table(*map(np.empty_like, table)), 0.0
         self._to_other_end = (1 + ERROR) / (1 - ERROR)
         self._numbers, self._index = np.empty((3, CHUNK)), np.empty(CHUNK, np.int64)
         self._other, self._open = np.empty(CHUNK, np.float32), np.empty(CHUNK, bool)
 
-    def __call__(self, u: np.ndarray, out: np.ndarray) -> None:
+    def __call__(self, u: np.ndarray, out: np.ndarray, std: float) -> None:
         """Fill `out`, of at most CHUNK elements."""
+        if std != self._std:
+            self._scale(std)
         other, open_ = self._other[: len(u)], self._open[: len(u)]
         ends = self._approximate(u)
         np.copyto(out, ends, casting="same_kind")
         ends *= self._to_other_end
         np.copyto(other, ends, casting="same_kind")
         left = np.flatnonzero(np.not_equal(out, other, out=open_))
-        out[left] = exact(u[left], self._std)
+        out[left] = exact(u[left], std)
+
+    def _scale(self, std: float) -> None:
+        for part, scaled in zip(self._unscaled, self._table):
+            np.multiply(part, std * (1 - ERROR), out=scaled)
+        self._std = std
 
     def _approximate(self, u: np.ndarray) -> np.ndarray:
         """Return, in memory of this object, the end nearer to 0 of where each number lies; nan where the table has none."""
