@@ -254,7 +254,7 @@ BUGS = [
     ("mpitrain/optim/moments.py", "places(piece.spec, begin, begin + len(weight), weight.device)", "places(piece.spec, 0, len(weight), weight.device)"),
     ("mpitrain/optim/muon.py", "grad.lerp(momentum, beta) if self._settings.nesterov else momentum", "grad.lerp(momentum, beta)"),
     ("mpitrain/optim/newton_schulz.py", "return x.mT if rows > columns else x", "return x.mT if rows >= columns else x"),
-    ("mpitrain/optim/norm.py", "bits >> DIGIT >> (DIGIT - shift)", "bits >> (2 * DIGIT - shift)"),
+    ("mpitrain/optim/norm.py", "(bits >> (DIGIT - shift)) & MASK", "bits >> (DIGIT - shift)"),
     ("mpitrain/optim/norm.py", "if all(map(math.isfinite, parts)) else math.nan", "if all(map(math.isfinite, parts)) else 0.0"),
     ("mpitrain/optim/offload.py", "        for load in self._loads:\n            load.optimizer.set_step(num_updates)", "        self._loads[0].optimizer.set_step(num_updates)"),
     ("mpitrain/optim/optimizer.py", 'whole=config.optimizer.name == "muon"', "whole=False"),
