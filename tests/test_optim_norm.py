@@ -4,11 +4,13 @@ import math
 import random
 from fractions import Fraction
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.optim.norm import PARTS, exact_sum, norm, squares
+from mpitrain.optim import norm as module
+from mpitrain.optim.norm import AT_ONCE, PARTS, exact_sum, norm, squares, summed
 
 finite = st.floats(min_value=0, max_value=1e300, allow_nan=False)
 
@@ -40,3 +42,73 @@ def test_what_is_not_finite_is_no_number():
     assert math.isnan(norm(exact_sum([1.0, math.nan])))
     assert math.isnan(norm(exact_sum([1e308, 1e308])))
     assert norm(exact_sum(squares([]))) == 0
+
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+MOST, TINY = 1.7976931348623157e308, 5e-324
+
+
+def agrees(numbers, device="cpu"):
+    """Whether integers on a device give the parts that math.fsum gives of the numbers themselves."""
+    found = summed(torch.tensor(numbers, dtype=torch.float64, device=device))
+    return len(found) <= PARTS and repr(exact_sum(found)) == repr(exact_sum(numbers))
+
+
+@given(st.lists(finite | st.floats(min_value=0) | st.just(math.nan), max_size=80))
+def test_digits_of_integers_give_the_parts_of_the_numbers(numbers):
+    assert agrees(numbers)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [],
+        [0.0, 0.0],
+        [TINY],
+        [TINY] * 1000 + [2.0**-1022, math.nextafter(2.0**-1022, 0)],
+        [2.0**e for e in range(-1074, 1024)],
+        [math.nextafter(2.0**e, 0) for e in range(-1073, 1023)],
+        [1.0, 2.0**-53, 2.0**-106, TINY],
+        [1.0, 2.0**-53, 2.0**-53],
+        [MOST, TINY],
+        [MOST, 2.0**969],
+        [MOST, 2.0**970],
+        [MOST, math.nextafter(2.0**970, 0), TINY],
+        [MOST / 2] * 2,
+        [MOST / 2] * 3,
+        [MOST, MOST],
+        [1.0, math.inf],
+        [math.nan, TINY],
+    ],
+    ids=lambda numbers: f"{len(numbers)}x{max(numbers, default=0):.2g}" if isinstance(numbers, list) else numbers,
+)
+def test_digits_hold_whatever_numbers_there_are(numbers, device):
+    """The smallest, the largest, all together, sums that fp64 just holds and just not, ties between two of its numbers."""
+    assert agrees(numbers, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("count", [AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE + 7])
+def test_many_numbers_of_all_sizes_are_added_exactly(count, device):
+    dice = torch.Generator().manual_seed(count)
+    exponents = torch.randint(-1000, 900, (count,), generator=dice) // 400 * 200
+    assert agrees(torch.ldexp(torch.rand(count, generator=dice, dtype=torch.float64), exponents.double()).tolist(), device)
+
+
+def test_digits_do_not_overflow():
+    """Numbers with all bits set, in one place: 2^20 of them, of the 2^31 that fit."""
+    number, count = math.nextafter(2.0, 0), 2**20
+    assert sum(map(Fraction, summed(torch.tensor([number], dtype=torch.float64).expand(count)))) == count * Fraction(number)
+    digits = torch.zeros(module.NUM_DIGITS, dtype=torch.int64)
+    for at in range(52, 84):  # every place in a digit
+        module._add(torch.tensor([math.ldexp(number, at)], dtype=torch.float64), digits.zero_())
+        assert digits.min() >= 0 and digits.max() <= module.MASK
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_squares_of_blocks_are_those_of_their_norms(dtype):
+    dice = torch.Generator().manual_seed(1)
+    grads = [torch.randn(n, generator=dice).to(dtype) * 10.0 ** (n % 7 - 3) for n in (1, 1023, 1024, 5000, 70_000)]
+    blocks = [torch.linalg.vector_norm(block).double().item() ** 2 for grad in grads for block in grad.split(1024)]
+    assert exact_sum(squares(grads)) == exact_sum(blocks)

@@ -62,7 +62,10 @@ class Layout(NamedTuple):
 
     def runs(self, rank: int) -> Iterator[tuple[Spec, int, int]]:
         """Yield the parameters that the shard of `rank` has elements of, [begin, end) of each."""
-        first, last = self.bounds(rank)
+        return self.within(*self.bounds(rank))
+
+    def within(self, first: int, last: int) -> Iterator[tuple[Spec, int, int]]:
+        """Yield the parameters that elements [first, last) of the buffer are of, [begin, end) of each."""
         for spec, start in zip(self.specs, self.starts):
             begin, end = max(start, first) - start, min(start + spec.numel, last) - start
             if begin < end:

@@ -1,7 +1,7 @@
 """A parameter, whole or the box of it that a rank holds. Integers and names only."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from mpitrain.comm.grid import split
@@ -82,6 +82,22 @@ class Spec:
         shape[self.divided], offset[self.divided] = end - begin, begin
         over = None if copies == 1 else "tp" if copies == shard.size else "kv"  # each copy serves other heads
         return replace(spec, shape=tuple(shape), offset=tuple(offset), copies=copies, copy=shard.rank % copies, over=over)
+
+    def runs(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield where elements [begin, end) of the box, at least one, are in the whole: first element and length of each unbroken run."""
+        cut = max((dim for dim, length in enumerate(self.shape) if length != self.whole[dim]), default=0)
+        run = math.prod(self.shape[cut:])
+        for at in range(begin // run * run, end, run):
+            first = max(begin, at)
+            yield self._place(first), min(end, at + run) - first
+
+    def _place(self, index: int) -> int:
+        """Return where an element of the box is in the whole."""
+        place, stride = 0, 1
+        for length, whole, offset in zip(reversed(self.shape), reversed(self.whole), reversed(self.offset)):
+            index, here = divmod(index, length)
+            place, stride = place + (offset + here) * stride, stride * whole
+        return place
 
     def _part(self, dim: int, rank: int, size: int) -> "Spec":
         length, shape, offset = self.shape[dim] // size, list(self.shape), list(self.offset)

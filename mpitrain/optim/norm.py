@@ -3,6 +3,11 @@
 Squares are summed block by block of each parameter, on the rank that has the block, and the sums of blocks are then added exactly: in
 whichever order and grouping they meet. An exact sum is a few numbers that don't overlap (Shewchuk 1997, section 2), so that what
 travels doesn't grow with the model.
+
+On their device, in integers: of the 2,200 bits that a sum of fp64 numbers can have, each number adds to three digits of 32.
+
+    bits from 2^-1126     0 ....... 32 ....... 64 ....... 96 ..      a number: 53 bits, from bit `place` on
+    digits, in int64      |   0    |    1    |    2    |  ..         how often 2^31 numbers can be added to each
 """
 
 import math
@@ -13,18 +18,60 @@ import torch
 from mpitrain.layout.buckets import BLOCK
 
 PARTS = 40  # numbers that any exact sum of fp64 numbers fits in: 2098 bits, 53 each
+LOWEST = 1126  # 2^-1074, the least fp64 number, has its first bit 52 places above its last one, as if it had so many
+DIGIT = 32  # bits
+NUM_DIGITS = (1024 + LOWEST) // DIGIT + 3
+MASK = 2**DIGIT - 1
+AT_ONCE = 2**16  # numbers; a dozen times as much memory
 
 
 def squares(grads: Iterable[torch.Tensor]) -> list[float]:
-    """Return the sums of squares of the blocks of flat gradients, each begun with a block; the last of one may be short.
+    """Return PARTS or fewer numbers with the exact sum of the squares of all blocks of flat gradients, each begun with a block.
 
-    A block's norm is taken in the precision of the gradients, all the rest is fp64.
+    The last block of each may be short. A block's norm is taken in the precision of the gradients, all the rest is fp64.
     """
     norms = []
     for grad in grads:
         whole = len(grad) // BLOCK * BLOCK
         norms += [torch.linalg.vector_norm(grad[:whole].view(-1, BLOCK), dim=1), torch.linalg.vector_norm(grad[whole:]).view(1)]
-    return torch.cat(norms).double().square_().tolist() if norms else []
+    return summed(torch.cat(norms).double().square_()) if norms else []
+
+
+def summed(numbers: torch.Tensor) -> list[float]:
+    """Return PARTS or fewer numbers with the exact sum of `numbers`, [n] in fp64 and none negative; one nan if it isn't finite.
+
+    n: at most 2^31.  Computed where `numbers` are, and the same there in any order; from there come as many integers as a sum has digits.
+    """
+    sums = torch.zeros(NUM_DIGITS + 1, dtype=torch.int64, device=numbers.device)
+    for part in numbers.split(AT_ONCE):
+        finite = part.isfinite()
+        _add(part.where(finite, 0.0), sums)
+        sums[-1] += finite.logical_not_().sum()
+    *digits, num_infinite = sums.tolist()
+    return [math.nan] if num_infinite else _floats(sum(value << DIGIT * number for number, value in enumerate(digits)) >> LOWEST - 1074)
+
+
+def _add(numbers: torch.Tensor, sums: torch.Tensor) -> None:
+    """Add finite numbers to the digits of `sums`."""
+    fraction, exponent = torch.frexp(numbers)
+    bits, place = fraction.mul_(2.0**53).long(), exponent.long() + (LOWEST - 53)
+    digit, shift = place // DIGIT, place % DIGIT
+    sums.index_add_(0, digit, (bits << shift) & MASK)
+    sums.index_add_(0, digit + 1, (bits >> (DIGIT - shift)) & MASK)
+    sums.index_add_(0, digit + 2, bits >> DIGIT >> (DIGIT - shift))
+
+
+def _floats(total: int) -> list[float]:
+    """Return `total` * 2^-1074 as numbers of which each is the nearest to what those before leave; one nan if it is beyond them."""
+    parts = []
+    try:
+        while total:
+            parts.append(total / 2**1074)
+            above, below = parts[-1].as_integer_ratio()
+            total -= above * (2**1074 // below)
+    except OverflowError:
+        return [math.nan]
+    return parts
 
 
 def exact_sum(numbers: list[float]) -> list[float]:

@@ -29,7 +29,8 @@ from mpitrain.layout.domains import domains_of
 from mpitrain.layout.parameters import Spec
 from mpitrain.parallel.precision import wide, wire_type
 from mpitrain.parallel.zero.host import on_host
-from mpitrain.parallel.zero.parameters import Parameter, initialise
+from mpitrain.parallel.zero.initial import initialise
+from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.pool import Kind, Pool
 
 
@@ -58,7 +59,7 @@ class Sharding:
     def allocate(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return zeroed memory, on a host shared with the ranks that will read it. Collective over them."""
         if self._reduced is None or device.type != "cpu" or not length:
-            return torch.zeros(length, dtype=dtype, device=device)
+            return _zeros(length, dtype, device)
         return torch.from_numpy(self._reduced.allocate(length * dtype.itemsize)).view(dtype)
 
 
@@ -104,20 +105,31 @@ class Weights:
         self.arriving: Pending | None = None
         self._users = 0  # of a tied embedding, two stages of this rank may use the same
         begin, end = layout.bounds(sharding.rank)
-        state = _initial(layout, device, seed, torch.promote_types(dtype, torch.float32))
         self.whole: torch.Tensor | None = None
         if sharding.stage == 3:
-            self.shard = state[begin:end].to(dtype, copy=True)
+            self.shard = _zeros(end - begin, dtype, device)
         else:
-            self.whole = sharding.allocate(layout.length, dtype, device) if sharding.size > 1 else torch.empty_like(state, dtype=dtype)
-            self.whole.copy_(state)
+            make = sharding.allocate if sharding.size > 1 else _zeros
+            self.whole = make(layout.length, dtype, device)
             self.shard = self.whole[begin:end]
+        kind = torch.promote_types(dtype, torch.float32)
         self.leaving: torch.Tensor | None = None
         if sharding.offload:
-            self.master = on_host(end - begin, state.dtype, device).copy_(state[begin:end])
-            self.leaving = self.master if dtype == state.dtype else on_host(end - begin, dtype, device)
+            self.master = on_host(end - begin, kind, device).zero_()
+            self.leaving = self.master if dtype == kind else on_host(end - begin, dtype, device)
         else:
-            self.master = self.shard if dtype == state.dtype else state[begin:end].clone()
+            self.master = self.shard if dtype == kind else _zeros(end - begin, kind, device)
+        self._initialise(seed)
+
+    def _initialise(self, seed: int) -> None:
+        """Make what this rank holds, each element once."""
+        begin, end = self.layout.bounds(self._sharding.rank)
+        initialise(self.layout, begin, end, seed, self.master)
+        if self.master is not self.shard:
+            self.shard.copy_(self.master)
+        if self.whole is not None:
+            for first, last in ((0, begin), (end, self.layout.length)):
+                initialise(self.layout, first, last, seed, self.whole[first:last])
 
     @property
     def kind(self) -> Kind:
@@ -290,8 +302,5 @@ def _view(flat: torch.Tensor, layout: Layout, spec: Spec) -> torch.Tensor:
     return flat[start : start + spec.numel].view(spec.shape)
 
 
-def _initial(layout: Layout, device: torch.device, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the initial weights of a whole bucket."""
-    flat = torch.zeros(layout.length, dtype=dtype, device=device)
-    initialise([Parameter(spec, _view(flat, layout, spec)) for spec in layout.specs], seed)
-    return flat
+def _zeros(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros(length, dtype=dtype, device=device)
