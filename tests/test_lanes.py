@@ -24,9 +24,9 @@ TESTS = os.environ.get("MPITRAIN_TESTS", "*")
 SLOWEST_S = 900
 LANE = (sys.executable, "-m", "pytest", "--only-mpi", "-p", "no:cacheprovider", "-q")
 TOLD_BY_FEWER = [  # what eight ranks don't show, or on two cores too slowly
-    "comm_account", "comm_clock", "comm_device", "comm_gpu", "comm_links", "model_new_layer", "model_recipe", "optim_moments",
-    "optim_offload", "optim_steps", "parallel_asynchronous", "parallel_context", "train_documents", "train_domains", "train_fp8",
-    "train_memory", "train_precision", "train_recompute", "train_routing", "train_schedules", "train_traffic", "verify",
+    "comm_account", "comm_clock", "comm_device", "comm_gpu", "comm_links", "determinism", "model_new_layer", "model_recipe",
+    "optim_moments", "optim_offload", "optim_steps", "parallel_asynchronous", "parallel_context", "train_documents", "train_domains",
+    "train_fp8", "train_memory", "train_precision", "train_recompute", "train_routing", "train_schedules", "train_traffic", "verify",
 ]
 
 HANG = """

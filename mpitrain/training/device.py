@@ -5,6 +5,7 @@ import torch
 from mpitrain.cluster.threads import num_threads
 from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
+from mpitrain.training.determinism import settle
 
 FP8 = (8, 9)  # compute capability of the first GPUs that multiply it
 
@@ -17,6 +18,7 @@ def choose_device(config: Config, node_rank: int) -> torch.device:
         raise ConfigError('run.device = "cuda": torch finds no CUDA device; use "cpu" or "auto"')
     if config.run.device == "cpu" or not available:
         return torch.device("cpu")
+    settle(config.numerics)
     device = torch.device("cuda", node_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     if config.precision.compute == "fp8" and (capability := torch.cuda.get_device_capability(device)) < FP8:

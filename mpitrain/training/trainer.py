@@ -25,6 +25,7 @@ from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.training import expert_loads, state_io
 from mpitrain.training.console import Report
+from mpitrain.training.determinism import TOLD
 from mpitrain.training.device import choose_device
 from mpitrain.training.ledger import Ledger
 from mpitrain.training.opening import Opened
@@ -234,6 +235,7 @@ class Trainer:
         if self.device.type == "cuda":
             direct = "device buffers go straight to MPI" if self.mesh.device_aware else "device buffers go through pinned host memory"
             self.report.say(f"{direct}: {self.mesh.device_reason}")
+            self.report.say(TOLD[config.numerics.deterministic])
 
     def _record_routing(self, step: int) -> None:
         """Gather where the tokens of a step went; write the trace when it is complete. Collective over all ranks."""
