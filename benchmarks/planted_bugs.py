@@ -130,6 +130,7 @@ BUGS = [
     ("mpitrain/actor/stage.py", "done = parts[-1] == len(self.parts) - 1", "done = parts[-1] == len(self.parts)"),
     ("mpitrain/actor/stage_state.py", "owned=shared is None))", "owned=True))"),
     ("mpitrain/actor/step_totals.py", "return sum(map(num_counted, targets))", "return sum(each.numel() for each in targets)"),
+    ("mpitrain/parallel/device_clock.py", "        event.record()\n        return event", "        event.record()\n        event.synchronize()\n        return event"),
     ("mpitrain/actor/trace.py", '{"ts": (begin - zero) * 1e6,', '{"ts": begin * 1e6,'),
     # ------------------------------------------------------------ checkpoint
     ("mpitrain/checkpoint/arrays.py", "return Chunks(self.shape, self.dtype.itemsize)", "return Chunks(self.shape, 1)"),
