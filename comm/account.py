@@ -5,10 +5,13 @@
     blocked_s     the rank stood still for it: in wait(), or while it posted, copied and added what had come
     in_flight_s   something was under way, from its start (a receive's too, which is started ahead) until its end was noticed;
                   operations side by side count once
+
+Times are those of the clock that the mesh keeps (stopwatch.py); on a GPU, then, the computing queue stood still, or passed by.
 """
 
-import time
 from typing import NamedTuple
+
+from mpitrain.comm.stopwatch import HOST, Clock, Mark, Spans
 
 
 class Usage(NamedTuple):
@@ -37,9 +40,11 @@ class Account:
     """The account of one axis. `log`, if it is a list, gets (operation, bytes of its buffer) of everything that is started."""
 
     def __init__(self):
-        self.calls, self.num_bytes, self.blocked_s, self.in_flight_s = 0, 0, 0.0, 0.0
+        self.clock: Clock = HOST
+        self.calls, self.num_bytes = 0, 0
         self.log: list[tuple[str, int]] | None = None
-        self._in_flight, self._since = 0, 0.0
+        self._blocked, self._flights, self._in_flight = Spans(), Spans(), 0
+        self._since: Mark = None
 
     def note(self, operation: str, num_bytes: int) -> None:
         """Count an operation that is about to be started."""
@@ -47,19 +52,23 @@ class Account:
         if self.log is not None:
             self.log.append((operation, num_bytes))
 
-    def begun(self, now: float) -> None:
+    def begun(self, now: Mark) -> None:
         """An operation is under way from now on."""
         if not self._in_flight:
             self._since = now
         self._in_flight += 1
 
-    def ended(self, now: float) -> None:
+    def ended(self, now: Mark) -> None:
         """An operation is complete."""
         self._in_flight -= 1
         if not self._in_flight:
-            self.in_flight_s += now - self._since
+            self._flights.add(self.clock, self._since, now)
+
+    def blocked(self, begin: Mark, end: Mark) -> None:
+        """The rank stood still for it."""
+        self._blocked.add(self.clock, begin, end)
 
     def read(self) -> Usage:
-        """Return the sums so far, with what is in flight now."""
-        under_way_s = time.perf_counter() - self._since if self._in_flight else 0.0
-        return Usage(self.calls, self.num_bytes, self.blocked_s, self.in_flight_s + under_way_s)
+        """Return the sums so far, with what is in flight now. Waits for a device: not within a step."""
+        under_way_s = self.clock.seconds(self._since, self.clock.mark()) if self._in_flight else 0.0
+        return Usage(self.calls, self.num_bytes, self._blocked.sum_s, self._flights.sum_s + under_way_s)

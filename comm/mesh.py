@@ -21,6 +21,7 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.carried import EVERYTHING, NOTHING, Carried
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.progress import Progress
+from mpitrain.comm.stopwatch import Clock
 from mpitrain.comm.world import NOWHERE, Place
 from mpitrain.errors import MeshError
 
@@ -71,6 +72,12 @@ class Mesh:
 
     def __str__(self) -> str:
         return f"rank {self.rank} (" + ", ".join(f"{name} {at}" for name, at in reversed(self.coordinates.items())) + ")"
+
+    def keep_time(self, clock: Clock) -> None:
+        """Book times by another clock from now on. Nothing is in flight."""
+        self.progress.clock = clock
+        for axis in self.axes.values():
+            axis.account.clock = clock
 
     def usage(self) -> dict[str, Usage]:
         """Return what each axis of more than one rank has cost so far, by its name."""

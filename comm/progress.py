@@ -17,6 +17,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mpitrain.comm.account import Account
+from mpitrain.comm.stopwatch import HOST, Clock, Mark, Spans
 from mpitrain.errors import HangError
 
 Ready = Callable[[], bool]
@@ -45,7 +46,7 @@ class Pending:
             return True
         if self._ready is not None and not self._ready():
             return False
-        begin = time.perf_counter()
+        begin = self._progress.clock.mark()
         self._advance()
         self._progress.advanced(self, begin)
         return self.done
@@ -65,10 +66,11 @@ class Pending:
 
 
 class Progress:
-    """All operations in flight on this rank. `timeout_s` None waits for ever; `waited_s` adds up the time spent in wait()."""
+    """All operations in flight on this rank. `timeout_s` None waits for ever. clock: by which times are booked."""
 
     def __init__(self, timeout_s: float | None = None):
-        self.timeout_s, self.waited_s = timeout_s, 0.0
+        self.timeout_s, self._waited = timeout_s, Spans()
+        self.clock: Clock = HOST
         self.active: list[Pending] = []
         self._waiting = False
         self._thread: Poker | None = None
@@ -76,7 +78,7 @@ class Progress:
     def start(self, steps: Steps, what: str, account: Account, result: Any = None) -> Pending:
         """Run the first phase of an operation now and return its Pending; `what` names it in a hang report."""
         pending = Pending(steps, self, what, account, result)
-        account.begun(time.perf_counter())
+        account.begun(self.clock.mark())
         if not pending.test():
             self.active.append(pending)
         return pending
@@ -86,28 +88,34 @@ class Progress:
         if self.active:
             self.active = [pending for pending in self.active if not pending.test()]
 
-    def advanced(self, pending: Pending, begin: float) -> None:
+    def advanced(self, pending: Pending, begin: Mark) -> None:
         """Book that an operation was advanced, from `begin` on. Within wait() the time is that of the one waited for."""
-        now = time.perf_counter()
+        now = self.clock.mark()
         if not self._waiting:
-            pending.account.blocked_s += now - begin
+            pending.account.blocked(begin, now)
         if pending.done:
             pending.account.ended(now)
+
+    @property
+    def waited_s(self) -> float:
+        """The time spent in wait() so far. Waits for a device: not within a step."""
+        return self._waited.sum_s
 
     def wait(self, pending: Pending) -> None:
         """Advance everything until `pending` is complete."""
         if pending.done:
             return
-        begin, self._waiting = time.perf_counter(), True
+        begin, self._waiting = self.clock.mark(), True
         try:
-            self._until_done(pending, begin)
+            self._until_done(pending)
         finally:
             self._waiting = False
-            waited_s = time.perf_counter() - begin
-            self.waited_s += waited_s
-            pending.account.blocked_s += waited_s
+            end = self.clock.mark()
+            self._waited.add(self.clock, begin, end)
+            pending.account.blocked(begin, end)
 
-    def _until_done(self, pending: Pending, begin: float) -> None:
+    def _until_done(self, pending: Pending) -> None:
+        begin = time.perf_counter()
         while True:
             self.poll()
             if pending.test():

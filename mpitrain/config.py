@@ -169,6 +169,7 @@ class Precision(Table):
 
 class Numerics(Table):
     reproducible: Literal["run", "layout"] = "run"  # layout: the same bits for every parallel.dp, at the cost of gradient buffers
+    deterministic: bool = True  # on a GPU: the same bits every time, at the cost of some kernels' speed; a CPU's always are
 
 
 class Optimizer(Table):

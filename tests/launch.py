@@ -39,6 +39,10 @@ MORE_RANKS_THAN_CORES = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 }
+# What tests start computes on the CPU wherever it runs: a GPU has other bits and times, and one is not there for every rank.
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # for AMD's, too
+NO_GPU = {VISIBLE: ""}
+WITH_GPU = {VISIBLE: os.environ.get(VISIBLE)}  # of tests marked gpu
 MARK = "MPITRAIN_TEST_JOB"
 OF_ANOTHER_JOB = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_")
 
@@ -109,14 +113,15 @@ class Job:
         return found
 
 
-def environment(**changes: str) -> dict[str, str]:
-    """Return the environment for a job: nothing inherited from a launcher, and room for more ranks than cores."""
+def environment(**changes: str | None) -> dict[str, str]:
+    """Return the environment for a job: nothing inherited from a launcher, room for more ranks than cores, and no GPU. None: without."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_ANOTHER_JOB)}
-    return {**kept, **MORE_RANKS_THAN_CORES, **changes}
+    found = {**kept, **MORE_RANKS_THAN_CORES, **NO_GPU, **changes}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @contextmanager
-def started(num_ranks: int, *command: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> Iterator[Job]:
+def started(num_ranks: int, *command: str, env: Mapping[str, str | None] | None = None, cwd: Path | None = None) -> Iterator[Job]:
     """Start `command` on `num_ranks` ranks, or without mpirun if 0; at the end of the block nothing of it is left."""
     assert MPIRUN, "no mpirun beside this Python or on the path"
     faulthandler.cancel_dump_traceback_later()  # every wait for a job has its own limit, that of a whole lane above pytest's
@@ -139,7 +144,9 @@ def started(num_ranks: int, *command: str, env: dict[str, str] | None = None, cw
             job.kill()
 
 
-def mpirun(num_ranks: int, *command: str, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 90) -> Done:
+def mpirun(
+    num_ranks: int, *command: str, env: Mapping[str, str | None] | None = None, cwd: Path | None = None, timeout: float = 90
+) -> Done:
     """Run `command` on `num_ranks` ranks, or without mpirun if 0, to its end."""
     if not UNTOUCHED & {*(env or {})}:
         command = preloaded(command)
@@ -148,7 +155,7 @@ def mpirun(num_ranks: int, *command: str, env: dict[str, str] | None = None, cwd
 
 
 PRELOAD = str(Path(__file__).with_name("preload.py"))
-UNTOUCHED = {"PLANTED", "LD_PRELOAD"}  # in an environment: what is to be there when Python starts
+UNTOUCHED = {"PLANTED", "LD_PRELOAD", VISIBLE}  # in an environment: what is to be there when Python starts
 
 
 def preloaded(command: Sequence[str]) -> list[str]:
@@ -180,7 +187,7 @@ def several(
     num_ranks: int,
     *commands: Sequence[str],
     program: Path = SEVERAL,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
     timeout: float = 90,
 ) -> list[Done]:

@@ -135,10 +135,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    from mpitrain.comm import account, progress
+    from mpitrain.comm import progress, stopwatch
 
     clock = Clock()
-    monkeypatch.setattr(account, "time", clock)
+    monkeypatch.setattr(stopwatch, "time", clock)
     monkeypatch.setattr(progress, "time", clock)
     monkeypatch.setattr(progress, "SPIN_S", 0)
     return clock
@@ -169,7 +169,7 @@ def test_what_a_poll_copies_and_adds_is_not_hidden(clock):
     for _ in range(10):
         clock.now += 1
         progress.poll()
-    assert (account.blocked_s, account.in_flight_s, progress.waited_s) == (3, 8, 0)
+    assert (account.read()[2:], progress.waited_s) == ((3, 8), 0)
 
 
 def test_side_by_side_counts_once_and_a_wait_belongs_to_what_is_waited_for(clock):
@@ -182,8 +182,8 @@ def test_side_by_side_counts_once_and_a_wait_belongs_to_what_is_waited_for(clock
     first.wait()  # 0 to 6
     clock.now += 2
     second.wait()  # 8 to 21; at 10 the other one arrived, and was added
-    assert (one.blocked_s, one.in_flight_s) == (6 + 13, 21)
-    assert (other.blocked_s, other.in_flight_s) == (0, 11)
+    assert one.read()[2:] == (6 + 13, 21)
+    assert other.read()[2:] == (0, 11)
 
 
 def test_a_mesh_tells_of_axes_that_have_others(mesh):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import EVERY as EVERY_LAYOUT
-from launch import mpirun, started, tail
+from launch import WITH_GPU, mpirun, started, tail
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY = (1, 2, 4, 8)
@@ -24,9 +24,9 @@ TESTS = os.environ.get("MPITRAIN_TESTS", "*")
 SLOWEST_S = 900
 LANE = (sys.executable, "-m", "pytest", "--only-mpi", "-p", "no:cacheprovider", "-q")
 TOLD_BY_FEWER = [  # what eight ranks don't show, or on two cores too slowly
-    "comm_account", "comm_clock", "comm_device", "comm_gpu", "comm_links", "model_new_layer", "model_recipe", "optim_moments",
-    "optim_offload", "optim_steps", "parallel_asynchronous", "parallel_context", "train_documents", "train_domains", "train_fp8",
-    "train_memory", "train_precision", "train_recompute", "train_routing", "train_schedules", "train_traffic", "verify",
+    "comm_account", "comm_clock", "comm_device", "comm_gpu", "comm_links", "determinism", "gpu_steps", "model_new_layer", "model_recipe",
+    "optim_moments", "optim_offload", "optim_steps", "parallel_asynchronous", "parallel_context", "train_documents", "train_domains",
+    "train_fp8", "train_memory", "train_precision", "train_recompute", "train_routing", "train_schedules", "train_traffic", "verify",
 ]
 
 HANG = """
@@ -53,7 +53,7 @@ def test_one_rank_raises(world):
 
 def lane(num_ranks, *options, cwd=ROOT, timeout=SLOWEST_S):
     """Run the multi-rank tests on `num_ranks` ranks."""
-    return mpirun(num_ranks, *LANE, *options, cwd=cwd, timeout=timeout)
+    return mpirun(num_ranks, *LANE, *options, env=WITH_GPU, cwd=cwd, timeout=timeout)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ class Early:
 
     def start(self):
         self.report = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
-        self.job = self._stack.enter_context(started(1, *LANE, *asked(1, self.report), cwd=ROOT))
+        self.job = self._stack.enter_context(started(1, *LANE, *asked(1, self.report), env=WITH_GPU, cwd=ROOT))
 
     def end(self):
         self._stack.close()

@@ -11,8 +11,9 @@ def shelf():
     import torch
 
     from mpitrain.model.offload import Host, Shelf
+    from mpitrain.parallel.streams import streams_of
 
-    return Shelf(Host(torch.device("cpu")))
+    return Shelf(Host(streams_of(torch.device("cpu"))))
 
 
 def test_views_of_one_memory_go_once_and_come_back_as_they_were(shelf):

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 
+import launch
 import pytest
 from launch import mpirun, preloaded, started, tail
 
@@ -69,3 +70,17 @@ def test_it_hears_signals_and_dies_with_the_other(tmp_path):
             return
         time.sleep(0.01)
     pytest.fail("it lives on")
+
+
+SEES = "import os, torch; print('sees', os.environ.get('CUDA_VISIBLE_DEVICES'), torch.cuda.is_available())"
+
+
+def test_what_a_test_starts_sees_no_gpu(tmp_path):
+    """A run with run.device=auto, as it is by default, computes on the CPU then, wherever tests run."""
+    assert "sees  False" in mpirun(2, *program(tmp_path, SEES)).output
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_but_for_tests_of_the_gpu(tmp_path, monkeypatch, given):
+    monkeypatch.setitem(launch.WITH_GPU, "CUDA_VISIBLE_DEVICES", given)
+    assert f"sees {given} " in mpirun(1, *program(tmp_path, SEES), env=launch.WITH_GPU).output

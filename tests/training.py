@@ -42,8 +42,8 @@ def resolved(world, *settings):
     return resolve(parsed, world.size, 256)
 
 
-def train(world, config, look=lambda actor: None):
-    """Return losses and norms of three steps, a validation loss, and {parameter: weights}."""
+def train(world, config, look=lambda actor: None, device=None):
+    """Return losses and norms of three steps, a validation loss, and {parameter: weights}. device: the CPU, if not given."""
     import numpy as np
     import torch
 
@@ -51,19 +51,19 @@ def train(world, config, look=lambda actor: None):
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
-    plan = plan_of(config)
+    plan, device = plan_of(config), device or torch.device("cpu")
     mesh = build_mesh(plan, world)
-    actor = Actor(plan, mesh, torch.device("cpu"))
+    actor = Actor(plan, mesh, device)
     tokens, separator = (30, 7) if config.data.documents == "separate" else (256, None)  # fewer: documents are shorter
     lines = []
     for step in (1, 2, 3):
         rows = torch.from_numpy(np.random.default_rng(step).integers(0, tokens, (config.batch.global_, 17)))
-        microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank], separator)
+        microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank].to(device), separator)
         result = actor.run_step(step, microbatches, 1e-2)
         lines.append((result.loss, result.grad_norm))
     lines.append(actor.evaluate(3, microbatches))
     look(actor)
-    found = world.allgather([((p.spec.name, p.spec.offset, p.begin), p.weight.numpy().copy()) for p in actor.gradients.counted])
+    found = world.allgather([((p.spec.name, p.spec.offset, p.begin), p.weight.cpu().numpy().copy()) for p in actor.gradients.counted])
     mesh.free()
     return lines, whole_weights(piece for part in found for piece in part)
 

@@ -9,7 +9,6 @@
 """
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -214,21 +213,23 @@ class Actor:
         work.to_receive.extend(a for a in instructions if a.kind in ("RECV_F", "RECV_B"))
         self._post_receives(work)
         steps = enumerate(instructions)
+        recorder.begin(step)
         for position, action in steps:
             self.place.moved(step, position, str(action))
             self.progress.poll()
-            begin = time.perf_counter()
+            begin = recorder.mark()
             if action.kind == "PAIR":
                 forward, backward = next(steps)[1], next(steps)[1]
                 self._pair(forward, backward, work)
-                recorder.add_pair(step, action, forward, backward, begin, time.perf_counter())
+                recorder.add_pair(action, forward, backward, begin, recorder.mark())
             else:
                 self._handlers[action.kind](action, work)
-                recorder.add(step, action, begin, time.perf_counter())
+                recorder.add(action, begin, recorder.mark())
             if watch is not None:
                 watch.look()
         for pending in work.sending:
             pending.wait()
+        recorder.end()
         return work.result
 
     # ------------------------------------------------------------ compute

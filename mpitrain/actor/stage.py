@@ -14,6 +14,7 @@ from mpitrain.model.offload import Shelves
 from mpitrain.model.site import Site
 from mpitrain.parallel import walk
 from mpitrain.parallel.microbatch import Context, KeepAll, Keeping, Microbatch, ignored
+from mpitrain.parallel.streams import streams_of
 from mpitrain.parallel.walk import Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Sharding, Weights
@@ -34,7 +35,7 @@ def assemble(
     state = StageState(plan, shard, site.device, shardings, embedding)
     blocks = build(plan, state.by_block, site)
     offloaded = plan.config.memory.offload in ("activations", "all")
-    return Stage(plan, blocks, state, Contexts(site), Shelves(site.device, site.constants()) if offloaded else None)
+    return Stage(plan, blocks, state, Contexts(site), Shelves(streams_of(site.device), site.constants()) if offloaded else None)
 
 
 class Stage:

@@ -3,6 +3,8 @@
 One process per replica of the pipeline, one track per pipeline rank; `mpitrain schedule compare --trace` reads it back. A receive lasts
 as long as the rank waited for it, a send only until it was started. Of a pair, whose two computations take turns, the forward is
 drawn with a third of the time.
+
+On a GPU times are those of the device: an instruction begins when what was queued before it is over. They are read behind the step.
 """
 
 import json
@@ -11,28 +13,48 @@ from typing import Any
 
 from mpitrain.comm.clock import offset_to_first_rank
 from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.stopwatch import HOST, Clock, Mark
 from mpitrain.comm.world import World
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
 
 class Recorder:
-    """The events of this rank. `steps` are recorded, no others."""
+    """The events of this rank. `steps` are recorded, no others, by the times of a clock."""
 
-    def __init__(self, steps: range):
-        self.steps = steps
-        self.events: list[tuple[int, str, float, float]] = []  # step, instruction, begin, end
+    def __init__(self, steps: range, clock: Clock = HOST):
+        self.steps, self._clock = steps, clock
+        self.events: list[tuple[int, str, float, float]] = []  # step, instruction, begin, end, of time.perf_counter()
+        self._marked: list[tuple[tuple[Action, ...], Mark, Mark]] | None = None  # of the step under way, if it is recorded
 
-    def add(self, step: int, action: Action, begin: float, end: float) -> None:
-        """Record one instruction; times are of time.perf_counter()."""
+    def begin(self, step: int) -> None:
+        """A step begins. Waits for a device to be idle, if the step is recorded."""
         if step in self.steps:
-            self.events.append((step, str(action), begin, end))
+            self._marked, self._step = [], step
+            self._first, self._first_s = self._clock.now()
 
-    def add_pair(self, step: int, pair: Action, forward: Action, backward: Action, begin: float, end: float) -> None:
+    def mark(self) -> Mark:
+        """Return this moment, if it is recorded."""
+        return None if self._marked is None else self._clock.mark()
+
+    def add(self, action: Action, begin: Mark, end: Mark) -> None:
+        """Record one instruction."""
+        if self._marked is not None:
+            self._marked.append(((action,), begin, end))
+
+    def add_pair(self, pair: Action, forward: Action, backward: Action, begin: Mark, end: Mark) -> None:
         """Record a pair, of which only the whole time is known."""
-        between = begin + (end - begin) / 3
-        for action, since, until in ((pair, begin, begin), (forward, begin, between), (backward, between, end)):
-            self.add(step, action, since, until)
+        if self._marked is not None:
+            self._marked += [((pair,), begin, begin), ((forward, backward), begin, end)]
+
+    def end(self) -> None:
+        """The step is over: read when its instructions were. Waits for a device."""
+        marked, self._marked = self._marked or (), None
+        for actions, *marks in marked:
+            begin, end = (self._first_s + self._clock.seconds(self._first, mark) for mark in marks)
+            between = begin + (end - begin) / 3
+            spans = [(begin, end)] if len(actions) == 1 else [(begin, between), (between, end)]
+            self.events += [(self._step, str(action), *span) for action, span in zip(actions, spans)]
 
 
 def write_trace(path: Path, recorder: Recorder, mesh: Mesh, world: World, table: Table) -> None:

@@ -1,18 +1,22 @@
 """What a forward keeps for its backward, and where: `memory.recompute = "selective"` and `memory.offload`.
 
-Tensors that wait in host memory are sent there as they are kept. When the backward begins with a block, the block before it is fetched:
+Tensors that wait in host memory are sent there as they are kept. When the backward begins with a block, the block before it is fetched;
+there and back are queues of their own (parallel/streams.py):
 
-    forward     block 0       block 1       block 2
-                        out 0         out 1         out 2              on a stream of their own
-    backward    block 2       block 1       block 0
-                in 1          in 0
+    compute     forward 0 | forward 1 | forward 2 | forward 3      backward 3 | backward 2 | backward 1
+    there                   0           1           2 ...
+    back                                                                        1            0
+
+A GPU computes faster than it sends, and the host is ahead of both. So forward k + 2 waits on the GPU until what block k left has gone,
+and then its memory is free: at most AHEAD blocks are leaving, whatever the host does, and at most two are there again. What hasn't gone
+when the backward asks for it stays.
 
 On a CPU a copy in host memory saves nothing and costs a copy each way; it is there so that every machine can test it.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
@@ -21,26 +25,42 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from mpitrain.parallel.streams import OVER, Event, Streams
+
+AHEAD = 2  # blocks of which something may be leaving while a forward runs, its own included
+
 
 class Host:
-    """Host memory for tensors of `device`, in buffers that are used again. `stream`: on which a GPU copies, so always in order."""
+    """Host memory for tensors of a device, in buffers that are used again, and the queues there and back."""
 
-    def __init__(self, device: torch.device):
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._free: dict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+    def __init__(self, streams: Streams):
+        self.streams, self.compute, self.there, self.back = streams, streams.compute, streams.further(), streams.further()
+        self._free: dict[tuple[int, torch.dtype], deque[tuple[torch.Tensor, Event]]] = defaultdict(deque)
+        self._leaving: deque[list[ReferenceType[Parcel]]] = deque([[]])  # by block, the last one's forward is running
         self.num_bytes = 0
 
-    def take(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a buffer of `length` elements, with whatever it last held."""
+    def take(self, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, Event]:
+        """Return a buffer of `length` elements, with whatever it last held, and when it may be written."""
         free = self._free[length, dtype]
         if free:
-            return free.pop()
+            return free.popleft()
         self.num_bytes += length * dtype.itemsize
-        return torch.empty(length, dtype=dtype, pin_memory=self.stream is not None)
+        return self.streams.on_host(length, dtype), OVER
 
-    def give_back(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back; what still reads it comes first on the stream."""
-        self._free[len(buffer), buffer.dtype].append(buffer)
+    def give_back(self, buffer: torch.Tensor, read: Event) -> None:
+        """Take a buffer back. read: when the last one that reads it, or writes, is done."""
+        self._free[len(buffer), buffer.dtype].append((buffer, read))
+
+    def leaving(self, parcel: "Parcel") -> None:
+        """Take note that a parcel of the current block is on its way."""
+        self._leaving[-1].append(ref(parcel))
+
+    def begin(self) -> None:
+        """The forward of a block begins: it waits until what all but the last AHEAD - 1 left has gone."""
+        while len(self._leaving) >= AHEAD:
+            for parcel in filter(None, (each() for each in self._leaving.popleft())):
+                parcel.leave()
+        self._leaving.append([])
 
 
 class Parcel:
@@ -48,37 +68,52 @@ class Parcel:
 
     def __init__(self, tensor: torch.Tensor, host: Host):
         length = tensor.untyped_storage().nbytes() // tensor.itemsize
-        self._host, self._device = host, tensor.device
-        self._buffer: torch.Tensor | None = host.take(length, tensor.dtype)
-        self._back: torch.Tensor | None = None
-        if host.stream is not None:
-            host.stream.wait_stream(torch.cuda.current_stream(self._device))
-            tensor.record_stream(host.stream)
-        with torch.no_grad(), self._on_stream():
-            self._buffer.copy_(tensor.as_strided((length,), (1,), 0), non_blocking=True)
+        self._host, self._back, self._arrived = host, None, OVER
+        self._buffer, free = host.take(length, tensor.dtype)
+        with torch.no_grad():
+            whole = tensor.as_strided((length,), (1,), 0)
+            host.there.wait(free)
+            host.there.wait(host.compute.record())
+            host.there.copy(self._buffer, whole)
+        self._gone = host.there.record()
+        self._leaving = None if self._gone.query() else whole
+        if self._leaving is not None:
+            host.leaving(self)
+
+    def leave(self) -> None:
+        """Free the device's memory, if nobody has asked for it meanwhile: what is computed next waits until it is copied."""
+        if self._leaving is not None:
+            self._host.compute.wait(self._gone)
+            self._leaving = None
 
     def fetch(self) -> None:
         """Start copying it back, if that hasn't begun."""
         if self._buffer is None:
             return
-        with torch.no_grad(), self._on_stream():
-            self._back = torch.empty_like(self._buffer, device=self._device)
-            self._back.copy_(self._buffer, non_blocking=True)
-        self._host.give_back(self._buffer)
-        self._arrived = self._host.stream.record_event() if self._host.stream is not None else None
-        self._buffer = None
+        host, buffer, self._buffer = self._host, self._buffer, None
+        if self._leaving is not None:  # the copy goes on, of what this memory will hold then: nobody reads it
+            self._back, self._leaving = self._leaving, None
+            host.give_back(buffer, self._gone)
+            return
+        with torch.no_grad():
+            self._back = host.streams.on_device(len(buffer), buffer.dtype)
+            host.back.wait(self._gone)
+            host.back.wait(host.compute.record())  # the memory was another's, which what is queued may still use
+            host.back.copy(self._back, buffer)
+        self._arrived = host.back.record()
+        host.give_back(buffer, self._arrived)
+
+    def arrive(self) -> None:
+        """Let what is computed next wait until it is there again. Without, it must not be dropped."""
+        if self._arrived is not OVER:
+            self._host.compute.wait(self._arrived)
+            self._arrived = OVER
 
     def open(self) -> torch.Tensor:
         """Return the memory as one row; what is computed next waits for it."""
         self.fetch()
-        if self._arrived is not None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(self._arrived)
-            self._back.record_stream(current)
+        self.arrive()
         return self._back
-
-    def _on_stream(self) -> Any:
-        return nullcontext() if self._host.stream is None else torch.cuda.stream(self._host.stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +147,7 @@ class Shelf:
     def put(self, tensor: torch.Tensor) -> torch.Tensor | Part:
         """Start moving a tensor to the host, unless its memory went with another."""
         storage = tensor.untyped_storage()
-        if not tensor.numel() or storage.data_ptr() in self.stays:
+        if not tensor.numel() or storage.data_ptr() in self.stays or not self.host.streams.has(tensor):
             return tensor
         key = storage.data_ptr(), tensor._version, tensor.dtype  # what is written meanwhile goes again
         memory, sent = self.sent.get(key, (None, None))
@@ -124,10 +159,12 @@ class Shelf:
         return Part(parcel, tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def fetch(self, block: int) -> None:
-        """Start fetching what a block left, and what the one before it left."""
-        before = max((number for number in self.parcels if number < block), default=block)
-        for parcel in (*self.parcels.pop(block, ()), *self.parcels.get(before, ())):
+        """The backward of a block begins: fetch what it left, and start fetching what the one before it left."""
+        here, before = self.parcels.pop(block, ()), max((number for number in self.parcels if number < block), default=block)
+        for parcel in (*here, *self.parcels.get(before, ())):
             parcel.fetch()
+        for parcel in here:
+            parcel.arrive()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -166,8 +203,8 @@ def restored(kept: Any) -> Any:
 class Shelves:
     """What a stage keeps in host memory, by microbatch. constants: tensors that are in memory anyway."""
 
-    def __init__(self, device: torch.device, constants: Sequence[torch.Tensor]):
-        self.host, self._constants = Host(device), constants
+    def __init__(self, streams: Streams, constants: Sequence[torch.Tensor]):
+        self.host, self._constants = Host(streams), constants
         self._shelves: dict[int, Shelf] = {}
 
     def away(self, index: int, block: int, selective: bool, stays: Iterable[torch.Tensor]) -> Away:
@@ -175,6 +212,7 @@ class Shelves:
         shelf = self._shelves.setdefault(index, Shelf(self.host))
         shelf.stays.update((x.untyped_storage().data_ptr(), x) for x in (*self._constants, *stays))
         shelf.block = block
+        self.host.begin()
         return Away(selective, shelf)
 
     def fetch(self, index: int, block: int) -> None:

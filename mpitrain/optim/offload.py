@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from mpitrain.parallel.zero.host import on_host
+from mpitrain.parallel.streams import Event, streams_of
 from mpitrain.parallel.zero.shards import Piece
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ class Offloaded:
     """
 
     def __init__(self, pieces: Sequence[Piece], device: torch.device, make: Callable[[list[Piece]], "Optimizer"], *, whole: bool):
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._device = device
+        self._streams = streams_of(device)
+        self._there = self._streams.further()
         self._loads = [self._load(each, make) for each in ([list(pieces)] if whole else _loads(pieces))]
         self._of = {weight: load.optimizer for load in self._loads for weight in load.weights}
 
     def _load(self, pieces: list[Piece], make: Callable[[list[Piece]], "Optimizer"]) -> Load:
-        arriving = [piece._replace(grad=on_host(len(piece.grad), piece.grad.dtype, self._device)) for piece in pieces]
+        arriving = [piece._replace(grad=self._streams.on_host(len(piece.grad), piece.grad.dtype)) for piece in pieces]
         sent = [(piece.grad, there.grad) for piece, there in zip(pieces, arriving)]
         return Load(make(arriving), [piece.weight for piece in pieces], sent)
 
@@ -53,24 +53,21 @@ class Offloaded:
         return sum(there.nbytes for load in self._loads for _, there in load.sent)
 
     def step(self, lr: float) -> None:
-        """Update the weights of the pieces, in host memory, from their gradients on the device."""
+        """Update the weights of the pieces, in host memory, from their gradients on the device.
+
+        When it returns all gradients have been copied, and with them all is over that was queued on the device before.
+        """
+        self._there.wait(self._streams.compute.record())
         arrivals = [self._start(load) for load in self._loads]
         for load, arrival in zip(self._loads, arrivals):
-            if arrival is not None:
-                arrival.synchronize()
+            arrival.synchronize()
             load.optimizer.step(lr)
 
-    def _start(self, load: Load) -> torch.cuda.Event | None:
-        """Start copying gradients to the host. On a GPU, on a stream of its own: return when they are there."""
-        if self._stream is None:
-            for grad, there in load.sent:
-                there.copy_(grad)
-            return None
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            for grad, there in load.sent:
-                there.copy_(grad, non_blocking=True)
-            return self._stream.record_event()
+    def _start(self, load: Load) -> Event:
+        """Start copying gradients to the host, beside what is computed; return when they are there."""
+        for grad, there in load.sent:
+            self._there.copy(there, grad)
+        return self._there.record()
 
     def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what is kept of one of its pieces."""

@@ -15,6 +15,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.layout.node_memory import require_gpu_memory
 from mpitrain.layout.plan import Plan
 from mpitrain.training import gpus
+from mpitrain.training.determinism import settle
 from mpitrain.training.gpus import VENDORS, Gpu, Gpus, share_out
 
 FP8_CAPABILITY = (8, 9)  # of NVIDIA's first GPUs that multiply it
@@ -46,6 +47,7 @@ def place(plan: Plan, world: World) -> Placement:
     world.require_same({"what run.device finds": f"{VENDORS[found.vendor]}'s GPUs" if found.vendor else "no GPU"})
     if found.vendor is None:
         return CPU
+    world.on_every_rank("choosing kernels", lambda: settle(plan.config.numerics))
     mine = take_turns(found, world)
     mine.use()
     world.on_every_rank("looking at the device", lambda: _require_fp8(plan.config, mine))

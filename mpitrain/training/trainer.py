@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +23,11 @@ from mpitrain.layout.memory import compare, predict
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.routing import joined
 from mpitrain.optim.rates import learning_rate
+from mpitrain.parallel.device_clock import clock_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.training import expert_loads, state_io
 from mpitrain.training.console import Report
+from mpitrain.training.determinism import TOLD
 from mpitrain.training.device import Placement, shared, way_of_messages
 from mpitrain.training.device import place as choose_place
 from mpitrain.training.ledger import Ledger
@@ -73,7 +74,9 @@ class Trainer:
         self.placement, self.device = placement, placement.device
         self.opened, self.world, self.guard, self.place = opened, world, guard, guard.place
         config = self.config
-        self.recorder = Recorder(range(0))
+        self.clock = clock_of(self.device)
+        mesh.keep_time(self.clock)
+        self.recorder = Recorder(range(0), self.clock)
         self.plan = opened.plan
         self.actor = Actor(self.plan, mesh, self.device, self.recorder, self.place)
         self.num_microbatches = self.plan.num_microbatches
@@ -127,7 +130,7 @@ class Trainer:
         """Run a step, validate, save and log as is due; return the exit code if it was the last one."""
         run, step = self.config.run, self.step + 1
         self.ledger.begin()
-        begin, waited = time.perf_counter(), self.mesh.progress.waited_s
+        begin, waited = self.clock.mark(), self.mesh.progress.waited_s
         lr = learning_rate(self.config, step)
         watch = self.watch if step == self.watched else None
         self.place.enter("step", "reading tokens")
@@ -135,7 +138,7 @@ class Trainer:
         self.actor.recorded = [] if step in self.to_record else None
         result = self.actor.run_step(step, microbatches, lr, stop=self.guard.asked_to_stop, watch=watch)
         self.place.enter("step", "between two steps")
-        step_s = time.perf_counter() - begin
+        step_s = self.clock.seconds(begin, self.clock.mark())
         waited_share = (self.mesh.progress.waited_s - waited) / step_s
         self.step, self.tokens = step, self.tokens + self.step_tokens
         self.updates, self.skipped = self.updates + (not result.skipped), self.skipped + result.skipped
@@ -247,6 +250,7 @@ class Trainer:
             self.report.say("" if wish == "auto" else f'comm.device = "{wish}" has no effect: this run computes on CPUs')
             return
         self.report.say(f"GPU of rank 0: {gpu}; {self.mesh.way}")
+        self.report.say(TOLD[self.config.numerics.deterministic])
         said = shared(self.placement, self.world)
         self.report.say(f"{said}: they take turns, and have its memory and its peak together" if said else "")
 

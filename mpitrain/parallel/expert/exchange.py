@@ -97,7 +97,7 @@ class Hop:
 
     def back(self, rows_RB: torch.Tensor, this: Round) -> Walk:
         """Send rows in the order of experts back to where they came from; return those that this rank had sent, or their parts."""
-        rows = rows_RB if this.order is None else torch.empty_like(rows_RB).index_copy_(0, index(this.order, rows_RB), rows_RB)
+        rows = rows_RB if this.order is None else rows_RB.index_select(0, index(inverse(this.order), rows_RB))
         if self.axis is None:
             return rows
         return as_rows((yield exchanged(rows, this.received, this.sent, self.axis)), rows.shape[1])
@@ -172,6 +172,13 @@ def exchanged(rows_RB: torch.Tensor, sent: list[int], received: list[int], axis:
 def as_rows(elements: torch.Tensor, width: int) -> torch.Tensor:
     """Return [R, width]. For no rows -1 would have no meaning."""
     return elements.view(elements.numel() // width, width)
+
+
+def inverse(order: np.ndarray) -> np.ndarray:
+    """Return the permutation that undoes one. To read by it is deterministic anywhere; to write by the other, a GPU would sort first."""
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order), dtype=order.dtype)
+    return back
 
 
 def index(places: np.ndarray, like: torch.Tensor) -> torch.Tensor:

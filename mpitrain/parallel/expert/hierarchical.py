@@ -114,12 +114,18 @@ class Hierarchical:
         parts = unpacked(returned, form, width, dtype, *((wide(dtype), 1) for _ in beside))
         made, *weights = (self.hop.added(part, this.inside) for part in parts)
         total = self._summed(made, places, sum(this.received))
-        weights = [made.new_zeros(len(total), self.columns, dtype=wide(dtype)).put_(places, part) for part in weights]
+        weights = [self._placed(part, places, len(total)) for part in weights]
         rows = packed(total, form, *weights)
         rows = as_rows((yield exchanged(rows, this.received, this.sent, self.far)), rows.shape[1])
         total, *weights = unpacked(rows, form, width, dtype, *((wide(dtype), self.columns) for _ in weights))
         to_somebody = sent.choices >= 0
         return Home(sent.slots, total, sent.choices[to_somebody], weights[0][to_somebody] if weights else None)
+
+    def _placed(self, weights: torch.Tensor, places: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """Return the weights at their places, [num_tokens, C], and zeros. put_ isn't deterministic on a GPU, and would be refused."""
+        placed = weights.new_zeros(num_tokens * self.columns)
+        placed[places] = weights.flatten()
+        return placed.view(num_tokens, self.columns)
 
     def _summed(self, made_RD: torch.Tensor, places: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """Return the sum of each token's rows, [num_tokens, D]: column by column, which are its experts in their order."""
