@@ -148,7 +148,7 @@ def mpirun(num_ranks: int, *command: str, env: dict[str, str] | None = None, cwd
 
 
 PRELOAD = str(Path(__file__).with_name("preload.py"))
-UNTOUCHED = {"PLANTED", "LD_PRELOAD"}  # in an environment: what is to be there when Python starts
+UNTOUCHED = {"LD_PRELOAD"}  # in an environment: what is to be there when Python starts
 
 
 def preloaded(command: Sequence[str]) -> list[str]:

@@ -39,8 +39,8 @@ LAYOUTS = [
     "dp=4 zero=2 layers=1 width=16 ffn=16 tied=false",  # the last rank has a part of the head only
     "pp=2 tp=2 schedule=dualpipe",
     "dp=2 tp=2 pp=2 zero=1 schedule=zbv",
-    "dp=2 tp=4 zero=2 tied=false",
 ]
+LAYOUTS += ["dp=2 tp=4 zero=2 tied=false"] * EVERY
 DIVIDED = ["dp=2", "cp=2 tied=false", "dp=4", "dp=2 tp=2", "dp=4 dp_shard=2", "dp=2 pp=2 schedule=zbv", "dp=2 tp=2 pp=2 schedule=1f1b"]
 OPTIMIZERS = {
     "sgd": (("momentum=0.8", "nesterov=true"), sgd_step, dict(momentum=0.8, nesterov=True)),
