@@ -12,6 +12,8 @@ import pytest
 EVERY = os.environ.get("MPITRAIN_LAYOUTS") == "all"  # take every layout, not the few that tell most
 EVERY_SIZE = os.environ.get("MPITRAIN_SIZES") == "all"  # of a schedule
 MANY = 1000  # tests that take longer than a lane does
+BESIDE = ("test_lane[1]", "test_lane[2]")
+EARLY = pytest.StashKey()
 UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
 
 
@@ -52,10 +54,9 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_collection_modifyitems(items):
-    """The runs of the whole program come after the serial tests, and the multi-rank lanes last; no rank starts them again."""
+    """After the serial tests come the lanes beside them, the runs of the whole program, and the other lanes; no rank starts them again."""
     size = _num_ranks()
-    last = {"test_lanes.py": 2}
-    items.sort(key=lambda item: last.get(item.path.name, int(item.path.name.startswith("test_run_"))))
+    items.sort(key=_turn)
     for item in items:
         if UNDER_MPIRUN and item.path.name.startswith(("test_run_", "test_lanes")):
             item.add_marker(pytest.mark.skip(reason="starts mpirun itself"))
@@ -64,17 +65,33 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=f"{sizes.args} ranks tell"))
 
 
+def _turn(item):
+    """Return when it is a test's turn: 0 with the serial ones, 1 for a lane beside them, 2 with the whole runs, 3 with the other lanes."""
+    if item.path.name == "test_lanes.py":
+        return 1 if item.name in BESIDE else 3
+    return 2 * item.path.name.startswith("test_run_")
+
+
 def pytest_collection_finish(session):
-    """Start the lane of one rank now if there are many tests before it."""
-    lanes = [item for item in session.items if item.name == "test_lane[1]"]
+    """Start the first lane now if there are many tests before it."""
+    lanes = [item for item in session.items if item.name in BESIDE]
     if lanes and len(session.items) > MANY and not UNDER_MPIRUN:
-        lanes[0].module.EARLY.start()
+        session.config.stash[EARLY] = lanes[0].module.EARLY
+        lanes[0].module.EARLY.go_on()
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Start the next one after a test: to start a job ends the limit of the test that runs."""
+    yield
+    if EARLY in item.config.stash:
+        item.config.stash[EARLY].go_on()
 
 
 def pytest_sessionfinish(session):
-    """End it if nobody has waited for it."""
-    for module in {item.module for item in getattr(session, "items", ()) if item.name == "test_lane[1]"}:
-        module.EARLY.end()
+    """End what nobody has waited for."""
+    if EARLY in session.config.stash:
+        session.config.stash[EARLY].end()
 
 
 def _num_ranks():

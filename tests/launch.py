@@ -155,7 +155,7 @@ def mpirun(
 
 
 PRELOAD = str(Path(__file__).with_name("preload.py"))
-UNTOUCHED = {"PLANTED", "LD_PRELOAD", VISIBLE}  # in an environment: what is to be there when Python starts
+UNTOUCHED = {"LD_PRELOAD", VISIBLE}  # in an environment: what is to be there when Python starts
 
 
 def preloaded(command: Sequence[str]) -> list[str]:

@@ -10,13 +10,16 @@ that one ends as it ended, by a code or by a signal.
 Only for MPICH, whose launcher knows a rank by a descriptor; and only where a test waits for the end of what it started.
 """
 
+import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 
 FIRST_FREE = 200  # descriptors below it may be the launcher's
 MOST_BYTES = 1 << 17
@@ -59,8 +62,6 @@ def _is_open(number: int) -> bool:
 
 def serve(address: str) -> None:
     """Fork for each that connects, until stdin is closed. Returns in the fork, with its program to run."""
-    import selectors
-
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("\0" + address)
     listener.listen(64)
@@ -70,35 +71,41 @@ def serve(address: str) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
     forks: dict[int, socket.socket] = {}
-    with selectors.DefaultSelector() as selector:
-        for each in (listener, sys.stdin, wakes):
-            selector.register(each, selectors.EVENT_READ)
-        print("ready", flush=True)
-        while True:
-            ready = {key.fileobj for key, _ in selector.select()}
-            if wakes in ready:
-                os.read(wakes, 4096)
-                _tell_ended(forks)
-            if listener in ready:
-                connection, _ = listener.accept()
-                pid = os.fork()
-                if pid == 0:
-                    signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    for other in (listener, *forks.values()):
-                        other.close()
-                    return _become(connection)
-                forks[pid] = connection
-            if sys.stdin in ready:
-                os._exit(0)
+    poll = select.poll()
+    for each in (listener, sys.stdin, wakes):
+        poll.register(each, select.POLLIN)
+    print("ready", flush=True)
+    while True:
+        ready = dict(poll.poll())
+        if wakes in ready:
+            os.read(wakes, 4096)
+            _tell_ended(forks, poll)
+        for pid in [pid for pid, connection in forks.items() if ready.get(connection.fileno(), 0) & select.POLLHUP]:
+            poll.unregister(forks[pid])
+            os.kill(pid, signal.SIGKILL)  # it does so itself, unless it is stopped
+        if listener.fileno() in ready:
+            connection, _ = listener.accept()
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for other in (listener, *forks.values()):
+                    other.close()
+                return _become(connection)
+            forks[pid] = connection
+            poll.register(connection, 0)  # of what it sends the fork hears; here, of its end
+        if sys.stdin.fileno() in ready:
+            os._exit(0)
 
 
-def _tell_ended(forks: dict[int, socket.socket]) -> None:
+def _tell_ended(forks: dict[int, socket.socket], poll: select.poll) -> None:
     while forks:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
         with forks.pop(pid) as connection:
+            with suppress(KeyError):
+                poll.unregister(connection)
             try:
                 connection.send(b"%d" % os.waitstatus_to_exitcode(status))
             except OSError:
@@ -126,6 +133,9 @@ def _become(connection: socket.socket) -> None:
     sys.stdin, sys.stdout = (open(number, mode, closefd=False) for number, mode in ((0, "r"), (1, "w")))  # noqa: SIM115 - they stay
     sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     threading.Thread(target=_listen, args=(socket.socket(fileno=high[0]),), daemon=True).start()
+    if "PLANTED" in os.environ:  # as Python does when it starts
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
 
 
 def _listen(connection: socket.socket) -> None:

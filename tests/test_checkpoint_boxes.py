@@ -79,9 +79,9 @@ def test_thousands_of_boxes_are_compared_in_less_than_a_second():
     runs = [box for cut in pairwise(bounds) for box, _ in run_boxes((1000, 1001), *cut)]
     corners = [(*box.start, *box.stop) for box in runs]
     everywhere = [Box((a, b + first), (c, d + first)) for first in range(0, 8008, 1001) for a, b, c, d in corners]
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(everywhere) > 8000 and not list(Bounds(everywhere, 2).overlapping())
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @given(st.data(), st.lists(st.integers(0, 500), max_size=3).map(tuple), st.sampled_from([1, 2, 4, 8]))

@@ -1,5 +1,7 @@
 """Collectives under every transport, for numpy and torch, against the same operation written with plain numpy."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from conftest import agree
@@ -28,15 +30,20 @@ def lengths(axis):
     return LENGTHS if axis.size <= 4 else LENGTHS[:-1]
 
 
+@cache
+def numbers(rank, length):
+    return np.random.default_rng([rank, length]).standard_normal(length)
+
+
 def values(rank, length, dtype, library="torch"):
     """Numbers that need rounding when added, different on every rank."""
     import torch
 
-    numbers = np.random.default_rng([rank, length]).standard_normal(length)
-    x = torch.from_numpy(numbers * 50 if "int" in dtype else numbers).to(getattr(torch, dtype))
+    x = torch.from_numpy(numbers(rank, length) * (50 if "int" in dtype else 1)).to(getattr(torch, dtype))
     return x.numpy() if library == "numpy" else x
 
 
+@cache  # every transport is asked for the same
 def expected_sum(size, length, dtype):
     """Neighbours in pairs, then pairs of pairs, what is left over last; 16-bit floats in fp32, rounded once."""
     import torch

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import agree
+from conftest import EVERY, agree
 
 pytestmark = [pytest.mark.mpi, pytest.mark.sizes(2)]
 
-SEEDS = int(os.environ.get("MPITRAIN_SEEDS", "20"))
+SEEDS = int(os.environ.get("MPITRAIN_SEEDS", "20" if EVERY else "10"))
 LENGTHS = [1, 30, 4099, 40_000]  # the last goes through the window under `auto`, and by messages in two phases
 DTYPES = ["float32", "bfloat16", "int64"]  # sums of small integers are exact in all
 MOST = 15  # operations in flight

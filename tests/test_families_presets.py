@@ -6,8 +6,9 @@ import pytest
 
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
+from mpitrain.layout.parameters import STD
 from mpitrain.layout.resolve import resolve
-from mpitrain.model.families.catalog import plan_of
+from mpitrain.model.families.catalog import FAMILIES, plan_of
 
 
 def planned(*overrides, ranks=1):
@@ -64,6 +65,20 @@ def test_keys_that_do_nothing_or_cannot_be_are_refused(overrides, words):
     with pytest.raises(ConfigError) as refused:
         planned(*overrides)
     assert words in str(refused.value)
+
+
+def test_biases_of_experts_that_do_not_divide_are_refused():
+    odd = ("model.family=gpt-oss", *LATENT[1:], "model.width=129", "attention.head_width=32", "parallel.etp=2", "batch.global=8")
+    with pytest.raises(ConfigError, match=r"model\.width = 129: the biases of experts don't divide over parallel\.etp = 2"):
+        planned(*odd, ranks=2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_added_to_the_residual_stream_is_small_at_first(family):
+    """By the root of how many are added to it, two a block."""
+    plan = planned(f"model.family={family}", "model.layers=8", *(() if family in ("llama", "qwen3") else LATENT[1:]))
+    added = {spec.name.split(".")[-2]: spec.std for spec in plan.parameters() if spec.name.endswith((".output.weight", ".down.weight"))}
+    assert added == {"output": STD / 4, "down": STD / 4}
 
 
 def test_the_sizes_of_a_preset_are_of_use_to_another_family():

@@ -106,7 +106,7 @@ def test_each_is_accepted_or_refused_with_one_message(tmp_path, piece):
         if dice.random() < 0.3:
             path, asked = tmp_path / "fuzz.toml", asked[: dice.randrange(2)]
             path.write_text(toml(dice), encoding="utf-8", errors="surrogatepass")
-        ranks, begin = dice.choice((1, 2, 4, 6, 64, 1_000_000)), time.perf_counter()
+        ranks, begin = dice.choice((1, 2, 4, 6, 64, 1_000_000)), time.process_time()
         try:
             config = resolve(settings.load(path, asked), ranks, 256)
             accepted += 1
@@ -114,6 +114,6 @@ def test_each_is_accepted_or_refused_with_one_message(tmp_path, piece):
             assert settings.load(tmp_path / "config.toml") == config
         except InputError as error:
             refusal(error)
-        assert time.perf_counter() - begin < 10, asked
+        assert time.process_time() - begin < 10, asked
     assert os.listdir(tmp_path) in ([], ["fuzz.toml"], ["config.toml"], ["config.toml", "fuzz.toml"], ["fuzz.toml", "config.toml"])
     assert accepted or COUNT < 4_000

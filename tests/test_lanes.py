@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 from conftest import EVERY as EVERY_LAYOUT
-from launch import WITH_GPU, mpirun, started, tail
+from launch import WITH_GPU, mpirun, preloaded, started, tail
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY = (1, 2, 4, 8)
 SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(","))) if "MPITRAIN_LANES" in os.environ else EVERY
 TESTS = os.environ.get("MPITRAIN_TESTS", "*")
 SLOWEST_S = 900
-LANE = (sys.executable, "-m", "pytest", "--only-mpi", "-p", "no:cacheprovider", "-q")
+LANE = (sys.executable, str(ROOT / "tests" / "lane.py"), "--only-mpi", "-p", "no:cacheprovider", "-q")
 TOLD_BY_FEWER = [  # what eight ranks don't show, or on two cores too slowly
     "comm_account", "comm_clock", "comm_device", "comm_gpu", "comm_links", "determinism", "gpu_steps", "model_new_layer", "model_recipe",
     "optim_moments", "optim_offload", "optim_steps", "parallel_asynchronous", "parallel_context", "train_documents", "train_domains",
@@ -53,7 +53,7 @@ def test_one_rank_raises(world):
 
 def lane(num_ranks, *options, cwd=ROOT, timeout=SLOWEST_S):
     """Run the multi-rank tests on `num_ranks` ranks."""
-    return mpirun(num_ranks, *LANE, *options, env=WITH_GPU, cwd=cwd, timeout=timeout)
+    return mpirun(num_ranks, *preloaded([*LANE, *options]), env=WITH_GPU, cwd=cwd, timeout=timeout)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def project(tmp_path):
 # ---------------------------------------------------------------- the lanes themselves
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # of this file, other tests come between the early lanes and the others
 def outcomes():
     """{test: the lanes in which it ran}: filled by the lanes, looked at when they are through."""
     return {}
@@ -90,14 +90,26 @@ def asked(num_ranks, report):
 
 
 class Early:
-    """The lane of one rank, which takes one core, beside the serial tests, which take another. `job` is None if it isn't early."""
+    """Lanes beside the serial tests, which take one core: first that of one rank, then that of two. `jobs` is empty if none is early."""
 
     def __init__(self):
-        self.job, self._stack = None, ExitStack()
+        self.jobs, self._waiting, self._stack = {}, [num_ranks for num_ranks in SIZES if num_ranks <= 2], ExitStack()
 
-    def start(self):
-        self.report = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
-        self.job = self._stack.enter_context(started(1, *LANE, *asked(1, self.report), env=WITH_GPU, cwd=ROOT))
+    def go_on(self):
+        """Start the next lane, unless one is running."""
+        if self._waiting and all(job.process.poll() is not None for _, job in self.jobs.values()):
+            num_ranks = self._waiting.pop(0)
+            report = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
+            command = preloaded([*LANE, *asked(num_ranks, report)])
+            self.jobs[num_ranks] = report, self._stack.enter_context(started(num_ranks, *command, env=WITH_GPU, cwd=ROOT))
+
+    def wait(self, num_ranks):
+        """Return the report of a lane and how it ended."""
+        while num_ranks not in self.jobs:
+            list(self.jobs.values())[-1][1].wait(SLOWEST_S)
+            self.go_on()
+        report, job = self.jobs[num_ranks]
+        return report, job.wait(SLOWEST_S)
 
     def end(self):
         self._stack.close()
@@ -108,8 +120,8 @@ EARLY = Early()  # conftest.py starts and ends it
 
 @pytest.mark.parametrize("num_ranks", SIZES)
 def test_lane(num_ranks, outcomes, tmp_path):
-    if num_ranks == 1 and EARLY.job is not None:
-        report, done = EARLY.report, EARLY.job.wait(SLOWEST_S)
+    if EARLY.jobs and num_ranks <= 2:
+        report, done = EARLY.wait(num_ranks)
     else:
         report = tmp_path / "lane.xml"
         done = lane(num_ranks, *asked(num_ranks, report))

@@ -116,7 +116,7 @@ def test_a_rank_among_a_million_finds_its_axes_at_once(degrees, zero):
     grid = Grid(dict(zip(GRID, degrees)))
     assert grid.size == 2**20
     axes = Axes(grid, cp * dp if zero else 1, tp, (0, pp - 1) if pp > 1 else (0,), pp > 1, True, "zigzag")
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = axes.of(777_777)
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
     assert all(777_777 in ranks for ranks in found.values())

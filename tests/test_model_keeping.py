@@ -70,3 +70,11 @@ def test_a_block_that_is_done_with_leaves_nothing_behind(shelf):
     assert parcel() is None
     shelf.put(torch.randn(9))
     assert shelf.host.num_bytes == 36, "the buffer wasn't used again"
+
+
+def test_a_rehearsal_takes_no_memory_of_the_host():
+    import torch
+
+    from mpitrain.parallel.zero.host import on_host
+
+    assert on_host(1 << 50, torch.float32, torch.device("meta")).device.type == "meta"

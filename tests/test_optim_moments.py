@@ -17,7 +17,7 @@ def state_of(actor):
 
 
 def moments_of(world, config):
-    """Train three steps; return losses and norms, weights, and the whole moments."""
+    """Train some steps; return losses and norms, weights, and the whole moments."""
     from training import train, whole_weights
 
     found = []
@@ -25,6 +25,14 @@ def moments_of(world, config):
     assert all(x.dtype.itemsize == 2 for x in found[0].values())
     mine = [((f"{kind} {name}", *place), x.float().numpy()) for (kind, name, *place), x in found[0].items()]
     return lines, weights, whole_weights(piece for part in world.allgather(mine) for piece in part)
+
+
+def moments_alone(world, *keys):
+    """Return moments_of() one rank, computed once."""
+    from mpi4py import MPI
+    from training import once, resolved
+
+    return once(world, ("moments", keys), lambda: moments_of(MPI.COMM_SELF, resolved(MPI.COMM_SELF, "parallel.dp=1", *keys)))
 
 
 def differing(found, expected):
@@ -49,14 +57,13 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world, layout, optimizer)
 
 @pytest.mark.parametrize(("schedule", "optimizer"), [("1f1b", OPTIMIZERS[0]), ("zbv", OPTIMIZERS[2])])
 def test_stages_compute_what_one_rank_does(world, schedule, optimizer):
-    from mpi4py import MPI
     from training import resolved
 
     if world.size not in (2, 4):
         pytest.skip("runs on 2 or 4 ranks")
     keys, layout = (*optimizer, NARROW, "model.layers=8", "batch.global=8"), (f"parallel.pp={world.size}", f"pipeline.schedule={schedule}")
     found = moments_of(world, resolved(world, "parallel.dp=1", *layout, *keys))
-    expected = moments_of(MPI.COMM_SELF, resolved(MPI.COMM_SELF, "parallel.dp=1", *keys))
+    expected = moments_alone(world, *keys)
     agree(world, found[0] == expected[0], f"{found[0]} instead of {expected[0]}")
     agree(world, not differing(found, expected), f"{differing(found, expected)[:3]}")
 
@@ -66,14 +73,13 @@ def test_tensor_parallel_ranks_round_with_the_bits_of_the_whole(world):
 
     With 4 ranks, two have the same key-value head.
     """
-    from mpi4py import MPI
     from training import resolved
 
     if world.size not in (2, 4):
         pytest.skip("runs on 2 or 4 ranks")
     keys = ("precision.compute=fp64", "batch.global=8", "model.heads=4", "model.kv_heads=2", NARROW)
     found = moments_of(world, resolved(world, f"parallel.tp={world.size}", *keys))
-    expected = moments_of(MPI.COMM_SELF, resolved(MPI.COMM_SELF, "parallel.dp=1", *keys))
+    expected = moments_alone(world, *keys)
     for (a, a_norm), (b, b_norm) in zip(found[0], expected[0]):
         agree(world, abs(a - b) < 1e-10 * b and abs(a_norm - b_norm) < 1e-10 * b_norm, f"{found[0]} instead of {expected[0]}")
 

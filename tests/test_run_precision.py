@@ -25,7 +25,7 @@ def runs(tmp_path_factory):
             done = mpirun(2, MPITRAIN, "run", *options(settings), timeout=1200)
             assert done.returncode == 0, tail(done.output)
     else:
-        tiny = {"run_steps": 40, "model_width": 64, "run_save_every": 0}
+        tiny = {"run_steps": 40, "model_width": 64, "batch_micro": 4, "run_save_every": 0}
         run_several(2, text, {folder / compute: {**tiny, "precision_compute": compute} for compute in ("fp32", *NARROW)})
     found = {}
     for compute in ("fp32", *NARROW):

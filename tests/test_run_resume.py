@@ -10,7 +10,7 @@ import signal
 import time
 
 import pytest
-from launch import MPITRAIN, Done, cases, lines_in, loss_lines, run_tiny, several, started, tail, tiny, write_text
+from launch import MPITRAIN, Done, cases, lines_in, loss_lines, mpirun, preloaded, run_tiny, several, started, tail, tiny, write_text
 
 KILLS = cases(1, 200)
 STEPS = 32
@@ -37,9 +37,14 @@ def never_stopped(whole):
     return loss_lines(whole)
 
 
+def command(num_ranks, run_dir, text):
+    """Return the command of the run with one stage per rank."""
+    return [MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=num_ranks, **SETTINGS)]
+
+
 def start(num_ranks, run_dir, text):
-    """Start the run with one stage per rank; used as a context manager."""
-    return started(num_ranks, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=num_ranks, **SETTINGS))
+    """Start the run from nothing, to be killed; used as a context manager."""
+    return started(num_ranks, *command(num_ranks, run_dir, text))
 
 
 def checkpoints(run_dir):
@@ -64,8 +69,7 @@ def test_killed_again_and_again(tmp_path, text, never_stopped):
         done = job.wait(10)
         assert done.returncode not in (0, None), done.output
     assert lines_in(run_dir) < STEPS, "too late to show anything"
-    with start(2, run_dir, text) as job:
-        done = job.wait(60)
+    done = mpirun(2, *command(2, run_dir, text))
     assert done.returncode == 0 and "going on after step" in done.output, tail(done.output)
     assert loss_lines(run_dir) == never_stopped
 
@@ -73,7 +77,7 @@ def test_killed_again_and_again(tmp_path, text, never_stopped):
 @pytest.mark.parametrize(("number", "rank", "goes_on_with"), [(signal.SIGUSR1, 1, 4), (signal.SIGTERM, 0, 1)])
 def test_asked_to_stop_saves_and_goes_on_in_another_layout(tmp_path, text, never_stopped, number, rank, goes_on_with):
     run_dir = tmp_path / "run"
-    with start(2, run_dir, text) as job:
+    with started(2, *preloaded(command(2, run_dir, text))) as job:
         job.wait_for(lambda: lines_in(run_dir) >= STEPS // 2, 60)
         job.signal(sorted(job.ranks())[rank], number)
         done = job.wait(20)
@@ -81,8 +85,7 @@ def test_asked_to_stop_saves_and_goes_on_in_another_layout(tmp_path, text, never
     stopped_at = lines_in(run_dir)
     assert STEPS // 2 <= stopped_at < STEPS and done.output.count(f"stopped after step {stopped_at} with a checkpoint") == 1
     assert checkpoints(run_dir)[-1] == f"step-{stopped_at:08d}"
-    with start(goes_on_with, run_dir, text) as job:
-        done = job.wait(60)
+    done = mpirun(goes_on_with, *command(goes_on_with, run_dir, text))
     assert done.returncode == 0 and done.output.count(f"going on after step {stopped_at}") == 1, tail(done.output)
     assert loss_lines(run_dir) == never_stopped
 

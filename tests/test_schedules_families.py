@@ -176,7 +176,7 @@ def test_zbv_auto_needs_no_more_than_all_microbatches():
 
 
 def test_the_automatic_schedulers_are_quick():
-    started = time.perf_counter()
+    started = time.process_time()
     for name in AUTOS:
         build(name, 32, 128, Options(times=Times(10.4, 10.2, 7.7, 0.4), memory_limit=64))
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20

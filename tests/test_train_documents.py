@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from conftest import agree
+from conftest import EVERY, agree
 
 pytestmark = pytest.mark.mpi
 SETTINGS = (
@@ -15,6 +15,7 @@ SETTINGS = (
     "model.ffn=64",
     "data.sequence=16",
     "batch.global=16",
+    f"batch.micro={1 if EVERY else 4}",
     "comm.timeout_s=60",
 )
 END = 0

@@ -5,7 +5,7 @@ The run is the ordinary one: the same bits, if sums over ranks pair the same nei
 
 import pytest
 from conftest import EVERY, agree
-from training import one_step, resolved, train
+from training import one_step, resolved, train, trained
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -38,11 +38,11 @@ CHOICES += [("cp", "dp", zero, ("numerics.reproducible=layout",)) for zero in (1
 def test_the_run_is_the_same_with_two_domains_in_a_stage(world, divided, shard, replicate, zero, extra):
     if world.size != 4:
         pytest.skip("runs on 4 ranks")
-    config = resolved(world, *LAYOUT, f"parallel.zero={zero}", *extra)
-    lines, weights = train(world, config)
+    layout = (*LAYOUT, f"parallel.zero={zero}", *extra)
+    lines, weights = trained(world, *layout)
     divided(shard, replicate)
     kept = {}
-    found = train(world, config, lambda actor: kept.update(shares(actor)))
+    found = train(world, resolved(world, *layout), lambda actor: kept.update(shares(actor)))
     agree(world, kept == {"dense": {4}, "other": {2}}, f"shares {kept}")
     if (shard, replicate) == ("cp", "dp"):
         agree(world, found[0] == lines, f"{found[0]} instead of {lines}")

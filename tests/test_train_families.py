@@ -6,6 +6,7 @@ MPITRAIN_LAYOUTS=all takes every layout for every kind of attention, not a few f
 
 import pytest
 from conftest import EVERY, agree
+from covering import covering
 from oracle_families import further_loss
 from oracle_families import loss as plain_loss
 
@@ -80,6 +81,15 @@ FURTHER = {  # foretold tokens besides the next
 CASES += [(kind, size, layout) for (kind, size), layouts in FURTHER.items() for layout in layouts]
 
 
+def features(case):
+    """Return what meets in a case: a kind, and words of a layout."""
+    kind, _, layout = case
+    return kind, *layout.split(), *["plain"] * (not layout), *["sequence=true"] * ("tp=" in layout and "sequence=" not in layout)
+
+
+CASES = CASES if EVERY else covering(CASES, features, lambda case: case[1])
+
+
 def family(config):
     """Blocks of attention of a kind, and a gated feed-forward."""
     from mpitrain.layout.attention import head_width
@@ -138,13 +148,39 @@ def oracle_of(plan):
     return dict(own, eps=EPS.get(family, 1e-6), rounded=family not in ("sinking", "gpt-oss"), experts=experts, limit=LIMIT)
 
 
+def plain_steps(plan, ends):
+    """Return of each step of plain torch: (rows, loss, that of further tokens, gradients, weights after it)."""
+    import torch
+    from test_model_new_layer import initial
+
+    has, model, found = oracle_of(plan), plan.config.model, []
+    weights = {spec.name: initial(spec) for spec in plan.parameters()}
+    for step in range(1, STEPS + 1):
+        rows = torch.randint(1, VOCAB, (8, 17), generator=torch.Generator().manual_seed(step))
+        if ends is not None:
+            rows[:, 6] = ends  # two documents, each by itself
+        parts = [rows] if ends is None else [rows[:, :7], rows[:, 7:]]
+        counts = [rows[:, 1:].numel() for rows in parts]
+        loss = sum(count * plain_loss(weights, rows, BLOCKS, has) for count, rows in zip(counts, parts)) / sum(counts)
+        more = sum(further_loss(weights, rows, BLOCKS, has, model.mtp) for rows in parts) / sum(counts) if model.mtp else torch.zeros(())
+        (loss + model.mtp_weight * more).backward()
+        grads = {name: weight.grad for name, weight in weights.items()}
+        with torch.no_grad():
+            for weight in weights.values():
+                weight -= 0.0 if weight.grad is None else 0.1 * weight.grad
+                weight.grad = None
+        after = {name: weight.detach().clone() for name, weight in weights.items()}
+        found.append((rows, loss.item(), more.item(), grads, after))
+    return found
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize(("kind", "size", "layout"), CASES)
 def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(world, kind, size, layout):
     import torch
-    from test_model_new_layer import initial
     from test_rehearsal import recorded
     from test_train_oracle import part
+    from training import once
 
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.memory import measure
@@ -159,37 +195,22 @@ def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(worl
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
     same_model = " ".join(word for word in layout.split() if word.startswith("model."))
-    weights = {spec.name: initial(spec) for spec in plan_with(kind, 1, same_model).parameters()}
     watch, dp = Watch(actor.stages.values(), actor.site.constants()), plan.config.parallel.dp
-    has, ends = oracle_of(plan), None
-    for step in range(1, STEPS + 1):
-        rows = torch.randint(1, VOCAB, (8, 17), generator=torch.Generator().manual_seed(step))
-        if plan.config.data.documents == "separate":
-            rows[:, 6], ends = 0, 0  # two documents, each by itself
+    mtp, ends = plan.config.model.mtp, 0 if plan.config.data.documents == "separate" else None
+    steps = once(world, ("families", kind, same_model, ends), lambda: plain_steps(plan_with(kind, 1, same_model), ends))
+    for step, (rows, loss, more, grads, weights) in enumerate(steps, start=1):
         results = []
         mine = actor.cut(rows.chunk(dp)[mesh["data"].rank // plan.config.parallel.cp], ends)
         found, _ = recorded(mesh, lambda s=step, m=mine, r=results: r.append(actor.run_step(s, m, 0.1, watch=watch)))
-        for weight in weights.values():
-            weight.grad = None
-        parts = [rows] if ends is None else [rows[:, :7], rows[:, 7:]]
-        counts = [rows[:, 1:].numel() for rows in parts]
-        loss = sum(count * plain_loss(weights, rows, BLOCKS, has) for count, rows in zip(counts, parts)) / sum(counts)
-        model = plan.config.model
-        more = sum(further_loss(weights, rows, BLOCKS, has, model.mtp) for rows in parts) / sum(counts) if model.mtp else 0.0
-        (loss + model.mtp_weight * more).backward()
-        wrong += [f"loss {results[0].loss}, not {loss.item()}"] if not abs(results[0].loss - loss.item()) < 1e-10 else []
-        if model.mtp and ends is None:
-            error = abs(results[0].told["mtp_loss"] - more.item())
+        wrong += [f"loss {results[0].loss}, not {loss}"] if not abs(results[0].loss - loss) < 1e-10 else []
+        if mtp and ends is None:
+            error = abs(results[0].told["mtp_loss"] - more)
             wrong += [f"loss of further tokens is off by {error}"] if not error < 1e-10 else []
         trained = [piece for piece in actor.gradients.pieces if piece.spec.trained]
         for piece in trained:
-            expected = part({name: weight.grad for name, weight in weights.items()}, piece)
+            expected = part(grads, piece)
             error = (piece.grad - expected).abs().max() / (expected.abs().max() + 1e-300)
             wrong += [f"gradient of {piece.spec.name}: {error:.1e}"] if not error < 1e-10 else []
-        with torch.no_grad():
-            for weight in weights.values():
-                weight -= 0.0 if weight.grad is None else 0.1 * weight.grad
-        for piece in trained:
             error = (piece.weight - part(weights, piece)).abs().max()
             wrong += [f"weight {piece.spec.name}: {error:.1e}"] if not error < 1e-10 else []
         declared = Rehearsal(plan, world.rank).training()

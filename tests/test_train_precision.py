@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import agree
-from training import resolved, train
+from training import resolved, train, trained
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -15,7 +15,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("compute", ["bf16", "fp16"])
 @pytest.mark.parametrize("layout", [layout for found in LAYOUTS.values() for layout in found], ids=lambda layout: layout[0])
 def test_16_bits_follow_fp32(world, layout, compute):
-    lines, _ = train(world, resolved(world, *layout))
+    lines, _ = trained(world, *layout)
     found = train(world, resolved(world, *layout, f"precision.compute={compute}"))
     errors = [abs(a - b) / abs(b) for one, other in zip(found[0], lines) for a, b in zip(one, other)]
     agree(world, 0 < max(errors) < 0.03, f"{found[0]} and {lines}")

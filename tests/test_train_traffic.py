@@ -14,7 +14,7 @@ from mpitrain.schedules.catalog import NAMES
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
-LAYERS, WIDTH, HEADS, KV_HEADS, FFN, VOCAB, SEQUENCE, BATCH = 8, 64, 4, 2, 128, 256, 64, 16
+LAYERS, WIDTH, HEADS, KV_HEADS, FFN, VOCAB, SEQUENCE, BATCH = 8, 64, 4, 2, 128, 256, 64, 16 if EVERY else 8
 KV_WIDTH = WIDTH // HEADS * KV_HEADS
 BLOCK = 1024  # elements that every parameter and every rank's share are rounded up to
 SETTINGS = (

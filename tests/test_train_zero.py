@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 from conftest import EVERY, agree
-from training import alone, resolved, train
+from training import alone, resolved, train, trained
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -77,7 +77,7 @@ def test_choices_of_when_to_fetch_and_reduce_agree(world, layout, choice):
         pytest.skip("dp=2 on 2 ranks, dp=2 x pp=2 and dp=4 on 4 tell")
     tied = tuple(s for s in choice if "tied" in s)
     layout = (*(s.format(rest=world.size // 2, all=world.size) for s in layout), "precision.compute=fp64")
-    lines, weights = train(world, resolved(world, *layout, *tied))
+    lines, weights = trained(world, *layout, *tied)
     found = train(world, resolved(world, *layout, *choice))
     errors = [abs(a - b) / abs(b) for one, other in zip(found[0], lines) for a, b in zip(one, other)]
     agree(world, max(errors) < 1e-12, f"{found[0]} instead of {lines}")
@@ -108,7 +108,10 @@ def test_a_rank_keeps_its_share_of_the_state(world):
     agree(world, [kept[zero][:2] for zero in (1, 2, 3)] == expected, f"{kept}, expected {expected}")
 
 
-@pytest.mark.parametrize(("slots", "zero"), [(slots, zero) for slots in (16, 24) for zero in range(4) if EVERY or slots == 16 or zero == 3])
+SLOTS = [(slots, zero) for slots in (16, 24) for zero in range(4) if EVERY or (slots == 24) == zero % 2]
+
+
+@pytest.mark.parametrize(("slots", "zero"), SLOTS)
 def test_sums_in_a_tree_have_the_same_bits_for_every_dp(world, zero, slots):
     """Against one rank; 24 slots are groups of 3. Split backwards put weight gradients off, so groups overlap."""
     if world.size == 8 and slots > 16:
@@ -129,7 +132,7 @@ FLAT = [("parallel.zero=3", "parallel.dp={all}"), ("parallel.pp=2", "parallel.dp
 
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("layout", FLAT if EVERY else FLAT[:1])
-def test_resident_memory_stays_flat_over_200_steps(world, layout):
+def test_resident_memory_stays_flat(world, layout):
     """Buffers of communication are allocated once. The first steps fill pools, caches and the allocator's arenas."""
     import torch
 
@@ -143,13 +146,13 @@ def test_resident_memory_stays_flat_over_200_steps(world, layout):
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
     rows = torch.randint(0, 256, (4, 65), generator=torch.Generator().manual_seed(1)).chunk(config.parallel.dp)[mesh["dp"].rank]
-    sizes = []
-    for step in range(1, 201):
+    first, last = (50, 200) if EVERY else (40, 120)
+    sizes = {}
+    for step in range(1, last + 1):
         actor.run_step(step, actor.cut(rows), 1e-3)
-        if step in (50, 200):
-            sizes.append(resident_bytes())
+        sizes[step] = resident_bytes() if step in (first, last) else 0
     mesh.free()
-    agree(world, sizes[1] - sizes[0] < 2 << 20, f"{sizes[0]} bytes after 50 steps, {sizes[1]} after 200")
+    agree(world, sizes[last] - sizes[first] < 14_000 * (last - first), f"bytes after so many steps: {sizes[first]}, {sizes[last]}")
 
 
 def resident_bytes():

@@ -1,10 +1,13 @@
 """What tests that train on several ranks share: a small model, its training, and what to compare it with, made once for many tests."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from conftest import EVERY
 
+STEPS = 3 if EVERY else 2  # the second is the first that finds other weights, and moments
 SETTINGS = (
     "model.layers=4",
     "model.width=32",
@@ -23,10 +26,15 @@ _made: dict[object, Any] = {}
 def once(world, key: object, make: Callable[[], Any]) -> Any:
     """Return make(), which rank 0 calls the first time that `key` is asked for. It is the same for all tests: leave it as it is.
 
-    Collective over the whole world. A reference that every rank computed would take as many cores.
+    Collective over the whole world. A reference that every rank computed would take as many cores, and so would ranks that wait for it
+    inside of MPI.
     """
     if key not in _made:
-        _made[key] = world.bcast(make() if world.rank == 0 else None)
+        made = make() if world.rank == 0 else None
+        ready = world.Ibarrier()
+        while not ready.Test():
+            time.sleep(0.001)
+        _made[key] = world.bcast(made)
     return _made[key]
 
 
@@ -43,7 +51,7 @@ def resolved(world, *settings):
 
 
 def train(world, config, look=lambda actor: None, device=None):
-    """Return losses and norms of three steps, a validation loss, and {parameter: weights}. device: the CPU, if not given."""
+    """Return losses and norms of some steps, a validation loss, and {parameter: weights}. device: the CPU, if not given."""
     import numpy as np
     import torch
 
@@ -56,12 +64,12 @@ def train(world, config, look=lambda actor: None, device=None):
     actor = Actor(plan, mesh, device)
     tokens, separator = (30, 7) if config.data.documents == "separate" else (256, None)  # fewer: documents are shorter
     lines = []
-    for step in (1, 2, 3):
+    for step in range(1, STEPS + 1):
         rows = torch.from_numpy(np.random.default_rng(step).integers(0, tokens, (config.batch.global_, 17)))
         microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank].to(device), separator)
         result = actor.run_step(step, microbatches, 1e-2)
         lines.append((result.loss, result.grad_norm))
-    lines.append(actor.evaluate(3, microbatches))
+    lines.append(actor.evaluate(STEPS, microbatches))
     look(actor)
     found = world.allgather([((p.spec.name, p.spec.offset, p.begin), p.weight.cpu().numpy().copy()) for p in actor.gradients.counted])
     mesh.free()
@@ -73,6 +81,14 @@ def alone(world, *settings):
     from mpi4py import MPI
 
     return once(world, ("alone", settings), lambda: train(MPI.COMM_SELF, resolved(MPI.COMM_SELF, *settings)))
+
+
+def trained(world, *settings):
+    """Train on all ranks, once for all tests that ask for it; the result is what alone() returns. Collective over the whole world."""
+    key = "trained", settings
+    if key not in _made:
+        _made[key] = train(world, resolved(world, *settings))
+    return _made[key]
 
 
 def same(found, expected) -> bool:
