@@ -305,17 +305,19 @@ def child_profile(device, small):
     from mpi4py import MPI
 
     from mpitrain.actor.actor import Actor
+    from mpitrain.comm.world import NOWHERE, World
     from mpitrain.config import load
     from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.device import choose_device
+    from mpitrain.training.device import place
     from mpitrain.training.trainer import build_mesh
 
     settings = {**(SMALL if small else LARGE), "batch.global": 4 if small else 8, "run.device": device}
     config = resolve(load(None, [f"{key}={value}" for key, value in settings.items()]), 1, 256)
-    where, plan = choose_device(config, 0), plan_of(config)
+    plan = plan_of(config)
     if not MPI.Is_initialized():
         MPI.Init()
+    where = place(plan, World(MPI.COMM_WORLD, NOWHERE)).device
     mesh = build_mesh(plan, MPI.COMM_WORLD)
     actor = Actor(plan, mesh, where)
     rows = torch.randint(0, 256, (config.batch.global_, config.data.sequence + 1), device=where)

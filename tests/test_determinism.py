@@ -194,17 +194,15 @@ def test_a_workspace_of_the_users_own_is_kept_or_refused(told, value):
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_rank_with_a_gpu_tells_torch_and_one_without_does_not(told, monkeypatch, deterministic):
-    import torch
-
     from mpitrain import config
     from mpitrain.training import device
+    from mpitrain.training.gpus import Gpu, Gpus
 
     asked = []
     monkeypatch.setattr(device, "settle", lambda numerics: asked.append(numerics.deterministic))
-    for name, answer in dict(device_count=2, set_device=None).items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     given = config.load(None, [f"numerics.deterministic={str(deterministic).lower()}"])
-    for available, expected in ((False, []), (True, [deterministic])):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
-        device.choose_device(given, 1)
+    for vendor, expected in ((None, []), ("cuda", [deterministic])):
+        found = Gpus(vendor, (Gpu("NVIDIA H100 PCIe", "a", 80 * 2**30, "9.0"),), "", lambda index: None)
+        monkeypatch.setattr(device.gpus, "of_torch", lambda found=found: found)
+        assert device.looked_for(given) is found
         assert asked == expected

@@ -52,10 +52,13 @@ def device(request, world):
         return
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    from mpitrain.config import Config
-    from mpitrain.training.device import choose_device
+    from training import resolved
 
-    yield choose_device(Config(), world.rank)
+    from mpitrain.comm.world import NOWHERE, World
+    from mpitrain.model.families.catalog import plan_of
+    from mpitrain.training.device import place
+
+    yield place(plan_of(resolved(world, "run.device=cuda")), World(world, NOWHERE)).device
     torch.use_deterministic_algorithms(False)
 
 

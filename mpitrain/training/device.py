@@ -43,11 +43,10 @@ def place(plan: Plan, world: World) -> Placement:
 
     Raises InputError, alike on all ranks, if there is no device as asked for, or if it can't do or hold what is asked.
     """
-    found = world.on_every_rank("looking for a device", lambda: _looked(plan.config))
+    found = world.on_every_rank("looking for a device", lambda: looked_for(plan.config))
     world.require_same({"what run.device finds": f"{VENDORS[found.vendor]}'s GPUs" if found.vendor else "no GPU"})
     if found.vendor is None:
         return CPU
-    world.on_every_rank("choosing kernels", lambda: settle(plan.config.numerics))
     mine = take_turns(found, world)
     mine.use()
     world.on_every_rank("looking at the device", lambda: _require_fp8(plan.config, mine))
@@ -56,14 +55,16 @@ def place(plan: Plan, world: World) -> Placement:
     return mine
 
 
-def _looked(config: Config) -> Gpus:
-    """Return the GPUs to choose from: none, for a run on CPUs."""
+def looked_for(config: Config) -> Gpus:
+    """Return the GPUs to choose from, with torch told how to compute on them; none, for a run on CPUs. Raises ConfigError."""
     set_threads(config.run)
     if config.run.device == "cpu":
         return Gpus(None, (), "", lambda index: None)
     found = gpus.of_torch()
     if config.run.device == "cuda" and not found.seen:
         raise ConfigError('run.device = "cuda": torch finds no GPU, neither NVIDIA\'s nor AMD\'s; use "cpu" or "auto"')
+    if found.vendor is not None:
+        settle(config.numerics)
     return found
 
 
