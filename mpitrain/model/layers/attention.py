@@ -126,6 +126,9 @@ def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_widt
     if by_tiles:
         kept += heads * (width + 1) * sizes.itemsize
     by_head = parallel.async_tp or parallel.context == "ulysses"  # queries came from other ranks, and lie head by head
-    if not by_tiles or (by_head and heads > 1) or value_width < width or sizes.factor < sizes.itemsize:
+    another = heads > 1 and (by_head or value_width < width)
+    if another or sizes.factor < sizes.itemsize:
         kept += heads * value_width * sizes.factor
+    elif not by_tiles:
+        kept += heads * width * sizes.factor
     return kept
