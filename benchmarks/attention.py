@@ -54,7 +54,7 @@ def main() -> None:
     turns = parser.parse_args().turns
     torch.set_num_threads(1)
     print(f"{'tokens':>36}" + 2 * "    ours   torch's  ratio    ")
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for shape in SHAPES:
             for length in LENGTHS:
                 print(row(dtype, *shape, length, turns), flush=True)

@@ -83,7 +83,7 @@ class Gated(torch.autograd.Function):
 
 
 class Attend(torch.autograd.Function):
-    """Causal attention in 16 bits on a CPU, of which queries, keys and values are kept, and not the result."""
+    """Causal attention in bf16 on a CPU, of which queries, keys and values are kept, and not the result."""
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
@@ -103,7 +103,7 @@ class Attend(torch.autograd.Function):
         return *by_blocks.attend_backward(grad_of_output, *ctx.saved_tensors, made), None
 
 
-class AttendOnce(torch.autograd.Function):
+class AttendByTorch(torch.autograd.Function):
     """The same by torch's own attention, for a result that is asked for again before the backward."""
 
     @staticmethod
@@ -129,10 +129,10 @@ def attention(q, k, v, visible, again: bool):
 
     visible: what is added to the scores instead of causality.
     """
-    narrow = q.is_cpu and q.itemsize == 2
-    if not narrow and not again:
+    by_pieces = q.is_cpu and q.dtype == torch.bfloat16
+    if not by_pieces and not again:
         return _attention(q, k, v, visible), None
-    function = Attend if narrow else AttendOnce
+    function = Attend if by_pieces else AttendByTorch
     y = function.apply(q, k, v, visible)
     return y, partial(function.again, y.grad_fn) if again else None
 

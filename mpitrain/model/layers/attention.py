@@ -3,7 +3,7 @@
 Kept of it, with n = B T positions on this rank, width D, H C query and K C key-value features; of a norm's factor 1 per position, of
 attention's log-sum-exp H:
 
-    none        2 n D + n + 2 n H C + 2 n K C + n H    unit and normed input | q, k, v, result; without n H in 16 bits
+    none        2 n D + n + 2 n H C + 2 n K C + n H    unit and normed input | q, k, v, result; without n H in bf16
     selective   n D + n + n H C + 2 n K C              input | q, k, v
     from I to W 2 n D + 2 n H C + 2 n K C              both factors of each weight gradient, in every mode
     normed      n (H + K) (C + 1)                      besides: unit queries and keys, in every mode
@@ -110,7 +110,7 @@ def seen(sequence: int, window: int = 0) -> float:
 def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_width: int, by_tiles: bool = False) -> int:
     """Return what attention proper keeps for a position. heads, kv_heads: of this rank.  value_width: of a head's result.
 
-    by_tiles: by parallel/context/flash.py, as always with cp. Tiles, and torch's own attention, which is taken for more than 16 bits, keep
+    by_tiles: by parallel/context/flash.py, as always with cp. Tiles, and torch's own attention, which is taken for all but bf16, keep
     the log-sum-exp and their result, and what the output multiplies, too, where that is another.
     """
     parallel = sizes.config.parallel
@@ -122,7 +122,7 @@ def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_widt
     in_pieces = parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)  # then attention isn't one segment
     if sizes.selective and not in_pieces:
         return kept
-    by_tiles = by_tiles or parallel.cp > 1 or sizes.itemsize > 2
+    by_tiles = by_tiles or parallel.cp > 1 or sizes.config.precision.compute not in ("bf16", "fp8")
     if by_tiles:
         kept += heads * (width + 1) * sizes.itemsize
     by_head = parallel.async_tp or parallel.context == "ulysses"  # queries came from other ranks, and lie head by head

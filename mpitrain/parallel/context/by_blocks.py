@@ -1,16 +1,16 @@
-"""Causal attention in 16 bits on a CPU by matrix products: some queries at a time, so that their scores stay in the cache.
+"""Causal attention in bf16 on a CPU by matrix products: some queries at a time, so that their scores stay in the cache.
 
 B sequences, H query heads, K key-value heads (K divides H), G = H / K that share keys, T queries, S keys, C width of a head. A piece is
 R queries of some key-value heads: rows [R G, C], the heads of one position side by side, as the projection left them.
 
-Faster than torch's own attention in 16 bits on a CPU, most of all its backward; in fp32 it isn't (benchmarks/attention.py). Scores are
-rounded to the type of the queries, as torch's products are; softmax is taken in fp32 at least. Neither the result nor the log-sum-exp is
-needed for the backward: the scores are made again.
+Faster than torch's own attention in bf16 on a CPU, most of all its backward; in fp32 it isn't, and in fp16 it is slower
+(benchmarks/attention.py). Scores are rounded to the type of the queries, as torch's products are; softmax is taken in fp32 at least.
+Neither the result nor the log-sum-exp is needed for the backward: the scores are made again.
 """
 
 import math
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -99,7 +99,7 @@ def _probabilities(piece: Piece, rows: torch.Tensor, k_BKSC: torch.Tensor, visib
     return torch.softmax(torch.baddbmm(added, rows, piece.keys(k_BKSC).mT, alpha=rows.shape[-1] ** -0.5), -1)
 
 
-@cache
+@lru_cache(maxsize=2)  # training has one length; `generate` has another with each token
 def _causal(rows: int, group: int, num_keys: int, dtype: torch.dtype) -> torch.Tensor:
     """Return what is added to scores, a constant [rows * group, num_keys + rows]: 0 for keys before these rows, then a triangle."""
     triangle = torch.full((rows, rows), -math.inf, dtype=dtype).triu_(1)
