@@ -101,7 +101,7 @@ def held(plan, mesh):
 SPREAD = ["", "parallel.tp=2", "parallel.tp=2 parallel.sequence=false", "parallel.tp=2 parallel.async_tp=true", "parallel.cp=2"]
 
 
-@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp8"])
+@pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16", "fp8"])
 @pytest.mark.parametrize("layout", SPREAD)
 def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, compute):
     from mpitrain.layout.activations import Activations
