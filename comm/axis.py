@@ -15,6 +15,8 @@ from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.comm.world import Place
 
+ALL, NOTHING = slice(None), slice(0, 0)  # of a buffer
+
 
 class Surroundings(Protocol):
     """What all axes of a rank share; a mesh."""
@@ -63,17 +65,19 @@ class Axis:
         *,
         reads: Sequence[Array] = (),
         writes: Sequence[Array] = (),
+        given: slice = NOTHING,
         result: Array | None = None,
         what: str = "",
     ) -> Pending:
         """Call operation(*reads, *writes) and run its first steps, as far as its data is there; return its Pending.
 
-        Through host memory, if the buffers are on a device that MPI can't read.  num_bytes: what an account calls the size of the
-        operation `name`, see wire.py.  The Pending's result is `result`, and `what` names it in a hang report.
+        Through host memory, if the buffers are on a device that MPI can't read.  given: the part of each written buffer that is read
+        before; what else is there needn't be carried to the host.  num_bytes: what an account calls the size of the operation
+        `name`, see wire.py.  The Pending's result is `result`, and `what` names it in a hang report.
         """
         assert self.carried.allows(name, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
         self.account.note(name, num_bytes)
-        steps = reachable(operation, reads, writes, self.device_aware)
+        steps = reachable(operation, reads, writes, given, self.device_aware)
         return self.progress.start(steps, what or f"{name} of {num_bytes} bytes on {self.name}", self.account, result)
 
     def next_tag(self) -> int:

@@ -11,7 +11,7 @@ Which rank owns which part of a buffer of P elements: rank r owns elements [P*r 
 import numpy as np
 
 from mpitrain.comm import messages
-from mpitrain.comm.axis import Axis
+from mpitrain.comm.axis import ALL, NOTHING, Axis
 from mpitrain.comm.buffers import Array, copy, empty_like, flat, same_kind
 from mpitrain.comm.grid import split
 from mpitrain.comm.progress import Pending, Steps
@@ -24,7 +24,7 @@ def all_reduce(x_P: Array, axis: Axis) -> Pending:
     x_P: [P], neighbours summed in pairs, 16-bit floats in fp32.
     """
     x = flat(x_P)
-    return axis.start(lambda x: axis.transport(x).all_reduce(x, axis), "all_reduce", x.nbytes, writes=[x], result=x_P)
+    return axis.start(lambda x: axis.transport(x).all_reduce(x, axis), "all_reduce", x.nbytes, writes=[x], given=ALL, result=x_P)
 
 
 def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
@@ -51,8 +51,10 @@ def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
     same_kind(shard, out)
     bounds = split(len(out), axis.size)
     _require_length(shard, bounds[axis.rank + 1] - bounds[axis.rank], "all_gather: the shard")
-    copy(shard, out[bounds[axis.rank] : bounds[axis.rank + 1]])
-    return axis.start(lambda out: axis.transport(out).all_gather(out, axis), "all_gather", out.nbytes, writes=[out], result=out)
+    own = slice(bounds[axis.rank], bounds[axis.rank + 1])
+    copy(shard, out[own])
+    operation = lambda out: axis.transport(out).all_gather(out, axis)  # noqa: E731
+    return axis.start(operation, "all_gather", out.nbytes, writes=[out], given=own, result=out)
 
 
 def broadcast(x_P: Array, axis: Axis, root: int = 0) -> Pending:
@@ -60,7 +62,8 @@ def broadcast(x_P: Array, axis: Axis, root: int = 0) -> Pending:
     if not 0 <= root < axis.size:
         raise DtypeError(f"broadcast: root {root} is not on axis {axis.name} of size {axis.size}")
     x = flat(x_P)
-    return axis.start(lambda x: axis.transport(x).broadcast(x, root, axis), "broadcast", x.nbytes, writes=[x])
+    given = ALL if axis.rank == root else NOTHING
+    return axis.start(lambda x: axis.transport(x).broadcast(x, root, axis), "broadcast", x.nbytes, writes=[x], given=given)
 
 
 def all_to_all(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:

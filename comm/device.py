@@ -27,25 +27,31 @@ def settled(x: Array) -> Steps:
         yield written(x)
 
 
-def reachable(operation: Callable[..., Steps], reads: Sequence[Array], writes: Sequence[Array], device_aware: bool) -> Steps:
+def reachable(
+    operation: Callable[..., Steps], reads: Sequence[Array], writes: Sequence[Array], given: slice, device_aware: bool
+) -> Steps:
     """Call operation(*reads, *writes), by way of the host if the buffers are on a device that MPI can't read."""
     if any(map(on_device, (*reads, *writes))) and not device_aware:
-        return staged(operation, reads, writes)
+        return staged(operation, reads, writes, given)
     return operation(*reads, *writes)
 
 
-def staged(operation: Callable[..., Steps], reads: Sequence[Array], writes: Sequence[Array]) -> Steps:
-    """Run `operation(*reads, *writes)` on pinned host copies of device buffers and copy the written ones back.
+def staged(operation: Callable[..., Steps], reads: Sequence[Array], writes: Sequence[Array], given: slice) -> Steps:
+    """Run `operation(*reads, *writes)` on pinned host memory: carry there what it reads, `given` of `writes`, too; carry back `writes`.
 
     It is called now, and so takes its place among the operations of its axis, whenever the device comes round to the copies.
     """
-    buffers = [*reads, *writes]
-    hosts = [sys.modules["torch"].empty_like(x, device="cpu", pin_memory=True) for x in buffers]
-    return chain(_carried(buffers, hosts, buffers[0]), operation(*hosts), _carried(hosts[len(reads) :], writes, buffers[0]))
+    inside, outside = ([sys.modules["torch"].empty_like(x, device="cpu", pin_memory=True) for x in each] for each in (reads, writes))
+    needed = [(x, host) for x, host in (*zip(reads, inside), *((x[given], host[given]) for x, host in zip(writes, outside))) if len(x)]
+    back = [(host, x) for x, host in zip(writes, outside)]
+    # What is queued by now may still use what is written; the copies back may come on another stream.
+    before = [written(x) for x in writes[:1]]
+    return chain(_carried(needed), operation(*inside, *outside), before, _carried(back))
 
 
-def _carried(sources: list[Array], targets: list[Array], x: Array) -> Steps:
-    """Copy between the device of `x` and pinned memory, after what is queued on the current stream, until it is done."""
-    for source, target in zip(sources, targets):
+def _carried(pairs: list[tuple[Array, Array]]) -> Steps:
+    """Copy each source to its target, one of them in pinned memory, after what is queued on the current stream, until it is done."""
+    for source, target in pairs:
         target.copy_(source, non_blocking=True)
-    yield written(x)
+    if pairs:
+        yield written(next(x for x in pairs[0] if on_device(x)))

@@ -63,6 +63,7 @@ class Device:
 
         self.streams = [Stream() for _ in range(num_streams)]
         self.current, self.tensor = self.streams[0], late_tensor(self)
+        self.carried = {"to the host": 0, "back": 0}  # elements
         self.seed(0)
         monkeypatch.setattr(torch.cuda, "Event", lambda: Event(self))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.current)
@@ -131,6 +132,7 @@ def late_tensor(device):
             assert name in {*VIEWS, *FACTS, *IN_PLACE, *MADE, "new_empty"}, f"{name} has no counterpart on this device"
             if name == "copy_" and not all(isinstance(x, cls) for x in args):
                 assert kwargs == {"non_blocking": True}, "the rank would wait for this copy"
+                device.carried["back" if isinstance(args[0], cls) else "to the host"] += args[0].numel()
             if name in IN_PLACE:
                 device.current.queue.append(run)
                 return kwargs.get("out", args[0])
@@ -350,6 +352,36 @@ def test_several_of_one_kind_give_what_they_should_whenever_their_data_is_there(
 def test_all_kinds_in_flight_together_give_what_they_should(setting):
     wrong = [found for seed in setting.seeds for found in play(setting, OPERATIONS, seed, number=MOST, sometimes_host=True)]
     agree(setting.mesh["dp"].comm, not wrong, f"{len(wrong)} wrong: {wrong[:3]}")
+
+
+def test_only_what_is_read_is_carried_to_the_host_and_only_what_is_written_back(setting):
+    import torch
+
+    from mpitrain.comm import collectives
+
+    n, device, axis = 40_000, setting.device, setting.mesh["dp"]
+    shard, x, out, part = (device.put(torch.ones(length)) for length in (n // axis.size, n, n, n // axis.size))
+    right, left = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
+    starts = {  # with what is carried there and back
+        "all_reduce": (lambda: collectives.all_reduce(x, axis), n, n),
+        "reduce_scatter": (lambda: collectives.reduce_scatter(x, axis, part), n, n // axis.size),
+        "all_gather": (lambda: collectives.all_gather(shard, axis, out), n // axis.size, n),
+        "broadcast": (lambda: collectives.broadcast(x, axis, 1), n if axis.rank == 1 else 0, n),
+        "all_to_all": (lambda: collectives.all_to_all(x, axis, out), n, n),
+        "shift": (lambda: collectives.shift(x, axis, 1, out), n, n),
+        "send": (lambda: setting.links.send("F", right, 0, x, right), n, 0),
+        "receive": (lambda: setting.links.receive("F", axis.rank, 0, out, left), 0, n),
+    }
+    wrong, pending = [], []
+    for name, (start, there, back) in starts.items():
+        device.carried.update({"to the host": 0, "back": 0})
+        pending.append(start())
+        if name != "send":  # it may end only when all have come to `receive`
+            pending[-1].wait()
+            expected = {"to the host": 0, "back": 0} if axis.device_aware else {"to the host": there, "back": back}
+            wrong += [] if device.carried == expected else [f"{name}: {device.carried} for {expected}"]
+    pending[-2].wait()
+    agree(axis.comm, not wrong, f"{wrong}")
 
 
 def test_sums_are_matched_in_the_order_of_their_start_when_one_rank_has_the_first_late(setting):
