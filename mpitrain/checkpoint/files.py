@@ -1,5 +1,6 @@
 """HDF5 files that are created and synced safely, and what went wrong when they are not."""
 
+import errno
 import os
 import re
 import shutil
@@ -60,14 +61,15 @@ class PatientFile:
 
 
 @contextmanager
-def creating(path: Path) -> Iterator[h5py.File]:
-    """Yield a new HDF5 file, which is on the disk when the block ends. Raises OSError."""
+def creating(path: Path, each: Callable[[str], object] = lambda what: None) -> Iterator[h5py.File]:
+    """Yield a new HDF5 file, which is on the disk when the block ends. each: called with what is done next. Raises OSError."""
     with open(path, "wb+") as raw:
         file = PatientFile(raw)
         with h5py.File(file, "w", libver=FORMAT) as hdf5:
             yield hdf5
         if file.error:
             raise file.error
+        each(f"syncing {path}")
         raw.flush()
         os.fsync(raw.fileno())
 
@@ -93,6 +95,14 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def require_space(folder: Path, num_bytes: int) -> None:
+    """Raise OSError unless the file system has room for so many bytes. Quotas aren't seen, nor what others write meanwhile."""
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if free < num_bytes:
+        raise OSError(errno.ENOSPC, f"{num_bytes / 1e9:,.3f} GB are needed, {free / 1e9:,.3f} GB are free", str(folder))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -62,10 +62,11 @@ def part_name(name: str, box: Box, shape: tuple[int, ...]) -> str:
     return name if box == whole(shape) else f"{name}@{','.join(f'{a}:{b}' for a, b in zip(box.start, box.stop))}"
 
 
-def write_parts(file: h5py.File, parts: list[Part]) -> None:
-    """Write all parts of one writer, and the digests of the chunks that each of them holds whole."""
+def write_parts(file: h5py.File, parts: list[Part], each: Callable[[str], object] = lambda name: None) -> None:
+    """Write all parts of one writer, and the digests of the chunks that each of them holds whole. each: called with its name before."""
     arrays, digests = {}, []
     for part in parts:
+        each(part.dataset)
         array = np.asarray(part.array, order="C")
         kind = to_hdf5(array.dtype)
         dataset = file.create_dataset(part.dataset, shape=array.shape, dtype=h5py.Datatype(kind))
