@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 import h5py
+import numpy as np
+from h5py import h5d, h5p, h5s
 
+from mpitrain.checkpoint.dtypes import to_hdf5
 from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import shown
 
 # This file format has checksums over all metadata, and every HDF5 since 1.10 (2016, the first with virtual datasets) reads it.
 FORMAT = ("v110", "v110")
+INTERMEDIATE_GROUPS = h5p.create(h5p.LINK_CREATE)
+INTERMEDIATE_GROUPS.set_create_intermediate_group(True)
 
 
 class PatientFile:
@@ -72,6 +77,15 @@ def creating(path: Path, each: Callable[[str], object] = lambda what: None) -> I
         each(f"syncing {path}")
         raw.flush()
         os.fsync(raw.fileno())
+
+
+def add_dataset(file: h5py.File, name: str, array: np.ndarray) -> None:
+    """Write an array, in C order, as a dataset that lies in one piece. With HDF5's own calls, which are faster than h5py's."""
+    kind = to_hdf5(array.dtype)
+    space = h5s.create_simple(array.shape) if array.ndim else h5s.create(h5s.SCALAR)
+    dataset = h5d.create(file.id, name.encode(), kind, space, None, INTERMEDIATE_GROUPS)
+    if array.size:
+        dataset.write(h5s.ALL, h5s.ALL, array, kind)
 
 
 def write_text(path: Path, text: str) -> None:
