@@ -42,6 +42,10 @@ class Run(Table):
     steps: Count = 120
     seed: CountOrNone = 1
     save_every: CountOrNone = 40  # steps between checkpoints; 0: only at the end
+    save: Literal["background", "blocking"] = "background"  # written while training goes on, from a copy in host memory; or at once
+    keep: CountOrNone = 0  # newest checkpoints that are kept; 0: all
+    keep_every: CountOrNone = 0  # checkpoints of every so many steps are kept for ever
+    keep_best: CountOrNone = 0  # checkpoints with the least validation loss that are kept
     eval_every: CountOrNone = 40  # steps between validations; 0: only first and last
     eval_batches: Count = 2  # validation batches of batch.global sequences each
     max_skips: CountOrNone = 50  # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first

@@ -2,7 +2,6 @@
 
 import os
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from checkpoints import meta_of
+from checkpoints import killed_at, meta_of
 
 from mpitrain.checkpoint.boxes import run_boxes
 from mpitrain.checkpoint.load import open_latest, steps
@@ -22,7 +21,7 @@ SAVER = """
 import sys
 from pathlib import Path
 import numpy as np
-from checkpoints import meta_of
+from checkpoints import killed_at, meta_of
 from mpitrain.checkpoint.save import begin, commit, write_shard
 
 for step in range(1, 1000):
@@ -210,6 +209,13 @@ def test_full_disk_is_an_error_and_not_a_crash(tmp_path):
     assert newest(tmp_path) == (20, 1.0)
 
 
+def test_too_little_space_is_told_before_anything_is_written(tmp_path):
+    save(tmp_path, 20, 1.0)
+    with pytest.raises(CheckpointError, match=r"cannot be written: 9,000,000,000,000.000 GB are needed, [0-9.,]+ GB are free; free some"):
+        begin(tmp_path, 30, num_bytes=9 * 10**21)
+    assert os.listdir(tmp_path) == ["step-00000020"]
+
+
 @contextmanager
 def files_of_at_most(size):
     """Limit the size of files: as good as a full disk, at any byte. Over before pytest writes its own output, perhaps to a file."""
@@ -235,20 +241,6 @@ def test_disk_may_become_full_at_any_byte(tmp_path, call, size):
 
 
 # ---------------------------------------------------------------- kill -9
-
-
-def killed_at(event, action):
-    """Run `action` in a child that kills itself at the n-th call that opens, makes, renames or removes; return whether it got there."""
-    child = os.fork()
-    if child == 0:
-        countdown = iter(range(event, -1, -1))
-        calls = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
-        sys.addaudithook(lambda name, _: name in calls and next(countdown) == 0 and os.kill(os.getpid(), signal.SIGKILL))
-        try:
-            action()
-        finally:
-            os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize("step", [30, 40], ids=["replaces", "is new"])

@@ -49,6 +49,12 @@ def test_bad_keys_and_values_are_named(override, message):
 @pytest.mark.parametrize(
     ("overrides", "ranks", "message"),
     [
+        (["run.keep_every=40"], 1, "run.keep_every = 40 does nothing with run.keep = 0"),
+        (["run.keep_best=1"], 1, "run.keep_best = 1 does nothing with run.keep = 0"),
+        (["run.keep=1", "run.keep_every=50"], 1, "run.keep_every = 50 is no multiple of run.save_every = 40"),
+        (["run.keep=1", "run.keep_every=50", "run.save_every=0"], 1, "no multiple of run.save_every = 0"),
+        (["run.keep=1", "run.keep_best=1", "run.eval_every=30"], 1, "run.save_every = 40 is no multiple of run.eval_every = 30"),
+        (["run.keep=1", "run.keep_best=1", "run.eval_every=0"], 1, "run.save_every = 40 is no multiple of run.eval_every = 0"),
         (["parallel.dp=3"], 4, r"parallel.dp = 3 x parallel.pp = 1 = 3 ranks, but mpirun started 4"),
         (["parallel.dp=2", "parallel.pp=3"], 4, "= 6 ranks, but mpirun started 4"),
         (["parallel.tp=3"], 4, "parallel.tp = 3 x parallel.cp = 1, but mpirun started 4 ranks"),

@@ -53,6 +53,7 @@ class StepResult:
     """What a step measured; the same on every rank.
 
     num_tokens: those whose prediction counts for the loss.  peak_in_flight: the most stashes that each pipeline rank held at once.
+    beside: the highest number that a rank was given.
     told: by name, what layers made besides their outputs, summed over layers and microbatches.
     """
 
@@ -61,6 +62,7 @@ class StepResult:
     num_tokens: int = 0
     skipped: bool = False
     stop: bool = False
+    beside: int = 0
     peak_in_flight: list[int] = field(default_factory=list)
     told: dict[str, float] = field(default_factory=dict)
 
@@ -73,6 +75,7 @@ class _Work:
     step: int = 0
     lr: float = 0.0
     stop: bool = False
+    beside: int = 0
     peak_in_flight: int = 0
     inputs: dict[Key, torch.Tensor] = field(default_factory=dict)  # of forwards: received, or handed over by a stage of this rank
     grads: dict[Key, torch.Tensor] = field(default_factory=dict)  # of outputs, the same; and between the parts of a backward
@@ -187,17 +190,18 @@ class Actor:
     # ------------------------------------------------------------ single training step
 
     def run_step(
-        self, step: int, microbatches: list[Microbatch], lr: float, *, stop: bool = False, watch: Watch | None = None
+        self, step: int, microbatches: list[Microbatch], lr: float, *, stop: bool = False, beside: int = 0, watch: Watch | None = None
     ) -> StepResult:
         """Run one training step on this rank's microbatches. Collective over all ranks.
 
-        stop: this rank was asked to stop; the result tells whether any was.  watch: counts what is held after every instruction.
+        stop: this rank was asked to stop; the result tells whether any was.  beside: a number below 2**53; the result tells the highest
+        that a rank gave.  watch: counts what is held after every instruction.
         Raises HangError, naming the message waited for.
         """
         for stage in self.stages.values():
             stage.state.zero_grad()
         with nullcontext() if watch is None else watch.watching():
-            return self._walk(self.training, _Work(microbatches, step, lr, stop), step, self.recorder, watch)
+            return self._walk(self.training, _Work(microbatches, step, lr, stop, beside), step, self.recorder, watch)
 
     def evaluate(self, step: int, microbatches: list[Microbatch]) -> tuple[float, float]:
         """Return (summed loss, tokens) of the microbatches of all ranks, without gradients. Collective over all ranks."""
@@ -366,7 +370,7 @@ class Actor:
         total, result = self.measure.total(parts), work.result
         result.num_tokens, count = int(total.count), total.count or math.nan  # no target, no mean: nothing to learn, the step is skipped
         result.loss, result.grad_norm = math.fsum(total.loss) / count, norm(total.squares) / (count * self.loss_scale.value)
-        result.stop, result.peak_in_flight = total.stop, [part.peak for part in parts[:: self.tp.size]]
+        result.stop, result.beside, result.peak_in_flight = total.stop, total.beside, [part.peak for part in parts[:: self.tp.size]]
         result.told = {name: math.fsum(numbers) for name, numbers in zip(self.plan.tells, total.told)}
         result.skipped = not math.isfinite(result.grad_norm)
 
@@ -416,5 +420,5 @@ class Actor:
         loss = exact_sum(self.measure.numbers(losses[key] for key in sorted(losses)))
         count = self.measure.count(self._microbatch(*key, work).targets for key in losses)
         told = tuple(exact_sum(self.measure.numbers(told.get(name, ()))) for name in self.plan.tells)
-        mine = Totals(loss, exact_sum(squares), told, count, work.stop, work.peak_in_flight)
+        mine = Totals(loss, exact_sum(squares), told, count, work.stop, work.peak_in_flight, work.beside)
         return exchange(together(exchange(mine, self.data)), self.model)

@@ -41,7 +41,7 @@ class Totals(NamedTuple):
     """Of one rank, of some, or of all.
 
     loss, squares, told: exact sums.  count: targets that carry loss.  stop: whether a rank was asked to stop.  peak: the most stashes a
-    rank held at once.
+    rank held at once.  beside: the highest of the numbers that ranks tell of what they do beside the step (training/saving.py).
     """
 
     loss: list[float]
@@ -50,6 +50,7 @@ class Totals(NamedTuple):
     count: float = 0.0
     stop: bool = False
     peak: int = 0
+    beside: int = 0
 
 
 def exchange(mine: Totals, axis: Axis) -> list[Totals]:
@@ -60,13 +61,14 @@ def exchange(mine: Totals, axis: Axis) -> list[Totals]:
     return [_read(row[: -len(others)].reshape(len(sums), -1).tolist(), *row[-len(others) :].tolist()) for row in every]
 
 
-def _read(sums: list[list[float]], count: float, stop: float, peak: float) -> Totals:
+def _read(sums: list[list[float]], count: float, stop: float, peak: float, beside: float) -> Totals:
     loss, squares, *told = sums
-    return Totals(loss, squares, tuple(told), count, bool(stop), int(peak))
+    return Totals(loss, squares, tuple(told), count, bool(stop), int(peak), int(beside))
 
 
 def together(several: list[Totals]) -> Totals:
     """Return the totals of several ranks."""
-    loss, squares, told, count, stop, peak = zip(*several)
+    loss, squares, told, count, stop, peak, beside = zip(*several)
     told = tuple(norm.exact_sum([*chain(*sums)]) for sums in zip(*told))
-    return Totals(norm.exact_sum([*chain(*loss)]), norm.exact_sum([*chain(*squares)]), told, sum(count), any(stop), max(peak))
+    loss, squares = norm.exact_sum([*chain(*loss)]), norm.exact_sum([*chain(*squares)])
+    return Totals(loss, squares, told, sum(count), any(stop), max(peak), max(beside))

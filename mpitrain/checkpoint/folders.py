@@ -3,6 +3,7 @@
     step-00000030.tmp   being written              not a checkpoint
     step-00000030       committed                  the checkpoint of step 30
     step-00000030.old   about to be replaced       the checkpoint of step 30 while there is no step-00000030
+    step-00000030.gone  being removed              not a checkpoint
 
 Saving a step again, after a resume, replaces it. A folder can't be replaced by one rename, so the old one steps aside first;
 in between a reader finds it under its other name.
@@ -15,7 +16,7 @@ from pathlib import Path
 from mpitrain.checkpoint.files import reason, remove, sync_folder
 from mpitrain.errors import CheckpointError
 
-TMP, OLD = ".tmp", ".old"
+TMP, OLD, GONE = ".tmp", ".old", ".gone"
 
 
 def name_of(step: int) -> str:
@@ -24,7 +25,7 @@ def name_of(step: int) -> str:
 
 def step_of(path: Path) -> int | None:
     """Return the step that a folder's name means, whatever its suffix; None for anything else."""
-    found = re.fullmatch(r"step-([0-9]{8,})(\.tmp|\.old)?", path.name)
+    found = re.fullmatch(r"step-([0-9]{8,})(\.tmp|\.old|\.gone)?", path.name)
     return int(found[1]) if found and name_of(int(found[1])) == f"step-{found[1]}" else None  # a step has one name
 
 
@@ -45,7 +46,8 @@ def find(folder: Path) -> dict[int, Path]:
 
 def leftovers(folder: Path) -> list[Path]:
     """Return what a killed save has left, and no reader needs."""
-    return [path for path in _step_folders(folder) if path.suffix == TMP or (path.suffix == OLD and path.with_suffix("").is_dir())]
+    found = _step_folders(folder)
+    return [path for path in found if path.suffix in (TMP, GONE) or (path.suffix == OLD and path.with_suffix("").is_dir())]
 
 
 def publish(tmp: Path) -> Path:
@@ -58,6 +60,15 @@ def publish(tmp: Path) -> Path:
     sync_folder(final.parent)
     remove(old)
     return final
+
+
+def discard(path: Path) -> None:
+    """Remove a committed step. Its name goes first, and for good: what a kill leaves of it is no checkpoint."""
+    gone = path.with_suffix(GONE)
+    remove(gone)
+    path.rename(gone)
+    sync_folder(path.parent)
+    remove(gone)
 
 
 def _step_folders(folder: Path) -> list[Path]:

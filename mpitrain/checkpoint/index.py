@@ -16,11 +16,12 @@ from pathlib import Path
 import h5py
 import numpy as np
 import xxhash
+from h5py import h5d, h5p, h5s
 
 from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, Piece, check_tiles, root_digest
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.dtypes import BY_CODE, code_of, to_hdf5
-from mpitrain.checkpoint.files import creating, write_text
+from mpitrain.checkpoint.files import INTERMEDIATE_GROUPS, add_dataset, creating, write_text
 from mpitrain.checkpoint.hdf5 import Hdf5File
 from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.checkpoint.hdf5_virtual import sources_of
@@ -46,7 +47,7 @@ def write_index(folder: Path, step: int, meta: Mapping, arrays: list[LogicalArra
         for array in arrays:
             _add_virtual(file, array)
             digests = b"".join(array.digests[chunk] for chunk in range(array.chunks.count))
-            file[f"{DIGESTS}/{array.name}"] = np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES)
+            add_dataset(file, f"{DIGESTS}/{array.name}", np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES))
     write_text(folder / SEAL, seal_of(folder))
 
 
@@ -142,9 +143,17 @@ class Index:
 
 
 def _add_virtual(file: h5py.File, array: LogicalArray) -> None:
-    layout = h5py.VirtualLayout(array.shape, h5py.Datatype(to_hdf5(array.dtype)))
+    """Add an array as a virtual dataset. With HDF5's own calls: there are thousands, and h5py's take four times as long."""
+    layout, space = h5p.create(h5p.DATASET_CREATE), _space(array.shape)
+    layout.set_layout(h5d.VIRTUAL)
     for piece in array.pieces:
         if piece.box.size or not array.chunks.count:
-            source = h5py.VirtualSource(piece.file, piece.dataset, piece.box.shape)
-            layout[piece.box.seen_from(whole(array.shape))] = source
-    file.create_virtual_dataset(array.name, layout)
+            here = space.copy()
+            if piece.box.start:
+                here.select_hyperslab(piece.box.start, piece.box.shape)
+            layout.set_virtual(here, piece.file.encode(), piece.dataset.encode(), _space(piece.box.shape))
+    h5d.create(file.id, array.name.encode(), to_hdf5(array.dtype), space, layout, INTERMEDIATE_GROUPS)
+
+
+def _space(shape: tuple[int, ...]) -> h5s.SpaceID:
+    return h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)

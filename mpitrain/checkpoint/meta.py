@@ -13,7 +13,10 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Known(msgspec.Struct):
-    """The keys that every checkpoint has; others are kept as they are. loss_scale: the scale, and steps since it changed."""
+    """The keys that every checkpoint has, and one that it may have; others are kept as they are.
+
+    loss_scale: the scale, and steps since it changed.
+    """
 
     step: Count
     tokens: Count
@@ -21,6 +24,7 @@ class Known(msgspec.Struct):
     skipped: Count
     data: str  # digest of the tokens
     loss_scale: tuple[Annotated[float, Meta(gt=0)], Count]
+    val_loss: float | None = None  # of the validation after this step, if there was one
 
 
 def read_meta(text: str, step: int) -> dict:

@@ -8,7 +8,7 @@ A process killed anywhere in between leaves all committed steps as they were.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,14 @@ import numpy as np
 from mpitrain.checkpoint.arrays import LogicalArray, by_shard, check_tiles, digest
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.dtypes import NAMES, check_dtype
-from mpitrain.checkpoint.files import creating, remove, saving, sync_folder
+from mpitrain.checkpoint.files import creating, remove, require_space, saving, sync_folder
 from mpitrain.checkpoint.folders import TMP, leftovers, name_of, publish, require_own, step_of
 from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.checkpoint.index import write_index
 from mpitrain.checkpoint.shards import OWN, Part, Shards, file_name, gather, write_parts
 from mpitrain.errors import CheckpointError
+
+Each = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -33,52 +35,63 @@ class Extent:
     offset: tuple[int, ...]
 
 
-def begin(folder: Path, step: int) -> Path:
-    """Make the temporary folder of a step and return it. For one rank. Removes what a killed save has left."""
+def begin(folder: Path, step: int, num_bytes: int = 0) -> Path:
+    """Make the temporary folder of a step and return it. For one rank. Removes what a killed save has left.
+
+    num_bytes: of all arrays; less space is an error now, and not after most of it has been written.
+    """
     with saving(folder):
         require_own(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(folder.parent)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            sync_folder(folder.parent)
         for path in leftovers(folder):
             remove(path)
+        require_space(folder, num_bytes)
         tmp = folder / (name_of(step) + TMP)
         tmp.mkdir()
     return tmp
 
 
-def write_shard(tmp: Path, writer: int, arrays: Mapping[str, np.ndarray | Sequence[tuple[np.ndarray, Extent]]]) -> None:
+def write_shard(
+    tmp: Path, writer: int, arrays: Mapping[str, np.ndarray | Sequence[tuple[np.ndarray, Extent]]], each: Each = lambda what: None
+) -> None:
     """Write and sync one writer's arrays. For every writer; `writer` is a number that no other one uses.
 
     arrays: by logical name, `parameters/blocks.0.attention.q.weight`: the whole array, or the parts of it that this writer
     holds, each with its place. The parts of all writers must tile the logical array, in any shape of boxes (`run_boxes` gives
     those of a flat run). fp64, fp32, fp16, integers, and bits of bf16 as `bits.view(BF16)`. Not changed, and not needed after
-    the return. Raises CheckpointError.
+    the return. each: called with what is done next. Raises CheckpointError.
     """
     parts = [_place(name, *part) for name in sorted(arrays) for part in _parts(arrays[name])]
     _check_alike(writer, parts)
-    with saving(tmp.parent), creating(tmp / file_name(writer)) as file:
-        write_parts(file, parts)
+    path = tmp / file_name(writer)
+    with saving(tmp.parent), creating(path, each) as file:
+        write_parts(file, parts, lambda part: each(f"writing {part} to {path}"))
 
 
-def commit(tmp: Path, meta: Mapping, num_shards: int | None = None) -> Path:
+def commit(tmp: Path, meta: Mapping, num_shards: int | None = None, each: Each = lambda what: None) -> Path:
     """Make a step of the shards in `tmp`, by one rename, and return its folder. For one rank, after all shards are written.
 
     meta: what JSON can hold, with the keys of meta.Known. num_shards: how many writers there were; without it, a lost shard is
-    noticed only if it held part of an array that others hold too. A step that was committed before is replaced.
+    noticed only if it held part of an array that others hold too. A step that was committed before is replaced. each: as above.
     Raises CheckpointError when the shards leave a gap in an array or overlap, or meta lacks a key: the step is then not committed.
     """
     with saving(tmp.parent):
         sizes = {path.name: path.stat().st_size for path in sorted(tmp.glob("shard-*.h5"))}
         if not sizes or (num_shards or len(sizes)) != len(sizes):
             raise CheckpointError(f"{tmp}: found {len(sizes)} shards, {num_shards or 'at least 1'} needed; save the step again")
+        each(f"reading what the {len(sizes)} shards of {tmp} hold")
         arrays = gather(tmp, list(sizes))
         for array in arrays:
             check_tiles(array)
         _digest_shared_chunks(tmp, arrays, sizes)
+        each(f"writing the index of {tmp}")
         try:
             write_index(tmp, step_of(tmp), meta, arrays, sizes)
         except ForeignError as error:
             raise CheckpointError(f"{tmp}: {error}; the step was not committed") from error
+        each(f"giving {tmp} its name")
         sync_folder(tmp)
         return publish(tmp)
 

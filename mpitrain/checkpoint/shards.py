@@ -13,19 +13,19 @@ import json
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 import h5py
 import numpy as np
-from h5py import h5s
 
 from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, Piece, digest
 from mpitrain.checkpoint.boxes import Box, Chunks, whole
-from mpitrain.checkpoint.dtypes import DTYPES, NAMES, code_of, to_hdf5
-from mpitrain.checkpoint.files import reason
+from mpitrain.checkpoint.dtypes import DTYPES, NAMES, code_of
+from mpitrain.checkpoint.files import add_dataset, reason
 from mpitrain.checkpoint.hdf5 import Hdf5File
 from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.errors import CheckpointError
@@ -62,21 +62,25 @@ def part_name(name: str, box: Box, shape: tuple[int, ...]) -> str:
     return name if box == whole(shape) else f"{name}@{','.join(f'{a}:{b}' for a, b in zip(box.start, box.stop))}"
 
 
-def write_parts(file: h5py.File, parts: list[Part]) -> None:
-    """Write all parts of one writer, and the digests of the chunks that each of them holds whole."""
-    arrays, digests = {}, []
-    for part in parts:
-        array = np.asarray(part.array, order="C")
-        kind = to_hdf5(array.dtype)
-        dataset = file.create_dataset(part.dataset, shape=array.shape, dtype=h5py.Datatype(kind))
-        if array.size:
-            dataset.id.write(h5s.ALL, h5s.ALL, array, kind)
-        chunks = Chunks(part.shape, array.dtype.itemsize)
-        digests += [digest(array[chunks.box(chunk).seen_from(part.box)]) for chunk in chunks.inside(part.box)]
-        known = arrays.setdefault(part.name, {"dtype": NAMES[array.dtype], "shape": part.shape, "boxes": []})
-        known["boxes"].append((part.box.start, part.box.stop))
+def write_parts(file: h5py.File, parts: list[Part], each: Callable[[str], object] = lambda name: None) -> None:
+    """Write all parts of one writer, and the digests of the chunks that each of them holds whole. each: called with its name before."""
+    arrays, digesting = {}, []
+    with ThreadPoolExecutor(1, "mpitrain-digest") as pool:  # beside the writes, which wait for the disk
+        for part in parts:
+            each(part.dataset)
+            array = np.asarray(part.array, order="C")
+            digesting.append(pool.submit(_digests, part, array))
+            add_dataset(file, part.dataset, array)
+            known = arrays.setdefault(part.name, {"dtype": NAMES[array.dtype], "shape": part.shape, "boxes": []})
+            known["boxes"].append((part.box.start, part.box.stop))
+    digests = [digest for each_part in digesting for digest in each_part.result()]
     file[PARTS] = np.bytes_(json.dumps(arrays))  # of fixed length: HDF5 would read back a heap of strings, even from a full disk
     file[DIGESTS] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def _digests(part: Part, array: np.ndarray) -> list[bytes]:
+    chunks = Chunks(part.shape, array.dtype.itemsize)
+    return [digest(array[chunks.box(chunk).seen_from(part.box)]) for chunk in chunks.inside(part.box)]
 
 
 def gather(folder: Path, files: list[str]) -> list[LogicalArray]:

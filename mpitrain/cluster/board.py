@@ -2,7 +2,7 @@
 
     board     one slot a rank, in a file that is only memory (memfd)
     slot      two notes: the one that is valid, and the one that is written next
-    note      checksum, number, state, rank, process, since when, limit, step, position, and three texts: who, phase, what
+    note      checksum, number, state, rank, process, since when, limit, step, position, and four texts: who, phase, what, beside
 
 A rank writes its own slot and no other, and nothing locks. It writes its notes in turn, so that one of the two is whole at any moment,
 even where the rank was stopped or killed while it wrote; a reader takes the newer of those whose checksum is right. The checksum, not
@@ -46,6 +46,7 @@ class Where:
     who: str
     phase: str
     what: str
+    beside: str
 
     def __str__(self) -> str:
         return self.told("")
@@ -53,17 +54,21 @@ class Where:
     def told(self, verb: str) -> str:
         """Return the place in words, with what the rank did there."""
         at = f" at step {self.step}, position {self.position}," if self.step else ""
-        return f"{self.who}{verb}{at} in phase {self.phase}, {self.what}"
+        beside = f", meanwhile {self.beside}" if self.beside else ""
+        return f"{self.who}{verb}{at} in phase {self.phase}, {self.what}{beside}"
 
 
 class Place:
-    """Where this rank is. `take` moves it to a slot of a board; before that, only this process sees it."""
+    """Where this rank is. `take` moves it to a slot of a board; before that, only this process sees it.
+
+    beside: what a thread of this rank does meanwhile. Another thread may set it; the next note tells it.
+    """
 
     def __init__(self, rank: int = 0, who: str = "", limit_s: float = 0.0):
         self._slot, self._number = memoryview(bytearray(SLOT)), 0
         self._pid = os.getpid()
         self.rank, self.who, self.limit_s = rank, who or f"rank {rank}", limit_s
-        self.phase, self.what, self.state = PHASES[0], "starting", WORKING
+        self.phase, self.what, self.state, self.beside = PHASES[0], "starting", WORKING, ""
         self.step = self.position = 0
         self._write()
 
@@ -105,7 +110,7 @@ class Place:
         return read_slot(self._slot)
 
     def _write(self) -> None:
-        text = "\0".join((self.who, self.phase, self.what)).encode(errors="replace")[:_TEXT]
+        text = "\0".join((self.who, self.phase, self.what, self.beside)).encode(errors="replace")[:_TEXT]
         self._number += 1
         head = (self._number, self.state, self.rank, self._pid, time.monotonic_ns(), self.limit_s, self.step, self.position, len(text))
         content = _HEAD.pack(*head) + text
@@ -119,9 +124,9 @@ def read_slot(slot: memoryview) -> Where:
         notes = [note for note in (_whole(slot[:_NOTE]), _whole(slot[_NOTE:])) if note]
         if notes:
             _number, state, rank, pid, since, limit_s, step, position, text = max(notes)
-            who, phase, what = (*text.decode(errors="replace").split("\0"), "", "")[:3]
-            return Where(state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what)
-    return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that said nothing yet", PHASES[0], "")
+            who, phase, what, beside = (*text.decode(errors="replace").split("\0"), "", "", "")[:4]
+            return Where(state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what, beside)
+    return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that said nothing yet", PHASES[0], "", "")
 
 
 def _whole(note: memoryview) -> tuple | None:

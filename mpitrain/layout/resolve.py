@@ -18,6 +18,7 @@ from mpitrain.config import (
     Parallel,
     Pipeline,
     Precision,
+    Run,
 )
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
@@ -54,6 +55,7 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1, node
         width = attention.head_width or model.width // model.heads
         refuse_odd_sides(model, width, config.data.sequence, batch.micro, parallel)
     _refuse_idle(config.memory, parallel.zero)
+    _refuse_unkept(config.run)
     _refuse_unrounded(config.precision)
     _refuse_irreproducible(config, parallel)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel, pipeline, model.layers)
@@ -75,6 +77,23 @@ def on_one_rank(config: Config) -> Config:
     """Return a resolved configuration for the same model on one rank, in one stage."""
     experts = msgspec.structs.replace(config.experts, dispatch="auto", wire="")
     return msgspec.structs.replace(config, experts=experts, parallel=Parallel(dp=1, pp=1, zero=0), pipeline=Pipeline(chunks=1, tail=1))
+
+
+def _refuse_unkept(run: Run) -> None:
+    """Raise ConfigError for a choice of checkpoints to keep that would keep none, or others than it seems to."""
+    for key in ("keep_every", "keep_best"):
+        if (value := getattr(run, key)) and not run.keep:
+            raise ConfigError(f"run.{key} = {value} does nothing with run.keep = 0, which keeps all; set run.keep, the newest to keep")
+    if run.keep_every and (not run.save_every or run.keep_every % run.save_every):
+        raise ConfigError(
+            f"run.keep_every = {run.keep_every} is no multiple of run.save_every = {run.save_every}: few of these steps are saved, or "
+            "none; let it be one"
+        )
+    if run.keep_best and (not run.eval_every or not run.save_every or run.save_every % run.eval_every):
+        raise ConfigError(
+            f"run.keep_best = {run.keep_best} needs a validation at each step that is saved: run.save_every = {run.save_every} is no "
+            f"multiple of run.eval_every = {run.eval_every}; let it be one"
+        )
 
 
 def _refuse_unrounded(precision: Precision) -> None:

@@ -1,9 +1,10 @@
 """What a checkpoint holds of an actor: weights and moments, box by box, and the loss scale."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
+import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor
@@ -12,7 +13,13 @@ from mpitrain.checkpoint.boxes import Box, run_boxes
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.tensors import to_array, to_tensor
 from mpitrain.layout.parameters import Spec
+from mpitrain.parallel.streams import streams_of
 from mpitrain.parallel.zero.shards import Piece
+
+Held = tuple[str, Piece, torch.Tensor]
+Parts = Mapping[str, Sequence[tuple[np.ndarray, save.Extent]]]  # of each array, by name
+PARAMETERS = "parameters"
+AT_ONCE = 1 << 20  # elements that are looked at together: a thread that looks needs little memory
 
 
 def has_a_shard(actor: Actor) -> bool:
@@ -20,12 +27,47 @@ def has_a_shard(actor: Actor) -> bool:
     return any(sharding.first for sharding in actor.shardings.values())
 
 
-def write(folder: Path, number: int, actor: Actor) -> None:
-    """Write shard `number`: what this rank counts of weights and moments."""
+class Snapshot:
+    """What this rank counts of an actor's weights and moments, as it was when it was last taken.
+
+    copied: into host memory of this object's own, which every snapshot uses again; else it is good until the next update.
+    num_bytes: of all of it.
+    """
+
+    def __init__(self, actor: Actor, copied: bool):
+        streams = streams_of(actor.site.device)
+        self._actor, self._compute, self.copied = actor, streams.compute, copied
+        live = self._live()
+        self._copies = [(what, piece, streams.on_host(len(x), x.dtype).zero_()) for what, piece, x in live] if copied else []
+        self.num_bytes = sum(x.nbytes for _, _, x in live)
+
+    def take(self) -> None:
+        """Have everything as it is now. The only moment for which training stops."""
+        if self.copied:
+            for (_, _, copy), (_, _, x) in zip(self._copies, self._live(), strict=True):
+                self._compute.copy(copy, x)
+            self._compute.record().synchronize()
+
+    @cached_property
+    def _of_copies(self) -> Parts:
+        return _parts(self._copies)
+
+    def parts(self) -> Parts:
+        """Return what was taken, as checkpoint.save takes it, in the memory of this object or of the actor."""
+        return self._of_copies if self.copied else _parts(self._live())
+
+    def _live(self) -> list[Held]:
+        return list(_tensors(self._actor, self._actor.gradients.counted))
+
+
+def _parts(held: Sequence[Held]) -> Parts:
     parts = defaultdict(list)
-    for name, spec, box, x in _state(actor, actor.gradients.counted):
-        parts[name].append((to_array(x.view(box.shape)), save.Extent(spec.whole, _offset(spec, box))))
-    save.write_shard(folder, number, parts)
+    for what, piece, x in held:
+        array = to_array(x)
+        for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
+            extent = save.Extent(piece.spec.whole, _offset(piece.spec, box))
+            parts[f"{what}/{piece.spec.name}"].append((array[here].reshape(box.shape), extent))
+    return parts
 
 
 def read(saved: Checkpoint, actor: Actor) -> None:
@@ -37,17 +79,31 @@ def read(saved: Checkpoint, actor: Actor) -> None:
     actor.loss_scale.state = saved.meta["loss_scale"]
 
 
-def not_finite(actor: Actor) -> str | None:
-    """Return the name of the first parameter of this rank that has weights that aren't finite."""
-    return next((piece.spec.name for piece in actor.gradients.pieces if not piece.weight.isfinite().all()), None)
+def not_finite(parts: Parts) -> str | None:
+    """Return the name of the first parameter with weights that aren't finite, of parts of a snapshot."""
+    for name, held in parts.items():
+        what, _, parameter = name.partition("/")
+        if what == PARAMETERS and not all(_finite(array.reshape(-1)) for array, _ in held):
+            return parameter
+    return None
+
+
+def _finite(x: np.ndarray) -> bool:
+    return all(np.isfinite(x[at : at + AT_ONCE]).all() for at in range(0, len(x), AT_ONCE))
+
+
+def _tensors(actor: Actor, pieces: Sequence[Piece]) -> Iterator[Held]:
+    """Yield (what it is, of which piece, flat tensor) of weights and moments."""
+    for piece in pieces:
+        yield PARAMETERS, piece, piece.weight
+        yield from ((what, piece, x) for what, x in actor.optimizer.moments(piece))
 
 
 def _state(actor: Actor, pieces: Sequence[Piece]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
     """Yield (name in the checkpoint, parameter, box of its box here, flat tensor) of weights and moments, box by box."""
-    for piece in pieces:
-        tensors = [("parameters", piece.weight), *actor.optimizer.moments(piece)]
+    for what, piece, x in _tensors(actor, pieces):
         for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
-            yield from ((f"{what}/{piece.spec.name}", piece.spec, box, x[here]) for what, x in tensors)
+            yield f"{what}/{piece.spec.name}", piece.spec, box, x[here]
 
 
 def _offset(spec: Spec, box: Box) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from mpitrain.actor.actor import Actor, StepResult
 from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.trace import Recorder, write_trace
-from mpitrain.checkpoint import load, save
+from mpitrain.checkpoint import load
 from mpitrain.cluster.board import BUSY, WAITING
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.awareness import STAGED, Way
@@ -33,6 +33,7 @@ from mpitrain.training.device import place as choose_place
 from mpitrain.training.ledger import Ledger
 from mpitrain.training.opening import Opened
 from mpitrain.training.peak import DEFINITION, peak_of_all
+from mpitrain.training.saving import saver_of
 
 
 def run(opened: Opened, world: World, guard: Guard) -> int:
@@ -90,6 +91,7 @@ class Trainer:
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.to_record, self.recorded = range(0), list[list]()  # steps of which the routing is recorded, and what was
         self.watched = 0  # the step in which activations are counted
+        self.saver = saver_of(self.actor, world, self.place, self.rundir.checkpoints, opened.newest.step, self.report.say)
 
     # ------------------------------------------------------------ the loop
 
@@ -136,13 +138,15 @@ class Trainer:
         self.place.enter("step", "reading tokens")
         microbatches = self._microbatches(self.corpora.train, self.step)
         self.actor.recorded = [] if step in self.to_record else None
-        result = self.actor.run_step(step, microbatches, lr, stop=self.guard.asked_to_stop, watch=watch)
+        beside = self.saver.number
+        result = self.actor.run_step(step, microbatches, lr, stop=self.guard.asked_to_stop, beside=beside, watch=watch)
         self.place.enter("step", "between two steps")
         step_s = self.clock.seconds(begin, self.clock.mark())
         waited_share = (self.mesh.progress.waited_s - waited) / step_s
         self.step, self.tokens = step, self.tokens + self.step_tokens
         self.updates, self.skipped = self.updates + (not result.skipped), self.skipped + result.skipped
-        line = self._line(result, lr, step_s) | {"comm": self.ledger.end()}
+        self.saver.advance(result.beside)
+        line = self._line(result, lr, step_s) | {"comm": self.ledger.end()} | self.saver.lines()
         if step == run.steps or (run.eval_every and step % run.eval_every == 0):
             line["val_loss"] = self._validate()
             if self.config.experts.count:
@@ -153,18 +157,28 @@ class Trainer:
             self._record_routing(step)
         if run.trace and step == self.recorder.steps[-1]:
             self._write_trace()
-        over, sick = step == run.steps or result.stop, self._count_skips(result)
+        sick, over = self._count_skips(result), step == run.steps or result.stop
         if not sick and (over or (run.save_every and step % run.save_every == 0)):
-            unsaved = self._save(result)
-            sick = unsaved if over else ""
+            self._save(result, line.get("val_loss"))
+        return self._end(sick) if over or sick else None
+
+    def _end(self, sick: str) -> int:
+        """Return the exit code after the last step, when nothing is being saved any more. sick: why it isn't worth saving."""
+        self.saver.finish()
+        last = self.saver.last
+        if not sick and last.sick:
+            sick = last.reason
         if sick:
             advice = "lower optimizer.lr, or look at the data, and start again"
             self.last_words = f"diverged: {sick}; the last good checkpoint is kept: {advice}"
             return FAILED
-        if result.stop and step < run.steps:
-            self.last_words = f"stopped after step {step} with a checkpoint; start the same command again to go on"
+        if last.reason:
+            self.last_words = f"step {self.step} could not be saved: start the same command again when it can be"
+            return FAILED
+        if self.step < self.config.run.steps:
+            self.last_words = f"stopped after step {self.step} with a checkpoint; start the same command again to go on"
             return STOPPED_EARLY
-        return None
+        return DONE
 
     def _count_skips(self, result: StepResult) -> str:
         """Count the steps that were skipped in a row, and say so; return why the run has to end, if it has to. Alike on all ranks."""
@@ -278,39 +292,13 @@ class Trainer:
 
     # ------------------------------------------------------------ checkpoints
 
-    def _save(self, result: StepResult) -> str:
-        """Write a checkpoint, committed by rank 0: a shard from each rank that is the first to have its part of a domain's state.
-
-        Collective over all ranks. What isn't finite is not saved: return then why, and say it.
-        """
-        world, place, folder = self.world, self.place, self.rundir.checkpoints
-        sick = self._sick(result)
-        if sick:
-            self.report.say(f"step {self.step} is not saved: {sick}")
-            return sick
-        with place.at("save", f"making the folder of step {self.step}", BUSY):
-            temporary = world.from_first_rank("making the folder", lambda: save.begin(folder, self.step))
-        mine = (self.mesh["model"].rank, self.mesh["data"].rank) if state_io.has_a_shard(self.actor) else None
-        writers = sorted(each for each in world.all_gather("who writes a shard", mine) if each)
-        with place.at("save", f"writing a shard of step {self.step}", BUSY):
-            if mine:
-                state_io.write(temporary, writers.index(mine), self.actor)
-            world.barrier("writing their shards")
-        meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
-        meta |= {"loss_scale": self.actor.loss_scale.state}
-        with place.at("save", f"committing step {self.step}", BUSY):
-            world.from_first_rank("committing", lambda: save.commit(temporary, meta, len(writers)))
-        return ""
-
-    def _sick(self, result: StepResult) -> str:
-        """Return what isn't finite, on any rank: gradients, or weights of which the next loss would tell. Collective over all ranks."""
+    def _save(self, result: StepResult, val_loss: float | None) -> None:
+        """Begin to save a step, if it is worth it. Collective over all ranks."""
         scale = self.actor.loss_scale
         if result.num_tokens and (not math.isfinite(result.loss) or (result.skipped and not (scale.dynamic and scale.value > 1))):
-            return "its loss or its gradients are not finite"
-        with self.place.at("save", "looking for weights that are not finite", BUSY):
-            every = self.world.all_gather("are their weights finite", state_io.not_finite(self.actor))
-            found = next((name for name in every if name), None)
-        return f"{found} is not finite" if found else ""
+            return self.saver.refuse(self.step, "its loss or its gradients are not finite")
+        meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
+        self.saver.start(self.step, meta | {"loss_scale": scale.state, "val_loss": finite(val_loss)})
 
     def resume(self) -> None:
         """Go on from the checkpoint that was found, if there is one. Collective over all ranks.

@@ -2,7 +2,7 @@
 
 PLANTED = {"rank": 1, "phase": "save", "call": 17, "fault": "stop"}: before the 17th call of a function of mpitrain in that phase. With
 "fault": "count" nothing happens but that the number of calls in each phase is written to "file".1; "rank": null counts on all ranks. With
-"blind" no watchdog can be started.
+"blind" no watchdog can be started. "phase": "saving" is what the thread that saves does, whatever the rank itself does meanwhile.
 """
 
 import atexit
@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -55,7 +56,10 @@ FAULTS = {
 
 
 class Plant:
-    """A profile function of the main thread. It finds the rank's place where that is made, and so knows the phase."""
+    """A profile function of the main thread, and of the one that saves.
+
+    It finds the rank's place where that is made, and so knows the phase.
+    """
 
     def __init__(self, phase: str, call: int, fault: str, file: str = "", **_):
         self.phase, self.call, self.fault, self.place, self.counts = phase, call, fault, None, {}
@@ -63,7 +67,9 @@ class Plant:
             atexit.register(lambda: Path(f"{file}.{RANK}").write_text(json.dumps(self.counts)))
 
     def __call__(self, frame, event: str, _) -> None:
-        if event != "call" or frame.f_code.co_flags & inspect.CO_GENERATOR or "mpitrain" not in (frame.f_globals.get("__name__") or ""):
+        if event != "call" or inspect is None:  # Python ends: modules are gone
+            return
+        if frame.f_code.co_flags & inspect.CO_GENERATOR or "mpitrain" not in (frame.f_globals.get("__name__") or ""):
             return
         if self.place is None:
             if frame.f_code.co_qualname == "Place.enter":
@@ -71,7 +77,7 @@ class Plant:
             return
         if frame.f_globals["__name__"] == "mpitrain.cluster.board":
             return  # between two phases: the place is being written
-        phase = self.place.phase
+        phase = self.place.phase if threading.current_thread() is threading.main_thread() else SAVING
         self.counts[phase] = self.counts.get(phase, 0) + 1
         if phase == self.phase and self.counts[phase] == self.call and self.fault in FAULTS:
             sys.setprofile(None)
@@ -81,6 +87,9 @@ class Plant:
             FAULTS[self.fault]()
 
 
+SAVING = "saving"
+
+
 def no_more_files(*_) -> int:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -88,4 +97,6 @@ def no_more_files(*_) -> int:
 if PLANTED.get("blind"):
     os.memfd_create = no_more_files
 if PLANTED and PLANTED["rank"] in (RANK, None):
-    sys.setprofile(Plant(**PLANTED))
+    plant = Plant(**PLANTED)
+    sys.setprofile(plant)
+    threading.setprofile(lambda *event: plant(*event) if threading.current_thread().name == "mpitrain-save" else None)

@@ -1,0 +1,77 @@
+"""Which steps are kept: the newest, one of every so many for ever, and the best by validation loss.
+
+    keep = 2, every = 30, best = 1      committed: 10 20 30 40 50 60 70      validation loss is least at 20
+                                        kept:         20 30       60 70
+                                                    best every   every newest
+
+Only steps up to one that is known to be good are looked at, and that one always stays: later ones, from before a run went back, are
+replaced when it gets there. What can't be read counts for nothing and is left for a person to look at.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpitrain.checkpoint.files import saving
+from mpitrain.checkpoint.folders import discard, find
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.verify import check_sizes
+from mpitrain.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Policy:
+    """newest: how many of them are kept; 0: all.  every: steps that it divides are kept; 0: none for that.  best: how many are kept."""
+
+    newest: int = 0
+    every: int = 0
+    best: int = 0
+
+    def kept(self, losses: Mapping[int, float | None]) -> set[int]:
+        """Return which of some steps are kept. losses: the validation loss of each, None where there was none."""
+        if not self.newest:
+            return set(losses)
+        kept = set(sorted(losses)[-self.newest :])
+        kept |= {step for step in losses if self.every and step % self.every == 0}
+        by_loss = sorted((loss, -step) for step, loss in losses.items() if loss is not None)  # of equal ones the later
+        return kept | {-step for _, step in by_loss[: self.best]}
+
+
+@dataclass
+class Retention:
+    """A policy for the steps of one folder; remembers what it has read of them."""
+
+    folder: Path
+    policy: Policy
+    _losses: dict[int, float | None] = field(default_factory=dict)  # of the steps that can be read
+
+    def surplus(self, good: int, loss: float | None) -> list[int]:
+        """Return the steps up to `good`, which is whole and has this loss, that the policy doesn't keep. Raises CheckpointError."""
+        if not self.policy.newest:
+            return []
+        committed = {step: path for step, path in find(self.folder).items() if step <= good}
+        known = self._losses | {good: loss}
+        found = {step: known[step] if step in known else _loss_of(path) for step, path in committed.items()}
+        self._losses = {step: loss for step, loss in found.items() if loss is not UNREADABLE}
+        kept = self.policy.kept(self._losses) | {good}
+        return [step for step in self._losses if step not in kept]
+
+    def prune(self, good: int, loss: float | None) -> list[int]:
+        """Remove them, and return which. A kill at any moment leaves whole steps, and what the next save removes."""
+        surplus, committed = self.surplus(good, loss), find(self.folder)
+        with saving(self.folder):
+            for step in surplus:
+                discard(committed[step])
+        return surplus
+
+
+UNREADABLE = object()
+
+
+def _loss_of(path: Path) -> object:
+    try:
+        with Checkpoint(path) as checkpoint:
+            check_sizes(checkpoint)
+            return checkpoint.meta.get("val_loss")
+    except CheckpointError:
+        return UNREADABLE

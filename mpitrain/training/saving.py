@@ -1,0 +1,267 @@
+"""Saving while training goes on: what threads write beside the steps, and the step at which all ranks know that it is saved.
+
+    after step 40    a snapshot in host memory; a thread of each rank that has a shard writes, hashes and syncs it
+    during step 42   rank 1, the last one, is done
+    after step 43    all ranks know: each told, as the step began, how far it was; a thread of rank 0 commits, and removes what isn't kept
+    after step 44    all ranks know that step 40 is saved, and the line of step 44 says so
+
+How far a rank is travels with the totals of the step (actor/step_totals.py): all change their mind after the same step, and nobody waits.
+Who has to, for the end, to leave, or to save again, does so in finish(), and the place of the rank says for whose disk.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpitrain.actor.actor import Actor
+from mpitrain.checkpoint import save
+from mpitrain.checkpoint.files import remove, saving
+from mpitrain.checkpoint.folders import TMP, name_of
+from mpitrain.checkpoint.retention import Policy, Retention
+from mpitrain.cluster.board import BUSY, WORKING, Place
+from mpitrain.comm.world import World
+from mpitrain.errors import CheckpointError
+from mpitrain.training import state_io
+from mpitrain.training.state_io import Snapshot
+
+OVER, FAILED, UNDER_WAY = range(3)  # what a rank tells; of all ranks the highest counts
+LOOK_S = 0.25
+SLOW_S = 1.0  # for which a step may wait for an earlier save without a word
+
+
+class Sick(CheckpointError):
+    """A step with weights that aren't worth saving."""
+
+
+class Task:
+    """Something a thread of this rank does, while `place` tells it beside what the rank does itself.
+
+    over: is set at the end.  what: it does now.  failed: why it could not be done, if the system or the weights (`sick`) are why.
+    """
+
+    def __init__(self, place: Place, what: str, action: Callable[[Callable[[str], None]], Any]):
+        self.over, self.what, self.failed, self.sick, self.result = threading.Event(), what, "", False, None
+        self._place, self._action, self._error = place, action, None
+        threading.Thread(target=self._run, name="mpitrain-save", daemon=True).start()
+
+    @property
+    def number(self) -> int:
+        """How far it is, as ranks tell. Raises what nobody expected to be raised there."""
+        if not self.over.is_set():
+            return UNDER_WAY
+        if self._error is not None:
+            self._place.enter("save", self.what)
+            raise self._error
+        return FAILED if self.failed else OVER
+
+    def _run(self) -> None:
+        try:
+            self._note(self.what)
+            self.result = self._action(self._note)
+        except CheckpointError as error:
+            self.failed, self.sick = error.args[0], isinstance(error, Sick)
+        except BaseException as error:  # to be raised where it ends the job: a thread that ends is missed by nobody
+            self._error = error
+        finally:
+            self._place.beside = ""
+            self.over.set()
+
+    def _note(self, what: str) -> None:
+        self.what = self._place.beside = what
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the save of a step went. reason: why it isn't saved, else "".  sick: it isn't worth it.
+
+    removed: earlier steps that are not kept.  kept: why some of them could not be removed.
+    stall_s: training stood still for the snapshot.  took_s: from there to the commit.  waited_s: training had to wait for it later.
+    """
+
+    step: int
+    reason: str = ""
+    sick: bool = False
+    removed: tuple[int, ...] = ()
+    kept: str = ""
+    stall_s: float = 0.0
+    took_s: float = 0.0
+    waited_s: float = 0.0
+
+    def line(self) -> dict:
+        """Return it for metrics.jsonl."""
+        told = {"step": self.step, "took_s": self.took_s, "stall_s": self.stall_s, "waited_s": self.waited_s}
+        return told | ({"removed": self.removed} if self.removed else {}) | ({"not_saved": self.reason} if self.reason else {})
+
+
+@dataclass
+class _Save:
+    """A save under way."""
+
+    step: int
+    meta: dict
+    tmp: Path
+    begun: float
+    stall_s: float
+    committing: bool = False
+    waited_s: float = 0.0
+
+
+def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: int, say: Callable[[str], None]) -> "Saver":
+    """Return what saves an actor: a shard from each rank that is the first to have its part of a domain's state.
+
+    newest: the step to go on from, 0 if there is none.  say: prints a line on the first rank.  Collective over all ranks.
+    """
+    run, mesh = actor.plan.config.run, actor.mesh
+    me = (mesh["model"].rank, mesh["data"].rank) if state_io.has_a_shard(actor) else None
+    snapshot = Snapshot(actor, copied=run.save == "background")
+    retention = Retention(folder, Policy(run.keep, run.keep_every, run.keep_best))
+    return Saver(world, place, snapshot, retention, me, newest, say)
+
+
+class Saver:
+    """Saves steps of a run. Every call is collective over all ranks.
+
+    me: what sorts the ranks that write; None of one that has nothing to write.  last: how the last save went.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        place: Place,
+        snapshot: Snapshot,
+        retention: Retention,
+        me: tuple | None,
+        newest: int,
+        say: Callable[[str], None],
+    ):
+        self._world, self._place, self._snapshot, self._retention, self._newest = world, place, snapshot, retention, newest
+        self._folder, self._say, self._over = retention.folder, say, list[Outcome]()
+        self._save: _Save | None = None
+        self._task: Task | None = None
+        self.last = Outcome(newest)
+        every = world.all_gather("who writes a shard", (me, snapshot.num_bytes))
+        writers = sorted(each for each, _ in every if each)
+        self._number, self._num_shards = writers.index(me) if me else None, len(writers)
+        self._num_bytes = sum(num_bytes for _, num_bytes in every)
+
+    @property
+    def number(self) -> int:
+        """How far this rank is, to be told to all. Not collective."""
+        return OVER if self._task is None else self._task.number
+
+    def start(self, step: int, meta: dict) -> None:
+        """Take a snapshot, and have it written; without copies, wait until it is. What was under way is waited for first."""
+        self.finish()
+        if self.last.waited_s > SLOW_S and self._snapshot.copied:
+            last = self.last
+            self._say(f"step {step} waited {last.waited_s:.1f} s until step {last.step} was saved, which took {last.took_s:.1f} s")
+        with self._place.at("save", f"making the folder of step {step}", BUSY):
+            reason = self._world.from_first_rank("making the folder", lambda: self._begin(step))
+        if reason:
+            return self._tell(Outcome(step, reason))
+        begun = time.monotonic()
+        with self._place.at("save", f"copying step {step} to host memory", BUSY):
+            self._snapshot.take()
+        self._save = _Save(step, meta, self._folder / (name_of(step) + TMP), begun, time.monotonic() - begun)
+        if self._number is not None:
+            self._task = Task(self._place, f"writing a shard of step {step}", self._write)
+        if not self._snapshot.copied:
+            self.finish()
+
+    def refuse(self, step: int, reason: str) -> None:
+        """Take note that a step isn't worth saving."""
+        self._tell(Outcome(step, reason, sick=True))
+
+    def lines(self) -> dict:
+        """Return how saves went that are over since the last call, for a line of metrics.jsonl."""
+        over, self._over = self._over, []
+        return {"saves": [outcome.line() for outcome in over]} if over else {}
+
+    def advance(self, number: int) -> None:
+        """Go on with what is under way. number: the highest that a rank told."""
+        if self._save is None or number == UNDER_WAY:
+            return
+        if number == FAILED:
+            self._give_up()
+        elif self._save.committing:
+            removed, kept = self._task.result if self._task else ((), "")
+            self._end(removed=tuple(removed), kept=kept)
+        else:
+            self._save.committing, self._task = True, None
+            if self._world.rank == 0:
+                self._task = Task(self._place, f"committing step {self._save.step}", self._commit)
+
+    def finish(self) -> None:
+        """Wait until nothing is under way."""
+        begin, waited_for = time.monotonic(), self._save
+        while self._save is not None:
+            with self._place.at("save", f"waiting until step {self._save.step} is saved", WORKING):
+                self._wait_here()
+            every = self._world.all_gather(f"until step {self._save.step} is saved", self.number)
+            waited_for.waited_s = time.monotonic() - begin
+            self.advance(max(every))
+
+    # ------------------------------------------------------------ what threads do
+
+    def _write(self, each: Callable[[str], None]) -> None:
+        parts = self._snapshot.parts()
+        each("looking for weights that are not finite")
+        if (name := state_io.not_finite(parts)) is not None:
+            raise Sick(f"{name} is not finite")
+        with saving(self._folder):
+            save.write_shard(self._save.tmp, self._number, parts, each)
+
+    def _commit(self, each: Callable[[str], None]) -> tuple[list[int], str]:
+        with saving(self._folder):
+            save.commit(self._save.tmp, self._save.meta, self._num_shards, each)
+        each("removing checkpoints that are not kept")
+        try:
+            return self._retention.prune(self._save.step, self._save.meta["val_loss"]), ""
+        except CheckpointError as error:  # the step is saved all the same
+            return [], error.args[0]
+
+    # ------------------------------------------------------------ how it goes on
+
+    def _begin(self, step: int) -> str:
+        try:
+            save.begin(self._folder, step, self._num_bytes)
+        except CheckpointError as error:
+            return error.args[0]
+        return ""
+
+    def _wait_here(self) -> None:
+        """Wait for the thread of this rank, as long as it does one thing after the other within the limit of a place."""
+        task, seen = self._task, ""
+        while task is not None and not task.over.wait(LOOK_S):
+            if task.what != seen:
+                seen = task.what
+                self._place.enter(self._place.phase, self._place.what, self._place.state)
+
+    def _give_up(self) -> None:
+        """Forget a save that failed on a rank; the steps before it are as they were."""
+        mine = (self._task.failed, self._task.sick) if self._task else ("", False)
+        every = self._world.all_gather("why a step isn't saved", mine)
+        rank, (reason, sick) = next((rank, found) for rank, found in enumerate(every) if found[0])
+        if self._world.rank == 0:
+            with suppress(OSError):  # then the next save does
+                remove(self._save.tmp)
+        self._end(reason=reason if sick or self._world.size == 1 else f"rank {rank}: {reason}", sick=sick)
+
+    def _end(self, **found: Any) -> None:
+        over, self._save, self._task = self._save, None, None
+        times = {"stall_s": over.stall_s, "took_s": time.monotonic() - over.begun, "waited_s": over.waited_s}
+        self._tell(Outcome(over.step, **found, **times))
+
+    def _tell(self, outcome: Outcome) -> None:
+        self._over.append(outcome)
+        self.last = outcome
+        self._newest = self._newest if outcome.reason else outcome.step
+        if outcome.reason:
+            newest = f"the newest checkpoint is of step {self._newest}" if self._newest else "there is no checkpoint yet"
+            self._say(f"step {outcome.step} is not saved: {outcome.reason}; {newest}")
+        elif outcome.kept:
+            self._say(f"step {outcome.step} is saved, but earlier ones were not removed: {outcome.kept}")

@@ -1,0 +1,96 @@
+"""Which steps stay: those that were asked for, never fewer than the newest good one, whatever is damaged, replaced or killed."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+from checkpoints import killed_at, meta_of
+
+from mpitrain.checkpoint.load import open_latest, steps
+from mpitrain.checkpoint.retention import Policy, Retention
+from mpitrain.checkpoint.save import begin, commit, write_shard
+
+
+def save(folder, step, loss=None):
+    tmp = begin(folder, step)
+    write_shard(tmp, 0, {"parameters/w": np.full(10, step, np.float32)})
+    return commit(tmp, meta_of(step) | {"val_loss": loss})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Steps 10 to 70; the losses of 20 and 50 are the least, 40 has none."""
+    for step, loss in zip(range(10, 80, 10), (5.0, 1.0, 4.0, None, 1.0, 3.0, 2.0)):
+        save(tmp_path, step, loss)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        (Policy(), [10, 20, 30, 40, 50, 60, 70]),
+        (Policy(1), [70]),
+        (Policy(2), [60, 70]),
+        (Policy(9), [10, 20, 30, 40, 50, 60, 70]),
+        (Policy(1, every=30), [30, 60, 70]),
+        (Policy(1, best=1), [50, 70]),
+        (Policy(1, best=2), [20, 50, 70]),
+        (Policy(1, best=9), [10, 20, 30, 50, 60, 70]),
+        (Policy(2, every=30, best=1), [30, 50, 60, 70]),
+    ],
+)
+def test_what_is_asked_for_is_kept(folder, policy, kept):
+    removed = Retention(folder, policy).prune(70, 2.0)
+    assert steps(folder) == kept
+    assert sorted(kept + removed) == [10, 20, 30, 40, 50, 60, 70]
+    assert sorted(os.listdir(folder)) == [f"step-{step:08d}" for step in kept]
+
+
+def test_a_run_that_prunes_after_each_save_keeps_what_one_look_at_all_would(tmp_path):
+    dice = random.Random(1)
+    retention = Retention(tmp_path, Policy(2, every=50, best=2))
+    losses = {step: dice.choice([None, dice.random()]) for step in range(10, 210, 10)}
+    for step, loss in losses.items():
+        save(tmp_path, step, loss)
+        retention.prune(step, loss)
+        assert step in steps(tmp_path)
+    assert set(steps(tmp_path)) == retention.policy.kept(losses)
+
+
+def test_later_steps_of_before_a_run_went_back_are_neither_counted_nor_removed(folder):
+    for name in ("step-00000060", "step-00000070"):
+        (folder / name / "index.h5").unlink()
+    save(folder, 50, 1.0)  # the run went on from 40
+    assert Retention(folder, Policy(1)).prune(50, 1.0) == [10, 20, 30, 40]
+    assert steps(folder) == [50, 60, 70]
+
+
+def test_a_damaged_step_counts_for_nothing_and_stays(folder):
+    (folder / "step-00000060" / "shard-00000.h5").write_bytes(b"torn")
+    assert Retention(folder, Policy(2)).prune(70, 2.0) == [10, 20, 30, 40]
+    assert steps(folder) == [50, 60, 70]
+
+
+def test_a_step_that_stepped_aside_is_removed_by_its_other_name(folder):
+    (folder / "step-00000010").rename(folder / "step-00000010.old")
+    assert Retention(folder, Policy(6)).prune(70, 2.0) == [10]
+    assert not list(folder.glob("step-00000010*"))
+
+
+def test_killed_at_every_call_of_a_removal_leaves_whole_steps(tmp_path):
+    events = 0
+    while True:
+        folder = tmp_path / str(events)
+        for step in (10, 20, 30):
+            save(folder, step)
+        if not killed_at(events, lambda: Retention(folder, Policy(1)).prune(30, None)):  # noqa: B023  (called at once)
+            break
+        for step in reversed(steps(folder)):  # each that is still called a step is one
+            with open_latest(folder, warn=pytest.fail) as checkpoint:
+                assert checkpoint.step == step and (checkpoint.read("parameters/w") == step).all()
+            os.rename(folder / f"step-{step:08d}", tmp_path / f"seen-{events}-{step}")
+        save(folder, 40)  # the next life
+        assert os.listdir(folder) == ["step-00000040"]
+        events += 1
+    assert events > 10 and steps(folder) == [30]

@@ -1,0 +1,93 @@
+"""Saving beside the steps: the same bits as standing still, losses told, disks that fail or hang named."""
+
+import json
+import re
+
+import pytest
+from launch import MPITRAIN, loss_lines, mpirun, planted, run_several, run_tiny, tail, tiny, write_text
+
+from mpitrain.checkpoint.load import open_step, steps
+
+SETTINGS = dict(run_steps=12, run_save_every=2, run_eval_every=2, schedule_name="constant")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("saving") / "text.txt", 20_000)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, text):
+    """Runs on two ranks, each with a stage."""
+    folder = tmp_path_factory.mktemp("saving")
+    runs = {
+        "background": {},
+        "blocking": {"run_save": "blocking"},
+        "kept": {"run_keep": 2, "run_keep_every": 4, "run_keep_best": 1},
+    }
+    run_several(2, text, {folder / name: {**SETTINGS, "parallel_pp": 2, **changes} for name, changes in runs.items()})
+    return folder
+
+
+def digests(run_dir):
+    return {step: open_step(run_dir / "checkpoints", step).digest for step in steps(run_dir / "checkpoints")}
+
+
+def told(run_dir):
+    """Return what metrics.jsonl tells of saves: {the step of the line: saves}."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["saves"] for line in lines if "saves" in line}
+
+
+def test_a_save_in_the_background_has_the_bits_of_its_own_step(folder):
+    """Training went on meanwhile: had it been read from the weights themselves, it would have later ones."""
+    assert loss_lines(folder / "background") == loss_lines(folder / "blocking")
+    assert digests(folder / "background") == digests(folder / "blocking")
+    assert list(digests(folder / "blocking")) == [2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.parametrize(("name", "untold"), [("background", {10, 12}), ("blocking", {12})])
+def test_a_save_is_told_in_a_later_line_if_there_is_one(folder, name, untold):
+    """In the background that of step 10 may still have been under way when the line of step 12 was written."""
+    found = [(save["step"], line) for line, saves in told(folder / name).items() for save in saves]
+    assert {2, 4, 6, 8, 10, 12} - untold <= {step for step, _ in found} and all(step < line <= step + 4 for step, line in found)
+    for saves in told(folder / name).values():
+        for save in saves:
+            assert 0 <= save["stall_s"] <= save["took_s"] and "not_saved" not in save
+
+
+def test_a_run_keeps_what_it_was_asked_to(folder):
+    losses = {line["step"]: line["val_loss"] for line in map(json.loads, loss_lines(folder / "kept")) if line.get("val_loss")}
+    best = min((step for step in losses if step), key=losses.get)
+    assert steps(folder / "kept" / "checkpoints") == sorted({4, 8, 10, 12, best})
+
+
+# ---------------------------------------------------------------- a disk that fails
+
+
+def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, text):
+    """Of rank 1, which writes nothing but its shard: from the second save on no file can grow there."""
+    run_dir = tmp_path / "run"
+    env = planted({"rank": 1, "phase": "saving", "call": 4000, "fault": "full disk"})
+    done = run_tiny(2, run_dir, text, **SETTINGS, parallel_pp=2, env=env)
+    assert "planted full disk" in done.output, "no such call"
+    said = re.findall(r"step (\d+) is not saved: rank 1: (.*); the newest checkpoint is of step (\d+)", done.output)
+    first = int(said[0][0])
+    assert [int(step) for step, _, _ in said] == list(range(first, 13, 2)) and first > 2, tail(done.output)
+    assert all(re.search("No space left on device|File too large", reason) and newest == str(first - 2) for _, reason, newest in said)
+    assert done.returncode == 1 and "step 12 could not be saved" in done.output, tail(done.output)
+    assert list(digests(run_dir)) == list(range(2, first, 2)) and len(loss_lines(run_dir)) == 13
+    assert not list((run_dir / "checkpoints").glob("*.tmp"))
+    assert "rank 1: " in json.dumps(told(run_dir))
+    done = run_tiny(2, run_dir, text, **SETTINGS, parallel_pp=2)  # there is room again
+    assert done.returncode == 0 and f"going on after step {first - 2}" in done.output, tail(done.output)
+    assert list(digests(run_dir)) == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_disk_that_hangs_is_named_by_whoever_waits_for_it(tmp_path, text):
+    run_dir = tmp_path / "run"
+    env = planted({"rank": 1, "phase": "saving", "call": 2000, "fault": "slow"})
+    done = mpirun(2, MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS, parallel_pp=2, comm_timeout_s=4), env=env, timeout=60)
+    assert "planted slow" in done.output and done.returncode == 1, tail(done.output)
+    named = r"rank 1 \(.* in phase save, waiting until step \d+ is saved, meanwhile writing .* to .*shard-00001.h5: stuck for"
+    assert re.search(named, done.output), tail(done.output)
