@@ -40,15 +40,15 @@ class Measure:
 class Totals(NamedTuple):
     """Of one rank, of some, or of all.
 
-    loss, squares, told: exact sums.  count: targets that carry loss.  stop: whether a rank was asked to stop.  peak: the most stashes a
-    rank held at once.
+    loss, squares, told: exact sums.  count: targets that carry loss.  stop: how urgently a rank was asked to stop, 0: not at all.
+    peak: the most stashes a rank held at once.
     """
 
     loss: list[float]
     squares: list[float]
     told: tuple[list[float], ...] = ()
     count: float = 0.0
-    stop: bool = False
+    stop: int = 0
     peak: int = 0
 
 
@@ -62,11 +62,11 @@ def exchange(mine: Totals, axis: Axis) -> list[Totals]:
 
 def _read(sums: list[list[float]], count: float, stop: float, peak: float) -> Totals:
     loss, squares, *told = sums
-    return Totals(loss, squares, tuple(told), count, bool(stop), int(peak))
+    return Totals(loss, squares, tuple(told), count, int(stop), int(peak))
 
 
 def together(several: list[Totals]) -> Totals:
     """Return the totals of several ranks."""
     loss, squares, told, count, stop, peak = zip(*several)
     told = tuple(norm.exact_sum([*chain(*sums)]) for sums in zip(*told))
-    return Totals(norm.exact_sum([*chain(*loss)]), norm.exact_sum([*chain(*squares)]), told, sum(count), any(stop), max(peak))
+    return Totals(norm.exact_sum([*chain(*loss)]), norm.exact_sum([*chain(*squares)]), told, sum(count), max(stop), max(peak))

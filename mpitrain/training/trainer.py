@@ -30,9 +30,12 @@ from mpitrain.training.console import Report
 from mpitrain.training.determinism import TOLD
 from mpitrain.training.device import Placement, shared, way_of_messages
 from mpitrain.training.device import place as choose_place
+from mpitrain.training.leaving import HURRY, STAY, Leaving
 from mpitrain.training.ledger import Ledger
 from mpitrain.training.opening import Opened
 from mpitrain.training.peak import DEFINITION, peak_of_all
+
+STATE = 3  # a weight and its two moments, of which a checkpoint consists
 
 
 def run(opened: Opened, world: World, guard: Guard) -> int:
@@ -82,7 +85,7 @@ class Trainer:
         self.num_microbatches = self.plan.num_microbatches
         self.step_tokens = config.batch.global_ * config.data.sequence  # read, whether their targets carry loss or not
         self.step = self.tokens = self.updates = self.skipped = 0
-        self.skipped_in_a_row, self.last_words = 0, ""
+        self.skipped_in_a_row, self.last_words, self.hurry = 0, "", False
         self.report = Report(mesh.rank, config.run.steps)
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
         self._flops = self.plan.flops_per_token() / self.peak.flops
@@ -90,6 +93,8 @@ class Trainer:
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.to_record, self.recorded = range(0), list[list]()  # steps of which the routing is recorded, and what was
         self.watched = 0  # the step in which activations are counted
+        state = sum(piece.weight.nbytes for piece in self.actor.gradients.counted) * STATE
+        self.leaving = Leaving(guard, opened.end, config.run.time_margin_s, state)
 
     # ------------------------------------------------------------ the loop
 
@@ -104,6 +109,9 @@ class Trainer:
         with self.report:
             code = self._steps()
         self.place.enter("end", "telling how it went")
+        if self.hurry:
+            self.report.say(self.last_words)
+            return code
         self.report.say(self.ledger.table(self.world))
         if self.config.experts.count and self.mesh.rank == 0:
             self.report.say(expert_loads.draw(self.rundir.metrics, self.rundir.loads))
@@ -120,7 +128,7 @@ class Trainer:
     def _steps(self) -> int:
         """Run the steps that are left; return the exit code, the same on all ranks."""
         if self.step == 0:
-            self._log({"step": 0, "val_loss": self._validate()})
+            self._log({"step": 0, **self._validate()})
         code = None
         while self.step < self.config.run.steps and code is None:
             code = self._one_step()
@@ -129,6 +137,7 @@ class Trainer:
     def _one_step(self) -> int | None:
         """Run a step, validate, save and log as is due; return the exit code if it was the last one."""
         run, step = self.config.run, self.step + 1
+        self.leaving.begin_step()
         self.ledger.begin()
         begin, waited = self.clock.mark(), self.mesh.progress.waited_s
         lr = learning_rate(self.config, step)
@@ -136,15 +145,16 @@ class Trainer:
         self.place.enter("step", "reading tokens")
         microbatches = self._microbatches(self.corpora.train, self.step)
         self.actor.recorded = [] if step in self.to_record else None
-        result = self.actor.run_step(step, microbatches, lr, stop=self.guard.asked_to_stop, watch=watch)
+        result = self.actor.run_step(step, microbatches, lr, stop=self.leaving.urgency, watch=watch)
         self.place.enter("step", "between two steps")
         step_s = self.clock.seconds(begin, self.clock.mark())
         waited_share = (self.mesh.progress.waited_s - waited) / step_s
         self.step, self.tokens = step, self.tokens + self.step_tokens
         self.updates, self.skipped = self.updates + (not result.skipped), self.skipped + result.skipped
         line = self._line(result, lr, step_s) | {"comm": self.ledger.end()}
-        if step == run.steps or (run.eval_every and step % run.eval_every == 0):
-            line["val_loss"] = self._validate()
+        self.hurry = result.stop == HURRY
+        if not self.hurry and (step == run.steps or (run.eval_every and step % run.eval_every == 0)):
+            line |= self._validate()
             if self.config.experts.count:
                 mine = expert_loads.shares(self.actor)
                 line[expert_loads.KEY] = expert_loads.together(self.world.all_gather("the loads of experts", mine))
@@ -153,16 +163,18 @@ class Trainer:
             self._record_routing(step)
         if run.trace and step == self.recorder.steps[-1]:
             self._write_trace()
-        over, sick = step == run.steps or result.stop, self._count_skips(result)
+        self.leaving.end_step()
+        over, sick = step == run.steps or result.stop > STAY, self._count_skips(result)
         if not sick and (over or (run.save_every and step % run.save_every == 0)):
-            unsaved = self._save(result)
+            with self.leaving.saving():
+                unsaved = self._save(result)
             sick = unsaved if over else ""
         if sick:
             advice = "lower optimizer.lr, or look at the data, and start again"
             self.last_words = f"diverged: {sick}; the last good checkpoint is kept: {advice}"
             return FAILED
-        if result.stop and step < run.steps:
-            self.last_words = f"stopped after step {step} with a checkpoint; start the same command again to go on"
+        if result.stop > STAY and step < run.steps:
+            self.last_words = self.leaving.told(step)
             return STOPPED_EARLY
         return None
 
@@ -189,11 +201,18 @@ class Trainer:
         tokens = torch.from_numpy(sampler.sequences(range(begin, begin + local))).to(self.device)
         return actor.cut(tokens, ends)
 
-    def _validate(self) -> float:
-        batches = (self._microbatches(self.corpora.validation, i) for i in range(self.config.run.eval_batches))
+    def _validate(self) -> dict[str, float]:
+        """Return the mean loss over the validation batches; nothing if a rank is in a hurry before all are computed."""
+        totals = []
         with self.place.at("validation", "reading tokens"):
-            totals = [self.actor.evaluate(self.step, microbatches) for microbatches in batches]
-        return sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)
+            for i in range(self.config.run.eval_batches):
+                microbatches = self._microbatches(self.corpora.validation, i)
+                *total, stop = self.actor.evaluate(self.step, microbatches, self.leaving.urgency)
+                totals.append(total)
+                self.hurry = stop == HURRY
+                if self.hurry:
+                    return {}
+        return {"val_loss": sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)}
 
     # ------------------------------------------------------------ what the user and other programs see
 
@@ -224,7 +243,7 @@ class Trainer:
         self.place.enter("step", "telling of the step")
         if self.step:
             self.report.step(line, waited_share)
-        else:
+        elif "val_loss" in line:
             self.report.say(f"val loss before training {line['val_loss']:.4f}")
 
     def _announce(self) -> None:
@@ -241,6 +260,7 @@ class Trainer:
         if not self.mesh["tp"].one_node:
             self.report.say(f"parallel.tp = {config.parallel.tp} spans nodes: every layer waits for the network; use a smaller tp")
         self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
+        self.report.say(self.leaving.announced())
         self._announce_devices()
 
     def _announce_devices(self) -> None:
