@@ -96,13 +96,17 @@ def cli() -> None:
 @cli.command()
 @CONFIG
 @OVERRIDE
-def run(config: str | None, overrides: tuple[str, ...]) -> int:
+@click.option("--time-limit", metavar="HH:MM:SS", help="Leave with a checkpoint before this time is over: run.time_limit.")
+def run(config: str | None, overrides: tuple[str, ...], time_limit: str | None) -> int:
     """Train. Without CONFIG: a small model on the quickstart corpus. Resumes by itself from the newest checkpoint.
 
     Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (start it again).
     """
     from mpitrain.cluster.board import BUSY
     from mpitrain.cluster.guard import Guard, guarded
+
+    if time_limit is not None:
+        overrides += (f"run.time_limit={time_limit}",)
 
     def body(guard: Guard) -> int:
         from mpitrain.training.opening import open_run  # here: what can't be imported on one node is reported as any other trouble

@@ -3,6 +3,7 @@
 A key that would do nothing does not exist. mpitrain/layout/resolve.py fills in what was left open.
 """
 
+import datetime
 import difflib
 import hashlib
 import json
@@ -50,6 +51,8 @@ class Run(Table):
     eval_batches: Count = 2  # validation batches of batch.global sequences each
     max_skips: CountOrNone = 50  # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first
     routing: CountOrNone = 0  # steps whose routing is recorded in routing.npz, of runs with experts
+    time_limit: str = ""  # hours:minutes:seconds from its start, by which a run has left; "": as the scheduler says, if there is one
+    time_margin_s: Annotated[float, Meta(ge=0)] = 60.0  # besides a step and twice a save, what a run leaves of its time unused
     trace: CountOrNone = 0  # steps whose instructions are timed and written to trace.json, from the second step on
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: what torch calls NVIDIA's GPUs, and AMD's
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0  # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
@@ -400,7 +403,7 @@ def _value(text: str, override: str) -> Any:
         raise ConfigError(f"--set {shown(override)}: {shown(error)}") from None
     if len(found) > 1:
         raise ConfigError(f"--set {shown(override)}: found another key after the value; give each a --set of its own")
-    return found["value"]
+    return text.strip() if isinstance(found["value"], datetime.time) else found["value"]  # 12:00:00 is a length here, not an hour
 
 
 def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str) -> None:

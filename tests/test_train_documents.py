@@ -62,7 +62,7 @@ def test_a_step_in_which_nothing_carries_loss_is_skipped(world, precision):
         before, scale = weights_of(actor), actor.loss_scale.state
         nothing = actor.run_step(1, cut(torch.full_like(rows_of(1), END), END), 1e-2)
         kept = all(a.equal(b) for a, b in zip(before, weights_of(actor))) and actor.loss_scale.state == scale
-        loss, count = actor.evaluate(1, cut(torch.full_like(rows_of(1), END), END))
+        loss, count, _ = actor.evaluate(1, cut(torch.full_like(rows_of(1), END), END))
         some = actor.run_step(2, cut(rows_of(1), END), 1e-2)
     with actor_of(world, f"precision.compute={precision}") as (actor, cut):
         alone = actor.run_step(1, cut(rows_of(1), END), 1e-2)
@@ -89,7 +89,7 @@ def test_joined_documents_are_cut_as_if_there_were_none(world):
 
 def test_rows_without_an_end_train_alike_joined_and_separate(world):
     with actor_of(world, "precision.compute=fp64") as (actor, cut):
-        (joined, count), (separate, same) = (actor.evaluate(0, cut(rows_of(1), ends)) for ends in (None, END))
+        (joined, count, _), (separate, same, _) = (actor.evaluate(0, cut(rows_of(1), ends)) for ends in (None, END))
     agree(world, count == same and abs(joined - separate) < 1e-10 * joined, f"{joined} and {separate} over {count} and {same}")
 
 

@@ -48,6 +48,11 @@ UNRECORDED = Recorder(range(0))
 Key = tuple[int, int]  # (stage, microbatch)
 
 
+def _never() -> int:
+    """Nobody is asked to stop."""
+    return 0
+
+
 @dataclass
 class StepResult:
     """What a step measured; the same on every rank.
@@ -61,7 +66,7 @@ class StepResult:
     grad_norm: float = 0.0
     num_tokens: int = 0
     skipped: bool = False
-    stop: bool = False
+    stop: int = 0
     beside: int = 0
     peak_in_flight: list[int] = field(default_factory=list)
     told: dict[str, float] = field(default_factory=dict)
@@ -74,7 +79,7 @@ class _Work:
     microbatches: list[Microbatch]
     step: int = 0
     lr: float = 0.0
-    stop: bool = False
+    stop: Callable[[], int] = _never
     beside: int = 0
     peak_in_flight: int = 0
     inputs: dict[Key, torch.Tensor] = field(default_factory=dict)  # of forwards: received, or handed over by a stage of this rank
@@ -190,12 +195,20 @@ class Actor:
     # ------------------------------------------------------------ single training step
 
     def run_step(
-        self, step: int, microbatches: list[Microbatch], lr: float, *, stop: bool = False, beside: int = 0, watch: Watch | None = None
+        self,
+        step: int,
+        microbatches: list[Microbatch],
+        lr: float,
+        *,
+        stop: Callable[[], int] = _never,
+        beside: int = 0,
+        watch: Watch | None = None,
     ) -> StepResult:
         """Run one training step on this rank's microbatches. Collective over all ranks.
 
-        stop: this rank was asked to stop; the result tells whether any was.  beside: a number below 2**53; the result tells the highest
-        that a rank gave.  watch: counts what is held after every instruction.
+        stop: asked when the gradients are there, tells how urgently this rank is to stop, 0 for not at all; the result tells it of the
+        rank for which it is most urgent.  beside: a number below 2**53; the result tells the highest that a rank gave.  watch: counts
+        what is held after every instruction.
         Raises HangError, naming the message waited for.
         """
         for stage in self.stages.values():
@@ -203,13 +216,13 @@ class Actor:
         with nullcontext() if watch is None else watch.watching():
             return self._walk(self.training, _Work(microbatches, step, lr, stop, beside), step, self.recorder, watch)
 
-    def evaluate(self, step: int, microbatches: list[Microbatch]) -> tuple[float, float]:
-        """Return (summed loss, tokens) of the microbatches of all ranks, without gradients. Collective over all ranks."""
-        work = _Work(microbatches)
+    def evaluate(self, step: int, microbatches: list[Microbatch], stop: Callable[[], int] = _never) -> tuple[float, float, int]:
+        """Return (summed loss, tokens, how urgent it is to stop) of all ranks, without gradients. Collective over all ranks."""
+        work = _Work(microbatches, stop=stop)
         with torch.no_grad():
             self._walk(self.evaluation, work, step, UNRECORDED)
         total = together(self._totals(work, []))
-        return math.fsum(total.loss), total.count
+        return math.fsum(total.loss), total.count, total.stop
 
     def _walk(
         self, instructions: list[Action], work: _Work, step: int, recorder: Recorder, watch: Watch | None = None
@@ -420,5 +433,5 @@ class Actor:
         loss = exact_sum(self.measure.numbers(losses[key] for key in sorted(losses)))
         count = self.measure.count(self._microbatch(*key, work).targets for key in losses)
         told = tuple(exact_sum(self.measure.numbers(told.get(name, ()))) for name in self.plan.tells)
-        mine = Totals(loss, exact_sum(squares), told, count, work.stop, work.peak_in_flight, work.beside)
+        mine = Totals(loss, exact_sum(squares), told, count, work.stop(), work.peak_in_flight, work.beside)
         return exchange(together(exchange(mine, self.data)), self.model)

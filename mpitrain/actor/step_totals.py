@@ -40,15 +40,16 @@ class Measure:
 class Totals(NamedTuple):
     """Of one rank, of some, or of all.
 
-    loss, squares, told: exact sums.  count: targets that carry loss.  stop: whether a rank was asked to stop.  peak: the most stashes a
-    rank held at once.  beside: the highest of the numbers that ranks tell of what they do beside the step (training/saving.py).
+    loss, squares, told: exact sums.  count: targets that carry loss.  stop: how urgently a rank was asked to stop, 0: not at all.
+    peak: the most stashes a rank held at once.  beside: the highest of the numbers that ranks tell of what they do beside the step
+    (training/saving.py).
     """
 
     loss: list[float]
     squares: list[float]
     told: tuple[list[float], ...] = ()
     count: float = 0.0
-    stop: bool = False
+    stop: int = 0
     peak: int = 0
     beside: int = 0
 
@@ -63,7 +64,7 @@ def exchange(mine: Totals, axis: Axis) -> list[Totals]:
 
 def _read(sums: list[list[float]], count: float, stop: float, peak: float, beside: float) -> Totals:
     loss, squares, *told = sums
-    return Totals(loss, squares, tuple(told), count, bool(stop), int(peak), int(beside))
+    return Totals(loss, squares, tuple(told), count, int(stop), int(peak), int(beside))
 
 
 def together(several: list[Totals]) -> Totals:
@@ -71,4 +72,4 @@ def together(several: list[Totals]) -> Totals:
     loss, squares, told, count, stop, peak, beside = zip(*several)
     told = tuple(norm.exact_sum([*chain(*sums)]) for sums in zip(*told))
     loss, squares = norm.exact_sum([*chain(*loss)]), norm.exact_sum([*chain(*squares)])
-    return Totals(loss, squares, told, sum(count), any(stop), max(peak), max(beside))
+    return Totals(loss, squares, told, sum(count), max(stop), max(peak), max(beside))

@@ -34,6 +34,7 @@ LOOK_S = 0.25
 READY_S = 20.0  # for a process to start, on a node where all ranks do
 VERDICT_S = 15.0  # for the watchdog to report and end the job; then a rank does it itself
 TERM_S = 3.0  # Open MPI sends SIGTERM when another rank has failed, SIGKILL 2 s later; who lives longer was asked by somebody else
+ECHO_S = 2.0  # one request comes several times: from the scheduler, from the shell of the job, and through mpirun
 STAGGER_S = 1.5  # without a watchdog first ranks speak first, and end the job before others do
 LIMIT_S = 600.0  # until the configuration is read
 BEFORE_STEPS = ("start", "tokens", "build", "resume")
@@ -41,25 +42,22 @@ MOST_TEXT = 60_000  # bytes of a report: one message to the watchdog
 
 
 class Guard:
-    """Of one rank. `place` says where it is, `asked_to_stop` whether a signal asked it to leave."""
+    """Of one rank. `place` says where it is, `num_asked` how many times a signal asked it to leave (the first two count, see Leaving)."""
 
     def __init__(self):
         rank, size = rank_of_launcher()
         self.place = Place(rank, f"rank {rank} of {size}", LIMIT_S)
-        self.asked_to_stop = False
-        self._num_asked, self._activity = 0, watchdog.Activity()
+        self.num_asked = 0
+        self._asked_at, self._activity = -ECHO_S, watchdog.Activity()
         self._watchdog: socket.socket | None = None
         self._wakes, wake = os.pipe()
         os.set_blocking(wake, False)
         for name in (signal.SIGUSR1, signal.SIGTERM):
-            signal.signal(name, self._ask_to_stop)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # the thread hears of signals while this one is inside MPI
+            signal.signal(name, _heard_by_the_thread)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # while this one is inside MPI, too
         self._wake = wake
         faulthandler.register(signal.SIGUSR2, all_threads=False)  # the watchdog asks for the stack of a rank that is stuck
         threading.Thread(target=self._attend, name="mpitrain-guard", daemon=True).start()
-
-    def _ask_to_stop(self, *signal_and_frame: object) -> None:
-        self.asked_to_stop = True
 
     # ------------------------------------------------------------ the watchdog of the node
 
@@ -137,12 +135,14 @@ class Guard:
                 self._look()
 
     def _signalled(self, numbers: bytes) -> None:
-        """Leave now if there is nothing to save yet; steps end with a checkpoint first, but for a second signal."""
-        self._num_asked += sum(number in (signal.SIGUSR1, signal.SIGTERM) for number in numbers)
+        """Leave now if there is nothing to save yet; steps end with a checkpoint first (training/leaving.py), but for a third request."""
+        now, asked = time.monotonic(), any(number in (signal.SIGUSR1, signal.SIGTERM) for number in numbers)
+        if asked and now - self._asked_at > ECHO_S:
+            self.num_asked, self._asked_at = self.num_asked + 1, now
         if self._watchdog is None and signal.SIGTERM in numbers:
             time.sleep(TERM_S)
         where = self.place.read()
-        if self._num_asked > 1 or (self._num_asked and where.phase in BEFORE_STEPS):
+        if self.num_asked > 2 or (self.num_asked and where.phase in BEFORE_STEPS):
             self._end(f"mpitrain: {where.told(' was asked to leave')}; what was saved is whole, start again to go on", STOPPED_EARLY)
 
     def _look(self) -> None:
@@ -206,6 +206,10 @@ def guarded(body: Callable[[Guard], int], tell: Callable[[InputError], None]) ->
         code = error.exit_code
     guard.leave()
     return code
+
+
+def _heard_by_the_thread(*signal_and_frame: object) -> None:
+    """Do nothing: without a handler a signal would end the process, and no thread would hear of it."""
 
 
 def _cause(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from mpitrain import config as settings
 from mpitrain.cluster import preflight
+from mpitrain.cluster.allocation import End, end_of_allocation, seconds_of
 from mpitrain.cluster.board import BUSY
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.rundir import RunDir
@@ -50,13 +51,17 @@ class Newest(NamedTuple):
 
 @dataclass(frozen=True)
 class Opened:
-    """A plan that holds, with its run directory, its newest checkpoint and its tokens. notes: for the user."""
+    """A plan that holds, with its run directory, its newest checkpoint and its tokens.
+
+    notes: for the user.  end: of the time this job has, on the first rank, if somebody says.
+    """
 
     plan: Plan
     rundir: RunDir
     corpora: Corpora
     newest: Newest
     notes: list[str]
+    end: End | None
 
 
 def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard) -> tuple[Opened, World]:
@@ -91,6 +96,8 @@ def _plan(read: Config | InputError, world: World) -> tuple[Plan, Tokenizer, dic
     if isinstance(read, InputError):
         raise read
     num_threads(read.run)
+    if read.run.time_limit:
+        seconds_of(read.run.time_limit)
     tokenizer = load_tokenizer(read.data.tokenizer)
     separator(read.data, tokenizer)
     plan = plan_of(resolve(read, world.size, tokenizer.vocab, world.num_nodes, world.node_ranks))
@@ -151,7 +158,9 @@ class _Opening:
                 self.rundir.undo()
             raise
         world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.config))
-        return Opened(self.plan, self.rundir, corpora, newest, self.notes)
+        with place.at("start", "asking the scheduler for the end of this job", BUSY):
+            end = world.from_first_rank("asking the scheduler", lambda: end_of_allocation(self.config.run.time_limit))
+        return Opened(self.plan, self.rundir, corpora, newest, self.notes, end if world.rank == 0 else None)
 
     def _take(self) -> str:
         token, said = self.rundir.take(self.guard.end, self._still)

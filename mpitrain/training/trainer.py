@@ -30,10 +30,13 @@ from mpitrain.training.console import Report
 from mpitrain.training.determinism import TOLD
 from mpitrain.training.device import Placement, shared, way_of_messages
 from mpitrain.training.device import place as choose_place
+from mpitrain.training.leaving import HURRY, STAY, Leaving
 from mpitrain.training.ledger import Ledger
 from mpitrain.training.opening import Opened
 from mpitrain.training.peak import DEFINITION, peak_of_all
 from mpitrain.training.saving import saver_of
+
+STATE = 3  # a weight and its two moments, of which a checkpoint consists
 
 
 def run(opened: Opened, world: World, guard: Guard) -> int:
@@ -83,7 +86,7 @@ class Trainer:
         self.num_microbatches = self.plan.num_microbatches
         self.step_tokens = config.batch.global_ * config.data.sequence  # read, whether their targets carry loss or not
         self.step = self.tokens = self.updates = self.skipped = 0
-        self.skipped_in_a_row, self.last_words = 0, ""
+        self.skipped_in_a_row, self.last_words, self.hurry = 0, "", False
         self.report = Report(mesh.rank, config.run.steps)
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
         self._flops = self.plan.flops_per_token() / self.peak.flops
@@ -92,6 +95,8 @@ class Trainer:
         self.to_record, self.recorded = range(0), list[list]()  # steps of which the routing is recorded, and what was
         self.watched = 0  # the step in which activations are counted
         self.saver = saver_of(self.actor, world, self.place, self.rundir.checkpoints, opened.newest.step, self.report.say)
+        state = sum(piece.weight.nbytes for piece in self.actor.gradients.counted) * STATE
+        self.leaving = Leaving(guard, opened.end, config.run.time_margin_s, state)
 
     # ------------------------------------------------------------ the loop
 
@@ -106,6 +111,9 @@ class Trainer:
         with self.report:
             code = self._steps()
         self.place.enter("end", "telling how it went")
+        if self.hurry:
+            self.report.say(self.last_words)
+            return code
         self.report.say(self.ledger.table(self.world))
         if self.config.experts.count and self.mesh.rank == 0:
             self.report.say(expert_loads.draw(self.rundir.metrics, self.rundir.loads))
@@ -122,7 +130,7 @@ class Trainer:
     def _steps(self) -> int:
         """Run the steps that are left; return the exit code, the same on all ranks."""
         if self.step == 0:
-            self._log({"step": 0, "val_loss": self._validate()})
+            self._log({"step": 0, **self._validate()})
         code = None
         while self.step < self.config.run.steps and code is None:
             code = self._one_step()
@@ -131,6 +139,7 @@ class Trainer:
     def _one_step(self) -> int | None:
         """Run a step, validate, save and log as is due; return the exit code if it was the last one."""
         run, step = self.config.run, self.step + 1
+        self.leaving.begin_step()
         self.ledger.begin()
         begin, waited = self.clock.mark(), self.mesh.progress.waited_s
         lr = learning_rate(self.config, step)
@@ -139,7 +148,7 @@ class Trainer:
         microbatches = self._microbatches(self.corpora.train, self.step)
         self.actor.recorded = [] if step in self.to_record else None
         beside = self.saver.number
-        result = self.actor.run_step(step, microbatches, lr, stop=self.guard.asked_to_stop, beside=beside, watch=watch)
+        result = self.actor.run_step(step, microbatches, lr, stop=self.leaving.urgency, beside=beside, watch=watch)
         self.place.enter("step", "between two steps")
         step_s = self.clock.seconds(begin, self.clock.mark())
         waited_share = (self.mesh.progress.waited_s - waited) / step_s
@@ -147,8 +156,9 @@ class Trainer:
         self.updates, self.skipped = self.updates + (not result.skipped), self.skipped + result.skipped
         self.saver.advance(result.beside)
         line = self._line(result, lr, step_s) | {"comm": self.ledger.end()} | self.saver.lines()
-        if step == run.steps or (run.eval_every and step % run.eval_every == 0):
-            line["val_loss"] = self._validate()
+        self.hurry = result.stop == HURRY
+        if not self.hurry and (step == run.steps or (run.eval_every and step % run.eval_every == 0)):
+            line |= self._validate()
             if self.config.experts.count:
                 mine = expert_loads.shares(self.actor)
                 line[expert_loads.KEY] = expert_loads.together(self.world.all_gather("the loads of experts", mine))
@@ -157,7 +167,8 @@ class Trainer:
             self._record_routing(step)
         if run.trace and step == self.recorder.steps[-1]:
             self._write_trace()
-        sick, over = self._count_skips(result), step == run.steps or result.stop
+        self.leaving.end_step(self.saver.last.took_s)
+        sick, over = self._count_skips(result), step == run.steps or result.stop > STAY
         if not sick and (over or (run.save_every and step % run.save_every == 0)):
             self._save(result, line.get("val_loss"))
         return self._end(sick) if over or sick else None
@@ -176,7 +187,7 @@ class Trainer:
             self.last_words = f"step {self.step} could not be saved: start the same command again when it can be"
             return FAILED
         if self.step < self.config.run.steps:
-            self.last_words = f"stopped after step {self.step} with a checkpoint; start the same command again to go on"
+            self.last_words = self.leaving.told(self.step)
             return STOPPED_EARLY
         return DONE
 
@@ -203,11 +214,18 @@ class Trainer:
         tokens = torch.from_numpy(sampler.sequences(range(begin, begin + local))).to(self.device)
         return actor.cut(tokens, ends)
 
-    def _validate(self) -> float:
-        batches = (self._microbatches(self.corpora.validation, i) for i in range(self.config.run.eval_batches))
+    def _validate(self) -> dict[str, float]:
+        """Return the mean loss over the validation batches; nothing if a rank is in a hurry before all are computed."""
+        totals = []
         with self.place.at("validation", "reading tokens"):
-            totals = [self.actor.evaluate(self.step, microbatches) for microbatches in batches]
-        return sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)
+            for i in range(self.config.run.eval_batches):
+                microbatches = self._microbatches(self.corpora.validation, i)
+                *total, stop = self.actor.evaluate(self.step, microbatches, self.leaving.urgency)
+                totals.append(total)
+                self.hurry = stop == HURRY
+                if self.hurry:
+                    return {}
+        return {"val_loss": sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)}
 
     # ------------------------------------------------------------ what the user and other programs see
 
@@ -238,7 +256,7 @@ class Trainer:
         self.place.enter("step", "telling of the step")
         if self.step:
             self.report.step(line, waited_share)
-        else:
+        elif "val_loss" in line:
             self.report.say(f"val loss before training {line['val_loss']:.4f}")
 
     def _announce(self) -> None:
@@ -255,6 +273,7 @@ class Trainer:
         if not self.mesh["tp"].one_node:
             self.report.say(f"parallel.tp = {config.parallel.tp} spans nodes: every layer waits for the network; use a smaller tp")
         self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
+        self.report.say(self.leaving.announced())
         self._announce_devices()
 
     def _announce_devices(self) -> None:

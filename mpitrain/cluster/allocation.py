@@ -1,0 +1,125 @@
+"""When the time that this job was given is over: as the scheduler says, and as the user does. The earlier of the two counts.
+
+    MPITRAIN_JOB_END        seconds since 1970; jobs/ sets it where the scheduler tells its jobs nothing (PBS, LSF, Kubernetes)
+    Slurm                   SLURM_JOB_END_TIME (22.05 and newer), else `squeue -o %L`
+    Flux                    `flux job timeleft`, in seconds
+    LSF                     `bjobs -o time_left`, in hours:minutes
+    PBS                     `qstat -f`: its start and its walltime; of Torque PBS_WALLTIME, in seconds from the start of this process
+    run.time_limit          of the user, from the start of this process
+
+Sources: sbatch(1), flux-job(1), bjobs(1), qstat(1B), and qsub(1B) of Torque.
+"""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from mpitrain.errors import ConfigError
+
+ANSWER_S = 10.0  # a scheduler that takes longer is asked no more
+UNLIMITED_S = 2**32 - 2  # what Flux says of a job without a limit, or more
+OWN = "MPITRAIN_JOB_END"
+
+
+class End(NamedTuple):
+    """When the time is over, in seconds since 1970, and who says so."""
+
+    at: float
+    source: str
+
+    @property
+    def left_s(self) -> float:
+        return self.at - time.time()
+
+    def __str__(self) -> str:
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S %z', time.localtime(self.at))} ({self.source})"
+
+
+def end_of_allocation(time_limit: str, environment: Mapping[str, str] = os.environ) -> End | None:
+    """Return when this job has to be gone, or None if nobody says. May start the scheduler's own command, and waits for it a while.
+
+    time_limit: run.time_limit, "" for none.  An end that is over is another job's, left in the environment of a shell.
+    """
+    now, began = time.time(), time.time() - age_s()
+    ends = [End(began + seconds_of(time_limit), "run.time_limit")] if time_limit else []
+    said = next((end for end in _of_scheduler(environment, began) if end.at > now), None)
+    return min([*ends, said] if said else ends, default=None)
+
+
+def seconds_of(text: str) -> float:
+    """Return a time limit in seconds. Raises ConfigError unless it is hours:minutes:seconds, perhaps after days and a dash."""
+    found = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]\d):([0-5]\d)", text, re.ASCII)
+    if found is None:
+        raise ConfigError(
+            f'run.time_limit = "{text}": expected hours:minutes:seconds, such as "12:00:00", or with days before it, such as "2-00:00:00"'
+        )
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
+
+
+def age_s() -> float:
+    """Return for how long this process has been there: on a busy file system Python alone takes minutes to start."""
+    with suppress(OSError, ValueError, IndexError, AttributeError):  # no Linux
+        ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _of_scheduler(environment: Mapping[str, str], began: float) -> Iterator[End]:
+    """Yield what the scheduler of this job says, the best source first."""
+    for name in (OWN, "SLURM_JOB_END_TIME"):
+        if environment.get(name, "").isdecimal():
+            yield End(float(environment[name]), name)
+    if job := environment.get("SLURM_JOB_ID"):
+        yield from _from_now(_clock(_answer("squeue", "-h", "-j", job, "-o", "%L")), "squeue")
+    if "FLUX_JOB_ID" in environment:
+        yield from _from_now(_number(_answer("flux", "job", "timeleft")), "flux job timeleft")
+    if job := environment.get("LSB_JOBID"):
+        hours = re.match(r"(\d+):(\d\d)\b", _answer("bjobs", "-noheader", "-o", "time_left", job), re.ASCII)
+        yield from _from_now(int(hours[1]) * 3600.0 + int(hours[2]) * 60 if hours else None, "bjobs")
+    if job := environment.get("PBS_JOBID"):
+        yield from _of_pbs(_answer("qstat", "-f", job))
+    if environment.get("PBS_WALLTIME", "").isdecimal():
+        yield End(began + int(environment["PBS_WALLTIME"]), "PBS_WALLTIME")
+
+
+def _of_pbs(told: str) -> Iterator[End]:
+    """Yield the end of a PBS job: the start that `qstat -f` tells, and the walltime after it."""
+    start = re.search(r"^\s*(?:stime|start_time) = (.+)$", told, re.MULTILINE)
+    limit = re.search(r"^\s*Resource_List\.walltime = (\S+)$", told, re.MULTILINE)
+    seconds = _clock(limit[1]) if limit else None
+    if start and seconds is not None:
+        with suppress(ValueError, OverflowError):
+            yield End(time.mktime(time.strptime(start[1].strip(), "%a %b %d %H:%M:%S %Y")) + seconds, "qstat")
+
+
+def _answer(*command: str) -> str:
+    """Return what a command prints; "" if it isn't there, fails, or takes too long."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=True)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _from_now(seconds: float | None, source: str) -> Iterator[End]:
+    if seconds is not None and seconds < UNLIMITED_S:
+        yield End(time.time() + seconds, source)
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII) else None
+
+
+def _clock(text: str) -> float | None:
+    """Return the seconds of [[days-]hours:]minutes:seconds; None of anything else, such as UNLIMITED."""
+    found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text, re.ASCII)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds

@@ -1,0 +1,131 @@
+"""The end of an allocation is what the scheduler says, in whatever form, or the user's own limit, if that is earlier.
+
+Commands of schedulers that aren't here are small scripts that print what the manuals show.
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from launch import MPITRAIN, environment
+
+from mpitrain.cluster.allocation import age_s, end_of_allocation, seconds_of
+from mpitrain.config import load
+from mpitrain.errors import ConfigError
+
+SOON_S = 15.0  # what a loaded machine may take between two looks at its clock
+QSTAT = """Job Id: 12.server
+    Job_Name = mpitrain
+    resources_used.walltime = 00:10:00
+    Resource_List.select = 2:ncpus=4
+    Resource_List.walltime = {limit}
+    stime = {start}
+    Variable_List = PBS_O_HOME=/home/me"""
+
+
+def command(folder, name, *answers, code=0):
+    """Put a command on the path that prints `answers`, and what it was called with into a file."""
+    text = "\n".join(answers)
+    (folder / name).write_text(f"#!/bin/sh\necho \"$@\" >>{folder}/{name}.called\ncat <<'END'\n{text}\nEND\nexit {code}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("12:00:00", 43200), ("0:00:01", 1), ("2-00:00:05", 172805), ("100:30:00", 361800), ("1-01:01:01", 90061)]
+)
+def test_a_time_limit_is_read(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["12h", "90", "12:00", "1:60:00", "1:00:61", "-1:00:00", "1:00:00 ", "١:00:00", "inf"])
+def test_another_form_of_a_time_limit_is_refused(text):
+    with pytest.raises(ConfigError, match="expected hours:minutes:seconds"):
+        seconds_of(text)
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "answer", "asked", "left_s"),
+    [
+        ({"SLURM_JOB_ID": "7"}, "squeue", "1-02:03:04", "-h -j 7 -o %L", 93784),
+        ({"SLURM_JOB_ID": "7"}, "squeue", "9:30", "-h -j 7 -o %L", 570),
+        ({"FLUX_JOB_ID": "f7"}, "flux", "3599", "job timeleft", 3599),
+        ({"LSB_JOBID": "7"}, "bjobs", "3:30 L", "-noheader -o time_left 7", 12600),
+    ],
+)
+def test_a_scheduler_is_asked(path, variables, name, answer, asked, left_s):
+    command(path, name, answer)
+    end = end_of_allocation("", variables)
+    assert left_s - SOON_S < end.left_s <= left_s and end.source.startswith(name)
+    assert (path / f"{name}.called").read_text() == f"{asked}\n"
+
+
+def test_pbs_tells_the_start_and_the_walltime(path):
+    start = time.time() - 600
+    command(path, "qstat", QSTAT.format(limit="04:00:00", start=time.ctime(start)))
+    end = end_of_allocation("", {"PBS_JOBID": "12.server"})
+    assert end.source == "qstat" and abs(end.at - start - 14400) < 1
+
+
+def test_torque_tells_the_walltime_only():
+    end = end_of_allocation("", {"PBS_WALLTIME": "3600"})
+    assert abs(end.at - (time.time() - age_s() + 3600)) < 1 and end.source == "PBS_WALLTIME"
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "answer", "code"),
+    [
+        ({}, "squeue", "1:00", 0),
+        ({"SLURM_JOB_ID": "7"}, "squeue", "UNLIMITED", 0),
+        ({"SLURM_JOB_ID": "7"}, "squeue", "1:00", 1),
+        ({"FLUX_JOB_ID": "f7"}, "flux", str(2**32 - 1), 0),  # UINT_MAX: no limit
+        ({"LSB_JOBID": "7"}, "bjobs", "-", 0),
+        ({"PBS_JOBID": "7"}, "qstat", QSTAT.format(limit="forever", start=time.ctime()), 0),
+        ({"SLURM_JOB_END_TIME": "soon"}, "squeue", "1:00", 0),
+        ({"SLURM_JOB_END_TIME": "1000000000"}, "squeue", "1:00", 0),  # of an allocation that is over
+    ],
+)
+def test_where_nobody_says_there_is_no_end(path, variables, name, answer, code):
+    command(path, name, answer, code=code)
+    assert end_of_allocation("", variables) is None
+
+
+def test_a_scheduler_without_its_command_says_nothing():
+    assert end_of_allocation("", {"FLUX_JOB_ID": "f7", "PATH": "/nowhere"}) is None
+
+
+def test_the_earlier_of_two_ends_counts():
+    now = time.time()
+    said = {"SLURM_JOB_END_TIME": str(int(now) + 3600), "SLURM_JOB_ID": "7"}
+    assert end_of_allocation("", said) == (int(now) + 3600, "SLURM_JOB_END_TIME")
+    assert end_of_allocation("0:30:00", said).source == "run.time_limit"
+    assert end_of_allocation("2:00:00", said).source == "SLURM_JOB_END_TIME"
+    assert end_of_allocation("", said | {"MPITRAIN_JOB_END": str(int(now) + 60)}).source == "MPITRAIN_JOB_END"
+
+
+def test_a_limit_counts_from_the_start_of_the_process():
+    code = "import time; time.sleep(1); from mpitrain.cluster.allocation import end_of_allocation; import os\n"
+    code += "print(end_of_allocation('1:00:00', {}).left_s)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert 3600 - SOON_S - 1 < float(done.stdout) < 3599
+
+
+# ---------------------------------------------------------------- as it is typed
+
+
+def test_a_limit_on_the_command_line_is_no_hour_of_the_day():
+    assert load(None, ["run.time_limit=12:00:00"]).run.time_limit == load(None, ['run.time_limit="12:00:00"']).run.time_limit == "12:00:00"
+
+
+@pytest.mark.parametrize("option", ["--time-limit=12h", "--set=run.time_limit=12h"])
+def test_a_wrong_limit_is_refused_before_anything_is_made(tmp_path, option):
+    done = subprocess.run([MPITRAIN, "run", option], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.startswith('ConfigError: run.time_limit = "12h": expected hours:minutes:seconds')
+    assert not list(tmp_path.iterdir())
