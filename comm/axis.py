@@ -13,7 +13,7 @@ from mpitrain.comm.carried import AUTO_SHARED, Carried
 from mpitrain.comm.device import reachable
 from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Pending, Progress, Steps
-from mpitrain.comm.world import Place
+from mpitrain.comm.world import Owed, Place
 
 ALL, NOTHING = slice(None), slice(0, 0)  # of a buffer
 
@@ -30,17 +30,20 @@ class Surroundings(Protocol):
 class Axis:
     """One axis as this rank sees it: its coordinate, the size, communicators that belong to nobody else, and an account of their use.
 
-    comm: of these ranks, from now on the axis's own; None if it carries nothing.  Construction and free() are collective over the axis.
+    comm: of these ranks, from now on the axis's own; None if it carries nothing.  ranks: of the world, in the order of the axis.
+    Construction and free() are collective over the axis.
     """
 
-    def __init__(self, name: str, comm: MPI.Comm | None, rank: int, size: int, carried: Carried, one_node: bool, mesh: Surroundings):
-        self.name, self.rank, self.size, self.carried, self.one_node = name, rank, size, carried, one_node
+    def __init__(
+        self, name: str, comm: MPI.Comm | None, rank: int, ranks: Sequence[int], carried: Carried, one_node: bool, mesh: Surroundings
+    ):
+        self.name, self.rank, self.ranks, self.size, self.carried, self.one_node = name, rank, ranks, len(ranks), carried, one_node
         self.progress, self.device_aware, self.place, self._transport = mesh.progress, mesh.device_aware, mesh.place, mesh.transport
         self.account = Account()
         self.turnstile, self.second_turnstile, self.scratch = Turnstile(), Turnstile(), Scratch()
         self.num_tags, self._tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), -1  # Open MPI knows it for COMM_WORLD only
         self._allocations: list[shared.Allocation] = []
-        self._owns = comm is not None and size > 1
+        self._owns = comm is not None and self.size > 1
         self.comm, self.second, self.window = comm, None, None
         if self._owns:
             comm.Set_name(f"mpitrain.{name}")
@@ -68,17 +71,20 @@ class Axis:
         given: slice = NOTHING,
         result: Array | None = None,
         what: str = "",
+        owed: Owed | None = None,
     ) -> Pending:
         """Call operation(*reads, *writes) and run its first steps, as far as its data is there; return its Pending.
 
         Through host memory, if the buffers are on a device that MPI can't read.  given: the part of each written buffer that is read
         before; what else is there needn't be carried to the host.  num_bytes: what an account calls the size of the operation
-        `name`, see wire.py.  The Pending's result is `result`, and `what` names it in a hang report.
+        `name`, see wire.py.  The Pending's result is `result`, and `what` names it in a hang report.  owed: the instruction by which
+        other ranks do their part of it; the one that runs here, if not given.
         """
         assert self.carried.allows(name, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
         self.account.note(name, num_bytes)
         steps = reachable(operation, reads, writes, given, self.device_aware)
-        return self.progress.start(steps, what or f"{name} of {num_bytes} bytes on {self.name}", self.account, result)
+        what = what or f"{name} of {num_bytes} bytes on {self.name}"
+        return self.progress.start(steps, what, self.account, result, ranks=self.ranks, owed=owed)
 
     def next_tag(self) -> int:
         """Return a tag for one operation. All ranks start operations in the same order and so agree on it."""

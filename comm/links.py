@@ -9,6 +9,7 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.buffers import Array, flat
 from mpitrain.comm.device import settled
 from mpitrain.comm.progress import Pending, Steps
+from mpitrain.comm.world import Owed
 from mpitrain.errors import MeshError
 
 KINDS = ("F", "B")  # an activation to the next stage; a gradient to the previous one
@@ -30,8 +31,11 @@ class Links:
         """Return the tag of the message that `stage` sends or is sent; unique within a step."""
         return (KINDS.index(kind) * self.num_stages + stage) * self.num_microbatches + microbatch
 
-    def send(self, kind: str, stage: int, microbatch: int, x: Array, to: int) -> Pending:
-        """Start sending `x`, which is for `stage`, to the rank with coordinate `to`. The Pending owns `x` until wait()."""
+    def send(self, kind: str, stage: int, microbatch: int, x: Array, to: int, owed: Owed | None = None) -> Pending:
+        """Start sending `x`, which is for `stage`, to the rank with coordinate `to`. The Pending owns `x` until wait().
+
+        owed: what receives it, for a hang report.
+        """
         x, tag = flat(x), self.tag(kind, stage, microbatch)
 
         def steps(x: Array) -> Steps:
@@ -39,10 +43,13 @@ class Links:
             yield messages.arrived(messages.send(self.axis, x, to, tag, synchronous=self.synchronous))
 
         what = f"{kind}{microbatch} for stage {stage} to be taken by rank {to} of {self.axis.name}"
-        return self.axis.start(steps, "send", x.nbytes, reads=[x], what=what)
+        return self.axis.start(steps, "send", x.nbytes, reads=[x], what=what, owed=owed)
 
-    def receive(self, kind: str, stage: int, microbatch: int, out: Array, source: int) -> Pending:
-        """Start receiving into `out` what the rank with coordinate `source` sends for `stage`; the Pending's result is `out`."""
+    def receive(self, kind: str, stage: int, microbatch: int, out: Array, source: int, owed: Owed | None = None) -> Pending:
+        """Start receiving into `out` what the rank with coordinate `source` sends for `stage`; the Pending's result is `out`.
+
+        owed: what sends it, for a hang report.
+        """
         x, tag = flat(out), self.tag(kind, stage, microbatch)
 
         def steps(x: Array) -> Steps:
@@ -50,6 +57,6 @@ class Links:
             yield messages.arrived(messages.receive(self.axis, x, source, tag))
 
         what = f"{kind}{microbatch} for stage {stage} from rank {source} of {self.axis.name}"
-        return self.axis.start(steps, "receive", x.nbytes, writes=[x], result=out, what=what)
+        return self.axis.start(steps, "receive", x.nbytes, writes=[x], result=out, what=what, owed=owed)
 
 

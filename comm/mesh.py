@@ -34,7 +34,7 @@ class Mesh:
     grid: the layout of all ranks.  axes: by its name, the ranks of each axis that this rank is on, in their order; those of the grid
     if not given.  carried: what is started on each, alike on all ranks; anything, if not given.  progress: who enters MPI while the
     rank computes: `poll` (the rank itself, between instructions) or a `thread`.  on_thread: what a thread calls before it enters MPI for
-    the first time.  place: is told when memory is made together later.  way: of device buffers, alike on all ranks.
+    the first time.  place: is told when memory is made together later, and of waits that last.  way: of device buffers, alike on all ranks.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Mesh:
         grid.require(comm.size)
         self.grid, self.rank, self.size = grid, comm.rank, comm.size
         self.coordinates = grid.coordinates(comm.rank)
-        self.progress, self.transport, self.place = Progress(timeout_s), transport, place
+        self.progress, self.transport, self.place = Progress(timeout_s, place), transport, place
         self.way, self.device_aware = way, way.direct
         if axes is None:
             axes = {name: grid.group(comm.rank, name) for name in grid.degrees}
@@ -95,7 +95,7 @@ class Mesh:
         """
         coordinate, alone = ranks.index(comm.rank), len(ranks) == 1
         own = comm.Split(MPI.UNDEFINED if alone else ranks[0], coordinate) if carried.operations else None
-        self.axes[name] = Axis(name, MPI.COMM_SELF if alone else own, coordinate, len(ranks), carried, near.issuperset(ranks), self)
+        self.axes[name] = Axis(name, MPI.COMM_SELF if alone else own, coordinate, ranks, carried, near.issuperset(ranks), self)
 
     def free(self) -> None:
         """Wait for what is in flight and free every communicator. Collective over all ranks."""

@@ -12,23 +12,23 @@ from mpi4py import MPI
 from mpitrain.comm.buffers import Array, copy, empty_like, raw, sum_in_order
 from mpitrain.comm.device import settled
 from mpitrain.comm.grid import split
-from mpitrain.comm.progress import Steps, arrived
+from mpitrain.comm.progress import Posted, Steps, arrived
 from mpitrain.comm.wire import SMALL
 
 LIMIT = 1 << 30  # bytes in one message: counts in MPI 3 are 32-bit, and Open MPI 5 has no others
 
 
-def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[MPI.Request]:
+def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[Posted]:
     """Start sending the flat array `x`, cut into pieces of at most 1 GiB; MPI owns `x` until the requests are complete."""
     post, data = (axis.comm.Issend if synchronous else axis.comm.Isend), raw(x)
     axis.account.num_bytes += len(data)
-    return [post([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
+    return [Posted(post([data[at : at + LIMIT], MPI.BYTE], rank, tag), rank) for at in range(0, max(len(data), 1), LIMIT)]
 
 
-def receive(axis, x: Array, rank: int, tag: int) -> list[MPI.Request]:
+def receive(axis, x: Array, rank: int, tag: int) -> list[Posted]:
     """Start receiving into the flat array `x`: the counterpart of send(), piece by piece (MPI keeps their order)."""
     data = raw(x)
-    return [axis.comm.Irecv([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
+    return [Posted(axis.comm.Irecv([data[at : at + LIMIT], MPI.BYTE], rank, tag), rank) for at in range(0, max(len(data), 1), LIMIT)]
 
 
 def tagged(steps):

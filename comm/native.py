@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpitrain.comm import messages
 from mpitrain.comm.buffers import Array, raw
 from mpitrain.comm.grid import split
-from mpitrain.comm.progress import Ready, Steps, arrived
+from mpitrain.comm.progress import Posted, Ready, Steps, arrived
 from mpitrain.errors import DtypeError
 
 LIMIT = (1 << 31) - 1  # bytes an operation can address: displacements are C ints; larger buffers go by `messages`
@@ -90,7 +90,7 @@ def _in_turn(turnstile: Turnstile, post: Callable[[], MPI.Request], num_bytes: i
         request = post()
         turnstile.pass_on()
         axis.account.num_bytes += num_bytes
-        yield arrived([request])
+        yield arrived([Posted(request, None)])
 
     return steps()
 

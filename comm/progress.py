@@ -10,14 +10,15 @@ Otherwise rank 0 could wait for A while rank 1 waits for the second phase of B, 
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import sched_yield
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from mpitrain.comm.account import Account
 from mpitrain.comm.stopwatch import HOST, Clock, Mark, Spans
+from mpitrain.comm.world import NOWHERE, Owed, Place
 from mpitrain.errors import HangError
 
 Ready = Callable[[], bool]
@@ -25,18 +26,45 @@ Steps = Iterator[Ready]
 
 SPIN_S = 0.0002  # poll this long, then sleep between polls: with more ranks than cores the others need the core
 NAP_S = 0.00005
+NOTE_S = 0.25  # a wait of this length is noted for those who watch, and noted anew every so often
 
 
-def arrived(requests: list[MPI.Request]) -> Ready:
-    """Return a function that tells whether all `requests` are complete."""
-    return lambda: MPI.Request.Testall(requests)
+class Posted(NamedTuple):
+    """A message under way. peer: the coordinate at its other end; None: MPI knows, of its own collectives."""
+
+    request: MPI.Request
+    peer: int | None
+
+
+class Arrived:
+    """Whether all of some messages have arrived."""
+
+    def __init__(self, posted: Sequence[Posted]):
+        self._requests, self._peers = [each.request for each in posted], [each.peer for each in posted]
+
+    def __call__(self) -> bool:
+        return MPI.Request.Testall(self._requests)
+
+    def owing(self) -> set[int | None]:
+        """Return the coordinates whose messages haven't arrived, or that haven't taken theirs."""
+        return {peer for request, peer in zip(self._requests, self._peers) if not request.Test()}
+
+
+def arrived(posted: Sequence[Posted]) -> Ready:
+    """Return what tells whether all of `posted` are complete."""
+    return Arrived(posted)
 
 
 class Pending:
-    """A started operation. It owns its buffers until wait() returns."""
+    """A started operation. It owns its buffers until wait() returns.
 
-    def __init__(self, steps: Steps, progress: "Progress", what: str, account: Account, result: Any):
-        self.what, self.done, self.account = what, False, account
+    ranks: of its axis, in their order, by their numbers in the world.  owed: what they have to do for it.
+    """
+
+    def __init__(
+        self, steps: Steps, progress: "Progress", what: str, account: Account, result: Any, ranks: Sequence[int], owed: Owed
+    ):
+        self.what, self.done, self.account, self.ranks, self.owed = what, False, account, ranks, owed
         self._steps, self._progress, self._result = steps, progress, result
         self._ready: Ready | None = None
 
@@ -64,20 +92,31 @@ class Pending:
         self._progress.wait(self)
         return self._result
 
+    def owing(self) -> list[int]:
+        """Return the ranks of the world that it waits for; of an operation that can't tell, all of its axis."""
+        owing = getattr(self._ready, "owing", None)
+        found = {None} if owing is None else owing()
+        return list(self.ranks) if None in found else sorted(self.ranks[peer] for peer in found if peer < len(self.ranks))
+
 
 class Progress:
-    """All operations in flight on this rank. `timeout_s` None waits for ever. clock: by which times are booked."""
+    """All operations in flight on this rank. `timeout_s` None waits for ever. clock: by which times are booked.
 
-    def __init__(self, timeout_s: float | None = None):
-        self.timeout_s, self._waited = timeout_s, Spans()
+    place: is told of waits that last.
+    """
+
+    def __init__(self, timeout_s: float | None = None, place: Place = NOWHERE):
+        self.timeout_s, self.place, self._waited = timeout_s, place, Spans()
         self.clock: Clock = HOST
         self.active: list[Pending] = []
         self._waiting = False
         self._thread: Poker | None = None
 
-    def start(self, steps: Steps, what: str, account: Account, result: Any = None) -> Pending:
-        """Run the first phase of an operation now and return its Pending; `what` names it in a hang report."""
-        pending = Pending(steps, self, what, account, result)
+    def start(
+        self, steps: Steps, what: str, account: Account, result: Any = None, *, ranks: Sequence[int] = (), owed: Owed | None = None
+    ) -> Pending:
+        """Run the first phase of an operation now and return its Pending; `what` names it in a hang report, the rest as there."""
+        pending = Pending(steps, self, what, account, result, ranks, owed or Owed(self.place.what))
         account.begun(self.clock.mark())
         if not pending.test():
             self.active.append(pending)
@@ -115,14 +154,19 @@ class Progress:
             pending.account.blocked(begin, end)
 
     def _until_done(self, pending: Pending) -> None:
-        begin = time.perf_counter()
+        begin, noted_s = time.perf_counter(), 0.0
         while True:
             self.poll()
             if pending.test():
+                if noted_s:
+                    self.place.waits_no_more()
                 return
             waited_s = time.perf_counter() - begin
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 raise HangError(f"waited {waited_s:.0f} s for {pending.what}")
+            if waited_s > noted_s + NOTE_S:
+                self.place.waits_for(pending.what, pending.owing(), pending.owed)
+                noted_s = waited_s
             if waited_s < SPIN_S:
                 sched_yield()
             else:

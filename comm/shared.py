@@ -80,13 +80,24 @@ class Window:
         self._window.Sync()
 
     def _reached(self, counters: list[np.ndarray], value: int) -> Ready:
-        def ready() -> bool:
-            if any(counter[0] < value for counter in counters):
-                return False
-            self._window.Sync()
-            return True
+        return _Reached(self._window, counters, value)
 
-        return ready
+
+class _Reached:
+    """Whether the counters of all ranks have reached a value."""
+
+    def __init__(self, window: MPI.Win, counters: list[np.ndarray], value: int):
+        self._window, self._counters, self._value = window, counters, value
+
+    def __call__(self) -> bool:
+        if any(counter[0] < self._value for counter in self._counters):
+            return False
+        self._window.Sync()
+        return True
+
+    def owing(self) -> set[int | None]:
+        """Return the coordinates whose counters haven't."""
+        return {rank for rank, counter in enumerate(self._counters) if counter[0] < self._value}
 
 
 class Allocation:

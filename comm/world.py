@@ -5,10 +5,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mpi4py import MPI
 
@@ -22,21 +22,39 @@ FORWARD_S = 0.5  # launchers drop what they have not yet forwarded when a job is
 ABORT_S = 3.0  # MPI_Abort can hang, or return
 
 
+class Owed(NamedTuple):
+    """What others have to do so that a wait ends: an instruction, and where it stands in their program; -1: that isn't known."""
+
+    instruction: str
+    position: int = -1
+
+
 class Place(Protocol):
     """What is told that a rank waits, and for what; cluster/board.py has it."""
 
     phase: str
+    what: str
 
     def waiting(self, what: str) -> AbstractContextManager[None]: ...
+
+    def waits_for(self, what: str, owing: Sequence[int], owed: Owed) -> None: ...
+
+    def waits_no_more(self) -> None: ...
 
 
 class Nowhere:
     """A place that nobody reads."""
 
-    phase = "start"
+    phase, what = "start", ""
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def waits_for(self, what: str, owing: Sequence[int], owed: Owed) -> None:
+        pass
+
+    def waits_no_more(self) -> None:
+        pass
 
 
 NOWHERE = Nowhere()

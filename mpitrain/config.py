@@ -206,7 +206,8 @@ class Comm(Table):
     synchronous: bool = False  # messages between stages leave only when they are received: finds schedules that lean on buffering
     progress: Literal["poll", "thread"] = "poll"  # thread: enters MPI while the rank computes; worth it with a core to spare
     bucket_mb: Annotated[float, Meta(gt=0)] = 8.0  # gradients reduced in one operation, 2**20 bytes
-    timeout_s: Annotated[float, Meta(gt=0)] = 600.0  # a wait longer than this is a hang
+    timeout_s: Annotated[float, Meta(gt=0)] | None = None  # a wait longer than this is a hang; absent: from 600 s down to 60, as ten of
+    # the run's own steps take
     node_ranks: CountOrNone = 0  # neighbouring ranks that are taken for a node; 0: as they were started
 
 

@@ -137,8 +137,8 @@ def test_a_stopped_rank_is_named_with_its_instruction(tmp_path):
     assert re.search(rf"rank {rank} \(pp {rank},.*at step \d+, position \d+, in phase step,.*stopped by a signal", behind[0]), behind
 
 
-def test_on_two_nodes_the_one_with_the_stopped_rank_speaks(tmp_path):
-    """Its watchdog knows; the other one's knows only that a message doesn't come."""
+def test_on_two_nodes_one_speaks_for_both(tmp_path):
+    """The watchdog of the stopped rank knows why; the other one's knows who waits for it, and asks."""
     if b"HYDRA" not in subprocess.run([MPIRUN, "--version"], capture_output=True, check=False).stdout:
         pytest.skip("MPICH's launcher makes two nodes of one machine")
     text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
@@ -148,7 +148,9 @@ def test_on_two_nodes_the_one_with_the_stopped_rank_speaks(tmp_path):
     done = mpirun(0, MPIRUN, *nodes, MPITRAIN, "run", *given, env=planted(plan), timeout=60)
     assert done.returncode not in (0, None) and "nodes: 2" in done.output, tail(done.output)
     reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
-    assert len(reports) == 1 and re.search(r"rank 1 \(pp 1,.*stopped by a signal", reports[0]), tail(done.output)
+    behind = [line for line in reports if re.search("first behind|stuck for", line)]
+    assert len(behind) == 1 and re.search(r"rank 1 \(pp 1,.*stopped by a signal", behind[0]), tail(done.output)
+    assert "rank 1 owes " in done.output and "rank 0 waits for it in the end" in done.output, tail(done.output)
 
 
 def test_a_killed_rank_is_named_with_its_phase(tmp_path):

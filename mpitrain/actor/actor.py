@@ -10,7 +10,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,7 @@ from mpitrain.cluster.board import BUSY, Place
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
+from mpitrain.comm.world import Owed
 from mpitrain.data.documents import further_targets, separate
 from mpitrain.layout.buffers_needed import needed_by
 from mpitrain.layout.plan import Plan
@@ -42,6 +43,7 @@ from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.walk import Walk, run, run_together
 from mpitrain.parallel.zero.shards import Weights, reserve, shardings_of
 from mpitrain.schedules.actions import Action
+from mpitrain.schedules.needs import partner
 
 AHEAD = 2  # receives posted before they are needed
 UNRECORDED = Recorder(range(0))
@@ -77,6 +79,7 @@ class _Work:
     """What is under way in the current step."""
 
     microbatches: list[Microbatch]
+    ends: Mapping[Action, int]  # where the other ends of messages stand in the programs of other ranks
     step: int = 0
     lr: float = 0.0
     stop: Callable[[], int] = _never
@@ -119,6 +122,7 @@ class Actor:
         self.loss_scale = LossScale(config.precision)
         self.recorded: list | None = None  # the routing of a step is noted here
         self.site = Site(plan, device, *(mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far")))
+        self._ends, self._ends_of_evaluation = (each.other_ends(self.pp.rank) for each in (plan.training, plan.evaluation))
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
         reserve(self.shardings, needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank)), self.site.dtype, device)
@@ -214,11 +218,11 @@ class Actor:
         for stage in self.stages.values():
             stage.state.zero_grad()
         with nullcontext() if watch is None else watch.watching():
-            return self._walk(self.training, _Work(microbatches, step, lr, stop, beside), step, self.recorder, watch)
+            return self._walk(self.training, _Work(microbatches, self._ends, step, lr, stop, beside), step, self.recorder, watch)
 
     def evaluate(self, step: int, microbatches: list[Microbatch], stop: Callable[[], int] = _never) -> tuple[float, float, int]:
         """Return (summed loss, tokens, how urgent it is to stop) of all ranks, without gradients. Collective over all ranks."""
-        work = _Work(microbatches, stop=stop)
+        work = _Work(microbatches, self._ends_of_evaluation, stop=stop)
         with torch.no_grad():
             self._walk(self.evaluation, work, step, UNRECORDED)
         total = together(self._totals(work, []))
@@ -346,7 +350,7 @@ class Actor:
     def _send(self, action: Action, work: _Work) -> None:
         kind, m, stage, _ = action
         to = stage + 1 if kind == "SEND_F" else stage - 1
-        pending = self.links.send(kind[-1], to, m, work.outputs.pop(action), self.table.rank_of[to])
+        pending = self.links.send(kind[-1], to, m, work.outputs.pop(action), self.table.rank_of[to], self._owed(action, work))
         work.sending = [*(earlier for earlier in work.sending if not earlier.done), pending]  # what has left is freed
 
     def _recv(self, action: Action, work: _Work) -> None:
@@ -360,7 +364,12 @@ class Actor:
             kind, m, stage, _ = action
             source = stage - 1 if kind == "RECV_F" else stage + 1
             buffer = torch.empty(self.plan.activation_shape(), dtype=self.site.dtype, device=self.site.device)
-            work.receiving[action] = self.links.receive(kind[-1], stage, m, buffer, self.table.rank_of[source])
+            work.receiving[action] = self.links.receive(kind[-1], stage, m, buffer, self.table.rank_of[source], self._owed(action, work))
+
+    def _owed(self, action: Action, work: _Work) -> Owed:
+        """Return what another rank has to do so that a message of this one arrives."""
+        end = partner(action)
+        return Owed(str(end), work.ends[end])
 
     # ------------------------------------------------------------ gradients and update
 

@@ -2,7 +2,8 @@
 
     board     one slot a rank, in a file that is only memory (memfd)
     slot      two notes: the one that is valid, and the one that is written next
-    note      checksum, number, state, rank, process, since when, limit, step, position, and four texts: who, phase, what, beside
+    note      checksum, number, state, rank, process, since when, limit, step, position, where what is owed to it stands, and texts:
+              who, phase, what, what it does beside; and of a wait that lasts: for what, for which ranks, and what they owe
 
 A rank writes its own slot and no other, and nothing locks. It writes its notes in turn, so that one of the two is whole at any moment,
 even where the rank was stopped or killed while it wrote; a reader takes the newer of those whose checksum is right. The checksum, not
@@ -14,27 +15,42 @@ Standard library only: the watchdog starts in milliseconds.
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 from zlib import crc32
 
 SLOT = 2048  # bytes
 _NOTE = SLOT // 2
 RETRIES = 10_000
 _CHECKSUM = struct.Struct("<I")
-_HEAD = struct.Struct("<qqqqqdqqH")
+_HEAD = struct.Struct("<qqqqqdqqqH")
 _TEXT = _NOTE - _CHECKSUM.size - _HEAD.size
 
 # WORKING: may take its limit. BUSY: as long as it computes, reads or writes. WAITING: for other ranks. HUNG: gave up a wait.
 # LEFT: ends in good order.
+MOST_OWING = 64  # ranks that a wait names
 ABSENT, WORKING, BUSY, WAITING, HUNG, LEFT = range(6)
 PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "end")
 
 
+class Owed(NamedTuple):
+    """An instruction that other ranks have to run, and where it stands in their programs; -1: that isn't known."""
+
+    instruction: str = ""
+    position: int = -1
+
+
+NOTHING_OWED = Owed()
+
+
 @dataclass(frozen=True)
 class Where:
-    """A slot as it was read. since: seconds of time.monotonic(), which all processes of a machine share."""
+    """A slot as it was read. since: seconds of time.monotonic(), which all processes of a machine share.
+
+    waits_for: the message or the sum that it has waited for, for a while.  owing: ranks that have to do something for it.  owed: what.
+    """
 
     state: int
     rank: int
@@ -46,7 +62,10 @@ class Where:
     who: str
     phase: str
     what: str
-    beside: str
+    waits_for: str = ""
+    owing: tuple[int, ...] = ()
+    owed: Owed = NOTHING_OWED
+    beside: str = ""
 
     def __str__(self) -> str:
         return self.told("")
@@ -70,6 +89,7 @@ class Place:
         self.rank, self.who, self.limit_s = rank, who or f"rank {rank}", limit_s
         self.phase, self.what, self.state, self.beside = PHASES[0], "starting", WORKING, ""
         self.step = self.position = 0
+        self._waits_no_more()
         self._write()
 
     def take(self, slot: memoryview) -> None:
@@ -85,7 +105,21 @@ class Place:
     def moved(self, step: int, position: int, what: str) -> None:
         """Note the next instruction of a step."""
         self.step, self.position, self.what = step, position, what
+        self._waits_no_more()
         self._write()
+
+    def waits_for(self, what: str, owing: Sequence[int], owed: tuple[str, int]) -> None:
+        """Note what this rank has waited for, for a while. It doesn't move by that."""
+        self._waits, self._owing, self._owed = what, tuple(owing[:MOST_OWING]), Owed(*owed)
+        self._write(self._since)
+
+    def waits_no_more(self) -> None:
+        """Note that a wait is over."""
+        self._waits_no_more()
+        self._write()
+
+    def _waits_no_more(self) -> None:
+        self._waits, self._owing, self._owed = "", (), NOTHING_OWED
 
     def enter(self, phase: str, what: str, state: int = WORKING) -> None:
         """Note what this rank does from now on."""
@@ -109,11 +143,13 @@ class Place:
     def read(self) -> Where:
         return read_slot(self._slot)
 
-    def _write(self) -> None:
-        text = "\0".join((self.who, self.phase, self.what, self.beside)).encode(errors="replace")[:_TEXT]
-        self._number += 1
-        head = (self._number, self.state, self.rank, self._pid, time.monotonic_ns(), self.limit_s, self.step, self.position, len(text))
-        content = _HEAD.pack(*head) + text
+    def _write(self, since: int | None = None) -> None:
+        owing = " ".join(map(str, self._owing))
+        texts = self.who, self.phase, owing, self._owed.instruction, self.beside, self._waits, self.what
+        text = "\0".join(texts).encode(errors="replace")[:_TEXT]
+        self._number, self._since = self._number + 1, since or time.monotonic_ns()
+        head = self._number, self.state, self.rank, self._pid, self._since, self.limit_s, self.step, self.position, self._owed.position
+        content = _HEAD.pack(*head, len(text)) + text
         begin = self._number % 2 * _NOTE
         self._slot[begin : begin + _CHECKSUM.size + len(content)] = _CHECKSUM.pack(crc32(content)) + content
 
@@ -123,10 +159,11 @@ def read_slot(slot: memoryview) -> Where:
     for _ in range(RETRIES):  # both notes are torn only where the rank wrote twice meanwhile
         notes = [note for note in (_whole(slot[:_NOTE]), _whole(slot[_NOTE:])) if note]
         if notes:
-            _number, state, rank, pid, since, limit_s, step, position, text = max(notes)
-            who, phase, what, beside = (*text.decode(errors="replace").split("\0"), "", "", "")[:4]
-            return Where(state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what, beside)
-    return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that said nothing yet", PHASES[0], "", "")
+            _number, state, rank, pid, since, limit_s, step, position, owed_at, text = max(notes)
+            who, phase, owing, owed, beside, waits, what = (*text.decode(errors="replace").split("\0"), *[""] * 7)[:7]
+            wait = waits, tuple(map(int, owing.split())), Owed(owed, owed_at)
+            return Where(state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what, *wait, beside)
+    return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that said nothing yet", PHASES[0], "")
 
 
 def _whole(note: memoryview) -> tuple | None:

@@ -12,6 +12,7 @@ Until the ranks of a node have a watchdog, and where none can be started, a thre
 
 import faulthandler
 import os
+import secrets
 import select
 import signal
 import socket
@@ -25,8 +26,11 @@ from mmap import mmap
 from pathlib import Path
 
 from mpitrain.cluster import watchdog
+from mpitrain.cluster.behind import MOST_NAMED
 from mpitrain.cluster.board import HUNG, LEFT, SLOT, WAITING, Place
 from mpitrain.cluster.launch import elsewhere, rank_of_launcher
+from mpitrain.cluster.nodes import Meeting, addresses_here, told_apart
+from mpitrain.cluster.processes import condition_of
 from mpitrain.comm.world import STARTING, World, abort, finalize
 from mpitrain.errors import FAILED, STOPPED_EARLY, HangError, InputError, MpitrainError
 
@@ -62,9 +66,10 @@ class Guard:
     # ------------------------------------------------------------ the watchdog of the node
 
     def join(self, world: World) -> None:
-        """Start the node's watchdog on its first rank, and put this rank's place on its board. Collective over the node's ranks."""
+        """Start the node's watchdog on its first rank, and put this rank's place on its board. Collective over all ranks."""
+        meeting, door = _meet(world)
         with self.place.waiting("joining the watchdog of this node"):
-            offer = self._start(world) if world.node.rank == 0 else None
+            offer = self._start(world, meeting, door) if world.node.rank == 0 else None
             where = world.node.bcast(offer and offer[0])
             if where:
                 self._connect(*where, world.node.rank, world.node.size)
@@ -72,7 +77,7 @@ class Guard:
             for descriptor in offer[1] if offer else ():
                 os.close(descriptor)
 
-    def _start(self, world: World) -> tuple[tuple[str, str], tuple[int, int]] | None:
+    def _start(self, world: World, meeting: Meeting, door: socket.socket | None) -> tuple[tuple[str, str], tuple[int, ...]] | None:
         """Start the watchdog. Return its address and its board's, and descriptors to close when all ranks are connected."""
         if not sys.platform.startswith("linux"):
             return None  # it reads /proc
@@ -84,12 +89,13 @@ class Guard:
             listener.bind(address)
             listener.listen(world.node.size)
             code = "import sys; sys.path.append(sys.argv.pop(1)); from mpitrain.cluster.watchdog import main; main()"
-            numbers = listener.fileno(), board, world.node.size, world.num_nodes
+            passed = listener.fileno(), board, *([door.fileno()] if door else [])
+            numbers = listener.fileno(), board, world.node.size, door.fileno() if door else -1
             subprocess.Popen(
                 ["mpitrain-watchdog", "-S", "-s", "-c", code, str(Path(__file__).parents[2]), *map(str, numbers)],
                 executable=sys.executable,
-                env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
-                pass_fds=numbers[:2],  # and no other: launchers learn from a closed socket of theirs that a rank died
+                env={**os.environ, **meeting.to_environment(), "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
+                pass_fds=passed,  # and no other: launchers learn from a closed socket of theirs that a rank died
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # launchers kill the session of a rank; the watchdog has to say why
@@ -97,7 +103,7 @@ class Guard:
         except OSError as error:
             sys.stderr.write(f"mpitrain: no watchdog on this node ({error}): a rank that is stopped or killed won't be named\n")
             return None
-        return (address, f"/proc/{os.getpid()}/fd/{board}"), (listener.detach(), board)
+        return (address, f"/proc/{os.getpid()}/fd/{board}"), (listener.detach(), board, *([door.detach()] if door else []))
 
     def _connect(self, address: str, board: str, slot: int, num_slots: int) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -194,6 +200,20 @@ class Guard:
         abort(code)
 
 
+def _meet(world: World) -> tuple[Meeting, socket.socket | None]:
+    """Return how this node's watchdog finds those of the others, and the door of the first node's, on rank 0. Collective."""
+    if world.num_nodes == 1:
+        return Meeting(names=(os.uname().nodename,)), None
+    door, offer = None, None
+    if world.rank == 0:
+        door = socket.create_server(("", 0), backlog=world.num_nodes)
+        offer = addresses_here(), door.getsockname()[1], secrets.token_hex(16)
+    every = world.all_gather("meeting the watchdogs of other nodes", (offer, os.uname().nodename, world.node.rank == 0))
+    names = [name for _, name, first in every if first]
+    node = sum(first for _, _, first in every[: world.rank + 1]) - 1  # right on the first rank of each node, which is asked
+    return Meeting(node, told_apart(names), *every[0][0]), door
+
+
 def guarded(body: Callable[[Guard], int], tell: Callable[[InputError], None]) -> int:
     """Run body(guard) and return the exit code. `tell` shows an error that all ranks have, on the first of them. Collective."""
     guard = Guard()
@@ -219,8 +239,8 @@ def _cause(error: BaseException) -> str:
 def _absent() -> str:
     """Name the ranks of this node that don't wait in MPI_Init, for one that does."""
     found = sorted(elsewhere(STARTING).items())
-    missing = [f"rank {rank} has not come: {watchdog.condition_of(pid, 'it does something else')}" for rank, pid in found]
-    return f" ({'; '.join(missing[: watchdog.MOST_NAMED])})" if missing else ""
+    missing = [f"rank {rank} has not come: {condition_of(pid, 'it does something else')}" for rank, pid in found]
+    return f" ({'; '.join(missing[:MOST_NAMED])})" if missing else ""
 
 
 def _traceback(error: BaseException) -> str:

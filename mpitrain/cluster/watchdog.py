@@ -2,13 +2,14 @@
 
     what it reports                how it knows
     a rank failed                  the rank sends its report before it ends
-    a rank gave up a wait          the same; a moment later all have, and the one that waits for nobody is the one behind
+    a rank gave up a wait          the same; a moment later all have, and of where all ranks of the job are follows who is behind
     a rank is stuck                its place is the same for its limit, and it neither computes nor reads nor writes
     a rank is gone                 its socket closed before it said that it leaves
 
-The first trouble is reported, once; what follows from it isn't. Then the job is ended: a rank is asked to (by MPI_Abort, with the
-exit code), a moment later all are, and what is left is killed. A stopped process can do nothing of this itself, and neither can
-one that was killed, crashed, or is held in a system call: so this is a process of its own.
+The first trouble is reported, once; what follows from it isn't. Where ranks wait, the watchdog of the first node asks those of the others
+(nodes.py), and says who is behind (behind.py). Then the job is ended: a rank is asked to (by MPI_Abort, with the exit code), a moment
+later all are, and what is left is killed. A stopped process can do nothing of this itself, and neither can one that was killed, crashed,
+or is held in a system call: so this is a process of its own.
 
 Standard library only. Started by guard.py.
 """
@@ -19,35 +20,30 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from mmap import mmap
+from typing import Any
 
-from mpitrain.cluster.board import ABSENT, BUSY, HUNG, LEFT, SLOT, WAITING, WORKING, Where, read_slot
+from mpitrain.cluster.behind import Rank, Report, report
+from mpitrain.cluster.board import ABSENT, BUSY, LEFT, SLOT, WAITING, WORKING, Where, read_slot
+from mpitrain.cluster.nodes import Meeting, Nodes
+from mpitrain.cluster.processes import CONDITIONS, DEAF, condition, held_in, send_signal, used
 
 LOOK_S = 0.25
 GATHER_S = 2.0  # waits end at almost the same moment; time for the last rank to say so, and what for
 FORWARD_S = 0.5  # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
 END_S = (1.5, 4.0)  # after the first rank is asked to end the job: until all are, until they are killed
-ELSEWHERE_S = 3.0  # a node none of whose ranks is behind lets the node speak that has the one behind
+ASK_S = 2.0  # for the watchdogs of other nodes to answer
+ELSEWHERE_S = 3.0  # and for the first node's to report, before one that has told it of trouble reports for itself
 CONNECT_S = 60.0
 STEPPING = ("step", "validation")
 STEP_GRACE_S = 3.0  # in a step the ranks that wait speak first: they know for what
-IO_LINES = (0, 1, 4, 5)  # of a thread's io in /proc: rchar and wchar, of calls; read_bytes and write_bytes, of memory-mapped files, too
 AT_WORK = (WORKING, BUSY, LEFT)
 SHARE = 0.05  # of a core, that tells work from waiting: there may be many more ranks than cores
-MOST_NAMED = 8
 
 FAILED, GAVE_UP = b"F", b"W"  # what a rank sends, with its text; a greeting is the number of its slot
 READY = b"ready"  # the answer to a greeting; what else a rank is sent is the exit code to end the job with
-CONDITIONS = {
-    "T": "stopped by a signal (SIGSTOP)",
-    "t": "stopped by a debugger",
-    "D": "held in the kernel, as by a disk or a network file system that doesn't answer",
-    "Z": "dead",
-    "": "dead",
-}
-DEAF = ("T", "t", "Z", "")  # of these conditions: those in which nothing is heard any more
 
 
 @dataclass
@@ -65,10 +61,10 @@ class Activity:
         if where.state not in (BUSY, LEFT):
             return now - where.since
         if now - self.looked > 1:
-            used = _used(where.pid)
-            if used[0] > self.used[0] or used[1] - self.used[1] > SHARE * (now - self.looked):
+            found = used(where.pid)
+            if found[0] > self.used[0] or found[1] - self.used[1] > SHARE * (now - self.looked):
                 self.worked = now
-            self.looked, self.used = now, used
+            self.looked, self.used = now, found
         return now - max(where.since, self.worked)
 
 
@@ -83,42 +79,59 @@ class Seen:
 
 @dataclass
 class Watchdog:
-    """listener: where ranks connect.  board: one slot for each of `num_ranks`.  alone: there is no other node."""
+    """listener: where ranks connect.  board: one slot for each of `num_ranks`.  nodes: the links to watchdogs of other nodes."""
 
     listener: socket.socket
     board: memoryview
     num_ranks: int
-    alone: bool
+    nodes: Nodes
     seen: dict[int, Seen] = field(default_factory=dict)  # by file descriptor, of ranks that are connected
     gave_up: dict[int, str] = field(default_factory=dict)  # by slot
     suspects: set[tuple[int, float]] = field(default_factory=set)  # of the last look: rank, since when
-    report_at: float = float("inf")
+    boards: dict[int, list[Rank]] = field(default_factory=dict)  # by node, what others have answered
+    ask_at: float = float("inf")  # when the ranks here will have said for what they wait
+    report_at: float = float("inf")  # when answers are waited for no more
     ended_at: float = float("inf")
     code: int = 1
     asked: int = 0  # how far the end has come
 
     def run(self) -> None:
         """Watch until no rank is left."""
-        poll = select.epoll()  # gives what happened in its order: a launcher kills all ranks milliseconds after the first has died
-        poll.register(self.listener, select.EPOLLIN)
-        begin, came = time.monotonic(), 0
-        while self.seen or (came < self.num_ranks and time.monotonic() - begin < CONNECT_S):
-            for descriptor, _ in poll.poll(LOOK_S):
-                if descriptor == self.listener.fileno():
-                    connection, _ = self.listener.accept()
-                    self.seen[connection.fileno()] = Seen(-1, connection)
-                    poll.register(connection, select.EPOLLIN)
-                    came += 1
+        self._poll = select.epoll()  # gives what happened in its order: a launcher kills all ranks milliseconds after the first has died
+        doors = {each.fileno(): each for each in (self.listener, self.nodes.listener) if each is not None}
+        for descriptor in (*doors, *self.nodes.links):
+            self._poll.register(descriptor, select.EPOLLIN)
+        begin, self._came = time.monotonic(), 0
+        while self.seen or (self._came < self.num_ranks and time.monotonic() - begin < CONNECT_S):
+            for descriptor, _ in self._poll.poll(LOOK_S):
+                if descriptor in doors:
+                    self._open(doors[descriptor])
+                elif descriptor in self.nodes.links:
+                    self._hear_node(descriptor)
                 elif not self._hear(self.seen[descriptor]):
-                    poll.unregister(descriptor)
+                    self._poll.unregister(descriptor)
                     self.seen.pop(descriptor).connection.close()
-            now = time.monotonic()
-            if self.ended_at < now:
-                self._go_on_ending(now)
-            elif now >= self.report_at:
-                self._report_waits()
-            else:
-                self._look(now)
+            self._act(time.monotonic())
+
+    def _open(self, door: socket.socket) -> None:
+        """Let a rank of this node in, or the watchdog of another."""
+        if door is self.nodes.listener:
+            descriptor = self.nodes.accept()
+        else:
+            connection, _ = self.listener.accept()
+            descriptor, self._came = connection.fileno(), self._came + 1
+            self.seen[descriptor] = Seen(-1, connection)
+        self._poll.register(descriptor, select.EPOLLIN)
+
+    def _act(self, now: float) -> None:
+        if self.ended_at < now:
+            self._go_on_ending(now)
+        elif now >= self.report_at:
+            self._report()
+        elif now >= self.ask_at:
+            self._ask_around()
+        else:
+            self._look(now)
 
     # ------------------------------------------------------------ what ranks say
 
@@ -131,14 +144,14 @@ class Watchdog:
         if not message:
             where = self._where(rank) if rank.slot >= 0 else None
             if where is not None and where.state not in (ABSENT, LEFT) and rank.slot not in self.gave_up:
-                self._end(f"mpitrain: {where}: the process is gone: killed, out of memory, or crashed in native code")
+                self._end(Report(f"mpitrain: {where}: the process is gone: killed, out of memory, or crashed in native code"))
             return False
         kind, (code, _, text) = message[:1], message[1:].decode(errors="replace").partition(" ")
         if kind == FAILED:
-            self._end(text, int(code), first=rank)
+            self._end(Report(text), int(code), first=rank)
         elif kind == GAVE_UP:
             self.gave_up[rank.slot] = text
-            self.report_at = min(self.report_at, time.monotonic() + GATHER_S)
+            self.ask_at = min(self.ask_at, time.monotonic() + GATHER_S)
         else:
             rank.slot = int(message)
             rank.connection.send(READY)
@@ -155,50 +168,102 @@ class Watchdog:
     # ------------------------------------------------------------ what the watchdog sees
 
     def _look(self, now: float) -> None:
-        """Report a rank whose limit is over; ranks that wait are at fault only if none here works."""
+        """Ask around about a rank whose limit is over; ranks that wait are at fault only if none here works."""
         ranks = [(rank, self._where(rank)) for rank in self._ranks]
-        late = [where for rank, where in ranks if where.state in AT_WORK and rank.activity.idle_s(where, now) > where.limit_s]
-        grace_s = GATHER_S if self.alone else GATHER_S + ELSEWHERE_S
+        late = [where for rank, where in ranks if where.state in AT_WORK and self._late(rank, where, now)]
+        grace_s = GATHER_S if self.nodes.alone else GATHER_S + ELSEWHERE_S
         over = [where for _, where in ranks if where.state == WAITING and now - where.since > where.limit_s + grace_s]
         before, self.suspects = self.suspects, {(where.rank, where.since) for where in late + over}
-        if not before & self.suspects:
-            return  # nobody is reported for one look: this process, or all of the machine, may have stood still
-        if late:
-            late = [where for where in late if _condition(where.pid) in CONDITIONS] or late
-            self._end("\n".join(f"mpitrain: {_stuck(where, now)}" for where in late[:MOST_NAMED]), stacks=late)
-        elif not any(where.state in AT_WORK for _, where in ranks):
-            texts = [f"mpitrain: {where}: waits for {now - where.since:.0f} s" for where in over]
-            self._end(_waits(texts, [where for _, where in ranks], now))
+        if before & self.suspects and (late or not any(where.state in AT_WORK for _, where in ranks)):
+            self._ask_around()  # for one look nobody is suspected: this process, or all of the machine, may have stood still
 
-    def _report_waits(self) -> None:
-        now = time.monotonic()
-        ranks = {rank.slot: self._where(rank) for rank in self._ranks}
-        behind = [where for slot, where in ranks.items() if slot not in self.gave_up]
-        if not behind and not self.alone and now < self.report_at + ELSEWHERE_S:
+    def _late(self, rank: Seen, where: Where, now: float) -> bool:
+        return rank.activity.idle_s(where, now) > where.limit_s
+
+    def _board(self) -> list[Rank]:
+        """Return where the ranks of this node are, and in which condition."""
+        now, found = time.monotonic(), []
+        for rank in self._ranks:
+            where = self._where(rank)
+            late = where.state in AT_WORK and self._late(rank, where, now)
+            gave_up, for_s = self.gave_up.get(rank.slot, ""), now - where.since
+            if not gave_up and where.state == WAITING and for_s > where.limit_s:
+                gave_up = f"mpitrain: {where}: waits for {for_s:.0f} s"
+            found.append(Rank(where, self.nodes.name, condition(where.pid), held_in(where.pid), for_s, gave_up, late))
+        return found
+
+    # ------------------------------------------------------------ with the watchdogs of other nodes
+
+    def _ask_around(self) -> None:
+        """Have it reported who is behind: by the first node's watchdog, which asks the others where their ranks are."""
+        self.ask_at, now = float("inf"), time.monotonic()
+        if self.report_at < float("inf"):
             return
-        self._end(_waits(self.gave_up.values(), ranks.values(), now), stacks=behind)
+        if self.nodes.alone or (not self.nodes.is_hub and not self.nodes.links):
+            self._report()
+            return
+        self.nodes.tell({"say": "where" if self.nodes.is_hub else "trouble"})
+        self.report_at = now + ASK_S + (0.0 if self.nodes.is_hub else ELSEWHERE_S)
+
+    def _hear_node(self, descriptor: int) -> None:
+        heard = self.nodes.hear(descriptor)
+        if heard is None:
+            return  # closed, and so forgotten by the poll
+        for node, message in heard:
+            self._take(node, message)
+
+    def _take(self, node: int, message: dict[str, Any]) -> None:
+        """Do as another watchdog says."""
+        said = message["say"]
+        if said == "trouble":
+            self._ask_around()
+        elif said == "where":
+            self.report_at = min(self.report_at, time.monotonic() + ASK_S + ELSEWHERE_S)
+            self.nodes.tell({"say": "board", "ranks": [rank.to_json() for rank in self._board()]})
+        elif said == "board":
+            self.boards[node] = [Rank.from_json(rank) for rank in message["ranks"]]
+            if len(self.boards) == len(self.nodes.meeting.names) - 1 and self.report_at < float("inf"):
+                self._report()
+        elif said == "over" and self.ended_at == float("inf"):
+            self._show_stacks(message["behind"])
+            self.ended_at, self.code = time.monotonic(), message["code"]
+            if self.nodes.is_hub:
+                self.nodes.tell(message, but=node)
+
+    def _report(self) -> None:
+        names = self.nodes.meeting.names
+        known = {self.nodes.meeting.node, *self.boards}
+        silent = [name for number, name in enumerate(names) if number not in known] if self.nodes.is_hub else names[:1]
+        every = [*self._board(), *(rank for board in self.boards.values() for rank in board)]
+        self._end(report(every, [] if self.nodes.alone else silent))
 
     # ------------------------------------------------------------ the end
 
-    def _end(self, text: str, code: int = 1, first: Seen | None = None, stacks: Sequence[Where] = ()) -> None:
+    def _end(self, found: Report, code: int = 1, first: Seen | None = None) -> None:
         """Print the report, and begin to end the job. Only the first trouble gets here."""
         if self.ended_at < float("inf"):
             return
-        _print(text)
+        _print(found.text)
+        self.nodes.tell({"say": "over", "code": code, "behind": found.behind})
         time.sleep(FORWARD_S)  # launchers forward what they have read of each process, be it half a line: one after the other
-        for where in stacks:
-            if _condition(where.pid) not in CONDITIONS:
-                _signal(where.pid, signal.SIGUSR2)  # its stack, see guard.py
-        if stacks:
+        self._show_stacks(found.behind)
+        if found.behind:
             time.sleep(FORWARD_S)
         self.ended_at, self.code = time.monotonic(), code
-        able = [rank for rank in self._ranks if _condition(self._where(rank).pid) not in DEAF]
+        able = [rank for rank in self._ranks if condition(self._where(rank).pid) not in DEAF]
         if code != 1:
             self._ask(able)  # each with the code: Open MPI may tell that of a rank that it has killed
         elif able:
             self._ask([first] if first in able else able[:1])
         if not able:
             self._kill()
+
+    def _show_stacks(self, behind: Iterable[int]) -> None:
+        """Have ranks of this node print their stacks (guard.py), those that can."""
+        for rank in self._ranks:
+            where = self._where(rank)
+            if where.rank in behind and condition(where.pid) not in CONDITIONS:
+                send_signal(where.pid, signal.SIGUSR2)
 
     def _go_on_ending(self, now: float) -> None:
         if self.asked == 0 and now - self.ended_at > END_S[0]:
@@ -209,7 +274,7 @@ class Watchdog:
 
     def _kill(self) -> None:
         for rank in self._ranks:
-            _signal(self._where(rank).pid, signal.SIGKILL)
+            send_signal(self._where(rank).pid, signal.SIGKILL)
         self.asked = 2
 
     def _ask(self, ranks: Iterable[Seen]) -> None:
@@ -220,35 +285,6 @@ class Watchdog:
                 continue  # gone already
 
 
-# ---------------------------------------------------------------- texts
-
-
-def condition_of(pid: int, otherwise: str) -> str:
-    """Return why a process does nothing, in words, as far as the system knows."""
-    return CONDITIONS.get(_condition(pid), otherwise)
-
-
-def _stuck(where: Where, now: float) -> str:
-    how = condition_of(where.pid, "it does nothing")
-    return f"{where}: stuck for {now - where.since:.0f} s, the limit is {where.limit_s:g} s (comm.timeout_s): {how}"
-
-
-def _waits(gave_up: Iterable[str], ranks: Iterable[Where], now: float) -> str:
-    """Return a line for each rank that waits, and name the first behind: one that waits for nobody, else the one least far."""
-    lines = list(gave_up)[:MOST_NAMED]
-    ranks = list(ranks)
-    stopped = [where for where in ranks if _condition(where.pid) in CONDITIONS]
-    behind = stopped or [where for where in ranks if where.state not in (HUNG, WAITING)]
-    if behind:
-        for where in behind[:MOST_NAMED]:
-            how = condition_of(where.pid, "it waits for no message: it computes or is stuck")
-            lines.append(f"mpitrain: first behind: {where}, for {now - where.since:.0f} s: {how}")
-    elif ranks:
-        least = min(ranks, key=lambda where: (where.step, where.position))
-        lines.append(f"mpitrain: first behind on this node: {least}")
-    return "\n".join(lines)
-
-
 def _print(text: str) -> None:
     try:
         os.write(2, (text.rstrip("\n") + "\n").encode(errors="replace"))
@@ -256,45 +292,12 @@ def _print(text: str) -> None:
         return  # nobody listens; the job is ended all the same
 
 
-# ---------------------------------------------------------------- what the system knows of a process
-
-
-def _condition(pid: int) -> str:
-    """Return the letter of a process's state in /proc; "" if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return ""
-
-
-def _used(pid: int) -> tuple[int, float]:
-    """Return the bytes that a process's main thread has read and written, and the seconds it has computed.
-
-    Other threads, such as the one that keeps the lock of the run directory, are at work whatever becomes of the main one.
-    """
-    try:
-        with open(f"/proc/{pid}/task/{pid}/io", "rb") as file:
-            lines = file.read().splitlines()
-        moved = sum(int(lines[at].split()[1]) for at in IO_LINES)
-        with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return moved, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return 0, 0.0
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
 def main() -> None:
-    """Watch: the arguments are the file descriptors of listener and board, the number of ranks here, and of nodes."""
-    listener, board, num_ranks, num_nodes = map(int, sys.argv[1:])
+    """Watch: the arguments are the file descriptors of listener and board, the number of ranks here, and the hub's door, or -1."""
+    listener, board, num_ranks, door = map(int, sys.argv[1:])
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)  # a scheduler sends them to every process; this one ends with its ranks
     memory = memoryview(mmap(board, num_ranks * SLOT))
-    Watchdog(socket.socket(fileno=listener), memory, num_ranks, num_nodes == 1).run()
+    nodes = Nodes(Meeting.from_environment(), socket.socket(fileno=door) if door >= 0 else None)
+    nodes.connect()
+    Watchdog(socket.socket(fileno=listener), memory, num_ranks, nodes).run()

@@ -6,9 +6,10 @@ from typing import NamedTuple
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.layout.stages import StagePlan
-from mpitrain.schedules.actions import PAIR, SPREAD, Action
+from mpitrain.schedules.actions import PAIR, RECEIVES, SENDS, SPREAD, Action
 from mpitrain.schedules.check import Report, check
 from mpitrain.schedules.lower import lower
+from mpitrain.schedules.needs import partner
 from mpitrain.schedules.residency import Residency
 from mpitrain.schedules.table import Table, forwards
 
@@ -19,6 +20,11 @@ class Programs(NamedTuple):
     table: Table
     ranks: list[list[Action]]
     report: Report
+
+    def other_ends(self, rank: int) -> dict[Action, int]:
+        """Return, for the other end of every message of a pipeline rank, its position in the program that it stands in."""
+        wanted = {partner(action) for action in self.ranks[rank] if action.kind in (*SENDS, *RECEIVES)}
+        return {action: at for program in self.ranks for at, action in enumerate(program) if action in wanted}
 
 
 def training(config: Config, table: Table, stages: Sequence[StagePlan]) -> Programs:

@@ -14,6 +14,7 @@ from mpitrain.cluster import preflight
 from mpitrain.cluster.allocation import End, end_of_allocation, seconds_of
 from mpitrain.cluster.board import BUSY
 from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.world import World, connect
@@ -73,7 +74,7 @@ def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard) -> tupl
     guard.place.enter("start", "reading the configuration", BUSY)
     read = _attempt(path, overrides)  # before MPI starts: its limit (comm.timeout_s) is for that, too
     if isinstance(read, Config):
-        guard.place.name(guard.place.who, read.comm.timeout_s)
+        guard.place.name(guard.place.who, Limit(read.comm.timeout_s).seconds)
     world = connect(guard.place)
     guard.join(world)
     guard.place.enter("start", "checking the configuration", BUSY)
@@ -130,7 +131,7 @@ def _require_device(plan: Plan, world: World) -> None:
 
         placement = place(plan, world)
         if direct:  # a child process may have to try it now and again later: a refused run leaves no directory
-            way_of_messages(placement, world, "direct", config.comm.timeout_s)
+            way_of_messages(placement, world, "direct", Limit(config.comm.timeout_s).seconds)
 
 
 class _Opening:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from mpitrain.actor.trace import Recorder, write_trace
 from mpitrain.checkpoint import load
 from mpitrain.cluster.board import BUSY, WAITING
 from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.limit import Limit
 from mpitrain.comm.awareness import STAGED, Way
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import NOWHERE, Communicator, Place, World
@@ -48,12 +50,13 @@ def run(opened: Opened, world: World, guard: Guard) -> int:
     place.enter("build", "looking for the device")
     placement = choose_place(opened.plan, world)
     place.enter("build", "finding out whether MPI takes device buffers")
-    way = way_of_messages(placement, world, config.comm.device, config.comm.timeout_s)
+    limit = Limit(config.comm.timeout_s)
+    way = way_of_messages(placement, world, config.comm.device, limit.seconds)
     with place.at("build", "making the communicators", WAITING):
         mesh = build_mesh(opened.plan, world.comm, place, way, placement.use)
-    place.name(str(mesh), config.comm.timeout_s)
+    place.name(f"{mesh} on {os.uname().nodename}", limit.seconds)
     with place.at("build", "building the model", BUSY):
-        trainer = Trainer(opened, world, mesh, placement, guard)
+        trainer = Trainer(opened, world, mesh, placement, guard, limit)
     trainer.resume()
     code = trainer.train()
     with place.at("end", "freeing the communicators", WAITING):
@@ -66,17 +69,17 @@ def build_mesh(
 ) -> Mesh:
     """Build every communicator this layout needs; the rest is for the mesh. Collective over `comm`."""
     axes, keys = plan.axes, plan.config.comm
-    limits = {"transport": keys.transport, "timeout_s": keys.timeout_s, "progress": keys.progress, "place": place}
+    limits = {"transport": keys.transport, "timeout_s": Limit(keys.timeout_s).seconds, "progress": keys.progress, "place": place}
     return Mesh(comm, axes.grid, axes.of(comm.rank), axes.carried, **limits, way=way, on_thread=on_thread)
 
 
 class Trainer:
     """The loop of one rank. `step` is the number of steps done."""
 
-    def __init__(self, opened: Opened, world: World, mesh: Mesh, placement: Placement, guard: Guard):
+    def __init__(self, opened: Opened, world: World, mesh: Mesh, placement: Placement, guard: Guard, limit: Limit):
         self.config, self.rundir, self.corpora, self.mesh = opened.plan.config, opened.rundir, opened.corpora, mesh
         self.placement, self.device = placement, placement.device
-        self.opened, self.world, self.guard, self.place = opened, world, guard, guard.place
+        self.opened, self.world, self.guard, self.place, self.limit = opened, world, guard, guard.place, limit
         config = self.config
         self.clock = clock_of(self.device)
         mesh.keep_time(self.clock)
@@ -152,6 +155,7 @@ class Trainer:
         self.place.enter("step", "between two steps")
         step_s = self.clock.seconds(begin, self.clock.mark())
         waited_share = (self.mesh.progress.waited_s - waited) / step_s
+        self._limit_waits(step_s)
         self.step, self.tokens = step, self.tokens + self.step_tokens
         self.updates, self.skipped = self.updates + (not result.skipped), self.skipped + result.skipped
         self.saver.advance(result.beside)
@@ -190,6 +194,12 @@ class Trainer:
             self.last_words = self.leaving.told(self.step)
             return STOPPED_EARLY
         return DONE
+
+    def _limit_waits(self, step_s: float) -> None:
+        """Let waits last as long as this run's steps say."""
+        self.limit.took(step_s)
+        self.mesh.progress.timeout_s = self.limit.seconds
+        self.place.name(self.place.who, self.limit.seconds)
 
     def _count_skips(self, result: StepResult) -> str:
         """Count the steps that were skipped in a row, and say so; return why the run has to end, if it has to. Alike on all ranks."""

@@ -1,0 +1,172 @@
+"""Who is behind: from where all ranks of a job are, and what each waits for, the ranks that the others wait for in the end.
+
+    rank 2   RECV_F1@2    waits for rank 1, which owes it SEND_F1@1, position 8 of its program
+    rank 1   RECV_F1@1    waits for rank 0, which owes it SEND_F1@0, position 5
+    rank 0   F1@0         position 4, stopped: it is behind, and owes SEND_F1@0 to rank 1; in the end 1 and 2 wait for it
+
+A wait names the ranks whose messages have not come (comm/progress.py), and the instruction by which they send them. A rank is behind if
+somebody waits for it, and it is stopped or dead, or waits for nobody. Where all wait, and an instruction that is owed has been run, its
+message is lost on the way.
+
+Standard library only, and no MPI: the watchdog has this.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mpitrain.cluster.board import HUNG, LEFT, WAITING, Owed, Where
+from mpitrain.cluster.processes import CONDITIONS
+
+MOST_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank when its node was asked. node: its name.  condition: of its process.  held_in: where in the kernel.  for_s: where it is.
+
+    gave_up: what it said when its wait was too long.  late: it has been where it is for longer than its limit.
+    """
+
+    where: Where
+    node: str
+    condition: str
+    held_in: str
+    for_s: float
+    gave_up: str = ""
+    late: bool = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the system says that it can do nothing."""
+        return self.condition in CONDITIONS
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for others, as far as it could say."""
+        return bool(self.where.waits_for) or self.where.state in (WAITING, HUNG)
+
+    @property
+    def how(self) -> str:
+        """Why it does nothing, or what it does, in words."""
+        held = f", in {self.held_in}" if self.held_in and self.condition == "D" else ""
+        stack = "; it can't show its stack" if self.stopped else ""
+        return f"{CONDITIONS.get(self.condition, 'it waits for no message: it computes or is stuck')}{held}{stack}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(found: dict[str, Any]) -> "Rank":
+        where = found["where"]
+        owed = Owed(*where["owed"])
+        return Rank(**{**found, "where": Where(**{**where, "owing": tuple(where["owing"]), "owed": owed})})
+
+
+@dataclass(frozen=True)
+class Report:
+    """text: for the user.  behind: the ranks whose stacks tell more."""
+
+    text: str
+    behind: tuple[int, ...] = ()
+
+
+def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> Report:
+    """Say who is behind. silent: nodes that told nothing."""
+    every = {rank.where.rank: rank for rank in ranks if rank.where.rank >= 0 and rank.where.state != LEFT}
+    lines = [rank.gave_up for rank in every.values() if rank.gave_up]
+    lines = [*lines[:MOST_NAMED], *([f"mpitrain: and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else [])]
+    late = [rank for rank in every.values() if rank.late]
+    if late and not lines:
+        found = [rank for rank in late if rank.stopped] or late
+        lines = [f"mpitrain: {_stuck(rank)}" for rank in found[:MOST_NAMED]]
+    else:
+        found = _behind(every)
+        lines += [f"mpitrain: first behind: {rank.where}, for {rank.for_s:.0f} s: {rank.how}" for rank in found[:MOST_NAMED]]
+        if not found and not silent:
+            lines += _lost(every) or _least(every)
+    for rank in found[:MOST_NAMED]:
+        lines += _owes(rank, every)
+    lines += [f"mpitrain: node {name} doesn't answer: it is down, or the network between" for name in silent]
+    return Report("\n".join(lines), tuple(rank.where.rank for rank in found))
+
+
+def _stuck(rank: Rank) -> str:
+    where = rank.where
+    how = CONDITIONS.get(rank.condition, "it does nothing")
+    held = f", in {rank.held_in}" if rank.held_in and rank.condition == "D" else ""
+    return f"{where}: stuck for {rank.for_s:.0f} s, the limit is {where.limit_s:g} s (comm.timeout_s): {how}{held}"
+
+
+def _behind(every: Mapping[int, Rank]) -> list[Rank]:
+    """Return the ranks that others wait for and that wait for nobody; of these, those that are stopped, if any are."""
+    free = [rank for rank in every.values() if rank.stopped or not rank.waits]
+    awaited = {number for rank in every.values() if rank.waits and not rank.stopped for number in rank.where.owing}
+    free = [rank for rank in free if rank.where.rank in awaited] or free
+    return sorted([rank for rank in free if rank.stopped] or free, key=_cursor)
+
+
+def _cursor(rank: Rank) -> tuple[int, bool, int]:
+    """Return how far a rank has come; validation follows its step."""
+    return rank.where.step, rank.where.phase == "validation", rank.where.position
+
+
+def _owes(rank: Rank, every: Mapping[int, Rank]) -> list[str]:
+    """Say what a rank owes, to whom, and who waits for it in the end."""
+    waiting = [each for each in every.values() if rank.where.rank in each.where.owing and each is not rank]
+    if not waiting:
+        return []
+    first = min(waiting, key=lambda each: (each.where.owed.position < 0, each.where.owed.position, each.where.rank))
+    owed, same = first.where.owed, [each for each in waiting if each.where.owed == first.where.owed]
+    at = f", position {owed.position} of its program" if owed.position >= 0 else ""
+    what = f"  rank {rank.where.rank} owes {owed.instruction}{at}, to {_names(each.where.rank for each in same)}: {first.where.waits_for}"
+    after = _transitively(rank.where.rank, every)
+    return [f"{what}; {_names(after)} {'wait' if len(after) > 1 else 'waits'} for it in the end"]
+
+
+def _transitively(number: int, every: Mapping[int, Rank]) -> set[int]:
+    """Return the ranks that wait for a rank, or for one that waits for it."""
+    found: set[int] = set()
+    new = {number}
+    while new:
+        new = {each.where.rank for each in every.values() if new.intersection(each.where.owing)} - found - {number}
+        found |= new
+    return found
+
+
+def _lost(every: Mapping[int, Rank]) -> list[str]:
+    """Name the messages that were sent, and have not come."""
+    lines = []
+    for rank in every.values():
+        owed, senders = rank.where.owed, [every[number] for number in rank.where.owing if number in every]
+        for sender in senders:
+            if owed.position >= 0 and sender.where.phase == rank.where.phase == "step" and _passed(sender, rank.where.step, owed.position):
+                lines.append(
+                    f"mpitrain: first behind: nobody: rank {sender.where.rank} on {sender.node} has run {owed.instruction}, and rank "
+                    f"{rank.where.rank} on {rank.node} waits for it: the message is lost, or the link between them is down"
+                )
+    return lines[:MOST_NAMED]
+
+
+def _passed(rank: Rank, step: int, position: int) -> bool:
+    return (rank.where.step, rank.where.position) > (step, position)
+
+
+def _least(every: Mapping[int, Rank]) -> list[str]:
+    if not every:
+        return []
+    least = min(every.values(), key=_cursor)
+    return [f"mpitrain: first behind: {least.where}: all ranks wait, and it has come least far"]
+
+
+def _names(numbers: Iterable[int]) -> str:
+    """Name ranks, neighbours as from-to."""
+    numbers, runs = sorted(numbers), list[list[int]]()
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
+    more = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(texts[:MOST_NAMED])}{more}"

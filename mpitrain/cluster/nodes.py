@@ -1,0 +1,198 @@
+"""What the watchdogs of several nodes say to one another, over TCP: boards are memory of a node, and MPI may be what hangs.
+
+    hub       the watchdog of the node with rank 0; it listens
+    spoke     the watchdog of another node; it connects when it starts
+
+    trouble   spoke to hub      a limit is over here: ask around
+    where     hub to spokes     where are your ranks?
+    board     spoke to hub      there, and in which condition
+    over      both ways         reported: print nothing, show these stacks, end your ranks with this code
+
+Messages are lines of JSON. The port is any free one, and told over MPI with a token that each connection begins with: other programs of
+the cluster can connect, and are sent away. A node that can't be reached reports for itself.
+
+Standard library only.
+"""
+
+import ipaddress
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+CONNECT_S = 3.0  # to the hub; it listens already
+SEND_S = 2.0
+MOST_BYTES = 1 << 24  # of a message: a board of thousands of ranks
+MOST_GREETING = 1 << 10
+IN_ENVIRONMENT = "MPITRAIN_WATCHDOG_NODES"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How watchdogs find one another. node: number of this one, the first is the hub.  names: of all nodes, in their order."""
+
+    node: int = 0
+    names: tuple[str, ...] = ("",)
+    addresses: tuple[str, ...] = ()
+    port: int = 0
+    token: str = ""
+
+    def to_environment(self) -> dict[str, str]:
+        return {IN_ENVIRONMENT: json.dumps(asdict(self))}
+
+    @staticmethod
+    def from_environment() -> "Meeting":
+        found = json.loads(os.environ.get(IN_ENVIRONMENT, "{}"))
+        return Meeting(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
+
+
+def addresses_here() -> tuple[str, ...]:
+    """Return the IPv4 addresses of this node, in this network namespace; those that only mean this node last."""
+    found = dict[str, None]()
+    try:
+        lines = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    for line, after in zip(lines, lines[1:]):
+        if after.strip() == "/32 host LOCAL":
+            found[line.split()[-1]] = None
+    return tuple(sorted(found or {"127.0.0.1": None}, key=lambda each: ipaddress.ip_address(each).is_loopback))
+
+
+def told_apart(names: list[str]) -> tuple[str, ...]:
+    """Return names of nodes, with their number where several have one, as they do when one machine plays them."""
+    return tuple(f"{name}#{number}" if names.count(name) > 1 else name for number, name in enumerate(names))
+
+
+@dataclass
+class Link:
+    """A connection to another watchdog. node: its number; -1: it hasn't said."""
+
+    socket: socket.socket
+    node: int = -1
+    read: bytes = b""
+
+    def send(self, message: dict[str, Any]) -> bool:
+        """Send a message; return False if nobody takes it."""
+        try:
+            self.socket.settimeout(SEND_S)
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """Return the messages that have come, or None: it is closed, or sends what no watchdog does."""
+        try:
+            found = self.socket.recv(1 << 16)
+        except OSError:
+            return None
+        self.read += found
+        *lines, self.read = self.read.split(b"\n")
+        if not found or len(self.read) > (MOST_GREETING if self.node < 0 else MOST_BYTES):
+            return None
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError:
+            return None
+
+
+@dataclass
+class Nodes:
+    """The links of one watchdog. listener: of the hub."""
+
+    meeting: Meeting = Meeting()
+    listener: socket.socket | None = None
+    links: dict[int, Link] = field(default_factory=dict)  # by file descriptor
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other node."""
+        return len(self.meeting.names) == 1
+
+    @property
+    def is_hub(self) -> bool:
+        return self.meeting.node == 0
+
+    @property
+    def name(self) -> str:
+        """The name of this node."""
+        return self.meeting.names[self.meeting.node]
+
+    @property
+    def reached(self) -> set[int]:
+        """The nodes at the other ends of the links."""
+        return {link.node for link in self.links.values() if link.node >= 0}
+
+    def connect(self) -> None:
+        """Connect a spoke to the hub, over whichever of its addresses answers first."""
+        if self.is_hub:
+            return
+        for connection in _answering(self.meeting):
+            link = Link(connection, node=0)
+            if link.send({"token": self.meeting.token, "node": self.meeting.node}) and _welcome(connection):
+                self.links[connection.fileno()] = link
+                return
+            connection.close()
+
+    def accept(self) -> int:
+        """Take a connection; return its file descriptor."""
+        connection, _ = self.listener.accept()
+        self.links[connection.fileno()] = Link(connection)
+        return connection.fileno()
+
+    def hear(self, descriptor: int) -> list[tuple[int, dict[str, Any]]] | None:
+        """Return (node, message) of what has come over a link; None: it is closed."""
+        link = self.links[descriptor]
+        messages = link.receive()
+        if messages and link.node < 0:
+            greeting = messages.pop(0)
+            known = isinstance(greeting, dict) and greeting.get("token") == self.meeting.token
+            if not known or not link.send({"welcome": self.name}):
+                messages = None
+            else:
+                link.node = int(greeting["node"])
+        if messages is None:
+            self.links.pop(descriptor).socket.close()
+            return None
+        return [(link.node, message) for message in messages]
+
+    def tell(self, message: dict[str, Any], but: int = -1) -> None:
+        """Send a message over all links, but to one node."""
+        for link in list(self.links.values()):
+            if link.node not in (-1, but):
+                link.send(message)
+
+
+def _answering(meeting: Meeting) -> Iterator[socket.socket]:
+    """Yield connections to the hub, in the order in which its addresses answer."""
+    open_ = {}
+    for address in meeting.addresses:
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        connection.connect_ex((address, meeting.port))
+        open_[connection.fileno()] = connection
+    end = time.monotonic() + CONNECT_S
+    while open_ and time.monotonic() < end:
+        for descriptor in select.select([], list(open_), [], max(0.0, end - time.monotonic()))[1]:
+            connection = open_.pop(descriptor)
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                connection.close()
+            else:
+                connection.settimeout(SEND_S)
+                yield connection
+    for connection in open_.values():
+        connection.close()
+
+
+def _welcome(connection: socket.socket) -> bool:
+    """Tell whether it is the hub that answers, and not another program."""
+    try:
+        return b"welcome" in connection.recv(MOST_GREETING)
+    except OSError:
+        return False

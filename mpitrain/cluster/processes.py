@@ -1,0 +1,65 @@
+"""What the system knows of a process, in /proc: in which state it is, what it has done, where the kernel holds it.
+
+Standard library only: the watchdog starts in milliseconds.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+IO_LINES = (0, 1, 4, 5)  # of a thread's io in /proc: rchar and wchar, of calls; read_bytes and write_bytes, of memory-mapped files, too
+CONDITIONS = {
+    "T": "stopped by a signal (SIGSTOP)",
+    "t": "stopped by a debugger",
+    "D": "held in the kernel, as by a disk or a network file system that doesn't answer",
+    "Z": "dead",
+    "": "dead",
+}
+DEAF = ("T", "t", "Z", "")  # of these conditions: those in which nothing is heard any more
+
+
+def condition(pid: int) -> str:
+    """Return the letter of a process's state; "" if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def condition_of(pid: int, otherwise: str) -> str:
+    """Return why a process does nothing, in words, as far as the system knows."""
+    return CONDITIONS.get(condition(pid), otherwise)
+
+
+def held_in(pid: int) -> str:
+    """Return the function of the kernel that a process waits in; "" if it is in none, or that isn't told."""
+    try:
+        found = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+    return "" if found == "0" else found
+
+
+def used(pid: int) -> tuple[int, float]:
+    """Return the bytes that a process's main thread has read and written, and the seconds it has computed.
+
+    Other threads, such as the one that keeps the lock of the run directory, are at work whatever becomes of the main one.
+    """
+    try:
+        with open(f"/proc/{pid}/task/{pid}/io", "rb") as file:
+            lines = file.read().splitlines()
+        moved = sum(int(lines[at].split()[1]) for at in IO_LINES)
+        with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return moved, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0, 0.0
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process, if there is one."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,88 @@
+"""Two hosts on one machine: network namespaces joined by a cable of a given rate, which can be cut or slowed. Needs root, ip and tc.
+
+    with two_hosts("1gbit") as hosts:
+        command = hosts.mpirun(2, MPITRAIN, "run", ...)      two ranks on each
+        hosts.cut()  or  hosts.slow("100mbit")
+
+Namespaces have a name of this process: several tests don't meet.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from launch import MPIRUN
+
+ADDRESSES = "10.79.0.1", "10.79.0.2"
+CHOSEN = os.environ.get("MPITRAIN_NETNS") == "1"
+LAUNCH = """#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+host=$1; shift
+[ $host = {first} ] && name={names[0]} || name={names[1]}
+exec ip netns exec $name bash -c "$*"
+"""
+
+
+class Hosts:
+    """The two hosts. folder: for the launcher's script."""
+
+    def __init__(self, folder: Path):
+        self.names = [f"mpt{os.getpid()}{which}" for which in "ab"]
+        self.cables = [f"v{os.getpid()}{which}" for which in "ab"]
+        self._script = folder / "launch.sh"
+        self._script.write_text(LAUNCH.format(first=ADDRESSES[0], names=self.names))
+        self._script.chmod(0o755)
+
+    def up(self, rate: str) -> None:
+        for name in self.names:
+            _run("ip", "netns", "add", name)
+        _run("ip", "link", "add", self.cables[0], "type", "veth", "peer", "name", self.cables[1])
+        for name, cable, address in zip(self.names, self.cables, ADDRESSES):
+            _run("ip", "link", "set", cable, "netns", name)
+            _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", cable)
+            _run("ip", "-n", name, "link", "set", cable, "up")
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            self._rate("add", name, cable, rate)
+
+    def down(self) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+    def slow(self, rate: str) -> None:
+        """Change the rate of the cable, both ways."""
+        for name, cable in zip(self.names, self.cables):
+            self._rate("change", name, cable, rate)
+
+    def cut(self) -> None:
+        """Pull the cable out at the second host; the first one's has no carrier then."""
+        _run("ip", "-n", self.names[1], "link", "set", self.cables[1], "down")
+
+    def mpirun(self, each: int, *command: str) -> list[str]:
+        """Return the command line that starts `each` ranks on either host."""
+        launcher = "-launcher", "ssh", "-launcher-exec", str(self._script)
+        hosts = "-hosts", ",".join(f"{address}:{each}" for address in ADDRESSES)
+        return ["ip", "netns", "exec", self.names[0], MPIRUN, *launcher, *hosts, "-n", str(2 * each), *command]
+
+    def _rate(self, verb: str, name: str, cable: str, rate: str) -> None:
+        shape = "root", "tbf", "rate", rate, "burst", "1mb", "latency", "50ms"
+        _run("ip", "netns", "exec", name, "tc", "qdisc", verb, "dev", cable, *shape)
+
+
+@contextmanager
+def two_hosts(folder: Path, rate: str = "1gbit") -> Iterator[Hosts]:
+    """Have two hosts for a while."""
+    assert os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc"), "needs root, ip and tc"
+    hosts = Hosts(folder)
+    try:
+        hosts.up(rate)
+        yield hosts
+    finally:
+        hosts.down()
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"

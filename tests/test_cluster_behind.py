@@ -1,0 +1,154 @@
+"""Who is behind, of ranks whose places are known; and how the watchdogs of several nodes tell one another."""
+
+import socket
+import threading
+
+import pytest
+
+from mpitrain.cluster.behind import Rank, report
+from mpitrain.cluster.board import HUNG, SLOT, WAITING, WORKING, Owed, Place, Where, read_slot
+from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
+from mpitrain.cluster.nodes import Meeting, Nodes, addresses_here, told_apart
+
+
+def rank(number: int, at: tuple[int, int], what: str, *, owing=(), owed=("", -1), condition="S", state=WORKING, **more) -> Rank:
+    """A rank at (step, position), which waits for the ranks `owing` to run `owed`."""
+    wait = f"a message of {owed[0]}" if owing else ""
+    where = Where(state, number, 100 + number, 0.0, 5.0, *at, f"rank {number} (pp {number})", "step", what, wait, owing, Owed(*owed))
+    return Rank(where, f"node{number // 2}", condition, "", 7.0, **more)
+
+
+def pipeline(**first) -> list[Rank]:
+    """Ranks 3, 2 and 1 each wait for the one before, and rank 0 for nobody."""
+    behind = [rank(n, (7, 10), f"RECV_F1@{n}", owing=(n - 1,), owed=(f"SEND_F1@{n - 1}", 8), gave_up=f"mpitrain: {n}") for n in (1, 2, 3)]
+    return [rank(0, (7, 4), "F1@0", **first), *behind]
+
+
+HOW = {"T": "stopped by a signal", "R": "it computes or is stuck", "D": "held in the kernel"}
+
+
+@pytest.mark.parametrize(("condition", "how"), HOW.items())
+def test_the_rank_that_waits_for_nobody_is_behind_and_what_it_owes_is_told(condition, how):
+    found = report(pipeline(condition=condition))
+    (named,) = [line for line in found.text.splitlines() if "first behind" in line]
+    assert found.behind == (0,) and "rank 0 (pp 0) at step 7, position 4, in phase step, F1@0, for 7 s" in named and how in named
+    assert "rank 0 owes SEND_F1@0, position 8 of its program, to rank 1" in found.text
+    assert "ranks 1-3 wait for it in the end" in found.text
+
+
+def test_a_stopped_rank_is_behind_though_it_had_been_waiting():
+    """It was stopped while it waited for a message that came later: its note is old, those who could go on say so."""
+    ranks = [rank(0, (7, 6), "RECV_B0@0", owing=(1,), owed=("SEND_B0@1", 5), condition="T")]
+    ranks += [rank(1, (7, 9), "RECV_F1@1", owing=(0,), owed=("SEND_F1@0", 8), state=HUNG, gave_up="mpitrain: 1")]
+    found = report(ranks)
+    assert found.behind == (0,) and "rank 0 owes SEND_F1@0" in found.text
+
+
+def test_a_rank_that_nobody_waits_for_is_not_behind():
+    free = rank(4, (7, 2), "F0@4")
+    assert report([*pipeline(), free]).behind == (0,)
+
+
+def test_a_message_that_was_sent_and_has_not_come_is_lost():
+    waiting = rank(2, (7, 10), "RECV_F1@2", owing=(1,), owed=("SEND_F1@1", 8), gave_up="mpitrain: 2")
+    sender = rank(1, (7, 11), "RECV_B0@1", owing=(2,), owed=("SEND_B0@2", 14), gave_up="mpitrain: 1")
+    found = report([waiting, sender])
+    assert found.behind == () and "rank 1 on node0 has run SEND_F1@1, and rank 2 on node1 waits for it" in found.text
+    assert "SEND_B0@2" not in found.text
+
+
+def test_a_node_that_tells_nothing_is_named_and_no_rank_is_blamed_for_it():
+    found = report(pipeline()[1:], silent=["node0"])
+    assert "node node0 doesn't answer" in found.text and found.behind == ()
+
+
+def test_ranks_that_all_wait_name_the_one_that_has_come_least_far():
+    ranks = [rank(n, (7, 9 - n), "saving", state=WAITING, gave_up=f"mpitrain: {n}") for n in range(3)]
+    assert "first behind: rank 2" in report(ranks).text
+
+
+def test_many_ranks_are_told_in_few_words():
+    ranks = [rank(0, (7, 4), "F1@0", condition="T")]
+    ranks += [rank(n, (7, 9), "NORM", owing=(0,), owed=("NORM", -1), gave_up=f"mpitrain: {n}") for n in range(1, 500)]
+    found = report(ranks).text
+    assert len(found.splitlines()) < 12 and "ranks 1-499 wait for it in the end" in found and "and 491 more" in found
+
+
+def test_a_rank_travels_between_nodes_as_it_is():
+    before = pipeline()[2]
+    assert Rank.from_json(before.to_json()) == before
+
+
+def test_a_wait_that_lasts_is_on_the_board_and_does_not_move_the_rank():
+    slot = memoryview(bytearray(SLOT))
+    place = Place(3, "rank 3", 5.0)
+    place.take(slot)
+    place.moved(2, 9, "RECV_F1@1")
+    since = read_slot(slot).since
+    place.waits_for("F1 for stage 1", [0], ("SEND_F1@0", 4))
+    where = read_slot(slot)
+    assert (where.since, where.waits_for, where.owing, where.owed) == (since, "F1 for stage 1", (0,), ("SEND_F1@0", 4))
+    place.moved(2, 10, "F1@1")
+    assert (read_slot(slot).waits_for, read_slot(slot).owing) == ("", ())
+
+
+def test_a_limit_follows_the_steps_unless_it_is_given():
+    limit, given = Limit(None), Limit(3.0)
+    for step_s, expected in ((50.0, FIRST_S), (1.0, LEAST_S), (20.0, 200.0), (2.0, 200.0), (100.0, FIRST_S)):
+        for each in (limit, given):
+            each.took(step_s)
+        assert (limit.seconds, given.seconds) == (expected, 3.0)
+
+
+# ---------------------------------------------------------------- links between nodes
+
+
+@pytest.fixture
+def hub():
+    door = socket.create_server(("", 0))
+    nodes = Nodes(Meeting(0, ("a", "b"), addresses_here(), door.getsockname()[1], "secret"), door)
+    yield nodes
+    door.close()
+
+
+def connected(hub: Nodes, token: str) -> tuple[Nodes, int]:
+    """Connect node 1, with a token; return it, and the hub's descriptor of the link."""
+    spoke = Nodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, token))
+    thread = threading.Thread(target=spoke.connect)
+    thread.start()
+    descriptor = hub.accept()
+    hub.hear(descriptor)
+    thread.join(10)
+    return spoke, descriptor
+
+
+def test_watchdogs_of_two_nodes_talk(hub):
+    spoke, at_hub = connected(hub, "secret")
+    assert (hub.reached, spoke.reached) == ({1}, {0})
+    long = "x" * 300_000
+    (at_spoke,) = spoke.links
+    sending = threading.Thread(target=spoke.tell, args=({"say": "board", "ranks": [long]},))
+    sending.start()
+    heard = []
+    while not heard:
+        heard = hub.hear(at_hub)
+    sending.join(10)
+    hub.tell({"say": "over"})
+    assert heard == [(1, {"say": "board", "ranks": [long]})] and spoke.hear(at_spoke) == [(0, {"say": "over"})]
+
+
+@pytest.mark.parametrize("sent", [b'{"token": "guessed", "node": 1}\n', b"[1]\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000])
+def test_a_stranger_is_sent_away(hub, sent):
+    stranger = socket.create_connection(("127.0.0.1", hub.meeting.port), 5)
+    stranger.sendall(sent)
+    assert hub.hear(hub.accept()) is None and not hub.links
+    stranger.close()
+
+
+def test_a_spoke_whose_token_is_wrong_reports_for_itself(hub):
+    spoke, _ = connected(hub, "another")
+    assert not spoke.links and not hub.links
+
+
+def test_nodes_of_one_name_are_told_apart():
+    assert told_apart(["a", "a", "b"]) == ("a#0", "a#1", "b")

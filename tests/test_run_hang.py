@@ -1,0 +1,83 @@
+"""A rank that is stopped at any moment, in any layout, is named with its instruction and its node, and the job ends.
+
+MPITRAIN_STOPS=50 stops as many; by default there are two.
+"""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import hosts
+import noted
+import pytest
+from launch import MPIRUN, MPITRAIN, lines_in, started, tail, tiny, write_text
+
+LIMIT_S = 4
+LAYOUTS = (  # ranks, on two nodes, keys; the first tell most
+    (4, True, dict(parallel_pp=2, parallel_tp=2, parallel_dp=1)),
+    (2, False, dict(parallel_dp=2, parallel_zero=3)),
+    (4, False, dict(parallel_pp=2, parallel_dp=2, pipeline_schedule="interleaved", pipeline_chunks=2)),
+    (2, False, dict(parallel_cp=2)),
+    (2, True, dict(parallel_pp=2, pipeline_schedule="zbv", comm_progress="thread")),
+)
+COUNT = int(os.environ.get("MPITRAIN_STOPS", "2"))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("hang") / "text.txt", 20_000)
+
+
+def several_nodes(num_ranks: int) -> list[str]:
+    """Return options of a launcher that makes two nodes of one machine, as MPICH's does; else none."""
+    if b"HYDRA" not in subprocess.run([MPIRUN, "--version"], capture_output=True, check=False).stdout:
+        return []
+    return ["-launcher", "fork", "-hosts", f"n0:{num_ranks // 2},n1:{num_ranks // 2}"]
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_a_rank_stopped_at_any_moment_is_named_with_its_instruction(tmp_path, text, number):
+    dice = random.Random(number)
+    num_ranks, apart, keys = LAYOUTS[number % len(LAYOUTS)]
+    given = tiny(tmp_path / "run", text, run_steps=100_000, run_eval_every=20, run_save_every=20, comm_timeout_s=LIMIT_S, **keys)
+    nodes = several_nodes(num_ranks) if apart else []
+    command = [MPIRUN, *nodes, "-n", str(num_ranks), sys.executable, noted.__file__, str(tmp_path), "run", *given]
+    with started(0, *command) as job:
+        job.wait_for(lambda: lines_in(tmp_path / "run") >= 3, 90)
+        time.sleep(2 * dice.random())
+        rank = dice.randrange(num_ranks)
+        (path,) = tmp_path.glob(f"{rank}.*")
+        pid = int(path.suffix[1:])
+        job.signal(pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        job.wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", 5)
+        where = noted.read(path)
+        done = job.wait(LIMIT_S + 10 - (time.monotonic() - begin))
+    assert done.returncode not in (0, None), tail(done.output)
+    print(tail(done.output, 12))
+    reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
+    named = [line for line in reports if re.search("first behind|stuck for", line)]
+    assert len(named) == 1, tail(done.output)
+    assert re.search(rf"rank {rank} \(pp \d+, .*\) on {re.escape(os.uname().nodename)} ", named[0]), tail(done.output)
+    assert any(f"{each}, for " in named[0] or f"{each}: stuck" in named[0] for each in where), f"{where}\n{tail(done.output)}"
+    assert "stopped by a signal (SIGSTOP)" in named[0], named[0]
+
+
+@pytest.mark.skipif(not hosts.CHOSEN, reason="MPITRAIN_NETNS=1 makes two hosts of network namespaces")
+def test_a_cut_link_ends_the_job_with_a_report(tmp_path, text):
+    """Neither half knows more than that the other doesn't answer; each says so, and ends its ranks."""
+    keys = dict(run_steps=100_000, run_eval_every=1000, run_save_every=1000, comm_timeout_s=LIMIT_S, parallel_pp=2, parallel_tp=2)
+    with hosts.two_hosts(tmp_path) as pair:
+        command = pair.mpirun(2, MPITRAIN, "run", *tiny(tmp_path / "run", text, **keys))
+        with started(0, *command, env={"UCX_TLS": "tcp,self"}) as job:
+            job.wait_for(lambda: lines_in(tmp_path / "run") >= 3, 90)
+            pair.cut()
+            done = job.wait(LIMIT_S + 20)
+            print(tail(done.output, 12))
+    assert done.returncode not in (0, None), tail(done.output)
+    assert "waited" in done.output and "doesn't answer: it is down, or the network between" in done.output, tail(done.output)
