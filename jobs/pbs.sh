@@ -1,10 +1,21 @@
 #!/bin/bash
-# qsub -v CONFIG=my.toml jobs/pbs.sh
-#PBS -N mpitrain
-#PBS -l select=2:ncpus=32:mpiprocs=4
-#PBS -l walltime=04:00:00
+# @written@
+# Submit it with: qsub @script@
+# ---------------------------------------------------------------- the site: see qsub(1B)
+#PBS -N @name@
+#PBS -l select=@nodes@:ncpus=@cores_per_node@:mpiprocs=@ranks_per_node@@gpus@
+#PBS -l walltime=@time@
+#PBS -j oe
+#PBS -r n
+@directives@
+MPITRAIN_JOB_END=$(($(date +%s) + @seconds@)) # when this job has to be gone
+export MPITRAIN_JOB_END
+LAUNCH=(@launch@) # starts the ranks
+ARGUMENTS=(@arguments@)
+@setup@
 
-: "${CONFIG:?give the configuration: qsub -v CONFIG=my.toml jobs/pbs.sh}"
-cd "$PBS_O_WORKDIR" || exit 1
-export OMP_NUM_THREADS=8
-mpirun mpitrain run "$CONFIG"
+@body@
+if mpitrain job again "$code" "${ARGUMENTS[@]}" --most @most@ && [ ! "$cancelled" ]; then
+    qsub @script@ # a job of its own: qrerun is for operators
+fi
+exit "$code"

@@ -1,15 +1,28 @@
 #!/bin/bash
-# sbatch jobs/slurm.sh CONFIG.toml      one rank per task; leaves with a checkpoint before the time is up and queues itself again
-#SBATCH --job-name=mpitrain
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=4
-#SBATCH --cpus-per-task=8
-#SBATCH --time=04:00:00
-#SBATCH --signal=USR1@300
+# @written@
+# Submit it with: sbatch @script@
+# ---------------------------------------------------------------- the site: see sbatch(1)
+#SBATCH --job-name=@name@
+#SBATCH --nodes=@nodes@
+#SBATCH --ntasks-per-node=@ranks_per_node@
+#SBATCH --cpus-per-task=@cores@
+#SBATCH --time=@time@
+#SBATCH --output=@name@-%j.out
+#SBATCH --open-mode=append
 #SBATCH --requeue
+@directives@
+LAUNCH=(@launch@) # starts the ranks
+ARGUMENTS=(@arguments@)
+export SRUN_CPUS_PER_TASK=@cores@ # since 22.05 srun doesn't take it from the job
+export SLURM_KILL_BAD_EXIT=1     # a rank that dies before it reaches the others would keep them waiting
+@setup@
 
-export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
-srun mpitrain run "$@"
-code=$?
-[ $code -eq 75 ] && scontrol requeue "$SLURM_JOB_ID" # 75: stopped early with a checkpoint
-exit $code
+@body@
+again() {
+    mpitrain job again "$code" "${ARGUMENTS[@]}" --most @most@ && [ ! "$cancelled" ] &&
+        [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ] # not cancelled either
+}
+if again; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

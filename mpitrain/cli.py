@@ -181,6 +181,60 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     return guarded(body, _tell_error)
 
 
+@cli.group()
+def job() -> None:
+    """Write the script of a job for a cluster's scheduler, explain it, submit it; it comes again until the run is done."""
+
+
+def _for_scheduler(kind: str, title: str) -> None:
+    """Make `mpitrain job KIND`."""
+
+    @job.command(kind, help=f"A job for {title}. Trains CONFIG on --nodes times --ranks-per-node ranks.")
+    @CONFIG
+    @click.option("--nodes", required=True, type=click.IntRange(1, MOST_RANKS), help="Number of nodes.")
+    @click.option("--time", "time_limit", required=True, metavar="HH:MM:SS", help="Length of one allocation; the job comes again.")
+    @click.option("--ranks-per-node", default=4, show_default=True, type=click.IntRange(1, 4096), help="One for each GPU, or a few cores.")
+    @click.option("--cores", default=8, show_default=True, type=click.IntRange(1, 4096), help="Cores of a rank.")
+    @click.option("--gpus", default=0, show_default=True, type=click.IntRange(0, 4096), help="GPUs of a node.")
+    @click.option("--account", default="", help="Who pays: an account, a project or a bank.")
+    @click.option("--queue", default="", help="Queue or partition.")
+    @click.option("--launch", default="", metavar="COMMAND", help="What starts the ranks, for example 'srun --mpi=pmi2'.")
+    @click.option("--setup", multiple=True, metavar="LINE", help="Line of shell before that, such as 'module load mpi'.")
+    @click.option("--image", default="mpitrain", show_default=True, help="Kubernetes: the container's image.")
+    @click.option("--claim", default="runs", show_default=True, help="Kubernetes: the volume claim that holds this folder.")
+    @click.option("--most", default=100, show_default=True, type=click.IntRange(1, INTEGERS), help="Starts at most.")
+    @click.option("--out", metavar="FILE", help="Name of the script; else that of CONFIG and of the scheduler.")
+    @click.option("--submit", is_flag=True, help="Submit it, too.")
+    @OVERRIDE
+    def write(config: str | None, overrides: tuple[str, ...], time_limit: str, out: str | None, submit: bool, **asked) -> int:
+        from mpitrain.cluster.allocation import seconds_of
+        from mpitrain.commands.job.render import main
+        from mpitrain.commands.job.schedulers import Asked
+
+        return main(kind, config, overrides, Asked(seconds=int(seconds_of(time_limit, "--time")), **asked), out, submit, click.echo)
+
+
+for _kind, _title in {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF", "flux": "Flux", "kubernetes": "Kubernetes' MPI operator"}.items():
+    _for_scheduler(_kind, _title)
+
+
+@job.command()
+@click.argument("code", type=click.IntRange(0, 255))
+@CONFIG
+@OVERRIDE
+@click.option("--most", default=100, show_default=True, type=click.IntRange(1, INTEGERS), help="Starts at most.")
+def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) -> int:
+    """Say whether a run that ended with exit code CODE is to be started again. For scripts of jobs.
+
+    Exit codes: 0 yes, 1 no. No after 0 and 2, after so many starts, and after 3 in a row without a newer checkpoint.
+    """
+    from mpitrain.commands.job.again import main
+
+    verdict, why = main(code, config, overrides, most)
+    click.echo(f"mpitrain job: {why}")
+    return verdict
+
+
 @cli.command()
 @click.argument("run_dir", type=click.Path(), callback=_require_name)
 @click.option("--prompt", required=True, help="Text to go on from.")

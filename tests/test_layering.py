@@ -182,4 +182,4 @@ def test_every_package_is_installed():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "mpitrain").rglob("__init__.py")}
-    assert folders | {"mpitrain.comm", "mpitrain.schedules"} == set(setup["options"]["packages"].split())
+    assert folders | {"mpitrain.comm", "mpitrain.schedules", "mpitrain.jobs"} == set(setup["options"]["packages"].split())

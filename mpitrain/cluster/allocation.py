@@ -1,7 +1,7 @@
 """When the time that this job was given is over: as the scheduler says, and as the user does. The earlier of the two counts.
 
     MPITRAIN_JOB_END        seconds since 1970; jobs/ sets it where the scheduler tells its jobs nothing (PBS, LSF, Kubernetes)
-    Slurm                   SLURM_JOB_END_TIME (22.05 and newer), else `squeue -o %L`
+    Slurm                   SLURM_JOB_END_TIME (not before 23.02), else `squeue -o %L`
     Flux                    `flux job timeleft`, in seconds
     LSF                     `bjobs -o time_left`, in hours:minutes
     PBS                     `qstat -f`: its start and its walltime; of Torque PBS_WALLTIME, in seconds from the start of this process
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
 
 ANSWER_S = 10.0  # a scheduler that takes longer is asked no more
 UNLIMITED_S = 2**32 - 2  # what Flux says of a job without a limit, or more
@@ -51,12 +52,15 @@ def end_of_allocation(time_limit: str, environment: Mapping[str, str] = os.envir
     return min([*ends, said] if said else ends, default=None)
 
 
-def seconds_of(text: str) -> float:
-    """Return a time limit in seconds. Raises ConfigError unless it is hours:minutes:seconds, perhaps after days and a dash."""
+def seconds_of(text: str, name: str = "run.time_limit") -> float:
+    """Return a time limit in seconds. name: what the user calls it.
+
+    Raises ConfigError unless it is hours:minutes:seconds, perhaps after days and a dash.
+    """
     found = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]\d):([0-5]\d)", text, re.ASCII)
     if found is None:
         raise ConfigError(
-            f'run.time_limit = "{text}": expected hours:minutes:seconds, such as "12:00:00", or with days before it, such as "2-00:00:00"'
+            f'{name} = "{shown(text)}": expected hours:minutes:seconds, such as "12:00:00", or with days before it, such as "2-00:00:00"'
         )
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds

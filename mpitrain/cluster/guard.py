@@ -60,7 +60,8 @@ class Guard:
             signal.signal(name, _heard_by_the_thread)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # while this one is inside MPI, too
         self._wake = wake
-        faulthandler.register(signal.SIGUSR2, all_threads=False)  # the watchdog asks for the stack of a rank that is stuck
+        self._console = os.dup(2)  # what ends a job is told there, also when this rank writes to a log (run.logs)
+        faulthandler.register(signal.SIGUSR2, self._console, all_threads=False)  # the watchdog asks for the stack of a rank that is stuck
         threading.Thread(target=self._attend, name="mpitrain-guard", daemon=True).start()
 
     # ------------------------------------------------------------ the watchdog of the node
@@ -156,7 +157,8 @@ class Guard:
         for_s = self._activity.idle_s(where, time.monotonic())
         if for_s > where.limit_s + STAGGER_S * (self.place.rank.bit_length() + (where.state == WAITING)):
             how = f"waits for other ranks{_absent()}" if where.state == WAITING else "is stuck"
-            _print(f"mpitrain: {where.told('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s (comm.timeout_s)")
+            report = f"mpitrain: {where.told('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s (comm.timeout_s)"
+            _print(report, self._console)
             abort(FAILED)
 
     # ------------------------------------------------------------ how a rank ends
@@ -196,7 +198,7 @@ class Guard:
                 return
         except OSError:
             self._watchdog = None  # it is gone
-        _print(report)
+        _print(report, self._console)
         abort(code)
 
 
@@ -249,8 +251,8 @@ def _traceback(error: BaseException) -> str:
     return "" if expected else "".join(traceback.format_exception(error))
 
 
-def _print(text: str) -> None:
+def _print(text: str, console: int) -> None:
     try:
-        os.write(2, f"{text}\n".encode(errors="replace"))
+        os.write(console, f"{text}\n".encode(errors="replace"))
     except OSError:
         return  # nobody listens; the job is ended all the same

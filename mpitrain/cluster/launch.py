@@ -9,6 +9,7 @@ from pathlib import Path
 from mpitrain.errors import MeshError
 
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
 
 
@@ -21,6 +22,11 @@ def rank_of_launcher() -> tuple[int, int]:
     """Return the rank and the number of ranks that the launcher gave this process, before MPI is asked; (0, 1) without one."""
     rank, size = (next((os.environ[name] for name in names if name in os.environ), "") for names in (RANKS, SIZES))
     return int(rank) if rank.isdecimal() else 0, int(size) if size.isdecimal() else 1
+
+
+def job_of_scheduler() -> str:
+    """Return what the scheduler calls this job; "" without one."""
+    return next((os.environ[name] for name in JOBS if name in os.environ), "")
 
 
 def elsewhere(name: str) -> dict[int, int]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from mpitrain.cluster.launch import job_of_scheduler
 from mpitrain.errors import CheckpointError
 
 NAME = "run.lock"
@@ -63,7 +64,7 @@ class Lock:
             born=_born(os.getpid()),
             user=_user(),
             since=time.strftime("%Y-%m-%d %H:%M:%S %z"),
-            job=next((os.environ[name] for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID") if name in os.environ), ""),
+            job=job_of_scheduler(),
         )
 
     def take(self, each: Callable[[str], object]) -> str:

@@ -5,6 +5,8 @@
     metrics.jsonl    one object per step
     data/            the tokens
     checkpoints/     one directory per saved step
+    logs/            one file per rank (run.logs)
+    ends.jsonl       how the run ended each time, as its jobs have noted (mpitrain job again)
     trace.json       when each instruction of each rank ran (run.trace)
     routing.npz      which experts tokens were sent to (run.routing)
     loads.svg        how evenly experts are used, if there are some
@@ -27,8 +29,9 @@ from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.inputs import kind_of, read_regular, shown
 
 DRAWN = ("trace.json", "loads.svg", "routing.npz")
-FILES = ("config.toml", "metrics.jsonl", "metrics.jsonl.damaged", *DRAWN, "config.toml.new", "metrics.jsonl.new", LOCK)
-ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(("data", "checkpoints"), "a folder")  # a link would be written through, too
+FILES = ("config.toml", "metrics.jsonl", "ends.jsonl", "metrics.jsonl.damaged", *DRAWN, "config.toml.new", "metrics.jsonl.new", LOCK)
+FOLDERS = ("data", "checkpoints", "logs")
+ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(FOLDERS, "a folder")  # a link would be written through, too
 MOST_CONFIG_BYTES = 1 << 16  # to_toml() writes 2 KB
 
 
@@ -56,6 +59,14 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def ends(self) -> Path:
+        return self.path / "ends.jsonl"
 
     @property
     def trace(self) -> Path:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpitrain import config as settings
-from mpitrain.cluster import preflight
+from mpitrain.cluster import logs, preflight
 from mpitrain.cluster.allocation import End, end_of_allocation, seconds_of
 from mpitrain.cluster.board import BUSY
 from mpitrain.cluster.guard import Guard
@@ -154,6 +154,8 @@ class _Opening:
                 world.on_first_rank("preparing the tokens", lambda: self._prepare(newest))
                 corpora = world.on_every_rank("opening the tokens", self._corpora)
                 world.require_same({"the tokens": corpora.digest})
+            if self.config.run.logs:
+                world.on_every_rank("opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size))
         except InputError:
             if world.rank == 0:
                 self.rundir.undo()

@@ -1,0 +1,23 @@
+#!/bin/bash
+# @written@
+# Submit it with: bsub < @script@
+# ---------------------------------------------------------------- the site: see bsub(1)
+#BSUB -J @name@
+#BSUB -n @ranks@
+#BSUB -R "span[ptile=@ranks_per_node@]"
+#BSUB -W @minutes@
+#BSUB -o @name@-%J.out
+#BSUB -Q "75"
+@directives@
+MPITRAIN_JOB_END=$(($(date +%s) + @seconds@)) # when this job has to be gone
+export MPITRAIN_JOB_END
+LAUNCH=(@launch@) # starts the ranks
+ARGUMENTS=(@arguments@)
+@setup@
+
+@body@
+if mpitrain job again "$code" "${ARGUMENTS[@]}" --most @most@ && [ ! "$cancelled" ]; then
+    exit 75 # -Q: LSF starts a job again that ends with this
+fi
+[ "$code" -ne 75 ] && exit "$code"
+exit 1

@@ -1,0 +1,65 @@
+"""One log for each rank in the run directory (run.logs): what it writes to its standard output and error, whoever writes it.
+
+    logs/rank-00000.log      what rank 0 tells, which is on the console as well
+    logs/rank-00003.log      warnings of libraries, native ones too; begins anew, under a line with date, node and job, with each start
+
+Launchers have options for this, no two of them the same, and none with the run directory: it is known when the configuration is read.
+"""
+
+import io
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from mpitrain.cluster.launch import job_of_scheduler
+from mpitrain.cluster.streams import Unread
+from mpitrain.errors import CheckpointError
+
+
+class Both(Unread):
+    """The console, and a log that gets the same; where one of them can't be written to, the other still is."""
+
+    def __init__(self, number: int, log: int):
+        super().__init__(number, "w", closefd=False)
+        self._log = Unread(log, "w", closefd=False)
+
+    def write(self, data) -> int:
+        self._log.write(data)
+        return super().write(data)
+
+
+def begin(folder: Path, rank: int, num_ranks: int) -> None:
+    """Let this rank write to its log from now on; the first one to the console, too, unless that is a terminal and redrawn all the time.
+
+    Raises CheckpointError if the log can't be made.
+    """
+    path = folder / f"rank-{rank:05d}.log"
+    try:
+        folder.mkdir(exist_ok=True)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        os.write(log, _heading(rank, num_ranks).encode(errors="replace"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error.strerror}; free some space, or set run.logs = false") from None
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if rank:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+    elif not sys.stdout.isatty():
+        sys.stdout, sys.stderr = _on_both(sys.stdout, 1, log), _on_both(sys.stderr, 2, log)
+
+
+def _heading(rank: int, num_ranks: int) -> str:
+    job = job_of_scheduler()
+    of_job = f", job {job}" if job else ""
+    when = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return f"---- {when}: rank {rank} of {num_ranks}, process {os.getpid()} on {socket.gethostname()}{of_job}\n"
+
+
+def _on_both(stream: TextIO, number: int, log: int) -> TextIO:
+    raw = io.BufferedWriter(Both(number, log))
+    return io.TextIOWrapper(raw, stream.encoding, errors="backslashreplace", line_buffering=True)

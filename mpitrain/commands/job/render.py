@@ -1,0 +1,130 @@
+"""`mpitrain job slurm|pbs|lsf|flux|kubernetes`: write the script of a job, say what it will do, and submit it if that is wanted."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+from mpitrain.commands.inspect import planned
+from mpitrain.commands.job.schedulers import SCHEDULERS, Asked, Scheduler
+from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.layout.plan import Plan
+
+LOGS = "run.logs=true"  # a job's ranks write where they can be read later
+MOST_NAME = 40  # characters; Kubernetes takes 63, with what it appends
+
+
+def main(
+    kind: str, config: str | None, overrides: tuple[str, ...], asked: Asked, out: str | None, submit: bool, say: Callable[[str], None]
+) -> int:
+    """Write the script, explain it, and submit it. Nothing is written where the configuration can't run on that many ranks."""
+    scheduler = SCHEDULERS[kind]
+    plan = planned(config, overrides, asked.ranks, asked.nodes, asked.ranks_per_node)
+    if submit and shutil.which(scheduler.submit[0]) is None:
+        raise ConfigError(
+            f"--submit: found no {scheduler.submit[0]} on the path; leave it out, and submit the script on a login node of the cluster"
+        )
+    path = Path(out or f"{_name(config)}.{kind}{Path(scheduler.template).suffix}")
+    _write(path, render(scheduler, config, overrides, asked, path))
+    say(explain(scheduler, plan, asked, _name(config), path))
+    return _submit(scheduler, path) if submit else 0
+
+
+def render(scheduler: Scheduler, config: str | None, overrides: tuple[str, ...], asked: Asked, path: Path) -> str:
+    """Return the script, for a file at `path`."""
+    sets = [word for each in (LOGS, *overrides) for word in ("--set", each)]
+    text = template(scheduler.template)
+    values = {
+        "written": f"Written by `mpitrain job`, to train {config or 'the quickstart'}; yours to change.",
+        "script": shlex.quote(str(path.absolute())),
+        "name": _name(config),
+        "nodes": str(asked.nodes),
+        "ranks": str(asked.ranks),
+        "ranks_per_node": str(asked.ranks_per_node),
+        "cores": str(asked.cores),
+        "cores_per_node": str(asked.cores * asked.ranks_per_node),
+        "seconds": str(asked.seconds),
+        "minutes": str(-(-asked.seconds // 60)),
+        "time": scheduler.time(asked.seconds),
+        "gpus": scheduler.gpus(asked),
+        "image": asked.image,
+        "claim": asked.claim,
+        "most": str(asked.most),
+        "folder": shlex.quote(str(Path.cwd())),
+        "launch": asked.launch or scheduler.launch(asked),
+        "arguments": shlex.join([*([config] if config else []), *sets]),
+        "directives": "\n".join(scheduler.lines(asked)),
+        "setup": "\n".join([*_this_environment(), *asked.setup]),
+    }
+    return _fill(_fill(text, {"body": template("body.sh").rstrip()}), values)
+
+
+def template(name: str) -> str:
+    """Return a template of jobs/, which is installed beside the code."""
+    return resources.files("mpitrain.jobs").joinpath(name).read_text(encoding="utf-8")
+
+
+def _fill(text: str, values: dict[str, str]) -> str:
+    """Fill in what is between @; a value of several lines is indented as its place is, and a line that comes to nothing goes."""
+    lines = []
+    for line in text.splitlines():
+        filled = re.sub("@([a-z_]+)@", lambda found: values.get(found[1], found[0]), line)
+        if not (line.strip() and not filled.strip()):
+            indent = line[: len(line) - len(line.lstrip())]
+            lines += [indent * bool(number and part) + part for number, part in enumerate(filled.split("\n"))]
+    return "\n".join(lines) + "\n"
+
+
+def _this_environment() -> list[str]:
+    """Return how the job comes to the mpitrain that wrote its script: the virtual environment."""
+    return [f"PATH={shlex.quote(sys.prefix)}/bin:$PATH"] if sys.prefix != sys.base_prefix else []
+
+
+def _name(config: str | None) -> str:
+    """Return the name of the job: that of the configuration, in letters that every scheduler takes."""
+    name = re.sub("[^a-z0-9]+", "-", Path(config).stem.lower() if config else "quickstart").strip("-")[:MOST_NAME]
+    return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
+
+
+def _write(path: Path, script: str) -> None:
+    """Write the script, but not over one that somebody has changed."""
+    try:
+        if path.exists() and path.read_text(encoding="utf-8", errors="replace") != script:
+            raise ConfigError(f"{path} is there, and is another script; remove it, or choose another name with --out")
+        path.write_text(script, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; choose another name with --out") from None
+
+
+def explain(scheduler: Scheduler, plan: Plan, asked: Asked, name: str, path: Path) -> str:
+    """Return what the job will do, and the commands that belong to it."""
+    run = plan.config.run
+    every = f"a checkpoint every {run.save_every}" if run.save_every else "a checkpoint at the end"
+    rows = {
+        "ranks": f"{asked.nodes} nodes x {asked.ranks_per_node} = {asked.ranks}, started by {asked.launch or scheduler.launch(asked)}",
+        "layout": f"{plan.axes.grid}; {plan.config.pipeline.schedule}",
+        "run": f"{run.dir}: {run.steps:,} steps, {every}",
+        "time": f"{scheduler.time(asked.seconds)} at a time; leaves with a checkpoint before it is over (run.time_margin_s)",
+        "again": f"until it is done: at most {asked.most} times, and no more after 3 in a row without a newer checkpoint",
+        "console": scheduler.console.format(name=name) + f"; each rank also in {run.dir}/logs/",
+        "submit": f"{' '.join(scheduler.submit)} {path}",
+        "watch": scheduler.watch,
+        "leave now": f"{scheduler.leave}: with a checkpoint, and comes again",
+    }
+    return f"{path}: a job for {scheduler.title}\n" + "\n".join(f"  {key:10}{value}" for key, value in rows.items())
+
+
+def _submit(scheduler: Scheduler, path: Path) -> int:
+    """Give the script to the scheduler, which says what it makes of it. Raises MpitrainError if it refuses it."""
+    *command, last = scheduler.submit
+    by_input = last == "<"
+    words = command if by_input else [*scheduler.submit, str(path)]
+    with path.open("rb") as script:
+        code = subprocess.run(words, stdin=script if by_input else subprocess.DEVNULL, check=False).returncode
+    if code:
+        raise MpitrainError(f"{' '.join(scheduler.submit)} {path} ended with exit code {code}; what it wants is said above")
+    return 0

@@ -1,0 +1,98 @@
+"""What sets schedulers apart, besides their templates in jobs/: how times and sites are written there, and their commands.
+
+A scheduler is one line here and one file there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a job is to have. seconds: of one allocation.  setup: lines of shell before the ranks start."""
+
+    nodes: int
+    ranks_per_node: int
+    cores: int
+    seconds: int
+    gpus: int
+    account: str
+    queue: str
+    launch: str
+    image: str
+    claim: str
+    most: int
+    setup: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """Of one kind of cluster.
+
+    submit: the command that takes a script, given as its last argument or, with `<`, as its input.  launch: what starts the ranks, unless
+    the user says.  directives: names of options, by what they are for.  console: the file that rank 0's console is in.
+    """
+
+    title: str
+    template: str
+    submit: tuple[str, ...]
+    launch: Callable[[Asked], str]
+    time: Callable[[int], str]
+    directives: dict[str, str] = field(default_factory=dict)
+    gpus: Callable[[Asked], str] = lambda asked: ""
+    console: str = ""
+    watch: str = ""
+    leave: str = ""
+
+    def lines(self, asked: Asked) -> list[str]:
+        """Return the directives that only some sites need."""
+        values = {"account": asked.account, "queue": asked.queue, "gpus": str(asked.gpus) if asked.gpus else ""}
+        return [self.directives[name] + value for name, value in values.items() if value and name in self.directives]
+
+
+def _mpirun(asked: Asked) -> str:
+    return f"mpirun -n {asked.ranks}"
+
+
+def _flux(asked: Asked) -> str:
+    gpus = f" -g {-(-asked.gpus // asked.ranks_per_node)}" if asked.gpus else ""
+    return f"flux run -N {asked.nodes} -n {asked.ranks} -c {asked.cores}{gpus}"
+
+
+def _clock(seconds: int) -> str:
+    return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+SCHEDULERS = {
+    "slurm": Scheduler(
+        "Slurm", "slurm.sh", ("sbatch",), lambda asked: "srun", _clock,
+        {"account": "#SBATCH --account=", "queue": "#SBATCH --partition=", "gpus": "#SBATCH --gpus-per-node="},
+        console="{name}-JOB.out", watch="squeue --me", leave="scancel --signal=USR1 JOB",
+    ),
+    "pbs": Scheduler(
+        "PBS", "pbs.sh", ("qsub",), _mpirun, _clock, {"account": "#PBS -A ", "queue": "#PBS -q "},
+        gpus=lambda asked: f":ngpus={asked.gpus}" if asked.gpus else "",
+        console="{name}.oJOB", watch="qstat -u $USER", leave="qsig -s SIGUSR1 JOB",
+    ),
+    "lsf": Scheduler(
+        "LSF", "lsf.sh", ("bsub", "<"), _mpirun, _clock,
+        {"account": "#BSUB -P ", "queue": "#BSUB -q ", "gpus": "#BSUB -gpu num="},
+        console="{name}-JOB.out", watch="bjobs", leave="bkill -s USR1 JOB",
+    ),
+    "flux": Scheduler(
+        "Flux", "flux.sh", ("flux", "batch"), _flux, _clock,
+        {"account": "#flux: --bank=", "queue": "#flux: --queue=", "gpus": "#flux: --gpus-per-node="},
+        console="{name}-JOB.out", watch="flux jobs", leave="flux proxy JOB flux job kill -s USR1 RUN",
+    ),
+    "kubernetes": Scheduler(
+        "Kubernetes, with the MPI operator", "kubernetes.yaml", ("kubectl", "create", "-f"), _mpirun, _clock,
+        gpus=lambda asked: f', nvidia.com/gpu: "{asked.gpus}"' if asked.gpus else "",
+        console="kubectl logs -f -l training.kubeflow.org/job-name={name},training.kubeflow.org/job-role=launcher",
+        watch="kubectl get mpijobs",
+        leave="kubectl exec LAUNCHER -- kill -USR1 1",
+    ),
+}  # fmt: skip

@@ -1,0 +1,245 @@
+"""`mpitrain job`: scripts that are whole, clean and explained, and that do the same under every scheduler: come again until it is done."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from launch import MPITRAIN
+
+from mpitrain.cli import cli
+from mpitrain.commands.job.again import IDLE, judge
+from mpitrain.commands.job.render import template
+from mpitrain.commands.job.schedulers import SCHEDULERS
+from mpitrain.errors import ConfigError
+
+BATCH = [kind for kind in SCHEDULERS if kind != "kubernetes"]
+SITE = ["--account", "abc123", "--queue", "long", "--gpus", "4", "--ranks-per-node", "4", "--cores", "6"]
+EXPECTED = {  # directives that each scheduler needs for that, 3 nodes and 26.5 hours
+    "slurm": ["#SBATCH --nodes=3", "#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=6", "#SBATCH --time=26:30:00",
+              "#SBATCH --requeue", "#SBATCH --account=abc123", "#SBATCH --partition=long", "#SBATCH --gpus-per-node=4", "LAUNCH=(srun) "],
+    "pbs": ["#PBS -l select=3:ncpus=24:mpiprocs=4:ngpus=4", "#PBS -l walltime=26:30:00", "#PBS -A abc123", "#PBS -q long",
+            "MPITRAIN_JOB_END=$(($(date +%s) + 95400))", "LAUNCH=(mpirun -n 12) "],
+    "lsf": ["#BSUB -n 12", '#BSUB -R "span[ptile=4]"', "#BSUB -W 1590", '#BSUB -Q "75"', "#BSUB -P abc123", "#BSUB -q long",
+            "#BSUB -gpu num=4"],
+    "flux": ["#flux: --nodes=3", "#flux: --time-limit=95400s", "#flux: --bank=abc123", "#flux: --queue=long",
+             "LAUNCH=(flux run -N 3 -n 12 -c 6 -g 1) "],
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder with a configuration, to be in."""
+    monkeypatch.chdir(tmp_path)
+    Path("my run.toml").write_text("[run]\nsteps = 7\n")
+    return tmp_path
+
+
+def job(kind, *options, config="my run.toml", **more):
+    return CliRunner().invoke(cli, ["job", kind, config, "--nodes=3", "--time=1-02:30:00", *options], catch_exceptions=True, **more)
+
+
+def written(kind, *options):
+    """Return the script of a job."""
+    done = job(kind, *options)
+    assert done.exit_code == 0, done.output
+    return Path(f"my-run.{kind}{Path(SCHEDULERS[kind].template).suffix}").read_text()
+
+
+@pytest.mark.parametrize("kind", BATCH)
+def test_a_script_asks_for_what_was_said(folder, kind):
+    lines = written(kind, *SITE, "--set", "data.path=a b").splitlines()
+    missing = [text for text in EXPECTED[kind] if not any(line.startswith(text) for line in lines)]
+    assert not missing, "\n".join(lines)
+    assert "ARGUMENTS=('my run.toml' --set run.logs=true --set 'data.path=a b')" in lines
+    assert f"cd {folder} || exit 2" in lines and "export OMP_NUM_THREADS=6" in lines
+    assert not any("@" in line.replace("[@]", "") for line in lines), "a place that nothing filled in"
+
+
+@pytest.mark.parametrize("kind", BATCH)
+def test_a_script_is_clean_shell(folder, kind):
+    """shellcheck finds nothing in it; where there is no shellcheck, bash can at least read it."""
+    texts = [written(kind, *SITE), written(kind, "--out", "b", "--launch=srun --mpi=pmi2", "--setup=module load mpi")]
+    for text in texts:
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
+    if shutil.which("shellcheck") is None:
+        pytest.skip("needs shellcheck: apt-get install shellcheck")
+    for text in texts:
+        done = subprocess.run(["shellcheck", "-"], input=text, text=True, capture_output=True, timeout=20)
+        assert done.returncode == 0, done.stdout
+
+
+def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
+    found = yaml.safe_load(written("kubernetes", *SITE, "--image", "site/mpitrain:1", "--claim", "lustre"))
+    spec = found["spec"]
+    launcher, workers = (spec["mpiReplicaSpecs"][name] for name in ("Launcher", "Worker"))
+    assert (found["apiVersion"], found["kind"], found["metadata"]["name"]) == ("kubeflow.org/v2beta1", "MPIJob", "my-run")
+    assert (spec["slotsPerWorker"], spec["runPolicy"]["activeDeadlineSeconds"], workers["replicas"]) == (4, 95400, 3)
+    (worker,), (container,) = (each["template"]["spec"]["containers"] for each in (workers, launcher))
+    assert worker["resources"] == {"limits": {"cpu": "24", "nvidia.com/gpu": "4"}} and worker["image"] == "site/mpitrain:1"
+    assert launcher["template"]["spec"]["volumes"] == [{"name": "runs", "persistentVolumeClaim": {"claimName": "lustre"}}]
+    script = container["args"][0]
+    assert "LAUNCH=(mpirun -n 12)" in script and f"cd {folder} || exit 2" in script
+    if shutil.which("shellcheck"):
+        done = subprocess.run(["shellcheck", "--shell=bash", "-"], input=script, text=True, capture_output=True, timeout=20)
+        assert done.returncode == 0, done.stdout
+
+
+def test_a_job_is_explained(folder):
+    said = job("slurm", *SITE, "--set", "parallel.tp=2", "--set", "parallel.pp=2").output
+    for text in ("3 nodes x 4 = 12, started by srun", "pp(2) x dp(3) x cp(1) x tp(2)", "runs/my run: 7 steps", "sbatch my-run.slurm.sh",
+                 "at most 100 times", "scancel --signal=USR1 JOB", "my-run-JOB.out"):  # fmt: skip
+        assert text in said, said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "parallel.tp=5"], "parallel"),
+        (["--set", "run.stepz=5"], "unknown key run.stepz"),
+        (["--time=12h"], r"--time = .12h.: expected hours:minutes:seconds"),
+        (["--submit"], "--submit: found no sbatch on the path"),
+    ],
+)
+def test_what_cant_run_is_refused_before_anything_is_written(folder, monkeypatch, options, message):
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = job("slurm", *options)
+    assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception)), done.exception
+    assert [path.name for path in folder.iterdir()] == ["my run.toml"]
+
+
+def test_a_script_that_somebody_changed_is_kept(folder):
+    assert written("pbs") == written("pbs")
+    with Path("my-run.pbs.sh").open("a") as script:
+        script.write("# mine\n")
+    done = job("pbs")
+    assert isinstance(done.exception, ConfigError) and "is there, and is another script" in str(done.exception)
+    assert Path("my-run.pbs.sh").read_text().endswith("# mine\n")
+
+
+# ---------------------------------------------------------------- what a script does
+
+
+RANKS = """#!/bin/bash
+# A run that leaves when it is asked to, and every other command of mpitrain's
+if [ "$1" != run ]; then exec {mpitrain} "$@"; fi
+trap 'exit 75' USR1
+touch started
+for _ in $(seq {tenths}); do sleep 0.1; done
+exit {code}
+"""
+
+
+def command(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def submitted(folder, kind, code, tenths):
+    """Start the script of a job as its scheduler would, with ranks that end with `code`; every scheduler's commands note their calls."""
+    Path("bin").mkdir()
+    command(folder / "bin/mpitrain", RANKS.format(mpitrain=f"{sys.executable} {MPITRAIN}", code=code, tenths=tenths))
+    for name in ("scontrol", "qsub", "flux", "squeue"):
+        answer = "echo RUNNING" if name == "squeue" else f'echo {name} "$@" >>{folder}/called'
+        command(folder / "bin" / name, f"#!/bin/sh\n{answer}\n")
+    Path("runs/my run/checkpoints/step-00000005").mkdir(parents=True)
+    script = written(kind, "--launch=env", f"--setup=PATH={folder}/bin:$PATH")
+    env = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+    return subprocess.Popen(["bash", "-s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env), script
+
+
+def ended(process, script, signals=()):
+    """Feed a script to bash, send signals once the ranks are there; return exit code and output."""
+    process.stdin.write(script)
+    process.stdin.close()
+    for number in signals:
+        while not Path("started").exists():
+            time.sleep(0.05)
+        process.send_signal(number)
+    output = process.stdout.read()
+    return process.wait(60), output
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "signals", "expected", "again"),
+    [
+        *((kind, 1, [], 1, True) for kind in BATCH),
+        *((kind, 0, [signal.SIGUSR1], 75, True) for kind in BATCH),
+        *((kind, 0, [signal.SIGTERM], 75, False) for kind in BATCH),
+        ("slurm", 0, [], 0, False),
+        ("lsf", 2, [], 2, False),
+    ],
+)
+def test_a_job_ends_as_its_run_does_and_comes_again_where_that_helps(folder, kind, code, signals, expected, again):
+    found, said = ended(*submitted(folder, kind, code, 100 if signals else 0), signals)
+    called = Path("called").read_text() if Path("called").exists() else ""
+    if kind == "lsf":  # by its exit code alone
+        assert (found, called) == (75 if again else {75: 1}.get(expected, expected), ""), said
+    else:
+        script = f"{folder}/my-run.{kind}.sh"
+        how = {"slurm": "scontrol requeue 17\n", "pbs": f"qsub {script}\n", "flux": f"flux --parent batch {script}\n"}
+        assert (found, called) == (expected, how[kind] if again else ""), said
+
+
+@pytest.mark.parametrize("kind", ["slurm", "lsf"])
+def test_a_script_is_submitted(folder, monkeypatch, kind):
+    program = SCHEDULERS[kind].submit[0]
+    Path("bin").mkdir()
+    command(folder / "bin" / program, f'#!/bin/sh\necho "$@" >{folder}/called\n[ $# -gt 0 ] || cat >>{folder}/called\n')
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    script = written(kind, "--submit")
+    assert Path("called").read_text() == ("my-run.slurm.sh\n" if kind == "slurm" else f"\n{script}")
+
+
+# ---------------------------------------------------------------- when it comes again
+
+
+@pytest.mark.parametrize(
+    ("steps", "again"),
+    [
+        ([10], True),
+        ([0], True),  # once may be a node
+        ([0] * (IDLE - 1), True),
+        ([0] * IDLE, False),
+        ([10] + [10] * (IDLE - 1), True),
+        ([10] + [10] * IDLE, False),
+        ([10, 10, 20, 20, 20], True),
+        ([10, 10, 20, 20, 20, 20], False),
+        ([20, 10, 10, 15], False),  # older checkpoints than there were are no progress
+        (list(range(1, 100)), True),
+        (list(range(1, 101)), False),
+    ],
+)
+def test_a_crash_loop_and_many_starts_end_it(steps, again):
+    assert judge(steps, most=100).again is again
+
+
+def test_ends_are_counted_in_the_run_directory(folder):
+    def again(code, *options):
+        return CliRunner().invoke(cli, ["job", "again", str(code), "my run.toml", *options], standalone_mode=False)
+
+    assert again(1, "--set=run.dir=never/made").return_value == 0
+
+    checkpoints = Path("runs/my run/checkpoints")
+    for step, idle in ((10, 0), (20, 0), (20, 1), (20, 2)):
+        (checkpoints / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
+        done = again(75)
+        assert done.return_value == 0 and f"newest checkpoint is of step {step}: again" in done.output, (idle, done.output)
+    assert again(0).return_value == 1 and again(2).return_value == 1
+    done = again(137)
+    assert done.return_value == 1 and "no newer checkpoint after 3 starts in a row" in done.output
+    ends = [json.loads(line) for line in Path("runs/my run/ends.jsonl").read_text().splitlines()]
+    assert [(end["code"], end["step"]) for end in ends] == [(75, 10), (75, 20), (75, 20), (75, 20), (137, 20)]
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_templates_are_found_where_the_package_is(kind):
+    assert "@arguments@" in template(SCHEDULERS[kind].template)
