@@ -12,6 +12,7 @@ from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.trace import Recorder, write_trace
 from mpitrain.checkpoint import load, save
+from mpitrain.cluster import conditions
 from mpitrain.cluster.board import BUSY, WAITING
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.awareness import STAGED, Way
@@ -51,6 +52,10 @@ def run(opened: Opened, world: World, guard: Guard) -> int:
     with place.at("build", "making the communicators", WAITING):
         mesh = build_mesh(opened.plan, world.comm, place, way, placement.use)
     place.name(str(mesh), config.comm.timeout_s)
+    if config.run.preflight != "off":
+        with place.at("build", "looking at space, clocks and devices", BUSY):
+            device, measure = str(placement.gpu or "CPU"), config.run.preflight == "full"
+            Report(world.rank, 0).say(conditions.told(world, opened.plan, opened.rundir.path, device, measure=measure))
     with place.at("build", "building the model", BUSY):
         trainer = Trainer(opened, world, mesh, placement, guard)
     trainer.resume()
