@@ -62,7 +62,7 @@ def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) 
     device: what this rank computes on.  measure: the bandwidth, too.  Raises CheckpointError, alike on all ranks, if `folder` can't hold
     a checkpoint.
     """
-    findings = [_ranks(world), _code(), world.on_first_rank("looking for space", lambda: _space(plan, folder))]
+    findings = [_ranks(world), *world.on_first_rank("looking for space", lambda: (_code(), _space(plan, folder)))]
     facts = world.all_gather("their nodes, clocks and devices", (library.host(), _stamps(world), device))
     hosts = [host for host, _, _ in facts]
     findings += [_clocks(hosts, [stamps for _, stamps, _ in facts]), _devices(hosts, [device for _, _, device in facts])]
@@ -83,7 +83,8 @@ def table(findings: Sequence[Finding]) -> str:
 
 
 def _ranks(world: World) -> Finding:
-    return Finding("ranks", f"{world.size} on {world.num_nodes} nodes, as many as {library.launcher() or 'nobody else'} started")
+    launcher = library.launcher()  # a world of another size was refused
+    return Finding("ranks", f"{world.size} on {world.num_nodes} nodes, " + (f"as {launcher} started" if launcher else "without a launcher"))
 
 
 def _code() -> Finding:
@@ -124,7 +125,7 @@ def _clocks(hosts: Sequence[str], stamps: Sequence[Sequence[float]]) -> Finding:
     least = {host: min(differences, key=abs) for host, differences in apart.items()}
     worst = max(least, key=lambda host: abs(least[host]))
     off = [f"{host} by {seconds:+.1f} s" for host, seconds in least.items() if abs(seconds) > SKEW_S]
-    told = f"within {abs(least[worst]):.2g} s of rank 0's"
+    told = f"within {abs(least[worst]):.3f} s of rank 0's"
     return Finding("clocks", f"{_few(off)} off rank 0's: synchronise them" if off else told, fine=not off)
 
 
