@@ -52,6 +52,8 @@ class Run(Table):
     max_skips: CountOrNone = 50  # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first
     routing: CountOrNone = 0  # steps whose routing is recorded in routing.npz, of runs with experts
     logs: bool = False  # each rank writes to a log of its own in the run directory; jobs that mpitrain makes have it true
+    # space, clocks and devices, looked at before the first step; full: and the bandwidth of each axis, always told; off: not
+    preflight: Literal["auto", "off", "full"] = "auto"
     time_limit: str = ""  # hours:minutes:seconds from its start, by which a run has left; "": as the scheduler says, if there is one
     time_margin_s: Annotated[float, Meta(ge=0)] = 60.0  # besides a step and twice a save, what a run leaves of its time unused
     trace: CountOrNone = 0  # steps whose instructions are timed and written to trace.json, from the second step on

@@ -7,6 +7,7 @@
 import faulthandler
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -44,6 +45,7 @@ ReturnToService=2
 SchedulerParameters=sched_min_interval=100000,bf_interval=5,batch_sched_delay=1
 KillWait=15
 MinJobAge=600
+FirstJobId={first}
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -90,7 +92,9 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     """Start it; at the end of the block nothing of it is left, jobs included."""
     for name in ("state", "spool"):
         (folder / name).mkdir(parents=True)
-    places = dict(host=socket.gethostname().partition(".")[0], folder=folder, controller=_port(), node=_port(), cpus=os.cpu_count())
+    first = random.randrange(10**3, 10**8)  # MPICH names shared memory after jobs: not as another Slurm of this machine did
+    places = dict(folder=folder, first=first, controller=_port(), node=_port())
+    places |= dict(host=socket.gethostname().partition(".")[0], cpus=os.cpu_count())
     (folder / "slurm.conf").write_text(CONF.format(**places))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (folder / "munge.key").write_bytes(os.urandom(128))

@@ -45,7 +45,7 @@ def test_a_time_limit_is_read(text, seconds):
     assert seconds_of(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["12h", "90", "12:00", "1:60:00", "1:00:61", "-1:00:00", "1:00:00 ", "١:00:00", "inf"])
+@pytest.mark.parametrize("text", ["12h", "90", "12:00", "1:60:00", "1:00:61", "-1:00:00", "1:00:00 ", "١:00:00", "inf", "0:00:00"])
 def test_another_form_of_a_time_limit_is_refused(text):
     with pytest.raises(ConfigError, match="expected hours:minutes:seconds"):
         seconds_of(text)

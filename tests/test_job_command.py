@@ -107,6 +107,9 @@ def test_a_job_is_explained(folder):
         (["--set", "run.stepz=5"], "unknown key run.stepz"),
         (["--time=12h"], r"--time = .12h.: expected hours:minutes:seconds"),
         (["--submit"], "--submit: found no sbatch on the path"),
+        (["--account", "a\n#SBATCH --nodes=9"], "--account .*: needed one line"),
+        (["--setup", "module load a\nb"], "--setup .*: needed one line"),
+        (["--out", "."], "choose another name with --out"),
     ],
 )
 def test_what_cant_run_is_refused_before_anything_is_written(folder, monkeypatch, options, message):

@@ -16,8 +16,6 @@ from slurm import ENDED, missing, slurm
 
 pytestmark = pytest.mark.skipif("MPITRAIN_SLURM" not in os.environ, reason="MPITRAIN_SLURM=1 starts a Slurm")
 MPICH = (HERE / "mpichversion").exists()
-# Over UCX the MPI_Init of MPICH's wheel fails now and then under Slurm's PMI-2 ("Message truncated" in MPIDI_UCX_comm_set_vcis).
-SETUP = "export MPIR_CVAR_CH4_NETMOD=ofi"
 LAUNCHERS = ["srun --mpi=pmi2", "mpirun -n 2"] if MPICH else ["mpirun -n 2"]  # Open MPI's wheel knows PMIx only, Debian's Slurm has none
 LIMIT_S, MARGIN_S = 60, 40  # the shortest that Slurm has; leaves after a third of it
 SETTINGS = {
@@ -47,7 +45,7 @@ class Training:
         self.train_for(10**6)
         sets = options({**SETTINGS, "data.path": self.text, "parallel.pp": 2})
         job = [MPITRAIN, "job", "slurm", "my.toml", "--nodes=1", "--ranks-per-node=2", "--cores=1", "--time=0:01:00"]
-        said = cluster.run(*job, f"--launch={launch}", f"--setup={SETUP}", *sets, "--submit", cwd=folder)
+        said = cluster.run(*job, f"--launch={launch}", *sets, "--submit", cwd=folder)
         self.job = said.split()[-1]
         assert f"Submitted batch job {self.job}" in said
 
@@ -117,10 +115,10 @@ def test_a_job_comes_again_until_it_is_done(cluster, tmp_path, launch):
     assert console.count("(squeue)") + console.count("(SLURM_JOB_END_TIME)") >= 2, console  # who knew the end
     assert "the process is gone: killed" in console, console
     steps = [end["step"] for end in training.ends()]
-    assert len(steps) == 4 and steps == sorted(set(steps)), steps
+    assert len(steps) >= 4 and steps == sorted(set(steps)), steps  # on a busy machine its time is over once more
     logs = sorted(path.name for path in (training.run_dir / "logs").iterdir())
     assert logs == ["rank-00000.log", "rank-00001.log"]
-    assert all((training.run_dir / "logs" / name).read_text().count(f", job {training.job}\n") == 5 for name in logs)
+    assert all((training.run_dir / "logs" / name).read_text().count(f", job {training.job}\n") == len(steps) + 1 for name in logs)
 
     whole = {**SETTINGS, "data.path": training.text, "run.dir": tmp_path / "whole", "run.save_every": 0}
     whole["run.steps"] = len(loss_lines(training.run_dir)) - 1
@@ -134,7 +132,7 @@ def test_a_launcher_that_starts_singletons_is_refused_and_the_job_doesnt_come_ag
     training = Training(cluster, tmp_path, launch)
     cluster.wait_for("the end of the job", lambda: cluster.state(training.job) in ENDED, LIMIT_S + 60, training.console)
     console = training.console()
-    assert cluster.state(training.job) == "FAILED" and "MeshError: srun started 2 ranks" in console, console
+    assert cluster.state(training.job) == "FAILED" and "MeshError: Slurm started 2 ranks" in console, console
     assert "mpitrain job: not again: the run was refused (exit code 2)" in console and not training.run_dir.exists()
 
 

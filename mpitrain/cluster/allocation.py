@@ -55,10 +55,10 @@ def end_of_allocation(time_limit: str, environment: Mapping[str, str] = os.envir
 def seconds_of(text: str, name: str = "run.time_limit") -> float:
     """Return a time limit in seconds. name: what the user calls it.
 
-    Raises ConfigError unless it is hours:minutes:seconds, perhaps after days and a dash.
+    Raises ConfigError unless it is hours:minutes:seconds, perhaps after days and a dash, and not nothing.
     """
     found = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]\d):([0-5]\d)", text, re.ASCII)
-    if found is None:
+    if found is None or not text.strip("0:-"):
         raise ConfigError(
             f'{name} = "{shown(text)}": expected hours:minutes:seconds, such as "12:00:00", or with days before it, such as "2-00:00:00"'
         )

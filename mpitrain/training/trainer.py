@@ -13,6 +13,7 @@ from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.trace import Recorder, write_trace
 from mpitrain.checkpoint import load
+from mpitrain.cluster import conditions
 from mpitrain.cluster.board import BUSY, WAITING
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
@@ -55,6 +56,10 @@ def run(opened: Opened, world: World, guard: Guard) -> int:
     with place.at("build", "making the communicators", WAITING):
         mesh = build_mesh(opened.plan, world.comm, place, way, placement.use)
     place.name(f"{mesh} on {os.uname().nodename}", limit.seconds)
+    if config.run.preflight != "off":
+        with place.at("build", "looking at space, clocks and devices", BUSY):
+            device, measure = str(placement.gpu or "CPU"), config.run.preflight == "full"
+            Report(world.rank, 0).say(conditions.told(world, opened.plan, opened.rundir.path, device, measure=measure))
     with place.at("build", "building the model", BUSY):
         trainer = Trainer(opened, world, mesh, placement, guard, limit)
     trainer.resume()

@@ -12,6 +12,7 @@ from pathlib import Path
 from mpitrain.commands.inspect import planned
 from mpitrain.commands.job.schedulers import SCHEDULERS, Asked, Scheduler
 from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.inputs import shown
 from mpitrain.layout.plan import Plan
 
 LOGS = "run.logs=true"  # a job's ranks write where they can be read later
@@ -23,6 +24,7 @@ def main(
 ) -> int:
     """Write the script, explain it, and submit it. Nothing is written where the configuration can't run on that many ranks."""
     scheduler = SCHEDULERS[kind]
+    _require_lines(asked)
     plan = planned(config, overrides, asked.ranks, asked.nodes, asked.ranks_per_node)
     if submit and shutil.which(scheduler.submit[0]) is None:
         raise ConfigError(
@@ -61,6 +63,14 @@ def render(scheduler: Scheduler, config: str | None, overrides: tuple[str, ...],
         "setup": "\n".join([*_this_environment(), *asked.setup]),
     }
     return _fill(_fill(text, {"body": template("body.sh").rstrip()}), values)
+
+
+def _require_lines(asked: Asked) -> None:
+    """Raise ConfigError for text that would be more than a line of the script."""
+    texts = {name: getattr(asked, name) for name in ("account", "queue", "launch", "image", "claim")}
+    for name, text in [*texts.items(), *(("setup", line) for line in asked.setup)]:
+        if not text.isprintable():
+            raise ConfigError(f"--{name} {shown(text)}: needed one line that can be printed; give several with an option each")
 
 
 def template(name: str) -> str:

@@ -1,0 +1,203 @@
+"""The conditions that a job starts under, as one table (run.preflight): ranks, code, space, clocks, devices; if asked for, bandwidth.
+
+What is wrong for certain is refused before (opening.py: worlds that differ, configurations, code and libraries) or here: a file system
+that doesn't hold one checkpoint. What only looks wrong is marked with `!`, and the node named.
+
+    auto    what one message between all ranks tells; printed on several nodes, and where something is marked
+    full    and the bandwidth of each axis, for 1 MiB to the next rank of the axis, from host memory; always printed
+"""
+
+import shutil
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mpitrain.cluster import preflight
+from mpitrain.comm import library
+from mpitrain.comm.axis import Axis
+from mpitrain.comm.links import Links
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.world import World
+from mpitrain.errors import CheckpointError
+from mpitrain.layout.plan import Plan
+
+SKEW_S = 1.0  # clocks that differ by more make logs unreadable, and times of files wrong
+SLOW = 0.5  # of the median of an axis
+ROUNDS = 3
+NUM_BYTES = 1 << 20
+REPEATS = 4  # the best counts: what else the machine does is not of interest here
+MOST_NAMED = 8
+
+
+class Finding(NamedTuple):
+    """A line of the table."""
+
+    name: str
+    found: str
+    fine: bool = True
+
+
+class Link(NamedTuple):
+    """From the rank before this one on an axis to this one. nodes: of both."""
+
+    ranks: tuple[int, int]
+    nodes: tuple[str, str]
+    bytes_per_s: float
+
+
+def told(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> str:
+    """Return the table of look(), or nothing where nothing is marked, nothing was measured, and there is one node. Collective."""
+    findings = look(world, plan, folder, device, measure=measure)
+    return table(findings) if measure or world.num_nodes > 1 or not all(each.fine for each in findings) else ""
+
+
+def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> list[Finding]:
+    """Return what there is to say, on all ranks. Collective over `world`.
+
+    device: what this rank computes on.  measure: the bandwidth, too.  Raises CheckpointError, alike on all ranks, if `folder` can't hold
+    a checkpoint.
+    """
+    findings = [_ranks(world), *world.on_first_rank("looking for space", lambda: (_code(), _space(plan, folder)))]
+    facts = world.all_gather("their nodes, clocks and devices", (library.host(), _stamps(world), device))
+    hosts = [host for host, _, _ in facts]
+    findings += [_clocks(hosts, [stamps for _, stamps, _ in facts]), _devices(hosts, [device for _, _, device in facts])]
+    if measure:
+        for name, links in _measured(world, plan, hosts).items():
+            findings.append(bandwidth(name, links))
+    return findings
+
+
+def table(findings: Sequence[Finding]) -> str:
+    """Return the findings as text."""
+    names = [each.name + " !" * (not each.fine) for each in findings]
+    width = max(map(len, names)) + 2
+    return "preflight:\n" + "\n".join(f"  {name:{width}}{each.found}" for name, each in zip(names, findings))
+
+
+# ---------------------------------------------------------------- what one rank knows
+
+
+def _ranks(world: World) -> Finding:
+    launcher = library.launcher()  # a world of another size was refused
+    return Finding("ranks", f"{world.size} on {world.num_nodes} nodes, " + (f"as {launcher} started" if launcher else "without a launcher"))
+
+
+def _code() -> Finding:
+    found = preflight.code()
+    versions = ", ".join(f"{name.removeprefix('the version of ')} {value}" for name, value in found.items() if "version" in name)
+    return Finding("code", f"the same on all ranks: mpitrain {found['the code of mpitrain']}, {versions}")
+
+
+def _space(plan: Plan, folder: Path) -> Finding:
+    """Compare what is free with a checkpoint: weights and two moments. Raises CheckpointError if that doesn't fit."""
+    needed = 3 * sum(spec.numel for spec in plan.parameters()) * (8 if plan.config.precision.compute == "fp64" else 4)
+    total, _, free = shutil.disk_usage(folder)
+    if not total:
+        return Finding("space", f"{folder} doesn't say how much is free")
+    told = f"{free / 1e9:.1f} GB free, a checkpoint takes up to {needed / 1e9:.2g} GB"
+    if free < needed:
+        raise CheckpointError(f"run.dir = {folder}: {told}; free some space, or choose another run.dir")
+    return Finding("space", f"{folder}: {told}", fine=free > 3 * needed)  # the last one, the next, and one more
+
+
+# ---------------------------------------------------------------- what all ranks know together
+
+
+def _stamps(world: World) -> list[float]:
+    """Return this rank's time of day at moments that all ranks share, as well as a barrier can tell. Collective."""
+    stamps = []
+    for _ in range(ROUNDS):
+        world.barrier("comparing clocks")
+        stamps.append(time.time())
+    return stamps
+
+
+def _clocks(hosts: Sequence[str], stamps: Sequence[Sequence[float]]) -> Finding:
+    """Compare clocks with rank 0's: of each node the smallest difference, since ranks leave a barrier late and never early."""
+    apart = defaultdict[str, list[float]](list)
+    for host, mine in zip(hosts, stamps):
+        apart[host] += [here - first for here, first in zip(mine, stamps[0])]
+    least = {host: min(differences, key=abs) for host, differences in apart.items()}
+    worst = max(least, key=lambda host: abs(least[host]))
+    off = [f"{host} by {seconds:+.1f} s" for host, seconds in least.items() if abs(seconds) > SKEW_S]
+    told = f"within {abs(least[worst]):.3f} s of rank 0's"
+    return Finding("clocks", f"{_few(off)} off rank 0's: synchronise them" if off else told, fine=not off)
+
+
+def _devices(hosts: Sequence[str], devices: Sequence[str]) -> Finding:
+    """Count devices; those that are fewer than others are named with their nodes."""
+    counts = Counter(devices)
+    (most, _), *others = counts.most_common()
+    told = ", ".join(f"{count} x {device}" for device, count in counts.items())
+    if not others:
+        return Finding("devices", told)
+    nodes = dict.fromkeys(host for host, device in zip(hosts, devices) if device != most)
+    return Finding("devices", f"{told}; not {most} on {_few(nodes)}", fine=False)
+
+
+def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[Link]]:
+    """Measure the links of every axis on which something will travel, one axis after the other. Collective."""
+    axes, keys = plan.axes, plan.config.comm
+    own = {name: axes.of(world.rank)[name] for name, carried in axes.carried.items() if carried.operations}
+    with world.place.waiting("for all ranks: axes to measure"):
+        mesh = Mesh(world.comm, axes.grid, own, transport=keys.transport, timeout_s=keys.timeout_s, place=world.place)
+    found = {}
+    for name, ranks in own.items():
+        axis, before = mesh[name], ranks[mesh[name].rank - 1]
+        best = min(_seconds(world, axis, turn) for turn in range(2) for _ in range(REPEATS))
+        mine = Link((before, world.rank), (hosts[before], hosts[world.rank]), NUM_BYTES / best)
+        links = [link for link in world.all_gather(f"the bandwidth of axis {name}", mine) if link.bytes_per_s]
+        if links:
+            found[name] = links
+    mesh.free()
+    return found
+
+
+def _seconds(world: World, axis: Axis, turn: int) -> float:
+    """Send from every second rank of `axis` to the next one; return how long this rank's receive took, infinity if it had none. Collective.
+
+    In a turn no rank has two links: it would hold up the one by the other.
+    """
+    x, links = np.zeros(NUM_BYTES, np.uint8), Links(axis, 1, 1)
+    to, source = receiver(axis.rank, axis.size, turn), (axis.rank - 1) % axis.size
+    world.barrier(f"measuring axis {axis.name}")
+    begin = time.perf_counter()
+    if to is not None:
+        links.send("F", 0, 0, x, to).wait()
+    if receiver(source, axis.size, turn) is None:
+        return float("inf")
+    links.receive("F", 0, 0, x, source).wait()
+    return time.perf_counter() - begin
+
+
+def receiver(rank: int, size: int, turn: int) -> int | None:
+    """Return the rank of an axis that `rank` sends to in turn 0 or 1; None if it doesn't. An odd one at the end has nobody."""
+    if rank % 2 != turn or (rank + 1 == size and size % 2):
+        return None
+    return (rank + 1) % size
+
+
+def bandwidth(axis: str, links: Sequence[Link]) -> Finding:
+    """Return the median of the links of an axis, and the nodes all of whose links are far below it.
+
+    A node is as fast as its fastest link: its neighbour's slow one isn't its own fault. Of two nodes nobody can tell.
+    """
+    median = statistics.median(link.bytes_per_s for link in links)
+    best = defaultdict[str, float](float)
+    for link in links:
+        for node in link.nodes:
+            best[node] = max(best[node], link.bytes_per_s)
+    slow = [f"{node} {speed / 1e9:.2g}" for node, speed in best.items() if speed < SLOW * median]
+    worst = min(links, key=lambda link: link.bytes_per_s)
+    told = f"{median / 1e9:.2g} GB/s, the least {worst.bytes_per_s / 1e9:.2g} from rank {worst.ranks[0]} to {worst.ranks[1]}"
+    return Finding(f"axis {axis}", told + (f"; slow: {_few(slow)} GB/s" if slow else ""), fine=not slow)
+
+
+def _few(names: Sequence[str] | Mapping[str, object]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:MOST_NAMED]) + (f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else "")
