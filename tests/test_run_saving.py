@@ -4,9 +4,10 @@ import json
 import re
 
 import pytest
+from checkpoints import digest_of
 from launch import MPITRAIN, loss_lines, mpirun, planted, run_several, run_tiny, tail, tiny, write_text
 
-from mpitrain.checkpoint.load import open_step, steps
+from mpitrain.checkpoint.load import steps
 
 SETTINGS = dict(run_steps=12, run_save_every=2, run_eval_every=2, schedule_name="constant")
 
@@ -30,7 +31,7 @@ def folder(tmp_path_factory, text):
 
 
 def digests(run_dir):
-    return {step: open_step(run_dir / "checkpoints", step).digest for step in steps(run_dir / "checkpoints")}
+    return {step: digest_of(run_dir / "checkpoints", step) for step in steps(run_dir / "checkpoints")}
 
 
 def told(run_dir):

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from mpitrain.checkpoint.arrays import LogicalArray, by_shard, check_tiles, digest
+from mpitrain.checkpoint.arrays import LogicalArray, by_shard, check_tiles, digest, root_digest
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.dtypes import NAMES, check_dtype
 from mpitrain.checkpoint.files import creating, remove, require_space, saving, sync_folder
 from mpitrain.checkpoint.folders import TMP, leftovers, name_of, publish, require_own, step_of
 from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.checkpoint.index import write_index
+from mpitrain.checkpoint.meta import NOBODY, About
 from mpitrain.checkpoint.shards import OWN, Part, Shards, file_name, gather, write_parts
 from mpitrain.errors import CheckpointError
 
@@ -70,12 +71,21 @@ def write_shard(
         write_parts(file, parts, lambda part: each(f"writing {part} to {path}"))
 
 
-def commit(tmp: Path, meta: Mapping, num_shards: int | None = None, each: Each = lambda what: None) -> Path:
+def commit(
+    tmp: Path,
+    meta: Mapping,
+    num_shards: int | None = None,
+    each: Each = lambda what: None,
+    about: About = NOBODY,
+    expected: str = "",
+) -> Path:
     """Make a step of the shards in `tmp`, by one rename, and return its folder. For one rank, after all shards are written.
 
     meta: what JSON can hold, with the keys of meta.Known. num_shards: how many writers there were; without it, a lost shard is
     noticed only if it held part of an array that others hold too. A step that was committed before is replaced. each: as above.
-    Raises CheckpointError when the shards leave a gap in an array or overlap, or meta lacks a key: the step is then not committed.
+    about: who writes it. expected: the root digest that it has to have, if that is known.
+    Raises CheckpointError when the shards leave a gap in an array or overlap, meta lacks a key, or the digest is another: the step is
+    then not committed.
     """
     with saving(tmp.parent):
         sizes = {path.name: path.stat().st_size for path in sorted(tmp.glob("shard-*.h5"))}
@@ -86,9 +96,11 @@ def commit(tmp: Path, meta: Mapping, num_shards: int | None = None, each: Each =
         for array in arrays:
             check_tiles(array)
         _digest_shared_chunks(tmp, arrays, sizes)
+        if expected not in ("", found := root_digest(arrays)):
+            raise CheckpointError(f"{tmp}: the root digest is {found}, needed {expected}: what was read isn't what was written once")
         each(f"writing the index of {tmp}")
         try:
-            write_index(tmp, step_of(tmp), meta, arrays, sizes)
+            write_index(tmp, step_of(tmp), meta, arrays, sizes, about)
         except ForeignError as error:
             raise CheckpointError(f"{tmp}: {error}; the step was not committed") from error
         each(f"giving {tmp} its name")

@@ -61,7 +61,7 @@ class Lock:
             system=_system(),
             pid=os.getpid(),
             born=_born(os.getpid()),
-            user=_user(),
+            user=user(),
             since=time.strftime("%Y-%m-%d %H:%M:%S %z"),
             job=next((os.environ[name] for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID") if name in os.environ), ""),
         )
@@ -225,7 +225,8 @@ def _lives(pid: int) -> str:
     return "there"
 
 
-def _user() -> str:
+def user() -> str:
+    """Return who runs this process."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

@@ -9,11 +9,12 @@ How far a rank is travels with the totals of the step (actor/step_totals.py): al
 Who has to, for the end, to leave, or to save again, does so in finish(), and the place of the rank says for whose disk.
 """
 
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,14 @@ from mpitrain.actor.actor import Actor
 from mpitrain.checkpoint import save
 from mpitrain.checkpoint.files import remove, saving
 from mpitrain.checkpoint.folders import TMP, name_of
+from mpitrain.checkpoint.meta import About
 from mpitrain.checkpoint.retention import Policy, Retention
+from mpitrain.cluster import preflight
 from mpitrain.cluster.board import BUSY, WORKING, Place
+from mpitrain.cluster.lock import user
+from mpitrain.comm import library
 from mpitrain.comm.world import World
+from mpitrain.config import to_toml
 from mpitrain.errors import CheckpointError
 from mpitrain.training import state_io
 from mpitrain.training.state_io import Snapshot
@@ -119,7 +125,9 @@ def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: int
     me = (mesh["model"].rank, mesh["data"].rank) if state_io.has_a_shard(actor) else None
     snapshot = Snapshot(actor, copied=run.save == "background")
     retention = Retention(folder, Policy(run.keep, run.keep_every, run.keep_best))
-    return Saver(world, place, snapshot, retention, me, newest, say)
+    writer = {"layout": str(mesh.grid), "ranks": world.size, "nodes": world.num_nodes, "MPI": library.name(), **preflight.code()}
+    about = About(to_toml(actor.plan.config), writer)
+    return Saver(world, place, snapshot, retention, about, me, newest, say)
 
 
 class Saver:
@@ -134,12 +142,13 @@ class Saver:
         place: Place,
         snapshot: Snapshot,
         retention: Retention,
+        about: About,
         me: tuple | None,
         newest: int,
         say: Callable[[str], None],
     ):
         self._world, self._place, self._snapshot, self._retention, self._newest = world, place, snapshot, retention, newest
-        self._folder, self._say, self._over = retention.folder, say, list[Outcome]()
+        self._folder, self._about, self._say, self._over = retention.folder, about, say, list[Outcome]()
         self._save: _Save | None = None
         self._task: Task | None = None
         self.last = Outcome(newest)
@@ -217,7 +226,9 @@ class Saver:
 
     def _commit(self, each: Callable[[str], None]) -> tuple[list[int], str]:
         with saving(self._folder):
-            save.commit(self._save.tmp, self._save.meta, self._num_shards, each)
+            here = {"host": socket.gethostname(), "user": user(), "time": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+            about = replace(self._about, writer={**self._about.writer, "shards": self._num_shards, **here})
+            save.commit(self._save.tmp, self._save.meta, self._num_shards, each, about)
         each("removing checkpoints that are not kept")
         try:
             return self._retention.prune(self._save.step, self._save.meta["val_loss"]), ""

@@ -298,7 +298,8 @@ class Trainer:
         if result.num_tokens and (not math.isfinite(result.loss) or (result.skipped and not (scale.dynamic and scale.value > 1))):
             return self.saver.refuse(self.step, "its loss or its gradients are not finite")
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
-        self.saver.start(self.step, meta | {"loss_scale": scale.state, "val_loss": finite(val_loss)})
+        meta |= {"sequences": self.step * self.config.batch.global_, "loss_scale": scale.state, "val_loss": finite(val_loss)}
+        self.saver.start(self.step, meta)
 
     def resume(self) -> None:
         """Go on from the checkpoint that was found, if there is one. Collective over all ranks.
