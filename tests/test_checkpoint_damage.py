@@ -122,6 +122,13 @@ def test_flipped_bit_anywhere_gives_an_error_or_the_same_data(folder, file):
     assert len(errors) == len(verdicts) or file != "index.h5"  # of the index, every bit counts
 
 
+@pytest.mark.parametrize(("share", "step"), [(1.0, 20), (0.0, 30)])
+def test_a_share_of_the_chunks_is_verified_on_loading(folder, share, step):
+    flip(folder / "step-00000030" / "shard-00000.h5", place(folder / "step-00000030", "shard-00000.h5")[0])
+    with open_latest(folder, share, warn=lambda text: None) as checkpoint:
+        assert checkpoint.step == step
+
+
 def test_leftovers_and_strangers_are_ignored(folder):
     (folder / "step-00000040.tmp").mkdir()
     (folder / "step-00000040.tmp" / "shard-00000.h5").write_bytes(b"half")

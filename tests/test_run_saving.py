@@ -27,6 +27,9 @@ def folder(tmp_path_factory, text):
         "kept": {"run_keep": 2, "run_keep_every": 4, "run_keep_best": 1},
     }
     run_several(2, text, {folder / name: {**SETTINGS, "parallel_pp": 2, **changes} for name, changes in runs.items()})
+    (folder / "staging").mkdir()
+    staged = {"run_staging": folder / "staging", "run_steps": 4}
+    run_several(2, text, {folder / "staged": {**SETTINGS, "parallel_pp": 2, **staged}})
     return folder
 
 
@@ -61,6 +64,17 @@ def test_a_run_keeps_what_it_was_asked_to(folder):
     losses = {line["step"]: line["val_loss"] for line in map(json.loads, loss_lines(folder / "kept")) if line.get("val_loss")}
     best = min((step for step in losses if step), key=losses.get)
     assert steps(folder / "kept" / "checkpoints") == sorted({4, 8, 10, 12, best})
+
+
+def test_what_is_staged_on_the_node_arrives_and_leaves_nothing_there(folder):
+    assert digests(folder / "staged") == {step: digests(folder / "blocking")[step] for step in (2, 4)}
+    assert list((folder / "staging").iterdir()) == []
+
+
+def test_a_staging_directory_that_is_not_there_is_bad_input(tmp_path, text):
+    done = run_tiny(2, tmp_path / "run", text, run_staging=tmp_path / "nowhere")
+    assert done.returncode == 2 and done.output.count("ConfigError: run.staging = ") == 1, tail(done.output)
+    assert "no such directory on" in done.output and not (tmp_path / "run").exists()
 
 
 # ---------------------------------------------------------------- a disk that fails

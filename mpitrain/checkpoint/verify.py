@@ -1,5 +1,6 @@
 """Holding a step against its digests: is every byte that a reader could get the one that was written?"""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,10 +23,10 @@ def verify(path: Path) -> None:
         verify_data(checkpoint)
 
 
-def verify_data(checkpoint: Checkpoint, each: Callable[[str], object] = lambda chunk: None) -> None:
-    """Do the same with a step that is open. each: called with the name of each chunk that is read."""
+def verify_data(checkpoint: Checkpoint, each: Callable[[str], object] = lambda chunk: None, share: float = 1.0) -> None:
+    """Do the same with a step that is open. each: called with the name of each chunk that is read. share: of the chunks, by chance."""
     check_sizes(checkpoint)
-    for array, chunk in by_shard(check_index(checkpoint)):
+    for array, chunk in by_shard(chunk for chunk in check_index(checkpoint) if share == 1 or random.random() < share):
         each(f"verifying chunk {chunk} of {array.name} in {checkpoint.path.name}")
         check_chunk(checkpoint, array, chunk)
 

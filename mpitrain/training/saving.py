@@ -127,13 +127,14 @@ def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: int
     retention = Retention(folder, Policy(run.keep, run.keep_every, run.keep_best))
     writer = {"layout": str(mesh.grid), "ranks": world.size, "nodes": world.num_nodes, "MPI": library.name(), **preflight.code()}
     about = About(to_toml(actor.plan.config), writer)
-    return Saver(world, place, snapshot, retention, about, me, newest, say)
+    return Saver(world, place, snapshot, retention, about, me, newest, run.staging, say)
 
 
 class Saver:
     """Saves steps of a run. Every call is collective over all ranks.
 
-    me: what sorts the ranks that write; None of one that has nothing to write.  last: how the last save went.
+    me: what sorts the ranks that write; None of one that has nothing to write.  staging: a directory of this node to write to first.
+    last: how the last save went.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Saver:
         about: About,
         me: tuple | None,
         newest: int,
+        staging: str,
         say: Callable[[str], None],
     ):
         self._world, self._place, self._snapshot, self._retention, self._newest = world, place, snapshot, retention, newest
@@ -156,6 +158,8 @@ class Saver:
         writers = sorted(each for each, _ in every if each)
         self._number, self._num_shards = writers.index(me) if me else None, len(writers)
         self._num_bytes = sum(num_bytes for _, num_bytes in every)
+        run = preflight.digest(str(self._folder.absolute()))  # the next one writes over what a killed one has left
+        self._staging = Path(staging) / f"mpitrain-{run}-{self._number}.h5" if staging and me else None
 
     @property
     def number(self) -> int:
@@ -222,7 +226,7 @@ class Saver:
         if (name := state_io.not_finite(parts)) is not None:
             raise Sick(f"{name} is not finite")
         with saving(self._folder):
-            save.write_shard(self._save.tmp, self._number, parts, each)
+            save.write_shard(self._save.tmp, self._number, parts, each, self._staging)
 
     def _commit(self, each: Callable[[str], None]) -> tuple[list[int], str]:
         with saving(self._folder):
