@@ -17,6 +17,7 @@ from conftest import agree
 from mpitrain import config
 from mpitrain.errors import ConfigError
 from mpitrain.layout.resolve import resolve
+from mpitrain.layout.saved import copy_bytes
 
 pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.sizes(4)]
 
@@ -103,6 +104,9 @@ class Ranks:
             me = (self.mesh["model"].rank, self.mesh["data"].rank) if state_io.has_a_shard(self.actor) else None
             writers = sorted(each for each in self.comm.allgather(me) if each)
             snapshot = state_io.Snapshot(self.actor, copied)
+            if me and not (self.actor.tp.rank or self.config.experts.count) and all(s.first for s in self.actor.shardings.values()):
+                predicted = copy_bytes(self.actor.plan, self.actor.pp.rank, self.actor.shards_here)
+                assert predicted == snapshot.num_bytes, f"predicted {predicted}, copied {snapshot.num_bytes}"
             snapshot.take()
             if me:
                 save.write_shard(tmp, writers.index(me), snapshot.parts())

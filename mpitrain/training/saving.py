@@ -166,6 +166,11 @@ class Saver:
         """How far this rank is, to be told to all. Not collective."""
         return OVER if self._task is None else self._task.number
 
+    @property
+    def copied_bytes(self) -> int:
+        """The host memory of the copy that is saved."""
+        return self._snapshot.num_bytes if self._snapshot.copied else 0
+
     def start(self, step: int, meta: dict) -> None:
         """Take a snapshot, and have it written; without copies, wait until it is. What was under way is waited for first."""
         self.finish()

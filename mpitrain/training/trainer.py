@@ -22,6 +22,7 @@ from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
 from mpitrain.layout.memory import compare, predict
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.routing import joined
+from mpitrain.layout.saved import copy_bytes
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.parallel.microbatch import Microbatch
@@ -112,7 +113,9 @@ class Trainer:
         if code != DONE:
             self.report.say(self.last_words)
             return code
-        self.report.say(compare(predict(self.plan, self.actor.shards_here)[self.actor.pp.rank], measure(self.actor, self.watch)))
+        rank, shards = self.actor.pp.rank, self.actor.shards_here
+        copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
+        self.report.say(compare(predict(self.plan, shards)[rank], measure(self.actor, self.watch), copies))
         if self.device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self.device)
             self.report.say(f"torch counted {most / 1e6:.2f} MB on the GPU of rank 0 at most, what it computed with meanwhile included")
