@@ -286,3 +286,95 @@ def doctor() -> None:
     from mpitrain.commands.doctor import main
 
     guarded(lambda guard: main(guard, click.echo), _tell_error)
+
+
+@cli.group()
+def ckpt() -> None:
+    """Look at checkpoints, check, compare, rewrite and remove them.
+
+    PATH is a run directory, its checkpoints, or the folder of one step. Under mpirun ranks share the reading and writing.
+    """
+
+
+PATH = click.argument("path", type=click.Path(), callback=_require_name)
+STEP = click.option("--step", type=click.IntRange(0), help="The step that is meant; else the newest.")
+
+
+@ckpt.command("inspect")
+@PATH
+@click.option("--step", type=click.IntRange(0), help="Only this step; else all of them.")
+@click.option("--arrays", is_flag=True, help="Also a line for each array.")
+@click.option("--json", is_flag=True, help="Print one JSON object.")
+def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -> int:
+    """Say who wrote checkpoints, what is in them, and how healthy they are. Reads no arrays.
+
+    Exit codes: 0 all can be used, 1 one is damaged, 2 there is none.
+    """
+    from mpitrain.commands.ckpt.inspect import inspect
+
+    text, code = inspect(path, step, arrays, json)
+    _answer(text)
+    return code
+
+
+@ckpt.command("verify")
+@PATH
+@STEP
+@click.option("--all", "every", is_flag=True, help="Every step.")
+@click.option("--sample", default=1.0, type=click.FloatRange(0, 1, min_open=True), help="Share of the chunks to read, taken by chance.")
+def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) -> int:
+    """Read a step and hold every byte against its digests.
+
+    Exit codes: 0 whole, 1 damaged, 2 there is none.
+    """
+    from mpitrain.commands.ckpt.team import together
+    from mpitrain.commands.ckpt.verify import verify
+
+    return together(lambda team: verify(team, path, step, every, sample, _answer), _tell_error)
+
+
+@ckpt.command("diff")
+@click.argument("one", metavar="A", type=click.Path(), callback=_require_name)
+@click.argument("other", metavar="B", type=click.Path(), callback=_require_name)
+@click.option("--only", default="", metavar="PREFIX", help="Only arrays whose names begin with it, such as parameters/")
+def diff_checkpoints(one: str, other: str, only: str) -> int:
+    """Say what differs between two steps, whatever layouts wrote them.
+
+    Exit codes: 0 the arrays are the same bits, 1 they differ, 2 there is none.
+    """
+    from mpitrain.commands.ckpt.diff import diff
+    from mpitrain.commands.ckpt.team import together
+
+    return together(lambda team: diff(team, one, other, only, _answer), _tell_error)
+
+
+@ckpt.command("reshard")
+@PATH
+@click.argument("target", type=click.Path(), callback=_require_name)
+@STEP
+@click.option("--shards", default=1, show_default=True, type=click.IntRange(1, MOST_RANKS), help="Files that hold the arrays.")
+def reshard_checkpoint(path: str, target: str, step: int | None, shards: int) -> int:
+    """Write a step into the folder TARGET in another number of files; with one, it has every array whole.
+
+    Exit codes: 0 done, the root digest is the same; 1 or 2 it could not be read or written.
+    """
+    from mpitrain.commands.ckpt.reshard import reshard
+    from mpitrain.commands.ckpt.team import together
+
+    return together(lambda team: reshard(team, path, target, step, shards, _answer), _tell_error)
+
+
+@ckpt.command("prune")
+@PATH
+@click.option("--keep", required=True, type=click.IntRange(1), help="How many of the newest stay.")
+@click.option("--every", default=0, type=click.IntRange(0), help="Steps that this divides stay.")
+@click.option("--best", default=0, type=click.IntRange(0), help="How many of those with the least validation loss stay.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+def prune_checkpoints(path: str, keep: int, every: int, best: int, dry_run: bool) -> int:
+    """Remove steps that aren't wanted. The newest that is whole stays, and is verified first.
+
+    Exit codes: 0 done, 2 there is none that is whole.
+    """
+    from mpitrain.commands.ckpt.prune import prune
+
+    return prune(path, keep, every, best, dry_run, _answer)

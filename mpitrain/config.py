@@ -44,6 +44,8 @@ class Run(Table):
     seed: CountOrNone = 1
     save_every: CountOrNone = 40  # steps between checkpoints; 0: only at the end
     save: Literal["background", "blocking"] = "background"  # written while training goes on, from a copy in host memory; or at once
+    staging: str = ""  # a directory of the node: shards are written there first, then copied to run.dir in one piece each; "": not
+    verify: Annotated[float, Meta(ge=0, le=1)] = 1.0  # share of the chunks of a checkpoint that is verified before a run goes on from it
     keep: CountOrNone = 0  # newest checkpoints that are kept; 0: all
     keep_every: CountOrNone = 0  # checkpoints of every so many steps are kept for ever
     keep_best: CountOrNone = 0  # checkpoints with the least validation loss that are kept

@@ -4,11 +4,20 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+from mpitrain.checkpoint.load import open_step
 
 
 def meta_of(step: int) -> dict:
     """Return a meta as the trainer writes it."""
     return {"step": step, "tokens": 256 * step, "updates": step, "skipped": 0, "data": "0" * 32, "loss_scale": [1.0, 0]}
+
+
+def digest_of(folder: Path, step: int) -> str:
+    """Return the root digest that a step was committed with."""
+    with open_step(folder, step) as checkpoint:
+        return checkpoint.digest
 
 
 def killed_at(event: int, action: Callable[[], object]) -> bool:

@@ -122,6 +122,13 @@ def test_flipped_bit_anywhere_gives_an_error_or_the_same_data(folder, file):
     assert len(errors) == len(verdicts) or file != "index.h5"  # of the index, every bit counts
 
 
+@pytest.mark.parametrize(("share", "step"), [(1.0, 20), (0.0, 30)])
+def test_a_share_of_the_chunks_is_verified_on_loading(folder, share, step):
+    flip(folder / "step-00000030" / "shard-00000.h5", place(folder / "step-00000030", "shard-00000.h5")[0])
+    with open_latest(folder, share, warn=lambda text: None) as checkpoint:
+        assert checkpoint.step == step
+
+
 def test_leftovers_and_strangers_are_ignored(folder):
     (folder / "step-00000040.tmp").mkdir()
     (folder / "step-00000040.tmp" / "shard-00000.h5").write_bytes(b"half")
@@ -184,7 +191,7 @@ def test_altered_index_never_reaches_hdf5(folder):
 def test_another_format_version_is_refused(folder):
     step = folder / "step-00000030"
     with h5py.File(step / "index.h5", "r+", libver=FORMAT) as index:
-        index.attrs["version"] = 2
+        index.attrs["version"] = 3
     (step / "index.xxh3").write_text(seal_of(step))
-    with pytest.raises(CheckpointError, match="mpitrain checkpoint version 2, needed mpitrain checkpoint version 1"):
+    with pytest.raises(CheckpointError, match="mpitrain checkpoint version 3, needed mpitrain checkpoint version 1 or 2"):
         open_step(folder, 30)

@@ -73,3 +73,13 @@ def test_no_reader_sees_a_slot_half_written():
         os.waitpid(writer, 0)
     assert len({where.step for where in found}) > 20, "nothing was written meanwhile"
     assert [w for w in found if w.step != w.position or not w.what.startswith(f"F{w.step}@0") or w.since < 1 or w.limit_s != 5] == []
+
+
+def test_a_report_tells_what_another_thread_does_meanwhile():
+    place = Place(1, "rank 1")
+    place.beside = "syncing shard-00001.h5"
+    place.enter("step", "B2@1")
+    assert place.read().told(" failed") == "rank 1 failed in phase step, B2@1, meanwhile syncing shard-00001.h5"
+    place.beside = ""
+    place.enter("step", "B3@1")
+    assert str(place.read()) == "rank 1 in phase step, B3@1"

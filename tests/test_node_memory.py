@@ -18,7 +18,7 @@ def fits(*given):
 
     def resolved(layers):
         model = ("model.preset=llama3.2-1b", f"model.layers={layers}")
-        layout = ("run.device=cpu", "batch.global=64", "parallel.pp=1", "parallel.zero=0")
+        layout = ("run.device=cpu", "run.save=blocking", "batch.global=64", "parallel.pp=1", "parallel.zero=0")
         return resolve(settings.load(None, (*model, *layout, *given)), 64, 128256)
 
     one, two = (sum(spec.numel for spec in plan_of(resolved(layers)).parameters()) for layers in (1, 2))
@@ -39,6 +39,12 @@ def test_what_a_rank_keeps_at_least_has_to_fit():
     assert not fits("optimizer.moments=bf16", "precision.compute=fp64")
     for zero in (1, 2, 3):
         assert fits(f"parallel.zero={zero}")
+
+
+def test_a_copy_to_save_from_has_to_fit_too():
+    assert fits("optimizer.moments=bf16")
+    assert not fits("optimizer.moments=bf16", "run.save=background")
+    assert fits("run.save=background", "parallel.zero=2")
 
 
 def test_experts_are_on_several_nodes():

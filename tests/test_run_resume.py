@@ -1,18 +1,12 @@
-"""A run that was stopped, in whatever way and moment, goes on with the bits of the run that never was.
+"""A run that was stopped, at chosen moments, goes on with the bits of the run that never was. tests/test_run_kills.py chooses none."""
 
-MPITRAIN_FUZZ=all kills 200 times like by a power cut, MPITRAIN_FUZZ=40 as often; by default once, beside the moments that are chosen.
-"""
-
-import random
 import re
 import shutil
 import signal
-import time
 
 import pytest
-from launch import MPITRAIN, Done, cases, lines_in, loss_lines, mpirun, preloaded, run_tiny, several, started, tail, tiny, write_text
+from launch import MPITRAIN, lines_in, loss_lines, mpirun, preloaded, run_tiny, several, started, tail, tiny, write_text
 
-KILLS = cases(1, 200)
 STEPS = 32
 SETTINGS = dict(run_steps=STEPS, run_save_every=4, run_eval_every=16, schedule_name="constant")
 
@@ -107,38 +101,3 @@ def test_an_altered_checkpoint_is_refused_by_name_and_a_finished_run_is_left_as_
     assert loss_lines(altered) == never_stopped
     assert again.returncode == 0 and f"done: {STEPS} steps" in again.output, tail(again.output)
     assert (finished / "metrics.jsonl").read_bytes() == there
-
-
-# ---------------------------------------------------------------- at any moment
-
-
-def kill_after(dice: random.Random, num_ranks: int, run_dir, text) -> Done | None:
-    """Start the run, and kill all of it at a random moment: from its first milliseconds to some steps later. None: it was killed."""
-    settings = {**SETTINGS, "run_save_every": 1, "parallel_pp": num_ranks}  # half of the time it saves
-    with started(num_ranks, MPITRAIN, "run", *tiny(run_dir, text, **settings)) as job:
-        if dice.random() < 0.2:
-            time.sleep(dice.uniform(0, 4))
-        else:
-            before = lines_in(run_dir)
-            while job.process.poll() is None and lines_in(run_dir) <= before:  # until the first step
-                time.sleep(0.005)
-            time.sleep(dice.expovariate(10))
-        if job.process.poll() is not None:
-            return job.wait(5)
-        job.kill()
-    return None
-
-
-def test_killed_at_any_moment(tmp_path, text, never_stopped):
-    dice, killed, rounds = random.Random(1), 0, 0
-    while killed < KILLS:
-        run_dir, done = tmp_path / f"run-{rounds}", None
-        rounds += 1
-        while done is None and killed < KILLS:
-            done = kill_after(dice, dice.choice([1, 2]), run_dir, text)
-            killed += done is None
-        if done is None:
-            done = run_tiny(2, run_dir, text, **SETTINGS, parallel_pp=2)
-        assert done.returncode == 0, tail(done.output)
-        assert loss_lines(run_dir) == never_stopped
-    assert rounds

@@ -5,7 +5,7 @@
         step-00000030/
             shard-00000.h5     what writer 0 held: one contiguous dataset per array, or per part of one (shards.py has the names)
             shard-00001.h5     ...
-            index.h5           every array as one virtual dataset, the meta, the shards with sizes, all digests
+            index.h5           every array as one virtual dataset, who wrote it, the shards with sizes, all digests (FORMAT.md)
             index.xxh3         digest of index.h5, in the form that `xxh128sum -c` reads
         step-00000040.tmp/     being written, or left by a killed run: not a checkpoint
 

@@ -20,6 +20,7 @@ from mpitrain.inputs import shown
 
 # This file format has checksums over all metadata, and every HDF5 since 1.10 (2016, the first with virtual datasets) reads it.
 FORMAT = ("v110", "v110")
+DRAIN_BYTES = 1 << 24
 INTERMEDIATE_GROUPS = h5p.create(h5p.LINK_CREATE)
 INTERMEDIATE_GROUPS.set_create_intermediate_group(True)
 
@@ -66,17 +67,33 @@ class PatientFile:
 
 
 @contextmanager
-def creating(path: Path, each: Callable[[str], object] = lambda what: None) -> Iterator[h5py.File]:
-    """Yield a new HDF5 file, which is on the disk when the block ends. each: called with what is done next. Raises OSError."""
+def creating(path: Path, each: Callable[[str], object] = lambda what: None, synced: bool = True) -> Iterator[h5py.File]:
+    """Yield a new HDF5 file, which is on the disk when the block ends. each: called with what is done next. Raises OSError.
+
+    synced: or else it is only written; a file of a disk that nobody reads after a crash.
+    """
     with open(path, "wb+") as raw:
         file = PatientFile(raw)
         with h5py.File(file, "w", libver=FORMAT) as hdf5:
             yield hdf5
         if file.error:
             raise file.error
-        each(f"syncing {path}")
         raw.flush()
-        os.fsync(raw.fileno())
+        if synced:
+            each(f"syncing {path}")
+            os.fsync(raw.fileno())
+
+
+def drain(source: Path, target: Path) -> None:
+    """Move a file to another file system, in large writes one behind the other, and sync it there. Raises OSError."""
+    with open(source, "rb", buffering=0) as reading, open(target, "wb", buffering=0) as writing:
+        buffer = memoryview(bytearray(DRAIN_BYTES))
+        while count := reading.readinto(buffer):
+            at = 0
+            while at < count:
+                at += writing.write(buffer[at:count])
+        os.fsync(writing.fileno())
+    source.unlink()
 
 
 def add_dataset(file: h5py.File, name: str, array: np.ndarray) -> None:

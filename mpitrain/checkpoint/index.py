@@ -1,6 +1,6 @@
 """The index of a step: every array as one virtual dataset, so that h5py or h5dump reads it without knowing who wrote it.
 
-    /                            attributes: format, version, step, meta (JSON), digest (the root digest)
+    /                            attributes: format, version, step, meta (JSON), digest (the root digest), config (TOML), writer (JSON)
     /parameters/... /adam/...    virtual datasets over the shards beside it, by relative name: the folder can be moved
     /checkpoint/shards           name and size of every shard
     /checkpoint/digests/...      xxh3-128 of each chunk of the array of that name: uint8 [chunks, 16]
@@ -25,24 +25,28 @@ from mpitrain.checkpoint.files import INTERMEDIATE_GROUPS, add_dataset, creating
 from mpitrain.checkpoint.hdf5 import Hdf5File
 from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.checkpoint.hdf5_virtual import sources_of
-from mpitrain.checkpoint.meta import read_meta
+from mpitrain.checkpoint.meta import NOBODY, About, read_about, read_meta
 from mpitrain.checkpoint.shards import OWN, is_file_name, part_name
 from mpitrain.inputs import open_regular, shown
 
 INDEX, SEAL = "index.h5", "index.xxh3"
-FORMAT, VERSION = "mpitrain checkpoint", 1
+FORMAT, VERSION = "mpitrain checkpoint", 2
+READ = (1, VERSION)  # the first had neither config nor writer
 SHARDS, DIGESTS = f"{OWN}/shards", f"{OWN}/digests"
 SHARDS_DTYPE = np.dtype([("file", "S32"), ("bytes", "<u8")])
 SHARDS_CODE = bytes.fromhex("06020000 28000000 66696c6500 00 13010000 20000000 627974657300 20 10000000 08000000 0000 4000")
 MOST_INDEX_BYTES = 1 << 28  # that of 100,000 writers has less
 
 
-def write_index(folder: Path, step: int, meta: Mapping, arrays: list[LogicalArray], sizes: Mapping[str, int]) -> None:
+def write_index(
+    folder: Path, step: int, meta: Mapping, arrays: list[LogicalArray], sizes: Mapping[str, int], about: About = NOBODY
+) -> None:
     """Write the index of a step and its seal, both synced. meta: what read_meta() takes. Raises OSError, ForeignError."""
     text = json.dumps(dict(meta), sort_keys=True)
     read_meta(text, step)
+    about.require_readable()
     with creating(folder / INDEX) as file:
-        file.attrs.update(format=FORMAT, version=VERSION, step=step, meta=text, digest=root_digest(arrays))
+        file.attrs.update(format=FORMAT, version=VERSION, step=step, meta=text, digest=root_digest(arrays), **about.attributes())
         file[SHARDS] = np.array([(name.encode(), size) for name, size in sizes.items()], SHARDS_DTYPE)
         for array in arrays:
             _add_virtual(file, array)
@@ -65,7 +69,8 @@ def seal_of(folder: Path) -> str:
 class Index:
     """An open index of a stranger: all it says is held against what write_index writes. Raises OSError or ForeignError.
 
-    step: the step it was written for. meta, digest: as saved, a text each. shards: sizes by name. names: of the arrays, sorted.
+    step: the step it was written for. meta, digest: as saved, a text each. about: who wrote it. shards: sizes by name.
+    names: of the arrays, sorted.
     """
 
     def __init__(self, path: Path):
@@ -83,15 +88,16 @@ class Index:
 
     def _check_attributes(self) -> None:
         found = self.file.attributes
-        if (found.get("format"), found.get("version")) != (FORMAT, VERSION):
+        if found.get("format") != FORMAT or found.get("version") not in READ:
             what = shown(f"{found.get('format')} version {found.get('version')}")
-            raise ForeignError(f"found {what}, needed {FORMAT} version {VERSION}")
+            raise ForeignError(f"found {what}, needed {FORMAT} version {' or '.join(map(str, READ))}")
         for name, kind in (("step", int), ("meta", str), ("digest", str)):
             if type(found.get(name)) is not kind:
                 raise ForeignError(f"the attribute {name} is missing, or isn't {'a text' if kind is str else 'an integer'}")
         self.step, self.meta, self.digest = found["step"], found["meta"], found["digest"]
         if not re.fullmatch("[0-9a-f]{32}", self.digest):
             raise ForeignError("the attribute digest is none")
+        self.about = read_about(found) if found["version"] > 1 else NOBODY
 
     def _read_shards(self) -> dict[str, int]:
         table = self.file.datasets.get(SHARDS)

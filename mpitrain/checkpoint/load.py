@@ -48,7 +48,7 @@ def _opened(path: Path, needs: Needs, check: Callable[[Checkpoint], None]) -> Ch
 
 def open_latest(
     folder: Path,
-    check_digests: bool = True,
+    share: float = 1.0,
     warn: Callable[[str], object] = warnings.warn,
     needs: Needs = NOTHING,
     each: Callable[[str], object] = lambda chunk: None,
@@ -56,13 +56,14 @@ def open_latest(
     """Open the newest step that is whole, or return None if nothing was committed in `folder` yet. For one rank.
 
     Steps that are torn, altered, a stranger's, or without what is needed are passed over: `warn` is told why, and which one is used.
+    share: of the chunks of each, taken by chance, that is read and verified; its index and the sizes of its shards are in any case.
     each: called with the name of each chunk that is read.
     Raises CheckpointError when there are steps but none can be used: a run never starts anew over them by mistake.
     """
     refused = []
     for path in reversed(find(folder).values()):
         try:
-            checkpoint = _opened(path, needs, partial(verify_data, each=each) if check_digests else check_sizes)
+            checkpoint = _opened(path, needs, partial(verify_data, each=each, share=share))
         except CheckpointError as error:
             refused += error.args
             warn(refused[-1])

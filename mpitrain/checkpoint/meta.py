@@ -1,6 +1,12 @@
-"""What a checkpoint says of its run besides arrays: JSON, of which the trainer's keys are checked on saving and on loading."""
+"""What a checkpoint says of its run besides arrays: JSON, of which the trainer's keys are checked on saving and on loading.
+
+And who wrote it, for people: nothing is computed from that.
+"""
 
 import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -13,7 +19,7 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Known(msgspec.Struct):
-    """The keys that every checkpoint has, and one that it may have; others are kept as they are.
+    """The keys that every checkpoint has, and two that it may have; others are kept as they are.
 
     loss_scale: the scale, and steps since it changed.
     """
@@ -25,6 +31,7 @@ class Known(msgspec.Struct):
     data: str  # digest of the tokens
     loss_scale: tuple[Annotated[float, Meta(gt=0)], Count]
     val_loss: float | None = None  # of the validation after this step, if there was one
+    sequences: Count = 0  # of the data's order that come before those of the next step
 
 
 def read_meta(text: str, step: int) -> dict:
@@ -41,3 +48,44 @@ def read_meta(text: str, step: int) -> dict:
     if known.step != step:
         raise ForeignError(f"meta is of step {known.step}, needed {step}")
     return meta
+
+
+@dataclass(frozen=True)
+class About:
+    """Who wrote a step. config: the resolved configuration, TOML.  writer: what JSON can hold: versions, layout, host, when."""
+
+    config: str = ""
+    writer: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The configuration by key, `model.layers`; empty if there is none."""
+        tables = {name: table for name, table in tomllib.loads(self.config).items() if isinstance(table, dict)}
+        return {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
+
+    def attributes(self) -> dict[str, str]:
+        """Return it as attributes of an index."""
+        return {"config": self.config, "writer": json.dumps(dict(self.writer), sort_keys=True)}
+
+    def require_readable(self) -> None:
+        """Raise ForeignError unless read_about() reads it back."""
+        read_about(self.attributes())
+
+
+NOBODY = About()
+
+
+def read_about(attributes: Mapping[str, object]) -> About:
+    """Return who wrote a step. Raises ForeignError for what mpitrain doesn't write."""
+    config, writer = attributes.get("config"), attributes.get("writer")
+    for name, text in (("config", config), ("writer", writer)):
+        if not isinstance(text, str) or len(text) > MOST_BYTES:
+            raise ForeignError(f"the attribute {name} is missing, or no text of at most {MOST_BYTES:,} characters")
+    try:
+        tomllib.loads(config)
+        found = json.loads(writer)
+    except (RecursionError, ValueError) as error:
+        raise ForeignError(f"config or writer: {error}") from error
+    if not isinstance(found, dict):
+        raise ForeignError("the attribute writer is no JSON object")
+    return About(config, found)

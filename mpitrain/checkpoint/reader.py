@@ -22,7 +22,7 @@ Needs = Mapping[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape of arr
 class Checkpoint:
     """A committed step. Owns its open files until close(); also a context manager. Opening it verifies the index alone.
 
-    step: the step. meta: what commit was given. digest: the root digest, equal for equal arrays in any layout.
+    step: the step. meta, about: what commit was given. digest: the root digest, equal for equal arrays in any layout.
     shards: size in bytes of every shard, by file name.
     """
 
@@ -37,7 +37,7 @@ class Checkpoint:
         except (CheckpointError, ValueError) as error:
             self._index.close()
             raise error if isinstance(error, CheckpointError) else _unreadable(path, error) from error
-        self.digest, self.shards = self._index.digest, self._index.shards
+        self.digest, self.shards, self.about = self._index.digest, self._index.shards, self._index.about
         self._shards = Shards(path, self.shards)
         self._arrays: dict[str, LogicalArray] = {}
 

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from mpitrain.checkpoint.arrays import LogicalArray, by_shard, check_tiles, digest
+from mpitrain.checkpoint.arrays import LogicalArray, by_shard, check_tiles, digest, root_digest
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.dtypes import NAMES, check_dtype
-from mpitrain.checkpoint.files import creating, remove, require_space, saving, sync_folder
+from mpitrain.checkpoint.files import creating, drain, remove, require_space, saving, sync_folder
 from mpitrain.checkpoint.folders import TMP, leftovers, name_of, publish, require_own, step_of
 from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.checkpoint.index import write_index
+from mpitrain.checkpoint.meta import NOBODY, About
 from mpitrain.checkpoint.shards import OWN, Part, Shards, file_name, gather, write_parts
 from mpitrain.errors import CheckpointError
 
@@ -54,28 +55,47 @@ def begin(folder: Path, step: int, num_bytes: int = 0) -> Path:
 
 
 def write_shard(
-    tmp: Path, writer: int, arrays: Mapping[str, np.ndarray | Sequence[tuple[np.ndarray, Extent]]], each: Each = lambda what: None
+    tmp: Path,
+    writer: int,
+    arrays: Mapping[str, np.ndarray | Sequence[tuple[np.ndarray, Extent]]],
+    each: Each = lambda what: None,
+    staging: Path | None = None,
 ) -> None:
     """Write and sync one writer's arrays. For every writer; `writer` is a number that no other one uses.
 
     arrays: by logical name, `parameters/blocks.0.attention.q.weight`: the whole array, or the parts of it that this writer
     holds, each with its place. The parts of all writers must tile the logical array, in any shape of boxes (`run_boxes` gives
     those of a flat run). fp64, fp32, fp16, integers, and bits of bf16 as `bits.view(BF16)`. Not changed, and not needed after
-    the return. each: called with what is done next. Raises CheckpointError.
+    the return. each: called with what is done next. staging: a file to write first, not synced, and then to copy: large writes in their
+    order for a file system that wants these. Raises CheckpointError.
     """
     parts = [_place(name, *part) for name in sorted(arrays) for part in _parts(arrays[name])]
     _check_alike(writer, parts)
-    path = tmp / file_name(writer)
-    with saving(tmp.parent), creating(path, each) as file:
+    final = tmp / file_name(writer)
+    path = staging or final
+    with saving(path.parent if staging else tmp.parent), creating(path, each, synced=staging is None) as file:
         write_parts(file, parts, lambda part: each(f"writing {part} to {path}"))
+    if staging:
+        each(f"copying {staging} to {final}")
+        with saving(tmp.parent):
+            drain(staging, final)
 
 
-def commit(tmp: Path, meta: Mapping, num_shards: int | None = None, each: Each = lambda what: None) -> Path:
+def commit(
+    tmp: Path,
+    meta: Mapping,
+    num_shards: int | None = None,
+    each: Each = lambda what: None,
+    about: About = NOBODY,
+    expected: str = "",
+) -> Path:
     """Make a step of the shards in `tmp`, by one rename, and return its folder. For one rank, after all shards are written.
 
     meta: what JSON can hold, with the keys of meta.Known. num_shards: how many writers there were; without it, a lost shard is
     noticed only if it held part of an array that others hold too. A step that was committed before is replaced. each: as above.
-    Raises CheckpointError when the shards leave a gap in an array or overlap, or meta lacks a key: the step is then not committed.
+    about: who writes it. expected: the root digest that it has to have, if that is known.
+    Raises CheckpointError when the shards leave a gap in an array or overlap, meta lacks a key, or the digest is another: the step is
+    then not committed.
     """
     with saving(tmp.parent):
         sizes = {path.name: path.stat().st_size for path in sorted(tmp.glob("shard-*.h5"))}
@@ -86,9 +106,11 @@ def commit(tmp: Path, meta: Mapping, num_shards: int | None = None, each: Each =
         for array in arrays:
             check_tiles(array)
         _digest_shared_chunks(tmp, arrays, sizes)
+        if expected not in ("", found := root_digest(arrays)):
+            raise CheckpointError(f"{tmp}: the root digest is {found}, needed {expected}: what was read isn't what was written once")
         each(f"writing the index of {tmp}")
         try:
-            write_index(tmp, step_of(tmp), meta, arrays, sizes)
+            write_index(tmp, step_of(tmp), meta, arrays, sizes, about)
         except ForeignError as error:
             raise CheckpointError(f"{tmp}: {error}; the step was not committed") from error
         each(f"giving {tmp} its name")

@@ -1,5 +1,6 @@
 """Holding a step against its digests: is every byte that a reader could get the one that was written?"""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,15 +23,20 @@ def verify(path: Path) -> None:
         verify_data(checkpoint)
 
 
-def verify_data(checkpoint: Checkpoint, each: Callable[[str], object] = lambda chunk: None) -> None:
-    """Do the same with a step that is open. each: called with the name of each chunk that is read."""
+def verify_data(checkpoint: Checkpoint, each: Callable[[str], object] = lambda chunk: None, share: float = 1.0) -> None:
+    """Do the same with a step that is open. each: called with the name of each chunk that is read. share: of the chunks, by chance."""
     check_sizes(checkpoint)
+    for array, chunk in by_shard(chunk for chunk in check_index(checkpoint) if share == 1 or random.random() < share):
+        each(f"verifying chunk {chunk} of {array.name} in {checkpoint.path.name}")
+        check_chunk(checkpoint, array, chunk)
+
+
+def check_index(checkpoint: Checkpoint) -> list[tuple[LogicalArray, int]]:
+    """Return all chunks, each as its array and number. Raises CheckpointError unless the root digest is theirs. Reads no data."""
     arrays = list(map(checkpoint.array, checkpoint.names()))
     if root_digest(arrays) != checkpoint.digest:
         raise CheckpointError(f"{checkpoint.path.name}: {INDEX} has another digest than its arrays")
-    for array, chunk in by_shard((each, chunk) for each in arrays for chunk in range(each.chunks.count)):
-        each(f"verifying chunk {chunk} of {array.name} in {checkpoint.path.name}")
-        _check_chunk(checkpoint, array, chunk)
+    return [(array, chunk) for array in arrays for chunk in range(array.chunks.count)]
 
 
 def check_sizes(checkpoint: Checkpoint) -> None:
@@ -47,7 +53,8 @@ def check_sizes(checkpoint: Checkpoint) -> None:
             raise CheckpointError(f"{checkpoint.path.name}: {file} has {found} bytes, {needed} needed")
 
 
-def _check_chunk(checkpoint: Checkpoint, array: LogicalArray, chunk: int) -> None:
+def check_chunk(checkpoint: Checkpoint, array: LogicalArray, chunk: int) -> None:
+    """Read a chunk. Raises CheckpointError, with the shards that hold it, unless it is as it was committed."""
     box = array.chunks.box(chunk)
     if _digest(checkpoint, array, box) != array.digests[chunk]:
         files = " or ".join(array.holders(box)[:4])

@@ -145,7 +145,7 @@ def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[
     axes, keys = plan.axes, plan.config.comm
     own = {name: axes.of(world.rank)[name] for name, carried in axes.carried.items() if carried.operations}
     with world.place.waiting("for all ranks: axes to measure"):
-        mesh = Mesh(world.comm, axes.grid, own, transport=keys.transport, timeout_s=keys.timeout_s, place=world.place)
+        mesh = Mesh(world.comm, axes.grid, own, transport=keys.transport, timeout_s=world.place.limit_s, place=world.place)
     found = {}
     for name, ranks in own.items():
         axis, before = mesh[name], ranks[mesh[name].rank - 1]

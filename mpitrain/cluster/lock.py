@@ -62,7 +62,7 @@ class Lock:
             system=_system(),
             pid=os.getpid(),
             born=_born(os.getpid()),
-            user=_user(),
+            user=user(),
             since=time.strftime("%Y-%m-%d %H:%M:%S %z"),
             job=job_of_scheduler(),
         )
@@ -226,7 +226,8 @@ def _lives(pid: int) -> str:
     return "there"
 
 
-def _user() -> str:
+def user() -> str:
+    """Return who runs this process."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

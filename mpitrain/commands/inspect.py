@@ -13,6 +13,7 @@ from mpitrain.inputs import shown
 from mpitrain.layout.memory import predict, table_of_usage
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
+from mpitrain.layout.saved import copy_bytes
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.schedules.actions import Action, format_program
 from mpitrain.schedules.check import Report
@@ -58,8 +59,8 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     """Return what a rank of each pipeline rank will hold, as a table in MB."""
     plan = planned(path, overrides, num_ranks)
     with Waiting("mpitrain memory"):
-        usages = predict(plan)
-    return "MB (10**6 bytes) of each pipeline rank, with the largest shard of its state:\n" + table_of_usage(usages)
+        usages, copies = predict(plan), [copy_bytes(plan, rank) for rank in range(plan.config.parallel.pp)]
+    return "MB (10**6 bytes) of each pipeline rank, with the largest shard of its state:\n" + table_of_usage(usages, copies)
 
 
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:

@@ -7,6 +7,7 @@
     activations   what microbatches leave behind at the peak of the schedule (layout/activations.py; measured: actor/memory_meter.py)
     host          what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on their way back; activations, in
                   buffers that each stage keeps for the next step (16-bit ones but for norms' factors, which are fp32)
+    copy to save  in host memory: masters and moments, from which a thread saves (layout/saved.py)
 """
 
 from collections import Counter
@@ -24,7 +25,7 @@ from mpitrain.layout.text import aligned
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
-PARTS = ("weights", "gradients", "moments", "lent", "activations", "host")
+PARTS, COPY = ("weights", "gradients", "moments", "lent", "activations", "host"), "copy to save"
 
 
 class Usage(NamedTuple):
@@ -89,7 +90,12 @@ def _updated(config: Config, buckets: Sequence[HeldBucket], shard: int) -> tuple
     _, wide = itemsizes_of(config)
     runs = [(spec, end - begin) for bucket in buckets for spec, begin, end in bucket.weights.layout.runs(shard) if spec.trained]
     kept = sum(count * num_moments(config.optimizer, spec.group) for spec, count in runs)
-    return kept * (2 if config.optimizer.moments == "bf16" else wide), sum(count for _, count in runs) * wide
+    return kept * moment_bytes(config), sum(count for _, count in runs) * wide
+
+
+def moment_bytes(config: Config) -> int:
+    """Return the bytes of one number of a moment."""
+    return 2 if config.optimizer.moments == "bf16" else itemsizes_of(config)[1]
 
 
 def num_moments(optimizer: Optimizer, group: str) -> int:
@@ -144,15 +150,16 @@ def _put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Ac
     return total + sum(keys[stage] * (segment + 1) * count for (stage, segment), count in most.items())
 
 
-def table_of_usage(usages: Sequence[Usage]) -> str:
-    """Draw what each pipeline rank holds, in MB of 10**6 bytes: on its device together, and in host memory."""
-    rows = [("rank of pp", *PARTS[:-1], "together", PARTS[-1])]
-    for rank, usage in enumerate(usages):
-        rows.append((str(rank), *(f"{part / 1e6:.2f}" for part in (*usage[:-1], usage.on_device, usage.host))))
+def table_of_usage(usages: Sequence[Usage], copies: Sequence[int]) -> str:
+    """Draw what each pipeline rank holds, in MB of 10**6 bytes: on its device together, and in host memory. copies: to save from."""
+    rows = [("rank of pp", *PARTS[:-1], "together", PARTS[-1], COPY)]
+    for rank, (usage, copy) in enumerate(zip(usages, copies, strict=True)):
+        rows.append((str(rank), *(f"{part / 1e6:.2f}" for part in (*usage[:-1], usage.on_device, usage.host, copy))))
     return aligned(rows)
 
 
-def compare(predicted: Usage, measured: Usage) -> str:
-    """Say in one line what a rank was to hold, and what it has."""
-    parts = [f"{name} {a / 1e6:.2f} / {b / 1e6:.2f}" for name, a, b in zip(PARTS, predicted, measured) if a or b]
+def compare(predicted: Usage, measured: Usage, copies: tuple[int, int]) -> str:
+    """Say in one line what a rank was to hold, and what it has. copies: to save from, predicted and measured."""
+    every = [*zip(PARTS, predicted, measured), (COPY, *copies)]
+    parts = [f"{name} {a / 1e6:.2f} / {b / 1e6:.2f}" for name, a, b in every if a or b]
     return f"memory of rank 0, MB predicted / measured: {', '.join(parts)}"

@@ -23,9 +23,11 @@ def require_memory(plan: Plan) -> None:
     found, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), round(max(sum(found.values()) for found in by_name))
     if needed <= found or (config.run.device != "cpu" and _finds_a_gpu()):
         return
+    copied = config.run.save == "background"
+    copy, without = (", and a copy of them to save from", ', or run.save = "blocking"') if copied else ("", "")
     raise ConfigError(
-        f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for weights, gradients and moments, this node has "
-        f"{found / 2**30:,.0f} GiB; choose a smaller model or more stages (parallel.pp)"
+        f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for weights, gradients and moments{copy}, this node has "
+        f"{found / 2**30:,.0f} GiB; choose a smaller model or more stages (parallel.pp){without}"
     )
 
 
@@ -58,5 +60,6 @@ def _bytes_of_state(config: Config, domain: str) -> float:
     """Return the bytes that a rank keeps at least for each parameter of a domain, masters of 16-bit weights not counted."""
     parallel, optimizer, (narrow, wide) = config.parallel, config.optimizer, itemsizes_of(config)
     moments = num_moments(optimizer, "matrix") * (2 if optimizer.moments == "bf16" else wide)
-    parts, ranks = ((3, narrow), (2, wide), (1, moments)), domains_of(config)[domain].num_shards(config)
+    copied = wide + moments if config.run.save == "background" else 0
+    parts, ranks = ((3, narrow), (2, wide), (1, moments + copied)), domains_of(config)[domain].num_shards(config)
     return sum(num_bytes / (ranks if parallel.zero >= least else 1) for least, num_bytes in parts)

@@ -4,6 +4,8 @@ So what a user got wrong is refused in a second; to load torch, all ranks of a n
 anything of the run is written, and whatever is wrong on one rank alone is raised on all.
 """
 
+import os
+import socket
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +26,7 @@ from mpitrain.data.order import Sampler
 from mpitrain.data.split import split
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import Description, describe, open_tokens, prepare
-from mpitrain.errors import CheckpointError, InputError
+from mpitrain.errors import CheckpointError, ConfigError, InputError
 from mpitrain.layout.node_memory import require_memory
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
@@ -99,6 +101,7 @@ def _plan(read: Config | InputError, world: World) -> tuple[Plan, Tokenizer, dic
     num_threads(read.run)
     if read.run.time_limit:
         seconds_of(read.run.time_limit)
+    _require_staging(read.run.staging)
     tokenizer = load_tokenizer(read.data.tokenizer)
     separator(read.data, tokenizer)
     plan = plan_of(resolve(read, world.size, tokenizer.vocab, world.num_nodes, world.node_ranks))
@@ -111,6 +114,14 @@ def _plan(read: Config | InputError, world: World) -> tuple[Plan, Tokenizer, dic
         **({"the routing of experts.replay": plan.routing.digest} if plan.routing else {}),
     }
     return plan, tokenizer, same
+
+
+def _require_staging(path: str) -> None:
+    """Raise ConfigError unless shards can be written to this directory of the node first."""
+    if path and not os.path.isdir(path):
+        raise ConfigError(f"run.staging = {path}: no such directory on {socket.gethostname()}; make it on every node, or leave it out")
+    if path and not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"run.staging = {path}: not writable on {socket.gethostname()}; choose another directory, or leave it out")
 
 
 def _require_same_configuration(world: World, config: Config) -> None:
@@ -176,7 +187,8 @@ class _Opening:
         from mpitrain.checkpoint import load  # with it comes h5py: most of what is refused is refused before
 
         needs = self.plan.stored_weights()
-        found = load.open_latest(self.rundir.checkpoints, warn=self.notes.append, needs=needs, each=self._still)
+        share = self.config.run.verify
+        found = load.open_latest(self.rundir.checkpoints, share, warn=self.notes.append, needs=needs, each=self._still)
         if found is None:
             return Newest()
         with found:

@@ -9,11 +9,12 @@ How far a rank is travels with the totals of the step (actor/step_totals.py): al
 Who has to, for the end, to leave, or to save again, does so in finish(), and the place of the rank says for whose disk.
 """
 
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,14 @@ from mpitrain.actor.actor import Actor
 from mpitrain.checkpoint import save
 from mpitrain.checkpoint.files import remove, saving
 from mpitrain.checkpoint.folders import TMP, name_of
+from mpitrain.checkpoint.meta import About
 from mpitrain.checkpoint.retention import Policy, Retention
+from mpitrain.cluster import preflight
 from mpitrain.cluster.board import BUSY, WORKING, Place
+from mpitrain.cluster.lock import user
+from mpitrain.comm import library
 from mpitrain.comm.world import World
+from mpitrain.config import to_toml
 from mpitrain.errors import CheckpointError
 from mpitrain.training import state_io
 from mpitrain.training.state_io import Snapshot
@@ -119,13 +125,16 @@ def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: int
     me = (mesh["model"].rank, mesh["data"].rank) if state_io.has_a_shard(actor) else None
     snapshot = Snapshot(actor, copied=run.save == "background")
     retention = Retention(folder, Policy(run.keep, run.keep_every, run.keep_best))
-    return Saver(world, place, snapshot, retention, me, newest, say)
+    writer = {"layout": str(mesh.grid), "ranks": world.size, "nodes": world.num_nodes, "MPI": library.name(), **preflight.code()}
+    about = About(to_toml(actor.plan.config), writer)
+    return Saver(world, place, snapshot, retention, about, me, newest, run.staging, say)
 
 
 class Saver:
     """Saves steps of a run. Every call is collective over all ranks.
 
-    me: what sorts the ranks that write; None of one that has nothing to write.  last: how the last save went.
+    me: what sorts the ranks that write; None of one that has nothing to write.  staging: a directory of this node to write to first.
+    last: how the last save went.
     """
 
     def __init__(
@@ -134,12 +143,14 @@ class Saver:
         place: Place,
         snapshot: Snapshot,
         retention: Retention,
+        about: About,
         me: tuple | None,
         newest: int,
+        staging: str,
         say: Callable[[str], None],
     ):
         self._world, self._place, self._snapshot, self._retention, self._newest = world, place, snapshot, retention, newest
-        self._folder, self._say, self._over = retention.folder, say, list[Outcome]()
+        self._folder, self._about, self._say, self._over = retention.folder, about, say, list[Outcome]()
         self._save: _Save | None = None
         self._task: Task | None = None
         self.last = Outcome(newest)
@@ -147,11 +158,18 @@ class Saver:
         writers = sorted(each for each, _ in every if each)
         self._number, self._num_shards = writers.index(me) if me else None, len(writers)
         self._num_bytes = sum(num_bytes for _, num_bytes in every)
+        run = preflight.digest(str(self._folder.absolute()))  # the next one writes over what a killed one has left
+        self._staging = Path(staging) / f"mpitrain-{run}-{self._number}.h5" if staging and me else None
 
     @property
     def number(self) -> int:
         """How far this rank is, to be told to all. Not collective."""
         return OVER if self._task is None else self._task.number
+
+    @property
+    def copied_bytes(self) -> int:
+        """The host memory of the copy that is saved."""
+        return self._snapshot.num_bytes if self._snapshot.copied else 0
 
     def start(self, step: int, meta: dict) -> None:
         """Take a snapshot, and have it written; without copies, wait until it is. What was under way is waited for first."""
@@ -213,11 +231,13 @@ class Saver:
         if (name := state_io.not_finite(parts)) is not None:
             raise Sick(f"{name} is not finite")
         with saving(self._folder):
-            save.write_shard(self._save.tmp, self._number, parts, each)
+            save.write_shard(self._save.tmp, self._number, parts, each, self._staging)
 
     def _commit(self, each: Callable[[str], None]) -> tuple[list[int], str]:
         with saving(self._folder):
-            save.commit(self._save.tmp, self._save.meta, self._num_shards, each)
+            here = {"host": socket.gethostname(), "user": user(), "time": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+            about = replace(self._about, writer={**self._about.writer, "shards": self._num_shards, **here})
+            save.commit(self._save.tmp, self._save.meta, self._num_shards, each, about)
         each("removing checkpoints that are not kept")
         try:
             return self._retention.prune(self._save.step, self._save.meta["val_loss"]), ""

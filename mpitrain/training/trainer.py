@@ -25,6 +25,7 @@ from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
 from mpitrain.layout.memory import compare, predict
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.routing import joined
+from mpitrain.layout.saved import copy_bytes
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.parallel.microbatch import Microbatch
@@ -128,7 +129,9 @@ class Trainer:
         if code != DONE:
             self.report.say(self.last_words)
             return code
-        self.report.say(compare(predict(self.plan, self.actor.shards_here)[self.actor.pp.rank], measure(self.actor, self.watch)))
+        rank, shards = self.actor.pp.rank, self.actor.shards_here
+        copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
+        self.report.say(compare(predict(self.plan, shards)[rank], measure(self.actor, self.watch), copies))
         if self.device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self.device)
             self.report.say(f"torch counted {most / 1e6:.2f} MB on the GPU of rank 0 at most, what it computed with meanwhile included")
@@ -332,7 +335,8 @@ class Trainer:
         if result.num_tokens and (not math.isfinite(result.loss) or (result.skipped and not (scale.dynamic and scale.value > 1))):
             return self.saver.refuse(self.step, "its loss or its gradients are not finite")
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
-        self.saver.start(self.step, meta | {"loss_scale": scale.state, "val_loss": finite(val_loss)})
+        meta |= {"sequences": self.step * self.config.batch.global_, "loss_scale": scale.state, "val_loss": finite(val_loss)}
+        self.saver.start(self.step, meta)
 
     def resume(self) -> None:
         """Go on from the checkpoint that was found, if there is one. Collective over all ranks.

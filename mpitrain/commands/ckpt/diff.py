@@ -1,0 +1,134 @@
+"""`mpitrain ckpt diff`: what differs between two checkpoints, whatever layouts wrote them."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from mpitrain.checkpoint.arrays import LogicalArray
+from mpitrain.checkpoint.boxes import Box
+from mpitrain.checkpoint.dtypes import BF16, NAMES
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.commands.ckpt.progress import Progress
+from mpitrain.commands.ckpt.steps import steps_at
+from mpitrain.commands.ckpt.team import Team, shares
+from mpitrain.errors import DONE, FAILED
+from mpitrain.inputs import shown
+from mpitrain.layout.text import aligned
+
+MOST_SHOWN = 40
+READ_BYTES = 1 << 24  # of each at once
+
+
+class Difference(NamedTuple):
+    """Of one array. count: numbers whose bits differ.  most: the largest difference, nan where one isn't a number.  scale: the largest."""
+
+    name: str
+    count: int
+    size: int
+    most: float
+    scale: float
+
+
+def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]) -> int:
+    """Say what differs; return 0 if nothing does, else 1. only: what names of arrays begin with. Collective."""
+    a, b = team.on_every_rank("opening them", lambda: [steps_at(path).open(steps_at(path).newest) for path in (one, other)])
+    with a, b:
+        lines = list(_about(a, b))
+        both = [name for name in a.names() if name in set(b.names()) and name.startswith(only)]
+        lines += [f"only in {'the first' if name in a.names() else 'the second'}: {name}" for name in _lone(a, b, only)]
+        comparable = [name for name in both if _kind(a.array(name)) == _kind(b.array(name))]
+        for name in sorted({*both} - {*comparable}):
+            lines.append(f"{name}: {_kind(a.array(name))} in the first, {_kind(b.array(name))} in the second")
+        differing = [name for name in comparable if a.array(name).digests != b.array(name).digests]
+        found = _measure(team, a, b, differing)
+    if team.rank == 0:
+        same = len(comparable) - len(differing)
+        if a.digest == b.digest and not lines:
+            say(f"equal: {len(comparable)} arrays, root digest {a.digest}")
+        else:
+            for line in lines[:MOST_SHOWN] + ([f"... and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else []):
+                say(line)
+            say(f"{same} arrays are equal, {len(differing)} differ{':' if found else ''}")
+            if found:
+                say(aligned([("array", "numbers that differ", "of", "by at most", "largest"), *map(_row, found[:MOST_SHOWN])]))
+            if len(found) > MOST_SHOWN:
+                say(f"  ... and {len(found) - MOST_SHOWN:,} more, which differ by less")
+    return DONE if not differing and len(comparable) == len(both) and not _lone(a, b, only) else FAILED
+
+
+def _about(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
+    """Yield what differs in configuration and position."""
+    for what, (one, other) in (("meta", (a.meta, b.meta)), ("config", (a.about.settings, b.about.settings))):
+        for key in sorted(one.keys() | other.keys()):
+            if one.get(key) != other.get(key):
+                first, second = (shown(json.dumps(found.get(key), default=str)) for found in (one, other))
+                yield f"{what} {shown(key)}: {first} in the first, {second} in the second"
+
+
+def _lone(a: Checkpoint, b: Checkpoint, only: str) -> list[str]:
+    return [name for name in sorted({*a.names()} ^ {*b.names()}) if name.startswith(only)]
+
+
+def _kind(array: LogicalArray) -> str:
+    return f"{NAMES[array.dtype]} {list(array.shape)}"
+
+
+def _measure(team: Team, a: Checkpoint, b: Checkpoint, names: list[str]) -> list[Difference]:
+    """Return how much arrays differ, the most first. Each rank reads some chunks. Collective."""
+    chunks = [(name, chunk) for name in names for chunk in _differing(a.array(name), b.array(name))]
+    sizes = [a.array(name).chunks.box(chunk).size * a.array(name).dtype.itemsize for name, chunk in chunks]
+    mine = shares(list(zip(chunks, sizes)), sizes, team.size)[team.rank]
+    found: dict[str, Difference] = {}
+    with Progress("comparing", 2 * sum(size for _, size in mine), team.rank) as progress:
+        for (name, chunk), size in mine:
+            for box in _parts(a.array(name), chunk):
+                where = tuple(slice(start, stop) for start, stop in zip(box.start, box.stop))
+                here = _compare(name, a.read(name, where), b.read(name, where))
+                found[name] = _joined(found.get(name, here._replace(count=0, most=0.0, scale=0.0)), here)
+            progress.add(2 * size)
+    whole: dict[str, Difference] = {}
+    for part in team.all_gather("what differs", found):
+        for name, here in part.items():
+            whole[name] = _joined(whole[name], here) if name in whole else here
+    every = [each._replace(size=int(np.prod(a.array(name).shape, dtype=np.int64))) for name, each in whole.items()]
+    return sorted(every, key=lambda each: (-np.nan_to_num(each.most, nan=np.inf), each.name))
+
+
+def _differing(a: LogicalArray, b: LogicalArray) -> list[int]:
+    return [chunk for chunk in range(a.chunks.count) if a.digests[chunk] != b.digests[chunk]]
+
+
+def _parts(array: LogicalArray, chunk: int) -> Iterator[Box]:
+    """Yield boxes of rows that make a chunk. A row that is larger is read at once."""
+    box = array.chunks.box(chunk)
+    if not box.start:
+        yield box
+        return
+    rows = max(1, READ_BYTES // max(1, array.dtype.itemsize * box.size // max(1, box.shape[0])))
+    for row in range(box.start[0], box.stop[0], rows):
+        yield Box((row, *box.start[1:]), (min(row + rows, box.stop[0]), *box.stop[1:]))
+
+
+def _joined(one: Difference, other: Difference) -> Difference:
+    most, scale = (float(np.maximum(getattr(one, key), getattr(other, key))) for key in ("most", "scale"))  # keeps nan
+    return one._replace(count=one.count + other.count, most=most, scale=scale)
+
+
+def _compare(name: str, x: np.ndarray, y: np.ndarray) -> Difference:
+    bits = f"u{x.dtype.itemsize}"
+    count = int(np.count_nonzero(x.reshape(-1).view(bits) != y.reshape(-1).view(bits)))
+    x, y = _numbers(x), _numbers(y)
+    with np.errstate(invalid="ignore"):
+        return Difference(name, count, x.size, float(np.max(np.abs(x - y), initial=0)), float(np.max(np.abs(x), initial=0)))
+
+
+def _numbers(x: np.ndarray) -> np.ndarray:
+    if x.dtype == BF16:
+        x = (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float64)
+
+
+def _row(found: Difference) -> tuple[str, ...]:
+    return found.name, f"{found.count:,}", f"{found.size:,}", f"{found.most:.3g}", f"{found.scale:.3g}"

@@ -1,0 +1,115 @@
+"""`mpitrain ckpt inspect`: who wrote a checkpoint, what is in it, how healthy it is, for someone who has only the folder."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from mpitrain.checkpoint.dtypes import NAMES
+from mpitrain.checkpoint.folders import leftovers
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.verify import check_sizes
+from mpitrain.commands.ckpt.steps import Steps, steps_at
+from mpitrain.errors import DONE, FAILED, CheckpointError
+from mpitrain.inputs import shown
+from mpitrain.layout.text import aligned
+
+MODEL = ("family", "layers", "width", "heads", "kv_heads", "ffn", "vocab", "tied")
+CODE, LIBRARIES = "the code of mpitrain", "the version of "  # as cluster/preflight.py calls them
+
+
+def inspect(given: str, step: int | None, arrays: bool, as_json: bool) -> tuple[str, int]:
+    """Return what to print, and 0, or 1 if a step is damaged. Raises CheckpointError if there is none. Reads no arrays."""
+    steps = steps_at(given, step)
+    every = [_facts(steps, each) for each in steps.committed]
+    code = FAILED if any("damage" in facts for facts in every) else DONE
+    newest = next((facts for facts in reversed(every) if "damage" not in facts), None)
+    if as_json:
+        return json.dumps({"folder": str(steps.folder), "steps": every}, indent=1), code
+    lines = [f"{shown(steps.folder)}: {len(every)} step{'s' * (len(every) > 1)}, {_size(sum(facts.get('bytes', 0) for facts in every))}"]
+    lines += [aligned([("step", "saved at", "size", "shards", "val loss", "health"), *map(_row, every)])]
+    if left := leftovers(steps.folder):
+        lines.append(f"  beside them, being written or removed, or left by a killed run: {shown(', '.join(path.name for path in left))}")
+    if newest is None:
+        return "\n".join([*lines, "none of them can be used"]), code
+    with steps.open(newest["step"]) as checkpoint:
+        lines += ["", f"step {newest['step']}", *_story(checkpoint, newest)]
+        lines += ["", aligned(list(_table(checkpoint)))] if arrays else []
+    return "\n".join(lines), code
+
+
+def _facts(steps: Steps, step: int) -> dict[str, Any]:
+    """Return what can be known of a step without reading its arrays; what is wrong with it, if something is, in `damage`."""
+    try:
+        with steps.open(step) as checkpoint:
+            check_sizes(checkpoint)
+            arrays = [checkpoint.array(name) for name in checkpoint.names()]
+            modified = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(checkpoint.path.stat().st_mtime))
+            return {
+                "step": step,
+                "time": str(checkpoint.about.writer.get("time", modified)),
+                "bytes": sum(checkpoint.shards.values()),
+                "shards": len(checkpoint.shards),
+                "arrays": len(arrays),
+                "numbers": sum(math.prod(array.shape) for array in arrays),
+                "digest": checkpoint.digest,
+                "meta": checkpoint.meta,
+                "writer": dict(checkpoint.about.writer),
+            }
+    except CheckpointError as error:
+        return {"step": step, "damage": error.args[0]}
+
+
+def _row(facts: dict[str, Any]) -> tuple[str, ...]:
+    if "damage" in facts:
+        return str(facts["step"]), "", "", "", "", f"damaged: {shown(facts['damage'])}"
+    loss, size = facts["meta"].get("val_loss"), _size(facts["bytes"])
+    cells = str(facts["step"]), shown(facts["time"]), size, str(facts["shards"]), "" if loss is None else f"{loss:.4f}"
+    return *cells, "index and sizes are right"
+
+
+def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
+    """Yield lines about one step."""
+    meta, writer, settings = checkpoint.meta, checkpoint.about.writer, checkpoint.about.settings
+    if writer:
+        known = {key: shown(writer.get(key, "?")) for key in ("user", "host", "time", "MPI", "ranks", "nodes", "layout", CODE)}
+        versions = [f"{name.removeprefix(LIBRARIES)} {shown(value)}" for name, value in writer.items() if name.startswith(LIBRARIES)]
+        yield f"  written by    {known['user']} on {known['host']}, {known['time']}"
+        yield f"  with          code {known[CODE]}, {', '.join(versions)}, {known['MPI']}"
+        yield f"  layout        {known['ranks']} ranks on {known['nodes']} nodes, {known['layout']}"
+    else:
+        yield "  written by    somebody who didn't say so: version 1 of the format, or no run"
+    if model := [f"{key} {shown(settings[f'model.{key}'])}" for key in MODEL if settings.get(f"model.{key}") not in (None, "", 0)]:
+        yield f"  model         {', '.join(model)}"
+    if "data.source" in settings:
+        yield f"  data          {shown(settings['data.source'])} {shown(settings.get('data.path', ''))}, digest {shown(meta['data'])}"
+    position = f", {meta['sequences']:,} sequences" if "sequences" in meta else ""
+    counts = f"{meta['tokens']:,} tokens; {meta['updates']:,} updates, {meta['skipped']:,} skipped"
+    yield f"  trained       {meta['step']:,} steps{position}, {counts}"
+    for what, (count, numbers, num_bytes, dtypes) in _groups(checkpoint).items():
+        yield f"  {shown(what):13} {count} arrays, {numbers / 1e6:.2f} M numbers, {_size(num_bytes)}, {', '.join(sorted(dtypes))}"
+    yield f"  root digest   {facts['digest']}"
+    yield f"  to be sure    mpitrain ckpt verify {shown(checkpoint.path)}"
+
+
+def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int, set[str]]]:
+    """Return of parameters, and of each moment: arrays, numbers, bytes and dtypes."""
+    found: dict[str, tuple[int, int, int, set[str]]] = {}
+    for array in map(checkpoint.array, checkpoint.names()):
+        what = "parameters" if array.name.startswith("parameters/") else "/".join(array.name.split("/")[:2])
+        count, numbers, num_bytes, dtypes = found.get(what, (0, 0, 0, set()))
+        here = math.prod(array.shape)
+        found[what] = count + 1, numbers + here, num_bytes + here * array.dtype.itemsize, dtypes | {NAMES[array.dtype]}
+    return found
+
+
+def _table(checkpoint: Checkpoint) -> Iterator[tuple[str, ...]]:
+    yield "array", "dtype", "shape", "pieces", "chunks"
+    for array in map(checkpoint.array, checkpoint.names()):
+        shape = " x ".join(map(str, array.shape)) or "one number"
+        yield array.name, NAMES[array.dtype], shape, str(len(array.pieces)), str(array.chunks.count)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.2f} MB"

@@ -1,0 +1,97 @@
+"""`mpitrain ckpt reshard`: the same arrays in another number of files, for whoever copies or reads them. A run needs no such thing."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain.checkpoint import save
+from mpitrain.checkpoint.boxes import Box, run_boxes, whole
+from mpitrain.checkpoint.files import remove
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.cluster.lock import NAME as LOCK
+from mpitrain.commands.ckpt.progress import Progress
+from mpitrain.commands.ckpt.steps import steps_at
+from mpitrain.commands.ckpt.team import Team
+from mpitrain.errors import DONE, CheckpointError
+from mpitrain.inputs import shown
+
+
+class Later:
+    """A part of an array that is read when it is written: one is in memory at a time."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str, box: Box, progress: Progress):
+        self._checkpoint, self._name, self._box, self._progress = checkpoint, name, box, progress
+        self.dtype, self.shape, self.ndim = checkpoint.array(name).dtype, box.shape, len(box.shape)
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        found = self._checkpoint.read(self._name, tuple(slice(a, b) for a, b in zip(self._box.start, self._box.stop)))
+        self._progress.add(found.nbytes)
+        return found
+
+
+def reshard(team: Team, given: str, target: str, step: int | None, num_shards: int, say: Callable[[str], None]) -> int:
+    """Write a step into the folder `target` in so many shards; return 0. Each rank writes some of them. Collective.
+
+    Raises CheckpointError if the step is damaged, or a run uses the folder.
+    """
+    steps = team.on_every_rank("finding the checkpoint", lambda: steps_at(given, step))
+    begin_s, folder = time.monotonic(), Path(target)
+    with team.on_every_rank("opening the checkpoint", lambda: steps.open(steps.newest)) as source:
+        total = sum(_bytes_of(source, name) for name in source.names())
+        tmp = team.on_first_rank("making the folder", lambda: _begin(folder, source.step, total))
+        mine = range(team.rank, num_shards, team.size)
+        with Progress(f"writing step {source.step}", total * len(mine) // num_shards, team.rank) as progress:
+            team.on_every_rank("writing shards", lambda: _write(tmp, source, mine, num_shards, progress))
+        team.on_first_rank("committing", lambda: _commit(tmp, source, num_shards))
+    if team.rank == 0:
+        rate, size = total / (time.monotonic() - begin_s), f"{total / 1e6:,.1f} MB in {num_shards} shard{'s' * (num_shards > 1)}"
+        say(f"step {source.step}: {size} in {shown(folder)}, {rate / 1e6:,.0f} MB/s; root digest {source.digest}, as before")
+    return DONE
+
+
+def _begin(folder: Path, step: int, num_bytes: int) -> Path:
+    for path in (folder / LOCK, folder.parent / LOCK):
+        if path.exists():
+            raise CheckpointError(f"{shown(folder)}: {shown(path)} says that a run uses it; give another folder")
+    if (folder / "config.toml").exists():
+        raise CheckpointError(f"{shown(folder)} is a run directory; give a folder of checkpoints")
+    return save.begin(folder, step, num_bytes)
+
+
+def _write(tmp: Path, source: Checkpoint, mine: range, num_shards: int, progress: Progress) -> None:
+    for number in mine:
+        save.write_shard(tmp, number, _parts(source, number, num_shards, progress))
+
+
+def _parts(source: Checkpoint, number: int, num_shards: int, progress: Progress) -> Mapping[str, list[tuple[Later, save.Extent]]]:
+    """Return an equal part of all bytes, arrays one behind the other: whole arrays, but for the first and the last one."""
+    total, at, parts = sum(_bytes_of(source, name) for name in source.names()), 0, {}
+    begin, end = (total * n // num_shards for n in (number, number + 1))
+    for name in source.names():
+        array, first, at = source.array(name), at, at + _bytes_of(source, name)
+        low, high = (max(0, min(edge, at) - first) // -array.dtype.itemsize * -1 for edge in (begin, end))  # rounded up
+        boxes = [box for box, _ in run_boxes(array.shape, low, high)] if low < high else []
+        if at == first and number == 0:  # nothing, but of a shape
+            boxes = [whole(array.shape)]
+        if boxes:
+            parts[name] = [(Later(source, name, box, progress), save.Extent(array.shape, box.start)) for box in boxes]
+    return parts
+
+
+def _bytes_of(source: Checkpoint, name: str) -> int:
+    array = source.array(name)
+    return math.prod(array.shape) * array.dtype.itemsize
+
+
+def _commit(tmp: Path, source: Checkpoint, num_shards: int) -> None:
+    """Commit, if what was read is what was once written: its digests were computed anew."""
+    about = replace(source.about, writer={**source.about.writer, "shards": num_shards, "resharded_from": len(source.shards)})
+    try:
+        save.commit(tmp, source.meta, num_shards, about=about, expected=source.digest)
+    except CheckpointError:
+        remove(tmp)
+        raise

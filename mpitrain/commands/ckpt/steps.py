@@ -1,0 +1,57 @@
+"""Which step of which folder a path means: a run directory, its checkpoints, or the folder of one step."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from mpitrain.checkpoint.folders import find, step_of
+from mpitrain.checkpoint.load import open_step
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.errors import CheckpointError
+from mpitrain.inputs import kind_of, shown
+
+CHECKPOINTS = "checkpoints"
+
+
+class Steps(NamedTuple):
+    """folder: of the checkpoints.  chosen: the step that was meant, None for any."""
+
+    folder: Path
+    chosen: int | None
+
+    @property
+    def committed(self) -> list[int]:
+        """All steps there, oldest first, or the one that was meant."""
+        return list(find(self.folder)) if self.chosen is None else [self.chosen]
+
+    @property
+    def newest(self) -> int:
+        """The one that was meant, or the newest."""
+        return self.committed[-1]
+
+    def path(self, step: int) -> Path:
+        return find(self.folder)[step]
+
+    def open(self, step: int) -> Checkpoint:
+        """Open a step; its index is verified. Raises CheckpointError."""
+        return open_step(self.folder, step)
+
+
+def steps_at(given: str, step: int | None = None) -> Steps:
+    """Return what a path means; `step` picks one. Raises CheckpointError if there is none."""
+    path = Path(given)
+    try:
+        kind = kind_of(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{shown(given)}: {shown(error)}; give a run directory, its checkpoints, or one of them") from None
+    if kind is None:
+        raise CheckpointError(f"{shown(given)}: no such file or directory; give a run directory, its checkpoints, or one of them")
+    of_name = step_of(path.absolute())
+    if of_name is not None and step in (None, of_name):
+        folder, step = path.absolute().parent, of_name
+    else:
+        folder = path / CHECKPOINTS if kind_of(path / CHECKPOINTS) == "a folder" else path
+    committed = find(folder)
+    if not committed or (step is not None and step not in committed):
+        found = f"of step {step}, found {', '.join(map(str, committed)) or 'none'}" if step is not None else "there"
+        raise CheckpointError(f"{shown(given)}: no checkpoint {found}; give a run directory, its checkpoints, or one of them")
+    return Steps(folder, step)

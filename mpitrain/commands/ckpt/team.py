@@ -1,0 +1,69 @@
+"""One process, or all ranks of a job: who does which part of the work on a checkpoint."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from mpitrain.cluster.launch import launched
+from mpitrain.errors import InputError
+
+LIMIT_S = 3600.0  # for which a rank may do nothing while the others wait for it
+T = TypeVar("T")
+
+
+class Team(Protocol):
+    """What comm.world.World is too. Calls are collective."""
+
+    rank: int
+    size: int
+
+    def all_gather(self, what: str, mine: Any) -> list:
+        """Return what each rank gives."""
+
+    def on_every_rank(self, what: str, action: Callable[[], T]) -> T:
+        """Run an action on each; an InputError of one is raised on all."""
+
+    def on_first_rank(self, what: str, action: Callable[[], T]) -> T:
+        """Run an action on the first, and return its result on all; an InputError is raised on all."""
+
+
+class Alone:
+    """A team of one; MPI isn't started for it."""
+
+    rank, size = 0, 1
+
+    def all_gather(self, what: str, mine: Any) -> list:
+        return [mine]
+
+    def on_every_rank(self, what: str, action: Callable[[], T]) -> T:
+        return action()
+
+    def on_first_rank(self, what: str, action: Callable[[], T]) -> T:
+        return action()
+
+
+def together(body: Callable[[Team], int], tell: Callable[[InputError], None]) -> int:
+    """Run body(team) and return the exit code: with the ranks that a launcher started, or alone. tell: shows an error of all, once."""
+    if not launched():
+        return body(Alone())
+    from mpitrain.cluster.board import BUSY
+    from mpitrain.cluster.guard import Guard, guarded
+    from mpitrain.comm.world import connect
+
+    def on_ranks(guard: Guard) -> int:
+        world = connect(guard.place)
+        guard.join(world)
+        guard.place.name(f"rank {world.rank} of {world.size}", LIMIT_S)
+        guard.place.enter("start", "at work on checkpoints", BUSY)
+        return body(world)
+
+    return guarded(on_ranks, tell)
+
+
+def shares(items: Sequence[T], sizes: Iterable[int], num_parts: int) -> list[list[T]]:
+    """Divide items into runs of about equal size."""
+    sizes = list(sizes)
+    total, done, parts = sum(sizes) or 1, 0, [list[T]() for _ in range(num_parts)]
+    for item, size in zip(items, sizes, strict=True):
+        parts[min(num_parts - 1, done * num_parts // total)].append(item)
+        done += size
+    return parts

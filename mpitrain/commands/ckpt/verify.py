@@ -1,0 +1,76 @@
+"""`mpitrain ckpt verify`: is every byte the one that was written? Each rank reads a share of the chunks."""
+
+import random
+import time
+from collections.abc import Callable
+
+from mpitrain.checkpoint.arrays import LogicalArray, by_shard
+from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.verify import check_chunk, check_index, check_sizes
+from mpitrain.commands.ckpt.progress import Progress
+from mpitrain.commands.ckpt.steps import Steps, steps_at
+from mpitrain.commands.ckpt.team import Team, shares
+from mpitrain.errors import DONE, FAILED, CheckpointError
+
+MOST_SHOWN = 20  # damages of a step
+Chunk = tuple[LogicalArray, int]
+
+
+def verify(team: Team, given: str, step: int | None, every: bool, sample: float, say: Callable[[str], None]) -> int:
+    """Verify a step, or every one; return 0, or 1 if something is damaged. sample: the share of the chunks to read. Collective."""
+    steps = team.on_every_rank("finding the checkpoints", lambda: steps_at(given, step))
+    damaged = [_verify(team, steps, each, sample, say) for each in (steps.committed if every else [steps.newest])]
+    return FAILED if any(damaged) else DONE
+
+
+def _verify(team: Team, steps: Steps, step: int, sample: float, say: Callable[[str], None]) -> bool:
+    """Verify one step, say how it is, and return whether it is damaged."""
+    begin = time.monotonic()
+    found, num_bytes, num_chunks = _damages(team, steps, step, sample)
+    found = [each for part in team.all_gather("what they have found", found) for each in part]
+    num_bytes, num_chunks = map(sum, zip(*team.all_gather("how much they have read", (num_bytes, num_chunks))))
+    if team.rank == 0:
+        for each in list(dict.fromkeys(found))[:MOST_SHOWN]:
+            say(each)
+        if len(found) > MOST_SHOWN:
+            say(f"... and {len(found) - MOST_SHOWN:,} more")
+        how = "damaged" if found else "whole" if sample == 1 else f"no damage in {sample:.1%} of the chunks, taken by chance"
+        rate = num_bytes / max(time.monotonic() - begin, 1e-9)
+        say(f"step {step}: {how}; read {num_chunks:,} chunks, {num_bytes / 1e6:,.1f} MB, {rate / 1e6:,.0f} MB/s")
+    return bool(found)
+
+
+def _damages(team: Team, steps: Steps, step: int, sample: float) -> tuple[list[str], int, int]:
+    """Return what this rank finds in its share, and how many bytes and chunks of it there were to read."""
+    try:
+        checkpoint = Checkpoint(steps.path(step))
+    except CheckpointError as error:
+        return [error.args[0]], 0, 0
+    with checkpoint:
+        try:
+            check_sizes(checkpoint)
+            mine = _share(team, check_index(checkpoint), sample, checkpoint.digest)
+        except CheckpointError as error:
+            return [error.args[0]], 0, 0
+        total = sum(map(_bytes_of, mine))
+        found = []
+        with Progress(f"verifying step {step}", total, team.rank) as progress:
+            for chunk in mine:
+                try:
+                    check_chunk(checkpoint, *chunk)
+                except CheckpointError as error:
+                    found.append(error.args[0])
+                progress.add(_bytes_of(chunk))
+        return found, total, len(mine)
+
+
+def _share(team: Team, chunks: list[Chunk], sample: float, seed: str) -> list[Chunk]:
+    """Return the chunks that this rank reads. seed: the same on all ranks, so that all choose the same sample."""
+    dice = random.Random(seed)
+    chunks = by_shard(chunk for chunk in chunks if sample == 1 or dice.random() < sample)
+    return shares(chunks, map(_bytes_of, chunks), team.size)[team.rank]
+
+
+def _bytes_of(chunk: Chunk) -> int:
+    array, number = chunk
+    return array.chunks.box(number).size * array.dtype.itemsize
