@@ -12,8 +12,19 @@ MOST_BYTES = 1 << 20
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
+class Spikes(msgspec.Struct):
+    """What training/spikes.py keeps."""
+
+    losses: Annotated[list[float], Meta(max_length=4096)]
+    batches_skipped: Count
+    rollbacks: Count
+
+
 class Known(msgspec.Struct):
-    """The keys that every checkpoint has; others are kept as they are. loss_scale: the scale, and steps since it changed."""
+    """The keys that every checkpoint has, older ones but for `spikes`; others are kept as they are.
+
+    loss_scale: the scale, and steps since it changed.
+    """
 
     step: Count
     tokens: Count
@@ -21,6 +32,7 @@ class Known(msgspec.Struct):
     skipped: Count
     data: str  # digest of the tokens
     loss_scale: tuple[Annotated[float, Meta(gt=0)], Count]
+    spikes: Spikes | None = None
 
 
 def read_meta(text: str, step: int) -> dict:
