@@ -52,6 +52,26 @@ def test_a_link_is_slow_beside_others_and_beside_its_own_past():
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.sizes(2)
+def test_a_window_of_steps_names_who_was_slow_and_the_summary_how_often(world):
+    from training import resolved
+
+    from mpitrain.comm.world import NOWHERE, World
+    from mpitrain.model.families.catalog import plan_of
+    from mpitrain.training.stragglers import Stragglers
+    from mpitrain.training.trainer import build_mesh
+
+    plan = plan_of(resolved(world, "parallel.dp=2", "comm.slow_after=4"))
+    mesh, said = build_mesh(plan, world), []
+    watching = Stragglers(plan, mesh, World(world, NOWHERE), said.append)
+    for step in range(1, 13):
+        watching.step(step, 2.5, 0.5 if world.rank == 1 and step <= 8 else 1.5)
+    agree(world, [text.partition(" on ")[0] for text in said] == ["step 4: rank 1", "step 8: rank 1"], said)
+    agree(world, watching.summary().endswith(" is slow, 2 of 3 times"), watching.summary())
+    mesh.free()
+
+
+@pytest.mark.mpi(min_size=2)
 def test_waits_are_counted_by_the_rank_that_is_waited_for(world):
     import numpy as np
 

@@ -227,6 +227,8 @@ class Actor:
         def compute_gradients() -> Work:
             for stage in self.stages.values():
                 stage.state.zero_grad()
+            if self.recorded:
+                self.recorded.clear()  # of a pass before
             self.recorder.begin(step)
             return self._walk(before, Work(microbatches, self._ends, step, lr, stop, leaves_out), self.recorder, watch)
 

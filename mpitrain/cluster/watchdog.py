@@ -293,11 +293,11 @@ def _print(text: str) -> None:
 
 
 def main() -> None:
-    """Watch: the arguments are the file descriptors of listener and board, the number of ranks here, and the hub's door, or -1."""
-    listener, board, num_ranks, door = map(int, sys.argv[1:])
+    """Watch: the arguments are the file descriptors of listener, board and meeting, the number of ranks here, and the hub's door, or -1."""
+    listener, board, meeting, num_ranks, door = map(int, sys.argv[1:])
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)  # a scheduler sends them to every process; this one ends with its ranks
     memory = memoryview(mmap(board, num_ranks * SLOT))
-    nodes = Nodes(Meeting.from_environment(), socket.socket(fileno=door) if door >= 0 else None)
+    nodes = Nodes(Meeting.read(meeting), socket.socket(fileno=door) if door >= 0 else None)
     nodes.connect()
     Watchdog(socket.socket(fileno=listener), memory, num_ranks, nodes).run()
