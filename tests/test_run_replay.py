@@ -91,7 +91,8 @@ def test_another_bit_in_a_message_is_found_with_the_instruction_that_it_reaches(
 
 def test_the_debugger_is_called_before_an_instruction(recorded):
     done = replay(recorded["pp"], "--stop-at", "I1@0")
-    assert "(Pdb)" in done.output and done.returncode, tail(done.output)  # which reads the end of its input, and leaves
+    assert done.returncode == 1 and "(Pdb)" in done.output and "actor.py" in done.output, tail(done.output)
+    assert "the debugger was left" in done.output and "Traceback" not in done.output  # it has read the end of its input
     wrong = replay(recorded["pp"], "--stop-at", "B99@7")
     assert wrong.returncode == 2 and "has no such instruction" in wrong.output, tail(wrong.output)
 
