@@ -13,6 +13,7 @@ from mpitrain.comm.carried import AUTO_SHARED, Carried
 from mpitrain.comm.device import reachable
 from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Pending, Progress, Steps
+from mpitrain.comm.tap import Started, Tap, followed
 from mpitrain.comm.world import Owed, Place
 
 ALL, NOTHING = slice(None), slice(0, 0)  # of a buffer
@@ -40,6 +41,7 @@ class Axis:
         self.name, self.rank, self.ranks, self.size, self.carried, self.one_node = name, rank, ranks, len(ranks), carried, one_node
         self.progress, self.device_aware, self.place, self._transport = mesh.progress, mesh.device_aware, mesh.place, mesh.transport
         self.account = Account()
+        self.listen(None)
         self.turnstile, self.second_turnstile, self.scratch = Turnstile(), Turnstile(), Scratch()
         self.num_tags, self._tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), -1  # Open MPI knows it for COMM_WORLD only
         self._allocations: list[shared.Allocation] = []
@@ -83,8 +85,15 @@ class Axis:
         assert self.carried.allows(name, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
         self.account.note(name, num_bytes)
         steps = reachable(operation, reads, writes, given, self.device_aware)
+        if self.tap is not None:
+            which, self._num_heard = Started(self.name, self._num_heard, name, self.place.what), self._num_heard + 1
+            steps = followed(self.tap, which, steps, [*reads, *(x[given] for x in writes)], writes)
         what = what or f"{name} of {num_bytes} bytes on {self.name}"
         return self.progress.start(steps, what, self.account, result, ranks=self.ranks, owed=owed)
+
+    def listen(self, tap: Tap | None) -> None:
+        """Let a tap hear what is started from now on, counted from 0; None: nobody."""
+        self.tap, self._num_heard = tap, 0
 
     def next_tag(self) -> int:
         """Return a tag for one operation. All ranks start operations in the same order and so agree on it."""

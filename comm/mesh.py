@@ -22,6 +22,7 @@ from mpitrain.comm.carried import EVERYTHING, NOTHING, Carried
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.stopwatch import Clock
+from mpitrain.comm.tap import Tap
 from mpitrain.comm.world import NOWHERE, Place
 from mpitrain.errors import MeshError
 
@@ -78,6 +79,11 @@ class Mesh:
         self.progress.clock = clock
         for axis in self.axes.values():
             axis.account.clock = clock
+
+    def listen(self, tap: Tap | None) -> None:
+        """Let a tap hear what is started on every axis from now on; None: nobody."""
+        for axis in self.axes.values():
+            axis.listen(tap)
 
     def usage(self) -> dict[str, Usage]:
         """Return what each axis of more than one rank has cost so far, by its name."""

@@ -10,6 +10,7 @@ Otherwise rank 0 could wait for A while rank 1 waits for the second phase of B, 
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from os import sched_yield
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ Steps = Iterator[Ready]
 
 SPIN_S = 0.0002  # poll this long, then sleep between polls: with more ranks than cores the others need the core
 NAP_S = 0.00005
+BLAME_S = 0.001  # who is waited for is asked so often; shorter waits are nobody's
 NOTE_S = 0.25  # a wait of this length is noted for those who watch, and noted anew every so often
 
 
@@ -109,7 +111,7 @@ class Progress:
         self.timeout_s, self.place, self._waited = timeout_s, place, Spans()
         self.clock: Clock = HOST
         self.active: list[Pending] = []
-        self._waiting = False
+        self._waiting, self._waited_for = False, defaultdict[int, float](float)
         self._thread: Poker | None = None
 
     def start(
@@ -140,6 +142,14 @@ class Progress:
         """The time spent in wait() so far. Waits for a device: not within a step."""
         return self._waited.sum_s
 
+    def waited_for(self) -> dict[int, float]:
+        """Return the seconds for which each rank of the world was waited for so far; several at once share them."""
+        return dict(self._waited_for)
+
+    def _blame(self, owing: Sequence[int], seconds: float) -> None:
+        for rank in owing:
+            self._waited_for[rank] += seconds / len(owing)
+
     def wait(self, pending: Pending) -> None:
         """Advance everything until `pending` is complete."""
         if pending.done:
@@ -154,7 +164,7 @@ class Progress:
             pending.account.blocked(begin, end)
 
     def _until_done(self, pending: Pending) -> None:
-        begin, noted_s = time.perf_counter(), 0.0
+        begin, noted_s, blamed_s = time.perf_counter(), 0.0, 0.0
         while True:
             self.poll()
             if pending.test():
@@ -164,9 +174,13 @@ class Progress:
             waited_s = time.perf_counter() - begin
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 raise HangError(f"waited {waited_s:.0f} s for {pending.what}")
-            if waited_s > noted_s + NOTE_S:
-                self.place.waits_for(pending.what, pending.owing(), pending.owed)
-                noted_s = waited_s
+            if waited_s > blamed_s + BLAME_S:
+                owing = pending.owing()
+                self._blame(owing, waited_s - blamed_s)
+                blamed_s = waited_s
+                if waited_s > noted_s + NOTE_S:
+                    self.place.waits_for(pending.what, owing, pending.owed)
+                    noted_s = waited_s
             if waited_s < SPIN_S:
                 sched_yield()
             else:

@@ -36,10 +36,13 @@ class SilentAxis:
 class SilentMesh:
     """The axes of `rank`, by their names: axes and carried as for mpitrain.comm.mesh.Mesh."""
 
+    axis_type: type["SilentAxis"] = SilentAxis
+
     def __init__(self, rank: int, axes: Mapping[str, Sequence[int]], carried: Mapping[str, Carried]):
         self.rank, self.progress = rank, Progress()
         self.axes = {
-            name: SilentAxis(name, ranks.index(rank), len(ranks), carried.get(name, NOTHING), self.progress) for name, ranks in axes.items()
+            name: self.axis_type(name, ranks.index(rank), len(ranks), carried.get(name, NOTHING), self.progress)
+            for name, ranks in axes.items()
         }
 
     def __getitem__(self, name: str) -> SilentAxis:

@@ -151,6 +151,11 @@ class World:
         with self.place.waiting(f"for all ranks: {what}"):
             return self.comm.allgather(mine)
 
+    def all_to_all(self, what: str, mine: list) -> list:
+        """Give each rank its item of `mine`, and return what every rank has for this one."""
+        with self.place.waiting(f"for all ranks: {what}"):
+            return self.comm.alltoall(mine)
+
     def gather(self, what: str, mine: Any) -> list | None:
         """Return what each rank gives on rank 0, and None on the others."""
         with self.place.waiting(f"for all ranks: {what}"):

@@ -95,15 +95,19 @@ def cli() -> None:
 
 @cli.command()
 @CONFIG
+@click.option("--record", metavar="RANK:STEP", help="Write what one rank begins a step with, and what comes to it, to a file.")
 @OVERRIDE
 @click.option("--time-limit", metavar="HH:MM:SS", help="Leave with a checkpoint before this time is over: run.time_limit.")
-def run(config: str | None, overrides: tuple[str, ...], time_limit: str | None) -> int:
+def run(config: str | None, record: str | None, overrides: tuple[str, ...], time_limit: str | None) -> int:
     """Train. Without CONFIG: a small model on the quickstart corpus. Resumes by itself from the newest checkpoint.
 
     Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (start it again).
     """
     from mpitrain.cluster.board import BUSY
     from mpitrain.cluster.guard import Guard, guarded
+    from mpitrain.training.wish import Wish
+
+    wish = Wish.read(record)
 
     if time_limit is not None:
         overrides += (f"run.time_limit={time_limit}",)
@@ -111,14 +115,27 @@ def run(config: str | None, overrides: tuple[str, ...], time_limit: str | None) 
     def body(guard: Guard) -> int:
         from mpitrain.training.opening import open_run  # here: what can't be imported on one node is reported as any other trouble
 
-        opened, world = open_run(config, overrides, guard)
+        opened, world = open_run(config, overrides, guard, wish)
         with opened.rundir:
             guard.place.enter("build", "loading torch", BUSY)
             from mpitrain.training.trainer import run as train
 
-            return train(opened, world, guard)
+            return train(opened, world, guard, wish)
 
     return guarded(body, _tell_error)
+
+
+@cli.command()
+@click.argument("file", type=click.Path())
+@click.option("--stop-at", metavar="INSTRUCTION", help="Call Python's debugger before an instruction, for example B2@1.")
+def replay(file: str, stop_at: str | None) -> int:
+    """Run the recorded step of one rank again, alone, and compare what it makes with the recording, bit for bit.
+
+    Exit codes: 0 it is the same, 1 it isn't, 2 bad input. FILE was written by mpitrain run --record.
+    """
+    from mpitrain.training.replay import main
+
+    return main(file, stop_at, click.echo)
 
 
 @cli.command()

@@ -182,6 +182,18 @@ class Precision(Table):
 class Numerics(Table):
     reproducible: Literal["run", "layout"] = "run"  # layout: the same bits for every parallel.dp, at the cost of gradient buffers
     deterministic: bool = True  # on a GPU: the same bits every time, at the cost of some kernels' speed; a CPU's always are
+    check_every: CountOrNone = 100  # steps between comparisons of what several ranks have alike, and before a save; 0: never
+    rerun_every: CountOrNone = 0  # steps between those that are computed twice, and compared; 0: never
+
+
+class Spikes(Table):
+    """Steps whose loss is far above those before."""
+
+    do: Literal["nothing", "count", "skip", "rollback"] = "nothing"  # count: say so; skip: make no update, and say so (run.max_skips in a
+    # row end a run); rollback: go back to the last checkpoint, and don't read what was read since
+    window: Annotated[int, Meta(ge=4, le=4096)] = 64  # losses that the median is of
+    threshold: Annotated[float, Meta(gt=0)] = 10.0  # deviations above the median, see training/spikes.py
+    most: CountOrNone = 5  # rollbacks that end a run; 0: never
 
 
 class Optimizer(Table):
@@ -213,6 +225,7 @@ class Comm(Table):
     bucket_mb: Annotated[float, Meta(gt=0)] = 8.0  # gradients reduced in one operation, 2**20 bytes
     timeout_s: Annotated[float, Meta(gt=0)] | None = None  # a wait longer than this is a hang; absent: from 600 s down to 60, as ten of
     # the run's own steps take
+    slow_after: CountOrNone = 50  # steps after which slow ranks and links are named, and every so often again; 0: never
     node_ranks: CountOrNone = 0  # neighbouring ranks that are taken for a node; 0: as they were started
 
 
@@ -228,6 +241,7 @@ class Config(Table):
     memory: Memory = Memory()
     precision: Precision = Precision()
     numerics: Numerics = Numerics()
+    spikes: Spikes = Spikes()
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     comm: Comm = Comm()

@@ -150,5 +150,10 @@ def test_a_spoke_whose_token_is_wrong_reports_for_itself(hub):
     assert not spoke.links and not hub.links
 
 
+def test_a_watchdog_is_told_where_to_meet_however_many_nodes_there_are():
+    meeting = Meeting(3, tuple(f"node{number}" for number in range(20_000)), ("10.0.0.1", "127.0.0.1"), 4242, "secret")
+    assert Meeting.read(meeting.written()) == meeting
+
+
 def test_nodes_of_one_name_are_told_apart():
     assert told_apart(["a", "a", "b"]) == ("a#0", "a#1", "b")

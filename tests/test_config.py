@@ -373,3 +373,24 @@ def test_constant_stays():
 def test_the_rate_is_a_function_of_the_step_alone():
     config = resolved("run.steps=50")
     assert [learning_rate(config, s) for s in (7, 3, 7)] == [learning_rate(config, 7), learning_rate(config, 3), learning_rate(config, 7)]
+
+
+# ---------------------------------------------------------------- what is looked for while a run trains
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (("numerics.rerun_every=5", "numerics.deterministic=false"), "numerics.deterministic = false"),
+        (("numerics.check_every=-1",), "numerics.check_every"),
+        (("spikes.do=ignore",), "spikes.do"),
+        (("spikes.window=3",), "spikes.window"),
+        (("spikes.threshold=0.0",), "spikes.threshold"),
+        (("spikes.most=-1",), "spikes.most"),
+        (("comm.slow_after=-1",), "comm.slow_after"),
+        (("comm.timeout_s=0.0",), "comm.timeout_s"),
+    ],
+)
+def test_checks_that_make_no_sense_are_refused(overrides, told):
+    with pytest.raises(ConfigError, match=told):
+        resolved(*overrides)

@@ -27,6 +27,7 @@ def test_each_step_tells_what_rank_0_sent_and_the_end_what_all_did(tmp_path, tex
         assert (links["calls"], links["bytes"]) == (16, 8 * 32 * 32 * 4)
         assert 0 <= links["blocked_s"] <= step["step_s"] and links["overlapped_s"] <= step["step_s"] - links["blocked_s"] + 1e-3
         assert set(step["comm"]) == {"links", "model", "tied"}
+        assert set(step["waited_for"]) <= {"1"} and sum(step["waited_for"].values()) <= step["step_s"]
     header, *rows = done.output.split("communication, a step and rank (mean of 3 steps):\n")[1].splitlines()[:4]
     assert header.split() == ["axis", "calls", "MB", "sent", "blocked", "ms", "worst", "rank", "overlapped", "ms", "hidden"]
     assert [row.split()[0] for row in rows] == ["links", "model", "tied"]

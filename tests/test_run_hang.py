@@ -15,7 +15,7 @@ from pathlib import Path
 import hosts
 import noted
 import pytest
-from launch import MPIRUN, MPITRAIN, lines_in, started, tail, tiny, write_text
+from launch import MPIRUN, MPITRAIN, lines_in, mpirun, planted, started, tail, tiny, write_text
 
 LIMIT_S = 4
 LAYOUTS = (  # ranks, on two nodes, keys; the first tell most
@@ -66,6 +66,16 @@ def test_a_rank_stopped_at_any_moment_is_named_with_its_instruction(tmp_path, te
     assert re.search(rf"rank {rank} \(pp \d+, .*\) on {re.escape(os.uname().nodename)} ", named[0]), tail(done.output)
     assert any(f"{each}, for " in named[0] or f"{each}: stuck" in named[0] for each in where), f"{where}\n{tail(done.output)}"
     assert "stopped by a signal (SIGSTOP)" in named[0], named[0]
+
+
+def test_the_stack_that_is_shown_is_that_of_the_rank_behind_and_no_other(tmp_path, text):
+    """It sleeps in a call of its own: faulthandler names the function that was called to plant it."""
+    env = planted({"rank": 1, "phase": "step", "call": 3000, "fault": "slow"})
+    given = tiny(tmp_path / "run", text, run_steps=1000, comm_timeout_s=LIMIT_S, parallel_pp=2)
+    done = mpirun(2, MPITRAIN, "run", *given, env=env, timeout=60)
+    assert done.returncode not in (0, None) and "planted slow" in done.output, tail(done.output)
+    assert re.search(r"first behind: rank 1 \(pp 1, .* it waits for no message: it computes or is stuck", done.output), tail(done.output)
+    assert done.output.count("most recent call first") == 1 and "in <lambda>" in done.output, tail(done.output)
 
 
 @pytest.mark.skipif(not hosts.CHOSEN, reason="MPITRAIN_NETNS=1 makes two hosts of network namespaces")

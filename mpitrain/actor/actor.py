@@ -3,7 +3,7 @@
     for instruction in program:     what stands in the list happens, in this order; `place` tells where the rank is
         compute                     a stage's forward or backward, segment by segment; between segments messages are moved on
         PAIR                        the next two in turns, segment by segment: a forward and a backward, or a part of each
-        SEND                        starts and returns; all sends are waited for at the end of the step
+        SEND                        starts and returns; all sends are waited for before the update
         RECV                        waits; the next receives of the list are posted ahead, so that messages don't wait for us
         SUM, REDUCE                 start the sum of one bucket over one axis; NORM waits for all of them
 """
@@ -61,22 +61,29 @@ class StepResult:
 
     num_tokens: those whose prediction counts for the loss.  peak_in_flight: the most stashes that each pipeline rank held at once.
     beside: the highest number that a rank was given.
-    told: by name, what layers made besides their outputs, summed over layers and microbatches.
+    told: by name, what layers made besides their outputs, summed over layers and microbatches.  skipped, spike: no update was made,
+    because gradients weren't finite, or because of the loss.
     """
 
     loss: float = 0.0
     grad_norm: float = 0.0
     num_tokens: int = 0
     skipped: bool = False
+    spike: bool = False
     stop: int = 0
     beside: int = 0
     peak_in_flight: list[int] = field(default_factory=list)
     told: dict[str, float] = field(default_factory=dict)
 
 
+def never(loss: float) -> bool:
+    """Leave out no update."""
+    return False
+
+
 @dataclass
-class _Work:
-    """What is under way in the current step."""
+class Work:
+    """What is under way in a step."""
 
     microbatches: list[Microbatch]
     ends: Mapping[Action, int]  # where the other ends of messages stand in the programs of other ranks
@@ -84,6 +91,7 @@ class _Work:
     lr: float = 0.0
     stop: Callable[[], int] = _never
     beside: int = 0
+    leaves_out: Callable[[float], bool] = never
     peak_in_flight: int = 0
     inputs: dict[Key, torch.Tensor] = field(default_factory=dict)  # of forwards: received, or handed over by a stage of this rank
     grads: dict[Key, torch.Tensor] = field(default_factory=dict)  # of outputs, the same; and between the parts of a backward
@@ -94,6 +102,11 @@ class _Work:
     losses: dict[Key, torch.Tensor] = field(default_factory=dict)
     told: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # by name: what layers made besides their outputs
     result: StepResult = field(default_factory=StepResult)
+
+
+def call(compute: Callable[[], Work]) -> Work:
+    """Compute once."""
+    return compute()
 
 
 class Actor:
@@ -122,6 +135,7 @@ class Actor:
         self.loss_scale = LossScale(config.precision)
         self.recorded: list | None = None  # the routing of a step is noted here
         self.site = Site(plan, device, *(mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far")))
+        self._update_at = self.training.index(Action("UPDATE"))
         self._ends, self._ends_of_evaluation = (each.other_ends(self.pp.rank) for each in (plan.training, plan.evaluation))
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
@@ -207,36 +221,49 @@ class Actor:
         stop: Callable[[], int] = _never,
         beside: int = 0,
         watch: Watch | None = None,
+        sure: Callable[[Callable[[], Work]], Work] = call,
+        leaves_out: Callable[[float], bool] = never,
     ) -> StepResult:
         """Run one training step on this rank's microbatches. Collective over all ranks.
 
         stop: asked when the gradients are there, tells how urgently this rank is to stop, 0 for not at all; the result tells it of the
         rank for which it is most urgent.  beside: a number below 2**53; the result tells the highest that a rank gave.  watch: counts
-        what is held after every instruction.
-        Raises HangError, naming the message waited for.
+        what is held after every instruction.  sure: is given what computes the gradients, and calls it, once or again: each time it does
+        the same, from the same weights; the last one's are used.  leaves_out: tells of the loss whether no update is to be made, alike on
+        all ranks.  Raises HangError, naming the message waited for.
         """
-        for stage in self.stages.values():
-            stage.state.zero_grad()
+        before, after = self.training[: self._update_at], self.training[self._update_at :]
+
+        def compute_gradients() -> Work:
+            for stage in self.stages.values():
+                stage.state.zero_grad()
+            if self.recorded:
+                self.recorded.clear()  # of a pass before
+            self.recorder.begin(step)
+            return self._walk(before, Work(microbatches, self._ends, step, lr, stop, beside, leaves_out), self.recorder, watch)
+
         with nullcontext() if watch is None else watch.watching():
-            return self._walk(self.training, _Work(microbatches, self._ends, step, lr, stop, beside), step, self.recorder, watch)
+            work = self._walk(after, sure(compute_gradients), self.recorder, watch, len(before))
+        self.recorder.end()
+        return work.result
 
     def evaluate(self, step: int, microbatches: list[Microbatch], stop: Callable[[], int] = _never) -> tuple[float, float, int]:
         """Return (summed loss, tokens, how urgent it is to stop) of all ranks, without gradients. Collective over all ranks."""
-        work = _Work(microbatches, self._ends_of_evaluation, stop=stop)
+        work = Work(microbatches, self._ends_of_evaluation, step, stop=stop)
         with torch.no_grad():
-            self._walk(self.evaluation, work, step, UNRECORDED)
+            self._walk(self.evaluation, work, UNRECORDED)
         total = together(self._totals(work, []))
         return math.fsum(total.loss), total.count, total.stop
 
     def _walk(
-        self, instructions: list[Action], work: _Work, step: int, recorder: Recorder, watch: Watch | None = None
-    ) -> StepResult:
+        self, instructions: list[Action], work: Work, recorder: Recorder, watch: Watch | None = None, first: int = 0
+    ) -> Work:
+        """Run instructions, of which the first stands at position `first` of the program."""
         work.to_receive.extend(a for a in instructions if a.kind in ("RECV_F", "RECV_B"))
         self._post_receives(work)
-        steps = enumerate(instructions)
-        recorder.begin(step)
+        steps = enumerate(instructions, start=first)
         for position, action in steps:
-            self.place.moved(step, position, str(action))
+            self.place.moved(work.step, position, str(action))
             self.progress.poll()
             begin = recorder.mark()
             if action.kind == "PAIR":
@@ -250,52 +277,51 @@ class Actor:
                 watch.look()
         for pending in work.sending:
             pending.wait()
-        recorder.end()
-        return work.result
+        return work
 
     # ------------------------------------------------------------ compute
 
-    def _forward(self, action: Action, work: _Work) -> None:
+    def _forward(self, action: Action, work: Work) -> None:
         self._end_forward(action, run(self._forward_walk(action, work), self.progress.poll), work)
 
-    def _end_forward(self, action: Action, made: torch.Tensor, work: _Work) -> None:
+    def _end_forward(self, action: Action, made: torch.Tensor, work: Work) -> None:
         _, m, stage, part = action
         if part is not None and part + 1 < len(self.stages[stage].parts):
             work.inputs[stage, m] = made  # for the next part
         else:
             self._pass_on(action, made, work)
 
-    def _hear(self, name: str, value: torch.Tensor, work: _Work) -> None:
+    def _hear(self, name: str, value: torch.Tensor, work: Work) -> None:
         work.told.setdefault(name, []).append(value.detach())
 
-    def _backward(self, action: Action, work: _Work) -> None:
+    def _backward(self, action: Action, work: Work) -> None:
         self._end_backward(action, run(self._backward_walk(action, work), self.progress.poll), work)
 
-    def _end_backward(self, action: Action, grad: torch.Tensor | None, work: _Work) -> None:
+    def _end_backward(self, action: Action, grad: torch.Tensor | None, work: Work) -> None:
         if action.index in self.stages[action.stage].stashes:
             work.grads[action.stage, action.index] = grad  # for the next part
         else:
             self._pass_on(action, grad, work)
         self.gradients.added(action)
 
-    def _input_backward(self, action: Action, work: _Work) -> None:
+    def _input_backward(self, action: Action, work: Work) -> None:
         _, m, stage, part = action
         self.gradients.hold(action)
         walk = self.stages[stage].input_backward(m, self._grad_of_output(stage, m, work), part)
         self._end_backward(action, run(walk, self.progress.poll), work)
 
-    def _weight_backward(self, action: Action, work: _Work) -> None:
+    def _weight_backward(self, action: Action, work: Work) -> None:
         self.gradients.hold(action)
         run(self.stages[action.stage].weight_backward(action.index, action.part), self.progress.poll)
         self.gradients.added(action)
 
-    def _pair(self, forward: Action, backward: Action, work: _Work) -> None:
+    def _pair(self, forward: Action, backward: Action, work: Work) -> None:
         walks = [self._forward_walk(forward, work), self._backward_walk(backward, work)]
         made, grad = run_together(walks, self.progress.poll)
         self._end_forward(forward, made, work)
         self._end_backward(backward, grad, work)
 
-    def _forward_walk(self, action: Action, work: _Work) -> Walk:
+    def _forward_walk(self, action: Action, work: Work) -> Walk:
         _, m, stage, part = action
         hear, x = partial(self._hear, work=work), work.inputs.pop((stage, m), None)
         routes = self._routes(stage, m, work) if torch.is_grad_enabled() else None  # validation is never replayed
@@ -305,33 +331,33 @@ class Actor:
             work.peak_in_flight = max(work.peak_in_flight, held)
         return walk
 
-    def _backward_walk(self, action: Action, work: _Work) -> Walk:
+    def _backward_walk(self, action: Action, work: Work) -> Walk:
         _, m, stage, part = action
         self.gradients.hold(action)
         return self.stages[stage].backward(m, self._grad_of_output(stage, m, work), part)
 
-    def _grad_of_output(self, stage: int, index: int, work: _Work) -> torch.Tensor | None:
+    def _grad_of_output(self, stage: int, index: int, work: Work) -> torch.Tensor | None:
         """Return what came from the next stage or the part before; of a loss it is the scale, and None for a scale of 1."""
         grad = work.grads.pop((stage, index), None)
         if grad is None and self.loss_scale.dynamic:
             return torch.full((), self.loss_scale.value, device=self.site.device)
         return grad
 
-    def _microbatch(self, stage: int, index: int, work: _Work) -> Microbatch:
+    def _microbatch(self, stage: int, index: int, work: Work) -> Microbatch:
         return work.microbatches[self._number(stage, index)]
 
     def _number(self, stage: int, index: int) -> int:
         """Return the number of a microbatch in the step: each copy of the model has its own share of them."""
         return stage // self.table.depth * self.table.num_microbatches + index
 
-    def _routes(self, stage: int, index: int, work: _Work) -> Routes | None:
+    def _routes(self, stage: int, index: int, work: Work) -> Routes | None:
         if self.plan.routing is None and self.recorded is None:
             return None
         batch, number = self.config.batch, self._number(stage, index) // self.table.segments
         first = self.mesh["dp"].rank * (batch.global_ // self.config.parallel.dp) + number * batch.micro
         return Routes(work.step - 1, range(first, first + batch.micro), self.plan.routing, self.recorded)
 
-    def _pass_on(self, action: Action, made: torch.Tensor | None, work: _Work) -> None:
+    def _pass_on(self, action: Action, made: torch.Tensor | None, work: Work) -> None:
         """Keep an activation or gradient for the stage that needs it, on this rank, or for the send that follows."""
         if made is None:  # the last backward
             return
@@ -347,18 +373,18 @@ class Actor:
 
     # ------------------------------------------------------------ messages
 
-    def _send(self, action: Action, work: _Work) -> None:
+    def _send(self, action: Action, work: Work) -> None:
         kind, m, stage, _ = action
         to = stage + 1 if kind == "SEND_F" else stage - 1
         pending = self.links.send(kind[-1], to, m, work.outputs.pop(action), self.table.rank_of[to], self._owed(action, work))
         work.sending = [*(earlier for earlier in work.sending if not earlier.done), pending]  # what has left is freed
 
-    def _recv(self, action: Action, work: _Work) -> None:
+    def _recv(self, action: Action, work: Work) -> None:
         kept = work.inputs if action.kind == "RECV_F" else work.grads
         kept[action.stage, action.index] = work.receiving.pop(action).wait()
         self._post_receives(work)
 
-    def _post_receives(self, work: _Work) -> None:
+    def _post_receives(self, work: Work) -> None:
         while work.to_receive and len(work.receiving) < AHEAD:
             action = work.to_receive.popleft()
             kind, m, stage, _ = action
@@ -366,26 +392,26 @@ class Actor:
             buffer = torch.empty(self.plan.activation_shape(), dtype=self.site.dtype, device=self.site.device)
             work.receiving[action] = self.links.receive(kind[-1], stage, m, buffer, self.table.rank_of[source], self._owed(action, work))
 
-    def _owed(self, action: Action, work: _Work) -> Owed:
+    def _owed(self, action: Action, work: Work) -> Owed:
         """Return what another rank has to do so that a message of this one arrives."""
         end = partner(action)
         return Owed(str(end), work.ends[end])
 
     # ------------------------------------------------------------ gradients and update
 
-    def _gather(self, action: Action, work: _Work) -> None:
+    def _gather(self, action: Action, work: Work) -> None:
         self.stages[action.stage].state.buckets[action.index].weights.gather()
 
-    def _release(self, action: Action, work: _Work) -> None:
+    def _release(self, action: Action, work: Work) -> None:
         self.stages[action.stage].state.buckets[action.index].weights.release()
 
-    def _sum(self, action: Action, work: _Work) -> None:
+    def _sum(self, action: Action, work: Work) -> None:
         self.gradients.sum(action.stage, action.index, action.part)
 
-    def _reduce(self, action: Action, work: _Work) -> None:
+    def _reduce(self, action: Action, work: Work) -> None:
         self.gradients.reduce(action.stage, action.index, action.part)
 
-    def _norm(self, action: Action, work: _Work) -> None:
+    def _norm(self, action: Action, work: Work) -> None:
         self.gradients.wait()
         self._compare_loads(work)
         parts = self._totals(work, self.measure.squares(piece.grad for piece in self.gradients.counted if piece.spec.trained))
@@ -395,20 +421,21 @@ class Actor:
         result.stop, result.beside, result.peak_in_flight = total.stop, total.beside, [part.peak for part in parts[:: self.tp.size]]
         result.told = {name: math.fsum(numbers) for name, numbers in zip(self.plan.tells, total.told)}
         result.skipped = not math.isfinite(result.grad_norm)
+        result.spike = not result.skipped and work.leaves_out(result.loss)
 
-    def _compare_loads(self, work: _Work) -> None:
+    def _compare_loads(self, work: Work) -> None:
         """Tell how unequal the loads of experts are, a mean over blocks."""
         for piece in self.gradients.counted:
             if piece.spec.group == "load":
                 for name, value in inequality(piece.grad).items():
                     self._hear(name, value / len(self.plan.loads), work)
 
-    def _update(self, action: Action, work: _Work) -> None:
+    def _update(self, action: Action, work: Work) -> None:
         """Divide by the global number of tokens, clip, and step; a step without finite gradients is skipped, and halves the scale."""
         scale = 1.0 / (max(1, work.result.num_tokens) * self.loss_scale.value)
         if work.result.num_tokens:  # without a target no gradient tells of the range
             self.loss_scale.update(work.result.skipped)
-        if work.result.skipped:
+        if work.result.skipped or work.result.spike:
             return
         clip = self.config.optimizer.clip
         if clip and work.result.grad_norm > clip:
@@ -426,7 +453,7 @@ class Actor:
             if weights.whole is not None:
                 weights.spread()
 
-    def _spread(self, action: Action | None = None, work: _Work | None = None) -> None:
+    def _spread(self, action: Action | None = None, work: Work | None = None) -> None:
         """Send updated weights to the ranks that share them; the next forward waits for each bucket when it needs it."""
         for weights in self._owned:
             weights.spread()
@@ -436,7 +463,7 @@ class Actor:
         """The weights that stages of this rank own, in the order of the forward."""
         return [bucket.weights for stage in self.stages.values() for bucket in reversed(stage.state.buckets) if bucket.owned]
 
-    def _totals(self, work: _Work, squares: list[float]) -> list[Totals]:
+    def _totals(self, work: Work, squares: list[float]) -> list[Totals]:
         """Return the totals of each part of the model, in the order of its ranks: of all microbatches, on all ranks."""
         losses, told = (work.losses, work.told) if self.tp.rank == 0 else ({}, {})  # the ranks of tp have the same
         loss = exact_sum(self.measure.numbers(losses[key] for key in sorted(losses)))

@@ -18,8 +18,16 @@ MOST_BYTES = 1 << 20
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
+class Spikes(msgspec.Struct):
+    """What training/spikes.py keeps."""
+
+    losses: Annotated[list[float], Meta(max_length=4096)]
+    batches_skipped: Count
+    rollbacks: Count
+
+
 class Known(msgspec.Struct):
-    """The keys that every checkpoint has, and two that it may have; others are kept as they are.
+    """The keys that every checkpoint has, and three that older ones lack; others are kept as they are.
 
     loss_scale: the scale, and steps since it changed.
     """
@@ -32,6 +40,7 @@ class Known(msgspec.Struct):
     loss_scale: tuple[Annotated[float, Meta(gt=0)], Count]
     val_loss: float | None = None  # of the validation after this step, if there was one
     sequences: Count = 0  # of the data's order that come before those of the next step
+    spikes: Spikes | None = None
 
 
 def read_meta(text: str, step: int) -> dict:

@@ -90,12 +90,13 @@ class Guard:
             listener.bind(address)
             listener.listen(world.node.size)
             code = "import sys; sys.path.append(sys.argv.pop(1)); from mpitrain.cluster.watchdog import main; main()"
-            passed = listener.fileno(), board, *([door.fileno()] if door else [])
-            numbers = listener.fileno(), board, world.node.size, door.fileno() if door else -1
+            told = meeting.written()
+            passed = listener.fileno(), board, told, *([door.fileno()] if door else [])
+            numbers = listener.fileno(), board, told, world.node.size, door.fileno() if door else -1
             subprocess.Popen(
                 ["mpitrain-watchdog", "-S", "-s", "-c", code, str(Path(__file__).parents[2]), *map(str, numbers)],
                 executable=sys.executable,
-                env={**os.environ, **meeting.to_environment(), "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
+                env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
                 pass_fds=passed,  # and no other: launchers learn from a closed socket of theirs that a rank died
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -104,7 +105,7 @@ class Guard:
         except OSError as error:
             sys.stderr.write(f"mpitrain: no watchdog on this node ({error}): a rank that is stopped or killed won't be named\n")
             return None
-        return (address, f"/proc/{os.getpid()}/fd/{board}"), (listener.detach(), board, *([door.detach()] if door else []))
+        return (address, f"/proc/{os.getpid()}/fd/{board}"), (listener.detach(), board, told, *([door.detach()] if door else []))
 
     def _connect(self, address: str, board: str, slot: int, num_slots: int) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -29,7 +29,6 @@ CONNECT_S = 3.0  # to the hub; it listens already
 SEND_S = 2.0
 MOST_BYTES = 1 << 24  # of a message: a board of thousands of ranks
 MOST_GREETING = 1 << 10
-IN_ENVIRONMENT = "MPITRAIN_WATCHDOG_NODES"
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,19 @@ class Meeting:
     port: int = 0
     token: str = ""
 
-    def to_environment(self) -> dict[str, str]:
-        return {IN_ENVIRONMENT: json.dumps(asdict(self))}
+    def written(self) -> int:
+        """Write it to a file that is only memory, for a process to inherit; return its descriptor."""
+        descriptor = os.memfd_create("mpitrain-meeting", os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(json.dumps(asdict(self)).encode())
+        return descriptor
 
     @staticmethod
-    def from_environment() -> "Meeting":
-        found = json.loads(os.environ.get(IN_ENVIRONMENT, "{}"))
+    def read(descriptor: int) -> "Meeting":
+        """Read what was written, and close it."""
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(0)
+            found = json.loads(file.read())
         return Meeting(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
 
 

@@ -34,7 +34,7 @@ LOOK_S = 0.25
 GATHER_S = 2.0  # waits end at almost the same moment; time for the last rank to say so, and what for
 FORWARD_S = 0.5  # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
 END_S = (1.5, 4.0)  # after the first rank is asked to end the job: until all are, until they are killed
-ASK_S = 2.0  # for the watchdogs of other nodes to answer
+ASK_S = 3.0  # for the watchdogs of other nodes to answer
 ELSEWHERE_S = 3.0  # and for the first node's to report, before one that has told it of trouble reports for itself
 CONNECT_S = 60.0
 STEPPING = ("step", "validation")
@@ -293,11 +293,11 @@ def _print(text: str) -> None:
 
 
 def main() -> None:
-    """Watch: the arguments are the file descriptors of listener and board, the number of ranks here, and the hub's door, or -1."""
-    listener, board, num_ranks, door = map(int, sys.argv[1:])
+    """Watch: the arguments are the file descriptors of listener, board and meeting, the number of ranks here, and the hub's door, or -1."""
+    listener, board, meeting, num_ranks, door = map(int, sys.argv[1:])
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)  # a scheduler sends them to every process; this one ends with its ranks
     memory = memoryview(mmap(board, num_ranks * SLOT))
-    nodes = Nodes(Meeting.from_environment(), socket.socket(fileno=door) if door >= 0 else None)
+    nodes = Nodes(Meeting.read(meeting), socket.socket(fileno=door) if door >= 0 else None)
     nodes.connect()
     Watchdog(socket.socket(fileno=listener), memory, num_ranks, nodes).run()

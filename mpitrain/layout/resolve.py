@@ -14,6 +14,7 @@ from mpitrain.config import (
     Config,
     Memory,
     Model,
+    Numerics,
     Optimizer,
     Parallel,
     Pipeline,
@@ -58,6 +59,7 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1, node
     _refuse_unkept(config.run)
     _refuse_unrounded(config.precision)
     _refuse_irreproducible(config, parallel)
+    _refuse_incomparable(config.numerics)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel, pipeline, model.layers)
     optimizer = _optimizer(config.optimizer)
     return msgspec.structs.replace(
@@ -102,6 +104,15 @@ def _refuse_unrounded(precision: Precision) -> None:
         raise ConfigError(
             f'precision.products = "{precision.products}" does nothing with precision.compute = "{precision.compute}", whose products are '
             "of the type they are summed in; leave it out, or use bf16, fp16 or fp8"
+        )
+
+
+def _refuse_incomparable(numerics: Numerics) -> None:
+    """Raise ConfigError for a step that is computed twice, where two times needn't give the same bits."""
+    if numerics.rerun_every and not numerics.deterministic:
+        raise ConfigError(
+            f"numerics.rerun_every = {numerics.rerun_every} with numerics.deterministic = false: kernels that give other bits each time "
+            "would be found each time; leave one of them out"
         )
 
 

@@ -1,16 +1,19 @@
 """What communication cost: of each step on this rank, for metrics.jsonl; of all steps on all ranks, as a table at the end of a run.
 
 Axes are those of comm/mesh.py, and what is counted is told in comm/account.py. Ranks differ, pipeline ranks most: the lines of
-metrics.jsonl are rank 0's, since asking all ranks would cost every step a message; the table has them all.
+metrics.jsonl are rank 0's, since asking all ranks would cost every step a message; the table has them all. Below it stand the ranks
+that were waited for longest; of several at once each has its share (comm/progress.py).
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping, Sequence
 
 from mpitrain.comm.account import Usage
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
 from mpitrain.layout.text import aligned, megabytes
 
+MOST_PEERS = 3
 HEADER = ("axis", "calls", "MB sent", "blocked ms", "worst rank", "overlapped ms", "hidden")
 
 
@@ -19,12 +22,22 @@ class Ledger:
 
     def __init__(self, mesh: Mesh):
         self._mesh, self._before = mesh, mesh.usage()
+        self._waits_before = mesh.progress.waited_for()
         self._totals: dict[str, Usage] = {}
+        self._waits: dict[int, float] = {}
         self._num_steps = -1
 
     def begin(self) -> None:
         """A step begins: what happened since the last one (validation, checkpoints) is nobody's."""
-        self._before = self._mesh.usage()
+        self._before, self._waits_before = self._mesh.usage(), self._mesh.progress.waited_for()
+
+    def waits(self) -> dict[str, float]:
+        """Return the seconds for which this rank has waited in this step for others, by rank, the MOST_PEERS longest."""
+        return {str(rank): seconds for rank, seconds in _longest(self._waited_for())}
+
+    def _waited_for(self) -> dict[int, float]:
+        now, before = self._mesh.progress.waited_for(), self._waits_before
+        return {rank: seconds - before.get(rank, 0.0) for rank, seconds in now.items() if seconds > before.get(rank, 0.0)}
 
     def end(self) -> dict[str, dict[str, float]]:
         """A step is over: return what each axis with traffic cost it, as metrics.jsonl shows it."""
@@ -33,6 +46,7 @@ class Ledger:
         self._num_steps += 1
         if self._num_steps:
             self._totals |= {name: self._totals.get(name, Usage()).plus(used) for name, used in step.items()}
+            self._waits |= {rank: self._waits.get(rank, 0.0) + seconds for rank, seconds in self._waited_for().items()}
         return {
             name: {"calls": u.calls, "bytes": u.num_bytes, "blocked_s": u.blocked_s, "overlapped_s": u.overlapped_s}
             for name, u in step.items()
@@ -40,12 +54,15 @@ class Ledger:
 
     def table(self, world: World) -> str:
         """Return the table of all ranks on rank 0, and nothing on the others or if there is nothing to tell. Collective."""
-        every = world.gather("what communication cost", self._totals)
-        if every is None or self._num_steps < 1 or not any(every):
+        mine = os.uname().nodename, self._totals, _longest(self._waits)
+        gathered = world.gather("what communication cost", mine)
+        if gathered is None or self._num_steps < 1 or not any(totals for _, totals, _ in gathered):
             return ""
+        nodes, every, waits = zip(*gathered)
         names = [name for name in self._mesh.axes if any(name in totals for totals in every)]
         rows = [_row(name, [totals.get(name) for totals in every], self._num_steps) for name in names]
-        return f"communication, a step and rank (mean of {self._num_steps} steps):\n{aligned([HEADER, *rows])}"
+        table = f"communication, a step and rank (mean of {self._num_steps} steps):\n{aligned([HEADER, *rows])}"
+        return "\n".join([table, *_peers(waits, nodes, self._num_steps)])
 
 
 def _row(name: str, by_rank: list[Usage | None], num_steps: int) -> tuple[str, ...]:
@@ -63,6 +80,19 @@ def _row(name: str, by_rank: list[Usage | None], num_steps: int) -> tuple[str, .
         f"{total.overlapped_s / per * 1e3:.1f}",
         f"{hidden:.0%}",
     )
+
+
+def _longest(waits: Mapping[int, float]) -> list[tuple[int, float]]:
+    return sorted(waits.items(), key=lambda item: item[1], reverse=True)[:MOST_PEERS]
+
+
+def _peers(waits: Sequence[Sequence[tuple[int, float]]], nodes: Sequence[str], num_steps: int) -> list[str]:
+    """Say which rank waited longest for which."""
+    pairs = sorted(((s, rank, peer) for rank, mine in enumerate(waits) for peer, s in mine), reverse=True)[:MOST_PEERS]
+    if not pairs:
+        return []
+    texts = [f"rank {rank} for rank {peer} on {nodes[peer]} {seconds / num_steps * 1e3:.1f} ms" for seconds, rank, peer in pairs]
+    return [f"  longest waits: {', '.join(texts)}"]
 
 
 def sum_of(usages: Iterable[Usage]) -> Usage:

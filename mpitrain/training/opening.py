@@ -31,6 +31,7 @@ from mpitrain.layout.node_memory import require_memory
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.training.wish import Wish
 
 SEEN_S = 5.0  # for which a network file system may still say that there is no such file
 
@@ -67,7 +68,7 @@ class Opened:
     end: End | None
 
 
-def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard) -> tuple[Opened, World]:
+def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard, record: Wish | None = None) -> tuple[Opened, World]:
     """Start MPI, check everything that needs no device, take the run directory, and prepare the tokens on rank 0.
 
     Collective over all ranks. Raises InputError, alike on all ranks and before anything of a run is changed, for whatever the user has
@@ -80,7 +81,7 @@ def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard) -> tupl
     world = connect(guard.place)
     guard.join(world)
     guard.place.enter("start", "checking the configuration", BUSY)
-    plan, tokenizer, same = world.on_every_rank("checking the configuration", lambda: _plan(read, world))
+    plan, tokenizer, same = world.on_every_rank("checking the configuration", lambda: _plan(read, world, record))
     _require_same_configuration(world, plan.config)
     world.require_same(same)
     _require_device(plan, world)
@@ -94,7 +95,7 @@ def _attempt(path: str | None, overrides: tuple[str, ...]) -> Config | InputErro
         return error
 
 
-def _plan(read: Config | InputError, world: World) -> tuple[Plan, Tokenizer, dict[str, str]]:
+def _plan(read: Config | InputError, world: World, record: Wish | None) -> tuple[Plan, Tokenizer, dict[str, str]]:
     """Resolve the configuration and prove its schedule; return also what all ranks need alike. Writes and sends nothing."""
     if isinstance(read, InputError):
         raise read
@@ -106,10 +107,13 @@ def _plan(read: Config | InputError, world: World) -> tuple[Plan, Tokenizer, dic
     separator(read.data, tokenizer)
     plan = plan_of(resolve(read, world.size, tokenizer.vocab, world.num_nodes, world.node_ranks))
     require_memory(plan)
+    if record:
+        record.require(world.size, plan.config.run.steps)
     table = plan.training.table
     same = {
         "the tokenizer": tokenizer.identity,
         "the table of pipeline.schedule": preflight.digest(repr(table)),
+        **({"--record": f"{record.rank}:{record.step}"} if record else {}),
         **preflight.code(),
         **({"the routing of experts.replay": plan.routing.digest} if plan.routing else {}),
     }

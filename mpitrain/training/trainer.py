@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor, StepResult
@@ -30,21 +31,26 @@ from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.training import expert_loads, state_io
+from mpitrain.training.checks import Checks
 from mpitrain.training.console import Report
 from mpitrain.training.determinism import TOLD
 from mpitrain.training.device import Placement, shared, way_of_messages
 from mpitrain.training.device import place as choose_place
 from mpitrain.training.leaving import HURRY, STAY, Leaving
 from mpitrain.training.ledger import Ledger
+from mpitrain.training.microbatches import microbatches_of, needs_tokens
 from mpitrain.training.opening import Opened
 from mpitrain.training.peak import DEFINITION, peak_of_all
 from mpitrain.training.saving import saver_of
+from mpitrain.training.spikes import NONE_YET, Spikes
+from mpitrain.training.stragglers import Stragglers
+from mpitrain.training.wish import Wish
 
 STATE = 3  # a weight and its two moments, of which a checkpoint consists
 
 
-def run(opened: Opened, world: World, guard: Guard) -> int:
-    """Train what was opened, and return the exit code. Collective over `world`.
+def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) -> int:
+    """Train what was opened, and return the exit code. Collective over `world`. record: which rank and step to write to a file.
 
     Raises InputError, alike on all ranks, if a device or a checkpoint isn't what the configuration needs.
     """
@@ -62,7 +68,7 @@ def run(opened: Opened, world: World, guard: Guard) -> int:
             device, measure = str(placement.gpu or "CPU"), config.run.preflight == "full"
             Report(world.rank, 0).say(conditions.told(world, opened.plan, opened.rundir.path, device, measure=measure))
     with place.at("build", "building the model", BUSY):
-        trainer = Trainer(opened, world, mesh, placement, guard, limit)
+        trainer = Trainer(opened, world, mesh, placement, guard, limit, record)
     trainer.resume()
     code = trainer.train()
     with place.at("end", "freeing the communicators", WAITING):
@@ -82,7 +88,7 @@ def build_mesh(
 class Trainer:
     """The loop of one rank. `step` is the number of steps done."""
 
-    def __init__(self, opened: Opened, world: World, mesh: Mesh, placement: Placement, guard: Guard, limit: Limit):
+    def __init__(self, opened: Opened, world: World, mesh: Mesh, placement: Placement, guard: Guard, limit: Limit, record: Wish | None):
         self.config, self.rundir, self.corpora, self.mesh = opened.plan.config, opened.rundir, opened.corpora, mesh
         self.placement, self.device = placement, placement.device
         self.opened, self.world, self.guard, self.place, self.limit = opened, world, guard, guard.place, limit
@@ -96,10 +102,13 @@ class Trainer:
         self.step_tokens = config.batch.global_ * config.data.sequence  # read, whether their targets carry loss or not
         self.step = self.tokens = self.updates = self.skipped = 0
         self.skipped_in_a_row, self.last_words, self.hurry = 0, "", False
+        self.spikes = Spikes(config.spikes)
         self.report = Report(mesh.rank, config.run.steps)
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
         self._flops = self.plan.flops_per_token() / self.peak.flops
         self.ledger = Ledger(mesh)
+        self.stragglers = Stragglers(self.plan, mesh, world, self.report.say)
+        self.checks = Checks(self.actor, mesh, world, self.place, self.rundir, self.report.say, record)
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.to_record, self.recorded = range(0), list[list]()  # steps of which the routing is recorded, and what was
         self.watched = 0  # the step in which activations are counted
@@ -124,6 +133,7 @@ class Trainer:
             self.report.say(self.last_words)
             return code
         self.report.say(self.ledger.table(self.world))
+        self.report.say(self.stragglers.summary())
         if self.config.experts.count and self.mesh.rank == 0:
             self.report.say(expert_loads.draw(self.rundir.metrics, self.rundir.loads))
         if code != DONE:
@@ -136,6 +146,7 @@ class Trainer:
             most = torch.cuda.max_memory_allocated(self.device)
             self.report.say(f"torch counted {most / 1e6:.2f} MB on the GPU of rank 0 at most, what it computed with meanwhile included")
         self._say_how_to_go_on()
+        self.report.say(self.checks.told())
         return DONE
 
     def _steps(self) -> int:
@@ -156,18 +167,24 @@ class Trainer:
         lr = learning_rate(self.config, step)
         watch = self.watch if step == self.watched else None
         self.place.enter("step", "reading tokens")
-        microbatches = self._microbatches(self.corpora.train, self.step)
+        microbatches = self._microbatches(self.corpora.train, self.step + self.spikes.batches_skipped)
         self.actor.recorded = [] if step in self.to_record else None
-        beside = self.saver.number
-        result = self.actor.run_step(step, microbatches, lr, stop=self.leaving.urgency, beside=beside, watch=watch)
+        sure = self.checks.sure_of(step, self._tokens_of_step, {"lr": lr, "updates": self.updates, "separator": self.corpora.separator})
+        asked, leaves_out, beside = self.leaving.urgency, self.spikes.leaves_out, self.saver.number
+        result = self.actor.run_step(step, microbatches, lr, stop=asked, beside=beside, watch=watch, sure=sure, leaves_out=leaves_out)
         self.place.enter("step", "between two steps")
         step_s = self.clock.seconds(begin, self.clock.mark())
         waited_share = (self.mesh.progress.waited_s - waited) / step_s
         self._limit_waits(step_s)
+        self.stragglers.step(step, step_s, self.mesh.progress.waited_s - waited)
         self.step, self.tokens = step, self.tokens + self.step_tokens
-        self.updates, self.skipped = self.updates + (not result.skipped), self.skipped + result.skipped
+        without = result.skipped or result.spike
+        self.updates, self.skipped = self.updates + (not without), self.skipped + without
         self.saver.advance(result.beside)
-        line = self._line(result, lr, step_s) | {"comm": self.ledger.end()} | self.saver.lines()
+        spike = self.spikes.told(step, result.loss)
+        self.report.say(spike)
+        line = self._line(result, lr, step_s) | ({"spike": True} if spike else {})
+        line |= {"waited_for": self.ledger.waits(), "comm": self.ledger.end()} | self.saver.lines()
         self.hurry = result.stop == HURRY
         if not self.hurry and (step == run.steps or (run.eval_every and step % run.eval_every == 0)):
             line |= self._validate()
@@ -180,8 +197,16 @@ class Trainer:
         if run.trace and step == self.recorder.steps[-1]:
             self._write_trace()
         self.leaving.end_step(self.saver.last.took_s)
+        last = self._last_saved() if result.spike and self.config.spikes.do == "rollback" else 0
+        if last:
+            return self._roll_back(last, result.stop > STAY)
         sick, over = self._count_skips(result), step == run.steps or result.stop > STAY
-        if not sick and (over or (run.save_every and step % run.save_every == 0)):
+        saving = over or bool(run.save_every and step % run.save_every == 0)
+        if corruption := self.checks.corruption(step, saving):
+            self.saver.finish()
+            self.last_words = f"corrupted after step {step}: {corruption}; the last good checkpoint is kept: leave that node out"
+            return FAILED
+        if not sick and saving:
             self._save(result, line.get("val_loss"))
         return self._end(sick) if over or sick else None
 
@@ -189,12 +214,8 @@ class Trainer:
         """Return the exit code after the last step, when nothing is being saved any more. sick: why it isn't worth saving."""
         self.saver.finish()
         last = self.saver.last
-        if not sick and last.sick:
-            sick = last.reason
-        if sick:
-            advice = "lower optimizer.lr, or look at the data, and start again"
-            self.last_words = f"diverged: {sick}; the last good checkpoint is kept: {advice}"
-            return FAILED
+        if sick or last.sick:
+            return self._diverged(sick or last.reason)
         if last.reason:
             self.last_words = f"step {self.step} could not be saved: start the same command again when it can be"
             return FAILED
@@ -202,6 +223,11 @@ class Trainer:
             self.last_words = self.leaving.told(self.step)
             return STOPPED_EARLY
         return DONE
+
+    def _diverged(self, sick: str) -> int:
+        advice = "lower optimizer.lr, or look at the data, and start again"
+        self.last_words = f"diverged: {sick}; the last good checkpoint is kept: {advice}"
+        return FAILED
 
     def _limit_waits(self, step_s: float) -> None:
         """Let waits last as long as this run's steps say."""
@@ -212,8 +238,10 @@ class Trainer:
     def _count_skips(self, result: StepResult) -> str:
         """Count the steps that were skipped in a row, and say so; return why the run has to end, if it has to. Alike on all ranks."""
         most = self.config.run.max_skips
-        if not result.skipped:
+        if not (result.skipped or result.spike):
             self.skipped_in_a_row = 0
+        elif result.spike:
+            self.skipped_in_a_row += 1
         elif result.num_tokens:  # without a target there is nothing to learn, and nothing is wrong
             self.skipped_in_a_row += 1
             limit = f" of at most {most} (run.max_skips)" if most else ""
@@ -224,13 +252,18 @@ class Trainer:
 
     def _microbatches(self, sampler: Sampler, step: int) -> list[Microbatch]:
         """Return this rank's microbatches of a step (counted from 0); stages in the middle look only for documents."""
-        batch, actor, ends = self.config.batch, self.actor, self.corpora.separator
-        if not (actor.first or actor.last or ends is not None):
-            return [Microbatch() for _ in range(self.num_microbatches * actor.table.segments)]
+        ends = self.corpora.separator
+        tokens = self._tokens(sampler, step) if needs_tokens(self.actor, ends) else torch.empty(0)
+        return microbatches_of(self.actor, tokens.to(self.device), ends)
+
+    def _tokens_of_step(self) -> np.ndarray:
+        return self._tokens(self.corpora.train, self.step + self.spikes.batches_skipped).numpy()
+
+    def _tokens(self, sampler: Sampler, step: int) -> torch.Tensor:
+        batch = self.config.batch
         local = batch.global_ // self.config.parallel.dp
         begin = step * batch.global_ + self.mesh["dp"].rank * local
-        tokens = torch.from_numpy(sampler.sequences(range(begin, begin + local))).to(self.device)
-        return actor.cut(tokens, ends)
+        return torch.from_numpy(sampler.sequences(range(begin, begin + local)))
 
     def _validate(self) -> dict[str, float]:
         """Return the mean loss over the validation batches; nothing if a rank is in a hurry before all are computed."""
@@ -261,6 +294,7 @@ class Trainer:
             "skipped": self.skipped,
             **({"loss_scale": self.actor.loss_scale.value} if self.actor.loss_scale.dynamic else {}),
             "peak_in_flight": result.peak_in_flight,
+            **({"rollbacks": self.spikes.rollbacks} if self.spikes.rollbacks else {}),
             **result.told,
         }
 
@@ -335,7 +369,8 @@ class Trainer:
         if result.num_tokens and (not math.isfinite(result.loss) or (result.skipped and not (scale.dynamic and scale.value > 1))):
             return self.saver.refuse(self.step, "its loss or its gradients are not finite")
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
-        meta |= {"sequences": self.step * self.config.batch.global_, "loss_scale": scale.state, "val_loss": finite(val_loss)}
+        sequences = (self.step + self.spikes.batches_skipped) * self.config.batch.global_
+        meta |= {"sequences": sequences, "loss_scale": scale.state, "spikes": self.spikes.state, "val_loss": finite(val_loss)}
         self.saver.start(self.step, meta)
 
     def resume(self) -> None:
@@ -345,10 +380,7 @@ class Trainer:
         """
         step, folder = self.opened.newest.step, self.rundir.checkpoints
         if step:
-            with self.place.at("resume", f"reading step {step}", BUSY):
-                self.world.on_every_rank(f"reading step {step}", lambda: self._restore(step))
-            with self.place.at("resume", "spreading the weights"):
-                self.actor.restored(self.updates)
+            self._go_back_to(step)
         cut = self.world.on_first_rank("cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(step if step else -1))
         self.report.say("\n".join([*self.opened.notes, *([cut] if cut else [])]))
         if step:
@@ -360,6 +392,34 @@ class Trainer:
             state_io.read(saved, self.actor)
             self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]
             self.updates, self.skipped = saved.meta["updates"], saved.meta["skipped"]
+            self.spikes.state = saved.meta.get("spikes") or NONE_YET
+
+    def _last_saved(self) -> int:
+        """Return the step of the newest checkpoint; 0 if there is none yet. Collective over all ranks, that under way is waited for."""
+        self.saver.finish()
+        found = self.world.on_first_rank("looking for the last checkpoint", lambda: max(load.steps(self.rundir.checkpoints), default=0))
+        self.report.say("" if found else "there is no checkpoint to go back to yet")
+        return found
+
+    def _roll_back(self, last: int, stop: bool) -> int | None:
+        """Go back to a checkpoint after a spike; return the exit code if the run has to end. Collective over all ranks."""
+        spike, before, most = self.step, self.spikes.state, self.config.spikes.most
+        if most and before["rollbacks"] >= most:
+            return self._diverged(f"{most} rollback{'s were' if most > 1 else ' was'} not enough (spikes.most = {most})")
+        self._go_back_to(last)
+        self.spikes.rolled_back(spike, last, before)
+        self.world.on_first_rank("cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(last))
+        self.report.say(f"rolled back to step {last}, rollback {self.spikes.rollbacks}; {spike - last} batches are not read again")
+        if stop:
+            self.last_words = f"stopped after step {last}, which is saved; start the same command again to go on"
+        return STOPPED_EARLY if stop else None
+
+    def _go_back_to(self, step: int) -> None:
+        """Read a checkpoint. Collective over all ranks; raises CheckpointError, alike on all ranks."""
+        with self.place.at("resume", f"reading step {step}", BUSY):
+            self.world.on_every_rank(f"reading step {step}", lambda: self._restore(step))
+        with self.place.at("resume", "spreading the weights"):
+            self.actor.restored(self.updates)
 
 
 def finite(value: Any) -> Any:

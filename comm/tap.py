@@ -1,0 +1,44 @@
+"""Listening to what a rank gives to the operations of its axes, and to what comes of them.
+
+    given      the part that a rank itself contributes, when an operation is started
+    came       what the operation has made of the parts of all, when it is complete
+
+An operation is known by its axis, and by its number among those that were started there since somebody began to listen: all ranks of the
+axis count alike, and so does the same program when it is run again.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from mpitrain.comm.buffers import Array
+from mpitrain.comm.progress import Steps
+
+
+class Started(NamedTuple):
+    """An operation that was started. instruction: of the program, by which."""
+
+    axis: str
+    number: int
+    operation: str
+    instruction: str
+
+
+class Tap(Protocol):
+    """What listens. Buffers are flat, and lent for the call only."""
+
+    def given(self, which: Started, parts: Sequence[Array]) -> None:
+        """Take note of what this rank contributes."""
+
+    def came(self, which: Started, parts: Sequence[Array]) -> None:
+        """Take note of what came."""
+
+
+def followed(tap: Tap, which: Started, steps: Steps, given: Sequence[Array], writes: Sequence[Array]) -> Steps:
+    """Tell a tap what is given to an operation now, and go on with its steps; at their end, tell what came."""
+    tap.given(which, given)
+    return _to_the_end(tap, which, steps, writes)
+
+
+def _to_the_end(tap: Tap, which: Started, steps: Steps, writes: Sequence[Array]) -> Steps:
+    yield from steps
+    tap.came(which, writes)

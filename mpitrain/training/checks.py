@@ -1,0 +1,63 @@
+"""What is done to a step beside computing it: recorded for one rank, computed twice, and its state compared over replicas.
+
+    before the step     `sure_of` chooses how the gradients are computed: once, twice (rerun.py), or while a file is written (recording.py)
+    behind it           `corruption` says what can't be relied on any more: then nothing is saved, and the run ends (replicas.py)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpitrain.actor.actor import Actor, Work, call
+from mpitrain.cluster.board import BUSY, Place
+from mpitrain.cluster.rundir import RunDir
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.world import World
+from mpitrain.training.recording import Recording
+from mpitrain.training.replicas import different
+from mpitrain.training.rerun import Twice
+from mpitrain.training.wish import Wish
+
+Sure = Callable[[Callable[[], Work]], Work]
+
+
+class Checks:
+    """The checks of one rank. say: on rank 0.  record: a rank and a step, if one is to be recorded."""
+
+    def __init__(
+        self, actor: Actor, mesh: Mesh, world: World, place: Place, rundir: RunDir, say: Callable[[str], None], record: Wish | None
+    ):
+        self._actor, self._mesh, self._world, self._place, self._rundir, self._say = actor, mesh, world, place, rundir, say
+        self._record, self._keys = record, actor.config.numerics
+        self._twice: Twice | None = None
+
+    def sure_of(self, step: int, tokens: Callable[[], np.ndarray], facts: dict[str, Any]) -> Sure:
+        """Return how the gradients of a step are computed, once if it is recorded. tokens, facts: for a recording."""
+        self._twice, every = None, self._keys.rerun_every
+        if self._record and step == self._record.step:
+            return self._recording(tokens(), {**facts, "step": step}) if self._mesh.rank == self._record.rank else call
+        if every and step % every == 0:
+            self._twice = Twice(self._actor, self._mesh, self._world)
+        return self._twice or call
+
+    def _recording(self, tokens: np.ndarray, facts: dict[str, Any]) -> Recording:
+        facts |= {"threads": torch.get_num_threads(), "device": self._actor.site.device.type}
+        return Recording(self._record.path_in(self._rundir.path), self._actor, self._mesh, tokens, facts)
+
+    def corruption(self, step: int, saving: bool) -> str:
+        """Return what of the state after a step can't be relied on; nothing, if all is well. Alike on all ranks; collective over them."""
+        if self._twice and self._twice.verdict.text:
+            self._say(f"step {step}: {self._twice.verdict.text}")
+            if self._twice.verdict.persistent:
+                return self._twice.verdict.text
+        every = self._keys.check_every
+        if not every or not (saving or step % every == 0):
+            return ""
+        with self._place.at("step", "comparing replicas", BUSY):
+            return different(self._actor, self._world)
+
+    def told(self) -> str:
+        """Say where a recording is, when a run is over."""
+        return f"  look closer     mpitrain replay {self._record.path_in(self._rundir.path)}" if self._record else ""

@@ -1,0 +1,94 @@
+"""A rank's part in one step, in a file: what it began with, what came to it from others, and what it made of that.
+
+    about              JSON: the configuration, the rank, the step; what it gave to each operation and its gradients, as digests
+    tokens             of its data-parallel rank
+    state/0 ...        its weights, masters and moments before the step, in the order of state_of()
+    came/AXIS/7/0 ...  the buffers that operation 7 of an axis has filled, those of axes of several ranks
+
+An .npz file: arrays in a ZIP archive, written one by one while the step runs, without pickle. `mpitrain replay` reads it (replay.py).
+"""
+
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpitrain.actor.actor import Actor, Work
+from mpitrain.comm.buffers import Array
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.tap import Started
+from mpitrain.config import to_toml
+from mpitrain.training.digests import as_bytes, digest
+
+FORMAT = "mpitrain recording 1"
+
+
+def state_of(actor: Actor) -> Iterator[torch.Tensor]:
+    """Yield what a rank begins a step with, always in one order. Waits for weights that are on their way."""
+    for stage in actor.stages.values():
+        for bucket in stage.state.buckets:
+            bucket.weights.wait()
+            yield from (x for x in (bucket.weights.whole, bucket.weights.shard, bucket.weights.master) if x is not None)
+    for piece in actor.gradients.pieces:
+        yield from (x for _, x in actor.optimizer.moments(piece))
+
+
+def gradients_of(actor: Actor) -> list[tuple[str, int, int, int]]:
+    """Return name, first and last element, and digest of each gradient that this rank has the sum of."""
+    return [(piece.spec.name, piece.begin, piece.end, digest([piece.grad])) for piece in actor.gradients.pieces]
+
+
+class Recording:
+    """Writes the part of this rank in one step. Given to Actor.run_step. A tap.
+
+    facts: of the step, for `about`: JSON can hold them.
+    """
+
+    def __init__(self, path: Path, actor: Actor, mesh: Mesh, tokens: np.ndarray, facts: dict[str, Any]):
+        self._path, self._actor, self._mesh, self._tokens, self._facts = path, actor, mesh, tokens, facts
+        self._given: list[tuple[str, int, str, str, int]] = []
+        self._sizes = {name: axis.size for name, axis in mesh.axes.items()}
+
+    def __call__(self, compute: Callable[[], Work]) -> Work:
+        fresh = self._path.with_name(self._path.name + ".new")
+        with closing(zipfile.ZipFile(fresh, "w", zipfile.ZIP_STORED)) as self._file:
+            self._write("tokens", self._tokens)
+            for number, x in enumerate(state_of(self._actor)):
+                self._write(f"state/{number}", as_bytes(x))
+            self._mesh.listen(self)
+            work = compute()
+            self._mesh.listen(None)
+            about = {
+                "format": FORMAT,
+                "config": to_toml(self._actor.config),
+                "rank": self._mesh.rank,
+                "size": self._mesh.size,
+                "loss_scale": self._actor.loss_scale.state,
+                "given": self._given,
+                "gradients": gradients_of(self._actor),
+                "loss": work.result.loss,
+                "grad_norm": work.result.grad_norm,
+                **self._facts,
+            }
+            self._write("about", np.frombuffer(json.dumps(about).encode(), np.uint8))
+        fresh.replace(self._path)
+        return work
+
+    def given(self, which: Started, parts: Sequence[Array]) -> None:
+        """Note the digest of what this rank gives."""
+        self._given.append((*which, digest(parts)))
+
+    def came(self, which: Started, parts: Sequence[Array]) -> None:
+        """Write what came from others."""
+        if self._sizes[which.axis] > 1:
+            for number, x in enumerate(parts):
+                self._write(f"came/{which.axis}/{which.number}/{number}", as_bytes(x))
+
+    def _write(self, name: str, array: np.ndarray) -> None:
+        with self._file.open(f"{name}.npy", "w", force_zip64=True) as file:
+            np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)

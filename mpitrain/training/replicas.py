@@ -1,0 +1,93 @@
+"""Are the copies of what several ranks have alike still alike? A processor or a memory that errs now and then says nothing of it.
+
+    weights        whole, as they are computed with: on all data-parallel ranks, but with ZeRO-3; norms also on those of tensor parallelism
+    master, moments    this rank's part: on the ranks of `replicate`
+    a tied embedding, the two models of DualPipe: on other ranks of the pipeline
+
+What is the same part of the same tensor, whatever the reason, has one key. Keys are dealt over all ranks, each judge compares the digests
+of its own (64 bits of xxHash): 16 bytes a tensor and rank travel. A majority is believed; of two copies that differ, both are named.
+"""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import xxhash
+
+from mpitrain.actor.actor import Actor
+from mpitrain.comm.world import World
+from mpitrain.training.digests import digest
+
+MOST_NAMED = 8
+
+
+class Odd(NamedTuple):
+    """A part of a tensor of which ranks have different copies. ranks: those with another one than most; all, if there is no majority."""
+
+    key: int
+    ranks: tuple[int, ...]
+    num_copies: int
+
+
+def different(actor: Actor, world: World) -> str:
+    """Return which copies differ, and where they are; nothing if none do. Alike on all ranks; collective over all ranks.
+
+    Waits for weights that are on their way. Nothing is changed.
+    """
+    names, digests = dict[int, str](), dict[int, int]()
+    for name, x in _state(actor):
+        key = xxhash.xxh3_64_intdigest(name.encode())
+        names[key], digests[key] = name, digest([x])
+    dealt: list[list[tuple[int, int]]] = [[] for _ in range(world.size)]
+    for key, found in digests.items():
+        dealt[key % world.size].append((key, found))
+    odd = _judge(world.all_to_all("comparing replicas", dealt))
+    every = [each for part in world.all_gather("comparing replicas", odd) for each in part]
+    return _told(every, names, world) if every else ""
+
+
+def _judge(by_rank: list[list[tuple[int, int]]]) -> list[Odd]:
+    """Return what differs, of (key, digest) of every rank."""
+    copies = defaultdict[int, dict[int, int]](dict)
+    for rank, items in enumerate(by_rank):
+        for key, found in items:
+            copies[key][rank] = found
+    odd = []
+    for key, of_rank in copies.items():
+        (most, votes), *others = Counter(of_rank.values()).most_common()
+        if others:
+            minority = tuple(rank for rank, found in of_rank.items() if found != most)
+            odd.append(Odd(key, minority if 2 * votes > len(of_rank) else tuple(of_rank), len(of_rank)))
+    return odd
+
+
+def _told(every: list[Odd], names: dict[int, str], world: World) -> str:
+    """Name ranks, nodes and tensors. Collective over all ranks."""
+    known = world.all_gather("naming replicas that differ", (os.uname().nodename, {odd.key: names.get(odd.key) for odd in every}))
+    texts = []
+    for odd in sorted(every, key=lambda odd: (len(odd.ranks), odd.ranks)):
+        what = next(found[odd.key] for _, found in known if found[odd.key])
+        who = " or ".join(f"rank {rank} on {known[rank][0]}" for rank in odd.ranks[:MOST_NAMED])
+        texts.append(f"{what} of {who} is not that of the other {odd.num_copies - len(odd.ranks)}" if len(odd.ranks) < odd.num_copies
+                     else f"{what} differs between {who.replace(' or ', ' and ')}, and no other copy tells which is right")  # fmt: skip
+    more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    return "; ".join(texts[:MOST_NAMED]) + more
+
+
+def _state(actor: Actor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what this rank has, by a name that says which part of the model it is."""
+    for stage in actor.stages.values():
+        for bucket in stage.state.buckets:
+            bucket.weights.wait()
+            if bucket.weights.whole is not None:
+                yield from ((f"weights/{spec.name}{_at(spec.offset)}", x) for spec, x in bucket.weights.views())
+    for piece in actor.gradients.pieces:
+        where = f"{piece.spec.name}{_at(piece.spec.offset)}[{piece.begin}:{piece.end}]"
+        yield f"master/{where}", piece.weight
+        yield from ((f"{what}/{where}", x) for what, x in actor.optimizer.moments(piece))
+
+
+def _at(offset: tuple[int, ...]) -> str:
+    return f" at {offset}" if any(offset) else ""

@@ -1,0 +1,113 @@
+"""Does a step compute the same when it is computed again? Forward and backward run twice, before the update, from the same weights.
+
+Each rank notes, in order, a digest of what it gives to every operation, of what comes of it, and of its gradients (comm/tap.py). Where the
+first difference is in what came, another rank is the cause; where it is in what this rank gives, this rank is: from the same input it has
+made another output. Then all ranks compute a third time, and two of three tell which was wrong.
+
+    A B alike                    the step goes on with B
+    A B differ, C like one       transient: the step goes on with C
+    all three differ             persistent: the run ends
+
+An error that comes back alike every time isn't seen so: replicas see it (replicas.py), or `mpitrain verify`.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mpitrain.actor.actor import Actor, Work
+from mpitrain.comm.buffers import Array
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.tap import Started
+from mpitrain.comm.world import World
+from mpitrain.training.digests import digest
+
+GIVEN, CAME = "gives to", "gets from"
+MOST_NAMED = 8
+
+
+class Event(NamedTuple):
+    """What was noted."""
+
+    way: str
+    which: Started
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.way, self.which.axis, self.which.number
+
+
+class Pass:
+    """What one rank has noted of one pass: digests, in the order of their events. A tap."""
+
+    def __init__(self):
+        self._digests = dict[tuple[str, str, int], int]()  # by way, axis and number: receives are posted ahead, by any instruction
+        self._events = list[Event]()
+
+    def given(self, which: Started, parts: Sequence[Array]) -> None:
+        self._note(Event(GIVEN, which), parts)
+
+    def came(self, which: Started, parts: Sequence[Array]) -> None:
+        self._note(Event(CAME, which), parts)
+
+    def _note(self, event: Event, parts: Sequence[Array]) -> None:
+        self._digests[event.key] = digest(parts)
+        self._events.append(event)
+
+    def first_difference(self, other: "Pass") -> Event | None:
+        """Return the first event, in the order of the other pass, that isn't the same in both."""
+        return next((event for event in other._events if self._digests.get(event.key) != other._digests[event.key]), None)
+
+
+class Verdict(NamedTuple):
+    """text: what was found, if anything was.  persistent: and it can't be relied on any gradient. Alike on all ranks."""
+
+    text: str = ""
+    persistent: bool = False
+
+
+class Twice:
+    """Computes the gradients of one step twice. Given to Actor.run_step; `verdict` then tells. Collective over all ranks."""
+
+    def __init__(self, actor: Actor, mesh: Mesh, world: World):
+        self._actor, self._mesh, self._world, self.verdict = actor, mesh, world, Verdict()
+
+    def __call__(self, compute: Callable[[], Work]) -> Work:
+        (_, first), (work, second) = self._noted(compute), self._noted(compute)
+        difference = first.first_difference(second)
+        if not any(self._world.all_gather("comparing two passes of a step", difference is not None)):
+            return work
+        work, third = self._noted(compute)
+        own = difference is not None and difference.way == GIVEN
+        like = [third.first_difference(each) is None for each in (first, second)]
+        mine = (os.uname().nodename, difference if own else None, *like)
+        self.verdict = _judge(self._world.all_gather("naming who computes differently", mine))
+        return work
+
+    def _noted(self, compute: Callable[[], Work]) -> tuple[Work, Pass]:
+        for stage in self._actor.stages.values():  # what an update has sent arrives in the first pass only
+            for bucket in stage.state.buckets:
+                bucket.weights.wait()
+        noted = Pass()
+        self._mesh.listen(noted)
+        work = compute()
+        self._mesh.listen(None)
+        for number, piece in enumerate(self._actor.gradients.pieces):
+            noted.given(Started("none", number, "gradient", piece.spec.name), [piece.grad])
+        return work, noted
+
+
+def _judge(every: list[tuple[str, Event | None, bool, bool]]) -> Verdict:
+    """Say who computed differently, of (node, its own difference, third pass like the first, like the second) of all ranks."""
+    transient = any(all(found) for found in list(zip(*every))[2:])
+    named = [f"rank {rank} on {node}, {_place(event)}" for rank, (node, event, *_) in enumerate(every) if event]
+    who = "; ".join(named[:MOST_NAMED]) or "no rank alone: messages came that were not those sent"
+    how = "transient: two of three passes agree, the step goes on with them" if transient else "persistent: all three passes differ"
+    return Verdict(f"the same step computed again gave other bits: {who}; {how}", not transient)
+
+
+def _place(event: Event) -> str:
+    which = event.which
+    if which.operation == "gradient":
+        return f"in the gradient of {which.instruction}"
+    return f"in {which.instruction}: what it {event.way} {which.operation} {which.number} of {which.axis}"

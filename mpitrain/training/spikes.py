@@ -1,0 +1,65 @@
+"""Loss spikes: which step is one, and what was done about them so far. Alike on all ranks, which all know the same losses.
+
+    median, deviation     of the last `spikes.window` losses that were none; deviation: 1.4826 times the median distance from the median,
+                          which is that of a normal distribution, and at least LEAST of the median
+    a spike               a loss of more than median + `spikes.threshold` deviations, once half a window is known
+
+What was skipped on the way is part of a checkpoint, and so are the losses: a run that goes on decides as one that never stopped. After a
+rollback to step c from a spike at step s the batches of steps c + 1 to s are not read again: step c + 1 reads the one behind them.
+"""
+
+import math
+from collections import deque
+from statistics import median
+from typing import Any
+
+from mpitrain.config import Spikes as Settings
+
+NORMAL = 1.4826
+LEAST = 0.01
+NONE_YET = {"losses": [], "batches_skipped": 0, "rollbacks": 0}  # of checkpoints that are older than this
+
+
+class Spikes:
+    """What a run knows of its losses. batches_skipped: that were read before, and are not read again."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.state = NONE_YET
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {"losses": list(self._losses), "batches_skipped": self.batches_skipped, "rollbacks": self.rollbacks}
+
+    @state.setter
+    def state(self, found: dict[str, Any]) -> None:
+        self._losses = deque(found["losses"], maxlen=self.settings.window)
+        self.batches_skipped, self.rollbacks = found["batches_skipped"], found["rollbacks"]
+
+    @property
+    def limit(self) -> float:
+        """The loss from which on a step is a spike; infinite while too little is known."""
+        if self.settings.do == "nothing" or 2 * len(self._losses) < self.settings.window:
+            return math.inf
+        middle = median(self._losses)
+        deviation = NORMAL * median(abs(loss - middle) for loss in self._losses)
+        return middle + self.settings.threshold * max(deviation, LEAST * abs(middle))
+
+    def leaves_out(self, loss: float) -> bool:
+        """Tell whether the update of a step with this loss is left out."""
+        return self.settings.do in ("skip", "rollback") and loss > self.limit
+
+    def told(self, step: int, loss: float) -> str:
+        """Take note of the loss of a step; return what is to be said of it."""
+        limit = self.limit
+        if loss > limit:
+            done = "the step was counted only" if self.settings.do == "count" else "its update was left out"
+            return f"step {step} is a spike: its loss is {loss:.4f}, more than {limit:.4f}; {done} (spikes.do)"
+        if math.isfinite(loss):
+            self._losses.append(loss)
+        return ""
+
+    def rolled_back(self, spike: int, to: int, before: dict[str, Any]) -> None:
+        """Go on after step `to`, whose state is read, with what comes behind the batch of step `spike`. before: the state at the spike."""
+        self.rollbacks, self.batches_skipped = before["rollbacks"] + 1, before["batches_skipped"] + spike - to

@@ -1,0 +1,126 @@
+"""Slow ranks and slow links, named with their nodes every `comm.slow_after` steps, and once more when a run ends.
+
+    busy       a step's time without waits for messages, of each rank; divided by the work of its stage
+    slow       a rank, if in three of four steps it was busy FACTOR times as long as others are in the middle: of its stage, or if it has
+               that alone, of all. A rank that is interrupted now and then is not slow, nor is one that waits for a slow one
+    a link     between neighbouring nodes is slow if it carries less than 1 / LINK_FACTOR of what links do in the middle, this one before
+               included; measured by a few messages (comm/probe.py), and if slow, again
+
+Of two ranks the faster one is the middle.
+"""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from statistics import median_low, quantiles
+from typing import NamedTuple
+
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.probe import between_nodes
+from mpitrain.comm.world import World
+from mpitrain.layout.plan import Plan
+
+FACTOR, LINK_FACTOR = 1.4, 3.0
+MOST_NAMED = 8
+
+
+class Busy(NamedTuple):
+    """What a rank tells of some steps. group: ranks that have the same work.  often, middle: busy for so long in 3 of 4 steps, in 2 of 4.
+
+    work: relative to others.  waits: the ranks it waited for longest, with seconds a step.
+    """
+
+    node: str
+    group: int
+    often: float
+    middle: float
+    work: float
+    waits: tuple[tuple[int, float], ...] = ()
+
+
+class Stragglers:
+    """Watches for slow ranks and links. say: on rank 0."""
+
+    def __init__(self, plan: Plan, mesh: Mesh, world: World, say: Callable[[str], None]):
+        self._every, self._mesh, self._world, self._say = plan.config.comm.slow_after, mesh, world, say
+        self._group, self._work = mesh.coordinates["pp"], _work(plan, mesh.coordinates["pp"])
+        self._busy, self._waits_before = list[float](), mesh.progress.waited_for()
+        self._links: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self._named, self._windows = Counter[str](), 0
+
+    def step(self, step: int, step_s: float, waited_s: float) -> None:
+        """Take note of a step; at the end of a window, tell who is slow. Then collective over all ranks."""
+        self._busy.append(step_s - waited_s)
+        if not self._every or len(self._busy) < self._every:
+            return
+        waits, before = self._mesh.progress.waited_for(), self._waits_before
+        longest = Counter({rank: (seconds - before.get(rank, 0.0)) / len(self._busy) for rank, seconds in waits.items()}).most_common(3)
+        often, middle, _ = quantiles(self._busy, n=4) if len(self._busy) > 1 else self._busy * 3
+        mine = Busy(os.uname().nodename, self._group, often, middle, self._work, tuple(longest))
+        every = self._world.all_gather("who is slow", mine)
+        for text in (*slow_ranks(every), *self._slow_links([each.node for each in every])):
+            self._named[text.partition(":")[0]] += 1
+            self._say(f"step {step}: {text}")
+        self._busy, self._waits_before, self._windows = [], waits, self._windows + 1
+
+    def summary(self) -> str:
+        """Say how often who was slow."""
+        times = [f"  {who}, {count} of {self._windows} times" for who, count in self._named.most_common()]
+        return "\n".join(["slow, looked at every so many steps (comm.slow_after):", *times]) if times else ""
+
+    def _slow_links(self, nodes: Sequence[str]) -> list[str]:
+        """Measure links between nodes, and name those that are slow. Alike on all ranks."""
+        if self._world.num_nodes == 1:
+            return []
+        speeds = between_nodes(self._world)
+        if slow_links(speeds, self._links):  # once may be chance
+            speeds = between_nodes(self._world)
+        found = slow_links(speeds, self._links)
+        for a, b, speed in speeds:
+            self._links[a, b].append(speed)
+        return [
+            f"link between {nodes[a]} (rank {a}) and {nodes[b]} (rank {b}): {speed / 1e6:.1f} MB/s, usual are {usual / 1e6:.1f}"
+            for a, b, speed, usual in found[:MOST_NAMED]
+        ]
+
+
+def slow_ranks(every: Sequence[Busy]) -> list[str]:
+    """Name the ranks that are slow, the slowest first."""
+    groups = defaultdict[int, list[int]](list)
+    for rank, busy in enumerate(every):
+        groups[busy.group].append(rank)
+    found = []
+    for rank, busy in enumerate(every):
+        others = groups[busy.group] if len(groups[busy.group]) > 1 else range(len(every))
+        usual = median_low([every[other].middle / every[other].work for other in others])
+        if len(others) > 1 and busy.often / busy.work > FACTOR * usual:
+            found.append((busy.middle / busy.work / usual, rank))
+    return [_told(rank, times, every) for times, rank in sorted(found, reverse=True)[:MOST_NAMED]]
+
+
+def _told(rank: int, times: float, every: Sequence[Busy]) -> str:
+    waits = {other: seconds for other, busy in enumerate(every) for who, seconds in busy.waits if who == rank}
+    longest = sorted(waits, key=waits.get, reverse=True)[:3]
+    told = "; waited for it: " + ", ".join(f"rank {other} {waits[other] * 1e3:.0f} ms a step" for other in longest) if waits else ""
+    return f"rank {rank} on {every[rank].node} is slow: busy {times:.1f} times as long as others with its work{told}"
+
+
+def slow_links(
+    now: Sequence[tuple[int, int, float]], before: dict[tuple[int, int], list[float]]
+) -> list[tuple[int, int, float, float]]:
+    """Return (rank, rank, bytes/s, usual bytes/s) of slow links. before: what each has carried earlier."""
+    speeds = {(a, b): speed for a, b, speed in now}
+    found = []
+    for (a, b), speed in speeds.items():
+        others = [other for link, other in speeds.items() if link != (a, b)]
+        usual = median_low([*others, *before.get((a, b), ())] or [speed])
+        if speed * LINK_FACTOR < usual:
+            found.append((a, b, speed, usual))
+    return found
+
+
+def _work(plan: Plan, pp: int) -> float:
+    """Return the FLOPs of a token on a pipeline rank."""
+    length = plan.config.data.sequence
+    stages = [plan.stage(number) for number in plan.table.chunks[pp]]
+    return sum(placed.layer.flops(length) for stage in stages for block in stage.blocks for placed in block)

@@ -1,0 +1,36 @@
+"""What `mpitrain run --record RANK:STEP` asks for. No torch: what is wrong with it is refused before anything is built."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+
+
+class Wish(NamedTuple):
+    """Which rank and step are to be recorded."""
+
+    rank: int
+    step: int
+
+    @staticmethod
+    def read(text: str | None) -> "Wish | None":
+        """Read RANK:STEP. Raises ConfigError."""
+        if text is None:
+            return None
+        found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,18})", text)
+        if found is None or not int(found[2]):
+            raise ConfigError(f"--record {shown(text)}: expected RANK:STEP, ranks counted from 0 and steps from 1, such as --record 3:120")
+        return Wish(int(found[1]), int(found[2]))
+
+    def require(self, num_ranks: int, num_steps: int) -> None:
+        """Raise ConfigError if there is no such rank or step."""
+        if self.rank >= num_ranks:
+            raise ConfigError(f"--record {self.rank}:{self.step}: found {num_ranks} ranks, the last is {num_ranks - 1}; name one of them")
+        if self.step > num_steps:
+            raise ConfigError(f"--record {self.rank}:{self.step}: run.steps = {num_steps}; name a step up to that, or raise run.steps")
+
+    def path_in(self, folder: Path) -> Path:
+        """Return where the recording goes."""
+        return folder / f"record-{self.rank}-{self.step}.npz"

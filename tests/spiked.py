@@ -1,0 +1,35 @@
+"""Runs of mpitrain on text of which some batches are noise: commands as tests/several.py takes them, batches from NOISE in the environment.
+
+    mpirun -n 2 python spiked.py FOLDER '[["run", ...], ...]'
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import several
+
+from mpitrain.data.order import Sampler
+
+BATCH = 8  # sequences, as in launch.TINY
+
+
+def main() -> None:
+    """Turn sequences of the noisy batches of the training text into random tokens, the same every time."""
+    noisy, sequences = set(json.loads(os.environ["NOISE"])), Sampler.sequences
+
+    def spiked(sampler: Sampler, slots) -> np.ndarray:
+        found = sequences(sampler, slots)
+        for row, slot in enumerate(slots):
+            if sampler._seed is not None and slot // BATCH in noisy:
+                found[row] = np.random.default_rng(slot).integers(128, 256, found.shape[1])
+        return found
+
+    Sampler.sequences = spiked
+
+
+if __name__ == "__main__":
+    main()
+    several.main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,116 @@
+"""A rank's part in a step, recorded in a run, is run again by one process without MPI: the same gradients, bit for bit."""
+
+import json
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+from conftest import EVERY
+from launch import MPITRAIN, loss_lines, mpirun, several, tail, tiny, write_text
+
+EP = dict(model_family="mixtral", experts_count=4, experts_active=2)
+LAYOUTS = {  # keys, and the rank that is recorded; steps are the second: moments and weights are no longer those of the beginning
+    "tp": (dict(parallel_tp=2, parallel_dp=1), 1),
+    "pp": (dict(parallel_pp=2, pipeline_schedule="zbv"), 0),
+    "ep": (dict(EP, parallel_ep=2, parallel_dp=2), 1),
+    "zero-3": (dict(parallel_dp=2, parallel_zero=3), 0),
+    "cp": (dict(parallel_cp=2, precision_compute="bf16"), 1),
+    "collectives": (dict(parallel_dp=2, parallel_zero=1, comm_transport="collectives", optimizer_name="muon"), 0),
+}
+FEW = ("tp", "pp", "ep", "zero-3")
+KEYS = dict(run_steps=3, run_save_every=0, run_eval_every=3, numerics_check_every=0)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("replay") / "text.txt", 20_000)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory, text):
+    """Run directories by layout, each with a recording of its second step; and a run without one."""
+    folder = tmp_path_factory.mktemp("recorded")
+    names = [name for name in LAYOUTS if EVERY or name in FEW]
+    commands = []
+    for name in names:
+        keys, rank = LAYOUTS[name]
+        commands.append(("run", "--record", f"{rank}:2", *tiny(folder / name, text, **KEYS, **keys)))
+    commands.append(("run", *tiny(folder / "tp-alone", text, **KEYS, **LAYOUTS["tp"][0])))
+    for done in several(2, *commands, timeout=180):
+        assert done.returncode == 0, tail(done.output)
+    return {name: folder / name / f"record-{LAYOUTS[name][1]}-2.npz" for name in names}
+
+
+def replay(path, *options):
+    return mpirun(0, MPITRAIN, "replay", str(path), *options, timeout=90)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_rank_alone_makes_the_same_gradients(recorded, name):
+    if name not in recorded:
+        pytest.skip("MPITRAIN_LAYOUTS=all")
+    done = replay(recorded[name])
+    assert done.returncode == 0, tail(done.output)
+    assert "all that this rank gave to others, and all gradients, have the recorded bits" in done.output, tail(done.output)
+    about = json.loads(np.load(recorded[name], allow_pickle=False)["about"].tobytes())
+    assert len(about["gradients"]) > 5 and len({found for *_, found in about["gradients"]}) > 5
+    assert any(key.startswith("came/") for key in np.load(recorded[name]).files)
+
+
+def test_recording_changes_nothing(recorded):
+    folder = recorded["tp"].parent
+    assert loss_lines(folder) == loss_lines(folder.with_name("tp-alone"))
+
+
+def altered(path, to, change):
+    """Copy a recording with one array changed, which `change` takes with its name, and gives back; None leaves it."""
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(to, "w") as target:
+        for name in source.namelist():
+            with source.open(name) as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+            found = change(name.removesuffix(".npy"), array.copy())
+            with target.open(name, "w") as file:
+                np.lib.format.write_array(file, array if found is None else found)
+    return to
+
+
+def test_another_bit_in_a_message_is_found_with_the_instruction_that_it_reaches(recorded, tmp_path):
+    """The first message from another stage: the highest bit of the exponent of its first number."""
+    first = next(name for name in np.load(recorded["pp"]).files if name.startswith("came/links/"))
+
+    def change(name, array):
+        if name == first:
+            array[3] ^= 0x40
+            return array
+        return None
+
+    done = replay(altered(recorded["pp"], tmp_path / "altered.npz", change))
+    assert done.returncode == 1 and "not the same bits: first in " in done.output, tail(done.output)
+
+
+def test_the_debugger_is_called_before_an_instruction(recorded):
+    done = replay(recorded["pp"], "--stop-at", "I1@0")
+    assert done.returncode == 1 and "(Pdb)" in done.output and "actor.py" in done.output, tail(done.output)
+    assert "the debugger was left" in done.output and "Traceback" not in done.output  # it has read the end of its input
+    wrong = replay(recorded["pp"], "--stop-at", "B99@7")
+    assert wrong.returncode == 2 and "has no such instruction" in wrong.output, tail(wrong.output)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"not a recording"])
+def test_other_files_are_refused(tmp_path, content):
+    path = tmp_path / "file.npz"
+    path.write_bytes(content)
+    done = replay(path)
+    assert done.returncode == 2 and "DataError: " in done.output and "Traceback" not in done.output, tail(done.output)
+
+
+WISHES = {"5:1": "found 2 ranks", "0:9": "run.steps = 3", "x": "expected RANK:STEP", "0:0": "expected RANK:STEP"}
+
+
+@pytest.mark.parametrize(("wish", "told"), WISHES.items())
+def test_a_wish_that_cannot_be_granted_is_refused(tmp_path, text, wish, told):
+    done = mpirun(2, MPITRAIN, "run", "--record", wish, *tiny(tmp_path / "run", text, **KEYS))
+    assert done.returncode == 2 and told in done.output and done.output.count("ConfigError") == 1, tail(done.output)
+    assert not (tmp_path / "run").exists()
+    shutil.rmtree(tmp_path)

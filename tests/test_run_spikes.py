@@ -1,0 +1,79 @@
+"""A loss far above those before is counted, left out, or undone with the data that led to it; a run that goes on decides alike."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import spiked
+from launch import lines_in, loss_lines, several, tail, tiny, write_text
+
+from mpitrain.config import Spikes as Settings
+from mpitrain.training.spikes import Spikes
+
+KEYS = dict(run_steps=28, run_save_every=8, run_eval_every=100, schedule_name="constant", optimizer_lr=0.01)
+KEYS |= dict(spikes_window=16, spikes_threshold=5.0)
+
+
+def test_a_spike_is_a_loss_far_above_the_median_once_enough_are_known():
+    spikes = Spikes(Settings(do="skip", window=8, threshold=5.0))
+    for step, loss in enumerate((4.0, 3.9, 3.8)):
+        assert spikes.told(step, loss) == "" and spikes.limit == math.inf
+    spikes.told(4, 3.7)
+    assert 3.85 < spikes.limit < 5 and spikes.leaves_out(5.0) and not spikes.leaves_out(3.9)
+    assert "left out" in spikes.told(5, 9.0) and len(spikes.state["losses"]) == 4
+    assert not spikes.leaves_out(math.nan)
+
+
+def test_flat_losses_have_a_margin_and_counting_leaves_nothing_out():
+    spikes = Spikes(Settings(do="count", window=4, threshold=10.0))
+    for step in range(4):
+        spikes.told(step, 2.0)
+    assert spikes.limit == pytest.approx(2.2) and "counted only" in spikes.told(5, 2.3) and not spikes.leaves_out(9.0)
+
+
+def test_what_a_checkpoint_holds_brings_back_the_same_decisions():
+    spikes = Spikes(Settings(do="rollback", window=8))
+    for step, loss in enumerate((4.0, 3.9, 3.8, 3.7, 3.5)):
+        spikes.told(step, loss)
+    spikes.rolled_back(21, 16, {"rollbacks": 1, "batches_skipped": 3})
+    again = Spikes(Settings(do="rollback", window=8))
+    again.state = json.loads(json.dumps(spikes.state))
+    assert (again.limit, again.rollbacks, again.batches_skipped) == (spikes.limit, 2, 8)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("spikes") / "text.txt", 60_000)
+
+
+def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_path, text):
+    """Batch 20, which step 21 reads, is noise. Both runs go on from a copy of the checkpoint of step 16 and end with the same lines."""
+    runs = {"skip": tmp_path / "skip", "rollback": tmp_path / "rollback"}
+    first = [("run", *tiny(path, text, **KEYS, spikes_do=do)) for do, path in runs.items()]
+    env = {"NOISE": "[20]"}
+    done = several(2, *first, program=Path(spiked.__file__), env=env)
+    assert [each.returncode for each in done] == [0, 0], tail(done[0].output + done[1].output)
+    assert all("step 21 is a spike" in each.output for each in done), tail(done[0].output)
+    assert "rolled back to step 16, rollback 1; 5 batches are not read again" in done[1].output, tail(done[1].output)
+    lines = {do: loss_lines(path) for do, path in runs.items()}
+    assert all(lines_in(path) == 28 for path in runs.values())
+    assert lines["skip"][:17] == lines["rollback"][:17] and lines["skip"][17:] != lines["rollback"][17:]  # the first is of step 0
+    for path in runs.values():
+        for late in (24, 28):
+            shutil.rmtree(path / "checkpoints" / f"step-{late:08d}")
+    after = several(2, *first, program=Path(spiked.__file__), env=env)
+    assert [each.returncode for each in after] == [0, 0], tail(after[0].output + after[1].output)
+    assert {do: loss_lines(path) for do, path in runs.items()} == lines
+    shutil.rmtree(runs["rollback"] / "checkpoints" / "step-00000028")  # 24 is behind the rollback: it knows of the data left out
+    (last,) = several(2, first[1], program=Path(spiked.__file__), env=env)
+    assert last.returncode == 0 and "going on after step 24" in last.output and loss_lines(runs["rollback"]) == lines["rollback"]
+
+
+def test_too_many_rollbacks_end_a_run(tmp_path, text):
+    keys = dict(KEYS, run_save_every=20, spikes_do="rollback", spikes_most=1)
+    noise = {"NOISE": json.dumps(list(range(20, 40)))}
+    (done,) = several(2, ("run", *tiny(tmp_path / "run", text, **keys)), program=Path(spiked.__file__), env=noise)
+    assert "diverged: 1 rollback was not enough (spikes.most = 1)" in done.output, tail(done.output)
+    assert done.returncode == 1
