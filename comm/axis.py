@@ -8,15 +8,13 @@ from mpi4py import MPI
 
 from mpitrain.comm import messages, native, shared
 from mpitrain.comm.account import Account
-from mpitrain.comm.buffers import Array, Scratch, on_device
+from mpitrain.comm.buffers import NOTHING, Array, Scratch, on_device
 from mpitrain.comm.carried import AUTO_SHARED, Carried
 from mpitrain.comm.device import reachable
 from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.comm.tap import Started, Tap, followed
 from mpitrain.comm.world import Owed, Place
-
-ALL, NOTHING = slice(None), slice(0, 0)  # of a buffer
 
 
 class Surroundings(Protocol):

@@ -15,6 +15,8 @@ from mpitrain.errors import DtypeError
 BLOCK = 1 << 16  # elements summed at a time: 256 KiB of fp32 stay in the L2 cache over all parts
 DEVICE_BLOCK = 1 << 24  # the same on a device, where each costs launches: 64 MiB of fp32, for the sum and each level of pairs
 
+ALL, NOTHING = slice(None), slice(0, 0)  # of a buffer
+
 Array = Any  # a numpy array or a torch tensor
 
 

@@ -11,8 +11,8 @@ Which rank owns which part of a buffer of P elements: rank r owns elements [P*r 
 import numpy as np
 
 from mpitrain.comm import messages
-from mpitrain.comm.axis import ALL, NOTHING, Axis
-from mpitrain.comm.buffers import Array, copy, empty_like, flat, same_kind
+from mpitrain.comm.axis import Axis
+from mpitrain.comm.buffers import ALL, NOTHING, Array, copy, empty_like, flat, same_kind
 from mpitrain.comm.grid import split
 from mpitrain.comm.progress import Pending, Steps
 from mpitrain.errors import DtypeError

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mpitrain.comm.axis import NOTHING
-from mpitrain.comm.buffers import Array, copy, empty_like, is_tensor, typed_like
+from mpitrain.comm.buffers import NOTHING, Array, copy, empty_like, is_tensor, typed_like
 from mpitrain.comm.progress import Pending, Steps
 from mpitrain.comm.rehearsal import SilentAxis, SilentMesh
 from mpitrain.comm.tap import Started, Tap
