@@ -69,7 +69,7 @@ def train(world, config, look=lambda actor: None, device=None):
         microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank].to(device), separator)
         result = actor.run_step(step, microbatches, 1e-2)
         lines.append((result.loss, result.grad_norm))
-    lines.append(actor.evaluate(STEPS, microbatches))
+    lines.append(actor.evaluate(STEPS, microbatches)[:2])
     look(actor)
     found = world.allgather([((p.spec.name, p.spec.offset, p.begin), p.weight.cpu().numpy().copy()) for p in actor.gradients.counted])
     mesh.free()

@@ -5,6 +5,8 @@ V*(r+1)/tp of the table, for any V: nothing is padded. Written by hand: the head
 gradient. B sequences of a microbatch, T tokens each, N = B T, D width, V vocabulary.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch.nn import functional
 
@@ -19,6 +21,8 @@ from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.precision import wide
 from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
+
+AT_ONCE, AT_ONCE_ON_A_DEVICE = 2**17, 2**26  # numbers
 
 
 def embedding(weight: Parameter, site: Site) -> list[Item]:
@@ -49,22 +53,47 @@ class Embedding(Local):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The summed cross-entropy of logits [N, V] and targets [N], IGNORED ones left out; the gradient overwrites what was saved."""
+    """The summed cross-entropy of logits [N, V] and targets [N], IGNORED ones left out; the gradient overwrites the logits."""
 
     @staticmethod
     def forward(ctx, logits_NV, targets_N):
-        logs_NV = torch.log_softmax(logits_NV, -1, dtype=wide(logits_NV.dtype))
-        ctx.save_for_backward(logs_NV, targets_N)
-        ctx.dtype = logits_NV.dtype
-        return -logs_NV.gather(1, targets_N.clamp(min=0)[:, None]).squeeze(1).masked_fill(targets_N == IGNORED, 0).sum()
+        log_sum_N, rows_N = _log_sums(logits_NV), targets_N.clamp(min=0)
+        ctx.save_for_backward(logits_NV, log_sum_N, targets_N)
+        target_N = logits_NV.gather(1, rows_N[:, None]).squeeze(1)
+        return (log_sum_N - target_N).masked_fill_(targets_N == IGNORED, 0).sum()
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        logs_NV, targets_N = ctx.saved_tensors
-        grad_NV = logs_NV.exp_()
-        grad_NV[torch.arange(len(targets_N), device=grad_NV.device), targets_N] -= 1
-        factor_N = grad_of_output * (targets_N != IGNORED)
-        return grad_NV.mul_(factor_N[:, None]).to(ctx.dtype), None
+        logits_NV, log_sum_N, targets_N = ctx.saved_tensors
+        counts_N = targets_N != IGNORED
+        return _to_gradients(logits_NV, log_sum_N, targets_N.clamp(min=0), counts_N, grad_of_output * counts_N), None
+
+
+def _log_sums(logits_NV: torch.Tensor) -> torch.Tensor:
+    """Return the log of the sum of the exponentials of each position [N], in fp32 at least."""
+    found_N = logits_NV.new_empty(len(logits_NV), dtype=wide(logits_NV.dtype))
+    for rows in _pieces(logits_NV):
+        torch.logsumexp(logits_NV[rows].to(found_N.dtype), -1, out=found_N[rows])
+    return found_N
+
+
+def _to_gradients(
+    logits_NV: torch.Tensor, log_sum_N: torch.Tensor, targets_N: torch.Tensor, here_N: torch.Tensor, factor_N: torch.Tensor
+) -> torch.Tensor:
+    """Make (softmax - one at the target) * factor of logits, in their memory; `here`: whether a target is among these rows of the table."""
+    for rows in _pieces(logits_NV):
+        grad_RV = logits_NV[rows].to(log_sum_N.dtype).sub_(log_sum_N[rows, None]).exp_()
+        each_R = torch.arange(len(grad_RV), device=grad_RV.device)
+        grad_RV[each_R, targets_N[rows]] -= here_N[rows].to(grad_RV.dtype)
+        logits_NV[rows] = grad_RV.mul_(factor_N[rows, None])
+    return logits_NV
+
+
+def _pieces(logits_NV: torch.Tensor) -> Iterator[slice]:
+    """Yield positions some at a time: what is computed of them in fp32 stays in a cache, or is little on a device."""
+    count, vocab = logits_NV.shape
+    many = max(1, (AT_ONCE if logits_NV.is_cpu else AT_ONCE_ON_A_DEVICE) // vocab)
+    return (slice(begin, begin + many) for begin in range(0, count, many))
 
 
 class Head(Segment):
@@ -120,12 +149,12 @@ class VocabularyHead:
 
     def forward(self, h_BTD: torch.Tensor, context: Context) -> Walk:
         h_ND = h_BTD.flatten(0, 1)
-        logits_NV = product(h_ND, self.weight.data).to(wide(h_ND.dtype))
+        logits_NV = product(h_ND, self.weight.data)
         ignored_N = context.microbatch.targets.flatten() == IGNORED
         targets_N, here_N = _local(context.microbatch.targets.flatten(), self.weight)
-        share_N = torch.logsumexp(logits_NV, -1)
+        share_N = _log_sums(logits_NV)
         target_N = logits_NV.gather(1, targets_N[:, None]).squeeze(1) * here_N
-        mine = torch.stack((share_N, target_N))
+        mine = torch.stack((share_N, target_N.to(share_N.dtype)))
         every = yield all_gather(mine, self.axis, mine.new_empty(self.axis.size * mine.numel()))
         shares_RN, targets_RN = every.view(self.axis.size, 2, -1).unbind(1)
         log_sum_N = torch.logsumexp(shares_RN, 0)
@@ -141,11 +170,7 @@ class VocabularyHead:
     def backward(self, saved: tuple, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
         yield None
         h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N = saved
-        grad_NV = logits_NV.sub_(log_sum_N[:, None]).exp_()
-        grad_NV[here_N, targets_N[here_N]] -= 1
-        grad_NV[ignored_N] = 0
-        if grad_of_output is not None:
-            grad_NV.mul_(grad_of_output)
-        grad_NV = grad_NV.to(h_BTD.dtype)
+        factor_N = ~ignored_N if grad_of_output is None else grad_of_output * ~ignored_N
+        grad_NV = _to_gradients(logits_NV, log_sum_N, targets_N, here_N, factor_N)
         later(WeightGradients([Product((self.weight,), h_BTD.flatten(0, 1), [grad_NV])]))
         return product(grad_NV, self.weight.data.t()).view_as(h_BTD)

@@ -74,12 +74,11 @@ class Head:
         return 6.0 * self.vocab * self.width
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        """Targets, the input and what is normed of it, probabilities, which are fp32 at least; with tp their sum for each position."""
-        wide = max(4, sizes.itemsize)
-        probabilities = sizes.positions * self.vocab // sizes.tp * wide
+        """Targets, the input and what is normed of it, logits and the log of their sum for each position, which is fp32 at least."""
+        logits = sizes.positions * self.vocab // sizes.tp * sizes.itemsize + sizes.positions * max(4, sizes.itemsize)
         if sizes.tp == 1:
-            return sizes.positions * (8 + self.width * sizes.itemsize + sizes.norm(self.width)) + probabilities
-        return sizes.positions * (10 + wide) + sizes.normed(self.width, sizes.itemsize) + probabilities
+            return sizes.positions * (8 + self.width * sizes.itemsize + sizes.norm(self.width)) + logits
+        return sizes.positions * 10 + sizes.normed(self.width, sizes.itemsize) + logits
 
     def left(self, sizes: Sizes) -> int:
         return (self.width + self.vocab // sizes.tp) * sizes.itemsize * sizes.positions
