@@ -21,8 +21,10 @@ LIMIT = 1 << 30  # bytes in one message: counts in MPI 3 are 32-bit, and Open MP
 def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[MPI.Request]:
     """Start sending the flat array `x`, cut into pieces of at most 1 GiB; MPI owns `x` until the requests are complete."""
     post, data = (axis.comm.Issend if synchronous else axis.comm.Isend), raw(x)
+    requests = [post([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
     axis.account.num_bytes += len(data)
-    return [post([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
+    axis.account.messages += len(requests)
+    return requests
 
 
 def receive(axis, x: Array, rank: int, tag: int) -> list[MPI.Request]:
@@ -91,6 +93,12 @@ def copied(x: Array, out: Array, further: Steps = ()) -> Steps:
     """Copy `x`, when it is there, over `out` and go on with `further` steps."""
     copy(x, out)
     yield from further
+
+
+def copied_later(x: Array, out: Array) -> Steps:
+    """Copy `x`, rounded if need be, over `out`, when the steps before are over."""
+    copy(x, out)
+    yield from ()
 
 
 def own_shard(x: Array, axis) -> Array:

@@ -11,20 +11,22 @@ Otherwise rank 0 could wait for A while rank 1 waits for the second phase of B, 
 import threading
 import time
 from collections.abc import Callable, Iterator
-from os import sched_yield
+from os import cpu_count, sched_yield
 from typing import Any
 
 from mpi4py import MPI
 
 from mpitrain.comm.account import Account
 from mpitrain.comm.stopwatch import HOST, Clock, Mark, Spans
-from mpitrain.errors import HangError
+from mpitrain.errors import HangError, MessageError
 
 Ready = Callable[[], bool]
 Steps = Iterator[Ready]
 
 SPIN_S = 0.0002  # poll this long, then sleep between polls: with more ranks than cores the others need the core
 NAP_S = 0.00005
+CROWD = 8  # ranks a core from which those that wait would leave little of it to others: naps grow with the wait
+CROWDED_NAPS, LONGEST_NAP_S = 0.25, 0.1  # of the time waited so far, and at most
 
 
 def arrived(requests: list[MPI.Request]) -> Ready:
@@ -32,10 +34,16 @@ def arrived(requests: list[MPI.Request]) -> Ready:
     return lambda: MPI.Request.Testall(requests)
 
 
+def _told(error: MPI.Exception) -> str:
+    if error.Get_error_class() in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
+        return f"found a longer message than was due ({error}); all ranks need the same configuration and code"
+    return str(error)
+
+
 class Pending:
     """A started operation. It owns its buffers until wait() returns."""
 
-    def __init__(self, steps: Steps, progress: "Progress", what: str, account: Account, result: Any):
+    def __init__(self, steps: Steps, progress: "Progress", what: object, account: Account, result: Any):
         self.what, self.done, self.account = what, False, account
         self._steps, self._progress, self._result = steps, progress, result
         self._ready: Ready | None = None
@@ -44,10 +52,13 @@ class Pending:
         """Advance as far as possible without waiting; return whether the operation is complete."""
         if self.done:
             return True
-        if self._ready is not None and not self._ready():
-            return False
-        begin = self._progress.clock.mark()
-        self._advance()
+        try:
+            if self._ready is not None and not self._ready():
+                return False
+            begin = self._progress.clock.mark()
+            self._advance()
+        except MPI.Exception as error:
+            raise MessageError(f"{self.what}: {_told(error)}") from error
         self._progress.advanced(self, begin)
         return self.done
 
@@ -66,16 +77,20 @@ class Pending:
 
 
 class Progress:
-    """All operations in flight on this rank. `timeout_s` None waits for ever. clock: by which times are booked."""
+    """All operations in flight on this rank. `timeout_s` None waits for ever. clock: by which times are booked.
 
-    def __init__(self, timeout_s: float | None = None):
+    num_neighbours: ranks on this node, which has `cpu_count` cores for them all.
+    """
+
+    def __init__(self, timeout_s: float | None = None, num_neighbours: int = 1):
         self.timeout_s, self._waited = timeout_s, Spans()
+        self._crowded = num_neighbours >= CROWD * (cpu_count() or 1)
         self.clock: Clock = HOST
         self.active: list[Pending] = []
         self._waiting = False
         self._thread: Poker | None = None
 
-    def start(self, steps: Steps, what: str, account: Account, result: Any = None) -> Pending:
+    def start(self, steps: Steps, what: object, account: Account, result: Any = None) -> Pending:
         """Run the first phase of an operation now and return its Pending; `what` names it in a hang report."""
         pending = Pending(steps, self, what, account, result)
         account.begun(self.clock.mark())
@@ -123,10 +138,10 @@ class Progress:
             waited_s = time.perf_counter() - begin
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 raise HangError(f"waited {waited_s:.0f} s for {pending.what}")
-            if waited_s < SPIN_S:
+            if waited_s < SPIN_S and not self._crowded:
                 sched_yield()
             else:
-                time.sleep(NAP_S)
+                time.sleep(max(NAP_S, min(waited_s * CROWDED_NAPS, LONGEST_NAP_S)) if self._crowded else NAP_S)
 
     def start_thread(self, comm: MPI.Comm, first: Callable[[], None] | None = None) -> None:
         """Let a thread of this rank enter MPI while the rank computes. Needs MPI_THREAD_MULTIPLE; `comm` is the thread's alone.

@@ -201,6 +201,7 @@ class Comm(Table):
     bucket_mb: Annotated[float, Meta(gt=0)] = 8.0  # gradients reduced in one operation, 2**20 bytes
     timeout_s: Annotated[float, Meta(gt=0)] = 600.0  # a wait longer than this is a hang
     node_ranks: CountOrNone = 0  # neighbouring ranks that are taken for a node; 0: as they were started
+    levels: Literal["auto", "one"] = "auto"  # auto: over several nodes data moves inside of nodes and between them in turn, the same bits
 
 
 class Config(Table):
