@@ -5,6 +5,7 @@
     blocked_s     the rank stood still for it: in wait(), or while it posted, copied and added what had come
     in_flight_s   something was under way, from its start (a receive's too, which is started ahead) until its end was noticed;
                   operations side by side count once
+    messages      sent by this rank, of any length; where MPI chooses the way of a collective, one to each rank that gets something
 
 Times are those of the clock that the mesh keeps (stopwatch.py); on a GPU, then, the computing queue stood still, or passed by.
 """
@@ -21,6 +22,7 @@ class Usage(NamedTuple):
     num_bytes: int = 0
     blocked_s: float = 0.0
     in_flight_s: float = 0.0
+    messages: int = 0
 
     @property
     def overlapped_s(self) -> float:
@@ -37,12 +39,16 @@ class Usage(NamedTuple):
 
 
 class Account:
-    """The account of one axis. `log`, if it is a list, gets (operation, bytes of its buffer) of everything that is started."""
+    """The account of one axis. `log`, if it is a list, gets (operation, bytes of its buffer) of everything that is started.
+
+    parts: accounts of axes that this one moves its bytes over, which add theirs.
+    """
 
     def __init__(self):
         self.clock: Clock = HOST
-        self.calls, self.num_bytes = 0, 0
+        self.calls, self.num_bytes, self.messages = 0, 0, 0
         self.log: list[tuple[str, int]] | None = None
+        self.parts: list[Account] = []
         self._blocked, self._flights, self._in_flight = Spans(), Spans(), 0
         self._since: Mark = None
 
@@ -71,4 +77,5 @@ class Account:
     def read(self) -> Usage:
         """Return the sums so far, with what is in flight now. Waits for a device: not within a step."""
         under_way_s = self.clock.seconds(self._since, self.clock.mark()) if self._in_flight else 0.0
-        return Usage(self.calls, self.num_bytes, self._blocked.sum_s, self._flights.sum_s + under_way_s)
+        num_bytes, messages = (sum(getattr(account, what) for account in (self, *self.parts)) for what in ("num_bytes", "messages"))
+        return Usage(self.calls, num_bytes, self._blocked.sum_s, self._flights.sum_s + under_way_s, messages)

@@ -1,19 +1,21 @@
 """One axis of a rank: what it starts operations on. comm/mesh.py builds, names and frees them all."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
-from mpitrain.comm import messages, native, shared
+from mpitrain.comm import levels, messages, native, shared
 from mpitrain.comm.account import Account
 from mpitrain.comm.buffers import NOTHING, Array, Scratch, on_device
 from mpitrain.comm.carried import AUTO_SHARED, Carried
 from mpitrain.comm.device import reachable
+from mpitrain.comm.levels import USED_FOR, Nodes, carried_near_and_far
 from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.comm.tap import Started, Tap, followed
+from mpitrain.comm.wire import EXCHANGE
 from mpitrain.comm.world import Owed, Place
 
 
@@ -30,12 +32,14 @@ class Axis:
     """One axis as this rank sees it: its coordinate, the size, communicators that belong to nobody else, and an account of their use.
 
     comm: of these ranks, from now on the axis's own; None if it carries nothing.  ranks: of the world, in the order of the axis.
-    Construction and free() are collective over the axis.
+    one_node: they share memory.  nodes: how they lie on several nodes, if evenly.  near, far: then the axes of this rank on its node, and
+    over nodes (comm/levels.py), with accounts of their own.  Construction and free() are collective over the axis.
     """
 
     def __init__(
-        self, name: str, comm: MPI.Comm | None, rank: int, ranks: Sequence[int], carried: Carried, one_node: bool, mesh: Surroundings
-    ):
+        self, name: str, comm: MPI.Comm | None, rank: int, ranks: Sequence[int], carried: Carried, one_node: bool, mesh: Surroundings,
+        nodes: Nodes | None = None, near_shares_memory: bool = False,
+    ):  # fmt: skip
         self.name, self.rank, self.ranks, self.size, self.carried, self.one_node = name, rank, ranks, len(ranks), carried, one_node
         self.progress, self.device_aware, self.place, self._transport = mesh.progress, mesh.device_aware, mesh.place, mesh.transport
         self.account = Account()
@@ -48,6 +52,21 @@ class Axis:
         if self._owns:
             comm.Set_name(f"mpitrain.{name}")
             self._furnish()
+        self.near: Axis | None = None
+        self.far: Axis | None = None
+        self.nodes = nodes if self._owns and carried.operations & USED_FOR else None
+        if self.nodes is not None:
+            self._level(mesh, near_shares_memory)
+
+    def _level(self, mesh: Surroundings, near_shares_memory: bool) -> None:
+        """Make the axes on this node and over nodes. Collective over the axis."""
+        near = self.nodes.num_near
+        node, place = divmod(self.rank, near)
+        parts = carried_near_and_far(self.carried)
+        neighbours, counterparts = self.ranks[node * near : (node + 1) * near], self.ranks[place::near]
+        self.near = Axis(f"{self.name}.near", self.comm.Split(node, place), place, neighbours, parts, near_shares_memory, mesh)
+        self.far = Axis(f"{self.name}.far", self.comm.Split(place, node), node, counterparts, parts, False, mesh)
+        self.account.parts = [self.near.account, self.far.account]
 
     def _furnish(self) -> None:
         """Make what is carried needs beside the communicator. Collective over the axis."""
@@ -55,7 +74,7 @@ class Axis:
             self.second = self.comm.Dup()
             self.second.Set_name(f"mpitrain.{self.name}.second")
         if self.one_node and self.carried.needs_window(self._transport):
-            self.window = shared.Window(self.comm)
+            self.window = shared.Window(self.comm, self.ranks)
 
     def __str__(self) -> str:
         return f"{self.name} {self.rank}/{self.size}"
@@ -70,7 +89,7 @@ class Axis:
         writes: Sequence[Array] = (),
         given: slice = NOTHING,
         result: Array | None = None,
-        what: str = "",
+        what: object = "",
         owed: Owed | None = None,
     ) -> Pending:
         """Call operation(*reads, *writes) and run its first steps, as far as its data is there; return its Pending.
@@ -103,12 +122,29 @@ class Axis:
 
         pairs: each pair of ranks has a count of its own, so no rank knows the total; the choice must not depend on it.
         """
-        if on_device(x) or self.size == 1 or (x.nbytes > native.LIMIT and self._transport == "collectives"):
+        return self.one_level(x, pairs=pairs) if self.nodes is None or pairs else levels
+
+    def exchanges_in_levels(self, part: Array) -> bool:
+        """Tell whether an all-to-all of equal parts like this goes in two levels."""
+        return self.nodes is not None and part.nbytes <= EXCHANGE
+
+    def one_level(self, x: Array, *, pairs: bool = False):
+        """Choose the transport module for a buffer as if there were no nodes."""
+        return messages if on_device(x) else self.by_size(x.nbytes, pairs=pairs)
+
+    def by_size(self, num_bytes: int, *, pairs: bool = False):
+        """Choose it for a buffer in host memory."""
+        if self.size == 1 or (num_bytes > native.LIMIT and self._transport == "collectives"):
             return messages
         if self._transport == "collectives":
             return native
-        large = pairs or x.nbytes >= AUTO_SHARED
+        large = pairs or num_bytes >= AUTO_SHARED
         return shared if self.window and (self._transport == "shared" or large) else messages
+
+    def told(self, mine: Any) -> list:
+        """Return what each rank of the axis gives, in their order. Collective, and blocks: not within a step."""
+        with self.place.waiting(f"for all ranks of axis {self.name}"):
+            return self.comm.allgather(mine) if self.size > 1 else [mine]
 
     def allocate(self, num_bytes: int) -> np.ndarray:
         """Return `num_bytes` of zeroed host memory for a buffer this axis will reduce; shared by its ranks where they can.
@@ -116,6 +152,8 @@ class Axis:
         Collective; all ranks pass the same size. The memory is the axis's and lives until free().
         """
         with self.place.waiting(f"making {num_bytes} bytes of memory for axis {self.name}"):
+            if self.near is not None:
+                return self.near.allocate(num_bytes)
             if self.window is None or not shared.fits(self.comm, num_bytes):
                 return np.zeros(num_bytes, np.uint8)
             self._allocations.append(shared.Allocation(self.comm, num_bytes))
@@ -129,6 +167,9 @@ class Axis:
 
     def free(self) -> None:
         """Free the communicators and the windows. Collective; no buffer from allocate() may be used afterwards."""
+        for level in (self.near, self.far):
+            if level is not None:
+                level.free()
         for allocation in self._allocations:
             allocation.free()
         self._allocations = []

@@ -77,6 +77,16 @@ def typed_like(x: Array, memory: np.ndarray) -> Array:
     return sys.modules["torch"].from_numpy(memory).view(x.dtype) if len(memory) else x.new_empty(0)
 
 
+def is_narrow(x: Array) -> bool:
+    """Tell whether `x` holds 16-bit floats."""
+    return x.dtype.itemsize == 2 and "float" in str(x.dtype)
+
+
+def widened_like(x: Array, length: int) -> Array:
+    """Return an uninitialised flat array of `length` fp32 elements on the device of `x`."""
+    return x.new_empty(length, dtype=sys.modules["torch"].float32) if is_tensor(x) else np.empty(length, np.float32)
+
+
 class Scratch:
     """Host memory lent to operations and used again: fresh pages cost more than the sum they are used for."""
 
@@ -112,10 +122,10 @@ def sum_in_order(parts: list[Array], out: Array) -> None:
     """Write the sum of `parts` to `out`, neighbours in pairs: (0+1)+(2+3), then fours; `out` may be one of the parts.
 
     So a sum over an axis has the same bits as one inside groups of 2**k neighbours followed by one over the groups.
-    parts, out: [P] each, one dtype. 16-bit floats are added in fp32 and rounded once, at the end.
+    parts, out: [P] each, one dtype. 16-bit floats are added in fp32 and rounded once, at the end; or not, if `out` is fp32.
     """
-    narrow = out.dtype.itemsize == 2 and "float" in str(out.dtype)
-    if len(parts) == 1:
+    narrow = is_narrow(parts[0])
+    if len(parts) == 1 and parts[0].dtype == out.dtype:
         return copy(parts[0], out)
     if len(parts) == 2 and not narrow:
         return _add(parts[0], parts[1], out)

@@ -4,6 +4,8 @@ Every message has a tag of its own, made from what it carries: (kind, stage, mic
 than they were sent (all V-shaped ones do), so the order of posting must never decide which tensor arrives where.
 """
 
+from typing import NamedTuple
+
 from mpitrain.comm import messages
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.buffers import Array, flat
@@ -13,6 +15,20 @@ from mpitrain.comm.world import Owed
 from mpitrain.errors import MeshError
 
 KINDS = ("F", "B")  # an activation to the next stage; a gradient to the previous one
+
+
+class Message(NamedTuple):
+    """One message between stages: `kind` of `microbatch`, for `stage`; peer: the coordinate of the rank at its other end."""
+
+    kind: str
+    stage: int
+    microbatch: int
+    peer: int
+    leaving: bool
+
+    def __str__(self) -> str:
+        way = f"to be taken by rank {self.peer}" if self.leaving else f"from rank {self.peer}"
+        return f"{self.kind}{self.microbatch} for stage {self.stage} {way} of links"
 
 
 class Links:
@@ -42,7 +58,7 @@ class Links:
             yield from settled(x)
             yield messages.arrived(messages.send(self.axis, x, to, tag, synchronous=self.synchronous))
 
-        what = f"{kind}{microbatch} for stage {stage} to be taken by rank {to} of {self.axis.name}"
+        what = Message(kind, stage, microbatch, to, leaving=True)
         return self.axis.start(steps, "send", x.nbytes, reads=[x], what=what, owed=owed)
 
     def receive(self, kind: str, stage: int, microbatch: int, out: Array, source: int, owed: Owed | None = None) -> Pending:
@@ -56,7 +72,7 @@ class Links:
             yield from settled(x)
             yield messages.arrived(messages.receive(self.axis, x, source, tag))
 
-        what = f"{kind}{microbatch} for stage {stage} from rank {source} of {self.axis.name}"
+        what = Message(kind, stage, microbatch, source, leaving=False)
         return self.axis.start(steps, "receive", x.nbytes, writes=[x], result=out, what=what, owed=owed)
 
 

@@ -20,6 +20,7 @@ from mpitrain.comm.awareness import STAGED, Way
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.carried import EVERYTHING, NOTHING, Carried
 from mpitrain.comm.grid import Grid
+from mpitrain.comm.levels import nodes_of
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.stopwatch import Clock
 from mpitrain.comm.tap import Tap
@@ -35,7 +36,10 @@ class Mesh:
     grid: the layout of all ranks.  axes: by its name, the ranks of each axis that this rank is on, in their order; those of the grid
     if not given.  carried: what is started on each, alike on all ranks; anything, if not given.  progress: who enters MPI while the
     rank computes: `poll` (the rank itself, between instructions) or a `thread`.  on_thread: what a thread calls before it enters MPI for
-    the first time.  place: is told when memory is made together later, and of waits that last.  way: of device buffers, alike on all ranks.
+    the first time.  place: is told when memory is made together later, and of waits that last.  way: of device buffers, alike on all
+    ranks.  levels: whether axes over several nodes move data inside of nodes and between them in turn (comm/levels.py).  node_ranks:
+    neighbouring ranks that are taken for a node; 0: nodes are where ranks share memory.  nodes: the node of each rank, which goes before
+    both.
     """
 
     def __init__(
@@ -51,17 +55,23 @@ class Mesh:
         on_thread: Callable[[], None] | None = None,
         place: Place = NOWHERE,
         way: Way = STAGED,
+        levels: bool = True,
+        node_ranks: int = 0,
+        nodes: Sequence[int] | None = None,
     ):
         grid.require(comm.size)
         self.grid, self.rank, self.size = grid, comm.rank, comm.size
         self.coordinates = grid.coordinates(comm.rank)
-        self.progress, self.transport, self.place = Progress(timeout_s, place), transport, place
+        near, self.axes = _ranks_of_this_node(comm), dict[str, Axis]()
+        self.progress, self.transport, self.place = Progress(timeout_s, place, len(near)), transport, place
         self.way, self.device_aware = way, way.direct
         if axes is None:
             axes = {name: grid.group(comm.rank, name) for name in grid.degrees}
-        near, self.axes = _ranks_of_this_node(comm), dict[str, Axis]()
+        if nodes is None:
+            nodes = [rank // node_ranks for rank in range(comm.size)] if node_ranks else comm.allgather(min(near))
+        self._near, self._nodes, self._levels = near, nodes, levels
         for name, ranks in axes.items():
-            self._add(name, comm, ranks, EVERYTHING if carried is None else carried.get(name, NOTHING), near)
+            self._add(name, comm, ranks, EVERYTHING if carried is None else carried.get(name, NOTHING))
         self.progress_thread = self._wants_thread(progress)
         if self.progress_thread:
             self.progress.start_thread(comm.Dup(), on_thread)
@@ -94,14 +104,17 @@ class Mesh:
             raise MeshError('comm.progress = "thread" needs MPI_THREAD_MULTIPLE, which this MPI was not started with; use "poll"')
         return progress == "thread"
 
-    def _add(self, name: str, comm: MPI.Comm, ranks: Sequence[int], carried: Carried, near: frozenset[int]) -> None:
+    def _add(self, name: str, comm: MPI.Comm, ranks: Sequence[int], carried: Carried) -> None:
         """Add an axis. Of one that carries something, all ranks split `comm` alike: those of an axis have its first rank as colour.
 
         A rank alone on its axis gets no communicator there: nothing is sent, and MPI has one for the purpose.
         """
         coordinate, alone = ranks.index(comm.rank), len(ranks) == 1
         own = comm.Split(MPI.UNDEFINED if alone else ranks[0], coordinate) if carried.operations else None
-        self.axes[name] = Axis(name, MPI.COMM_SELF if alone else own, coordinate, ranks, carried, near.issuperset(ranks), self)
+        here = [rank for rank in ranks if self._nodes[rank] == self._nodes[comm.rank]]
+        shares_memory, nodes = self._near.issuperset(here), nodes_of([self._nodes[rank] for rank in ranks]) if self._levels else None
+        mine, one_node = MPI.COMM_SELF if alone else own, shares_memory and len(here) == len(ranks)
+        self.axes[name] = Axis(name, mine, coordinate, ranks, carried, one_node, self, nodes, shares_memory)
 
     def free(self) -> None:
         """Wait for what is in flight and free every communicator. Collective over all ranks."""

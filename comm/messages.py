@@ -21,14 +21,17 @@ LIMIT = 1 << 30  # bytes in one message: counts in MPI 3 are 32-bit, and Open MP
 def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[Posted]:
     """Start sending the flat array `x`, cut into pieces of at most 1 GiB; MPI owns `x` until the requests are complete."""
     post, data = (axis.comm.Issend if synchronous else axis.comm.Isend), raw(x)
+    requests = [post([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
     axis.account.num_bytes += len(data)
-    return [Posted(post([data[at : at + LIMIT], MPI.BYTE], rank, tag), rank) for at in range(0, max(len(data), 1), LIMIT)]
+    axis.account.messages += len(requests)
+    return [Posted(request, (axis.ranks[rank],)) for request in requests]
 
 
 def receive(axis, x: Array, rank: int, tag: int) -> list[Posted]:
     """Start receiving into the flat array `x`: the counterpart of send(), piece by piece (MPI keeps their order)."""
     data = raw(x)
-    return [Posted(axis.comm.Irecv([data[at : at + LIMIT], MPI.BYTE], rank, tag), rank) for at in range(0, max(len(data), 1), LIMIT)]
+    requests = [axis.comm.Irecv([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
+    return [Posted(request, (axis.ranks[rank],)) for request in requests]
 
 
 def tagged(steps):
@@ -91,6 +94,12 @@ def copied(x: Array, out: Array, further: Steps = ()) -> Steps:
     """Copy `x`, when it is there, over `out` and go on with `further` steps."""
     copy(x, out)
     yield from further
+
+
+def copied_later(x: Array, out: Array) -> Steps:
+    """Copy `x`, rounded if need be, over `out`, when the steps before are over."""
+    copy(x, out)
+    yield from ()
 
 
 def own_shard(x: Array, axis) -> Array:

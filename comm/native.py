@@ -72,8 +72,8 @@ def all_reduce(x: Array, axis) -> Steps:
 
 def broadcast(x: Array, root: int, axis) -> Steps:
     """Send the `x` of `root` to all others."""
-    num_bytes = x.nbytes * (axis.size - 1) * (axis.rank == root)
-    return _in_turn(axis.turnstile, lambda: axis.comm.Ibcast([raw(x), MPI.BYTE], root), num_bytes, axis)
+    others = (axis.size - 1) * (axis.rank == root)
+    return _in_turn(axis.turnstile, lambda: axis.comm.Ibcast([raw(x), MPI.BYTE], root), x.nbytes * others, axis, others)
 
 
 def _all_gather(out: Array, axis, comm: MPI.Comm, turnstile: Turnstile) -> Steps:
@@ -81,8 +81,8 @@ def _all_gather(out: Array, axis, comm: MPI.Comm, turnstile: Turnstile) -> Steps
     return _in_turn(turnstile, lambda: comm.Iallgatherv(MPI.IN_PLACE, blocks), blocks[1][axis.rank] * (axis.size - 1), axis)
 
 
-def _in_turn(turnstile: Turnstile, post: Callable[[], MPI.Request], num_bytes: int, axis) -> Steps:
-    """Post a collective, which sends `num_bytes`, after those whose operations were called before."""
+def _in_turn(turnstile: Turnstile, post: Callable[[], MPI.Request], num_bytes: int, axis, num_messages: int | None = None) -> Steps:
+    """Post a collective, which sends `num_bytes`, after those whose operations were called before. One message to each other rank."""
     my_turn = turnstile.take()
 
     def steps() -> Steps:
@@ -90,7 +90,8 @@ def _in_turn(turnstile: Turnstile, post: Callable[[], MPI.Request], num_bytes: i
         request = post()
         turnstile.pass_on()
         axis.account.num_bytes += num_bytes
-        yield arrived([Posted(request, None)])
+        axis.account.messages += axis.size - 1 if num_messages is None else num_messages
+        yield arrived([Posted(request, axis.ranks)])
 
     return steps()
 

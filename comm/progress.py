@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from os import sched_yield
+from os import cpu_count, sched_yield
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
@@ -20,7 +20,7 @@ from mpi4py import MPI
 from mpitrain.comm.account import Account
 from mpitrain.comm.stopwatch import HOST, Clock, Mark, Spans
 from mpitrain.comm.world import NOWHERE, Owed, Place
-from mpitrain.errors import HangError
+from mpitrain.errors import HangError, MessageError
 
 Ready = Callable[[], bool]
 Steps = Iterator[Ready]
@@ -29,32 +29,40 @@ SPIN_S = 0.0002  # poll this long, then sleep between polls: with more ranks tha
 NAP_S = 0.00005
 BLAME_S = 0.001  # who is waited for is asked so often; shorter waits are nobody's
 NOTE_S = 0.25  # a wait of this length is noted for those who watch, and noted anew every so often
+CROWD = 8  # ranks a core from which those that wait would leave little of it to others: naps grow with the wait
+CROWDED_NAPS, LONGEST_NAP_S = 0.25, 0.1  # of the time waited so far, and at most
 
 
 class Posted(NamedTuple):
-    """A message under way. peer: the coordinate at its other end; None: MPI knows, of its own collectives."""
+    """A message under way. ranks: of the world, at its other end; of one of MPI's own collectives, all."""
 
     request: MPI.Request
-    peer: int | None
+    ranks: Sequence[int]
 
 
 class Arrived:
     """Whether all of some messages have arrived."""
 
     def __init__(self, posted: Sequence[Posted]):
-        self._requests, self._peers = [each.request for each in posted], [each.peer for each in posted]
+        self._requests, self._ranks = [each.request for each in posted], [each.ranks for each in posted]
 
     def __call__(self) -> bool:
         return MPI.Request.Testall(self._requests)
 
-    def owing(self) -> set[int | None]:
-        """Return the coordinates whose messages haven't arrived, or that haven't taken theirs."""
-        return {peer for request, peer in zip(self._requests, self._peers) if not request.Test()}
+    def owing(self) -> set[int]:
+        """Return the ranks whose messages haven't arrived, or that haven't taken theirs."""
+        return {rank for request, ranks in zip(self._requests, self._ranks) if not request.Test() for rank in ranks}
 
 
 def arrived(posted: Sequence[Posted]) -> Ready:
     """Return what tells whether all of `posted` are complete."""
     return Arrived(posted)
+
+
+def _told(error: MPI.Exception) -> str:
+    if error.Get_error_class() in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
+        return f"found a longer message than was due ({error}); all ranks need the same configuration and code"
+    return str(error)
 
 
 class Pending:
@@ -64,7 +72,7 @@ class Pending:
     """
 
     def __init__(
-        self, steps: Steps, progress: "Progress", what: str, account: Account, result: Any, ranks: Sequence[int], owed: Owed
+        self, steps: Steps, progress: "Progress", what: object, account: Account, result: Any, ranks: Sequence[int], owed: Owed
     ):
         self.what, self.done, self.account, self.ranks, self.owed = what, False, account, ranks, owed
         self._steps, self._progress, self._result = steps, progress, result
@@ -74,10 +82,13 @@ class Pending:
         """Advance as far as possible without waiting; return whether the operation is complete."""
         if self.done:
             return True
-        if self._ready is not None and not self._ready():
-            return False
-        begin = self._progress.clock.mark()
-        self._advance()
+        try:
+            if self._ready is not None and not self._ready():
+                return False
+            begin = self._progress.clock.mark()
+            self._advance()
+        except MPI.Exception as error:
+            raise MessageError(f"{self.what}: {_told(error)}") from error
         self._progress.advanced(self, begin)
         return self.done
 
@@ -97,25 +108,25 @@ class Pending:
     def owing(self) -> list[int]:
         """Return the ranks of the world that it waits for; of an operation that can't tell, all of its axis."""
         owing = getattr(self._ready, "owing", None)
-        found = {None} if owing is None else owing()
-        return list(self.ranks) if None in found else sorted(self.ranks[peer] for peer in found if peer < len(self.ranks))
+        return sorted(self.ranks if owing is None else owing())
 
 
 class Progress:
     """All operations in flight on this rank. `timeout_s` None waits for ever. clock: by which times are booked.
 
-    place: is told of waits that last.
+    place: is told of waits that last.  num_neighbours: ranks on this node, which has `cpu_count` cores for them all.
     """
 
-    def __init__(self, timeout_s: float | None = None, place: Place = NOWHERE):
+    def __init__(self, timeout_s: float | None = None, place: Place = NOWHERE, num_neighbours: int = 1):
         self.timeout_s, self.place, self._waited = timeout_s, place, Spans()
+        self._crowded = num_neighbours >= CROWD * (cpu_count() or 1)
         self.clock: Clock = HOST
         self.active: list[Pending] = []
         self._waiting, self._waited_for = False, defaultdict[int, float](float)
         self._thread: Poker | None = None
 
     def start(
-        self, steps: Steps, what: str, account: Account, result: Any = None, *, ranks: Sequence[int] = (), owed: Owed | None = None
+        self, steps: Steps, what: object, account: Account, result: Any = None, *, ranks: Sequence[int] = (), owed: Owed | None = None
     ) -> Pending:
         """Run the first phase of an operation now and return its Pending; `what` names it in a hang report, the rest as there."""
         pending = Pending(steps, self, what, account, result, ranks, owed or Owed(self.place.what))
@@ -179,12 +190,12 @@ class Progress:
                 self._blame(owing, waited_s - blamed_s)
                 blamed_s = waited_s
                 if waited_s > noted_s + NOTE_S:
-                    self.place.waits_for(pending.what, owing, pending.owed)
+                    self.place.waits_for(str(pending.what), owing, pending.owed)
                     noted_s = waited_s
-            if waited_s < SPIN_S:
+            if waited_s < SPIN_S and not self._crowded:
                 sched_yield()
             else:
-                time.sleep(NAP_S)
+                time.sleep(max(NAP_S, min(waited_s * CROWDED_NAPS, LONGEST_NAP_S)) if self._crowded else NAP_S)
 
     def start_thread(self, comm: MPI.Comm, first: Callable[[], None] | None = None) -> None:
         """Let a thread of this rank enter MPI while the rank computes. Needs MPI_THREAD_MULTIPLE; `comm` is the thread's alone.

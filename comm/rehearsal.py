@@ -1,36 +1,78 @@
-"""Axes on which nothing travels: an operation is noted, and complete as soon as it is started.
+"""Axes on which nothing travels: an operation is noted, and complete when it is waited for.
 
-For whoever wants to know what a rank of some layout would start: any rank, in one process, without MPI being initialised.
+For whoever wants to know what a rank of some layout would start, and wait for: any rank, in one process, without MPI being initialised.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from mpitrain.comm.account import Account
 from mpitrain.comm.buffers import Array
 from mpitrain.comm.carried import NOTHING, Carried
-from mpitrain.comm.progress import Pending, Progress, Steps
+from mpitrain.comm.links import Message
+from mpitrain.comm.progress import Progress, Steps
+from mpitrain.comm.recipe import Event, Start, Wait
+
+
+class Script:
+    """The events of one rank. num_started: operations so far, those of events that were taken included."""
+
+    def __init__(self):
+        self.events: list[Event] = []
+        self.num_started = 0
+
+    def start(self, event: Start, result: Any) -> "SilentPending":
+        """Note that an operation was started."""
+        self.events.append(event)
+        self.num_started += 1
+        return SilentPending(self, self.num_started - 1, result)
+
+    def take(self) -> list[Event]:
+        """Return the events since the last call, operations numbered from there, and forget them."""
+        events, self.events = self.events, []
+        first = self.num_started - sum(isinstance(event, Start) for event in events)
+        return [Wait(event.number - first) if isinstance(event, Wait) else event for event in events]
+
+
+class SilentPending:
+    """An operation that is complete once somebody has waited for it: all that can be relied on."""
+
+    def __init__(self, script: Script, number: int, result: Any):
+        self._script, self._number, self._result, self.done = script, number, result, False
+
+    def wait(self) -> Any:
+        """Note that the rank waits, and return the result."""
+        if not self.done:
+            self._script.events.append(Wait(self._number))
+        self.done = True
+        return self._result
 
 
 class SilentAxis:
-    """What mpitrain.comm.axis.Axis is to those who start operations. Each is noted in account.log."""
+    """What mpitrain.comm.axis.Axis is to those who start operations. Of axes of several ranks, each is noted in the script."""
 
-    def __init__(self, name: str, rank: int, size: int, carried: Carried, progress: Progress):
+    def __init__(self, name: str, rank: int, size: int, carried: Carried, progress: Progress, script: Script):
         self.name, self.rank, self.size, self.carried, self.progress = name, rank, size, carried, progress
         self.device_aware, self.num_tags = False, 2**31 - 1
-        self.account = Account()
-        self.account.log = []
+        self.account, self._script = Account(), script if size > 1 else Script()
 
     def start(
-        self, operation: Callable[..., Steps], name: str, num_bytes: int, *, result: Array | None = None, **others: object
-    ) -> Pending:
+        self,
+        operation: Callable[..., Steps] | None,
+        name: str,
+        num_bytes: int,
+        *,
+        result: Array | None = None,
+        what: object = "",
+        **others: object,
+    ) -> SilentPending:
         """Note an operation, which is never called; zeros come of it."""
         assert self.carried.allows(name, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
-        self.account.note(name, num_bytes)
         if isinstance(result, np.ndarray):
             result[...] = 0
-        return self.progress.start(iter(()), name, self.account, result)
+        return self._script.start(Start(self.name, name, num_bytes, what if isinstance(what, Message) else None), result)
 
 
 class SilentMesh:
@@ -39,18 +81,11 @@ class SilentMesh:
     axis_type: type["SilentAxis"] = SilentAxis
 
     def __init__(self, rank: int, axes: Mapping[str, Sequence[int]], carried: Mapping[str, Carried]):
-        self.rank, self.progress = rank, Progress()
+        self.rank, self.progress, self.script = rank, Progress(), Script()
         self.axes = {
-            name: self.axis_type(name, ranks.index(rank), len(ranks), carried.get(name, NOTHING), self.progress)
+            name: self.axis_type(name, ranks.index(rank), len(ranks), carried.get(name, NOTHING), self.progress, self.script)
             for name, ranks in axes.items()
         }
 
     def __getitem__(self, name: str) -> SilentAxis:
         return self.axes[name]
-
-    def started(self) -> dict[str, list[tuple[str, int]]]:
-        """Return (operation, bytes of its buffer) of what was started on each axis of more than one rank, and forget it."""
-        found = {name: axis.account.log for name, axis in self.axes.items() if axis.size > 1 and axis.account.log}
-        for axis in self.axes.values():
-            axis.account.log = []
-        return found

@@ -14,6 +14,7 @@ from the others' memory is counted instead.
 """
 
 import os
+from collections.abc import Sequence
 from functools import wraps
 
 import numpy as np
@@ -30,10 +31,10 @@ SLOT = 1 << 20  # bytes of one slot
 
 
 class Window:
-    """The shared memory of one axis. Construction and free() are collective over `comm`, whose ranks share a node."""
+    """The shared memory of one axis. Construction and free() are collective over `comm`, whose ranks share a node. ranks: of the world."""
 
-    def __init__(self, comm: MPI.Comm):
-        self.size, self.rank = comm.size, comm.rank
+    def __init__(self, comm: MPI.Comm, ranks: Sequence[int]):
+        self.size, self.rank, self._ranks = comm.size, comm.rank, ranks
         self._window = MPI.Win.Allocate_shared(HEADER + 2 * SLOT, 1, comm=comm)
         segments = [np.frombuffer(self._window.Shared_query(r)[0], np.uint8) for r in range(comm.size)]
         self.slots = [[s[HEADER + half * SLOT :][:SLOT] for half in (0, 1)] for s in segments]
@@ -80,14 +81,14 @@ class Window:
         self._window.Sync()
 
     def _reached(self, counters: list[np.ndarray], value: int) -> Ready:
-        return _Reached(self._window, counters, value)
+        return _Reached(self._window, counters, value, self._ranks)
 
 
 class _Reached:
     """Whether the counters of all ranks have reached a value."""
 
-    def __init__(self, window: MPI.Win, counters: list[np.ndarray], value: int):
-        self._window, self._counters, self._value = window, counters, value
+    def __init__(self, window: MPI.Win, counters: list[np.ndarray], value: int, ranks: Sequence[int]):
+        self._window, self._counters, self._value, self._ranks = window, counters, value, ranks
 
     def __call__(self) -> bool:
         if any(counter[0] < self._value for counter in self._counters):
@@ -95,9 +96,9 @@ class _Reached:
         self._window.Sync()
         return True
 
-    def owing(self) -> set[int | None]:
-        """Return the coordinates whose counters haven't."""
-        return {rank for rank, counter in enumerate(self._counters) if counter[0] < self._value}
+    def owing(self) -> set[int]:
+        """Return the ranks whose counters haven't."""
+        return {rank for rank, counter in zip(self._ranks, self._counters) if counter[0] < self._value}
 
 
 class Allocation:

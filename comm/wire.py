@@ -9,10 +9,17 @@ n ranks, a buffer of N bytes (of all ranks together for all_gather, of each for 
     shift, send      N                receive, barrier: 0
 
 `shared` reads instead, as many bytes: S (n-1) to reduce, N - S to gather. It exchanges and shifts by messages.
+
+In two levels (comm/levels.py), m ranks on each of k nodes: the bytes of each phase by the formulas for its axis. Of an all-reduce a node
+sends 2 N (k-1)/k across in all, in one level 2 N m (k-1)/k.
 """
 
+from typing import NamedTuple
+
+from mpitrain.comm.carried import READING
 from mpitrain.comm.grid import split
 
+EXCHANGE = 1 << 7  # bytes of a part up to which an all-to-all goes in two levels, where it can: benchmarks/levels.py
 SMALL = 1 << 13  # bytes up to which an all-reduce of `messages` gathers everything everywhere: one phase of log2(size) messages
 
 
@@ -35,3 +42,58 @@ def sent_bytes(operation: str, num_bytes: int, size: int, rank: int = 0, *, item
     if transport == "shared":
         to_reduce, to_gather = to_gather, to_reduce
     return {"reduce_scatter": to_reduce, "all_gather": to_gather, "all_reduce": to_reduce + to_gather}[operation]
+
+
+def sent_messages(operation: str, num_bytes: int, size: int, *, transport: str = "messages") -> int:
+    """Return how many messages a rank of an axis of `size` ranks sends for a buffer of `num_bytes`: none of more than 1 GiB."""
+    if size == 1 or operation == "receive" or (transport == "shared" and operation in READING):
+        return 0
+    if operation == "send" or (operation == "shift" and transport != "collectives"):
+        return 1
+    if operation == "barrier" or (operation == "all_reduce" and transport == "messages" and num_bytes <= SMALL):
+        return (size - 1).bit_length()
+    return (size - 1) * (2 if operation == "all_reduce" else 1)
+
+
+class Phase(NamedTuple):
+    """One phase of an operation in two levels. far: over nodes.  itemsize: of an element of its buffer."""
+
+    far: bool
+    operation: str
+    num_bytes: int
+    itemsize: int
+
+
+def phases(
+    operation: str, num_bytes: int, near: tuple[int, int], far: tuple[int, int], *, itemsize: int, narrow: bool
+) -> list[Phase] | None:
+    """Return what an operation in two levels consists of; None: it goes in one.
+
+    near, far: (coordinate, size) on both axes.  narrow: elements are 16-bit floats, which are summed in fp32.
+    """
+    (place, m), (_, k), wide = near, far, 4 if narrow else itemsize
+    even, sums = num_bytes // itemsize % (m * k) == 0, not m & (m - 1)
+    begin, end = split(num_bytes // itemsize, m)[place : place + 2]
+    part = end - begin
+    if operation == "all_reduce" and sums and num_bytes <= SMALL and not narrow:
+        return [Phase(each, "all_reduce", num_bytes, itemsize) for each in (False, True)]
+    if operation == "all_reduce" and sums and num_bytes > SMALL:
+        there = [Phase(False, "reduce_scatter", num_bytes, itemsize), Phase(True, "reduce_scatter", part * wide, wide)]
+        return [*there, Phase(True, "all_gather", part * itemsize, itemsize), Phase(False, "all_gather", num_bytes, itemsize)]
+    if operation == "reduce_scatter" and sums and even:
+        return [Phase(False, "reduce_scatter", num_bytes, itemsize), Phase(True, "reduce_scatter", part * wide, wide)]
+    if operation == "all_gather" and even:
+        return [Phase(True, "all_gather", part * itemsize, itemsize), Phase(False, "all_gather", num_bytes, itemsize)]
+    if operation == "all_to_all" and num_bytes // (m * k) <= EXCHANGE:
+        return [Phase(each, "all_to_all", num_bytes, itemsize) for each in (False, True)]
+    return None
+
+
+def sent_over_nodes(operation: str, num_bytes: int, nodes: tuple[int, int], rank: int) -> int:
+    """Return the bytes that coordinate `rank` sends by `messages` on an axis of (ranks on each node, nodes), in two levels where it can."""
+    (near, far), (node, place) = nodes, divmod(rank, nodes[0])
+    found = phases(operation, num_bytes, (place, near), (node, far), itemsize=1, narrow=False)
+    if found is None:
+        return sent_bytes(operation, num_bytes, near * far, rank)
+    ends = {False: (near, place), True: (far, node)}
+    return sum(sent_bytes(each.operation, each.num_bytes, *ends[each.far]) for each in found)

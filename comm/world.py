@@ -17,6 +17,7 @@ from mpitrain.errors import InputError, MeshError
 
 Communicator = MPI.Intracomm  # for annotations elsewhere: only comm/ calls it
 STARTING = "in MPI_Init"  # what `ps` calls a rank there
+NAP_S = 0.1  # between two looks whether rank 0 is done with something long
 BEAT_S = 1.0  # between two signs of life of a rank that others wait for
 FORWARD_S = 0.5  # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
 ABORT_S = 3.0  # MPI_Abort can hang, or return
@@ -160,6 +161,18 @@ class World:
         """Return what each rank gives on rank 0, and None on the others."""
         with self.place.waiting(f"for all ranks: {what}"):
             return self.comm.gather(mine)
+
+    def scatter(self, what: str, parts: Callable[[], list]) -> Any:
+        """Give each rank its part of what `parts` returns on rank 0. An error there is that rank's alone, and the end of the job.
+
+        The others sleep meanwhile: hundreds that poll would leave rank 0 no core.
+        """
+        found = parts() if self.rank == 0 else None
+        with self.place.waiting(f"for rank 0: {what}"):
+            ready = self.comm.Ibarrier()
+            while not ready.Test():
+                time.sleep(NAP_S)
+            return self.comm.scatter(found)
 
     def barrier(self, what: str) -> None:
         """Wait for all ranks."""

@@ -96,9 +96,13 @@ def cli() -> None:
 @cli.command()
 @CONFIG
 @click.option("--record", metavar="RANK:STEP", help="Write what one rank begins a step with, and what comes to it, to a file.")
-@OVERRIDE
 @click.option("--time-limit", metavar="HH:MM:SS", help="Leave with a checkpoint before this time is over: run.time_limit.")
-def run(config: str | None, record: str | None, overrides: tuple[str, ...], time_limit: str | None) -> int:
+@click.option("--dry-run", is_flag=True, help="Compute nothing: real ranks, communicators, messages; 512 ranks fit on one machine.")
+@click.option("--steps", type=click.IntRange(1, INTEGERS), help="With --dry-run: how many; 3 if absent.")
+@click.option("--share", type=click.FloatRange(0, 1, min_open=True), help="With --dry-run: of the length of each message; 1 if absent.")
+@click.option("--tflops", type=click.FloatRange(0, min_open=True), help="With --dry-run: sleep as long as a rank of this rate computes.")
+@OVERRIDE
+def run(config: str | None, record: str | None, time_limit: str | None, dry_run: bool, overrides: tuple[str, ...], **dry) -> int:
     """Train. Without CONFIG: a small model on the quickstart corpus. Resumes by itself from the newest checkpoint.
 
     Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (start it again).
@@ -112,6 +116,12 @@ def run(config: str | None, record: str | None, overrides: tuple[str, ...], time
     if time_limit is not None:
         overrides += (f"run.time_limit={time_limit}",)
 
+    chosen = {name: value for name, value in dry.items() if value is not None}
+    if dry_run:
+        return guarded(partial(_dry_run, config, overrides, chosen), _tell_error)
+    if chosen:
+        raise ConfigError(f"--{next(iter(chosen))} does nothing without --dry-run; add it, or leave --{next(iter(chosen))} out")
+
     def body(guard: Guard) -> int:
         from mpitrain.training.opening import open_run  # here: what can't be imported on one node is reported as any other trouble
 
@@ -123,6 +133,13 @@ def run(config: str | None, record: str | None, overrides: tuple[str, ...], time
             return train(opened, world, guard, wish)
 
     return guarded(body, _tell_error)
+
+
+def _dry_run(config: str | None, overrides: tuple[str, ...], chosen: dict[str, float], guard) -> int:
+    from mpitrain.training.dry_run import Options
+    from mpitrain.training.dry_run import run as walk
+
+    return walk(config, overrides, Options(**chosen), guard, _answer)
 
 
 @cli.command()

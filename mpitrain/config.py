@@ -227,6 +227,7 @@ class Comm(Table):
     # the run's own steps take
     slow_after: CountOrNone = 50  # steps after which slow ranks and links are named, and every so often again; 0: never
     node_ranks: CountOrNone = 0  # neighbouring ranks that are taken for a node; 0: as they were started
+    levels: Literal["auto", "one"] = "auto"  # auto: over several nodes data moves inside of nodes and between them in turn, the same bits
 
 
 class Config(Table):

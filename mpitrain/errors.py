@@ -46,5 +46,9 @@ class DtypeError(MpitrainError):
     """A buffer that a collective cannot take: wrong dtype, not contiguous, wrong length. Raised before anything is sent."""
 
 
+class MessageError(MpitrainError):
+    """A message that isn't the one that was due: of another length, or of another operation."""
+
+
 class HangError(MpitrainError):
     """A message that did not come within comm.timeout_s."""

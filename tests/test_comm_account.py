@@ -169,7 +169,7 @@ def test_what_a_poll_copies_and_adds_is_not_hidden(clock):
     for _ in range(10):
         clock.now += 1
         progress.poll()
-    assert (account.read()[2:], progress.waited_s) == ((3, 8), 0)
+    assert (account.read()[2:4], progress.waited_s) == ((3, 8), 0)
 
 
 def test_side_by_side_counts_once_and_a_wait_belongs_to_what_is_waited_for(clock):

@@ -92,6 +92,13 @@ def test_doctor_reports_once_and_names_the_mpi():
     assert facts["ranks"].startswith("2 on 1 nodes") and "GB/s" in facts["bandwidth"]
 
 
+def test_doctor_tells_how_hundreds_of_ranks_start_on_one_machine():
+    from mpitrain.commands.doctor import launcher_options
+
+    assert "-launcher fork -hosts n0:64,n1:64," in launcher_options("MPICH", 4, 2)
+    assert launcher_options("MPICH", 2, 2) == launcher_options("Open MPI", 4, 2) == ""
+
+
 def test_data_parallel_ranks_on_two_nodes_reduce_early_and_give_the_same_bits(tmp_path):
     """MPICH's launcher can pretend: ranks started as of two hosts share no memory."""
     if "MPICH" not in mpirun(0, MPITRAIN, "doctor").output:

@@ -4,25 +4,32 @@ The actor itself walks the rank's program, on axes on which nothing travels, wit
 the items of blocks is the code that trains; of itself, each item says what it starts for the shape it is given (parallel/walk.py).
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.step_totals import Measure, Totals
-from mpitrain.comm.rehearsal import SilentMesh
-from mpitrain.comm.wire import sent_bytes
+from mpitrain.cluster.board import Place
+from mpitrain.comm.levels import nodes_of
+from mpitrain.comm.recipe import At, Event, Start, encoded
+from mpitrain.comm.rehearsal import Script, SilentMesh
+from mpitrain.comm.wire import sent_bytes, sent_over_nodes
+from mpitrain.config import Config
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.stages import StagePlan
 from mpitrain.layout.text import aligned, megabytes
 from mpitrain.layout.traffic import Started
 from mpitrain.model.blocks import Blocks, built, joined
+from mpitrain.model.families.catalog import plan_of
 from mpitrain.model.site import Site
 from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.microbatch import Context, Microbatch
-from mpitrain.parallel.walk import TURN, Item, Later, Residual, Shape, Walk, WeightGradients
+from mpitrain.parallel.walk import Item, Later, Residual, Shape, Walk, WeightGradients
 
 META = torch.device("meta")  # shapes without memory
 
@@ -31,33 +38,73 @@ class Rehearsal:
     """One rank of a layout, without MPI and without memory."""
 
     def __init__(self, plan: Plan, rank: int):
-        self._mesh = SilentMesh(rank, plan.axes.of(rank), plan.axes.carried)
-        self._actor = Actor(plan, self._mesh, META, build=empty_blocks, measure=_Nothing())
+        self._plan, self._mesh = plan, SilentMesh(rank, plan.axes.of(rank), plan.axes.carried)
+        self._actor = Actor(plan, self._mesh, META, place=_Marks(self._mesh.script), build=empty_blocks, measure=_Nothing())
         self._microbatches = [Microbatch()] * (plan.table.copies * plan.table.num_microbatches)
+
+    def recipe(self) -> list[Event]:
+        """Return what a training step starts and waits for, in order, and between which instructions; of axes of one rank, nothing.
+
+        It is a step that follows another: what that one has left under way is waited for, too.
+        """
+        self._mesh.script.take()
+        for step in (1, 2):
+            self._actor.run_step(step, self._microbatches, 0.0)
+            events = self._mesh.script.take()
+        return events
 
     def training(self) -> dict[str, list[tuple[str, int]]]:
         """Return (operation, bytes of its buffer) of all that a training step starts, by axis; of axes of one rank, nothing."""
-        self._mesh.started()
+        self._mesh.script.take()
         self._actor.run_step(1, self._microbatches, 0.0)
-        return self._mesh.started()
+        return _by_axis(self._mesh.script.take())
 
     def evaluation(self) -> dict[str, list[tuple[str, int]]]:
         """Return the same for the evaluation of a batch."""
-        self._mesh.started()
+        self._mesh.script.take()
         self._actor.evaluate(1, self._microbatches)
-        return self._mesh.started()
+        return _by_axis(self._mesh.script.take())
 
     def table(self) -> str:
-        """Return what a training step sends over each axis by each operation, as text; bytes sent are those of transport `messages`."""
+        """Return what a training step sends over each axis by each operation, as text.
+
+        Bytes sent are those of transport `messages`, in two levels where comm.node_ranks says that the axis lies on several nodes.
+        """
         rows = [("axis", "ranks", "operation", "calls", "MB of buffers", "MB sent")]
         for name, operations in self.training().items():
             axis, buffers = self._mesh[name], defaultdict(list)
             for operation, num_bytes in operations:
                 buffers[operation].append(num_bytes)
             for operation, found in buffers.items():
-                sent = sum(sent_bytes(operation, num_bytes, axis.size, axis.rank) for num_bytes in found)
+                sent = sum(self._sent(operation, num_bytes, name) for num_bytes in found)
                 rows.append((name, str(axis.size), operation, str(len(found)), megabytes(sum(found)), megabytes(sent)))
         return aligned(rows)
+
+
+    def _sent(self, operation: str, num_bytes: int, name: str) -> int:
+        axis, ranks, keys = self._mesh[name], self._plan.axes.of(self._mesh.rank)[name], self._plan.config.comm
+        nodes = nodes_of([rank // keys.node_ranks for rank in ranks]) if keys.node_ranks and keys.levels == "auto" else None
+        return sent_over_nodes(operation, num_bytes, nodes, axis.rank) if nodes else sent_bytes(operation, num_bytes, axis.size, axis.rank)
+
+
+def _by_axis(events: Iterable[Event]) -> dict[str, list[tuple[str, int]]]:
+    found = defaultdict(list)
+    for event in events:
+        if isinstance(event, Start):
+            found[event.axis].append((event.operation, event.num_bytes))
+    return dict(found)
+
+
+class _Marks(Place):
+    """Notes in the script where the rank is in its program."""
+
+    def __init__(self, script: Script):
+        super().__init__()
+        self._script = script
+
+    def moved(self, step: int, position: int, what: str) -> None:
+        """Note the next instruction."""
+        self._script.events.append(At(position, what))
 
 
 class _Nothing(Measure):
@@ -127,7 +174,14 @@ class _EmptyItem:
 
     def _start(self, operations: Sequence[Started]) -> Walk:
         for operation, axis, num_bytes in operations:
-            self._axes[axis].account.note(operation, num_bytes)
-            yield TURN
+            yield self._axes[axis].start(None, operation, num_bytes)
         if not operations:
             yield None
+
+
+def main() -> None:
+    """Read a resolved configuration from stdin; write the recipe of each rank of a step, a line each, as JSON (actor/recipes.py)."""
+    config = sys.stdin.buffer.read()
+    plan = plan_of(msgspec.json.decode(config, type=Config)) if config else None  # empty: who asked is gone
+    for rank in range(plan.axes.grid.size if plan else 0):
+        sys.stdout.buffer.write(msgspec.json.encode(encoded(Rehearsal(plan, rank).recipe())) + b"\n")

@@ -23,6 +23,10 @@ HINTS = {
     "MPICH": ("MPIR_CVAR_POLLS_BEFORE_YIELD", "MPIR_CVAR_POLLS_BEFORE_YIELD=1 MPIR_CVAR_CH4_PROGRESS_THROTTLE=true"),
     "Open MPI": ("OMPI_MCA_mpi_yield_when_idle", "OMPI_MCA_mpi_yield_when_idle=true"),
 }
+MANY = {  # hundreds of ranks on one machine, for a dry run
+    "MPICH": "of more than 256 ranks on one machine MPICH's mpirun hangs: name it as several nodes, for 512 ranks mpirun -launcher fork "
+    "-hosts n0:64,n1:64,n2:64,n3:64,n4:64,n5:64,n6:64,n7:64 -n 512, with MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_CH4_ROOTS_ONLY_PMI=1",
+}
 
 
 def main(guard: Guard, say: Callable[[str], None]) -> int:
@@ -51,6 +55,8 @@ def _facts(world: World, mesh: Mesh, hosts: Counter, bandwidth: str):
     yield "ranks", f"{mesh.size} on {world.num_nodes} nodes: " + ", ".join(f"{host} {count}" for host, count in hosts.items())
     cores = len(os.sched_getaffinity(0))
     yield "cores", f"{cores} for rank 0" + _crowded(library.vendor(), world.node.size, cores)
+    if many := launcher_options(library.vendor(), world.node.size, cores):
+        yield "many ranks", many
     yield "largest tag", str(mesh["world"].num_tags)
     yield "bandwidth", bandwidth
 
@@ -90,6 +96,11 @@ def _awareness(vendor: str) -> str:
 
 def _launcher() -> str:
     return f"{library.launcher() or 'none, a single process'}; mpirun on the path: {shutil.which('mpirun') or 'none'}"
+
+
+def launcher_options(vendor: str, ranks: int, cores: int) -> str:
+    """Return how to start hundreds of ranks on one machine, where that needs telling and there are more ranks than cores."""
+    return MANY.get(vendor, "") if ranks > cores else ""
 
 
 def _crowded(vendor: str, ranks: int, cores: int) -> str:

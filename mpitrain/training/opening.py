@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpitrain import config as settings
 from mpitrain.cluster import logs, preflight
 from mpitrain.cluster.allocation import End, end_of_allocation, seconds_of
 from mpitrain.cluster.board import BUSY
@@ -31,6 +30,7 @@ from mpitrain.layout.node_memory import require_memory
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.training.agreement import attempt, require_same_configuration
 from mpitrain.training.wish import Wish
 
 SEEN_S = 5.0  # for which a network file system may still say that there is no such file
@@ -75,24 +75,17 @@ def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard, record:
     to change.
     """
     guard.place.enter("start", "reading the configuration", BUSY)
-    read = _attempt(path, overrides)  # before MPI starts: its limit (comm.timeout_s) is for that, too
+    read = attempt(path, overrides)  # before MPI starts: its limit (comm.timeout_s) is for that, too
     if isinstance(read, Config):
         guard.place.name(guard.place.who, Limit(read.comm.timeout_s).seconds)
     world = connect(guard.place)
     guard.join(world)
     guard.place.enter("start", "checking the configuration", BUSY)
     plan, tokenizer, same = world.on_every_rank("checking the configuration", lambda: _plan(read, world, record))
-    _require_same_configuration(world, plan.config)
+    require_same_configuration(world, plan.config)
     world.require_same(same)
     _require_device(plan, world)
     return _Opening(plan, tokenizer, world, guard).open(), world
-
-
-def _attempt(path: str | None, overrides: tuple[str, ...]) -> Config | InputError:
-    try:
-        return settings.load(path, overrides)
-    except InputError as error:
-        return error
 
 
 def _plan(read: Config | InputError, world: World, record: Wish | None) -> tuple[Plan, Tokenizer, dict[str, str]]:
@@ -126,12 +119,6 @@ def _require_staging(path: str) -> None:
         raise ConfigError(f"run.staging = {path}: no such directory on {socket.gethostname()}; make it on every node, or leave it out")
     if path and not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"run.staging = {path}: not writable on {socket.gethostname()}; choose another directory, or leave it out")
-
-
-def _require_same_configuration(world: World, config: Config) -> None:
-    """Raise MeshError, with the first key that differs, unless all ranks have read the same. Collective over all ranks."""
-    if len(set(world.all_gather("comparing the configuration", settings.digest(config)))) > 1:
-        world.require_same({key: repr(value) for key, value in settings.flatten(config).items()})
 
 
 def _require_device(plan: Plan, world: World) -> None:

@@ -3,13 +3,13 @@
 import json
 import math
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor, StepResult
+from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.trace import Recorder, write_trace
@@ -18,13 +18,11 @@ from mpitrain.cluster import conditions
 from mpitrain.cluster.board import BUSY, WAITING
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
-from mpitrain.comm.awareness import STAGED, Way
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import NOWHERE, Communicator, Place, World
+from mpitrain.comm.world import World
 from mpitrain.data.order import Sampler
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
 from mpitrain.layout.memory import compare, predict
-from mpitrain.layout.plan import Plan
 from mpitrain.layout.routing import joined
 from mpitrain.layout.saved import copy_bytes
 from mpitrain.optim.rates import learning_rate
@@ -74,15 +72,6 @@ def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) 
     with place.at("end", "freeing the communicators", WAITING):
         mesh.free()
     return code
-
-
-def build_mesh(
-    plan: Plan, comm: Communicator, place: Place = NOWHERE, way: Way = STAGED, on_thread: Callable[[], None] | None = None
-) -> Mesh:
-    """Build every communicator this layout needs; the rest is for the mesh. Collective over `comm`."""
-    axes, keys = plan.axes, plan.config.comm
-    limits = {"transport": keys.transport, "timeout_s": Limit(keys.timeout_s).seconds, "progress": keys.progress, "place": place}
-    return Mesh(comm, axes.grid, axes.of(comm.rank), axes.carried, **limits, way=way, on_thread=on_thread)
 
 
 class Trainer:

@@ -1,0 +1,168 @@
+"""Two levels: an axis over several nodes moves data inside each node and, each byte once for each node, between nodes.
+
+    axis     0 1 2 3 | 4 5 6 7        8 ranks on 2 nodes
+    near    [0 1 2 3] [4 5 6 7]       neighbours: the ranks of a node
+    far     [0 4] [1 5] [2 6] [3 7]   those with the same place on every node
+
+    all_reduce       near: reduce-scatter; far: all-reduce of the shard; near: all-gather
+    reduce_scatter   near: each rank adds up, for every node, what the rank with its place there will own; far: reduce-scatter of these
+    all_gather       far: the own shard, to the ranks with the same place; near: what each has then
+    broadcast        far: from the root to its place on every node; near: from there
+    all_to_all       near: to the rank with the same place as the target; far: to the target. As many bytes, in fewer messages
+
+Bits are those of one level: neighbours are summed in pairs, so where a node has a power of two of ranks its sum is a branch of the tree;
+otherwise sums go in one level. 16-bit floats stay in fp32 between the levels and are rounded once. Whatever doesn't divide into equal
+shards goes in one level.
+"""
+
+from collections.abc import Sequence
+from itertools import chain, groupby
+from typing import NamedTuple
+
+from mpitrain.comm import messages
+from mpitrain.comm.buffers import Array, copy, empty_like, is_narrow, widened_like
+from mpitrain.comm.carried import READING, Carried
+from mpitrain.comm.device import settled
+from mpitrain.comm.grid import split
+from mpitrain.comm.progress import Steps
+from mpitrain.comm.wire import SMALL
+
+USED_FOR = READING | {"all_to_all"}
+
+
+class Nodes(NamedTuple):
+    """How the ranks of an axis lie on nodes: as many neighbours on each."""
+
+    num_near: int
+    num_far: int
+
+    @property
+    def sums(self) -> bool:
+        """Whether a sum has the same bits in two levels."""
+        return not self.num_near & (self.num_near - 1)
+
+
+def nodes_of(numbers: Sequence[int]) -> Nodes | None:
+    """Return how an axis lies on nodes, given the node of each of its ranks; None: in one level, or not evenly in neighbours."""
+    runs = [len(list(run)) for _, run in groupby(numbers)]
+    even = len(set(runs)) == 1 and len(runs) == len(set(numbers))
+    return Nodes(runs[0], len(runs)) if even and len(runs) > 1 and runs[0] > 1 else None
+
+
+def carried_near_and_far(carried: Carried) -> Carried:
+    """Return what each level carries for an axis that carries this."""
+    parts = {"all_reduce", "reduce_scatter", "all_gather"} if carried.operations & (READING - {"broadcast"}) else set()
+    return Carried(frozenset(parts | carried.operations & USED_FOR), carried.most_bytes)
+
+
+# ---------------------------------------------------------------- operations, as the transports have them
+
+
+def all_reduce(x: Array, axis) -> Steps:
+    """Sum `x` in place over the axis."""
+    near, far, narrow = axis.near, axis.far, is_narrow(x)
+    if not axis.nodes.sums or (narrow and x.nbytes <= SMALL):
+        return axis.one_level(x).all_reduce(x, axis)
+    if x.nbytes <= SMALL:
+        return chain(near.transport(x).all_reduce(x, near), far.transport(x).all_reduce(x, far))
+    own = messages.own_shard(x, near)
+    part = widened_like(x, len(own)) if narrow else own
+    last = messages.own_shard(own, far)
+    summed = widened_like(x, len(last)) if narrow else last
+    return chain(
+        _reduce_scatter(x, part, near),
+        far.transport(part).reduce_scatter(part, summed, far),
+        messages.copied_later(summed, last),
+        far.transport(own).all_gather(own, far),
+        near.transport(x).all_gather(x, near),
+    )
+
+
+def reduce_scatter(x: Array, out: Array, axis) -> Steps:
+    """Write the sum over the axis of the own shard of `x` to `out`."""
+    near, far, narrow = axis.near, axis.far, is_narrow(x)
+    if len(x) % axis.size or not axis.nodes.sums:
+        return axis.one_level(x).reduce_scatter(x, out, axis)
+    sorted_, memory = axis.scratch.lend(x, len(x))
+    part = widened_like(x, len(x) // near.size) if narrow else empty_like(x, len(x) // near.size)
+    summed = widened_like(x, len(out)) if narrow else out
+    levels = chain(
+        _reduce_scatter(sorted_, part, near), far.transport(part).reduce_scatter(part, summed, far), messages.copied_later(summed, out)
+    )
+
+    def steps() -> Steps:
+        yield from settled(x)
+        _transpose(x, sorted_, far.size, near.size)
+        yield from levels
+        axis.scratch.give_back(memory)
+
+    return steps()
+
+
+def all_gather(out: Array, axis) -> Steps:
+    """Fill every shard of `out` with that of its rank; the own shard is the input."""
+    near, far = axis.near, axis.far
+    if len(out) % axis.size:
+        return axis.one_level(out).all_gather(out, axis)
+    found, memory = axis.scratch.lend(out, len(out))
+    mine = messages.own_shard(found, near)
+    levels = chain(far.transport(mine).all_gather(mine, far), near.transport(found).all_gather(found, near))
+
+    def steps() -> Steps:
+        yield from settled(out)
+        copy(messages.own_shard(out, axis), messages.own_shard(mine, far))
+        yield from levels
+        _transpose(found, out, near.size, far.size)
+        axis.scratch.give_back(memory)
+
+    return steps()
+
+
+def broadcast(x: Array, root: int, axis) -> Steps:
+    """Send the `x` of `root` to all others."""
+    near, far = axis.near, axis.far
+    node, place = divmod(root, near.size)
+    first = far.transport(x).broadcast(x, node, far) if near.rank == place else iter(())
+    return chain(first, near.transport(x).broadcast(x, place, near))
+
+
+def all_to_all(x: Array, out: Array, axis) -> Steps:
+    """Send the r-th of equal parts of `x` to rank r, and receive its counterpart into `out`."""
+    near, far = axis.near, axis.far
+    sorted_, memory = axis.scratch.lend(x, len(x))
+    found, more = axis.scratch.lend(x, len(x))
+    bounds = [split(len(x), each.size) for each in (near, far)]
+    to_near = messages.exchange(sorted_, bounds[0], found, bounds[0], near)
+    to_far = messages.exchange(sorted_, bounds[1], out, bounds[1], far)
+
+    def steps() -> Steps:
+        yield from settled(x)
+        _transpose(x, sorted_, far.size, near.size)  # by place, then by node
+        copy(messages.own_shard(sorted_, near), messages.own_shard(found, near))
+        yield from to_near
+        _transpose(found, sorted_, near.size, far.size)  # by node, then by the place of who sent it
+        copy(messages.own_shard(sorted_, far), messages.own_shard(out, far))
+        yield from to_far
+        for each in (memory, more):
+            axis.scratch.give_back(each)
+
+    return steps()
+
+
+def shift(x: Array, out: Array, distance: int, axis) -> Steps:
+    """Send `x` to the rank `distance` further along the axis: each byte has one way."""
+    return axis.one_level(x).shift(x, out, distance, axis)
+
+
+def _reduce_scatter(x: Array, part: Array, near) -> Steps:
+    """Write the own shard of the sum over the near axis to `part`, in fp32 if `x` are 16-bit floats."""
+    if not is_narrow(x):
+        return near.transport(x).reduce_scatter(x, part, near)
+    return messages.exchange_and_sum(messages.exchange, x, part, near)
+
+
+def _transpose(x: Array, out: Array, rows: int, columns: int) -> None:
+    """Write `x`, `rows` x `columns` runs of elements, to `out`, column by column."""
+    length = len(x) // (rows * columns)
+    if length:
+        copy(x.reshape(rows, columns, length).swapaxes(0, 1), out.reshape(columns, rows, length))

@@ -1,0 +1,35 @@
+"""What an operation on an axis of a mesh will make this rank send: the formulas of comm/wire.py for the way that the axis chooses."""
+
+from mpitrain.comm import messages, native, shared
+from mpitrain.comm.axis import Axis
+from mpitrain.comm.buffers import Array, is_narrow
+from mpitrain.comm.wire import phases, sent_bytes, sent_messages
+
+TRANSPORTS = {messages: "messages", native: "collectives", shared: "shared"}
+
+
+def predicted(operation: str, num_bytes: int, axis: Axis, x: Array) -> tuple[int, int]:
+    """Return the messages and bytes of an operation with a buffer of `num_bytes`, which is started with `x`."""
+    narrow, itemsize = is_narrow(x), x.dtype.itemsize
+    found = None
+    if axis.nodes is not None:
+        places = (axis.near.rank, axis.near.size), (axis.far.rank, axis.far.size)
+        found = phases(operation, num_bytes, *places, itemsize=itemsize, narrow=narrow)
+    if found is None:
+        transport = TRANSPORTS[axis.one_level(x, pairs=operation.startswith("all_to_all"))]
+        return _sent(operation, num_bytes, axis, itemsize, transport)
+    total = [0, 0]
+    for far, each, length, width in found:
+        level, by_messages = axis.far if far else axis.near, narrow and not far and each == "reduce_scatter"
+        module = messages if by_messages or each == "all_to_all" else level.by_size(length)
+        for at, number in enumerate(_sent(each, length, level, width, TRANSPORTS[module])):
+            total[at] += number
+    return total[0], total[1]
+
+
+def _sent(operation: str, num_bytes: int, axis: Axis, itemsize: int, transport: str) -> tuple[int, int]:
+    size = {"itemsize": itemsize, "transport": transport}
+    return (
+        sent_messages(operation, num_bytes, axis.size, transport=transport),
+        sent_bytes(operation, num_bytes, axis.size, axis.rank, **size),
+    )

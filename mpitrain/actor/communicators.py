@@ -1,0 +1,19 @@
+"""The communicators of a rank, as its plan says. No torch: a dry run has the same."""
+
+from collections.abc import Callable
+
+from mpitrain.cluster.limit import Limit
+from mpitrain.comm.awareness import STAGED, Way
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.world import NOWHERE, Communicator, Place
+from mpitrain.layout.plan import Plan
+
+
+def build_mesh(
+    plan: Plan, comm: Communicator, place: Place = NOWHERE, way: Way = STAGED, on_thread: Callable[[], None] | None = None
+) -> Mesh:
+    """Build every communicator this layout needs; the rest is for the mesh. Collective over `comm`."""
+    axes, keys = plan.axes, plan.config.comm
+    limits = {"transport": keys.transport, "timeout_s": Limit(keys.timeout_s).seconds, "progress": keys.progress, "place": place}
+    limits |= {"levels": keys.levels == "auto", "node_ranks": keys.node_ranks}
+    return Mesh(comm, axes.grid, axes.of(comm.rank), axes.carried, **limits, way=way, on_thread=on_thread)

@@ -1,0 +1,136 @@
+"""A rank that computes nothing: it walks its program, with the operations that a rehearsal of it has written down.
+
+    instruction    the next one of the program of the plan; a computation takes the time it is given, asleep
+    operation      a real one, over the communicators that training has, its messages checked as they come (actor/signed.py)
+    wait           where the actor would wait
+
+No torch.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import sleep
+
+from mpitrain.actor.signed import Sender, Signed
+from mpitrain.cluster.board import Place
+from mpitrain.comm.links import Links
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.prediction import predicted
+from mpitrain.comm.recipe import At, Event, Start
+from mpitrain.errors import MessageError
+from mpitrain.layout.plan import Plan
+from mpitrain.schedules.actions import COMPUTE, Action
+
+SHARES = {"F": 1 / 3, "B": 2 / 3, "I": 1 / 3, "W": 1 / 3}  # of the FLOPs of a training step
+
+
+@dataclass
+class Tally:
+    """What was started on an axis, or sent over it."""
+
+    operations: int = 0
+    messages: int = 0
+    num_bytes: int = 0
+
+
+class DryRun:
+    """One rank. predicted: what its recipe says that it sends, by axis.  headers: how many were right; short: of parts without one.
+
+    recipe: of a step.  share: of the length of each message.  seconds: of a computation.  place: as for an Actor.
+    """
+
+    def __init__(self, plan: Plan, mesh: Mesh, recipe: list[Event], place: Place | None = None, share: float = 1.0,
+        seconds: Callable[[Action], float] = lambda action: 0.0,
+    ):  # fmt: skip
+        self.mesh, self.place, self.progress = mesh, place or Place(), mesh.progress
+        self._program, self._seconds = plan.training.ranks[mesh["pp"].rank], seconds
+        self._recipe = [_shortened(event, share, mesh) for event in recipe]
+        table = plan.table
+        links = Links(mesh["links"], table.num_stages, table.num_microbatches, synchronous=plan.config.comm.synchronous)
+        self._sender = Sender(mesh, plan.axes.of(mesh.rank), links, _counts(self._recipe, mesh))
+        self._started: list[Signed] = []
+        self.predicted: dict[str, Tally] = defaultdict(Tally)
+        self.headers = self.short = 0
+
+    def step(self, step: int) -> None:
+        """Walk the program once. Collective over all ranks. Raises MessageError, if another message came than was due, and HangError."""
+        before, self._started = self._started, []
+        self._sender.begin()
+        for event in self._recipe:
+            if isinstance(event, At):
+                self._come_to(event, step)
+            elif isinstance(event, Start):
+                self._start(event)
+            elif event.number >= 0:
+                self._wait(self._started[event.number])
+            elif before:
+                self._wait(before[event.number])
+
+    def finish(self) -> None:
+        """Wait for what the last step has left under way."""
+        for signed in self._started:
+            self._wait(signed)
+        self.progress.drain()
+
+    def _come_to(self, event: At, step: int) -> None:
+        self.place.moved(step, event.position, event.instruction)
+        self.progress.poll()
+        action = self._program[event.position]
+        if str(action) != event.instruction:
+            raise MessageError(f"position {event.position} of the program: found {action}, the recipe has {event.instruction}")
+        both = self._program[event.position + 1 :][:2] if action.kind == "PAIR" else [action]
+        if seconds := sum(self._seconds(each) for each in both if each.kind in COMPUTE):
+            sleep(seconds)
+
+    def _start(self, event: Start) -> None:
+        signed, tally = self._sender.start(event), self.predicted[event.axis]
+        num_messages, num_bytes = predicted(event.operation, event.num_bytes, signed.axis, signed.x)
+        tally.operations += 1
+        tally.messages += num_messages
+        tally.num_bytes += num_bytes
+        self._started.append(signed)
+
+    def _wait(self, signed: Signed) -> None:
+        if not signed.done:
+            headers, short = signed.wait()
+            self.headers += headers
+            self.short += short
+            self._sender.give_back(signed)
+
+
+def _shortened(event: Event, share: float, mesh: Mesh) -> Event:
+    """Return an event with a buffer of `share` of its length, which still has room for a header of each rank for each other."""
+    if not isinstance(event, Start) or share == 1:
+        return event
+    size = mesh[event.axis].size
+    least = min(event.num_bytes, 8 * size * size)
+    return event._replace(num_bytes=max(least, int(event.num_bytes * share) // (8 * size) * 8 * size))
+
+
+def _counts(recipe: Iterable[Event], mesh: Mesh) -> dict[str, list[list[int]]]:
+    """Return, by axis, what each rank sends in each all_to_all_v. Collective over these axes."""
+    mine = defaultdict(list)
+    for event in recipe:
+        if isinstance(event, Start) and event.operation == "all_to_all_v":
+            mine[event.axis].append(event.num_bytes)
+    return {name: list(zip(*mesh[name].told(counts))) for name, counts in mine.items()}
+
+
+def seconds_of(plan: Plan, flops_per_s: float) -> Callable[[Action], float]:
+    """Return what says how long a rank computes for an instruction, at a rate: model FLOPs, divided evenly over tp, cp and parts."""
+    config, table = plan.config, plan.table
+    parallel, tokens = config.parallel, config.batch.micro * config.data.sequence / table.segments
+
+    def of_stage(number: int) -> float:
+        stage = plan.stage(number)
+        layers = [placed.layer for block in stage.blocks for placed in block]
+        return sum(layer.flops(config.data.sequence) for layer in layers) * tokens / (parallel.tp * parallel.cp) / flops_per_s
+
+    whole = [of_stage(number) for number in range(table.num_stages)]
+
+    def seconds(action: Action) -> float:
+        parts = 1 if action.part is None else len(plan.stage(action.stage).parts)
+        return whole[action.stage] * SHARES[action.kind] / parts
+
+    return seconds

@@ -1,0 +1,197 @@
+"""`mpitrain run --dry-run`: a layout on all its ranks, with real communicators and real messages, and nothing computed.
+
+    start            every rank reads the configuration and joins MPI; they are compared
+    recipes          a process beside rank 0 rehearses each rank (actor/rehearsal.py): the only one that loads torch
+    communicators    those of training
+    steps            actor/dry_run.py
+
+512 ranks fit on one machine: none of them loads torch, and no run directory, corpus or weight is touched.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mpitrain.actor.communicators import build_mesh
+from mpitrain.actor.dry_run import DryRun, Tally, seconds_of
+from mpitrain.actor.recipes import Rehearsals
+from mpitrain.cluster.board import BUSY, WAITING
+from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.limit import Limit
+from mpitrain.cluster.preflight import code
+from mpitrain.comm.account import Usage
+from mpitrain.comm.recipe import decoded
+from mpitrain.comm.world import World, connect
+from mpitrain.config import Config
+from mpitrain.data.tokenizer import load_tokenizer
+from mpitrain.errors import DONE, InputError, MessageError
+from mpitrain.layout.plan import Plan
+from mpitrain.layout.resolve import resolve
+from mpitrain.layout.text import aligned, megabytes
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.training.agreement import attempt, require_same_configuration
+
+
+@dataclass(frozen=True)
+class Options:
+    """steps: how many.  share: of the length of each message.  tflops: the rate at which computations take time; None: they take none."""
+
+    steps: int = 3
+    share: float = 1.0
+    tflops: float | None = None
+
+
+class Measured(NamedTuple):
+    """What one rank has measured. resident, own: bytes of memory; of its own are an n-th of what n processes share.
+
+    headers: of messages, that were right.  short: parts of messages without one.  sent: by axis, in all steps.
+    """
+
+    steps_s: list[float]
+    resident: int
+    own: int
+    headers: int
+    short: int
+    sent: dict[str, Tally]
+
+
+def run(path: str | None, overrides: tuple[str, ...], options: Options, guard: Guard, say: Callable[[str], None]) -> int:
+    """Run the steps of a layout dry; rank 0 tells each phase when it is over. Collective over all ranks.
+
+    Raises InputError, alike on all ranks, for a configuration that can't work, and MessageError if another message came than was due.
+    """
+    place, began = guard.place, _began_at()
+    place.enter("start", "reading the configuration", BUSY)
+    rehearsals = Rehearsals()
+    read = attempt(path, overrides)
+    if isinstance(read, Config):
+        place.name(place.who, Limit(read.comm.timeout_s).seconds)
+    world = connect(place)
+    connected = time.time()
+    guard.join(world)
+    place.enter("start", "checking the configuration", BUSY)
+    plan = world.on_every_rank("checking the configuration", lambda: _plan(read, world))
+    require_same_configuration(world, plan.config)
+    world.require_same(world.on_first_of_node("digesting the code", code))  # hundreds of ranks would take a while
+    times = world.gather("when they started", (began, connected))
+    if times is not None:
+        say(_title(plan, world, options))
+        say(f"start          {max(there for _, there in times) - min(begin for begin, _ in times):.1f} s, to the last process in MPI")
+
+    place.enter("build", "rehearsing the ranks", BUSY)
+    begin = time.monotonic()
+    recipe = decoded(msgspec.json.decode(world.scatter("rehearsing the ranks", lambda: rehearsals.recipes(plan.config, world.size))))
+    _tell("recipes", time.monotonic() - begin, world, say)
+
+    begin = time.monotonic()
+    with place.at("build", "making the communicators", WAITING):
+        mesh = build_mesh(plan, world.comm, place)
+    place.name(f"{mesh} on {os.uname().nodename}", Limit(plan.config.comm.timeout_s).seconds)
+    _tell("communicators", time.monotonic() - begin, world, say)
+
+    rate = {} if options.tflops is None else {"seconds": seconds_of(plan, options.tflops * 1e12)}
+    walk, steps = DryRun(plan, mesh, recipe, place, options.share, **rate), []
+    for step in range(1, options.steps + 1):
+        steps.append(_timed_step(walk, step, world))
+        _tell(f"step {step}", steps[-1], world, say)
+    walk.finish()
+    _require_predicted(walk, mesh.usage())
+    place.enter("end", "telling how it went")
+    every = world.gather("what was measured", Measured(steps, *_memory(), walk.headers, walk.short, walk.predicted))
+    if every is not None:
+        say(report(options, every))
+    with place.at("end", "freeing the communicators", WAITING):
+        mesh.free()
+    return DONE
+
+
+def _tell(what: str, seconds: float, world: World, say: Callable[[str], None]) -> None:
+    """Say how long the slowest rank took. Collective over all ranks."""
+    every = world.gather("how long it took", seconds)
+    if every is not None:
+        say(f"{what:15}{max(every):.3g} s")
+
+
+def _plan(read: Config | InputError, world: World) -> Plan:
+    if isinstance(read, InputError):
+        raise read
+    plan = plan_of(resolve(read, world.size, load_tokenizer(read.data.tokenizer).vocab, world.num_nodes, world.node_ranks))
+    plan.training  # noqa: B018  # proved here, where trouble is still an InputError of all ranks
+    return plan
+
+
+def _timed_step(walk: DryRun, step: int, world: World) -> float:
+    """Run a step that all ranks begin together, and return its time on this rank."""
+    world.barrier(f"to begin step {step}")
+    walk.place.enter("step", f"step {step}")
+    begin = time.perf_counter()
+    walk.step(step)
+    return time.perf_counter() - begin
+
+
+def _require_predicted(walk: DryRun, usage: dict[str, Usage]) -> None:
+    """Raise MessageError unless what was counted where messages are posted is what the recipe says, to the byte."""
+    for name, wanted in walk.predicted.items():
+        found = Tally(usage[name].calls, usage[name].messages, usage[name].num_bytes)
+        if found != wanted:
+            raise MessageError(f"axis {name}: counted {found}, the recipe has {wanted}")
+
+
+def _began_at() -> float:
+    """Return when the launcher started this process, by time.time()."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _memory() -> tuple[int, int]:
+    """Return the bytes of this process in memory: all, and its share of them (what n processes have counts as an n-th)."""
+    found = {}
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
+        name, size, *_ = line.split()
+        found[name] = int(size) * 1024
+    return found["Rss:"], found["Pss:"]
+
+
+# ---------------------------------------------------------------- what rank 0 says
+
+
+def _title(plan: Plan, world: World, options: Options) -> str:
+    length = "messages of full length" if options.share == 1 else f"messages of {options.share:g} of their length"
+    work = "nothing is computed" if options.tflops is None else f"asleep for what {options.tflops:g} TFLOP/s would compute"
+    layout = f"{plan.axes.grid}; {plan.config.pipeline.schedule}, {plan.num_microbatches} microbatches a rank"
+    return f"dry run of {world.size} ranks on {world.num_nodes} nodes, {layout}; {length}, {work}"
+
+
+def report(options: Options, every: list[Measured]) -> str:
+    """Return what the ranks have measured, as text."""
+    steps = [max(times) for times in zip(*(each.steps_s for each in every))]
+    resident, worst = max((each.resident, -rank) for rank, each in enumerate(every))
+    headers, short = sum(each.headers for each in every), sum(each.short for each in every)
+    lines = [
+        ("a step", f"{sorted(steps)[len(steps) // 2]:.3g} s, the median; of the slowest rank each time"),
+        ("memory", f"{resident / 1e6:.0f} MB resident on rank {-worst}, the most; of all ranks {sum(e.own for e in every) / 1e9:.2f} GB"),
+        ("headers", f"{headers:,} right, {short:,} parts of messages were too short for one"),
+    ]
+    traffic = aligned(_traffic(options.steps, every))
+    said = [f"{name:15}{text}" for name, text in lines]
+    return "\n".join([*said, "sent in a step by all ranks, as the recipes say and as it was counted:", traffic])
+
+
+def _traffic(num_steps: int, every: list[Measured]) -> list[tuple[str, ...]]:
+    names = list(dict.fromkeys(name for each in every for name in each.sent))
+    rows = [("axis", "operations", "messages", "MB")]
+    for name in names:
+        tallies = [each.sent[name] for each in every if name in each.sent]
+        rows.append((name, *_line([sum(getattr(tally, what) for tally in tallies) / num_steps for what in Tally.__annotations__])))
+    totals = [sum(getattr(t, what) for each in every for t in each.sent.values()) / num_steps for what in Tally.__annotations__]
+    return [*rows, ("all", *_line(totals))]
+
+
+def _line(numbers: list[float]) -> tuple[str, str, str]:
+    operations, messages, num_bytes = numbers
+    return f"{operations:,.0f}", f"{messages:,.0f}", megabytes(num_bytes)

@@ -1,0 +1,257 @@
+"""A dry run sends what training sends, over the same communicators, computes nothing, loads no torch, and names what doesn't fit."""
+
+import os
+import re
+import sys
+
+import pytest
+from conftest import agree
+from launch import MPIRUN, MPITRAIN, started
+from training import resolved
+
+SETTINGS = (
+    "model.layers=4", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=48", "data.sequence=16", "batch.global=8",
+    "batch.micro=1", "comm.timeout_s=30", "comm.bucket_mb=0.02",
+)  # fmt: skip
+LAYOUT = ("parallel.tp=2", "parallel.pp=2")
+
+# ---------------------------------------------------------------- recipes
+
+
+def plan(num_ranks, *settings):
+    from mpitrain import config
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.model.families.catalog import plan_of
+
+    return plan_of(resolve(config.load(None, (*SETTINGS, *settings)), num_ranks, 259))
+
+
+@pytest.mark.parametrize(
+    "settings", [LAYOUT, ("parallel.zero=3",), ("parallel.pp=4", "pipeline.schedule=zbv", "model.layers=8"), ("parallel.zero=1",)]
+)
+def test_a_recipe_waits_for_all_that_it_starts_within_two_steps(settings):
+    from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.comm.recipe import Start, Wait, decoded, encoded
+
+    for rank in range(4):
+        events = Rehearsal(plan(4, *settings), rank).recipe()
+        assert decoded(encoded(events)) == events
+        num_started, waited = 0, []
+        for event in events:
+            num_started += isinstance(event, Start)
+            if isinstance(event, Wait):
+                assert event.number < num_started
+                waited.append(event.number)
+        before = {num_started + number for number in waited if number < 0}
+        here = {number for number in waited if number >= 0}
+        assert len(waited) == len(before) + len(here)
+        assert before | here == set(range(num_started)) and not before & here
+
+
+def test_a_recipe_stands_between_the_instructions_of_the_program():
+    from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.comm.recipe import At, Start
+
+    found = plan(4, *LAYOUT)
+    for rank in range(4):
+        events = Rehearsal(found, rank).recipe()
+        program = found.training.ranks[rank // 2]
+        assert [(event.position, event.instruction) for event in events if isinstance(event, At)] == list(enumerate(map(str, program)))
+        here = ""
+        for event in events:
+            here = event.instruction if isinstance(event, At) else here
+            if isinstance(event, Start) and event.operation == "send":
+                kind, stage, microbatch, _, _ = event.message
+                assert here == f"SEND_{kind}{microbatch}@{stage - 1 if kind == 'F' else stage + 1}"
+
+
+def test_importing_what_a_rank_needs_is_without_torch():
+    import subprocess
+
+    code = "import sys, mpitrain.training.dry_run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+
+
+def test_bytes_are_divided_over_the_others_as_both_ends_count_them():
+    from mpitrain.actor.signed import shares
+
+    assert shares(10, 4, 1) == [3, 0, 3, 4]
+    assert shares(0, 1, 0) == [0]
+    for own in range(5):
+        counts = shares(1001, 5, own)
+        assert sum(counts) == 1001 and counts[own] == 0 and max(counts) - min(c for r, c in enumerate(counts) if r != own) <= 1
+
+
+def test_computations_sleep_as_long_as_their_flops_take():
+    from mpitrain.actor.dry_run import seconds_of
+
+    found = plan(4, *LAYOUT)
+    seconds = seconds_of(found, 1e9)
+    whole = sum(seconds(action) for program in found.training.ranks for action in program if action.kind in "FB")
+    tokens = found.config.batch.global_ * found.config.data.sequence
+    assert whole == pytest.approx(found.flops_per_token() * tokens / 2 / 1e9)  # tp halves them
+
+
+# ---------------------------------------------------------------- several ranks
+
+LAYOUTS = [
+    "tp=2",
+    "pp=2 schedule=zbv transport=messages",
+    "dp=2 zero=3 transport=collectives",
+    "dp=2 zero=1 transport=shared",
+    "cp=2 context=ulysses",
+    "dp=2 optimizer.name=muon zero=2",
+    "tp=2 pp=2 schedule=dualpipe",
+    "tp=2 dp=2 zero=2 transport=collectives",
+    "cp=2 dp=2 context=zigzag transport=shared",
+    "dp=4 dp_shard=2 zero=3",
+    "dp=2 pp=2 ep=2 model.family=mixtral experts.count=8 experts.active=2 experts.buffer=16",
+    "tp=2 dp=2 optimizer.name=muon zero=1",
+    "dp=4 zero=1 node_ranks=2",
+    "dp=4 zero=2 node_ranks=2 transport=collectives",
+    "cp=4 context=ulysses node_ranks=2",
+    "tp=2 pp=2 dp=2",
+    "dp=8 zero=3 node_ranks=4",
+]
+TABLES = {"schedule": "pipeline", "transport": "comm", "node_ranks": "comm"}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("share", [1.0, 0.1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_dry_run_sends_what_training_sends(world, layout, share):
+    from mpitrain.actor.communicators import build_mesh
+    from mpitrain.actor.dry_run import DryRun, Tally
+    from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.comm.wire import sent_bytes
+    from mpitrain.model.families.catalog import plan_of
+
+    words = dict(word.split("=") for word in layout.split())
+    settings = [f"{key if '.' in key else TABLES.get(key, 'parallel') + '.' + key}={value}" for key, value in words.items()]
+    config = resolved(world, *SETTINGS, *settings)
+    found = plan_of(config)
+    mesh = build_mesh(found, world)
+    declared = Rehearsal(found, world.rank).training()
+    walk = DryRun(found, mesh, Rehearsal(found, world.rank).recipe(), share=share)
+    for step in (1, 2):
+        walk.step(step)
+    walk.finish()
+    usage, wrong = mesh.usage(), []
+    for name, wanted in walk.predicted.items():
+        got = Tally(usage[name].calls, usage[name].messages, usage[name].num_bytes)
+        wrong += [f"{name}: {got} instead of {wanted}"] if got != wanted else []
+        axis, transport = mesh[name], words.get("transport")
+        if share == 1 and transport and "node_ranks" not in words and name not in ("data", "model"):  # of which no shard is unequal
+            whole = 2 * sum(sent_bytes(*each, axis.size, axis.rank, itemsize=8, transport=transport) for each in declared[name])
+            wrong += [f"{name}: {got.num_bytes} bytes, training sends {whole}"] if got.num_bytes != whole else []
+        count = 2 * len(declared[name])
+        wrong += [f"{name}: {got.operations} operations, training starts {count}"] if got.operations != count else []
+    wrong += [] if set(walk.predicted) == set(declared) else [f"axes {set(walk.predicted)}, declared {set(declared)}"]
+    wrong += [] if walk.headers else ["no header came"]
+    mesh.free()
+    agree(world, not wrong, f"{mesh}: {wrong}")
+
+
+# ---------------------------------------------------------------- as a user starts it
+
+ONLY_BESIDE_RANKS = """
+import os, sys
+if {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"} & {*os.environ}:
+    raise ImportError("a rank loads torch")
+sys.path = [path for path in sys.path if path != os.path.dirname(os.path.dirname(__file__))]
+del sys.modules["torch"]
+import torch
+"""
+PLANTED = """
+import os
+import msgspec
+from mpitrain.actor.recipes import Rehearsals
+from mpitrain.cli import main
+from mpitrain.comm.recipe import Start, decoded, encoded
+
+whole, (rank, operation, factor) = Rehearsals.recipes, os.environ["PLANTED"].split(",")
+
+def recipes(self, *arguments):
+    lines = whole(self, *arguments)
+    events = decoded(msgspec.json.decode(lines[int(rank)]))
+    at = next(i for i, event in enumerate(events) if isinstance(event, Start) and event.operation == operation)
+    events[at] = events[at]._replace(num_bytes=int(events[at].num_bytes * float(factor)))
+    lines[int(rank)] = msgspec.json.encode(encoded(events))
+    return lines
+
+Rehearsals.recipes = recipes
+main()
+"""
+
+
+def command(*settings, program=(MPITRAIN,)):
+    return [*program, "run", "--dry-run", *(f"--set={each}" for each in (*SETTINGS, *LAYOUT, *settings))]
+
+
+def test_no_rank_loads_torch_and_what_was_sent_is_told(tmp_path):
+    from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.comm.wire import sent_bytes
+
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(ONLY_BESIDE_RANKS)
+    transport = "comm.transport=messages"
+    with started(4, *command(transport), "--steps", "2", "--tflops", "0.01", env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path) as job:
+        done = job.wait(90)
+    assert done.returncode == 0, done.output
+    found = plan(4, *LAYOUT, transport)
+    total = 0
+    for rank in range(4):
+        axes = found.axes.of(rank)
+        for name, operations in Rehearsal(found, rank).training().items():
+            total += sum(sent_bytes(*each, len(axes[name]), axes[name].index(rank), itemsize=8) for each in operations)
+    assert f"dry run of 4 ranks on 1 nodes, {found.axes.grid}; 1f1b, 8 microbatches a rank; messages of full length" in done.output
+    assert re.search(rf"\n  all  +\S+  +\S+  +{total / 1e6:.3g}\n", done.output + "\n"), (total, done.output)
+    for what in ("start", "recipes", "communicators", "step 1", "step 2", "memory", "headers"):
+        assert f"\n{what} " in done.output, done.output
+    assert not list(tmp_path.glob("runs*"))
+
+
+@pytest.mark.parametrize(
+    ("planted", "told"),
+    [
+        ("1,all_gather,0.5", r"all_gather on axis tp: rank [01] of all sent operation \d+ of \d+ bytes, due was operation"),
+        ("1,send,0.5", r"F0 for stage 1 from rank 0 of links: rank [01] of all sent operation \d+ of 512 bytes, due was .* of 1024"),
+        ("1,send,2", r"F0 for stage 1 from rank 0 of links: (found a longer message than was due|rank [01] of all sent)"),
+        ("3,reduce_scatter,2", r"on (axis )?tp: (found a longer message than was due|rank [23] of all sent)"),
+    ],
+)
+def test_one_message_of_another_size_is_named_and_ends_the_job(tmp_path, planted, told):
+    (tmp_path / "planted.py").write_text(PLANTED)
+    program = sys.executable, str(tmp_path / "planted.py")
+    with started(4, *command("comm.transport=messages", program=program), env={"PLANTED": planted}) as job:
+        done = job.wait(90)
+    assert done.returncode not in (0, None), done.output
+    assert re.search(r"mpitrain: rank \d \(pp \d, .*\) failed at step 1, position \d+, in phase step, .*MessageError: ", done.output)
+    assert re.search(told, done.output), done.output
+
+
+def test_one_rank_with_another_configuration_is_named():
+    with started(1, *command(), ":", "-n", "3", *command("optimizer.lr=0.5")) as job:
+        done = job.wait(90)
+    assert done.returncode == 2, done.output
+    assert "MeshError: optimizer.lr: found 0.5 on ranks 1, 2, 3, " in done.output, done.output
+
+
+def test_what_only_a_dry_run_has_is_refused_without_it():
+    with started(0, MPITRAIN, "run", "--steps", "2") as job:
+        done = job.wait(60)
+    assert done.returncode == 2 and "--steps does nothing without --dry-run" in done.output
+
+
+@pytest.mark.skipif(os.environ.get("MPITRAIN_RANKS") != "512", reason="MPITRAIN_RANKS=512 starts 512 ranks: 5 minutes, 19 GB")
+def test_512_ranks_take_less_than_five_minutes(tmp_path):
+    """Under MPICH, as `mpitrain doctor` says; memory and processes of one machine with 2 cores and 24 GB have to do."""
+    layout = ("parallel.tp=8", "parallel.pp=8", "parallel.dp=8", "model.layers=8", "model.heads=8", "model.kv_heads=8", "batch.global=64")
+    hosts = ",".join(f"n{number}:64" for number in range(8))
+    many = {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_CH4_ROOTS_ONLY_PMI": "1", "PYTHONDONTWRITEBYTECODE": None}
+    settings = [f"--set={each}" for each in (*SETTINGS, *layout, "comm.timeout_s=280")]
+    launcher = [MPIRUN, "-launcher", "fork", "-hosts", hosts, "-n", "512"]
+    with started(0, *launcher, MPITRAIN, "run", "--dry-run", *settings, env=many, cwd=tmp_path) as job:
+        done = job.wait(300)
+    assert done.returncode == 0 and done.wall_s < 300, done.output
+    assert "dry run of 512 ranks on 8 nodes" in done.output and "step 3 " in done.output
