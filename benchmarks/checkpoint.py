@@ -7,6 +7,7 @@ It trains the model of preset `reference` on 1 rank, saves now and then, and rea
     step     median time of the steps while one is being written, over that of the others of the same run; told is each save's share
     stall    for which training stood still for the copy in host memory, over the time to copy as many bytes between two buffers
     disk     bytes a second from the first to the commit, over those of one write and fsync of the same bytes, in turns in one process
+    verify   bytes a second of what a run does before it goes on from a step, and `mpitrain ckpt verify`, of a file that was just written
 
 Steps are timed by the run itself (step_s), and by the clock between their lines, which has the stall and all else in it.
 """
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 
 from mpitrain.checkpoint.save import begin, commit, write_shard
+from mpitrain.checkpoint.verify import verify
 
 SETTINGS = ["model.preset=reference", "batch.global=4", "batch.micro=1", "data.sequence=128", "run.steps=60", "run.save_every=15"]
 META = {"tokens": 0, "updates": 0, "skipped": 0, "data": "", "loss_scale": [1.0, 0]}
@@ -102,6 +104,9 @@ def disk(folder: Path, num_bytes: int, num_arrays: int) -> None:
     rates = {name: total / statistics.median(found) / 1e6 for name, found in times.items()}
     print(f"disk, {total / 1e6:.0f} MB in {num_arrays} arrays: {rates['saved']:.0f} MB/s saved, {rates['plain']:.0f} MB/s written and "
           f"synced: {rates['saved'] / rates['plain']:.2f}")  # fmt: skip
+    begin_s = time.perf_counter()
+    verify(folder / "step-00000001")
+    print(f"verified, from memory: {total / (time.perf_counter() - begin_s) / 1e6:.0f} MB/s")
 
 
 def main() -> None:

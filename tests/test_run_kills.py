@@ -85,7 +85,8 @@ def test_restarts_end_as_the_run_that_was_never_killed(tmp_path, text, whole):
             verify(run_dir / "checkpoints" / f"step-{step:08d}")
         if alive and in_a_row < MOST_IN_A_ROW and number < last:
             continue
-        done = run_tiny(dice.choice([1, 2]), run_dir, text, **SETTINGS)
+        num_ranks = dice.choice([1, 2])
+        done = run_tiny(num_ranks, run_dir, text, **SETTINGS, parallel_pp=num_ranks)
         assert done.returncode == 0, f"after kill {number}\n{tail(done.output)}"
         assert loss_lines(run_dir) == lines, f"after kill {number}"
         assert kept(run_dir) == digests and not list((run_dir / "checkpoints").glob("*.*")), f"after kill {number}: {kept(run_dir)}"

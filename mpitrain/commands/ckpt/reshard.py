@@ -21,7 +21,7 @@ from mpitrain.inputs import shown
 
 
 class Later:
-    """A part of an array that is read when it is written: one is in memory at a time."""
+    """A part of an array that is read when it is written: few are in memory at a time."""
 
     def __init__(self, checkpoint: Checkpoint, name: str, box: Box, progress: Progress):
         self._checkpoint, self._name, self._box, self._progress = checkpoint, name, box, progress
