@@ -8,6 +8,7 @@
 #BSUB -W @minutes@
 #BSUB -o @name@-%J.out
 #BSUB -Q "75"
+#BSUB -r
 @directives@
 MPITRAIN_JOB_END=$(($(date +%s) + @seconds@)) # when this job has to be gone
 export MPITRAIN_JOB_END

@@ -6,7 +6,7 @@
 #PBS -l select=@nodes@:ncpus=@cores_per_node@:mpiprocs=@ranks_per_node@@gpus@
 #PBS -l walltime=@time@
 #PBS -j oe
-#PBS -r n
+#PBS -r y
 @directives@
 MPITRAIN_JOB_END=$(($(date +%s) + @seconds@)) # when this job has to be gone
 export MPITRAIN_JOB_END

@@ -84,7 +84,7 @@ class Slurm:
             time.sleep(0.2)
 
     def logs(self) -> str:
-        return "\n".join("\n".join(path.read_text().splitlines()[-40:]) for path in sorted(self.folder.glob("*.log")))
+        return "\n".join("\n".join(path.read_text().splitlines()[-40:]) for path in sorted(self.folder.glob("slurm*.[cl]o*")))
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     """Start it; at the end of the block nothing of it is left, jobs included."""
     for name in ("state", "spool"):
         (folder / name).mkdir(parents=True)
-    first = random.randrange(10**3, 10**8)  # MPICH names shared memory after jobs: not as another Slurm of this machine did
+    first = random.randrange(10**3, 10**7)  # MPICH names shared memory after jobs: not as another Slurm of this machine did
     places = dict(folder=folder, first=first, controller=_port(), node=_port())
     places |= dict(host=socket.gethostname().partition(".")[0], cpus=os.cpu_count())
     (folder / "slurm.conf").write_text(CONF.format(**places))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conftest import agree
 
-from mpitrain.cluster.conditions import Link, _clocks, _devices, _space, bandwidth, look, receiver, table
+from mpitrain.cluster.conditions import Link, _clocks, _devices, _space, bandwidth, look, receiver, told
 from mpitrain.commands.inspect import planned
 from mpitrain.errors import CheckpointError
 
@@ -76,6 +76,9 @@ def test_what_ranks_that_agree_are_told(world, tmp_path_factory):
     if found["devices"] != (f"{size} x CPU", True) or not found["ranks"][0].startswith(f"{size} on 1 nodes"):
         problems.append(f"{found['devices']}, {found['ranks']}")
     if not all(fine for _, fine in found.values()):
-        problems.append(table(look(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=False)))
+        problems.append(f"marked: {found}")
     problems += [f"{axis}: {found[axis]}" for axis in axes if axis in found and " GB/s, the least " not in found[axis][0]]
+    quiet, said = (told(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=measure) for measure in (False, True))
+    if quiet or not said.startswith("preflight, in "):  # one node, and nothing is wrong
+        problems.append(f"{quiet!r}, {said!r}")
     agree(world, not problems, problems)

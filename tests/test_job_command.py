@@ -26,10 +26,10 @@ SITE = ["--account", "abc123", "--queue", "long", "--gpus", "4", "--ranks-per-no
 EXPECTED = {  # directives that each scheduler needs for that, 3 nodes and 26.5 hours
     "slurm": ["#SBATCH --nodes=3", "#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=6", "#SBATCH --time=26:30:00",
               "#SBATCH --requeue", "#SBATCH --account=abc123", "#SBATCH --partition=long", "#SBATCH --gpus-per-node=4", "LAUNCH=(srun) "],
-    "pbs": ["#PBS -l select=3:ncpus=24:mpiprocs=4:ngpus=4", "#PBS -l walltime=26:30:00", "#PBS -A abc123", "#PBS -q long",
+    "pbs": ["#PBS -l select=3:ncpus=24:mpiprocs=4:ngpus=4", "#PBS -l walltime=26:30:00", "#PBS -A abc123", "#PBS -q long", "#PBS -r y",
             "MPITRAIN_JOB_END=$(($(date +%s) + 95400))", "LAUNCH=(mpirun -n 12) "],
     "lsf": ["#BSUB -n 12", '#BSUB -R "span[ptile=4]"', "#BSUB -W 1590", '#BSUB -Q "75"', "#BSUB -P abc123", "#BSUB -q long",
-            "#BSUB -gpu num=4"],
+            "#BSUB -gpu num=4", "#BSUB -r"],
     "flux": ["#flux: --nodes=3", "#flux: --time-limit=95400s", "#flux: --bank=abc123", "#flux: --queue=long",
              "LAUNCH=(flux run -N 3 -n 12 -c 6 -g 1) "],
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """Under a real Slurm a run is begun, thrown out and begun again until it is done, and has the loss lines of one long run.
 
-With MPITRAIN_SLURM=1, as root, with Debian's slurm-wlm and munge: about two minutes for each launcher.
+With MPITRAIN_SLURM=1, as root, with Debian's slurm-wlm and munge: about three minutes for each launcher.
 """
 
 import json
@@ -106,7 +106,7 @@ def test_a_job_comes_again_until_it_is_done(cluster, tmp_path, launch):
     cluster.run("scancel", "--signal=USR1", *["--batch"] * (launch.startswith("mpirun")), training.job)
     training.wait_for_end(3, code=75)
     training.wait_for_start(4)
-    training.train_for(training.ends()[-1]["step"] + 60)
+    training.train_for(training.ends()[-1]["step"] + 30)
     os.kill(training.a_rank(), signal.SIGKILL)
     training.wait_for_end(4, code=None)
     cluster.wait_for("the end of the job", lambda: cluster.state(training.job) in ENDED, LIMIT_S + 60, training.console)
@@ -115,7 +115,7 @@ def test_a_job_comes_again_until_it_is_done(cluster, tmp_path, launch):
     assert console.count("(squeue)") + console.count("(SLURM_JOB_END_TIME)") >= 2, console  # who knew the end
     assert "the process is gone: killed" in console, console
     steps = [end["step"] for end in training.ends()]
-    assert len(steps) >= 4 and steps == sorted(set(steps)), steps  # on a busy machine its time is over once more
+    assert len(steps) >= 4 and steps == sorted(steps) and len(set(steps[:3])) == 3, steps  # on a busy machine its time is over once more
     logs = sorted(path.name for path in (training.run_dir / "logs").iterdir())
     assert logs == ["rank-00000.log", "rank-00001.log"]
     assert all((training.run_dir / "logs" / name).read_text().count(f", job {training.job}\n") == len(steps) + 1 for name in logs)

@@ -52,8 +52,9 @@ class Link(NamedTuple):
 
 def told(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> str:
     """Return the table of look(), or nothing where nothing is marked, nothing was measured, and there is one node. Collective."""
+    begin = time.perf_counter()
     findings = look(world, plan, folder, device, measure=measure)
-    return table(findings) if measure or world.num_nodes > 1 or not all(each.fine for each in findings) else ""
+    return table(findings, time.perf_counter() - begin) if measure or world.num_nodes > 1 or not all(each.fine for each in findings) else ""
 
 
 def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> list[Finding]:
@@ -72,11 +73,11 @@ def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) 
     return findings
 
 
-def table(findings: Sequence[Finding]) -> str:
-    """Return the findings as text."""
+def table(findings: Sequence[Finding], seconds: float) -> str:
+    """Return the findings as text, with how long it took to make them."""
     names = [each.name + " !" * (not each.fine) for each in findings]
     width = max(map(len, names)) + 2
-    return "preflight:\n" + "\n".join(f"  {name:{width}}{each.found}" for name, each in zip(names, findings))
+    return f"preflight, in {seconds:.2f} s:\n" + "\n".join(f"  {name:{width}}{each.found}" for name, each in zip(names, findings))
 
 
 # ---------------------------------------------------------------- what one rank knows
