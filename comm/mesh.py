@@ -55,7 +55,7 @@ class Mesh:
         grid.require(comm.size)
         self.grid, self.rank, self.size = grid, comm.rank, comm.size
         self.coordinates = grid.coordinates(comm.rank)
-        self.progress, self.transport, self.place = Progress(timeout_s, place), transport, place
+        self.progress, self.transport, self.place = Progress(timeout_s, place, comm.rank), transport, place
         self.way, self.device_aware = way, way.direct
         if axes is None:
             axes = {name: grid.group(comm.rank, name) for name in grid.degrees}

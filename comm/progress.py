@@ -98,17 +98,18 @@ class Pending:
         """Return the ranks of the world that it waits for; of an operation that can't tell, all of its axis."""
         owing = getattr(self._ready, "owing", None)
         found = {None} if owing is None else owing()
-        return list(self.ranks) if None in found else sorted(self.ranks[peer] for peer in found if peer < len(self.ranks))
+        ranks = self.ranks if None in found else [self.ranks[peer] for peer in found if peer < len(self.ranks)]
+        return sorted(rank for rank in ranks if rank != self._progress.rank)
 
 
 class Progress:
     """All operations in flight on this rank. `timeout_s` None waits for ever. clock: by which times are booked.
 
-    place: is told of waits that last.
+    place: is told of waits that last.  rank: this one, of the world.
     """
 
-    def __init__(self, timeout_s: float | None = None, place: Place = NOWHERE):
-        self.timeout_s, self.place, self._waited = timeout_s, place, Spans()
+    def __init__(self, timeout_s: float | None = None, place: Place = NOWHERE, rank: int = -1):
+        self.timeout_s, self.place, self.rank, self._waited = timeout_s, place, rank, Spans()
         self.clock: Clock = HOST
         self.active: list[Pending] = []
         self._waiting, self._waited_for = False, defaultdict[int, float](float)
