@@ -63,7 +63,7 @@ class Mesh:
         self.grid, self.rank, self.size = grid, comm.rank, comm.size
         self.coordinates = grid.coordinates(comm.rank)
         near, self.axes = _ranks_of_this_node(comm), dict[str, Axis]()
-        self.progress, self.transport, self.place = Progress(timeout_s, place, len(near)), transport, place
+        self.progress, self.transport, self.place = Progress(timeout_s, place, comm.rank, len(near)), transport, place
         self.way, self.device_aware = way, way.direct
         if axes is None:
             axes = {name: grid.group(comm.rank, name) for name in grid.degrees}

@@ -108,17 +108,18 @@ class Pending:
     def owing(self) -> list[int]:
         """Return the ranks of the world that it waits for; of an operation that can't tell, all of its axis."""
         owing = getattr(self._ready, "owing", None)
-        return sorted(self.ranks if owing is None else owing())
+        return sorted(rank for rank in (self.ranks if owing is None else owing()) if rank != self._progress.rank)
 
 
 class Progress:
     """All operations in flight on this rank. `timeout_s` None waits for ever. clock: by which times are booked.
 
-    place: is told of waits that last.  num_neighbours: ranks on this node, which has `cpu_count` cores for them all.
+    place: is told of waits that last.  rank: this one, of the world.  num_neighbours: ranks on this node, which has `cpu_count` cores for
+    them all.
     """
 
-    def __init__(self, timeout_s: float | None = None, place: Place = NOWHERE, num_neighbours: int = 1):
-        self.timeout_s, self.place, self._waited = timeout_s, place, Spans()
+    def __init__(self, timeout_s: float | None = None, place: Place = NOWHERE, rank: int = -1, num_neighbours: int = 1):
+        self.timeout_s, self.place, self.rank, self._waited = timeout_s, place, rank, Spans()
         self._crowded = num_neighbours >= CROWD * (cpu_count() or 1)
         self.clock: Clock = HOST
         self.active: list[Pending] = []

@@ -10,8 +10,9 @@ Of two ranks the faster one is the middle.
 """
 
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median_low, quantiles
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from mpitrain.layout.plan import Plan
 
 FACTOR, LINK_FACTOR = 1.4, 3.0
 MOST_NAMED = 8
+REMEMBERED = 64  # windows, of each link
 
 
 class Busy(NamedTuple):
@@ -45,13 +47,15 @@ class Stragglers:
         self._every, self._mesh, self._world, self._say = plan.config.comm.slow_after, mesh, world, say
         self._group, self._work = mesh.coordinates["pp"], _work(plan, mesh.coordinates["pp"])
         self._busy, self._waits_before = list[float](), mesh.progress.waited_for()
-        self._links: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self._links: dict[tuple[int, int], deque[float]] = defaultdict(partial(deque, maxlen=REMEMBERED))
         self._named, self._windows = Counter[str](), 0
 
     def step(self, step: int, step_s: float, waited_s: float) -> None:
         """Take note of a step; at the end of a window, tell who is slow. Then collective over all ranks."""
+        if not self._every:
+            return
         self._busy.append(step_s - waited_s)
-        if not self._every or len(self._busy) < self._every:
+        if len(self._busy) < self._every:
             return
         waits, before = self._mesh.progress.waited_for(), self._waits_before
         longest = Counter({rank: (seconds - before.get(rank, 0.0)) / len(self._busy) for rank, seconds in waits.items()}).most_common(3)
@@ -86,15 +90,16 @@ class Stragglers:
 
 def slow_ranks(every: Sequence[Busy]) -> list[str]:
     """Name the ranks that are slow, the slowest first."""
-    groups = defaultdict[int, list[int]](list)
-    for rank, busy in enumerate(every):
-        groups[busy.group].append(rank)
-    found = []
-    for rank, busy in enumerate(every):
-        others = groups[busy.group] if len(groups[busy.group]) > 1 else range(len(every))
-        usual = median_low([every[other].middle / every[other].work for other in others])
-        if len(others) > 1 and busy.often / busy.work > FACTOR * usual:
-            found.append((busy.middle / busy.work / usual, rank))
+    groups = defaultdict[int, list[float]](list)
+    for busy in every:
+        groups[busy.group].append(busy.middle / busy.work)
+    of_all = median_low([time for times in groups.values() for time in times])
+    usual = {group: median_low(times) if len(times) > 1 else of_all for group, times in groups.items()}
+    found = [
+        (busy.middle / busy.work / usual[busy.group], rank)
+        for rank, busy in enumerate(every)
+        if busy.often / busy.work > FACTOR * usual[busy.group]
+    ]
     return [_told(rank, times, every) for times, rank in sorted(found, reverse=True)[:MOST_NAMED]]
 
 
@@ -106,7 +111,7 @@ def _told(rank: int, times: float, every: Sequence[Busy]) -> str:
 
 
 def slow_links(
-    now: Sequence[tuple[int, int, float]], before: dict[tuple[int, int], list[float]]
+    now: Sequence[tuple[int, int, float]], before: Mapping[tuple[int, int], Sequence[float]]
 ) -> list[tuple[int, int, float, float]]:
     """Return (rank, rank, bytes/s, usual bytes/s) of slow links. before: what each has carried earlier."""
     speeds = {(a, b): speed for a, b, speed in now}
