@@ -9,13 +9,12 @@ from mpi4py import MPI
 from mpitrain.comm import levels, messages, native, shared
 from mpitrain.comm.account import Account
 from mpitrain.comm.buffers import NOTHING, Array, Scratch, on_device
-from mpitrain.comm.carried import AUTO_SHARED, Carried
+from mpitrain.comm.carried import AUTO_SHARED, READING, Carried
 from mpitrain.comm.device import reachable
-from mpitrain.comm.levels import USED_FOR, Nodes, carried_near_and_far
+from mpitrain.comm.levels import Nodes, carried_near_and_far
 from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.comm.tap import Started, Tap, followed
-from mpitrain.comm.wire import EXCHANGE
 from mpitrain.comm.world import Owed, Place
 
 
@@ -54,7 +53,7 @@ class Axis:
             self._furnish()
         self.near: Axis | None = None
         self.far: Axis | None = None
-        self.nodes = nodes if self._owns and carried.operations & USED_FOR else None
+        self.nodes = nodes if self._owns and carried.operations & READING else None
         if self.nodes is not None:
             self._level(mesh, near_shares_memory)
 
@@ -123,10 +122,6 @@ class Axis:
         pairs: each pair of ranks has a count of its own, so no rank knows the total; the choice must not depend on it.
         """
         return self.one_level(x, pairs=pairs) if self.nodes is None or pairs else levels
-
-    def exchanges_in_levels(self, part: Array) -> bool:
-        """Tell whether an all-to-all of equal parts like this goes in two levels."""
-        return self.nodes is not None and part.nbytes <= EXCHANGE
 
     def one_level(self, x: Array, *, pairs: bool = False):
         """Choose the transport module for a buffer as if there were no nodes."""

@@ -10,7 +10,7 @@ Which rank owns which part of a buffer of P elements: rank r owns elements [P*r 
 
 import numpy as np
 
-from mpitrain.comm import levels, messages
+from mpitrain.comm import messages
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.buffers import ALL, NOTHING, Array, copy, empty_like, flat, same_kind
 from mpitrain.comm.grid import split
@@ -97,8 +97,6 @@ def _exchange(name: str, x_P: Array, send_counts: list[int], receive_counts: lis
     own, own_out = slice(*sent[axis.rank :][:2]), slice(*received[axis.rank :][:2])
 
     def operation(x: Array, out: Array) -> Steps:
-        if name == "all_to_all" and axis.exchanges_in_levels(x[own]):
-            return levels.all_to_all(x, out, axis)
         return messages.copied(x[own], out[own_out], axis.transport(x, pairs=True).exchange(x, sent, out, received, axis))
 
     num_bytes = x.nbytes - (x[own].nbytes if name == "all_to_all_v" else 0)

@@ -21,7 +21,7 @@ def predicted(operation: str, num_bytes: int, axis: Axis, x: Array) -> tuple[int
     total = [0, 0]
     for far, each, length, width in found:
         level, by_messages = axis.far if far else axis.near, narrow and not far and each == "reduce_scatter"
-        module = messages if by_messages or each == "all_to_all" else level.by_size(length)
+        module = messages if by_messages else level.by_size(length)
         for at, number in enumerate(_sent(each, length, level, width, TRANSPORTS[module])):
             total[at] += number
     return total[0], total[1]

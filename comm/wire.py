@@ -19,7 +19,6 @@ from typing import NamedTuple
 from mpitrain.comm.carried import READING
 from mpitrain.comm.grid import split
 
-EXCHANGE = 1 << 7  # bytes of a part up to which an all-to-all goes in two levels, where it can: benchmarks/levels.py
 SMALL = 1 << 13  # bytes up to which an all-reduce of `messages` gathers everything everywhere: one phase of log2(size) messages
 
 
@@ -84,8 +83,6 @@ def phases(
         return [Phase(False, "reduce_scatter", num_bytes, itemsize), Phase(True, "reduce_scatter", part * wide, wide)]
     if operation == "all_gather" and even:
         return [Phase(True, "all_gather", part * itemsize, itemsize), Phase(False, "all_gather", num_bytes, itemsize)]
-    if operation == "all_to_all" and num_bytes // (m * k) <= EXCHANGE:
-        return [Phase(each, "all_to_all", num_bytes, itemsize) for each in (False, True)]
     return None
 
 

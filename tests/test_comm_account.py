@@ -60,8 +60,8 @@ def operations(axis):
     }
 
 
-def test_bytes_are_those_of_the_formulas(mesh):
-    from mpitrain.comm.wire import sent_bytes
+def test_messages_and_bytes_are_those_of_the_formulas(mesh):
+    from mpitrain.comm.wire import sent_bytes, sent_messages
 
     axis, wrong = mesh["dp"], []
     for operation, run in operations(axis).items():
@@ -70,7 +70,8 @@ def test_bytes_are_those_of_the_formulas(mesh):
             num_bytes = run(np.ones(length, np.float32))
             used = axis.account.read().minus(before)
             expected = sent_bytes(operation, num_bytes, axis.size, axis.rank, itemsize=4, transport=mesh.transport_name)
-            if axis.account.log != [(operation, num_bytes)] or used.calls != 1 or used.num_bytes != expected:
+            messages = sent_messages(operation, num_bytes, axis.size, transport=mesh.transport_name)
+            if axis.account.log != [(operation, num_bytes)] or used.calls != 1 or (used.num_bytes, used.messages) != (expected, messages):
                 wrong.append((operation, length, axis.account.log, used, expected))
     axis.account.log = None
     agree(axis.comm, not wrong, f"{wrong[:3]}")

@@ -23,7 +23,7 @@ def plan(num_ranks, *settings):
     from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
 
-    return plan_of(resolve(config.load(None, (*SETTINGS, *settings)), num_ranks, 259))
+    return plan_of(resolve(config.load(None, (*SETTINGS, *settings)), num_ranks, 256))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ ONLY_BESIDE_RANKS = """
 import os, sys
 if {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"} & {*os.environ}:
     raise ImportError("a rank loads torch")
-sys.path = [path for path in sys.path if path != os.path.dirname(os.path.dirname(__file__))]
+sys.path = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(os.path.join(os.path.dirname(__file__), ".."))]
 del sys.modules["torch"]
 import torch
 """

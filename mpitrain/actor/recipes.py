@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 
 import msgspec
 
@@ -14,21 +15,35 @@ REHEARSAL = "from mpitrain.actor.rehearsal import main; main()"
 
 
 class Rehearsals:
-    """The process, of rank 0. Where a launcher says who that is, it loads torch while the ranks come together."""
+    """The process, of rank 0. Where a launcher says who that is, it loads torch while the ranks come together.
+
+    What it writes goes to a file without a name: it never waits for its reader.
+    """
 
     def __init__(self):
         self._process = self._started() if launched() and rank_of_launcher()[0] == 0 else None
 
     def _started(self) -> subprocess.Popen:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([sys.executable, "-c", REHEARSAL], env=environment, **pipes)
+        self._out, self._said = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  read when it has ended
+        streams = {"stdin": subprocess.PIPE, "stdout": self._out, "stderr": self._said}
+        return subprocess.Popen([sys.executable, "-P", "-c", REHEARSAL], env=environment, **streams)
 
-    def recipes(self, config: Config, num_ranks: int) -> list[bytes]:
-        """Return what decodes to the recipe of each rank, which ends the process. config: resolved."""
-        process = self._process or self._started()
-        found, said = process.communicate(msgspec.json.encode(config))
-        lines = found.splitlines()
-        if process.returncode or len(lines) != num_ranks:
-            raise RuntimeError(f"the rehearsal ended with exit code {process.returncode}, after {len(lines)} ranks:\n{said.decode()}")
+    def begin(self, config: Config) -> None:
+        """Let it rehearse the ranks of a resolved configuration."""
+        self._process = self._process or self._started()
+        try:
+            self._process.stdin.write(msgspec.json.encode(config))
+            self._process.stdin.close()
+        except BrokenPipeError:
+            return  # it has ended: recipes() tells why
+
+    def recipes(self, num_ranks: int) -> list[bytes]:
+        """Return what decodes to the recipe of each rank, when the process has ended."""
+        code = self._process.wait()
+        for stream in (self._out, self._said):
+            stream.seek(0)
+        lines = self._out.read().splitlines()
+        if code or len(lines) != num_ranks:
+            raise RuntimeError(f"the rehearsal ended with exit code {code}, after {len(lines)} ranks:\n{self._said.read().decode()}")
         return lines

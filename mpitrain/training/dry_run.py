@@ -76,6 +76,8 @@ def run(path: str | None, overrides: tuple[str, ...], options: Options, guard: G
     guard.join(world)
     place.enter("start", "checking the configuration", BUSY)
     plan = world.on_every_rank("checking the configuration", lambda: _plan(read, world))
+    if world.rank == 0:
+        rehearsals.begin(plan.config)
     require_same_configuration(world, plan.config)
     world.require_same(world.on_first_of_node("digesting the code", code))  # hundreds of ranks would take a while
     times = world.gather("when they started", (began, connected))
@@ -85,7 +87,7 @@ def run(path: str | None, overrides: tuple[str, ...], options: Options, guard: G
 
     place.enter("build", "rehearsing the ranks", BUSY)
     begin = time.monotonic()
-    recipe = decoded(msgspec.json.decode(world.scatter("rehearsing the ranks", lambda: rehearsals.recipes(plan.config, world.size))))
+    recipe = decoded(msgspec.json.decode(world.scatter("rehearsing the ranks", lambda: rehearsals.recipes(world.size))))
     _tell("recipes", time.monotonic() - begin, world, say)
 
     begin = time.monotonic()
