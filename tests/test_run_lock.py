@@ -191,9 +191,11 @@ def test_of_jobs_started_at_once_one_runs_and_the_others_say_who(tmp_path):
 
 def test_a_run_that_was_killed_is_taken_over_and_said(tmp_path):
     text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
-    given = tiny(run_dir, text, run_steps=20, run_save_every=5, parallel_pp=2)
+    given = tiny(run_dir, text, run_steps=60, run_save_every=5, parallel_pp=2)
     with started(2, MPITRAIN, "run", *given) as job:
-        job.wait_for(lambda: lines_in(run_dir) >= 7, 60)
+        job.wait_for(lambda: (run_dir / "checkpoints" / "step-00000005").exists(), 60)
+        for rank in job.ranks():
+            job.signal(rank, signal.SIGSTOP)  # or it may be done before the second has started
         second = mpirun(1, MPITRAIN, "run", *tiny(run_dir, text, run_steps=20))
         assert second.returncode == 2 and f"is in use by process {sorted(job.ranks())[0]}" in second.output, tail(second.output)
         for rank in job.ranks():

@@ -4,7 +4,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -162,19 +161,6 @@ def test_a_killed_rank_is_named_with_its_phase(tmp_path):
     assert done.returncode not in (0, None), tail(done.output)
     gone = [line for line in done.output.splitlines() if "the process is gone" in line]
     assert len(gone) == 1 and re.search(r"rank 1 \(pp 1,.* at step \d+, position \d+, in phase step,", gone[0]), tail(done.output)
-
-
-def test_a_second_signal_ends_a_run_that_cannot_end_its_step(tmp_path):
-    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
-    with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=5000, comm_timeout_s=300)) as job:
-        job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
-        first, second = sorted(job.ranks())
-        job.signal(second, signal.SIGSTOP)
-        for _ in range(2):  # two at once would be one
-            job.signal(first, signal.SIGTERM)
-            time.sleep(0.5)
-        done = job.wait(20)
-    assert done.returncode not in (0, None) and "was asked to leave" in done.output, tail(done.output)
 
 
 # ---------------------------------------------------------------- without a watchdog

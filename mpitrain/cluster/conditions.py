@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpitrain.cluster import preflight
+from mpitrain.cluster.limit import Limit
 from mpitrain.comm import library
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.links import Links
@@ -146,7 +147,7 @@ def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[
     axes, keys = plan.axes, plan.config.comm
     own = {name: axes.of(world.rank)[name] for name, carried in axes.carried.items() if carried.operations}
     with world.place.waiting("for all ranks: axes to measure"):
-        mesh = Mesh(world.comm, axes.grid, own, transport=keys.transport, timeout_s=world.place.limit_s, place=world.place)
+        mesh = Mesh(world.comm, axes.grid, own, transport=keys.transport, timeout_s=Limit(keys.timeout_s).seconds, place=world.place)
     found = {}
     for name, ranks in own.items():
         axis, before = mesh[name], ranks[mesh[name].rank - 1]
