@@ -226,7 +226,8 @@ def test_one_message_of_another_size_is_named_and_ends_the_job(tmp_path, planted
     with started(4, *command("comm.transport=messages", program=program), env={"PLANTED": planted}) as job:
         done = job.wait(90)
     assert done.returncode not in (0, None), done.output
-    assert re.search(r"mpitrain: rank \d \(pp \d, .*\) on \S+ failed at step 1, position \d+, in phase step, .*MessageError: ", done.output)
+    named = r"mpitrain: rank \d \(pp \d, .*\) on \S+ failed( at step 1, position \d+,)? in phase step, .*MessageError: "
+    assert re.search(named, done.output), done.output
     assert re.search(told, done.output), done.output
 
 

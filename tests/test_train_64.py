@@ -30,10 +30,10 @@ def test_many_ranks():
     assert done.returncode == 0 and "1 passed" in done.output, tail(done.output)
 
 
-@pytest.mark.mpi(min_size=64)
+@pytest.mark.mpi
 def test_64_ranks_train_as_one(world):
     if world.size != RANKS:
-        pytest.skip(f"runs on {RANKS} ranks")
+        pytest.skip(f"MPITRAIN_RANKS={RANKS} starts {RANKS} ranks")
     (*found, _), (*expected, _) = trained(world, *SETTINGS, *LAYOUT)[0], alone(world, *SETTINGS)[0]
     worst = max(abs(a - b) / abs(b) for ours, theirs in zip(found, expected) for a, b in zip(ours, theirs))
     agree(world, len(found) == len(expected) and worst <= 1e-10, f"losses and norms {found}, of one rank {expected}")
