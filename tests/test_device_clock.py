@@ -100,8 +100,9 @@ def test_the_ledger_of_a_mesh_has_the_times_of_the_device(world):
     ledger = Ledger(mesh)
     ledger.begin()
     pending = all_reduce(np.ones(300_000), mesh["dp"])
+    travels = not pending.done  # of who comes last it may be over at once
     device.busy(5)
     pending.wait()
     waits, told = device.num_waits, ledger.end()["dp"]
     mesh.free()
-    agree(world, waits == 0 and (told["blocked_s"], told["overlapped_s"]) == (0, 5), f"{waits} waits, {told}")
+    agree(world, waits == 0 and (told["blocked_s"], told["overlapped_s"]) == (0, 5 * travels), f"{waits} waits, {told}")
