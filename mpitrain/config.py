@@ -44,6 +44,7 @@ class Run(Table):
     seed: CountOrNone = 1
     save_every: CountOrNone = 40  # steps between checkpoints; 0: only at the end
     save: Literal["background", "blocking"] = "background"  # written while training goes on, from a copy in host memory; or at once
+    shards: Literal["rank", "node", "one"] = "rank"  # who writes a file of a checkpoint: ranks, the first of each node, or rank 0 for all
     staging: str = ""  # a directory of the node: shards are written there first, then copied to run.dir in one piece each; "": not
     verify: Annotated[float, Meta(ge=0, le=1)] = 1.0  # share of the chunks of a checkpoint that is verified before a run goes on from it
     keep: CountOrNone = 0  # newest checkpoints that are kept; 0: all

@@ -145,10 +145,15 @@ def started(num_ranks: int, *command: str, env: Mapping[str, str | None] | None 
 
 
 def mpirun(
-    num_ranks: int, *command: str, env: Mapping[str, str | None] | None = None, cwd: Path | None = None, timeout: float = 90
+    num_ranks: int,
+    *command: str,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 90,
+    forked: bool = True,
 ) -> Done:
-    """Run `command` on `num_ranks` ranks, or without mpirun if 0, to its end."""
-    if not UNTOUCHED & {*(env or {})}:
+    """Run `command` on `num_ranks` ranks, or without mpirun if 0, to its end. forked: its libraries may be loaded before."""
+    if forked and not UNTOUCHED & {*(env or {})}:
         command = preloaded(command)
     with started(num_ranks, *command, env=env, cwd=cwd) as job:
         return job.wait(timeout)

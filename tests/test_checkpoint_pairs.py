@@ -72,7 +72,7 @@ class Ranks:
         from mpitrain.actor.actor import Actor
         from mpitrain.training.trainer import build_mesh
 
-        self.world, self.here = world, world.rank < num_ranks
+        self.world, self.here, self.groups = world, world.rank < num_ranks, []
         self.comm = world.Split(0 if self.here else 1, world.rank)
         if self.here:
             plan = plan_for(num_ranks, settings)
@@ -92,8 +92,11 @@ class Ranks:
         result = self.actor.run_step(number, self.actor.cut(mine), 1e-2)
         return result.loss, result.grad_norm
 
-    def save(self, folder, copied):
-        """Save, as the trainer's threads do; return the root digest on all ranks."""
+    def save(self, folder, how):
+        """Save, as the trainer's threads do, `copied` or `live`, or what two or `all` ranks have together in one file.
+
+        Return the root digest on all ranks.
+        """
         from mpitrain.checkpoint import save
         from mpitrain.training import state_io
 
@@ -101,11 +104,14 @@ class Ranks:
         tmp = self.world.bcast(tmp)
         if self.here:
             me = (self.mesh["model"].rank, self.mesh["data"].rank) if state_io.has_a_shard(self.actor) else None
-            writers = sorted(each for each in self.comm.allgather(me) if each)
-            snapshot = state_io.Snapshot(self.actor, copied)
+            snapshot = state_io.Snapshot(self.actor, copied=how == "copied")
             if me and not (self.actor.tp.rank or self.config.experts.count) and all(s.first for s in self.actor.shardings.values()):
                 predicted = copy_bytes(self.actor.plan, self.actor.pp.rank, self.actor.shards_here)
                 assert predicted == snapshot.num_bytes, f"predicted {predicted}, copied {snapshot.num_bytes}"
+            if how in ("two", "all"):
+                snapshot = self.gathered(snapshot, self.comm.rank // 2 if how == "two" else 0)
+                me = (self.comm.rank,) if snapshot.num_bytes else None
+            writers = sorted(each for each in self.comm.allgather(me) if each)
             snapshot.take()
             if me:
                 save.write_shard(tmp, writers.index(me), snapshot.parts())
@@ -114,6 +120,16 @@ class Ranks:
             save.commit(tmp, meta_of(2) | {"loss_scale": list(self.actor.loss_scale.state)})
         self.world.Barrier()
         return digest_of(folder, 2)
+
+    def gathered(self, snapshot, which):
+        """Return what the ranks that have the same number `which` save together."""
+        from mpitrain.comm.group import Group
+        from mpitrain.comm.world import NOWHERE
+        from mpitrain.training.gathered import Gathered
+
+        comm = self.comm.Split(which, self.comm.rank)
+        self.groups.append(comm)
+        return Gathered(snapshot, Group(comm, NOWHERE, "the first"))
 
     def read(self, folder):
         from mpitrain.checkpoint.load import open_step
@@ -127,7 +143,17 @@ class Ranks:
     def free(self):
         if self.here:
             self.mesh.free()
-        self.comm.Free()
+        for comm in (*self.groups, self.comm):
+            comm.Free()
+
+
+def require_one_file(folder):
+    """Require that a step is in one file, each array in one piece."""
+    from mpitrain.checkpoint.load import open_step
+
+    with open_step(folder, 2) as saved:
+        assert list(saved.shards) == ["shard-00000.h5"]
+        assert [len(saved.array(name).pieces) for name in saved.names()] == [1] * len(saved.names())
 
 
 @pytest.mark.parametrize("number", range(PAIRS))
@@ -139,10 +165,13 @@ def test_saved_read_and_saved_again_is_the_same(world, number):
     first, second = (Ranks(world, num_ranks, (*MODELS[model], *settings)) for num_ranks, _, settings in layouts)
     for step in (1, 2):
         first.step(step)
-    digests = [first.save(folder / "first", copied=True)]
+    hows = dice.choice(["copied", "two", "all"]), dice.choice(["live", "two", "all"])
+    digests = [first.save(folder / "first", hows[0])]
     second.read(folder / "first")
-    digests.append(second.save(folder / "second", copied=False))
-    agree(world, digests[0] == digests[1], f"{model}, {a} to {b}: {digests}")
+    digests.append(second.save(folder / "second", hows[1]))
+    agree(world, digests[0] == digests[1], f"{model}, {a} to {b}, {hows}: {digests}")
+    if world.rank == 0 and hows[1] == "all":
+        require_one_file(folder / "second")
     lines = first.step(3), second.step(3)
     if world.rank == 0:
         # With tp, norms are summed over it before the data axis.

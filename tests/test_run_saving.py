@@ -7,7 +7,7 @@ import pytest
 from checkpoints import digest_of
 from launch import MPITRAIN, loss_lines, mpirun, planted, run_several, run_tiny, tail, tiny, write_text
 
-from mpitrain.checkpoint.load import steps
+from mpitrain.checkpoint.load import open_step, steps
 
 SETTINGS = dict(run_steps=12, run_save_every=2, run_eval_every=2, schedule_name="constant")
 
@@ -24,6 +24,8 @@ def folder(tmp_path_factory, text):
     runs = {
         "background": {},
         "blocking": {"run_save": "blocking"},
+        "together": {"run_shards": "node", "run_steps": 4},
+        "one file": {"run_shards": "one", "run_save": "blocking", "run_steps": 4},
         "kept": {"run_keep": 2, "run_keep_every": 4, "run_keep_best": 1},
     }
     run_several(2, text, {folder / name: {**SETTINGS, "parallel_pp": 2, **changes} for name, changes in runs.items()})
@@ -69,6 +71,15 @@ def test_a_run_keeps_what_it_was_asked_to(folder):
 def test_what_is_staged_on_the_node_arrives_and_leaves_nothing_there(folder):
     assert digests(folder / "staged") == {step: digests(folder / "blocking")[step] for step in (2, 4)}
     assert list((folder / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["together", "one file"])
+def test_ranks_that_save_into_one_file_save_the_same(folder, name):
+    assert digests(folder / name) == {step: digests(folder / "blocking")[step] for step in (2, 4)}
+    files = sorted(path.name for path in (folder / name / "checkpoints" / "step-00000004").iterdir())
+    assert files == ["index.h5", "index.xxh3", "shard-00000.h5"]
+    with open_step(folder / name / "checkpoints", 4) as saved:
+        assert {len(saved.array(array).pieces) for array in saved.names()} == {1}
 
 
 def test_a_staging_directory_that_is_not_there_is_bad_input(tmp_path, text):

@@ -28,10 +28,12 @@ from mpitrain.cluster import preflight
 from mpitrain.cluster.board import BUSY, WORKING, Place
 from mpitrain.cluster.lock import user
 from mpitrain.comm import library
+from mpitrain.comm.group import group_of
 from mpitrain.comm.world import World
 from mpitrain.config import to_toml
 from mpitrain.errors import CheckpointError
 from mpitrain.training import state_io
+from mpitrain.training.gathered import Gathered
 from mpitrain.training.state_io import Snapshot
 
 OVER, FAILED, UNDER_WAY = range(3)  # what a rank tells; of all ranks the highest counts
@@ -117,40 +119,46 @@ class _Save:
 
 
 def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: int, say: Callable[[str], None]) -> "Saver":
-    """Return what saves an actor: a shard from each rank that is the first to have its part of a domain's state.
+    """Return what saves an actor: a shard from each rank that is the first to have its part of a domain's state, or of a group of ranks.
 
     newest: the step to go on from, 0 if there is none.  say: prints a line on the first rank.  Collective over all ranks.
     """
     run, mesh = actor.plan.config.run, actor.mesh
-    me = (mesh["model"].rank, mesh["data"].rank) if state_io.has_a_shard(actor) else None
-    snapshot = Snapshot(actor, copied=run.save == "background")
+    if run.shards == "rank":
+        me = (mesh["model"].rank, mesh["data"].rank) if state_io.has_a_shard(actor) else None
+        snapshot = Snapshot(actor, copied=run.save == "background")
+    else:
+        snapshot = Gathered(Snapshot(actor, copied=False), group_of(world, run.shards))
+        me = (world.rank,) if snapshot.num_bytes else None
     retention = Retention(folder, Policy(run.keep, run.keep_every, run.keep_best))
     writer = {"layout": str(mesh.grid), "ranks": world.size, "nodes": world.num_nodes, "MPI": library.name(), **preflight.code()}
     about = About(to_toml(actor.plan.config), writer)
-    return Saver(world, place, snapshot, retention, about, me, newest, run.staging, say)
+    return Saver(world, place, snapshot, retention, about, me, newest, run.save == "background", run.staging, say)
 
 
 class Saver:
     """Saves steps of a run. Every call is collective over all ranks.
 
-    me: what sorts the ranks that write; None of one that has nothing to write.  staging: a directory of this node to write to first.
-    last: how the last save went.
+    me: what sorts the ranks that write; None of one that has nothing to write.  background: training goes on beside.
+    staging: a directory of this node to write to first.  last: how the last save went.
     """
 
     def __init__(
         self,
         world: World,
         place: Place,
-        snapshot: Snapshot,
+        snapshot: Snapshot | Gathered,
         retention: Retention,
         about: About,
         me: tuple | None,
         newest: int,
+        background: bool,
         staging: str,
         say: Callable[[str], None],
     ):
         self._world, self._place, self._snapshot, self._retention, self._newest = world, place, snapshot, retention, newest
         self._folder, self._about, self._say, self._over = retention.folder, about, say, list[Outcome]()
+        self._background = background
         self._save: _Save | None = None
         self._task: Task | None = None
         self.last = Outcome(newest)
@@ -168,13 +176,18 @@ class Saver:
 
     @property
     def copied_bytes(self) -> int:
-        """The host memory of the copy that is saved."""
-        return self._snapshot.num_bytes if self._snapshot.copied else 0
+        """What is copied of this rank to save it beside the steps."""
+        return self._snapshot.own_bytes if self._background else 0
+
+    @property
+    def gathered(self) -> str:
+        """Say what this rank holds to save it for others, if there are any."""
+        return self._snapshot.told if isinstance(self._snapshot, Gathered) else ""
 
     def start(self, step: int, meta: dict) -> None:
         """Take a snapshot, and have it written; without copies, wait until it is. What was under way is waited for first."""
         self.finish()
-        if self.last.waited_s > SLOW_S and self._snapshot.copied:
+        if self.last.waited_s > SLOW_S and self._background:
             last = self.last
             self._say(f"step {step} waited {last.waited_s:.1f} s until step {last.step} was saved, which took {last.took_s:.1f} s")
         with self._place.at("save", f"making the folder of step {step}", BUSY):
@@ -187,7 +200,7 @@ class Saver:
         self._save = _Save(step, meta, self._folder / (name_of(step) + TMP), begun, time.monotonic() - begun)
         if self._number is not None:
             self._task = Task(self._place, f"writing a shard of step {step}", self._write)
-        if not self._snapshot.copied:
+        if not self._background:
             self.finish()
 
     def refuse(self, step: int, reason: str) -> None:

@@ -31,7 +31,7 @@ class Snapshot:
     """What this rank counts of an actor's weights and moments, as it was when it was last taken.
 
     copied: into host memory of this object's own, which every snapshot uses again; else it is good until the next update.
-    num_bytes: of all of it.
+    num_bytes, own_bytes: of all of it.
     """
 
     def __init__(self, actor: Actor, copied: bool):
@@ -39,7 +39,7 @@ class Snapshot:
         self._actor, self._compute, self.copied = actor, streams.compute, copied
         live = self._live()
         self._copies = [(what, piece, streams.on_host(len(x), x.dtype).zero_()) for what, piece, x in live] if copied else []
-        self.num_bytes = sum(x.nbytes for _, _, x in live)
+        self.num_bytes = self.own_bytes = sum(x.nbytes for _, _, x in live)
 
     def take(self) -> None:
         """Have everything as it is now. The only moment for which training stops."""

@@ -131,6 +131,7 @@ class Trainer:
         rank, shards = self.actor.pp.rank, self.actor.shards_here
         copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
         self.report.say(compare(predict(self.plan, shards)[rank], measure(self.actor, self.watch), copies))
+        self.report.say(self.saver.gathered)
         if self.device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self.device)
             self.report.say(f"torch counted {most / 1e6:.2f} MB on the GPU of rank 0 at most, what it computed with meanwhile included")

@@ -1,0 +1,98 @@
+"""The state of several ranks in one of them, which writes one file for all (run.shards = "node" or "one").
+
+What each rank counts are boxes of arrays; the first rank of a group is sent those of the others, and puts together what makes a whole
+array, so that a file of all ranks has each array in one piece.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from mpitrain.checkpoint.boxes import Box, whole
+from mpitrain.checkpoint.save import Extent
+from mpitrain.comm.group import Group
+from mpitrain.training.state_io import Parts, Snapshot
+
+
+class Header(NamedTuple):
+    """A box that a rank sends: its name in the checkpoint, what is in it, and where it lies."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    extent: Extent
+
+
+class Gathered:
+    """What a group of ranks counts of weights and moments, in host memory of its first rank, as it was when it was last taken.
+
+    snapshot: what this rank counts; not copied, or else it would be in memory twice.
+    num_bytes: that this rank writes; none but on the first.  own_bytes: what this rank gives.
+    """
+
+    def __init__(self, snapshot: Snapshot, group: Group):
+        self._snapshot, self._group, self.own_bytes = snapshot, group, snapshot.own_bytes
+        headers = [Header(name, array.dtype, array.shape, extent) for name, array, extent in _boxes(snapshot.parts())]
+        self._headers = group.gather("what its ranks have to save", headers) or []
+        self._parts = _memory([header for each in self._headers for header in each])
+        self.num_bytes = sum(array.nbytes for parts in self._parts.values() for array, _ in parts)
+        self._largest = max((math.prod(h.shape) * h.dtype.itemsize for each in self._headers[1:] for h in each), default=0)
+
+    def take(self) -> None:
+        """Have everything as it is now. Collective over the group; training stands still."""
+        boxes = _boxes(self._snapshot.parts())
+        if self._group.rank:
+            for name, array, _ in boxes:
+                self._group.give(name, array)
+            return
+        for name, array, extent in boxes:
+            self._target(name, array.shape, extent)[...] = array
+        message = np.empty(self._largest, np.uint8)
+        for rank, headers in enumerate(self._headers[1:], 1):
+            for name, dtype, shape, extent in headers:
+                array = message[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+                self._group.take(name, rank, array)
+                self._target(name, shape, extent)[...] = array
+
+    def parts(self) -> Parts:
+        """Return what was taken, as checkpoint.save takes it, in the memory of this object; nothing but on the first rank."""
+        return self._parts
+
+    @property
+    def told(self) -> str:
+        """Say what this rank holds."""
+        return f"{self.num_bytes / 1e6:.2f} MB are what rank 0 holds to save {self._group.size} ranks in one file (run.shards)"
+
+    def _target(self, name: str, shape: tuple[int, ...], extent: Extent) -> np.ndarray:
+        box = _box(shape, extent)
+        for array, place in self._parts[name]:
+            if (held := _box(array.shape, place)).overlap(box) == box:
+                return array[box.seen_from(held)]
+        raise AssertionError(f"{name} {box} was not announced")
+
+
+def _boxes(parts: Parts) -> Iterator[tuple[str, np.ndarray, Extent]]:
+    for name, held in parts.items():
+        yield from ((name, array, extent) for array, extent in held)
+
+
+def _box(shape: tuple[int, ...], extent: Extent) -> Box:
+    return Box(extent.offset, tuple(a + n for a, n in zip(extent.offset, shape)))
+
+
+def _memory(headers: list[Header]) -> Parts:
+    """Return uninitialised memory for these boxes: in one piece for what makes a whole array, else for each box."""
+    by_name = defaultdict(list)
+    for header in headers:
+        by_name[header.name].append(header)
+    parts = {}
+    for name, each in by_name.items():
+        dtype, shape = each[0].dtype, each[0].extent.global_shape
+        if sum(math.prod(header.shape) for header in each) == whole(shape).size:
+            parts[name] = [(np.empty(shape, dtype), Extent(shape, whole(shape).start))]
+        else:
+            parts[name] = [(np.empty(header.shape, dtype), header.extent) for header in each]
+    return parts
