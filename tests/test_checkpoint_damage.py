@@ -7,9 +7,9 @@ from checkpoints import meta_of
 
 from mpitrain.checkpoint.files import FORMAT
 from mpitrain.checkpoint.index import seal_of
-from mpitrain.checkpoint.load import open_latest, open_step, steps
+from mpitrain.checkpoint.load import open_latest, open_step, steps, verified
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
-from mpitrain.checkpoint.verify import verify
+from mpitrain.checkpoint.verify import Part, bytes_of, chunks_of, verify
 from mpitrain.errors import CheckpointError
 
 ROWS = 1000  # of 1 KB: a chunk has 1024, so two shards share the first chunk of `parameters/w`, and the last shard has more
@@ -122,11 +122,34 @@ def test_flipped_bit_anywhere_gives_an_error_or_the_same_data(folder, file):
     assert len(errors) == len(verdicts) or file != "index.h5"  # of the index, every bit counts
 
 
-@pytest.mark.parametrize(("share", "step"), [(1.0, 20), (0.0, 30)])
-def test_a_share_of_the_chunks_is_verified_on_loading(folder, share, step):
-    flip(folder / "step-00000030" / "shard-00000.h5", place(folder / "step-00000030", "shard-00000.h5")[0])
-    with open_latest(folder, share, warn=lambda text: None) as checkpoint:
-        assert checkpoint.step == step
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
+def test_ranks_verify_a_part_each_and_together_all_or_a_share(folder, share):
+    with open_step(folder, 30) as checkpoint:
+        every, parts = chunks_of(checkpoint), [chunks_of(checkpoint, Part(share, rank, 3, "seed")) for rank in range(3)]
+        sample = chunks_of(checkpoint, Part(share, seed="seed"))
+    assert [key(chunk) for part in parts for chunk in part] == [key(chunk) for chunk in sample]
+    assert {1.0: len(sample) == len(every), 0.5: 0 < len(sample) < len(every), 0.0: not sample}[share]
+    if share == 1:
+        sizes = [sum(map(bytes_of, part)) for part in parts]
+        assert max(sizes) - min(sizes) <= 2 * max(map(bytes_of, every))
+
+
+def key(chunk):
+    array, number = chunk
+    return array.name, number
+
+
+def test_one_of_three_ranks_finds_a_flipped_byte(folder):
+    path = folder / "step-00000030"
+    flip(path / "shard-00000.h5", place(path, "shard-00000.h5")[0])
+    found = []
+    for part in (Part(1.0, rank, 3, "") for rank in range(3)):
+        try:
+            verified(path, part, {}, lambda what: None)
+        except CheckpointError as error:
+            found.append(error.args[0])
+    assert len(found) == 1 and "step-00000030: shard-00000.h5 or shard-00001.h5: chunk 0 of" in found[0]
+    verified(path, Part(share=0.0), {}, lambda what: None)
 
 
 def test_leftovers_and_strangers_are_ignored(folder):

@@ -19,9 +19,9 @@ from mpitrain.checkpoint.dtypes import BF16
 from mpitrain.checkpoint.load import open_step, steps
 from mpitrain.checkpoint.meta import About
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
-from mpitrain.checkpoint.verify import verify
+from mpitrain.checkpoint.verify import shares, verify
 from mpitrain.commands.ckpt.reshard import reshard
-from mpitrain.commands.ckpt.team import Alone, shares
+from mpitrain.commands.ckpt.team import Alone
 from mpitrain.errors import CheckpointError
 
 ABOUT = About('[model]\nlayers = 4\nfamily = "llama"\n', {"host": "node7", "user": "me", "layout": "pp(1) x dp(2)", "MPI": "an MPI"})

@@ -1,12 +1,16 @@
 """Who is behind, of ranks whose places are known; and how the watchdogs of several nodes tell one another."""
 
+import os
 import socket
 import threading
+import time
+from dataclasses import replace
 
 import pytest
 
-from mpitrain.cluster.behind import Rank, report
-from mpitrain.cluster.board import HUNG, SLOT, WAITING, WORKING, Owed, Place, Where, read_slot
+from mpitrain.cluster import watchdog
+from mpitrain.cluster.behind import Rank, at_fault, report
+from mpitrain.cluster.board import BUSY, HUNG, SLOT, WAITING, WORKING, Owed, Place, Where, read_slot
 from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
 from mpitrain.cluster.nodes import Meeting, Nodes, addresses_here, told_apart
 
@@ -65,6 +69,15 @@ def test_a_node_that_tells_nothing_is_named_and_no_rank_is_blamed_for_it():
 def test_ranks_that_all_wait_name_the_one_that_has_come_least_far():
     ranks = [rank(n, (7, 9 - n), "saving", state=WAITING, gave_up=f"mpitrain: {n}") for n in range(3)]
     assert "first behind: rank 2" in report(ranks).text
+
+
+def test_who_waits_for_a_rank_at_work_is_no_trouble_and_anything_else_is():
+    waits = [rank(n, (0, 0), "for all ranks: saving", state=WAITING, gave_up="mpitrain: waits") for n in (0, 1)]
+    busy = rank(2, (0, 0), "writing a shard", state=BUSY, condition="D")
+    assert not at_fault([*waits, busy]) and at_fault(waits)
+    for changes in ({"late": True}, {"condition": "T"}, {"condition": ""}):
+        assert at_fault([*waits, replace(busy, **changes)]), changes
+    assert at_fault([*waits, busy, rank(3, (7, 1), "RECV_F1@1", state=HUNG)])
 
 
 def test_many_ranks_are_told_in_few_words():
@@ -135,6 +148,53 @@ def test_watchdogs_of_two_nodes_talk(hub):
     sending.join(10)
     hub.tell({"say": "over"})
     assert heard == [(1, {"say": "board", "ranks": [long]})] and spoke.hear(at_spoke) == [(0, {"say": "over"})]
+
+
+class Node:
+    """The watchdog of a node in a thread, with one rank that is what the test says."""
+
+    def __init__(self, nodes: Nodes, rank: int, state: int, limit_s: float):
+        address = f"\0mpitrain-test-{os.urandom(8).hex()}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(address)
+        listener.listen(1)
+        board = memoryview(bytearray(SLOT))
+        self.place = Place(rank, f"rank {rank}", limit_s)
+        self.place.take(board)
+        self.place.enter("save", f"at work for rank {rank}", state)
+        self.thread = threading.Thread(target=watchdog.Watchdog(listener, board, 1, nodes).run, daemon=True)
+        self.thread.start()
+        self.rank = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.rank.connect(address)
+        self.rank.send(b"0")
+        assert self.rank.recv(16) == watchdog.READY
+        self.rank.settimeout(0.1)
+
+    def told_to_end(self) -> bool:
+        try:
+            return bool(self.rank.recv(16))
+        except TimeoutError:
+            return False
+
+
+def test_ranks_that_wait_for_one_at_work_on_another_node_wait_on(hub, monkeypatch, capfd):
+    """Its limit is over, or nobody's: only when nobody works are those that wait too long in trouble."""
+    for name, seconds in {"LOOK_S": 0.05, "GATHER_S": 0.1, "ASK_S": 0.5, "ELSEWHERE_S": 0.5, "AGAIN_S": 0.2, "FORWARD_S": 0.0}.items():
+        monkeypatch.setattr(watchdog, name, seconds)
+    spoke, _ = connected(hub, "secret")
+    nodes = [Node(hub, 0, WORKING, 60.0), Node(spoke, 1, WAITING, 0.2)]
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        assert not any(node.told_to_end() for node in nodes)
+    nodes[0].place.enter("save", "for all ranks", WAITING)
+    nodes[0].place.name("rank 0", 0.2)
+    until = time.monotonic() + 30
+    while not any(node.told_to_end() for node in nodes):
+        assert time.monotonic() < until
+    for node in nodes:
+        node.rank.close()
+        node.thread.join(10)
+    assert "waits for" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("sent", [b'{"token": "guessed", "node": 1}\n', b"[1]\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000])

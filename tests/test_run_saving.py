@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from checkpoints import digest_of
@@ -80,6 +81,19 @@ def test_ranks_that_save_into_one_file_save_the_same(folder, name):
     assert files == ["index.h5", "index.xxh3", "shard-00000.h5"]
     with open_step(folder / name / "checkpoints", 4) as saved:
         assert {len(saved.array(array).pieces) for array in saved.names()} == {1}
+
+
+def test_damage_that_one_rank_finds_is_told_once_and_all_go_on_from_the_step_before(folder, tmp_path, text):
+    run_dir = shutil.copytree(folder / "staged", tmp_path / "run")
+    shard = run_dir / "checkpoints" / "step-00000004" / "shard-00001.h5"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    done = run_tiny(2, run_dir, text, **SETTINGS | {"run_steps": 4, "parallel_pp": 2})
+    assert done.returncode == 0, tail(done.output)
+    assert re.findall(r"step-\d+: shard-\d+\.h5: chunk \d+ of .* is altered", done.output)[1:] == []
+    assert done.output.count("is altered") == done.output.count("using step-00000002") == 1
+    assert loss_lines(run_dir) == loss_lines(folder / "staged") and digests(run_dir) == digests(folder / "staged")
 
 
 def test_a_staging_directory_that_is_not_there_is_bad_input(tmp_path, text):

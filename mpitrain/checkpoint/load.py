@@ -1,21 +1,24 @@
 """Finding the newest checkpoint that is whole.
 
-    latest = open_latest(folder, warn=...)      one rank: verifies, refuses what is torn, and broadcasts latest.step
-    mine = open_step(folder, step)              the others: verified once is enough
+    latest = open_latest(folder, warn=...)      one rank: verifies, refuses what is torn
+    newest_of(folder, steps, judge, warn)       all ranks: each judges by verified() a part of the same step, and hears of the others
+    mine = open_step(folder, step)              then all: verified once is enough
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from mpitrain.checkpoint.folders import find
 from mpitrain.checkpoint.reader import Checkpoint, Needs
-from mpitrain.checkpoint.verify import check_sizes, verify_data
+from mpitrain.checkpoint.verify import Part, check_sizes, verify_data
 from mpitrain.errors import CheckpointError
 
 NOTHING: Needs = MappingProxyType({})
+T = TypeVar("T")
 
 
 def steps(folder: Path) -> list[int]:
@@ -46,31 +49,37 @@ def _opened(path: Path, needs: Needs, check: Callable[[Checkpoint], None]) -> Ch
     return checkpoint
 
 
-def open_latest(
-    folder: Path,
-    share: float = 1.0,
-    warn: Callable[[str], object] = warnings.warn,
-    needs: Needs = NOTHING,
-    each: Callable[[str], object] = lambda chunk: None,
-) -> Checkpoint | None:
+def open_latest(folder: Path, warn: Callable[[str], object] = warnings.warn, needs: Needs = NOTHING) -> Checkpoint | None:
     """Open the newest step that is whole, or return None if nothing was committed in `folder` yet. For one rank.
 
     Steps that are torn, altered, a stranger's, or without what is needed are passed over: `warn` is told why, and which one is used.
-    share: of the chunks of each, taken by chance, that is read and verified; its index and the sizes of its shards are in any case.
-    each: called with the name of each chunk that is read.
     Raises CheckpointError when there are steps but none can be used: a run never starts anew over them by mistake.
     """
+    return newest_of(folder, list(find(folder).values()), lambda path: _opened(path, needs, verify_data), warn)
+
+
+def verified(path: Path, part: Part, needs: Needs, each: Callable[[str], object]) -> tuple[int, dict]:
+    """Verify a part of a step; return the step and its meta. each: called with the name of each chunk that is read.
+
+    Raises CheckpointError; of the whole step, whoever reads only a part of it, for its index, the sizes of its shards, and what is needed.
+    """
+    with _opened(path, needs, partial(verify_data, each=each, part=part)) as checkpoint:
+        return checkpoint.step, checkpoint.meta
+
+
+def newest_of(folder: Path, committed: Sequence[Path], judge: Callable[[Path], T], warn: Callable[[str], object]) -> T | None:
+    """Return what `judge` returns of the newest step for which it doesn't raise CheckpointError; otherwise as open_latest."""
     refused = []
-    for path in reversed(find(folder).values()):
+    for path in reversed(committed):
         try:
-            checkpoint = _opened(path, needs, partial(verify_data, each=each, share=share))
+            found = judge(path)
         except CheckpointError as error:
             refused += error.args
             warn(refused[-1])
             continue
         if refused:
             warn(f"using {path.name}")
-        return checkpoint
+        return found
     if refused:
         raise CheckpointError(f"{folder}: no checkpoint can be used: {'; '.join(refused)}; restore one from a copy, or change run.dir")
     return None

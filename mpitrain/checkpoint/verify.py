@@ -1,8 +1,10 @@
 """Holding a step against its digests: is every byte that a reader could get the one that was written?"""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import xxhash
 
@@ -14,7 +16,26 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import kind_of
 
+
+@dataclass(frozen=True)
+class Part:
+    """What of a step is read: of a share of its chunks, taken by chance, what falls to one of `size` ranks.
+
+    seed: by which they are taken; the same on all ranks, or else some are read by nobody.
+    """
+
+    share: float = 1.0
+    rank: int = 0
+    size: int = 1
+    seed: str = ""
+
+
+ALL = Part()
 READ_BYTES = 1 << 24  # at once; a chunk has more if a row has
+
+
+Chunk = tuple[LogicalArray, int]
+T = TypeVar("T")
 
 
 def verify(path: Path) -> None:
@@ -23,12 +44,34 @@ def verify(path: Path) -> None:
         verify_data(checkpoint)
 
 
-def verify_data(checkpoint: Checkpoint, each: Callable[[str], object] = lambda chunk: None, share: float = 1.0) -> None:
-    """Do the same with a step that is open. each: called with the name of each chunk that is read. share: of the chunks, by chance."""
-    check_sizes(checkpoint)
-    for array, chunk in by_shard(chunk for chunk in check_index(checkpoint) if share == 1 or random.random() < share):
+def verify_data(checkpoint: Checkpoint, each: Callable[[str], object] = lambda chunk: None, part: Part = ALL) -> None:
+    """Do the same with a part of a step that is open. each: called with the name of each chunk that is read."""
+    for array, chunk in chunks_of(checkpoint, part):
         each(f"verifying chunk {chunk} of {array.name} in {checkpoint.path.name}")
         check_chunk(checkpoint, array, chunk)
+
+
+def chunks_of(checkpoint: Checkpoint, part: Part = ALL) -> list[Chunk]:
+    """Return the chunks of a part, in an order that opens each shard about once. Raises CheckpointError as check_sizes and check_index."""
+    check_sizes(checkpoint)
+    dice = random.Random(part.seed)
+    chunks = by_shard(chunk for chunk in check_index(checkpoint) if part.share == 1 or dice.random() < part.share)
+    return shares(chunks, map(bytes_of, chunks), part.size)[part.rank]
+
+
+def shares(items: Sequence[T], sizes: Iterable[int], num_parts: int) -> list[list[T]]:
+    """Divide items into runs of about equal size."""
+    sizes = list(sizes)
+    total, done, parts = sum(sizes) or 1, 0, [list[T]() for _ in range(num_parts)]
+    for item, size in zip(items, sizes, strict=True):
+        parts[min(num_parts - 1, done * num_parts // total)].append(item)
+        done += size
+    return parts
+
+
+def bytes_of(chunk: Chunk) -> int:
+    array, number = chunk
+    return array.chunks.box(number).size * array.dtype.itemsize
 
 
 def check_index(checkpoint: Checkpoint) -> list[tuple[LogicalArray, int]]:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mpitrain.cluster.board import HUNG, LEFT, WAITING, Owed, Where
-from mpitrain.cluster.processes import CONDITIONS
+from mpitrain.cluster.board import BUSY, HUNG, LEFT, WAITING, WORKING, Owed, Where
+from mpitrain.cluster.processes import CONDITIONS, DEAF
 
 MOST_NAMED = 8
 
@@ -69,6 +69,13 @@ class Report:
 
     text: str
     behind: tuple[int, ...] = ()
+
+
+def at_fault(ranks: Sequence[Rank]) -> bool:
+    """Return whether ranks that wait too long say that something is wrong: not where they only wait for others that are at work."""
+    there = [rank for rank in ranks if rank.where.state != LEFT]
+    wrong = any(rank.late or rank.condition in DEAF or rank.where.state == HUNG for rank in there)
+    return wrong or not any(rank.where.state in (WORKING, BUSY) for rank in ranks)
 
 
 def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> Report:

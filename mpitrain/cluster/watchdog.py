@@ -7,9 +7,9 @@
     a rank is gone                 its socket closed before it said that it leaves
 
 The first trouble is reported, once; what follows from it isn't. Where ranks wait, the watchdog of the first node asks those of the others
-(nodes.py), and says who is behind (behind.py). Then the job is ended: a rank is asked to (by MPI_Abort, with the exit code), a moment
-later all are, and what is left is killed. A stopped process can do nothing of this itself, and neither can one that was killed, crashed,
-or is held in a system call: so this is a process of its own.
+(nodes.py), and says who is behind (behind.py), unless a rank of any node is still at work. Then the job is ended: a rank is asked to (by
+MPI_Abort, with the exit code), a moment later all are, and what is left is killed. A stopped process can do nothing of this itself, and
+neither can one that was killed, crashed, or is held in a system call: so this is a process of its own.
 
 Standard library only. Started by guard.py.
 """
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from mmap import mmap
 from typing import Any
 
-from mpitrain.cluster.behind import Rank, Report, report
+from mpitrain.cluster.behind import Rank, Report, at_fault, report
 from mpitrain.cluster.board import ABSENT, BUSY, LEFT, SLOT, WAITING, WORKING, Where, read_slot
 from mpitrain.cluster.nodes import Meeting, Nodes
 from mpitrain.cluster.processes import CONDITIONS, DEAF, condition, held_in, send_signal, used
@@ -35,6 +35,7 @@ GATHER_S = 2.0  # waits end at almost the same moment; time for the last rank to
 FORWARD_S = 0.5  # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
 END_S = (1.5, 4.0)  # after the first rank is asked to end the job: until all are, until they are killed
 ASK_S = 3.0  # for the watchdogs of other nodes to answer
+AGAIN_S = 5.0  # after which they are asked again, where ranks waited for one that was at work
 ELSEWHERE_S = 3.0  # and for the first node's to report, before one that has told it of trouble reports for itself
 CONNECT_S = 60.0
 STEPPING = ("step", "validation")
@@ -91,6 +92,7 @@ class Watchdog:
     boards: dict[int, list[Rank]] = field(default_factory=dict)  # by node, what others have answered
     ask_at: float = float("inf")  # when the ranks here will have said for what they wait
     report_at: float = float("inf")  # when answers are waited for no more
+    again_at: float = 0.0  # before which nobody is blamed for waiting
     ended_at: float = float("inf")
     code: int = 1
     asked: int = 0  # how far the end has come
@@ -172,7 +174,8 @@ class Watchdog:
         ranks = [(rank, self._where(rank)) for rank in self._ranks]
         late = [where for rank, where in ranks if where.state in AT_WORK and self._late(rank, where, now)]
         grace_s = GATHER_S if self.nodes.alone else GATHER_S + ELSEWHERE_S
-        over = [where for _, where in ranks if where.state == WAITING and now - where.since > where.limit_s + grace_s]
+        waiting = [where for _, where in ranks if where.state == WAITING and now > self.again_at]
+        over = [where for where in waiting if now - where.since > where.limit_s + grace_s]
         before, self.suspects = self.suspects, {(where.rank, where.since) for where in late + over}
         if before & self.suspects and (late or not any(where.state in AT_WORK for _, where in ranks)):
             self._ask_around()  # for one look nobody is suspected: this process, or all of the machine, may have stood still
@@ -224,6 +227,8 @@ class Watchdog:
             self.boards[node] = [Rank.from_json(rank) for rank in message["ranks"]]
             if len(self.boards) == len(self.nodes.meeting.names) - 1 and self.report_at < float("inf"):
                 self._report()
+        elif said == "go on":
+            self._forget()
         elif said == "over" and self.ended_at == float("inf"):
             self._show_stacks(message["behind"])
             self.ended_at, self.code = time.monotonic(), message["code"]
@@ -235,7 +240,17 @@ class Watchdog:
         known = {self.nodes.meeting.node, *self.boards}
         silent = [name for number, name in enumerate(names) if number not in known] if self.nodes.is_hub else names[:1]
         every = [*self._board(), *(rank for board in self.boards.values() for rank in board)]
-        self._end(report(every, [] if self.nodes.alone else silent))
+        if silent or self.gave_up or at_fault(every):
+            self._end(report(every, [] if self.nodes.alone else silent))
+        else:
+            self.nodes.tell({"say": "go on"})
+            self._forget()
+
+    def _forget(self) -> None:
+        """Go on: those that wait, wait for ranks of another node, which are at work."""
+        self.report_at, self.again_at = float("inf"), time.monotonic() + AGAIN_S
+        self.boards.clear()
+        self.suspects.clear()
 
     # ------------------------------------------------------------ the end
 

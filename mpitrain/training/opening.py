@@ -7,7 +7,6 @@ anything of the run is written, and whatever is wrong on one rank alone is raise
 import os
 import socket
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.training.agreement import attempt, require_same_configuration
+from mpitrain.training.newest import VERIFYING, Newest, newest_whole
 from mpitrain.training.wish import Wish
 
 SEEN_S = 5.0  # for which a network file system may still say that there is no such file
@@ -44,13 +44,6 @@ class Corpora:
     validation: Sampler
     digest: str
     separator: int | None
-
-
-class Newest(NamedTuple):
-    """The checkpoint to go on from: its step, 0 if there is none, and the digest of the tokens it was trained on."""
-
-    step: int = 0
-    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,8 +143,10 @@ class _Opening:
                 token = world.on_first_rank("taking the run directory", self._take)
                 patience_s = SEEN_S if world.num_nodes > 1 else 0.0
                 world.on_every_rank("looking for the run directory", lambda: self.rundir.require_seen(token, patience_s))
-            with place.at("resume", "verifying the newest checkpoint", BUSY):
-                newest = world.on_first_rank("verifying the newest checkpoint", self._newest)
+            with place.at("resume", VERIFYING, BUSY):
+                needs, share = self.plan.stored_weights(), self.config.run.verify
+                folder, note, each = self.rundir.checkpoints, self.notes.append, lambda what: place.enter("resume", what, BUSY)
+                newest = newest_whole(world, folder, share, needs, note, each)
             with place.at("tokens", "preparing the tokens", BUSY):
                 world.on_first_rank("preparing the tokens", lambda: self._prepare(newest))
                 corpora = world.on_every_rank("opening the tokens", self._corpora)
@@ -173,17 +168,6 @@ class _Opening:
         self.rundir.require_same_run(self.config)
         check_source(self.config.data.source, self.config.data.path)
         return token
-
-    def _newest(self) -> Newest:
-        from mpitrain.checkpoint import load  # with it comes h5py: most of what is refused is refused before
-
-        needs = self.plan.stored_weights()
-        share = self.config.run.verify
-        found = load.open_latest(self.rundir.checkpoints, share, warn=self.notes.append, needs=needs, each=self._still)
-        if found is None:
-            return Newest()
-        with found:
-            return Newest(found.step, found.meta["data"])
 
     def _prepare(self, newest: Newest) -> None:
         def accept(description: Description, tokens: np.ndarray) -> None:

@@ -10,9 +10,10 @@ from mpitrain.checkpoint.arrays import LogicalArray
 from mpitrain.checkpoint.boxes import Box
 from mpitrain.checkpoint.dtypes import BF16, NAMES
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.checkpoint.verify import shares
 from mpitrain.commands.ckpt.progress import Progress
 from mpitrain.commands.ckpt.steps import steps_at
-from mpitrain.commands.ckpt.team import Team, shares
+from mpitrain.commands.ckpt.team import Team
 from mpitrain.errors import DONE, FAILED
 from mpitrain.inputs import shown
 from mpitrain.layout.text import aligned

@@ -1,6 +1,6 @@
 """One process, or all ranks of a job: who does which part of the work on a checkpoint."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from mpitrain.cluster.launch import launched
@@ -57,13 +57,3 @@ def together(body: Callable[[Team], int], tell: Callable[[InputError], None]) ->
         return body(world)
 
     return guarded(on_ranks, tell)
-
-
-def shares(items: Sequence[T], sizes: Iterable[int], num_parts: int) -> list[list[T]]:
-    """Divide items into runs of about equal size."""
-    sizes = list(sizes)
-    total, done, parts = sum(sizes) or 1, 0, [list[T]() for _ in range(num_parts)]
-    for item, size in zip(items, sizes, strict=True):
-        parts[min(num_parts - 1, done * num_parts // total)].append(item)
-        done += size
-    return parts

@@ -1,19 +1,16 @@
 """`mpitrain ckpt verify`: is every byte the one that was written? Each rank reads a share of the chunks."""
 
-import random
 import time
 from collections.abc import Callable
 
-from mpitrain.checkpoint.arrays import LogicalArray, by_shard
 from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.checkpoint.verify import check_chunk, check_index, check_sizes
+from mpitrain.checkpoint.verify import Part, bytes_of, check_chunk, chunks_of
 from mpitrain.commands.ckpt.progress import Progress
 from mpitrain.commands.ckpt.steps import Steps, steps_at
-from mpitrain.commands.ckpt.team import Team, shares
+from mpitrain.commands.ckpt.team import Team
 from mpitrain.errors import DONE, FAILED, CheckpointError
 
 MOST_SHOWN = 20  # damages of a step
-Chunk = tuple[LogicalArray, int]
 
 
 def verify(team: Team, given: str, step: int | None, every: bool, sample: float, say: Callable[[str], None]) -> int:
@@ -48,11 +45,10 @@ def _damages(team: Team, steps: Steps, step: int, sample: float) -> tuple[list[s
         return [error.args[0]], 0, 0
     with checkpoint:
         try:
-            check_sizes(checkpoint)
-            mine = _share(team, check_index(checkpoint), sample, checkpoint.digest)
+            mine = chunks_of(checkpoint, Part(sample, team.rank, team.size, checkpoint.digest))
         except CheckpointError as error:
             return [error.args[0]], 0, 0
-        total = sum(map(_bytes_of, mine))
+        total = sum(map(bytes_of, mine))
         found = []
         with Progress(f"verifying step {step}", total, team.rank) as progress:
             for chunk in mine:
@@ -60,17 +56,5 @@ def _damages(team: Team, steps: Steps, step: int, sample: float) -> tuple[list[s
                     check_chunk(checkpoint, *chunk)
                 except CheckpointError as error:
                     found.append(error.args[0])
-                progress.add(_bytes_of(chunk))
+                progress.add(bytes_of(chunk))
         return found, total, len(mine)
-
-
-def _share(team: Team, chunks: list[Chunk], sample: float, seed: str) -> list[Chunk]:
-    """Return the chunks that this rank reads. seed: the same on all ranks, so that all choose the same sample."""
-    dice = random.Random(seed)
-    chunks = by_shard(chunk for chunk in chunks if sample == 1 or dice.random() < sample)
-    return shares(chunks, map(_bytes_of, chunks), team.size)[team.rank]
-
-
-def _bytes_of(chunk: Chunk) -> int:
-    array, number = chunk
-    return array.chunks.box(number).size * array.dtype.itemsize

@@ -1,0 +1,49 @@
+"""The checkpoint that a run goes on from: the newest one that is whole, of which each rank verifies a part."""
+
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpitrain.comm.world import World
+from mpitrain.errors import CheckpointError
+
+VERIFYING = "verifying the newest checkpoint"
+
+
+class Newest(NamedTuple):
+    """The checkpoint to go on from: its step, 0 if there is none, and the digest of the tokens it was trained on."""
+
+    step: int = 0
+    data: str = ""
+
+
+def newest_whole(
+    world: World, folder: Path, share: float, needs: Mapping[str, Any], warn: Callable[[str], object], each: Callable[[str], object]
+) -> Newest:
+    """Return the newest step in `folder` that no rank finds damaged. Collective over all ranks.
+
+    share: of the chunks of a step that are read, taken by chance, by some rank each.  needs: arrays that it must have, with dtypes and
+    shapes.  warn: told why a step is passed over, on every rank.  each: called with what is read next.
+    Raises CheckpointError, alike on all ranks, where there are steps and none can be used.
+    """
+    from mpitrain.checkpoint import load  # with it comes h5py: most of what is refused is refused before
+    from mpitrain.checkpoint.folders import find
+    from mpitrain.checkpoint.verify import Part
+
+    seed, committed = world.on_first_rank("looking for checkpoints", lambda: (secrets.token_hex(8), list(find(folder).values())))
+    part = Part(share, world.rank, world.size, seed)
+
+    def judge(path: Path) -> Newest:
+        found, damage = Newest(), None
+        try:
+            step, meta = load.verified(path, part, needs, each)
+            found = Newest(step, meta["data"])
+        except CheckpointError as error:
+            damage = error.args[0]
+        damages = filter(None, world.all_gather(VERIFYING, damage))
+        for first in damages:
+            raise CheckpointError(first)
+        return found
+
+    return world.on_every_rank(VERIFYING, lambda: load.newest_of(folder, committed, judge, warn)) or Newest()
