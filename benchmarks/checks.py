@@ -18,8 +18,8 @@ from mpitrain.actor.actor import Actor
 from mpitrain.comm.world import NOWHERE, World, start
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.training.replicas import different
-from mpitrain.training.rerun import Twice
+from mpitrain.training.checks.replicas import different
+from mpitrain.training.checks.rerun import Twice
 from mpitrain.training.trainer import build_mesh
 
 REPEATS = 5

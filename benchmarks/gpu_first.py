@@ -209,7 +209,7 @@ def child_kernels(device, small):
 
     from mpitrain.comm.buffers import sum_in_order
     from mpitrain.config import Numerics
-    from mpitrain.training.determinism import settle
+    from mpitrain.training.machine.determinism import settle
 
     found, length = {}, 1 << (16 if small else 24)
     for num in (2, 3, 8):
@@ -309,7 +309,7 @@ def child_profile(device, small):
     from mpitrain.config import load
     from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.device import place
+    from mpitrain.training.machine.device import place
     from mpitrain.training.trainer import build_mesh
 
     settings = {**(SMALL if small else LARGE), "batch.global": 4 if small else 8, "run.device": device}

@@ -109,7 +109,7 @@ def run(config: str | None, record: str | None, time_limit: str | None, dry_run:
     """
     from mpitrain.cluster.board import BUSY
     from mpitrain.cluster.guard import Guard, guarded
-    from mpitrain.training.wish import Wish
+    from mpitrain.training.replay.wish import Wish
 
     wish = Wish.read(record)
 
@@ -150,7 +150,7 @@ def replay(file: str, stop_at: str | None) -> int:
 
     Exit codes: 0 it is the same, 1 it isn't, 2 bad input. FILE was written by mpitrain run --record.
     """
-    from mpitrain.training.replay import main
+    from mpitrain.training.replay.replay import main
 
     return main(file, stop_at, click.echo)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import several
 
-from mpitrain.training import gpus
+from mpitrain.training.machine import gpus
 
 PLANTED = json.loads(os.environ.get("GPUS", "null"))
 

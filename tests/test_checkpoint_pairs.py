@@ -98,7 +98,7 @@ class Ranks:
         Return the root digest on all ranks.
         """
         from mpitrain.checkpoint import save
-        from mpitrain.training import state_io
+        from mpitrain.training.saving import state_io
 
         tmp = save.begin(folder, 2) if self.world.rank == 0 else None
         tmp = self.world.bcast(tmp)
@@ -125,7 +125,7 @@ class Ranks:
         """Return what the ranks that have the same number `which` save together."""
         from mpitrain.comm.group import Group
         from mpitrain.comm.world import NOWHERE
-        from mpitrain.training.gathered import Gathered
+        from mpitrain.training.saving.gathered import Gathered
 
         comm = self.comm.Split(which, self.comm.rank)
         self.groups.append(comm)
@@ -133,7 +133,7 @@ class Ranks:
 
     def read(self, folder):
         from mpitrain.checkpoint.load import open_step
-        from mpitrain.training import state_io
+        from mpitrain.training.saving import state_io
 
         if self.here:
             with open_step(folder, 2) as saved:

@@ -14,7 +14,7 @@ def mesh(world, request):
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
     from mpitrain.comm.world import NOWHERE, World
-    from mpitrain.training import device, gpus
+    from mpitrain.training.machine import device, gpus
 
     ranks = World(world, NOWHERE)
     mine = device.take_turns(gpus.of_torch(), ranks)
@@ -35,7 +35,7 @@ def test_a_child_process_tries_what_this_mpi_says(mesh, world):
 
     vendor = "rocm" if torch.version.hip else "cuda"
     said = awareness.verdict(awareness.what_it_says(vendor))
-    failed = trial.attempt("mpitrain.training.gpus:buffers", str(torch.cuda.current_device())) if world.rank == 0 else None
+    failed = trial.attempt("mpitrain.training.machine.gpus:buffers", str(torch.cuda.current_device())) if world.rank == 0 else None
     agree(world, world.rank or said is None or said == (not failed), f"it says {said}, the child {failed or 'came back'}")
 
 

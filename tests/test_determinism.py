@@ -96,7 +96,7 @@ def told():
     import torch
 
     from mpitrain.config import Numerics
-    from mpitrain.training.determinism import settle
+    from mpitrain.training.machine.determinism import settle
 
     filled = torch.utils.deterministic.fill_uninitialized_memory
     yield lambda deterministic, environment=None: settle(Numerics(deterministic=deterministic), {} if environment is None else environment)
@@ -195,8 +195,8 @@ def test_a_workspace_of_the_users_own_is_kept_or_refused(told, value):
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_rank_with_a_gpu_tells_torch_and_one_without_does_not(told, monkeypatch, deterministic):
     from mpitrain import config
-    from mpitrain.training import device
-    from mpitrain.training.gpus import Gpu, Gpus
+    from mpitrain.training.machine import device
+    from mpitrain.training.machine.gpus import Gpu, Gpus
 
     asked = []
     monkeypatch.setattr(device, "settle", lambda numerics: asked.append(numerics.deterministic))

@@ -18,13 +18,13 @@ import pytest
     ],
 )
 def test_ranks_of_a_node_take_gpus_in_turn_however_they_see_them(seen, expected):
-    from mpitrain.training.gpus import share_out
+    from mpitrain.training.machine.gpus import share_out
 
     assert share_out([list(each) for each in seen]) == list(expected)
 
 
 def test_a_rank_that_sees_none_takes_none():
-    from mpitrain.training.gpus import share_out
+    from mpitrain.training.machine.gpus import share_out
 
     assert share_out([[], ["a"], []]) == [None, "a", None]
 
@@ -48,7 +48,7 @@ ZEROS = "00000000-0000-0000-0000-000000000000"
     ],
 )
 def test_what_names_a_gpu_is_the_same_in_every_process(properties, index, vendor, environment, expected):
-    from mpitrain.training.gpus import identity
+    from mpitrain.training.machine.gpus import identity
 
     assert identity(SimpleNamespace(**properties), index, vendor, environment) == expected
 
@@ -57,7 +57,7 @@ def test_what_names_a_gpu_is_the_same_in_every_process(properties, index, vendor
 def test_torch_is_asked_whose_gpus_its_cuda_devices_are(monkeypatch, hip, vendor, architecture):
     import torch
 
-    from mpitrain.training import gpus
+    from mpitrain.training.machine import gpus
 
     properties = dict(name="some GPU", major=9, minor=4, gcnArchName="gfx942:sramecc+:xnack-", total_memory=64 << 30, uuid=UUID)
     answers = dict(is_available=True, device_count=2, get_device_properties=SimpleNamespace(**properties))
@@ -70,7 +70,7 @@ def test_torch_is_asked_whose_gpus_its_cuda_devices_are(monkeypatch, hip, vendor
 
 
 def test_the_kernel_knows_the_driver(tmp_path):
-    from mpitrain.training.gpus import driver
+    from mpitrain.training.machine.gpus import driver
 
     nvidia, amd = tmp_path / "nvidia", tmp_path / "amd"
     nvidia.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC version: 12.3\n")
@@ -109,7 +109,7 @@ def test_the_kernel_knows_the_driver(tmp_path):
     ],
 )
 def test_data_sheets_are_of_the_very_gpu(name, tflops):
-    from mpitrain.training.peak import data_sheet
+    from mpitrain.training.machine.peak import data_sheet
 
     found = data_sheet(name)
     assert (found and found.flops) == (tflops and tflops * 1e12)
@@ -138,7 +138,7 @@ class Planted:
 def test_a_gpu_without_data_sheet_is_timed_by_what_fills_it():
     import torch
 
-    from mpitrain.training.peak import SIZES_OF_GPU, fastest
+    from mpitrain.training.machine.peak import SIZES_OF_GPU, fastest
 
     gpu = Planted()
     small, *_ = fastest([torch.bfloat16], [512], gpu.multiply, gpu.seconds)
@@ -150,7 +150,7 @@ def test_a_gpu_without_data_sheet_is_timed_by_what_fills_it():
 def test_what_is_timed_takes_little_of_the_memory_of_a_gpu():
     import torch
 
-    from mpitrain.training.peak import _fitting
+    from mpitrain.training.machine.peak import _fitting
 
     assert list(_fitting(torch.bfloat16, 80 << 30)) == [2048, 4096, 8192]
     assert list(_fitting(torch.float64, 8 << 30)) == [2048, 4096]
@@ -158,7 +158,7 @@ def test_what_is_timed_takes_little_of_the_memory_of_a_gpu():
 
 
 def test_different_gpus_add_up():
-    from mpitrain.training.peak import One, of_gpus, of_ranks
+    from mpitrain.training.machine.peak import One, of_gpus, of_ranks
 
     found = of_gpus([One(989e12, "an H100"), One(312e12, "an A100"), One(989e12, "an H100"), One(100e12, "timed"), One(102e12, "timed")])
     assert found.flops == pytest.approx(2492e12)
@@ -169,8 +169,8 @@ def test_different_gpus_add_up():
 def test_cpus_are_timed_as_they_are():
     import torch
 
-    from mpitrain.training.device import CPU
-    from mpitrain.training.peak import _of
+    from mpitrain.training.machine.device import CPU
+    from mpitrain.training.machine.peak import _of
 
     found = _of(CPU, torch.float64)
     assert 1e8 < found.flops < 1e14 and found.source == "a float64 product of 512 x 512 matrices, timed on rank 0"

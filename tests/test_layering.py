@@ -138,9 +138,9 @@ def test_mpi_is_called_in_comm_only():
 def test_a_call_of_mpi_outside_of_comm_is_found(tmp_path, planted):
     for top in ("mpitrain", *HEAVY):
         shutil.copytree(ROOT / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
-    path = tmp_path / "mpitrain/training/ledger.py"
+    path = tmp_path / "mpitrain/training/checks/ledger.py"
     path.write_text(f"{path.read_text()}\n{planted}\n")
-    assert list(importers_of_mpi(tmp_path)) == ["mpitrain/training/ledger.py"]
+    assert list(importers_of_mpi(tmp_path)) == ["mpitrain/training/checks/ledger.py"]
 
 
 def test_only_connect_starts_mpi():

@@ -10,7 +10,7 @@ import spiked
 from launch import lines_in, loss_lines, several, tail, tiny, write_text
 
 from mpitrain.config import Spikes as Settings
-from mpitrain.training.spikes import Spikes
+from mpitrain.training.checks.spikes import Spikes
 
 KEYS = dict(run_steps=28, run_save_every=8, run_eval_every=100, schedule_name="constant", optimizer_lr=0.01)
 KEYS |= dict(spikes_window=16, spikes_threshold=5.0)

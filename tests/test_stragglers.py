@@ -6,7 +6,7 @@ import time
 import pytest
 from conftest import agree
 
-from mpitrain.training.stragglers import Busy, slow_links, slow_ranks
+from mpitrain.training.checks.stragglers import Busy, slow_links, slow_ranks
 
 
 def busy(times: list[float], groups: list[int], work: list[float] | None = None) -> list[Busy]:
@@ -58,7 +58,7 @@ def test_a_window_of_steps_names_who_was_slow_and_the_summary_how_often(world):
 
     from mpitrain.comm.world import NOWHERE, World
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.stragglers import Stragglers
+    from mpitrain.training.checks.stragglers import Stragglers
     from mpitrain.training.trainer import build_mesh
 
     plan = plan_of(resolved(world, "parallel.dp=2", "comm.slow_after=4"))

@@ -38,7 +38,7 @@ def flip(x) -> None:
 @pytest.mark.sizes(4)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_bit_flipped_in_one_copy_is_named_and_none_otherwise(world, name):
-    from mpitrain.training.replicas import different
+    from mpitrain.training.checks.replicas import different
 
     settings, copies = LAYOUTS[name]
     found = []
@@ -68,7 +68,7 @@ def twice(world, settings, *, faults=(), of_rank=1):
     from mpitrain.actor.actor import Actor
     from mpitrain.cluster.board import Place
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.rerun import Twice
+    from mpitrain.training.checks.rerun import Twice
     from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, *settings)

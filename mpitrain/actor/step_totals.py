@@ -42,7 +42,7 @@ class Totals(NamedTuple):
 
     loss, squares, told: exact sums.  count: targets that carry loss.  stop: how urgently a rank was asked to stop, 0: not at all.
     peak: the most stashes a rank held at once.  beside: the highest of the numbers that ranks tell of what they do beside the step
-    (training/saving.py).
+    (training/saving/saver.py).
     """
 
     loss: list[float]

@@ -19,7 +19,7 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Spikes(msgspec.Struct):
-    """What training/spikes.py keeps."""
+    """What training/checks/spikes.py keeps."""
 
     losses: Annotated[list[float], Meta(max_length=4096)]
     batches_skipped: Count

@@ -64,7 +64,7 @@ def _facts(world: World, mesh: Mesh, hosts: Counter, bandwidth: str):
 def _devices(world: World) -> list[tuple[str, str]]:
     """Return (name, finding) of GPUs: which there are, who shares them, the way of messages. Collective over all ranks."""
     try:
-        from mpitrain.training import device, gpus
+        from mpitrain.training.machine import device, gpus
     except ImportError as error:  # the rest is worth telling, too
         return [("torch", f"can't be loaded: {error}")]
     found = gpus.of_torch()
@@ -83,7 +83,7 @@ def _devices(world: World) -> list[tuple[str, str]]:
 
 
 def _maker(vendor: str | None) -> str:
-    from mpitrain.training.gpus import VENDORS
+    from mpitrain.training.machine.gpus import VENDORS
 
     return f"{VENDORS[vendor]}'s" if vendor else "none"
 

@@ -25,7 +25,7 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.model.site import Site
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.walk import run
-from mpitrain.training.device import set_threads
+from mpitrain.training.machine.device import set_threads
 
 
 def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed: int, tokenizer_file: str | None = None) -> Iterator[str]:

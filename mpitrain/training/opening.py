@@ -30,8 +30,8 @@ from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.training.agreement import attempt, require_same_configuration
-from mpitrain.training.newest import VERIFYING, Newest, newest_whole
-from mpitrain.training.wish import Wish
+from mpitrain.training.replay.wish import Wish
+from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
 
 SEEN_S = 5.0  # for which a network file system may still say that there is no such file
 
@@ -122,7 +122,7 @@ def _require_device(plan: Plan, world: World) -> None:
     config = plan.config
     direct = config.comm.device == "direct"
     if config.run.device == "cuda" or (config.run.device == "auto" and (direct or config.precision.compute == "fp8")):
-        from mpitrain.training.device import place, way_of_messages
+        from mpitrain.training.machine.device import place, way_of_messages
 
         placement = place(plan, world)
         if direct:  # a child process may have to try it now and again later: a refused run leaves no directory

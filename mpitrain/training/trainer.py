@@ -28,21 +28,22 @@ from mpitrain.layout.saved import copy_bytes
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.parallel.microbatch import Microbatch
-from mpitrain.training import expert_loads, state_io
-from mpitrain.training.checks import Checks
+from mpitrain.training import expert_loads
+from mpitrain.training.checks.checks import Checks
+from mpitrain.training.checks.ledger import Ledger
+from mpitrain.training.checks.spikes import NONE_YET, Spikes
+from mpitrain.training.checks.stragglers import Stragglers
 from mpitrain.training.console import Report
-from mpitrain.training.determinism import TOLD
-from mpitrain.training.device import Placement, shared, way_of_messages
-from mpitrain.training.device import place as choose_place
 from mpitrain.training.leaving import HURRY, STAY, Leaving
-from mpitrain.training.ledger import Ledger
+from mpitrain.training.machine.determinism import TOLD
+from mpitrain.training.machine.device import Placement, shared, way_of_messages
+from mpitrain.training.machine.device import place as choose_place
+from mpitrain.training.machine.peak import DEFINITION, peak_of_all
 from mpitrain.training.microbatches import microbatches_of, needs_tokens
 from mpitrain.training.opening import Opened
-from mpitrain.training.peak import DEFINITION, peak_of_all
-from mpitrain.training.saving import saver_of
-from mpitrain.training.spikes import NONE_YET, Spikes
-from mpitrain.training.stragglers import Stragglers
-from mpitrain.training.wish import Wish
+from mpitrain.training.replay.wish import Wish
+from mpitrain.training.saving import state_io
+from mpitrain.training.saving.saver import saver_of
 
 STATE = 3  # a weight and its two moments, of which a checkpoint consists
 

@@ -20,7 +20,7 @@ from mpitrain.comm.buffers import Array
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.tap import Started
 from mpitrain.comm.world import World
-from mpitrain.training.digests import digest
+from mpitrain.training.checks.digests import digest
 
 GIVEN, CAME = "gives to", "gets from"
 MOST_NAMED = 8

@@ -12,7 +12,7 @@ import torch
 
 from mpitrain.comm.world import World
 from mpitrain.model.linear import product
-from mpitrain.training.device import Placement
+from mpitrain.training.machine.device import Placement
 
 DEFINITION = "model FLOPs (6 per matrix weight and token, causal attention halved, no recomputation) / peak of all ranks"
 

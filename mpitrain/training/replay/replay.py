@@ -26,9 +26,9 @@ from mpitrain.config import parse
 from mpitrain.errors import DONE, FAILED, DataError
 from mpitrain.inputs import shown
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.training.digests import digest
+from mpitrain.training.checks.digests import digest
 from mpitrain.training.microbatches import microbatches_of
-from mpitrain.training.recording import FORMAT, gradients_of, state_of
+from mpitrain.training.replay.recording import FORMAT, gradients_of, state_of
 
 
 class Stops(Place):

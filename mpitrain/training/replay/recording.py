@@ -23,7 +23,7 @@ from mpitrain.comm.buffers import Array
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.tap import Started
 from mpitrain.config import to_toml
-from mpitrain.training.digests import as_bytes, digest
+from mpitrain.training.checks.digests import as_bytes, digest
 
 FORMAT = "mpitrain recording 1"
 

@@ -14,9 +14,9 @@ from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
 from mpitrain.layout.node_memory import require_gpu_memory
 from mpitrain.layout.plan import Plan
-from mpitrain.training import gpus
-from mpitrain.training.determinism import settle
-from mpitrain.training.gpus import VENDORS, Gpu, Gpus, share_out
+from mpitrain.training.machine import gpus
+from mpitrain.training.machine.determinism import settle
+from mpitrain.training.machine.gpus import VENDORS, Gpu, Gpus, share_out
 
 FP8_CAPABILITY = (8, 9)  # of NVIDIA's first GPUs that multiply it
 FP8_ARCHITECTURES = ("gfx950", "gfx1200", "gfx1201")  # AMD's with everybody's e4m3 (OCP): gfx942 has one of its own, e4m3fnuz
@@ -114,7 +114,7 @@ def way_of_messages(placement: Placement, world: World, wish: str, timeout_s: fl
     said, index = awareness.what_it_says(placement.vendor), str(placement.device.index)
     limit_s = min(trial.LIMIT_S, timeout_s / 2)
     return awareness.choose(
-        world, wish, said, lambda: trial.attempt("mpitrain.training.gpus:buffers", index, limit_s), placement.gpu.name
+        world, wish, said, lambda: trial.attempt("mpitrain.training.machine.gpus:buffers", index, limit_s), placement.gpu.name
     )
 
 

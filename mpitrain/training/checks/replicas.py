@@ -18,7 +18,7 @@ import xxhash
 
 from mpitrain.actor.actor import Actor
 from mpitrain.comm.world import World
-from mpitrain.training.digests import digest
+from mpitrain.training.checks.digests import digest
 
 MOST_NAMED = 8
 

@@ -32,9 +32,9 @@ from mpitrain.comm.group import group_of
 from mpitrain.comm.world import World
 from mpitrain.config import to_toml
 from mpitrain.errors import CheckpointError
-from mpitrain.training import state_io
-from mpitrain.training.gathered import Gathered
-from mpitrain.training.state_io import Snapshot
+from mpitrain.training.saving import state_io
+from mpitrain.training.saving.gathered import Gathered
+from mpitrain.training.saving.state_io import Snapshot
 
 OVER, FAILED, UNDER_WAY = range(3)  # what a rank tells; of all ranks the highest counts
 LOOK_S = 0.25

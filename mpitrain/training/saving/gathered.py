@@ -14,7 +14,7 @@ import numpy as np
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.save import Extent
 from mpitrain.comm.group import Group
-from mpitrain.training.state_io import Parts, Snapshot
+from mpitrain.training.saving.state_io import Parts, Snapshot
 
 
 class Header(NamedTuple):

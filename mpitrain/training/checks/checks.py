@@ -15,10 +15,10 @@ from mpitrain.cluster.board import BUSY, Place
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
-from mpitrain.training.recording import Recording
-from mpitrain.training.replicas import different
-from mpitrain.training.rerun import Twice
-from mpitrain.training.wish import Wish
+from mpitrain.training.checks.replicas import different
+from mpitrain.training.checks.rerun import Twice
+from mpitrain.training.replay.recording import Recording
+from mpitrain.training.replay.wish import Wish
 
 Sure = Callable[[Callable[[], Work]], Work]
 
