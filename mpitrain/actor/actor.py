@@ -50,9 +50,21 @@ UNRECORDED = Recorder(range(0))
 Key = tuple[int, int]  # (stage, microbatch)
 
 
-def _never() -> int:
-    """Nobody is asked to stop."""
-    return 0
+@dataclass(frozen=True)
+class Asked:
+    """What all ranks have to agree on in a step, besides its totals.
+
+    stop: asked when the gradients are there, tells how urgently this rank is to stop, 0 for not at all; the result tells it of the rank
+    for which it is most urgent.  beside: a number below 2**53; the result tells the highest that a rank gave.
+    leaves_out: tells of the loss whether no update is to be made, alike on all ranks.
+    """
+
+    stop: Callable[[], int] = lambda: 0
+    beside: int = 0
+    leaves_out: Callable[[float], bool] = lambda loss: False
+
+
+NOTHING = Asked()
 
 
 @dataclass
@@ -76,11 +88,6 @@ class StepResult:
     told: dict[str, float] = field(default_factory=dict)
 
 
-def never(loss: float) -> bool:
-    """Leave out no update."""
-    return False
-
-
 @dataclass
 class Work:
     """What is under way in a step."""
@@ -89,9 +96,7 @@ class Work:
     ends: Mapping[Action, int]  # where the other ends of messages stand in the programs of other ranks
     step: int = 0
     lr: float = 0.0
-    stop: Callable[[], int] = _never
-    beside: int = 0
-    leaves_out: Callable[[float], bool] = never
+    asked: Asked = NOTHING
     peak_in_flight: int = 0
     inputs: dict[Key, torch.Tensor] = field(default_factory=dict)  # of forwards: received, or handed over by a stage of this rank
     grads: dict[Key, torch.Tensor] = field(default_factory=dict)  # of outputs, the same; and between the parts of a backward
@@ -218,19 +223,14 @@ class Actor:
         microbatches: list[Microbatch],
         lr: float,
         *,
-        stop: Callable[[], int] = _never,
-        beside: int = 0,
+        asked: Asked = NOTHING,
         watch: Watch | None = None,
         sure: Callable[[Callable[[], Work]], Work] = call,
-        leaves_out: Callable[[float], bool] = never,
     ) -> StepResult:
         """Run one training step on this rank's microbatches. Collective over all ranks.
 
-        stop: asked when the gradients are there, tells how urgently this rank is to stop, 0 for not at all; the result tells it of the
-        rank for which it is most urgent.  beside: a number below 2**53; the result tells the highest that a rank gave.  watch: counts
-        what is held after every instruction.  sure: is given what computes the gradients, and calls it, once or again: each time it does
-        the same, from the same weights; the last one's are used.  leaves_out: tells of the loss whether no update is to be made, alike on
-        all ranks.  Raises HangError, naming the message waited for.
+        watch: counts what is held after every instruction.  sure: is given what computes the gradients, and calls it, once or again: each
+        time it does the same, from the same weights; the last one's are used.  Raises HangError, naming the message waited for.
         """
         before, after = self.training[: self._update_at], self.training[self._update_at :]
 
@@ -240,16 +240,16 @@ class Actor:
             if self.recorded:
                 self.recorded.clear()  # of a pass before
             self.recorder.begin(step)
-            return self._walk(before, Work(microbatches, self._ends, step, lr, stop, beside, leaves_out), self.recorder, watch)
+            return self._walk(before, Work(microbatches, self._ends, step, lr, asked), self.recorder, watch)
 
         with nullcontext() if watch is None else watch.watching():
             work = self._walk(after, sure(compute_gradients), self.recorder, watch, len(before))
         self.recorder.end()
         return work.result
 
-    def evaluate(self, step: int, microbatches: list[Microbatch], stop: Callable[[], int] = _never) -> tuple[float, float, int]:
+    def evaluate(self, step: int, microbatches: list[Microbatch], asked: Asked = NOTHING) -> tuple[float, float, int]:
         """Return (summed loss, tokens, how urgent it is to stop) of all ranks, without gradients. Collective over all ranks."""
-        work = Work(microbatches, self._ends_of_evaluation, step, stop=stop)
+        work = Work(microbatches, self._ends_of_evaluation, step, asked=asked)
         with torch.no_grad():
             self._walk(self.evaluation, work, UNRECORDED)
         total = together(self._totals(work, []))
@@ -421,7 +421,7 @@ class Actor:
         result.stop, result.beside, result.peak_in_flight = total.stop, total.beside, [part.peak for part in parts[:: self.tp.size]]
         result.told = {name: math.fsum(numbers) for name, numbers in zip(self.plan.tells, total.told)}
         result.skipped = not math.isfinite(result.grad_norm)
-        result.spike = not result.skipped and work.leaves_out(result.loss)
+        result.spike = not result.skipped and work.asked.leaves_out(result.loss)
 
     def _compare_loads(self, work: Work) -> None:
         """Tell how unequal the loads of experts are, a mean over blocks."""
@@ -469,5 +469,5 @@ class Actor:
         loss = exact_sum(self.measure.numbers(losses[key] for key in sorted(losses)))
         count = self.measure.count(self._microbatch(*key, work).targets for key in losses)
         told = tuple(exact_sum(self.measure.numbers(told.get(name, ()))) for name in self.plan.tells)
-        mine = Totals(loss, exact_sum(squares), told, count, work.stop(), work.peak_in_flight, work.beside)
+        mine = Totals(loss, exact_sum(squares), told, count, work.asked.stop(), work.peak_in_flight, work.asked.beside)
         return exchange(together(exchange(mine, self.data)), self.model)

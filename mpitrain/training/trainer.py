@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpitrain.actor.actor import Actor, StepResult
+from mpitrain.actor.actor import Actor, Asked, StepResult
 from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
@@ -161,8 +161,8 @@ class Trainer:
         microbatches = self._microbatches(self.corpora.train, self.step + self.spikes.batches_skipped)
         self.actor.recorded = [] if step in self.to_record else None
         sure = self.checks.sure_of(step, self._tokens_of_step, {"lr": lr, "updates": self.updates, "separator": self.corpora.separator})
-        asked, leaves_out, beside = self.leaving.urgency, self.spikes.leaves_out, self.saver.number
-        result = self.actor.run_step(step, microbatches, lr, stop=asked, beside=beside, watch=watch, sure=sure, leaves_out=leaves_out)
+        asked = Asked(self.leaving.urgency, self.saver.number, self.spikes.leaves_out)
+        result = self.actor.run_step(step, microbatches, lr, asked=asked, watch=watch, sure=sure)
         self.place.enter("step", "between two steps")
         step_s = self.clock.seconds(begin, self.clock.mark())
         waited_share = (self.mesh.progress.waited_s - waited) / step_s
@@ -262,7 +262,7 @@ class Trainer:
         with self.place.at("validation", "reading tokens"):
             for i in range(self.config.run.eval_batches):
                 microbatches = self._microbatches(self.corpora.validation, i)
-                *total, stop = self.actor.evaluate(self.step, microbatches, self.leaving.urgency)
+                *total, stop = self.actor.evaluate(self.step, microbatches, Asked(self.leaving.urgency))
                 totals.append(total)
                 self.hurry = stop == HURRY
                 if self.hurry:
