@@ -105,7 +105,7 @@ def host(x):
         return x.as_subclass(torch.Tensor)
 
 
-VIEWS = {"detach", "as_strided", "view", "__getitem__"}
+VIEWS = {"detach", "as_strided", "view", "reshape", "swapaxes", "__getitem__"}  # reshape: of what is contiguous
 FACTS = {"__len__", "__get__", "data_ptr", "is_contiguous", "stride", "numel", "__dlpack__", "__dlpack_device__"}
 IN_PLACE = {"copy_", "add", "add_"}  # torch.add(out=...)
 MADE = {"clone", "float"}
@@ -459,3 +459,29 @@ def test_what_matches_an_operation_is_taken_by_a_plain_call():
     names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "exchange", "shift")
     late = [(m.__name__, name) for m in (messages, native, shared) for name in names if inspect.isgeneratorfunction(getattr(m, name))]
     assert not late
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+def test_over_two_nodes_all_kinds_give_what_they_should(direct, monkeypatch):
+    """In two levels there is memory of the device between them, which MPI writes and the device reads, and the other way round."""
+    import torch
+    from mpi4py.MPI import COMM_WORLD
+
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.links import Links
+    from mpitrain.comm.mesh import Mesh
+
+    grid, axes = Grid({"dp": COMM_WORLD.size}), {name: range(COMM_WORLD.size) for name in ("dp", "links")}
+    mesh = Mesh(COMM_WORLD, grid, axes, timeout_s=30, nodes=[rank // 2 for rank in range(COMM_WORLD.size)])
+    for axis in mesh.axes.values():
+        for level in filter(None, (axis, axis.near, axis.far)):
+            level.device_aware = direct
+    assert mesh["dp"].near is not None
+    mesh.allocated = torch.from_numpy(mesh["dp"].allocate(2 * MOST << 19)).view(MOST, 2, 1 << 19)
+    device, links = Device(monkeypatch, 1 if direct else 3), Links(mesh["links"], mesh.size, MOST)
+    setting = SimpleNamespace(mesh=mesh, device=device, links=links)
+    wrong = [found for seed in range(SEEDS) for found in play(setting, OPERATIONS, seed, number=MOST, sometimes_host=True)]
+    agree(mesh["dp"].comm, not wrong, f"{len(wrong)} wrong: {wrong[:3]}")
+    del mesh.allocated
+    mesh.free()
