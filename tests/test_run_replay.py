@@ -17,7 +17,9 @@ LAYOUTS = {  # keys, and the rank that is recorded; steps are the second: moment
     "zero-3": (dict(parallel_dp=2, parallel_zero=3), 0),
     "cp": (dict(parallel_cp=2, precision_compute="bf16"), 1),
     "collectives": (dict(parallel_dp=2, parallel_zero=1, comm_transport="collectives", optimizer_name="muon"), 0),
+    "two nodes": (dict(parallel_dp=4, parallel_zero=3, comm_node_ranks=2), 2),
 }
+NUM_RANKS = {"two nodes": 4}  # of others 2
 FEW = ("tp", "pp", "ep", "zero-3")
 KEYS = dict(run_steps=3, run_save_every=0, run_eval_every=3, numerics_check_every=0)
 
@@ -32,13 +34,14 @@ def recorded(tmp_path_factory, text):
     """Run directories by layout, each with a recording of its second step; and a run without one."""
     folder = tmp_path_factory.mktemp("recorded")
     names = [name for name in LAYOUTS if EVERY or name in FEW]
-    commands = []
+    commands = {2: [], 4: []}
     for name in names:
         keys, rank = LAYOUTS[name]
-        commands.append(("run", "--record", f"{rank}:2", *tiny(folder / name, text, **KEYS, **keys)))
-    commands.append(("run", *tiny(folder / "tp-alone", text, **KEYS, **LAYOUTS["tp"][0])))
-    for done in several(2, *commands, timeout=180):
-        assert done.returncode == 0, tail(done.output)
+        commands[NUM_RANKS.get(name, 2)].append(("run", "--record", f"{rank}:2", *tiny(folder / name, text, **KEYS, **keys)))
+    commands[2].append(("run", *tiny(folder / "tp-alone", text, **KEYS, **LAYOUTS["tp"][0])))
+    for num_ranks, each in commands.items():
+        for done in several(num_ranks, *each, timeout=180) if each else ():
+            assert done.returncode == 0, tail(done.output)
     return {name: folder / name / f"record-{LAYOUTS[name][1]}-2.npz" for name in names}
 
 
