@@ -201,6 +201,15 @@ def test_reading_rows_of_a_run_opens_no_other_shard(tmp_path):
             checkpoint.read("w", slice(3, 4))
 
 
+def test_one_group_of_a_file_is_read_without_the_others(tmp_path):
+    step = save(tmp_path, [{"parameters/w": noise((10, 10), "f4"), "adam/m/w": noise((10, 10), "f4")}])
+    every, own = (Hdf5File(step / "shard-00000.h5", only=only) for only in ("", "checkpoint"))
+    assert sorted(every.datasets) == ["adam/m/w", "checkpoint/digests", "checkpoint/parts", "parameters/w"]
+    assert sorted(own.datasets) == ["checkpoint/digests", "checkpoint/parts"] and len(own.blocks_read) < len(every.blocks_read)
+    for file in (every, own):
+        file.close()
+
+
 def test_many_shards_are_opened_about_once_each(tmp_path, monkeypatch):
     """Otherwise 512 writers open half a million files for a model of a thousand arrays."""
     arrays, opened = {f"parameters/{i}": noise((50, 7), "f4", i) for i in range(20)}, []
@@ -210,7 +219,7 @@ def test_many_shards_are_opened_about_once_each(tmp_path, monkeypatch):
         shards[number // 5][name].append((array[row : row + 1], Extent(array.shape, (row, 0))))
     monkeypatch.setattr("mpitrain.checkpoint.boxes.CHUNK_BYTES", 7 * 28)  # 7 rows
     monkeypatch.setattr("mpitrain.checkpoint.shards.NUM_OPEN", 4)
-    monkeypatch.setattr("mpitrain.checkpoint.shards.Hdf5File", lambda path: opened.append(path) or Hdf5File(path))
+    monkeypatch.setattr("mpitrain.checkpoint.shards.Hdf5File", lambda path, **more: opened.append(path) or Hdf5File(path, **more))
     save(tmp_path, shards)
     assert len(opened) <= 2 * 200  # one to gather, one to digest
     with open_latest(tmp_path, warn=pytest.fail) as checkpoint:

@@ -1,5 +1,6 @@
 """HDF5 files that are created and synced safely, and what went wrong when they are not."""
 
+import ctypes
 import errno
 import os
 import re
@@ -21,6 +22,8 @@ from mpitrain.inputs import shown
 # This file format has checksums over all metadata, and every HDF5 since 1.10 (2016, the first with virtual datasets) reads it.
 FORMAT = ("v110", "v110")
 DRAIN_BYTES = 1 << 24
+SEND_BYTES = 1 << 24  # written since the disk was last told
+SYNC_FILE_RANGE, SYNC_FILE_RANGE_WRITE = getattr(ctypes.CDLL(None), "sync_file_range", None), 2  # Linux has it
 INTERMEDIATE_GROUPS = h5p.create(h5p.LINK_CREATE)
 INTERMEDIATE_GROUPS.set_create_intermediate_group(True)
 
@@ -30,11 +33,13 @@ class PatientFile:
 
     HDF5 doesn't survive a failed write: on a full disk h5py 3.16 (HDF5 2.0) ends the process with a segmentation fault
     while it closes the file. So it only ever sees success, and nothing reaches the disk after the first error.
+    What is written is sent on its way to the disk soon, so that the sync at the end has little left to wait for.
     """
 
     def __init__(self, file: BinaryIO):
         self.file = file
         self.error: OSError | None = None
+        self._sent = 0  # up to here the disk has been told
 
     def _attempt(self, action: Callable, *arguments, otherwise: int) -> int:
         if self.error is None:
@@ -51,7 +56,12 @@ class PatientFile:
         return self._attempt(self.file.readinto, buffer, otherwise=len(buffer))
 
     def write(self, buffer) -> int:
-        return self._attempt(self.file.write, buffer, otherwise=len(buffer))
+        written = self._attempt(self.file.write, buffer, otherwise=len(buffer))
+        if (end := self.tell()) - self._sent >= SEND_BYTES:
+            self.flush()
+            start_writeback(self.file.fileno(), self._sent, end - self._sent)
+            self._sent = end
+        return written
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         return self._attempt(self.file.seek, offset, whence, otherwise=offset)
@@ -64,6 +74,12 @@ class PatientFile:
 
     def flush(self) -> None:
         self._attempt(self.file.flush, otherwise=0)
+
+
+def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
+    """Have the system begin to bring these bytes of a file to its disk. It waits for nothing, and promises nothing."""
+    if SYNC_FILE_RANGE is not None:
+        SYNC_FILE_RANGE(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), ctypes.c_uint(SYNC_FILE_RANGE_WRITE))
 
 
 @contextmanager
@@ -92,8 +108,19 @@ def drain(source: Path, target: Path) -> None:
             at = 0
             while at < count:
                 at += writing.write(buffer[at:count])
+            start_writeback(writing.fileno(), writing.tell() - count, count)
         os.fsync(writing.fileno())
     source.unlink()
+
+
+@contextmanager
+def in_memory() -> Iterator[tuple[h5py.File, list[bytes]]]:
+    """Yield a new HDF5 file that is in memory only, and a list, which has its bytes when the block ends."""
+    image = list[bytes]()
+    with h5py.File("none", "w", libver=FORMAT, driver="core", backing_store=False) as file:
+        yield file, image
+        file.flush()
+        image.append(file.id.get_file_image())
 
 
 def add_dataset(file: h5py.File, name: str, array: np.ndarray) -> None:
@@ -105,9 +132,9 @@ def add_dataset(file: h5py.File, name: str, array: np.ndarray) -> None:
         dataset.write(h5s.ALL, h5s.ALL, array, kind)
 
 
-def write_text(path: Path, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
+def write_bytes(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

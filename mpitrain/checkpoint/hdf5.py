@@ -53,10 +53,12 @@ class Hdf5File(Bytes):
     """An open file of which all headers have been read. Raises OSError, or ForeignError (a ValueError).
 
     datasets: all of the file, by path.  attributes: of the root.  sums: whether to check HDF5's checksums; a sealed file needs none.
+    only: the one group of the root that is read; "" for all.
     """
 
-    def __init__(self, path: Path, sums: bool = True):
+    def __init__(self, path: Path, sums: bool = True, only: str = ""):
         super().__init__(path, sums)
+        self._only = only
         self.datasets: dict[str, Dataset] = {}
         self.attributes: dict[str, int | str] = {}
         try:
@@ -94,7 +96,8 @@ class Hdf5File(Bytes):
                 raise ForeignError(f"{path} has an attribute")
             if LINK_INFO in kinds:
                 self._read_attributes(messages)
-                waiting += [(f"{path}/{name}".removeprefix("/"), at) for name, at in self._links(path, messages)]
+                links = [(f"{path}/{name}".removeprefix("/"), at) for name, at in self._links(path, messages)]
+                waiting += [link for link in links if path or self._only in ("", link[0])]
             else:
                 self.datasets[path] = self._dataset(path, messages)
 

@@ -21,7 +21,7 @@ from h5py import h5d, h5p, h5s
 from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, Piece, check_tiles, root_digest
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.dtypes import BY_CODE, code_of, to_hdf5
-from mpitrain.checkpoint.files import INTERMEDIATE_GROUPS, add_dataset, creating, write_text
+from mpitrain.checkpoint.files import INTERMEDIATE_GROUPS, add_dataset, in_memory, write_bytes
 from mpitrain.checkpoint.hdf5 import Hdf5File
 from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.checkpoint.hdf5_virtual import sources_of
@@ -41,18 +41,22 @@ MOST_INDEX_BYTES = 1 << 28  # that of 100,000 writers has less
 def write_index(
     folder: Path, step: int, meta: Mapping, arrays: list[LogicalArray], sizes: Mapping[str, int], about: About = NOBODY
 ) -> None:
-    """Write the index of a step and its seal, both synced. meta: what read_meta() takes. Raises OSError, ForeignError."""
+    """Write the index of a step and its seal, both synced. meta: what read_meta() takes. Raises OSError, ForeignError.
+
+    It is made in memory: of hundreds of small writes each would be a call of Python's.
+    """
     text = json.dumps(dict(meta), sort_keys=True)
     read_meta(text, step)
     about.require_readable()
-    with creating(folder / INDEX) as file:
+    with in_memory() as (file, image):
         file.attrs.update(format=FORMAT, version=VERSION, step=step, meta=text, digest=root_digest(arrays), **about.attributes())
         file[SHARDS] = np.array([(name.encode(), size) for name, size in sizes.items()], SHARDS_DTYPE)
         for array in arrays:
             _add_virtual(file, array)
             digests = b"".join(array.digests[chunk] for chunk in range(array.chunks.count))
             add_dataset(file, f"{DIGESTS}/{array.name}", np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES))
-    write_text(folder / SEAL, seal_of(folder))
+    write_bytes(folder / INDEX, image[0])
+    write_bytes(folder / SEAL, seal_of(folder).encode())
 
 
 def seal_of(folder: Path) -> str:

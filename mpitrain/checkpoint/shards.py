@@ -88,7 +88,7 @@ def gather(folder: Path, files: list[str]) -> list[LogicalArray]:
     arrays: dict[str, LogicalArray] = {}
     for file in files:
         try:
-            with closing(Hdf5File(folder / file)) as shard:
+            with closing(Hdf5File(folder / file, only=OWN)) as shard:
                 parts = json.loads(shard.read(shard.datasets[PARTS]))
                 digests = map(bytes, np.frombuffer(shard.read(shard.datasets[DIGESTS]), np.uint8).reshape(-1, DIGEST_BYTES))
         except (OSError, KeyError, ValueError) as error:
