@@ -47,6 +47,12 @@ def test_a_copy_to_save_from_has_to_fit_too():
     assert fits("run.save=background", "parallel.zero=2")
 
 
+def test_what_rank_0_saves_for_all_has_to_fit_too():
+    assert fits("parallel.zero=1")
+    assert not fits("parallel.zero=1", "run.shards=one")  # what is divided elsewhere is whole there
+    assert fits("parallel.zero=1", "run.shards=node", "run.save=background")
+
+
 def test_experts_are_on_several_nodes():
     mixture = ("model.family=mixtral", "model.width=512", "model.ffn=1024", "model.vocab=128256")
     assert not fits(*mixture)

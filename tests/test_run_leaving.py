@@ -99,7 +99,7 @@ def guard():
 
 def test_it_is_time_when_a_step_two_saves_and_the_margin_dont_fit_any_more(guard):
     def leaving(left_s):
-        found = Leaving(guard, End(time.time() + left_s, "a test"), 10.0, state_bytes=3 * ASSUMED_BYTES_S)
+        found = Leaving(guard, End(time.time() + left_s, "a test"), 10.0, saved_bytes=3 * ASSUMED_BYTES_S)
         return found
 
     assert leaving(17).urgency() == STAY and leaving(15).urgency() == LEAVE  # 2 * 3 s for a save that nobody has measured yet, and 10 s

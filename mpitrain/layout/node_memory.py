@@ -18,13 +18,13 @@ def require_memory(plan: Plan) -> None:
     """
     config, stages = plan.config, plan.stages
     each = {name: _bytes_of_state(config, name) / (config.parallel.ep if name == EXPERT else 1) for name in domains_of(config)}
-    specs = [[spec for block in stage.specs() for spec in block] for stage in stages]
-    by_name = [{spec.name: spec.numel * each[spec.domain] for spec in found} for found in specs]  # tied ones once
-    found, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), round(max(sum(found.values()) for found in by_name))
+    specs = [{spec.name: spec for block in stage.specs() for spec in block} for stage in stages]  # tied ones once
+    of_each = [sum(spec.numel * each[spec.domain] for spec in found.values()) for found in specs]
+    gathered = _bytes_saved(config) * sum(spec.numel for spec in plan.parameters()) if config.run.shards == "one" else 0  # by rank 0
+    found, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), round(max(of_each) + gathered)
     if needed <= found or (config.run.device != "cpu" and _finds_a_gpu()):
         return
-    copied = config.run.save == "background"
-    copy, without = (", and a copy of them to save from", ', or run.save = "blocking"') if copied else ("", "")
+    copy, without = _told_of_the_copy(config)
     raise ConfigError(
         f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for weights, gradients and moments{copy}, this node has "
         f"{found / 2**30:,.0f} GiB; choose a smaller model or more stages (parallel.pp){without}"
@@ -58,8 +58,20 @@ def _finds_a_gpu() -> bool:
 
 def _bytes_of_state(config: Config, domain: str) -> float:
     """Return the bytes that a rank keeps at least for each parameter of a domain, masters of 16-bit weights not counted."""
-    parallel, optimizer, (narrow, wide) = config.parallel, config.optimizer, itemsizes_of(config)
-    moments = num_moments(optimizer, "matrix") * (2 if optimizer.moments == "bf16" else wide)
-    copied = wide + moments if config.run.save == "background" else 0
-    parts, ranks = ((3, narrow), (2, wide), (1, moments + copied)), domains_of(config)[domain].num_shards(config)
+    parallel, (narrow, wide), saved = config.parallel, itemsizes_of(config), _bytes_saved(config)
+    copied = saved if config.run.save == "background" and config.run.shards != "one" else 0
+    parts, ranks = ((3, narrow), (2, wide), (1, saved - wide + copied)), domains_of(config)[domain].num_shards(config)
     return sum(num_bytes / (ranks if parallel.zero >= least else 1) for least, num_bytes in parts)
+
+
+def _bytes_saved(config: Config) -> int:
+    """Return the bytes of a parameter in a checkpoint: itself and its moments."""
+    _, wide = itemsizes_of(config)
+    return wide + num_moments(config.optimizer, "matrix") * (2 if config.optimizer.moments == "bf16" else wide)
+
+
+def _told_of_the_copy(config: Config) -> tuple[str, str]:
+    """Return what a message says of the copy to save from, and what to do without it."""
+    if config.run.shards == "one":
+        return ", and a copy of the whole model to save from", ', or run.shards = "rank"'
+    return (", and a copy of them to save from", ', or run.save = "blocking"') if config.run.save == "background" else ("", "")

@@ -19,11 +19,11 @@ ASSUMED_BYTES_S = 100e6  # of a rank, until a save was measured
 
 
 class Leaving:
-    """Of one rank. end: of its time, None where nobody said, and on all ranks but the first."""
+    """Of one rank. end: of its time, None where nobody said, and on all ranks but the first.  saved_bytes: the most that a rank writes."""
 
-    def __init__(self, guard: Guard, end: End | None, margin_s: float, state_bytes: float):
+    def __init__(self, guard: Guard, end: End | None, margin_s: float, saved_bytes: float):
         self._guard, self._end, self._margin_s = guard, end, margin_s
-        self._steps, self._assumed_s, self._longest_save_s = deque[float](maxlen=REMEMBERED), state_bytes / ASSUMED_BYTES_S, 0.0
+        self._steps, self._assumed_s, self._longest_save_s = deque[float](maxlen=REMEMBERED), saved_bytes / ASSUMED_BYTES_S, 0.0
         self._late, self._began = False, time.monotonic()
 
     def urgency(self) -> int:

@@ -45,8 +45,6 @@ from mpitrain.training.replay.wish import Wish
 from mpitrain.training.saving import state_io
 from mpitrain.training.saving.saver import saver_of
 
-STATE = 3  # a weight and its two moments, of which a checkpoint consists
-
 
 def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) -> int:
     """Train what was opened, and return the exit code. Collective over `world`. record: which rank and step to write to a file.
@@ -103,8 +101,7 @@ class Trainer:
         self.to_record, self.recorded = range(0), list[list]()  # steps of which the routing is recorded, and what was
         self.watched = 0  # the step in which activations are counted
         self.saver = saver_of(self.actor, world, self.place, self.rundir.checkpoints, opened.newest.step, self.report.say)
-        state = sum(piece.weight.nbytes for piece in self.actor.gradients.counted) * STATE
-        self.leaving = Leaving(guard, opened.end, config.run.time_margin_s, state)
+        self.leaving = Leaving(guard, opened.end, config.run.time_margin_s, self.saver.most_bytes)
 
     # ------------------------------------------------------------ the loop
 

@@ -140,7 +140,7 @@ class Saver:
     """Saves steps of a run. Every call is collective over all ranks.
 
     me: what sorts the ranks that write; None of one that has nothing to write.  background: training goes on beside.
-    staging: a directory of this node to write to first.  last: how the last save went.
+    staging: a directory of this node to write to first.  last: how the last save went.  most_bytes: that one rank writes.
     """
 
     def __init__(
@@ -165,7 +165,8 @@ class Saver:
         every = world.all_gather("who writes a shard", (me, snapshot.num_bytes))
         writers = sorted(each for each, _ in every if each)
         self._number, self._num_shards = writers.index(me) if me else None, len(writers)
-        self._num_bytes = sum(num_bytes for _, num_bytes in every)
+        sizes = [num_bytes for _, num_bytes in every]
+        self._num_bytes, self.most_bytes = sum(sizes), max(sizes)
         run = preflight.digest(str(self._folder.absolute()))  # the next one writes over what a killed one has left
         self._staging = Path(staging) / f"mpitrain-{run}-{self._number}.h5" if staging and me else None
 
