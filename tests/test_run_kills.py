@@ -74,13 +74,13 @@ def killed(dice, run_dir, text, at_a_call):
 
 def test_restarts_end_as_the_run_that_was_never_killed(tmp_path, text, whole):
     lines, digests = whole
-    number, last, in_a_row = int(FIRST or 0), int(LAST), 0
+    number, last, in_a_row, tries = int(FIRST or 0), int(LAST), 0, 0
     run_dir = tmp_path / f"run-{number}"
     while number < last:
-        dice = random.Random(number)
+        dice = random.Random(f"kill {number}, try {tries}")
         alive, said = killed(dice, run_dir, text, number % 4 == 3)
         assert "Traceback" not in said or "planted" in said, tail(said)
-        number, in_a_row = number + alive, in_a_row + alive
+        number, in_a_row, tries = number + alive, in_a_row + alive, 0 if alive else tries + 1  # it may end before the call that was chosen
         for step in steps(run_dir / "checkpoints"):  # whatever is called a step is one
             verify(run_dir / "checkpoints" / f"step-{step:08d}")
         if alive and in_a_row < MOST_IN_A_ROW and number < last:
