@@ -1,5 +1,6 @@
 """The command line: click commands and nothing else. Each imports what it needs when it runs: --help answers at once."""
 
+import math
 import os
 import sys
 import time
@@ -27,6 +28,13 @@ def _require_name(_: click.Context, parameter: click.Parameter, value: str | Non
     if value == "":
         what = parameter.name.upper()
         raise ConfigError(f"{what} is empty; give {'the path of a TOML file, or leave it out' if what == 'CONFIG' else 'a run directory'}")
+    return value
+
+
+def _require_number(_: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Refuse what is neither too large nor too small, but no number."""
+    if math.isnan(value):
+        raise ConfigError(f"--{parameter.name} = nan; give a number")
     return value
 
 
@@ -345,17 +353,23 @@ def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -
     Exit codes: 0 all can be used, 1 one is damaged, 2 there is none.
     """
     from mpitrain.commands.ckpt.inspect import inspect
+    from mpitrain.commands.ckpt.team import together
 
-    text, code = inspect(path, step, arrays, json)
-    _answer(text)
-    return code
+    def on_first_rank() -> int:
+        text, code = inspect(path, step, arrays, json)
+        _answer(text)
+        return code
+
+    return together(lambda team: team.on_first_rank("looking at checkpoints", on_first_rank), _tell_error)
 
 
 @ckpt.command("verify")
 @PATH
 @STEP
 @click.option("--all", "every", is_flag=True, help="Every step.")
-@click.option("--sample", default=1.0, type=click.FloatRange(0, 1, min_open=True), help="Share of the chunks to read, taken by chance.")
+@click.option(
+    "--sample", default=1.0, type=click.FloatRange(0, 1, min_open=True), callback=_require_number, help="Share of the chunks to read."
+)
 def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) -> int:
     """Read a step and hold every byte against its digests.
 
@@ -374,7 +388,7 @@ def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) 
 def diff_checkpoints(one: str, other: str, only: str) -> int:
     """Say what differs between two steps, whatever layouts wrote them.
 
-    Exit codes: 0 the arrays are the same bits, 1 they differ, 2 there is none.
+    Exit codes: 0 the arrays were committed with the same bits, 1 they differ or can't be read, 2 there is none.
     """
     from mpitrain.commands.ckpt.diff import diff
     from mpitrain.commands.ckpt.team import together
@@ -410,5 +424,9 @@ def prune_checkpoints(path: str, keep: int, every: int, best: int, dry_run: bool
     Exit codes: 0 done, 2 there is none that is whole.
     """
     from mpitrain.commands.ckpt.prune import prune
+    from mpitrain.commands.ckpt.team import together
 
-    return prune(path, keep, every, best, dry_run, _answer)
+    def on_first_rank() -> int:
+        return prune(path, keep, every, best, dry_run, _answer)
+
+    return together(lambda team: team.on_first_rank("removing steps", on_first_rank), _tell_error)

@@ -272,3 +272,25 @@ def test_killed_at_random_moments_leaves_what_was_committed(tmp_path):
         with open_latest(folder, warn=pytest.fail) as checkpoint:
             assert checkpoint.step in (committed, committed + 1)
             assert (checkpoint.read("parameters/1") == checkpoint.step).all()
+
+
+def test_nothing_is_left_of_a_staged_save_that_fails_and_no_link_there_is_followed(tmp_path):
+    victim, staging, tmp = tmp_path / "victim", tmp_path / "stage" / "s.h5", begin(tmp_path / "run", 10)
+    staging.parent.mkdir()
+    victim.write_text("mine")
+    staging.symlink_to(victim)
+    array = {"w": np.zeros((10, 10), np.float32)}
+    write_shard(tmp, 0, array, staging=staging)
+    assert victim.read_text() == "mine" and (tmp / "shard-00000.h5").stat().st_size > 400 and not list(staging.parent.iterdir())
+    (tmp / "shard-00001.h5").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match="No space left"):
+        write_shard(tmp, 1, array, staging=staging)
+    assert not list(staging.parent.iterdir())
+
+
+@pytest.mark.parametrize("name", ["step-00000010", "step-00000010.tmp"])
+def test_a_file_with_the_name_of_a_step_is_named_and_stays(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(CheckpointError, match=f"{name} is no folder; .* move it away"):
+        begin(tmp_path, 10)
+    assert (tmp_path / name).read_text() == "mine"

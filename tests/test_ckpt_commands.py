@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from checkpoints import digest_of, meta_of
-from launch import several
+from launch import MPIRUN, several, started
 
 from mpitrain.checkpoint.boxes import run_boxes
 from mpitrain.checkpoint.dtypes import BF16
@@ -22,6 +22,7 @@ from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
 from mpitrain.checkpoint.verify import shares, verify
 from mpitrain.commands.ckpt.reshard import reshard
 from mpitrain.commands.ckpt.team import Alone
+from mpitrain.commands.ckpt.verify import verify as verify_steps
 from mpitrain.errors import CheckpointError
 
 ABOUT = About('[model]\nlayers = 4\nfamily = "llama"\n', {"host": "node7", "user": "me", "layout": "pp(1) x dp(2)", "MPI": "an MPI"})
@@ -104,7 +105,46 @@ def test_what_is_no_checkpoint_is_bad_input(tmp_path, folder, command):
         assert done.returncode == 2 and done.stderr.count("CheckpointError: ") == 1 and "give a run directory" in done.stderr, done.stderr
 
 
+def test_a_path_that_means_another_folder_or_none_is_refused_in_one_line(folder):
+    checkpoints = folder / "run" / "checkpoints"
+    old = checkpoints / "step-00000030.old"  # of a save that was killed; the step itself is there again
+    shutil.copytree(checkpoints / "step-00000020", old)
+    (folder / "loop").symlink_to("loop")
+    given = (["verify", old], ["inspect", folder / "loop"], ["inspect", "a" * 4090], ["verify", folder / "run", "--sample", "nan"])
+    for done in run(*given, ["reshard", folder / "run", folder / ("a" * 300)], ["diff", old, checkpoints / "step-00000030"]):
+        assert done.returncode == 2 and "Traceback" not in done.output and "Error: " in done.output, done.output
+
+
+def test_what_a_stranger_says_of_his_libraries_is_shown_not_obeyed(tmp_path):
+    tmp = begin(tmp_path, 10)
+    write_shard(tmp, 0, {"parameters/w": np.zeros((2, 2), np.float32)})
+    commit(tmp, meta_of(10), about=About("", {"user": "me", "the version of \x1b]0;evil\x07": "1"}))
+    (done,) = run(("inspect", tmp_path))
+    assert done.returncode == 0 and "evil" in done.output and "\x1b" not in done.output, repr(done.output)
+
+
 # ---------------------------------------------------------------- verify
+
+
+def test_ranks_that_see_different_checkpoints_are_told(folder, tmp_path):
+    """Folders of nodes that aren't shared, or a run that saves meanwhile: of one only would be said that it is whole."""
+    save(tmp_path / "other" / "checkpoints", 30, arrays_of(31))
+    code = "import os, sys; os.chdir(sys.argv[1]); sys.argv[1:] = ['ckpt', 'verify', '.']; from mpitrain.cli import main; main()"
+    ranks = [word for path in (folder / "run", tmp_path / "other") for word in (":", "-n", "1", sys.executable, "-c", code, str(path))]
+    with started(0, MPIRUN, *ranks[1:]) as job:
+        done = job.wait(60)
+    assert done.returncode == 2 and "ranks see different checkpoints" in done.output and "whole" not in done.output, done.output
+
+
+def test_a_step_that_a_run_removes_meanwhile_is_not_called_damaged(folder):
+    checkpoints, said = folder / "run" / "checkpoints", []
+
+    def say(line):
+        said.append(line)
+        shutil.rmtree(checkpoints / "step-00000020", ignore_errors=True)
+
+    assert verify_steps(Alone(), str(checkpoints), None, True, 1.0, say) == 0
+    assert [line.split(";")[0] for line in said] == ["step 10: whole", "step 20: removed meanwhile", "step 30: whole"]
 
 
 @pytest.mark.parametrize("num_ranks", [0, 3])

@@ -77,3 +77,18 @@ def test_too_many_rollbacks_end_a_run(tmp_path, text):
     (done,) = several(2, ("run", *tiny(tmp_path / "run", text, **keys)), program=Path(spiked.__file__), env=noise)
     assert "diverged: 1 rollback was not enough (spikes.most = 1)" in done.output, tail(done.output)
     assert done.returncode == 1
+
+
+def test_a_rollback_goes_to_what_this_run_went_on_from_not_to_what_it_refused(tmp_path, text):
+    run = ("run", *tiny(tmp_path / "run", text, **KEYS, spikes_do="rollback"))
+    (done,) = several(1, run, program=Path(spiked.__file__), env={"NOISE": "[]"})
+    assert done.returncode == 0, tail(done.output)
+    for step in (24, 28):
+        path = tmp_path / "run" / "checkpoints" / f"step-{step:08d}" / "shard-00000.h5"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    (done,) = several(1, run, program=Path(spiked.__file__), env={"NOISE": "[20]"})
+    assert "using step-00000016" in done.output and "step 21 is a spike" in done.output, tail(done.output)
+    assert "rolled back to step 16, rollback 1; 5 batches are not read again" in done.output, tail(done.output)
+    assert done.returncode == 0 and done.output.count("rolled back") == 1, tail(done.output)

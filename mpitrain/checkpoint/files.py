@@ -86,9 +86,10 @@ def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
 def creating(path: Path, each: Callable[[str], object] = lambda what: None, synced: bool = True) -> Iterator[h5py.File]:
     """Yield a new HDF5 file, which is on the disk when the block ends. each: called with what is done next. Raises OSError.
 
-    synced: or else it is only written; a file of a disk that nobody reads after a crash.
+    synced: or else it is only written; a file of a disk that nobody reads after a crash, in a directory that may be everybody's: no link
+    that waits there is followed.
     """
-    with open(path, "wb+") as raw:
+    with open(path, "wb+" if synced else "xb+") as raw:
         file = PatientFile(raw)
         with h5py.File(file, "w", libver=FORMAT) as hdf5:
             yield hdf5

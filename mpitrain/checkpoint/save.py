@@ -7,8 +7,10 @@
 A process killed anywhere in between leaves all committed steps as they were.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +52,9 @@ def begin(folder: Path, step: int, num_bytes: int = 0) -> Path:
             remove(path)
         require_space(folder, num_bytes)
         tmp = folder / (name_of(step) + TMP)
+        for path in (tmp, folder / name_of(step)):
+            if os.path.lexists(path) and not path.is_dir():
+                raise CheckpointError(f"{path} is no folder; needed there is the checkpoint of step {step}: move it away")
         tmp.mkdir()
     return tmp
 
@@ -73,12 +78,20 @@ def write_shard(
     _check_alike(writer, parts)
     final = tmp / file_name(writer)
     path = staging or final
-    with saving(path.parent if staging else tmp.parent), creating(path, each, synced=staging is None) as file:
-        write_parts(file, parts, lambda part: each(f"writing {part} to {path}"))
-    if staging:
-        each(f"copying {staging} to {final}")
-        with saving(tmp.parent):
-            drain(staging, final)
+    try:
+        with saving(path.parent if staging else tmp.parent):
+            if staging:
+                staging.unlink(missing_ok=True)  # left by a killed save
+            with creating(path, each, synced=staging is None) as file:
+                write_parts(file, parts, lambda part: each(f"writing {part} to {path}"))
+        if staging:
+            each(f"copying {staging} to {final}")
+            with saving(tmp.parent):
+                drain(staging, final)
+    finally:
+        if staging:
+            with suppress(OSError):  # it may be in memory, and nobody comes for it
+                staging.unlink(missing_ok=True)
 
 
 def commit(

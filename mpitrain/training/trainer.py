@@ -383,11 +383,13 @@ class Trainer:
             self.spikes.state = saved.meta.get("spikes") or NONE_YET
 
     def _last_saved(self) -> int:
-        """Return the step of the newest checkpoint; 0 if there is none yet. Collective over all ranks, that under way is waited for."""
+        """Return the step of the newest checkpoint; 0 if there is none yet. Collective over all ranks, that under way is waited for.
+
+        What is in the folder besides may be damaged: this run went on from it, or has saved it.
+        """
         self.saver.finish()
-        found = self.world.on_first_rank("looking for the last checkpoint", lambda: max(load.steps(self.rundir.checkpoints), default=0))
-        self.report.say("" if found else "there is no checkpoint to go back to yet")
-        return found
+        self.report.say("" if self.saver.newest else "there is no checkpoint to go back to yet")
+        return self.saver.newest
 
     def _roll_back(self, last: int, stop: bool) -> int | None:
         """Go back to a checkpoint after a spike; return the exit code if the run has to end. Collective over all ranks."""

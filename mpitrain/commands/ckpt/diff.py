@@ -13,8 +13,8 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.verify import shares
 from mpitrain.commands.ckpt.progress import Progress
 from mpitrain.commands.ckpt.steps import steps_at
-from mpitrain.commands.ckpt.team import Team
-from mpitrain.errors import DONE, FAILED
+from mpitrain.commands.ckpt.team import Team, same_everywhere
+from mpitrain.errors import DONE, FAILED, CheckpointError
 from mpitrain.inputs import shown
 from mpitrain.layout.text import aligned
 
@@ -33,21 +33,32 @@ class Difference(NamedTuple):
 
 
 def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]) -> int:
-    """Say what differs; return 0 if nothing does, else 1. only: what names of arrays begin with. Collective."""
-    a, b = team.on_every_rank("opening them", lambda: [steps_at(path).open(steps_at(path).newest) for path in (one, other)])
+    """Say what differs; return 0 if nothing does, else 1. only: what names of arrays begin with. Collective.
+
+    Chunks whose digests are equal aren't read.
+    """
+    both = team.on_first_rank("finding them", lambda: [steps_at(path) for path in (one, other)])
+    a, b = team.on_every_rank("opening them", lambda: [steps.open(steps.newest) for steps in both])
     with a, b:
+        for checkpoint in (a, b):
+            same_everywhere(team, checkpoint)
         lines = list(_about(a, b))
-        both = [name for name in a.names() if name in set(b.names()) and name.startswith(only)]
+        common = [name for name in a.names() if name in set(b.names()) and name.startswith(only)]
         lines += [f"only in {'the first' if name in a.names() else 'the second'}: {name}" for name in _lone(a, b, only)]
-        comparable = [name for name in both if _kind(a.array(name)) == _kind(b.array(name))]
-        for name in sorted({*both} - {*comparable}):
+        comparable = [name for name in common if _kind(a.array(name)) == _kind(b.array(name))]
+        for name in sorted({*common} - {*comparable}):
             lines.append(f"{name}: {_kind(a.array(name))} in the first, {_kind(b.array(name))} in the second")
         differing = [name for name in comparable if a.array(name).digests != b.array(name).digests]
-        found = _measure(team, a, b, differing)
+        try:
+            found = _measure(team, a, b, differing)
+        except CheckpointError as error:
+            if team.rank == 0:
+                say(error.args[0])
+            return FAILED
     if team.rank == 0:
         same = len(comparable) - len(differing)
         if a.digest == b.digest and not lines:
-            say(f"equal: {len(comparable)} arrays, root digest {a.digest}")
+            say(f"equal: {len(comparable)} arrays, root digest {a.digest}, as they were committed; mpitrain ckpt verify reads them")
         else:
             for line in lines[:MOST_SHOWN] + ([f"... and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else []):
                 say(line)
@@ -56,7 +67,7 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
                 say(aligned([("array", "numbers that differ", "of", "by at most", "largest"), *map(_row, found[:MOST_SHOWN])]))
             if len(found) > MOST_SHOWN:
                 say(f"  ... and {len(found) - MOST_SHOWN:,} more, which differ by less")
-    return DONE if not differing and len(comparable) == len(both) and not _lone(a, b, only) else FAILED
+    return DONE if not differing and len(comparable) == len(common) and not _lone(a, b, only) else FAILED
 
 
 def _about(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
@@ -81,14 +92,19 @@ def _measure(team: Team, a: Checkpoint, b: Checkpoint, names: list[str]) -> list
     chunks = [(name, chunk) for name in names for chunk in _differing(a.array(name), b.array(name))]
     sizes = [a.array(name).chunks.box(chunk).size * a.array(name).dtype.itemsize for name, chunk in chunks]
     mine = shares(list(zip(chunks, sizes)), sizes, team.size)[team.rank]
-    found: dict[str, Difference] = {}
-    with Progress("comparing", 2 * sum(size for _, size in mine), team.rank) as progress:
-        for (name, chunk), size in mine:
-            for box in _parts(a.array(name), chunk):
-                where = tuple(slice(start, stop) for start, stop in zip(box.start, box.stop))
-                here = _compare(name, a.read(name, where), b.read(name, where))
-                found[name] = _joined(found.get(name, here._replace(count=0, most=0.0, scale=0.0)), here)
-            progress.add(2 * size)
+
+    def compare() -> dict[str, Difference]:
+        found: dict[str, Difference] = {}
+        with Progress("comparing", 2 * sum(size for _, size in mine), team.rank) as progress:
+            for (name, chunk), size in mine:
+                for box in _parts(a.array(name), chunk):
+                    where = tuple(slice(start, stop) for start, stop in zip(box.start, box.stop))
+                    here = _compare(name, a.read(name, where), b.read(name, where))
+                    found[name] = _joined(found.get(name, here._replace(count=0, most=0.0, scale=0.0)), here)
+                progress.add(2 * size)
+        return found
+
+    found = team.on_every_rank("comparing", compare)
     whole: dict[str, Difference] = {}
     for part in team.all_gather("what differs", found):
         for name, here in part.items():

@@ -22,7 +22,7 @@ CODE, LIBRARIES = "the code of mpitrain", "the version of "  # as cluster/prefli
 def inspect(given: str, step: int | None, arrays: bool, as_json: bool) -> tuple[str, int]:
     """Return what to print, and 0, or 1 if a step is damaged. Raises CheckpointError if there is none. Reads no arrays."""
     steps = steps_at(given, step)
-    every = [_facts(steps, each) for each in steps.committed]
+    every = [facts for facts in (_facts(steps, each) for each in steps.committed) if "damage" not in facts or not steps.gone(facts["step"])]
     code = FAILED if any("damage" in facts for facts in every) else DONE
     newest = next((facts for facts in reversed(every) if "damage" not in facts), None)
     if as_json:
@@ -74,7 +74,7 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
     meta, writer, settings = checkpoint.meta, checkpoint.about.writer, checkpoint.about.settings
     if writer:
         known = {key: shown(writer.get(key, "?")) for key in ("user", "host", "time", "MPI", "ranks", "nodes", "layout", CODE)}
-        versions = [f"{name.removeprefix(LIBRARIES)} {shown(value)}" for name, value in writer.items() if name.startswith(LIBRARIES)]
+        versions = [f"{shown(name.removeprefix(LIBRARIES))} {shown(value)}" for name, value in writer.items() if name.startswith(LIBRARIES)]
         yield f"  written by    {known['user']} on {known['host']}, {known['time']}"
         yield f"  with          code {known[CODE]}, {', '.join(versions)}, {known['MPI']}"
         yield f"  layout        {known['ranks']} ranks on {known['nodes']} nodes, {known['layout']}"

@@ -15,7 +15,7 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.commands.ckpt.progress import Progress
 from mpitrain.commands.ckpt.steps import steps_at
-from mpitrain.commands.ckpt.team import Team
+from mpitrain.commands.ckpt.team import Team, same_everywhere
 from mpitrain.errors import DONE, CheckpointError
 from mpitrain.inputs import shown
 
@@ -38,14 +38,19 @@ def reshard(team: Team, given: str, target: str, step: int | None, num_shards: i
 
     Raises CheckpointError if the step is damaged, or a run uses the folder.
     """
-    steps = team.on_every_rank("finding the checkpoint", lambda: steps_at(given, step))
+    steps = team.on_first_rank("finding the checkpoint", lambda: steps_at(given, step))
     begin_s, folder = time.monotonic(), Path(target)
     with team.on_every_rank("opening the checkpoint", lambda: steps.open(steps.newest)) as source:
+        same_everywhere(team, source)
         total = sum(_bytes_of(source, name) for name in source.names())
         tmp = team.on_first_rank("making the folder", lambda: _begin(folder, source.step, total))
         mine = range(team.rank, num_shards, team.size)
-        with Progress(f"writing step {source.step}", total * len(mine) // num_shards, team.rank) as progress:
-            team.on_every_rank("writing shards", lambda: _write(tmp, source, mine, num_shards, progress))
+        try:
+            with Progress(f"writing step {source.step}", total * len(mine) // num_shards, team.rank) as progress:
+                team.on_every_rank("writing shards", lambda: _write(tmp, source, mine, num_shards, progress))
+        except CheckpointError:
+            team.on_first_rank("removing what was written", lambda: remove(tmp))
+            raise
         team.on_first_rank("committing", lambda: _commit(tmp, source, num_shards))
     if team.rank == 0:
         rate, size = total / (time.monotonic() - begin_s), f"{total / 1e6:,.1f} MB in {num_shards} shard{'s' * (num_shards > 1)}"
@@ -54,10 +59,13 @@ def reshard(team: Team, given: str, target: str, step: int | None, num_shards: i
 
 
 def _begin(folder: Path, step: int, num_bytes: int) -> Path:
-    for path in (folder / LOCK, folder.parent / LOCK):
-        if path.exists():
-            raise CheckpointError(f"{shown(folder)}: {shown(path)} says that a run uses it; give another folder")
-    if (folder / "config.toml").exists():
+    try:
+        locks, is_run = [path for path in (folder / LOCK, folder.parent / LOCK) if path.exists()], (folder / "config.toml").exists()
+    except OSError as error:
+        raise CheckpointError(f"{shown(folder)}: {shown(error.strerror)}; give another folder") from error
+    if locks:
+        raise CheckpointError(f"{shown(folder)}: {shown(locks[0])} says that a run uses it; give another folder")
+    if is_run:
         raise CheckpointError(f"{shown(folder)} is a run directory; give a folder of checkpoints")
     return save.begin(folder, step, num_bytes)
 

@@ -13,23 +13,20 @@ CHECKPOINTS = "checkpoints"
 
 
 class Steps(NamedTuple):
-    """folder: of the checkpoints.  chosen: the step that was meant, None for any."""
+    """folder: of the checkpoints.  chosen: the step that was meant, None for any.  committed: that, or all that are there, oldest first."""
 
     folder: Path
     chosen: int | None
-
-    @property
-    def committed(self) -> list[int]:
-        """All steps there, oldest first, or the one that was meant."""
-        return list(find(self.folder)) if self.chosen is None else [self.chosen]
+    committed: tuple[int, ...]
 
     @property
     def newest(self) -> int:
         """The one that was meant, or the newest."""
         return self.committed[-1]
 
-    def path(self, step: int) -> Path:
-        return find(self.folder)[step]
+    def gone(self, step: int) -> bool:
+        """Tell whether a step was removed meanwhile, as a run does that keeps few."""
+        return step not in find(self.folder)
 
     def open(self, step: int) -> Checkpoint:
         """Open a step; its index is verified. Raises CheckpointError."""
@@ -40,7 +37,7 @@ def steps_at(given: str, step: int | None = None) -> Steps:
     """Return what a path means; `step` picks one. Raises CheckpointError if there is none."""
     path = Path(given)
     try:
-        kind = kind_of(path)
+        kind, inside = kind_of(path), kind_of(path / CHECKPOINTS)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{shown(given)}: {shown(error)}; give a run directory, its checkpoints, or one of them") from None
     if kind is None:
@@ -49,9 +46,11 @@ def steps_at(given: str, step: int | None = None) -> Steps:
     if of_name is not None and step in (None, of_name):
         folder, step = path.absolute().parent, of_name
     else:
-        folder = path / CHECKPOINTS if kind_of(path / CHECKPOINTS) == "a folder" else path
+        folder = path / CHECKPOINTS if inside == "a folder" else path
     committed = find(folder)
+    if of_name in committed and folder == path.absolute().parent and committed[of_name].name != path.absolute().name:
+        raise CheckpointError(f"{shown(given)} is what was replaced or removed; step {of_name} is {shown(committed[of_name])}")
     if not committed or (step is not None and step not in committed):
         found = f"of step {step}, found {', '.join(map(str, committed)) or 'none'}" if step is not None else "there"
         raise CheckpointError(f"{shown(given)}: no checkpoint {found}; give a run directory, its checkpoints, or one of them")
-    return Steps(folder, step)
+    return Steps(folder, step, tuple(committed) if step is None else (step,))

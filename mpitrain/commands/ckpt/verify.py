@@ -3,11 +3,10 @@
 import time
 from collections.abc import Callable
 
-from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.verify import Part, bytes_of, check_chunk, chunks_of
 from mpitrain.commands.ckpt.progress import Progress
 from mpitrain.commands.ckpt.steps import Steps, steps_at
-from mpitrain.commands.ckpt.team import Team
+from mpitrain.commands.ckpt.team import Team, same_everywhere
 from mpitrain.errors import DONE, FAILED, CheckpointError
 
 MOST_SHOWN = 20  # damages of a step
@@ -15,7 +14,7 @@ MOST_SHOWN = 20  # damages of a step
 
 def verify(team: Team, given: str, step: int | None, every: bool, sample: float, say: Callable[[str], None]) -> int:
     """Verify a step, or every one; return 0, or 1 if something is damaged. sample: the share of the chunks to read. Collective."""
-    steps = team.on_every_rank("finding the checkpoints", lambda: steps_at(given, step))
+    steps = team.on_first_rank("finding the checkpoints", lambda: steps_at(given, step))
     damaged = [_verify(team, steps, each, sample, say) for each in (steps.committed if every else [steps.newest])]
     return FAILED if any(damaged) else DONE
 
@@ -23,6 +22,10 @@ def verify(team: Team, given: str, step: int | None, every: bool, sample: float,
 def _verify(team: Team, steps: Steps, step: int, sample: float, say: Callable[[str], None]) -> bool:
     """Verify one step, say how it is, and return whether it is damaged."""
     begin = time.monotonic()
+    if team.on_first_rank("looking for the step", lambda: steps.gone(step)):
+        if team.rank == 0:
+            say(f"step {step}: removed meanwhile")
+        return False
     found, num_bytes, num_chunks = _damages(team, steps, step, sample)
     found = [each for part in team.all_gather("what they have found", found) for each in part]
     num_bytes, num_chunks = map(sum, zip(*team.all_gather("how much they have read", (num_bytes, num_chunks))))
@@ -39,10 +42,14 @@ def _verify(team: Team, steps: Steps, step: int, sample: float, say: Callable[[s
 
 def _damages(team: Team, steps: Steps, step: int, sample: float) -> tuple[list[str], int, int]:
     """Return what this rank finds in its share, and how many bytes and chunks of it there were to read."""
+    checkpoint, error = None, ""
     try:
-        checkpoint = Checkpoint(steps.path(step))
-    except CheckpointError as error:
-        return [error.args[0]], 0, 0
+        checkpoint = steps.open(step)
+    except CheckpointError as found:
+        error = found.args[0]
+    same_everywhere(team, checkpoint)
+    if checkpoint is None:
+        return [error], 0, 0
     with checkpoint:
         try:
             mine = chunks_of(checkpoint, Part(sample, team.rank, team.size, checkpoint.digest))

@@ -140,7 +140,8 @@ class Saver:
     """Saves steps of a run. Every call is collective over all ranks.
 
     me: what sorts the ranks that write; None of one that has nothing to write.  background: training goes on beside.
-    staging: a directory of this node to write to first.  last: how the last save went.  most_bytes: that one rank writes.
+    staging: a directory of this node to write to first.  last: how the last save went.  newest: the step that can be gone back to, 0 if
+    there is none.  most_bytes: that one rank writes.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Saver:
         staging: str,
         say: Callable[[str], None],
     ):
-        self._world, self._place, self._snapshot, self._retention, self._newest = world, place, snapshot, retention, newest
+        self._world, self._place, self._snapshot, self._retention, self.newest = world, place, snapshot, retention, newest
         self._folder, self._about, self._say, self._over = retention.folder, about, say, list[Outcome]()
         self._background = background
         self._save: _Save | None = None
@@ -293,9 +294,9 @@ class Saver:
     def _tell(self, outcome: Outcome) -> None:
         self._over.append(outcome)
         self.last = outcome
-        self._newest = self._newest if outcome.reason else outcome.step
+        self.newest = self.newest if outcome.reason else outcome.step
         if outcome.reason:
-            newest = f"the newest checkpoint is of step {self._newest}" if self._newest else "there is no checkpoint yet"
+            newest = f"the newest checkpoint is of step {self.newest}" if self.newest else "there is no checkpoint yet"
             self._say(f"step {outcome.step} is not saved: {outcome.reason}; {newest}")
         elif outcome.kept:
             self._say(f"step {outcome.step} is saved, but earlier ones were not removed: {outcome.kept}")
