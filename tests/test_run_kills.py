@@ -90,4 +90,4 @@ def test_restarts_end_as_the_run_that_was_never_killed(tmp_path, text, whole):
         assert done.returncode == 0, f"after kill {number}\n{tail(done.output)}"
         assert loss_lines(run_dir) == lines, f"after kill {number}"
         assert kept(run_dir) == digests and not list((run_dir / "checkpoints").glob("*.*")), f"after kill {number}: {kept(run_dir)}"
-        run_dir, in_a_row = tmp_path / f"run-{number}", 0
+        run_dir, in_a_row = tmp_path / f"run-{number}-{tries}", 0
