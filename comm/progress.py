@@ -27,6 +27,7 @@ Steps = Iterator[Ready]
 
 SPIN_S = 0.0002  # poll this long, then sleep between polls: with more ranks than cores the others need the core
 NAP_S = 0.00005
+STOOD_STILL_S = 5.0  # between two looks: far more than hundreds of ranks on a few cores wait for their turn
 BLAME_S = 0.001  # who is waited for is asked so often; shorter waits are nobody's
 NOTE_S = 0.25  # a wait of this length is noted for those who watch, and noted anew every so often
 CROWD = 8  # ranks a core from which those that wait would leave little of it to others: naps grow with the wait
@@ -177,13 +178,17 @@ class Progress:
 
     def _until_done(self, pending: Pending) -> None:
         begin, noted_s, blamed_s = time.perf_counter(), 0.0, 0.0
+        looked = begin
         while True:
             self.poll()
             if pending.test():
                 if noted_s:
                     self.place.waits_no_more()
                 return
-            waited_s = time.perf_counter() - begin
+            now = time.perf_counter()
+            if now - looked > STOOD_STILL_S:  # this process, or the machine: a job that was suspended hasn't waited meanwhile
+                begin += now - looked
+            looked, waited_s = now, now - begin
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 raise HangError(f"waited {waited_s:.0f} s for {pending.what}")
             if waited_s > blamed_s + BLAME_S:

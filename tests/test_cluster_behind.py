@@ -10,7 +10,7 @@ import pytest
 
 from mpitrain.cluster import watchdog
 from mpitrain.cluster.behind import Rank, at_fault, report
-from mpitrain.cluster.board import BUSY, HUNG, SLOT, WAITING, WORKING, Owed, Place, Where, read_slot
+from mpitrain.cluster.board import BUSY, HUNG, LEFT, SLOT, WAITING, WORKING, Owed, Place, Where, read_slot
 from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
 from mpitrain.cluster.nodes import Meeting, Nodes, addresses_here, told_apart
 
@@ -78,6 +78,12 @@ def test_who_waits_for_a_rank_at_work_is_no_trouble_and_anything_else_is():
     for changes in ({"late": True}, {"condition": "T"}, {"condition": ""}):
         assert at_fault([*waits, replace(busy, **changes)]), changes
     assert at_fault([*waits, busy, rank(3, (7, 1), "RECV_F1@1", state=HUNG)])
+
+
+def test_a_rank_that_has_left_and_cannot_end_is_named():
+    ends = rank(1, (0, 0), "leaving", state=LEFT, late=True)
+    assert at_fault([ends, rank(0, (0, 0), "at work", state=BUSY)]) and "rank 1" in report([ends]).text
+    assert not at_fault([replace(ends, late=False), rank(0, (0, 0), "at work", state=BUSY)])
 
 
 def test_many_ranks_are_told_in_few_words():
@@ -197,7 +203,10 @@ def test_ranks_that_wait_for_one_at_work_on_another_node_wait_on(hub, monkeypatc
     assert "waits for" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("sent", [b'{"token": "guessed", "node": 1}\n', b"[1]\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000])
+STRANGE = [b'{"token": "guessed", "node": 1}\n', b"[1]\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000, b"[" * 5000 + b"\n"]
+
+
+@pytest.mark.parametrize("sent", STRANGE)
 def test_a_stranger_is_sent_away(hub, sent):
     stranger = socket.create_connection(("127.0.0.1", hub.meeting.port), 5)
     stranger.sendall(sent)

@@ -97,6 +97,17 @@ def guard():
     return found
 
 
+def test_a_validation_is_remembered_however_long_ago_it_was():
+    """Steps are forgotten after 64: with validations further apart, the next one would run into the end."""
+    leaving = Leaving(None, None, 10.0, saved_bytes=0)
+    leaving.validated(600.0)
+    for _ in range(100):
+        leaving.begin_step()
+        leaving.end_step(0.0)
+    leaving.validated(1.0)
+    assert 610 <= leaving.needed_s < 611
+
+
 def test_it_is_time_when_a_step_two_saves_and_the_margin_dont_fit_any_more(guard):
     def leaving(left_s):
         found = Leaving(guard, End(time.time() + left_s, "a test"), 10.0, saved_bytes=3 * ASSUMED_BYTES_S)

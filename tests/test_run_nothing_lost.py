@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from launch import lines_in, loss_lines, run_several, several, tail, tiny, write_text
 
+from mpitrain.cluster.rundir import RunDir
+
 SETTINGS = dict(run_steps=20, run_save_every=10, schedule_name="constant")
 
 
@@ -164,3 +166,16 @@ def test_fp16_looks_for_its_scale_and_is_saved(ended):
     run_dir, _, done = ended["fp16"]
     assert done.returncode == 0, tail(done.output)
     assert len(list(run_dir.glob("checkpoints/step*"))) == 12
+
+
+def test_lines_that_cannot_be_written_are_kept_until_they_can_be(tmp_path):
+    rundir = RunDir(tmp_path)
+    assert rundir.append_to_metrics('{"step": 1}\n') == "" and rundir.lost() == ""
+    real = tmp_path / "real"
+    rundir.metrics.rename(real)
+    rundir.metrics.symlink_to("/dev/full")
+    assert "can't be written: No space left on device" in rundir.append_to_metrics('{"step": 2}\n')
+    assert rundir.append_to_metrics('{"step": 3}\n') == "" and "lacks the last 2 lines" in rundir.lost()
+    real.replace(rundir.metrics)
+    assert "has all lines again" in rundir.append_to_metrics('{"step": 4}\n')
+    assert [json.loads(line)["step"] for line in rundir.metrics.read_text().splitlines()] == [1, 2, 3, 4]

@@ -9,6 +9,8 @@ from checkpoints import digest_of
 from launch import MPITRAIN, loss_lines, mpirun, planted, run_several, run_tiny, tail, tiny, write_text
 
 from mpitrain.checkpoint.load import open_step, steps
+from mpitrain.cluster.board import Place
+from mpitrain.training.saving.saver import Saver
 
 SETTINGS = dict(run_steps=12, run_save_every=2, run_eval_every=2, schedule_name="constant")
 
@@ -131,3 +133,11 @@ def test_a_disk_that_hangs_is_named_by_whoever_waits_for_it(tmp_path, text):
     assert "planted slow" in done.output and done.returncode == 1, tail(done.output)
     named = r"rank 1 \(.* in phase save, waiting until step \d+ is saved, meanwhile .*(: stuck|,) for \d+ s"
     assert re.search(named, done.output), tail(done.output)
+
+
+def test_a_disk_may_take_longer_for_a_sync_than_a_step_takes():
+    saver, place = Saver.__new__(Saver), Place(0, "rank 0", 60.0)
+    saver._place, saver._patience_s = place, 600.0
+    with saver._patiently():
+        assert place.read().limit_s == 600
+    assert place.read().limit_s == 60

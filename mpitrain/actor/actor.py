@@ -445,6 +445,11 @@ class Actor:
         for weights in self._owned:
             weights.update()
 
+    def settle(self) -> None:
+        """Wait for weights that are on their way: what is read next would be written over by them."""
+        for weights in self._owned:
+            weights.wait()
+
     def restored(self, num_updates: int) -> None:
         """Take over weights and optimiser state that were read into the pieces. Collective over the data axis."""
         self.optimizer.set_step(num_updates)

@@ -73,14 +73,19 @@ class Report:
 
 def at_fault(ranks: Sequence[Rank]) -> bool:
     """Return whether ranks that wait too long say that something is wrong: not where they only wait for others that are at work."""
-    there = [rank for rank in ranks if rank.where.state != LEFT]
+    there = [rank for rank in ranks if _counts(rank)]
     wrong = any(rank.late or rank.condition in DEAF or rank.where.state == HUNG for rank in there)
     return wrong or not any(rank.where.state in (WORKING, BUSY) for rank in ranks)
 
 
+def _counts(rank: Rank) -> bool:
+    """Whether a rank has something to do with it: one that has left, if it can't end."""
+    return rank.where.state != LEFT or rank.late
+
+
 def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> Report:
     """Say who is behind. silent: nodes that told nothing."""
-    every = {rank.where.rank: rank for rank in ranks if rank.where.rank >= 0 and rank.where.state != LEFT}
+    every = {rank.where.rank: rank for rank in ranks if rank.where.rank >= 0 and _counts(rank)}
     lines = [rank.gave_up for rank in every.values() if rank.gave_up]
     lines = [*lines[:MOST_NAMED], *([f"mpitrain: and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else [])]
     late = [rank for rank in every.values() if rank.late]

@@ -100,11 +100,11 @@ class Link:
             return None
         self.read += found
         *lines, self.read = self.read.split(b"\n")
-        if not found or len(self.read) > (MOST_GREETING if self.node < 0 else MOST_BYTES):
+        if not found or max(map(len, (self.read, *lines))) > (MOST_GREETING if self.node < 0 else MOST_BYTES):
             return None
         try:
             return [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
 

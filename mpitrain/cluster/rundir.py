@@ -12,6 +12,7 @@
     loads.svg        how evenly experts are used, if there are some
 """
 
+import errno
 import json
 import os
 import shutil
@@ -43,6 +44,7 @@ class RunDir:
         self._lock: Lock | None = None
         self._made: list[Path] = []  # directories, the innermost first
         self._fresh_data = False
+        self._unwritten, self._failing = b"", False  # of metrics.jsonl
 
     @property
     def config(self) -> Path:
@@ -174,11 +176,39 @@ class RunDir:
         self._made, self._fresh_data = [], False
         replace(self.config, to_toml(config).encode())
 
+    def append_to_metrics(self, line: str) -> str:
+        """Append a line; return what is to be said. On a disk that is full lines are kept, and written with the first that can be.
+
+        A run whose weights can still be saved elsewhere, or later, doesn't end for want of a line.
+        """
+        self._unwritten += line.encode()
+        try:
+            with open(self.metrics, "ab", buffering=0) as file:
+                whole = file.seek(0, os.SEEK_END)
+                try:
+                    if file.write(self._unwritten) < len(self._unwritten):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                except OSError:
+                    with suppress(OSError):
+                        os.truncate(file.fileno(), whole)
+                    raise
+        except OSError as error:
+            told, self._failing = not self._failing, True
+            return f"{self.metrics} can't be written: {error.strerror}; its lines are kept until they can be" if told else ""
+        told, self._failing, self._unwritten = self._failing, False, b""
+        return f"{self.metrics} has all lines again" if told else ""
+
+    def lost(self) -> str:
+        """Return what is to be said at the end of lines that could not be written."""
+        return f"{self.metrics} lacks the last {self._unwritten.count(10)} lines, which could not be written" if self._unwritten else ""
+
     def truncate_metrics(self, step: int) -> str:
         """Drop the lines after `step`: they come again, bit for bit; return what is to be said.
 
         A last line torn by a kill is dropped too. Others that can't be read are kept in metrics.jsonl.damaged.
         """
+        kept = [line for line in self._unwritten.splitlines(keepends=True) if (_step_in(line) or 0) <= step]
+        self._unwritten = b"".join(kept)
         if not self.metrics.exists():
             return ""
         lines = self.metrics.read_bytes().splitlines(keepends=True)

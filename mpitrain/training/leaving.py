@@ -3,7 +3,7 @@
 Each rank says at the end of each step, when its gradients are there, how urgent it is for it; the totals of the step carry the most
 urgent of all ranks (actor/step_totals.py), so all leave after the same step. The clock counts on rank 0 only.
 
-    before the end   | rest of this step | a whole step | a save, twice its time | run.time_margin_s |
+    before the end   | rest of this step | a whole step | a validation | a save, twice its time | run.time_margin_s |
                      ^ asked here: if there isn't time for all of that, this step is the last one
 """
 
@@ -24,7 +24,7 @@ class Leaving:
     def __init__(self, guard: Guard, end: End | None, margin_s: float, saved_bytes: float):
         self._guard, self._end, self._margin_s = guard, end, margin_s
         self._steps, self._assumed_s, self._longest_save_s = deque[float](maxlen=REMEMBERED), saved_bytes / ASSUMED_BYTES_S, 0.0
-        self._late, self._began = False, time.monotonic()
+        self._late, self._began, self._validation_s = False, time.monotonic(), 0.0
 
     def urgency(self) -> int:
         """Return how urgently this rank has to leave."""
@@ -34,7 +34,7 @@ class Leaving:
     @property
     def needed_s(self) -> float:
         """The time before the end from which on a further step is too much."""
-        return 2 * max(self._steps, default=0.0) + 2 * self.save_s + self._margin_s
+        return 2 * max(self._steps, default=0.0) + self._validation_s + 2 * self.save_s + self._margin_s
 
     @property
     def save_s(self) -> float:
@@ -43,6 +43,10 @@ class Leaving:
 
     def begin_step(self) -> None:
         self._began = time.monotonic()
+
+    def validated(self, took_s: float) -> None:
+        """Note how long a validation took. The longest counts for ever: they can be further apart than the steps that are remembered."""
+        self._validation_s = max(self._validation_s, took_s)
 
     def end_step(self, save_s: float) -> None:
         """Note how long the step took, its validation included and its save not; and how long the last save took until it was committed."""

@@ -33,7 +33,7 @@ from mpitrain.training.agreement import attempt, require_same_configuration
 from mpitrain.training.replay.wish import Wish
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
 
-SEEN_S = 5.0  # for which a network file system may still say that there is no such file
+SEEN_S = 60.0  # for which a network file system may still say that there is no such file
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from mpitrain.cluster.limit import Limit
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
 from mpitrain.data.order import Sampler
-from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
+from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, CheckpointError, MpitrainError
 from mpitrain.layout.memory import compare, predict
 from mpitrain.layout.routing import joined
 from mpitrain.layout.saved import copy_bytes
@@ -116,6 +117,7 @@ class Trainer:
         with self.report:
             code = self._steps()
         self.place.enter("end", "telling how it went")
+        self.report.say(self.rundir.lost())
         if self.hurry:
             self.report.say(self.last_words)
             return code
@@ -255,7 +257,7 @@ class Trainer:
 
     def _validate(self) -> dict[str, float]:
         """Return the mean loss over the validation batches; nothing if a rank is in a hurry before all are computed."""
-        totals = []
+        totals, begin_s = [], time.monotonic()
         with self.place.at("validation", "reading tokens"):
             for i in range(self.config.run.eval_batches):
                 microbatches = self._microbatches(self.corpora.validation, i)
@@ -264,6 +266,7 @@ class Trainer:
                 self.hurry = stop == HURRY
                 if self.hurry:
                     return {}
+        self.leaving.validated(time.monotonic() - begin_s)
         return {"val_loss": sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)}
 
     # ------------------------------------------------------------ what the user and other programs see
@@ -291,8 +294,7 @@ class Trainer:
         if self.mesh.rank:
             return
         self.place.enter("step", f"writing {self.rundir.metrics}")
-        with self.rundir.metrics.open("a", encoding="utf-8") as metrics:
-            metrics.write(json.dumps(finite(line), allow_nan=False) + "\n")
+        self.report.say(self.rundir.append_to_metrics(json.dumps(finite(line), allow_nan=False) + "\n"))
         self.place.enter("step", "telling of the step")
         if self.step:
             self.report.step(line, waited_share)
@@ -396,7 +398,10 @@ class Trainer:
         spike, before, most = self.step, self.spikes.state, self.config.spikes.most
         if most and before["rollbacks"] >= most:
             return self._diverged(f"{most} rollback{'s were' if most > 1 else ' was'} not enough (spikes.most = {most})")
-        self._go_back_to(last)
+        try:
+            self._go_back_to(last)
+        except CheckpointError as error:  # no bad input: what this run has saved; the next start finds an earlier one
+            raise MpitrainError(f"step {last}, to go back to, can't be read: {error.args[0]}") from error
         self.spikes.rolled_back(spike, last, before)
         self.world.on_first_rank("cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(last))
         self.report.say(f"rolled back to step {last}, rollback {self.spikes.rollbacks}; {spike - last} batches are not read again")
@@ -406,6 +411,7 @@ class Trainer:
 
     def _go_back_to(self, step: int) -> None:
         """Read a checkpoint. Collective over all ranks; raises CheckpointError, alike on all ranks."""
+        self.actor.settle()
         with self.place.at("resume", f"reading step {step}", BUSY):
             self.world.on_every_rank(f"reading step {step}", lambda: self._restore(step))
         with self.place.at("resume", "spreading the weights"):

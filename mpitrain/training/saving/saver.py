@@ -12,8 +12,8 @@ Who has to, for the end, to leave, or to save again, does so in finish(), and th
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from mpitrain.checkpoint.meta import About
 from mpitrain.checkpoint.retention import Policy, Retention
 from mpitrain.cluster import preflight
 from mpitrain.cluster.board import BUSY, WORKING, Place
+from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.lock import user
 from mpitrain.comm import library
 from mpitrain.comm.group import group_of
@@ -133,13 +134,15 @@ def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: int
     retention = Retention(folder, Policy(run.keep, run.keep_every, run.keep_best))
     writer = {"layout": str(mesh.grid), "ranks": world.size, "nodes": world.num_nodes, "MPI": library.name(), **preflight.code()}
     about = About(to_toml(actor.plan.config), writer)
-    return Saver(world, place, snapshot, retention, about, me, newest, run.save == "background", run.staging, say)
+    patience_s = Limit(actor.plan.config.comm.timeout_s).seconds  # as at first: steps say nothing of disks
+    return Saver(world, place, snapshot, retention, about, me, newest, run.save == "background", patience_s, run.staging, say)
 
 
 class Saver:
     """Saves steps of a run. Every call is collective over all ranks.
 
     me: what sorts the ranks that write; None of one that has nothing to write.  background: training goes on beside.
+    patience_s: for which a rank may do one thing while it saves.
     staging: a directory of this node to write to first.  last: how the last save went.  newest: the step that can be gone back to, 0 if
     there is none.  most_bytes: that one rank writes.
     """
@@ -154,12 +157,13 @@ class Saver:
         me: tuple | None,
         newest: int,
         background: bool,
+        patience_s: float,
         staging: str,
         say: Callable[[str], None],
     ):
         self._world, self._place, self._snapshot, self._retention, self.newest = world, place, snapshot, retention, newest
         self._folder, self._about, self._say, self._over = retention.folder, about, say, list[Outcome]()
-        self._background = background
+        self._background, self._patience_s = background, patience_s
         self._save: _Save | None = None
         self._task: Task | None = None
         self.last = Outcome(newest)
@@ -197,7 +201,7 @@ class Saver:
         if reason:
             return self._tell(Outcome(step, reason))
         begun = time.monotonic()
-        with self._place.at("save", f"copying step {step} to host memory", BUSY):
+        with self._patiently(), self._place.at("save", f"copying step {step} to host memory", BUSY):
             self._snapshot.take()
         self._save = _Save(step, meta, self._folder / (name_of(step) + TMP), begun, time.monotonic() - begun)
         if self._number is not None:
@@ -228,8 +232,21 @@ class Saver:
             if self._world.rank == 0:
                 self._task = Task(self._place, f"committing step {self._save.step}", self._commit)
 
+    @contextmanager
+    def _patiently(self) -> Iterator[None]:
+        """Let this rank stay longer where it is in the block: one sync of a slow disk may take minutes. All ranks come here."""
+        limit_s = self._place.limit_s
+        self._place.name(self._place.who, max(limit_s, self._patience_s))
+        yield
+        self._place.name(self._place.who, limit_s)
+
     def finish(self) -> None:
         """Wait until nothing is under way."""
+        if self._save is not None:
+            with self._patiently():
+                self._finish()
+
+    def _finish(self) -> None:
         begin, waited_for = time.monotonic(), self._save
         while self._save is not None:
             with self._place.at("save", f"waiting until step {self._save.step} is saved", WORKING):
