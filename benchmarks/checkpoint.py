@@ -30,7 +30,7 @@ from mpitrain.checkpoint.verify import verify
 
 SETTINGS = ["model.preset=reference", "batch.global=4", "batch.micro=1", "data.sequence=128", "run.steps=60", "run.save_every=15"]
 META = {"tokens": 0, "updates": 0, "skipped": 0, "data": "", "loss_scale": [1.0, 0]}
-ROUNDS = 5
+ROUNDS = 9
 
 
 def train(folder: Path, num_ranks: int, settings: list[str]) -> list[dict]:

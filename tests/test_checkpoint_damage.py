@@ -214,7 +214,7 @@ def test_altered_index_never_reaches_hdf5(folder):
 def test_another_format_version_is_refused(folder):
     step = folder / "step-00000030"
     with h5py.File(step / "index.h5", "r+", libver=FORMAT) as index:
-        index.attrs["version"] = 3
+        index.attrs["version"] = 4
     (step / "index.xxh3").write_text(seal_of(step))
-    with pytest.raises(CheckpointError, match="mpitrain checkpoint version 3, needed mpitrain checkpoint version 1 or 2"):
+    with pytest.raises(CheckpointError, match="mpitrain checkpoint version 4, needed mpitrain checkpoint version 1 to 3"):
         open_step(folder, 30)

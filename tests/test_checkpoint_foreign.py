@@ -278,14 +278,14 @@ def test_meta_that_is_no_json_is_refused(folder, text):
 
 @pytest.mark.parametrize("name", ["step", "meta", "digest", "format", "version"])
 def test_attributes_are_typed(folder, name):
-    for value in ("text", 3, 3.5, np.zeros(3), h5py.Empty("i8"), None):
+    for value in ("text", 4, 3.5, np.zeros(3), h5py.Empty("i8"), None):
         with_index(folder, setting(name, value))
-        refused(folder, "attribute", "needed mpitrain checkpoint version 1", "meta", "is of step 3")
+        refused(folder, "attribute", "needed mpitrain checkpoint version 1", "meta", "is of step 4")
         save(folder, 30)
 
 
 def test_digests_are_of_every_chunk(folder):
-    name = "checkpoint/digests/parameters/w"
+    name = "checkpoint/digests"
     for change in (
         lambda file: file.pop(name),
         lambda file: replace(file, name, np.zeros((2, 16), "u1")),
@@ -293,7 +293,7 @@ def test_digests_are_of_every_chunk(folder):
         lambda file: replace(file, name, np.zeros((1, 15), "u1")),
         lambda file: replace(file, name, np.zeros((1, 16), "i1")),
         lambda file: replace(file, name, np.zeros((1, 16), "f8")),
-        lambda file: file.pop("checkpoint/digests"),
+        lambda file: file.pop(name) and file.__setitem__(f"{name}/parameters/w", np.zeros((1, 16), "u1")),
         lambda file: file.pop("checkpoint"),
         lambda file: file.__setitem__("checkpoint/more", np.zeros(3)),
         lambda file: file.__setitem__("plain", np.zeros(3)),
@@ -375,7 +375,7 @@ def test_steps_without_what_is_needed_are_passed_over(folder):
 def test_reader_finds_what_the_library_has_written(tmp_path, count):
     """Links lie in the header, in one leaf of a tree, in trees of two and three levels; in one block of a heap, and in heaps of heaps."""
     names = [f"blocks.{i}.attention.output.weight@{i}:{i + 1}" for i in range(count)]
-    with creating(tmp_path / "x.h5") as file:
+    with creating(tmp_path / "x.h5") as (file, _):
         group = file.create_group("parameters")
         for i, name in enumerate(names):
             group.create_dataset(name, data=np.full(2, i, "u4"))

@@ -230,7 +230,7 @@ def files_of_at_most(size):
 @pytest.mark.parametrize("size", [0, 1000, 3000, 20_000, 100_000])
 @pytest.mark.parametrize("call", ["write_shard", "commit"])
 def test_disk_may_become_full_at_any_byte(tmp_path, call, size):
-    arrays = {f"parameters/{i}": np.zeros((100, 10)) for i in range(200)}  # shard and index are larger than any of the limits
+    arrays = {f"parameters/{i}": np.zeros((100, 10)) for i in range(300)}  # shard and index are larger than any of the limits
     save(tmp_path, 20, 1.0)
     tmp = begin(tmp_path, 20)
     if call == "commit":

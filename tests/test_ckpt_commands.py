@@ -26,7 +26,7 @@ from mpitrain.commands.ckpt.verify import verify as verify_steps
 from mpitrain.errors import CheckpointError
 
 ABOUT = About('[model]\nlayers = 4\nfamily = "llama"\n', {"host": "node7", "user": "me", "layout": "pp(1) x dp(2)", "MPI": "an MPI"})
-OLD = Path(__file__).with_name("checkpoints-version-1")
+OLD = {1: Path(__file__).with_name("checkpoints-version-1"), 2: Path(__file__).with_name("checkpoints-version-2")}
 
 
 def arrays_of(step):
@@ -273,16 +273,19 @@ def test_prune_removes_nothing_where_nothing_is_whole(folder):
 # ---------------------------------------------------------------- old ones, and what is loaded
 
 
-def test_a_checkpoint_of_version_1_is_read_as_ever(tmp_path):
-    shutil.copytree(OLD, tmp_path / "old")
+@pytest.mark.parametrize(
+    ("version", "about", "told"), [(1, About(), "version 1 of the format"), (2, About("[run]\n", {"layout": "dp(2)"}), "dp(2)")]
+)
+def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, about, told):
+    shutil.copytree(OLD[version], tmp_path / "old")
     with open_step(tmp_path / "old", 2) as old:
         assert (old.read("parameters/w") == np.arange(60, dtype=np.float32).reshape(12, 5)).all()
         assert (old.read("adam/m/w").view(np.uint16) == np.arange(7)).all()
-        assert old.meta["tokens"] == 512 and old.about == About()
-    told, checked = run(("inspect", tmp_path / "old"), ("verify", tmp_path / "old"))
-    assert told.returncode == checked.returncode == 0 and "version 1 of the format" in told.output and "whole" in checked.output
+        assert old.meta["tokens"] == 512 and old.about == about
+    inspected, checked = run(("inspect", tmp_path / "old"), ("verify", tmp_path / "old"))
+    assert inspected.returncode == checked.returncode == 0 and told in inspected.output and "whole" in checked.output
     reshard(Alone(), str(tmp_path / "old"), str(tmp_path / "new"), None, 1, lambda text: None)
-    assert digest_of(tmp_path / "new", 2) == digest_of(OLD, 2)
+    assert digest_of(tmp_path / "new", 2) == digest_of(OLD[version], 2)
 
 
 def test_commands_load_neither_torch_nor_mpi(folder):

@@ -1,5 +1,7 @@
 """The dtypes a checkpoint can hold, and how HDF5 stores them: all little-endian, all understood without mpitrain."""
 
+from functools import cache
+
 import h5py
 import numpy as np
 from h5py import h5t
@@ -20,6 +22,7 @@ def check_dtype(name: str, dtype: np.dtype) -> None:
         raise CheckpointError(f"{name} has dtype {dtype.str}, which a checkpoint cannot hold; use one of {', '.join(NAMES.values())}")
 
 
+@cache
 def to_hdf5(dtype: np.dtype) -> h5t.TypeID:
     """Return the HDF5 type of a dtype. That of bf16 is a float with its own field widths, which HDF5 tools read as numbers."""
     if dtype != BF16:

@@ -5,8 +5,10 @@ import errno
 import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,10 +24,12 @@ from mpitrain.inputs import shown
 # This file format has checksums over all metadata, and every HDF5 since 1.10 (2016, the first with virtual datasets) reads it.
 FORMAT = ("v110", "v110")
 DRAIN_BYTES = 1 << 24
-SEND_BYTES = 1 << 24  # written since the disk was last told
+SEND_BYTES = 1 << 22  # written since the disk was last told
 SYNC_FILE_RANGE, SYNC_FILE_RANGE_WRITE = getattr(ctypes.CDLL(None), "sync_file_range", None), 2  # Linux has it
 INTERMEDIATE_GROUPS = h5p.create(h5p.LINK_CREATE)
 INTERMEDIATE_GROUPS.set_create_intermediate_group(True)
+ROOM_AT_ONCE = h5p.create(h5p.DATASET_CREATE)
+ROOM_AT_ONCE.set_alloc_time(h5d.ALLOC_TIME_EARLY)
 
 
 class PatientFile:
@@ -33,13 +37,11 @@ class PatientFile:
 
     HDF5 doesn't survive a failed write: on a full disk h5py 3.16 (HDF5 2.0) ends the process with a segmentation fault
     while it closes the file. So it only ever sees success, and nothing reaches the disk after the first error.
-    What is written is sent on its way to the disk soon, so that the sync at the end has little left to wait for.
     """
 
     def __init__(self, file: BinaryIO):
         self.file = file
         self.error: OSError | None = None
-        self._sent = 0  # up to here the disk has been told
 
     def _attempt(self, action: Callable, *arguments, otherwise: int) -> int:
         if self.error is None:
@@ -56,12 +58,7 @@ class PatientFile:
         return self._attempt(self.file.readinto, buffer, otherwise=len(buffer))
 
     def write(self, buffer) -> int:
-        written = self._attempt(self.file.write, buffer, otherwise=len(buffer))
-        if (end := self.tell()) - self._sent >= SEND_BYTES:
-            self.flush()
-            start_writeback(self.file.fileno(), self._sent, end - self._sent)
-            self._sent = end
-        return written
+        return self._attempt(self.file.write, buffer, otherwise=len(buffer))
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         return self._attempt(self.file.seek, offset, whence, otherwise=offset)
@@ -76,6 +73,44 @@ class PatientFile:
         self._attempt(self.file.flush, otherwise=0)
 
 
+class Filler:
+    """Writes arrays into the room that HDF5 has made for them, by a thread, which holds none of HDF5's locks meanwhile.
+
+    What is written is sent on its way to the disk soon, so that the sync at the end has little left to wait for.
+    """
+
+    def __init__(self, descriptor: int):
+        self._descriptor, self._pool = descriptor, ThreadPoolExecutor(1, "mpitrain-write")
+        self._writing = deque[Future[int]]()  # where each ends
+        self._sent = 0  # up to here the disk has been told
+
+    def add(self, file: h5py.File, name: str, array: np.ndarray) -> None:
+        """Make a dataset that lies in one piece, and have the array written there: it belongs to the filler until it was waited for."""
+        kind, space = to_hdf5(array.dtype), space_of(array.shape)
+        offset = h5d.create(file.id, name.encode(), kind, space, ROOM_AT_ONCE, INTERMEDIATE_GROUPS).get_offset()
+        if offset is not None:  # there are numbers in it
+            self._writing.append(self._pool.submit(self._write, offset, array))
+
+    def wait(self, ahead: int) -> None:
+        """Wait until at most so many arrays are to be written. Raises OSError."""
+        while len(self._writing) > ahead:
+            end = self._writing.popleft().result()
+            if end - self._sent >= SEND_BYTES:
+                start_writeback(self._descriptor, self._sent, end - self._sent)
+                self._sent = end
+
+    def close(self) -> None:
+        """Wait for what is being written, and write no more."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _write(self, offset: int, array: np.ndarray) -> int:
+        content = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        while content:
+            written = os.pwrite(self._descriptor, content, offset)
+            offset, content = offset + written, content[written:]
+        return offset
+
+
 def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
     """Have the system begin to bring these bytes of a file to its disk. It waits for nothing, and promises nothing."""
     if SYNC_FILE_RANGE is not None:
@@ -83,16 +118,18 @@ def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
 
 
 @contextmanager
-def creating(path: Path, each: Callable[[str], object] = lambda what: None, synced: bool = True) -> Iterator[h5py.File]:
-    """Yield a new HDF5 file, which is on the disk when the block ends. each: called with what is done next. Raises OSError.
+def creating(
+    path: Path, each: Callable[[str], object] = lambda what: None, synced: bool = True
+) -> Iterator[tuple[h5py.File, Filler]]:
+    """Yield a new HDF5 file, and what fills it; it is on the disk when the block ends. each: called with what is done next. Raises OSError.
 
     synced: or else it is only written; a file of a disk that nobody reads after a crash, in a directory that may be everybody's: no link
     that waits there is followed.
     """
     with open(path, "wb+" if synced else "xb+") as raw:
         file = PatientFile(raw)
-        with h5py.File(file, "w", libver=FORMAT) as hdf5:
-            yield hdf5
+        with h5py.File(file, "w", libver=FORMAT) as hdf5, closing(Filler(raw.fileno())) as filler:
+            yield hdf5, filler
         if file.error:
             raise file.error
         raw.flush()
@@ -127,10 +164,13 @@ def in_memory() -> Iterator[tuple[h5py.File, list[bytes]]]:
 def add_dataset(file: h5py.File, name: str, array: np.ndarray) -> None:
     """Write an array, in C order, as a dataset that lies in one piece. With HDF5's own calls, which are faster than h5py's."""
     kind = to_hdf5(array.dtype)
-    space = h5s.create_simple(array.shape) if array.ndim else h5s.create(h5s.SCALAR)
-    dataset = h5d.create(file.id, name.encode(), kind, space, None, INTERMEDIATE_GROUPS)
+    dataset = h5d.create(file.id, name.encode(), kind, space_of(array.shape), None, INTERMEDIATE_GROUPS)
     if array.size:
         dataset.write(h5s.ALL, h5s.ALL, array, kind)
+
+
+def space_of(shape: tuple[int, ...]) -> h5s.SpaceID:
+    return h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -3,7 +3,7 @@
     /                            attributes: format, version, step, meta (JSON), digest (the root digest), config (TOML), writer (JSON)
     /parameters/... /adam/...    virtual datasets over the shards beside it, by relative name: the folder can be moved
     /checkpoint/shards           name and size of every shard
-    /checkpoint/digests/...      xxh3-128 of each chunk of the array of that name: uint8 [chunks, 16]
+    /checkpoint/digests          xxh3-128 of each chunk of each array, array by array as their names are sorted: uint8 [chunks, 16]
 """
 
 import errno
@@ -11,17 +11,19 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import h5py
 import numpy as np
 import xxhash
-from h5py import h5d, h5p, h5s
+from h5py import h5d, h5p
 
 from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, Piece, check_tiles, root_digest
-from mpitrain.checkpoint.boxes import Box, whole
+from mpitrain.checkpoint.boxes import Box, Chunks, whole
 from mpitrain.checkpoint.dtypes import BY_CODE, code_of, to_hdf5
-from mpitrain.checkpoint.files import INTERMEDIATE_GROUPS, add_dataset, in_memory, write_bytes
+from mpitrain.checkpoint.files import INTERMEDIATE_GROUPS, add_dataset, in_memory, space_of, write_bytes
 from mpitrain.checkpoint.hdf5 import Hdf5File
 from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.checkpoint.hdf5_virtual import sources_of
@@ -30,8 +32,8 @@ from mpitrain.checkpoint.shards import OWN, is_file_name, part_name
 from mpitrain.inputs import open_regular, shown
 
 INDEX, SEAL = "index.h5", "index.xxh3"
-FORMAT, VERSION = "mpitrain checkpoint", 2
-READ = (1, VERSION)  # the first had neither config nor writer
+FORMAT, VERSION = "mpitrain checkpoint", 3
+READ = (1, 2, VERSION)  # the first had neither config nor writer; until the third there was a dataset of digests for each array
 SHARDS, DIGESTS = f"{OWN}/shards", f"{OWN}/digests"
 SHARDS_DTYPE = np.dtype([("file", "S32"), ("bytes", "<u8")])
 SHARDS_CODE = bytes.fromhex("06020000 28000000 66696c6500 00 13010000 20000000 627974657300 20 10000000 08000000 0000 4000")
@@ -45,6 +47,7 @@ def write_index(
 
     It is made in memory: of hundreds of small writes each would be a call of Python's.
     """
+    arrays = sorted(arrays, key=lambda array: array.name)
     text = json.dumps(dict(meta), sort_keys=True)
     read_meta(text, step)
     about.require_readable()
@@ -53,8 +56,8 @@ def write_index(
         file[SHARDS] = np.array([(name.encode(), size) for name, size in sizes.items()], SHARDS_DTYPE)
         for array in arrays:
             _add_virtual(file, array)
-            digests = b"".join(array.digests[chunk] for chunk in range(array.chunks.count))
-            add_dataset(file, f"{DIGESTS}/{array.name}", np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES))
+        digests = b"".join(array.digests[chunk] for array in arrays for chunk in range(array.chunks.count))
+        add_dataset(file, DIGESTS, np.frombuffer(digests, np.uint8).reshape(-1, DIGEST_BYTES))
     write_bytes(folder / INDEX, image[0])
     write_bytes(folder / SEAL, seal_of(folder).encode())
 
@@ -94,14 +97,14 @@ class Index:
         found = self.file.attributes
         if found.get("format") != FORMAT or found.get("version") not in READ:
             what = shown(f"{found.get('format')} version {found.get('version')}")
-            raise ForeignError(f"found {what}, needed {FORMAT} version {' or '.join(map(str, READ))}")
+            raise ForeignError(f"found {what}, needed {FORMAT} version 1 to {VERSION}")
         for name, kind in (("step", int), ("meta", str), ("digest", str)):
             if type(found.get(name)) is not kind:
                 raise ForeignError(f"the attribute {name} is missing, or isn't {'a text' if kind is str else 'an integer'}")
-        self.step, self.meta, self.digest = found["step"], found["meta"], found["digest"]
+        self.version, self.step, self.meta, self.digest = (found[name] for name in ("version", "step", "meta", "digest"))
         if not re.fullmatch("[0-9a-f]{32}", self.digest):
             raise ForeignError("the attribute digest is none")
-        self.about = read_about(found) if found["version"] > 1 else NOBODY
+        self.about = read_about(found) if self.version > 1 else NOBODY
 
     def _read_shards(self) -> dict[str, int]:
         table = self.file.datasets.get(SHARDS)
@@ -120,7 +123,8 @@ class Index:
         datasets = self.file.datasets
         self.names = sorted(name for name in datasets if not name.startswith(f"{OWN}/"))
         others = datasets.keys() - self.names - {SHARDS}
-        for name in others.symmetric_difference(f"{DIGESTS}/{name}" for name in self.names):
+        digests = {DIGESTS} if self.version > 2 else {f"{DIGESTS}/{name}" for name in self.names}
+        for name in others ^ digests:
             raise ForeignError(f"{name} is {'nothing that mpitrain writes' if name in others else 'missing'}")
         for name in self.names:
             if datasets[name].virtual is None or datasets[name].datatype not in BY_CODE:
@@ -136,12 +140,24 @@ class Index:
         sources = sources_of(self.file.heap_object(*dataset.virtual))
         array.pieces = [self._piece(array, *source) for source in sources] if array.chunks.count else []
         check_tiles(array)
-        digests = self.file.datasets[f"{DIGESTS}/{name}"]
-        if (digests.virtual, digests.datatype, digests.shape) != (None, code_of(np.dtype("u1")), (array.chunks.count, DIGEST_BYTES)):
-            raise ForeignError(f"the digests of {name} are not those of {array.chunks.count} chunks")
-        rows = np.frombuffer(self.file.read(digests), np.uint8).reshape(-1, DIGEST_BYTES)
-        array.digests = dict(enumerate(map(bytes, rows)))
+        rows = self._every_digest[name] if self.version > 2 else self._digests(f"{DIGESTS}/{name}", array.chunks.count)
+        array.digests = dict(enumerate(rows))
         return array
+
+    @cached_property
+    def _every_digest(self) -> dict[str, list[bytes]]:
+        """Return the digests of all arrays, by their names."""
+        shapes = {name: self.file.datasets[name] for name in self.names}
+        counts = [Chunks(found.shape, BY_CODE[found.datatype].itemsize).count for found in shapes.values()]
+        rows = iter(self._digests(DIGESTS, sum(counts)))
+        return {name: list(islice(rows, count)) for name, count in zip(shapes, counts)}
+
+    def _digests(self, name: str, count: int) -> list[bytes]:
+        """Read a dataset of digests, of so many chunks."""
+        found = self.file.datasets[name]
+        if (found.virtual, found.datatype, found.shape) != (None, code_of(np.dtype("u1")), (count, DIGEST_BYTES)):
+            raise ForeignError(f"{name}: the digests are not those of {count} chunks")
+        return [bytes(row) for row in np.frombuffer(self.file.read(found), np.uint8).reshape(-1, DIGEST_BYTES)]
 
     def _piece(self, array: LogicalArray, file: str, dataset: str, source: Box | None, box: Box | None) -> Piece:
         box = whole(array.shape) if box is None else box
@@ -154,16 +170,13 @@ class Index:
 
 def _add_virtual(file: h5py.File, array: LogicalArray) -> None:
     """Add an array as a virtual dataset. With HDF5's own calls: there are thousands, and h5py's take four times as long."""
-    layout, space = h5p.create(h5p.DATASET_CREATE), _space(array.shape)
+    layout, space = h5p.create(h5p.DATASET_CREATE), space_of(array.shape)
     layout.set_layout(h5d.VIRTUAL)
     for piece in array.pieces:
         if piece.box.size or not array.chunks.count:
-            here = space.copy()
-            if piece.box.start:
+            here = space
+            if piece.box.shape != array.shape:
+                here = space.copy()
                 here.select_hyperslab(piece.box.start, piece.box.shape)
-            layout.set_virtual(here, piece.file.encode(), piece.dataset.encode(), _space(piece.box.shape))
+            layout.set_virtual(here, piece.file.encode(), piece.dataset.encode(), space_of(piece.box.shape))
     h5d.create(file.id, array.name.encode(), to_hdf5(array.dtype), space, layout, INTERMEDIATE_GROUPS)
-
-
-def _space(shape: tuple[int, ...]) -> h5s.SpaceID:
-    return h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)

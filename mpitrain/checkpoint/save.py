@@ -82,8 +82,8 @@ def write_shard(
         with saving(path.parent if staging else tmp.parent):
             if staging:
                 staging.unlink(missing_ok=True)  # left by a killed save
-            with creating(path, each, synced=staging is None) as file:
-                write_parts(file, parts, lambda part: each(f"writing {part} to {path}"))
+            with creating(path, each, synced=staging is None) as (file, filler):
+                write_parts(file, filler, parts, lambda part: each(f"writing {part} to {path}"))
         if staging:
             each(f"copying {staging} to {final}")
             with saving(tmp.parent):

@@ -14,7 +14,6 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +24,7 @@ import numpy as np
 from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, Piece, digest
 from mpitrain.checkpoint.boxes import Box, Chunks, whole
 from mpitrain.checkpoint.dtypes import DTYPES, NAMES, code_of
-from mpitrain.checkpoint.files import add_dataset, reason
+from mpitrain.checkpoint.files import Filler, reason
 from mpitrain.checkpoint.hdf5 import Hdf5File
 from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.errors import CheckpointError
@@ -33,6 +32,7 @@ from mpitrain.errors import CheckpointError
 OWN = "checkpoint"  # the group for what isn't an array of the user's
 PARTS, DIGESTS = f"{OWN}/parts", f"{OWN}/digests"
 BLOCK_BYTES = 1 << 22  # of rows that are read at once to cut columns out of them
+AHEAD = 2  # arrays that wait to be written: some are read only when it is their turn
 NUM_OPEN = 128  # files a reader keeps open: a step may have more shards than a process may have files
 
 
@@ -62,18 +62,18 @@ def part_name(name: str, box: Box, shape: tuple[int, ...]) -> str:
     return name if box == whole(shape) else f"{name}@{','.join(f'{a}:{b}' for a, b in zip(box.start, box.stop))}"
 
 
-def write_parts(file: h5py.File, parts: list[Part], each: Callable[[str], object] = lambda name: None) -> None:
-    """Write all parts of one writer, and the digests of the chunks that each of them holds whole. each: called with its name before."""
-    arrays, digesting = {}, []
-    with ThreadPoolExecutor(1, "mpitrain-digest") as pool:  # beside the writes, which wait for the disk
-        for part in parts:
-            each(part.dataset)
-            array = np.asarray(part.array, order="C")
-            digesting.append(pool.submit(_digests, part, array))
-            add_dataset(file, part.dataset, array)
-            known = arrays.setdefault(part.name, {"dtype": NAMES[array.dtype], "shape": part.shape, "boxes": []})
-            known["boxes"].append((part.box.start, part.box.stop))
-    digests = [digest for each_part in digesting for digest in each_part.result()]
+def write_parts(file: h5py.File, filler: Filler, parts: list[Part], each: Callable[[str], object] = lambda name: None) -> None:
+    """Write all parts of one writer, and the digests of the chunks that each of them holds whole. each: called with the name of one."""
+    arrays, digests = dict[str, dict](), list[bytes]()
+    for part in parts:
+        each(part.dataset)
+        array = np.asarray(part.array)
+        filler.add(file, part.dataset, array)
+        digests += _digests(part, array)  # while the filler writes
+        known = arrays.setdefault(part.name, {"dtype": NAMES[array.dtype], "shape": part.shape, "boxes": []})
+        known["boxes"].append((part.box.start, part.box.stop))
+        filler.wait(AHEAD)
+    filler.wait(0)
     file[PARTS] = np.bytes_(json.dumps(arrays))  # of fixed length: HDF5 would read back a heap of strings, even from a full disk
     file[DIGESTS] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
 
