@@ -117,3 +117,12 @@ def test_each_is_accepted_or_refused_with_one_message(tmp_path, piece):
         assert time.process_time() - begin < 10, asked
     assert os.listdir(tmp_path) in ([], ["fuzz.toml"], ["config.toml"], ["config.toml", "fuzz.toml"], ["fuzz.toml", "config.toml"])
     assert accepted or COUNT < 4_000
+
+
+def test_a_long_text_makes_no_long_message():
+    for family in ("llama", "mixtral", "deepseek-v3"):
+        for key in KEYS:
+            try:
+                resolve(settings.load(None, [f"model.family={family}", f"{key}={'a' + '.a' * 3000}"]), 1, 256)
+            except InputError as error:
+                refusal(error)

@@ -46,7 +46,7 @@ def resolve_attention(config: Config, model: Model, preset: dict) -> Attention:
         if key not in known:
             having = ", ".join(family for family, keys in ATTENTION.items() if key in keys)
             none = f"does nothing with model.family = {shown(json.dumps(model.family))}; leave it out, or use {having}"
-            raise ConfigError(f"attention.{key} = {json.dumps(value)} {none}")
+            raise ConfigError(f"attention.{key} = {shown(json.dumps(value))} {none}")
     found = {**known, **{key: value for key, value in preset.items() if key in known}, **given}
     found |= _yarn(found, given)
     width = found["head_width"] or _divided(model)

@@ -13,6 +13,7 @@ import math
 
 from mpitrain.config import EXPERTS, Config, Experts, Model, Parallel
 from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
 
 OF_A_LOSS, OF_A_BIAS = 0.01, 1e-3  # Switch Transformers (arXiv:2101.03961, section 2.2); DeepSeek-V3 (arXiv:2412.19437, section 4.2)
 
@@ -33,7 +34,7 @@ def resolve_experts(config: Config, model: Model, preset: dict) -> Experts:
         for key, value in given.items():
             if value != getattr(Experts(), key):
                 none = f"does nothing with model.family = {json.dumps(model.family)}, which has no experts"
-                raise ConfigError(f"experts.{key} = {json.dumps(value)} {none}; leave it out, or use {', '.join(EXPERTS)}")
+                raise ConfigError(f"experts.{key} = {shown(json.dumps(value))} {none}; leave it out, or use {', '.join(EXPERTS)}")
         return config.experts
     found = {"width": model.ffn, **EXPERTS[model.family], **preset, **given}
     balance = found["balance"]
