@@ -7,7 +7,8 @@
 
 A failing rank frees nothing on its way out: communicators are freed by all ranks together, and the others are elsewhere.
 
-Until the ranks of a node have a watchdog, and where none can be started, a thread of each rank watches the rank's own limit.
+Until the ranks of a node have a watchdog, and where none can be started, a thread of each rank watches the rank's own limit; until then the
+first watch (first_watch.py) says which rank is gone.
 """
 
 import faulthandler
@@ -16,21 +17,21 @@ import secrets
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from mmap import mmap
-from pathlib import Path
 
 from mpitrain.cluster import watchdog
 from mpitrain.cluster.behind import MOST_NAMED
 from mpitrain.cluster.board import HUNG, LEFT, SLOT, WAITING, Place
+from mpitrain.cluster.first_watch import OVER, WATCHED, join_first_watch
 from mpitrain.cluster.launch import elsewhere, rank_of_launcher
 from mpitrain.cluster.nodes import Meeting, addresses_here, told_apart
-from mpitrain.cluster.processes import condition_of
+from mpitrain.cluster.processes import condition_of, start_apart
 from mpitrain.comm.world import STARTING, World, abort, finalize
 from mpitrain.errors import FAILED, STOPPED_EARLY, HangError, InputError, MpitrainError
 
@@ -54,6 +55,7 @@ class Guard:
         self.num_asked = 0
         self._asked_at, self._activity = -ECHO_S, watchdog.Activity()
         self._watchdog: socket.socket | None = None
+        self._first = join_first_watch(self.place.who)
         self._wakes, wake = os.pipe()
         os.set_blocking(wake, False)
         for name in (signal.SIGUSR1, signal.SIGTERM):
@@ -77,6 +79,7 @@ class Guard:
             world.node.Barrier()
             for descriptor in offer[1] if offer else ():
                 os.close(descriptor)
+        self._speak_for_itself()
 
     def _start(self, world: World, meeting: Meeting, door: socket.socket | None) -> tuple[tuple[str, str], tuple[int, ...]] | None:
         """Start the watchdog. Return its address and its board's, and descriptors to close when all ranks are connected."""
@@ -89,19 +92,9 @@ class Guard:
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             listener.bind(address)
             listener.listen(world.node.size)
-            code = "import sys; sys.path.append(sys.argv.pop(1)); from mpitrain.cluster.watchdog import main; main()"
             told = meeting.written()
             passed = listener.fileno(), board, told, *([door.fileno()] if door else [])
-            numbers = listener.fileno(), board, told, world.node.size, door.fileno() if door else -1
-            subprocess.Popen(
-                ["mpitrain-watchdog", "-S", "-s", "-c", code, str(Path(__file__).parents[2]), *map(str, numbers)],
-                executable=sys.executable,
-                env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
-                pass_fds=passed,  # and no other: launchers learn from a closed socket of theirs that a rank died
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # launchers kill the session of a rank; the watchdog has to say why
-            )
+            start_apart("mpitrain-watchdog", watchdog.__name__, (world.node.size, int(self._first is None)), passed)
         except OSError as error:
             sys.stderr.write(f"mpitrain: no watchdog on this node ({error}): a rank that is stopped or killed won't be named\n")
             return None
@@ -118,6 +111,9 @@ class Guard:
             connection.send(b"%d" % slot)
             if connection.recv(len(watchdog.READY)) != watchdog.READY:  # from here on it sees what happens
                 raise ConnectionError("it has ended")
+            if self._first is not None:  # at once: for a rank that is gone before, the other answers
+                with suppress(OSError):
+                    self._first.send(b"%s %d %s" % (WATCHED, num_slots, address[1:].encode()))
         except OSError as error:
             sys.stderr.write(f"mpitrain: {self.place.who}: the watchdog of this node can't be reached ({error})\n")
             return
@@ -130,17 +126,24 @@ class Guard:
     def _attend(self) -> None:
         """Listen to signals and to the watchdog; without one, watch the limit."""
         while True:
-            known = self._watchdog
-            ready, _, _ = select.select([self._wakes] + [known] * (known is not None), [], [], None if known else LOOK_S)
+            known = [each for each in (self._watchdog, self._first) if each is not None]
+            ready, _, _ = select.select([self._wakes, *known], [], [], None if self._watchdog else LOOK_S)
             if self._wakes in ready:
                 self._signalled(os.read(self._wakes, 512))
-            if known in ready:
-                verdict = known.recv(16)
-                if verdict:
-                    abort(int(verdict))
-                self._watchdog = None
-            elif known is None:
+            for each in known:
+                if each in ready:
+                    self._heard(each)
+            if not ready:
                 self._look()
+
+    def _heard(self, watch: socket.socket) -> None:
+        """End the job as a watch says; forget one that has ended itself."""
+        if verdict := watch.recv(16):
+            abort(int(verdict))
+        if watch is self._watchdog:
+            self._watchdog = None
+        else:
+            self._first = None
 
     def _signalled(self, numbers: bytes) -> None:
         """Leave now if there is nothing to save yet; steps end with a checkpoint first (training/leaving.py), but for a third request."""
@@ -159,13 +162,14 @@ class Guard:
         if for_s > where.limit_s + STAGGER_S * (self.place.rank.bit_length() + (where.state == WAITING)):
             how = f"waits for other ranks{_absent()}" if where.state == WAITING else "is stuck"
             report = f"mpitrain: {where.told('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s (comm.timeout_s)"
-            _print(report, self._console)
+            self._print(report)
             abort(FAILED)
 
     # ------------------------------------------------------------ how a rank ends
 
     def leave(self) -> None:
         """End in good order. Collective over all ranks."""
+        self._speak_for_itself()
         self.place.enter("end", "in MPI_Finalize", WAITING)
         finalize()
         self.place.enter("end", "leaving", LEFT)
@@ -199,8 +203,23 @@ class Guard:
                 return
         except OSError:
             self._watchdog = None  # it is gone
-        _print(report, self._console)
+        self._print(report)
         abort(code)
+
+    def _print(self, report: str) -> None:
+        """Say why the job ends, where no watchdog does."""
+        self._speak_for_itself()
+        try:
+            os.write(self._console, f"{report}\n".encode(errors="replace"))
+        except OSError:
+            return  # nobody listens; the job is ended all the same
+
+    def _speak_for_itself(self) -> None:
+        """Have the first watch say nothing about ranks that end from now on."""
+        first, self._first = self._first, None
+        if first is not None:
+            with suppress(OSError):
+                first.send(OVER)
 
 
 def _meet(world: World) -> tuple[Meeting, socket.socket | None]:
@@ -250,10 +269,3 @@ def _traceback(error: BaseException) -> str:
     """Return where an error came from, if it is one that nobody expected."""
     expected = isinstance(error, MpitrainError) or not isinstance(error, Exception)
     return "" if expected else "".join(traceback.format_exception(error))
-
-
-def _print(text: str, console: int) -> None:
-    try:
-        os.write(console, f"{text}\n".encode(errors="replace"))
-    except OSError:
-        return  # nobody listens; the job is ended all the same

@@ -1,11 +1,18 @@
-"""What the system knows of a process, in /proc: in which state it is, what it has done, where the kernel holds it.
+"""What the system knows of a process: in which state it is, what it has done, where the kernel holds it, whose it is. And how to start one
+that outlives this.
 
 Standard library only: the watchdog starts in milliseconds.
 """
 
 import os
 import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 IO_LINES = (0, 1, 4, 5)  # of a thread's io in /proc: rchar and wchar, of calls; read_bytes and write_bytes, of memory-mapped files, too
 CONDITIONS = {
@@ -16,6 +23,50 @@ CONDITIONS = {
     "": "dead",
 }
 DEAF = ("T", "t", "Z", "")  # of these conditions: those in which nothing is heard any more
+
+
+class Peer(NamedTuple):
+    """Who is at the other end of a local socket."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    return Peer(*struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)))
+
+
+def parents_of(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield the processes above one, the nearest first, each with its name."""
+    try:
+        while (pid := int(_stat(pid)[1].split()[1])) > 1:
+            yield pid, _stat(pid)[0]
+    except (OSError, ValueError, IndexError):
+        return
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """Return the name of a process, and what follows it in its line of /proc."""
+    before, _, after = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+    return before.partition("(")[2], after
+
+
+def start_apart(name: str, module: str, numbers: Sequence[int], descriptors: Sequence[int]) -> None:
+    """Start main() of a module that needs the standard library only, in a process that is called `name`. Raises OSError.
+
+    Its arguments are the numbers and the descriptors, which it is given. Launchers kill the session of a rank: it has its own.
+    """
+    code = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; main()"
+    subprocess.Popen(
+        [name, "-S", "-s", "-c", code, str(Path(__file__).parents[2]), *map(str, (*numbers, *descriptors))],
+        executable=sys.executable,
+        env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
+        pass_fds=descriptors,  # and no other: launchers learn from a closed socket of theirs that a rank died
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def condition(pid: int) -> str:

@@ -28,7 +28,8 @@ from typing import Any
 from mpitrain.cluster.behind import Rank, Report, at_fault, report
 from mpitrain.cluster.board import ABSENT, BUSY, LEFT, SLOT, WAITING, WORKING, Where, read_slot
 from mpitrain.cluster.nodes import Meeting, Nodes
-from mpitrain.cluster.processes import CONDITIONS, DEAF, condition, held_in, send_signal, used
+from mpitrain.cluster.outlet import Outlet
+from mpitrain.cluster.processes import CONDITIONS, DEAF, condition, held_in, peer_of, send_signal, used
 
 LOOK_S = 0.25
 GATHER_S = 2.0  # waits end at almost the same moment; time for the last rank to say so, and what for
@@ -80,12 +81,17 @@ class Seen:
 
 @dataclass
 class Watchdog:
-    """listener: where ranks connect.  board: one slot for each of `num_ranks`.  nodes: the links to watchdogs of other nodes."""
+    """listener: where ranks connect.  board: one slot for each of `num_ranks`.  nodes: the links to watchdogs of other nodes.
+
+    alone_at_first: there is no first watch (first_watch.py), which else answers for the ranks until all of them have come.
+    """
 
     listener: socket.socket
     board: memoryview
     num_ranks: int
     nodes: Nodes
+    alone_at_first: bool = True
+    outlet: Outlet = field(default_factory=Outlet)
     seen: dict[int, Seen] = field(default_factory=dict)  # by file descriptor, of ranks that are connected
     gave_up: dict[int, str] = field(default_factory=dict)  # by slot
     suspects: set[tuple[int, float]] = field(default_factory=set)  # of the last look: rank, since when
@@ -121,7 +127,9 @@ class Watchdog:
             descriptor = self.nodes.accept()
         else:
             connection, _ = self.listener.accept()
-            descriptor, self._came = connection.fileno(), self._came + 1
+            if peer_of(connection).uid != os.getuid():
+                return connection.close()
+            descriptor = connection.fileno()
             self.seen[descriptor] = Seen(-1, connection)
         self._poll.register(descriptor, select.EPOLLIN)
 
@@ -145,7 +153,8 @@ class Watchdog:
             message = b""
         if not message:
             where = self._where(rank) if rank.slot >= 0 else None
-            if where is not None and where.state not in (ABSENT, LEFT) and rank.slot not in self.gave_up:
+            known = where is not None and (self.alone_at_first or self._came == self.num_ranks)
+            if known and where.state not in (ABSENT, LEFT) and rank.slot not in self.gave_up:
                 self._end(Report(f"mpitrain: {where}: the process is gone: killed, out of memory, or crashed in native code"))
             return False
         kind, (code, _, text) = message[:1], message[1:].decode(errors="replace").partition(" ")
@@ -155,7 +164,7 @@ class Watchdog:
             self.gave_up[rank.slot] = text
             self.ask_at = min(self.ask_at, time.monotonic() + GATHER_S)
         else:
-            rank.slot = int(message)
+            rank.slot, self._came = int(message), self._came + 1
             rank.connection.send(READY)
         return True
 
@@ -258,7 +267,7 @@ class Watchdog:
         """Print the report, and begin to end the job. Only the first trouble gets here."""
         if self.ended_at < float("inf"):
             return
-        _print(found.text)
+        self.outlet.write(found.text)
         self.nodes.tell({"say": "over", "code": code, "behind": found.behind})
         time.sleep(FORWARD_S)  # launchers forward what they have read of each process, be it half a line: one after the other
         self._show_stacks(found.behind)
@@ -300,19 +309,12 @@ class Watchdog:
                 continue  # gone already
 
 
-def _print(text: str) -> None:
-    try:
-        os.write(2, (text.rstrip("\n") + "\n").encode(errors="replace"))
-    except OSError:
-        return  # nobody listens; the job is ended all the same
-
-
 def main() -> None:
-    """Watch: the arguments are the file descriptors of listener, board and meeting, the number of ranks here, and the hub's door, or -1."""
-    listener, board, meeting, num_ranks, door = map(int, sys.argv[1:])
+    """Watch. The arguments are those of Guard._start: numbers, and the file descriptors of listener, board, meeting, and the hub's door."""
+    num_ranks, alone_at_first, listener, board, meeting, *door = map(int, sys.argv[1:])
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)  # a scheduler sends them to every process; this one ends with its ranks
     memory = memoryview(mmap(board, num_ranks * SLOT))
-    nodes = Nodes(Meeting.read(meeting), socket.socket(fileno=door) if door >= 0 else None)
+    nodes = Nodes(Meeting.read(meeting), socket.socket(fileno=door[0]) if door else None)
     nodes.connect()
-    Watchdog(socket.socket(fileno=listener), memory, num_ranks, nodes).run()
+    Watchdog(socket.socket(fileno=listener), memory, num_ranks, nodes, bool(alone_at_first)).run()
