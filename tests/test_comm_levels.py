@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import agree
+from conftest import EVERY, agree
 
 LENGTHS = [0, 1, 7, 64, 1000, 4096, 40_000]
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int32"]
@@ -101,6 +101,8 @@ def test_two_levels_give_the_bits_of_one(world, number, transport):
     maps = MAPS.get(world.size, [])
     if number >= len(maps):
         pytest.skip("no such node map on so many ranks")
+    if world.size == 8 and (number + TRANSPORTS.index(transport)) % 2 and not EVERY:
+        pytest.skip("MPITRAIN_LAYOUTS=all takes each map with each transport")
     one, two, wrong = build(world, [0] * world.size, "messages", levels=False), build(world, maps[number], transport), []
     axis = two["dp"]
     for dtype, length in itertools.product(DTYPES, LENGTHS):

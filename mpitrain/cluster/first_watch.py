@@ -143,10 +143,10 @@ class FirstWatch:
 
     def _gone(self, rank: Rank) -> None:
         """Report, and end the ranks of this node; those of others end by their launcher, or by their limit."""
-        self._over = True
         self._forget(rank)
         if not rank.who:
             return
+        self._over = True
         self._outlet.write(
             f"mpitrain: {rank.who} in phase start, before its watchdog was there: the process is gone: killed, out of memory, or crashed "
             "in native code"
