@@ -101,7 +101,7 @@ def test_two_levels_give_the_bits_of_one(world, number, transport):
     maps = MAPS.get(world.size, [])
     if number >= len(maps):
         pytest.skip("no such node map on so many ranks")
-    if world.size == 8 and (number + TRANSPORTS.index(transport)) % 2 and not EVERY:
+    if world.size == 8 and number < len(MAPS[4]) and (number + TRANSPORTS.index(transport)) % 2 and not EVERY:
         pytest.skip("MPITRAIN_LAYOUTS=all takes each map with each transport")
     one, two, wrong = build(world, [0] * world.size, "messages", levels=False), build(world, maps[number], transport), []
     axis = two["dp"]
