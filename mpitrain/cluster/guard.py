@@ -138,7 +138,11 @@ class Guard:
 
     def _heard(self, watch: socket.socket) -> None:
         """End the job as a watch says; forget one that has ended itself."""
-        if verdict := watch.recv(16):
+        try:
+            verdict = watch.recv(16)
+        except ConnectionResetError:  # it ended before it had read all that this rank said
+            verdict = b""
+        if verdict:
             abort(int(verdict))
         if watch is self._watchdog:
             self._watchdog = None
