@@ -10,7 +10,8 @@ import pytest
 
 from mpitrain.cluster import watchdog
 from mpitrain.cluster.behind import Rank, at_fault, report
-from mpitrain.cluster.board import BUSY, HUNG, LEFT, SLOT, WAITING, WORKING, Owed, Place, Where, read_slot
+from mpitrain.cluster.board import BUSY, HUNG, LEFT, SLOT, WAITING, WORKING, Owed, Place, Where, read_slot, shared_slot
+from mpitrain.cluster.finding import connect
 from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
 from mpitrain.cluster.nodes import Meeting, Nodes, addresses_here, told_apart
 
@@ -164,16 +165,16 @@ class Node:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(address)
         listener.listen(1)
-        board = memoryview(bytearray(SLOT))
+        descriptor, slot = shared_slot()
         self.place = Place(rank, f"rank {rank}", limit_s)
-        self.place.take(board)
+        self.place.take(slot)
         self.place.enter("save", f"at work for rank {rank}", state)
-        self.thread = threading.Thread(target=watchdog.Watchdog(listener, board, 1, nodes).run, daemon=True)
+        self.thread = threading.Thread(target=watchdog.Watchdog(listener, nodes, met=True).run, daemon=True)
         self.thread.start()
-        self.rank = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.rank.connect(address)
-        self.rank.send(b"0")
+        self.rank = connect(address)
+        socket.send_fds(self.rank, [watchdog.GREETING], [descriptor])
         assert self.rank.recv(16) == watchdog.READY
+        os.close(descriptor)
         self.rank.settimeout(0.1)
 
     def told_to_end(self) -> bool:

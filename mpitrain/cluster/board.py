@@ -1,7 +1,6 @@
 """Where each rank of a node is, in memory that its watchdog reads even while the rank is stuck, stopped or dead.
 
-    board     one slot a rank, in a file that is only memory (memfd)
-    slot      two notes: the one that is valid, and the one that is written next
+    slot      of one rank, in a file of its own that is only memory (memfd); two notes: the one that is valid, and the one written next
     note      checksum, number, state, rank, process, since when, limit, step, position, where what is owed to it stands, and texts:
               who, phase, what, what it does beside; and of a wait that lasts: for what, for which ranks, and what they owe
 
@@ -18,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from mmap import mmap
 from typing import NamedTuple
 from zlib import crc32
 
@@ -78,7 +78,7 @@ class Where:
 
 
 class Place:
-    """Where this rank is. `take` moves it to a slot of a board; before that, only this process sees it.
+    """Where this rank is. `take` moves it to a slot that others can see.
 
     beside: what a thread of this rank does meanwhile. Another thread may set it; the next note tells it.
     """
@@ -93,7 +93,7 @@ class Place:
         self._write()
 
     def take(self, slot: memoryview) -> None:
-        """Go on in a slot of the node's board."""
+        """Go on in another slot."""
         self._slot = slot
         self._write()
 
@@ -152,6 +152,18 @@ class Place:
         content = _HEAD.pack(*head, len(text)) + text
         begin = self._number % 2 * _NOTE
         self._slot[begin : begin + _CHECKSUM.size + len(content)] = _CHECKSUM.pack(crc32(content)) + content
+
+
+def shared_slot() -> tuple[int, memoryview]:
+    """Return a slot that other processes can see, and the descriptor to give them. Raises OSError."""
+    descriptor = os.memfd_create("mpitrain-slot", os.MFD_CLOEXEC)
+    os.truncate(descriptor, SLOT)
+    return descriptor, seen_slot(descriptor)
+
+
+def seen_slot(descriptor: int) -> memoryview:
+    """Return the slot that a descriptor was given for."""
+    return memoryview(mmap(descriptor, SLOT))
 
 
 def read_slot(slot: memoryview) -> Where:

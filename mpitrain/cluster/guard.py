@@ -7,12 +7,13 @@
 
 A failing rank frees nothing on its way out: communicators are freed by all ranks together, and the others are elsewhere.
 
-Until the ranks of a node have a watchdog, and where none can be started, a thread of each rank watches the rank's own limit; until then the
-first watch (first_watch.py) says which rank is gone.
+Until MPI has started, when the watchdog of the node is told which ranks there are, and where there is none, a thread of each rank watches
+the rank's own limit.
 """
 
 import faulthandler
 import os
+import queue
 import secrets
 import select
 import signal
@@ -23,15 +24,13 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from mmap import mmap
 
-from mpitrain.cluster import watchdog
+from mpitrain.cluster import finding, watchdog
 from mpitrain.cluster.behind import MOST_NAMED
-from mpitrain.cluster.board import HUNG, LEFT, SLOT, WAITING, Place
-from mpitrain.cluster.first_watch import OVER, WATCHED, join_first_watch
+from mpitrain.cluster.board import HUNG, LEFT, WAITING, Place, shared_slot
 from mpitrain.cluster.launch import elsewhere, rank_of_launcher
 from mpitrain.cluster.nodes import Meeting, addresses_here, told_apart
-from mpitrain.cluster.processes import condition_of, start_apart
+from mpitrain.cluster.processes import condition_of, peer_of
 from mpitrain.comm.world import STARTING, World, abort, finalize
 from mpitrain.errors import FAILED, STOPPED_EARLY, HangError, InputError, MpitrainError
 
@@ -52,10 +51,13 @@ class Guard:
     def __init__(self):
         rank, size = rank_of_launcher()
         self.place = Place(rank, f"rank {rank} of {size}", LIMIT_S)
+        found = _found()
         self.num_asked = 0
         self._asked_at, self._activity = -ECHO_S, watchdog.Activity()
+        self._slot: int | None = None
         self._watchdog: socket.socket | None = None
-        self._first = join_first_watch(self.place.who)
+        self._joined = False
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # of the watchdog
         self._wakes, wake = os.pipe()
         os.set_blocking(wake, False)
         for name in (signal.SIGUSR1, signal.SIGTERM):
@@ -65,96 +67,136 @@ class Guard:
         self._console = os.dup(2)  # what ends a job is told there, also when this rank writes to a log (run.logs)
         faulthandler.register(signal.SIGUSR2, self._console, all_threads=False)  # the watchdog asks for the stack of a rank that is stuck
         threading.Thread(target=self._attend, name="mpitrain-guard", daemon=True).start()
+        with suppress(OSError, queue.Empty):
+            self._share()
+            self._be_known(found)
 
     # ------------------------------------------------------------ the watchdog of the node
 
+    def _share(self) -> None:
+        """Move this rank's place to where a watchdog can see it. Raises OSError."""
+        if self._slot is None:
+            self._slot, memory = shared_slot()
+            self.place.take(memory)
+
+    def _be_known(self, connection: socket.socket | None) -> None:
+        """Go on when a watchdog sees what happens to this rank, and no other one does. Raises OSError or queue.Empty."""
+        if connection is None:
+            return
+        known, self._watchdog = self._watchdog, connection
+        os.write(self._wake, b"\0")  # the thread has another to listen to
+        if self._answer_of(connection, watchdog.GREETING, self._slot) != watchdog.READY:
+            raise ConnectionError("it has ended")
+        self._part_from(known)
+
+    def _answer_of(self, connection: socket.socket, message: bytes, *given: int) -> bytes:
+        """Send a watchdog a message with descriptors, and return what it answers to the thread. Raises OSError or queue.Empty."""
+        self._answers = queue.SimpleQueue()  # that one has ended may be in the other
+        socket.send_fds(connection, [message], given)
+        return self._answers.get(timeout=READY_S)
+
     def join(self, world: World) -> None:
-        """Start the node's watchdog on its first rank, and put this rank's place on its board. Collective over all ranks."""
+        """Have one watchdog for the ranks of this node, which knows those of other nodes. Collective over all ranks."""
         meeting, door = _meet(world)
         with self.place.waiting("joining the watchdog of this node"):
-            offer = self._start(world, meeting, door) if world.node.rank == 0 else None
-            where = world.node.bcast(offer and offer[0])
-            if where:
-                self._connect(*where, world.node.rank, world.node.size)
-            world.node.Barrier()
-            for descriptor in offer[1] if offer else ():
-                os.close(descriptor)
-        self._speak_for_itself()
+            known = world.node.allgather(0 if self._watchdog is None else peer_of(self._watchdog).pid)
+            self._joined = 0 not in known and len(set(known)) == 1 and self._introduced(world, meeting, door)
+            if not self._joined and self._anew(world):
+                self._joined = self._introduced(world, meeting, door)
+            if not self._joined:
+                self._part_from(self._watchdog)
+                self._watchdog = None
+        if door is not None:
+            door.close()
+        os.write(self._wake, b"\0")  # the thread listens to another, or looks no more
 
-    def _start(self, world: World, meeting: Meeting, door: socket.socket | None) -> tuple[tuple[str, str], tuple[int, ...]] | None:
-        """Start the watchdog. Return its address and its board's, and descriptors to close when all ranks are connected."""
-        if not sys.platform.startswith("linux"):
-            return None  # it reads /proc
-        address = f"\0mpitrain-{os.getpid()}-{time.time_ns():x}"  # a name without a file: needs no disk, goes with the process
+    def _introduced(self, world: World, meeting: Meeting, door: socket.socket | None) -> bool:
+        """Tell the watchdog which ranks are here. Return whether it watches them. Collective over the ranks of this node."""
+        return world.node.bcast(self._introduce(world.node.size, meeting, door) if world.node.rank == 0 else None)
+
+    def _introduce(self, num_ranks: int, meeting: Meeting, door: socket.socket | None) -> bool:
+        connection = self._watchdog
+        if connection is None:
+            return False
         try:
-            board = os.memfd_create("mpitrain-board", os.MFD_CLOEXEC)
-            os.truncate(board, world.node.size * SLOT)
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            listener.bind(address)
-            listener.listen(world.node.size)
             told = meeting.written()
-            passed = listener.fileno(), board, told, *([door.fileno()] if door else [])
-            start_apart("mpitrain-watchdog", watchdog.__name__, (world.node.size, int(self._first is None)), passed)
+        except OSError:
+            return False
+        try:
+            given = self._console, told, *([] if door is None else [door.fileno()])
+            return self._answer_of(connection, watchdog.MEET + b"%d" % num_ranks, *given) == watchdog.READY
+        except (OSError, queue.Empty):
+            return False
+        finally:
+            os.close(told)
+
+    def _anew(self, world: World) -> bool:
+        """Start a watchdog for the ranks of this node; return whether all are connected. Collective over these ranks."""
+        address = world.node.bcast(self._start() if world.node.rank == 0 else None)
+        if not address:
+            return False
+        reached = True
+        try:
+            self._share()
+            self._be_known(finding.connect(address))
+        except (OSError, queue.Empty) as error:
+            sys.stderr.write(f"mpitrain: {self.place.who}: the watchdog of this node can't be reached ({error})\n")
+            reached = False
+        return all(world.node.allgather(reached))
+
+    def _start(self) -> str:
+        """Start a watchdog and return its address; "" if that can't be."""
+        if not sys.platform.startswith("linux"):
+            return ""  # it reads /proc
+        address = f"\0mpitrain-{os.getpid()}-{time.time_ns():x}"
+        try:
+            self._share()
+            return address if finding.start(address) else ""
         except OSError as error:
             sys.stderr.write(f"mpitrain: no watchdog on this node ({error}): a rank that is stopped or killed won't be named\n")
-            return None
-        return (address, f"/proc/{os.getpid()}/fd/{board}"), (listener.detach(), board, told, *([door.detach()] if door else []))
+            return ""
 
-    def _connect(self, address: str, board: str, slot: int, num_slots: int) -> None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.settimeout(READY_S)
-        try:
-            with open(board, "r+b") as file:
-                memory = memoryview(mmap(file.fileno(), num_slots * SLOT))
-            self.place.take(memory[slot * SLOT : (slot + 1) * SLOT])
-            connection.connect(address)
-            connection.send(b"%d" % slot)
-            if connection.recv(len(watchdog.READY)) != watchdog.READY:  # from here on it sees what happens
-                raise ConnectionError("it has ended")
-            if self._first is not None:  # at once: for a rank that is gone before, the other answers
-                with suppress(OSError):
-                    self._first.send(b"%s %d %s" % (WATCHED, num_slots, address[1:].encode()))
-        except OSError as error:
-            sys.stderr.write(f"mpitrain: {self.place.who}: the watchdog of this node can't be reached ({error})\n")
-            return
-        connection.settimeout(None)
-        self._watchdog = connection
-        os.write(self._wake, b"\0")  # the thread has one more to listen to
+    def _part_from(self, known: socket.socket | None) -> None:
+        """Have a watchdog forget this rank. It closes the connection, which the thread may be listening to."""
+        if known is not None:
+            with suppress(OSError):
+                known.send(watchdog.BYE)
 
     # ------------------------------------------------------------ the thread
 
     def _attend(self) -> None:
-        """Listen to signals and to the watchdog; without one, watch the limit."""
+        """Listen to signals and to the watchdog; until one watches the limit, do so."""
         while True:
-            known = [each for each in (self._watchdog, self._first) if each is not None]
-            ready, _, _ = select.select([self._wakes, *known], [], [], None if self._watchdog else LOOK_S)
+            known = self._watchdog
+            watched = known is not None and self._joined
+            ready, _, _ = select.select([self._wakes] + [known] * (known is not None), [], [], None if watched else LOOK_S)
             if self._wakes in ready:
                 self._signalled(os.read(self._wakes, 512))
-            for each in known:
-                if each in ready:
-                    self._heard(each)
-            if not ready:
+            if known in ready:
+                self._hear(known)
+            elif not watched:
                 self._look()
 
-    def _heard(self, watch: socket.socket) -> None:
-        """End the job as a watch says; forget one that has ended itself."""
+    def _hear(self, known: socket.socket) -> None:
+        """Take what a watchdog says: an answer, or the code to end the job with."""
         try:
-            verdict = watch.recv(16)
-        except ConnectionResetError:  # it ended before it had read all that this rank said
-            verdict = b""
-        if verdict:
-            abort(int(verdict))
-        if watch is self._watchdog:
+            said = known.recv(16)
+        except OSError:
+            said = b""
+        if not said and self._watchdog is known:
             self._watchdog = None
+        if said in (b"", watchdog.READY, watchdog.REFUSED):
+            self._answers.put(said)
         else:
-            self._first = None
+            abort(int(said))
 
     def _signalled(self, numbers: bytes) -> None:
         """Leave now if there is nothing to save yet; steps end with a checkpoint first (training/leaving.py), but for a third request."""
         now, asked = time.monotonic(), any(number in (signal.SIGUSR1, signal.SIGTERM) for number in numbers)
         if asked and now - self._asked_at > ECHO_S:
             self.num_asked, self._asked_at = self.num_asked + 1, now
-        if self._watchdog is None and signal.SIGTERM in numbers:
+        if not self._joined and signal.SIGTERM in numbers:
+            self._say_asked()
             time.sleep(TERM_S)
         where = self.place.read()
         if self.num_asked > 2 or (self.num_asked and where.phase in BEFORE_STEPS):
@@ -166,14 +208,21 @@ class Guard:
         if for_s > where.limit_s + STAGGER_S * (self.place.rank.bit_length() + (where.state == WAITING)):
             how = f"waits for other ranks{_absent()}" if where.state == WAITING else "is stuck"
             report = f"mpitrain: {where.told('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s (comm.timeout_s)"
-            self._print(report)
+            self._end(report, FAILED)
+            if self._watchdog is not None:
+                select.select([self._watchdog], [], [], VERDICT_S)
             abort(FAILED)
+
+    def _say_asked(self) -> None:
+        """Have the watchdog say nothing of ranks that a launcher ends."""
+        if self._watchdog is not None:
+            with suppress(OSError):
+                self._watchdog.send(watchdog.ASKED)
 
     # ------------------------------------------------------------ how a rank ends
 
     def leave(self) -> None:
         """End in good order. Collective over all ranks."""
-        self._speak_for_itself()
         self.place.enter("end", "in MPI_Finalize", WAITING)
         finalize()
         self.place.enter("end", "leaving", LEFT)
@@ -207,23 +256,19 @@ class Guard:
                 return
         except OSError:
             self._watchdog = None  # it is gone
-        self._print(report)
+        _print(report, self._console)
         abort(code)
 
-    def _print(self, report: str) -> None:
-        """Say why the job ends, where no watchdog does."""
-        self._speak_for_itself()
-        try:
-            os.write(self._console, f"{report}\n".encode(errors="replace"))
-        except OSError:
-            return  # nobody listens; the job is ended all the same
 
-    def _speak_for_itself(self) -> None:
-        """Have the first watch say nothing about ranks that end from now on."""
-        first, self._first = self._first, None
-        if first is not None:
-            with suppress(OSError):
-                first.send(OVER)
+def _found() -> socket.socket | None:
+    """Return a connection to the watchdog that this launcher's ranks on this node have from their first line, if they can.
+
+    To be called before a rank opens anything else. When a process ends, what it has open is closed in the order of the numbers, and the
+    watchdog is to learn of it before the launcher does, which ends the others in no time. The launcher's own socket is no. 9 under MPICH.
+    """
+    with suppress(OSError):
+        return finding.of_this_job()
+    return None
 
 
 def _meet(world: World) -> tuple[Meeting, socket.socket | None]:
@@ -273,3 +318,10 @@ def _traceback(error: BaseException) -> str:
     """Return where an error came from, if it is one that nobody expected."""
     expected = isinstance(error, MpitrainError) or not isinstance(error, Exception)
     return "" if expected else "".join(traceback.format_exception(error))
+
+
+def _print(text: str, console: int) -> None:
+    try:
+        os.write(console, f"{text}\n".encode(errors="replace"))
+    except OSError:
+        return  # nobody listens; the job is ended all the same

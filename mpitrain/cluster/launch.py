@@ -2,14 +2,17 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from mpitrain.cluster.processes import peer_of
 from mpitrain.errors import MeshError
 
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
 
 
@@ -22,6 +25,24 @@ def rank_of_launcher() -> tuple[int, int]:
     """Return the rank and the number of ranks that the launcher gave this process, before MPI is asked; (0, 1) without one."""
     rank, size = (next((os.environ[name] for name in names if name in os.environ), "") for names in (RANKS, SIZES))
     return int(rank) if rank.isdecimal() else 0, int(size) if size.isdecimal() else 1
+
+
+def on_one_node() -> bool:
+    """Return whether the launcher says that it started all ranks on this node."""
+    here = next((os.environ[name] for name in LOCAL_SIZES if name in os.environ), "")
+    return here == str(rank_of_launcher()[1]) or (not here and os.environ.get("SLURM_STEP_NUM_NODES") == "1")
+
+
+def pmi_server() -> int:
+    """Return the process that made the socket over which this rank speaks PMI, as MPICH's launcher and Slurm's do; 0 if there is none."""
+    number = os.environ.get("PMI_FD", "")
+    if not number.isdecimal():
+        return 0
+    try:
+        with socket.socket(fileno=os.dup(int(number))) as server:
+            return peer_of(server).pid if server.family == socket.AF_UNIX else 0
+    except (OSError, OverflowError):
+        return 0
 
 
 def job_of_scheduler() -> str:

@@ -1,5 +1,4 @@
-"""What the system knows of a process: in which state it is, what it has done, where the kernel holds it, whose it is. And how to start one
-that outlives this.
+"""What the system knows of a process, in /proc: in which state it is, what it has done, where the kernel holds it.
 
 Standard library only: the watchdog starts in milliseconds.
 """
@@ -8,9 +7,7 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +23,7 @@ DEAF = ("T", "t", "Z", "")  # of these conditions: those in which nothing is hea
 
 
 class Peer(NamedTuple):
-    """Who is at the other end of a local socket."""
+    """The process at the other end of a local socket."""
 
     pid: int
     uid: int
@@ -34,7 +31,22 @@ class Peer(NamedTuple):
 
 
 def peer_of(connection: socket.socket) -> Peer:
+    """Return who is at the other end of a local socket; of one that connected, who listened."""
     return Peer(*struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)))
+
+
+def condition(pid: int) -> str:
+    """Return the letter of a process's state; "" if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def condition_of(pid: int, otherwise: str) -> str:
+    """Return why a process does nothing, in words, as far as the system knows."""
+    return CONDITIONS.get(condition(pid), otherwise)
 
 
 def parents_of(pid: int) -> Iterator[tuple[int, str]]:
@@ -50,37 +62,6 @@ def _stat(pid: int) -> tuple[str, str]:
     """Return the name of a process, and what follows it in its line of /proc."""
     before, _, after = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
     return before.partition("(")[2], after
-
-
-def start_apart(name: str, module: str, numbers: Sequence[int], descriptors: Sequence[int]) -> None:
-    """Start main() of a module that needs the standard library only, in a process that is called `name`. Raises OSError.
-
-    Its arguments are the numbers and the descriptors, which it is given. Launchers kill the session of a rank: it has its own.
-    """
-    code = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; main()"
-    subprocess.Popen(
-        [name, "-S", "-s", "-c", code, str(Path(__file__).parents[2]), *map(str, (*numbers, *descriptors))],
-        executable=sys.executable,
-        env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
-        pass_fds=descriptors,  # and no other: launchers learn from a closed socket of theirs that a rank died
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def condition(pid: int) -> str:
-    """Return the letter of a process's state; "" if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return ""
-
-
-def condition_of(pid: int, otherwise: str) -> str:
-    """Return why a process does nothing, in words, as far as the system knows."""
-    return CONDITIONS.get(condition(pid), otherwise)
 
 
 def held_in(pid: int) -> str:

@@ -11,7 +11,10 @@ The first trouble is reported, once; what follows from it isn't. Where ranks wai
 MPI_Abort, with the exit code), a moment later all are, and what is left is killed. A stopped process can do nothing of this itself, and
 neither can one that was killed, crashed, or is held in a system call: so this is a process of its own.
 
-Standard library only. Started by guard.py.
+It is there from the first line of the first rank of this node, found as finding.py says. Which ranks are to come, and where the watchdogs
+of other nodes are, it is told when MPI has started; until then each rank watches its own limit, and it reports those that fail or are gone.
+
+Standard library only.
 """
 
 import os
@@ -22,13 +25,12 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from mmap import mmap
 from typing import Any
 
 from mpitrain.cluster.behind import Rank, Report, at_fault, report
-from mpitrain.cluster.board import ABSENT, BUSY, LEFT, SLOT, WAITING, WORKING, Where, read_slot
+from mpitrain.cluster.board import ABSENT, BUSY, LEFT, WAITING, WORKING, Where, read_slot, seen_slot
+from mpitrain.cluster.console import STDERR, Console
 from mpitrain.cluster.nodes import Meeting, Nodes
-from mpitrain.cluster.outlet import Outlet
 from mpitrain.cluster.processes import CONDITIONS, DEAF, condition, held_in, peer_of, send_signal, used
 
 LOOK_S = 0.25
@@ -38,14 +40,22 @@ END_S = (1.5, 4.0)  # after the first rank is asked to end the job: until all ar
 ASK_S = 3.0  # for the watchdogs of other nodes to answer
 AGAIN_S = 5.0  # after which they are asked again, where ranks waited for one that was at work
 ELSEWHERE_S = 3.0  # and for the first node's to report, before one that has told it of trouble reports for itself
-CONNECT_S = 60.0
+CONNECT_S = 60.0  # for the first rank
+LINGER_S = 10.0  # after a report, for ranks that have not come yet: they are told, too, that the job ends
+COME_S = 2.0  # after the first rank is gone, for one that lives
+APART_S = 0.5  # between the ends of ranks of a node, of which none was ended by the launcher
 STEPPING = ("step", "validation")
 STEP_GRACE_S = 3.0  # in a step the ranks that wait speak first: they know for what
 AT_WORK = (WORKING, BUSY, LEFT)
 SHARE = 0.05  # of a core, that tells work from waiting: there may be many more ranks than cores
 
-FAILED, GAVE_UP = b"F", b"W"  # what a rank sends, with its text; a greeting is the number of its slot
-READY = b"ready"  # the answer to a greeting; what else a rank is sent is the exit code to end the job with
+GREETING = b"here"  # the first that a rank sends, with its slot
+FAILED, GAVE_UP = b"F", b"W"  # with code and text
+ASKED = b"A"  # a signal asks it to end
+MEET = b"M"  # all ranks of this node are here, so many; with a stderr, the Meeting, and the door if this node is the hub
+BYE = b"B"  # it has another watchdog now
+READY, REFUSED = b"ready", b"refused"  # answers to GREETING and MEET; what else a rank is sent is the exit code to end the job with
+MOST_DESCRIPTORS = 3
 
 
 @dataclass
@@ -72,28 +82,32 @@ class Activity:
 
 @dataclass
 class Seen:
-    """A rank as the watchdog knows it."""
+    """A rank as the watchdog knows it. number: of its connection.  slot: None until it has greeted."""
 
-    slot: int
+    number: int
     connection: socket.socket
+    slot: memoryview | None = None
     activity: Activity = field(default_factory=Activity)
 
 
 @dataclass
 class Watchdog:
-    """listener: where ranks connect.  board: one slot for each of `num_ranks`.  nodes: the links to watchdogs of other nodes.
+    """listener: where ranks connect, until all have.  met: whether it is known who they are.  nodes: the links to watchdogs of others.
 
-    alone_at_first: there is no first watch (first_watch.py), which else answers for the ranks until all of them have come.
+    sure: whether a rank that is gone before is the first: where launchers end a job, they kill the ranks of all its nodes.
     """
 
-    listener: socket.socket
-    board: memoryview
-    num_ranks: int
-    nodes: Nodes
-    alone_at_first: bool = True
-    outlet: Outlet = field(default_factory=Outlet)
+    listener: socket.socket | None
+    nodes: Nodes = field(default_factory=Nodes)
+    met: bool = False
+    sure: bool = True
+    console: Console = field(default_factory=Console)
     seen: dict[int, Seen] = field(default_factory=dict)  # by file descriptor, of ranks that are connected
-    gave_up: dict[int, str] = field(default_factory=dict)  # by slot
+    came: bool = False  # somebody did
+    meeting: tuple[Seen, int, list[int]] | None = None  # which rank has said that so many are here, and the descriptors it gave
+    asked_to_end: bool = False
+    unsure: tuple[float, Report] | None = None  # of a rank that is gone, and when that is to be said if others live
+    gave_up: dict[int, str] = field(default_factory=dict)  # by number
     suspects: set[tuple[int, float]] = field(default_factory=set)  # of the last look: rank, since when
     boards: dict[int, list[Rank]] = field(default_factory=dict)  # by node, what others have answered
     ask_at: float = float("inf")  # when the ranks here will have said for what they wait
@@ -106,36 +120,54 @@ class Watchdog:
     def run(self) -> None:
         """Watch until no rank is left."""
         self._poll = select.epoll()  # gives what happened in its order: a launcher kills all ranks milliseconds after the first has died
-        doors = {each.fileno(): each for each in (self.listener, self.nodes.listener) if each is not None}
-        for descriptor in (*doors, *self.nodes.links):
-            self._poll.register(descriptor, select.EPOLLIN)
-        begin, self._came = time.monotonic(), 0
-        while self.seen or (self._came < self.num_ranks and time.monotonic() - begin < CONNECT_S):
+        self._poll.register(self.listener, select.EPOLLIN)
+        self._listen_to_nodes()
+        self._began = time.monotonic()
+        while self.seen or self._expects(time.monotonic()):
             for descriptor, _ in self._poll.poll(LOOK_S):
-                if descriptor in doors:
-                    self._open(doors[descriptor])
+                if self.listener is not None and descriptor == self.listener.fileno():
+                    self._open()
+                elif self.nodes.listener is not None and descriptor == self.nodes.listener.fileno():
+                    self._poll.register(self.nodes.accept(), select.EPOLLIN)
                 elif descriptor in self.nodes.links:
                     self._hear_node(descriptor)
-                elif not self._hear(self.seen[descriptor]):
+                elif descriptor in self.seen and not self._hear(self.seen[descriptor]):
                     self._poll.unregister(descriptor)
                     self.seen.pop(descriptor).connection.close()
             self._act(time.monotonic())
 
-    def _open(self, door: socket.socket) -> None:
-        """Let a rank of this node in, or the watchdog of another."""
-        if door is self.nodes.listener:
-            descriptor = self.nodes.accept()
-        else:
-            connection, _ = self.listener.accept()
-            if peer_of(connection).uid != os.getuid():
-                return connection.close()
-            descriptor = connection.fileno()
-            self.seen[descriptor] = Seen(-1, connection)
-        self._poll.register(descriptor, select.EPOLLIN)
+    def _expects(self, now: float) -> bool:
+        """Return whether somebody may still come."""
+        if self.listener is None:
+            return False
+        if self.ended_at < float("inf"):
+            return not self.met and now - self.ended_at < LINGER_S
+        if self.unsure:
+            return now < self.unsure[0] + COME_S
+        return not self.came and now - self._began < CONNECT_S
+
+    def _listen_to_nodes(self) -> None:
+        listener = [] if self.nodes.listener is None else [self.nodes.listener.fileno()]
+        for descriptor in (*listener, *self.nodes.links):
+            self._poll.register(descriptor, select.EPOLLIN)
+
+    def _open(self) -> None:
+        """Let a rank of this node in; nobody else's process."""
+        connection, _ = self.listener.accept()
+        if peer_of(connection).uid != os.getuid():
+            connection.close()
+            return
+        self.seen[connection.fileno()], self.came = Seen(connection.fileno(), connection), True
+        self._poll.register(connection, select.EPOLLIN)
 
     def _act(self, now: float) -> None:
         if self.ended_at < now:
             self._go_on_ending(now)
+        elif self.unsure and now > self.unsure[0] and self.seen:
+            self._end(self.unsure[1])
+            self._kill()  # in MPI_Init a rank can't abort, and MPICH's launcher ends the ranks of other nodes only for one that was killed
+        elif not self.met:
+            return
         elif now >= self.report_at:
             self._report()
         elif now >= self.ask_at:
@@ -148,33 +180,74 @@ class Watchdog:
     def _hear(self, rank: Seen) -> bool:
         """Take one message of a rank; return False if it is gone."""
         try:
-            message = rank.connection.recv(1 << 20)
+            message, descriptors, _, _ = socket.recv_fds(rank.connection, 1 << 20, MOST_DESCRIPTORS)
         except OSError:
             message = b""
-        if not message:
-            where = self._where(rank) if rank.slot >= 0 else None
-            known = where is not None and (self.alone_at_first or self._came == self.num_ranks)
-            if known and where.state not in (ABSENT, LEFT) and rank.slot not in self.gave_up:
-                self._end(Report(f"mpitrain: {where}: the process is gone: killed, out of memory, or crashed in native code"))
+        if message in (b"", BYE):
+            if message != BYE and rank.slot is not None:
+                self._miss(rank)
             return False
+        if rank.slot is None:
+            self._greet(rank, descriptors)
+            return True
         kind, (code, _, text) = message[:1], message[1:].decode(errors="replace").partition(" ")
-        if kind == FAILED:
+        if kind == FAILED or (kind == GAVE_UP and not self.met):
             self._end(Report(text), int(code), first=rank)
         elif kind == GAVE_UP:
-            self.gave_up[rank.slot] = text
+            self.gave_up[rank.number] = text
             self.ask_at = min(self.ask_at, time.monotonic() + GATHER_S)
-        else:
-            rank.slot, self._came = int(message), self._came + 1
-            rank.connection.send(READY)
+        elif kind == ASKED:
+            self.asked_to_end = True
+        elif kind == MEET:
+            self.meeting = rank, int(message[1:]), descriptors
+            self._meet()
         return True
+
+    def _greet(self, rank: Seen, descriptors: list[int]) -> None:
+        """Know a rank from now on."""
+        rank.slot = seen_slot(descriptors[0])
+        os.close(descriptors[0])
+        self._send(rank, READY)
+        if self.ended_at < float("inf"):
+            self._ask([rank])
+        elif self.meeting:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Begin to watch limits when all ranks of this node are known; refuse where there are more, of another one."""
+        rank, num_ranks, (stderr, told, *door) = self.meeting
+        if len(self._ranks) < num_ranks:
+            return
+        self.met, self.meeting = len(self._ranks) == num_ranks, None
+        if self.met:
+            os.dup2(stderr, STDERR)  # of the node's first rank: what is said there may go to a file of that rank
+            self._poll.unregister(self.listener)
+            self.listener.close()  # its name is free
+            self.listener, self.nodes = None, Nodes(Meeting.read(os.dup(told)), socket.socket(fileno=os.dup(door[0])) if door else None)
+            self.nodes.connect()
+            self._listen_to_nodes()
+        for descriptor in (stderr, told, *door):
+            os.close(descriptor)
+        self._send(rank, READY if self.met else REFUSED)
+
+    def _miss(self, rank: Seen) -> None:
+        """Report a rank that is gone, unless it has said why."""
+        where = self._where(rank)
+        if where.state in (ABSENT, LEFT) or rank.number in self.gave_up:
+            return
+        found = Report(f"mpitrain: {where}: the process is gone: killed, out of memory, or crashed in native code")
+        if self.met or (self.sure and not self.asked_to_end):
+            self._end(found)
+        elif not self.asked_to_end and self.unsure is None:
+            self.unsure = time.monotonic() + APART_S, found
 
     @property
     def _ranks(self) -> list[Seen]:
         """The ranks that have said who they are."""
-        return sorted((rank for rank in self.seen.values() if rank.slot >= 0), key=lambda rank: rank.slot)
+        return [rank for rank in self.seen.values() if rank.slot is not None]
 
     def _where(self, rank: Seen) -> Where:
-        return read_slot(self.board[rank.slot * SLOT : (rank.slot + 1) * SLOT])
+        return read_slot(rank.slot)
 
     # ------------------------------------------------------------ what the watchdog sees
 
@@ -198,7 +271,7 @@ class Watchdog:
         for rank in self._ranks:
             where = self._where(rank)
             late = where.state in AT_WORK and self._late(rank, where, now)
-            gave_up, for_s = self.gave_up.get(rank.slot, ""), now - where.since
+            gave_up, for_s = self.gave_up.get(rank.number, ""), now - where.since
             if not gave_up and where.state == WAITING and for_s > where.limit_s:
                 gave_up = f"mpitrain: {where}: waits for {for_s:.0f} s"
             found.append(Rank(where, self.nodes.name, condition(where.pid), held_in(where.pid), for_s, gave_up, late))
@@ -267,8 +340,11 @@ class Watchdog:
         """Print the report, and begin to end the job. Only the first trouble gets here."""
         if self.ended_at < float("inf"):
             return
-        self.outlet.write(found.text)
+        self.console.say(found.text)
         self.nodes.tell({"say": "over", "code": code, "behind": found.behind})
+        self.console.close()  # nothing more is said, and a rank that the kernel holds may not end for long
+        if not self.met:
+            self.console.close_own()
         time.sleep(FORWARD_S)  # launchers forward what they have read of each process, be it half a line: one after the other
         self._show_stacks(found.behind)
         if found.behind:
@@ -303,18 +379,18 @@ class Watchdog:
 
     def _ask(self, ranks: Iterable[Seen]) -> None:
         for rank in ranks:
-            try:
-                rank.connection.send(b"%d" % self.code)
-            except OSError:
-                continue  # gone already
+            self._send(rank, b"%d" % self.code)
+
+    def _send(self, rank: Seen, message: bytes) -> None:
+        try:
+            rank.connection.send(message)
+        except OSError:
+            return  # gone already
 
 
 def main() -> None:
-    """Watch. The arguments are those of Guard._start: numbers, and the file descriptors of listener, board, meeting, and the hub's door."""
-    num_ranks, alone_at_first, listener, board, meeting, *door = map(int, sys.argv[1:])
+    """Watch. The arguments are Watchdog.sure, and the file descriptors of the listener and, if it is had, of the launcher's stderr."""
+    sure, listener, *launchers = map(int, sys.argv[1:])
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)  # a scheduler sends them to every process; this one ends with its ranks
-    memory = memoryview(mmap(board, num_ranks * SLOT))
-    nodes = Nodes(Meeting.read(meeting), socket.socket(fileno=door[0]) if door else None)
-    nodes.connect()
-    Watchdog(socket.socket(fileno=listener), memory, num_ranks, nodes, bool(alone_at_first)).run()
+    Watchdog(socket.socket(fileno=listener), sure=bool(sure), console=Console(*launchers)).run()

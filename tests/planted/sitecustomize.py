@@ -9,7 +9,6 @@ import atexit
 import errno
 import inspect
 import json
-import mmap
 import os
 import resource
 import signal
@@ -85,8 +84,7 @@ class Plant:
         self.counts[phase] = self.counts.get(phase, 0) + 1
         if phase == self.phase and self.counts[phase] == self.call and self.fault in FAULTS:
             sys.setprofile(None)
-            watched = "watched" if isinstance(self.place._slot.obj, mmap.mmap) else "not watched yet"
-            sys.stderr.write(f"planted {self.fault} at {time.time():.1f} in {frame.f_code.co_qualname}, {watched}\n")
+            sys.stderr.write(f"planted {self.fault} at {time.time():.1f} in {frame.f_code.co_qualname}\n")
             sys.stderr.flush()
             # What HDF5 calls to write fails by the system's calls in it, and these are caught; it doesn't raise by itself.
             (fill_disk if self.fault == "full disk" and "PatientFile." in frame.f_code.co_qualname else FAULTS[self.fault])()

@@ -1,0 +1,51 @@
+"""Where a watchdog speaks: on the standard error of the launcher itself, where that runs on this node; else on its own.
+
+What ranks and their watchdog write goes through the launcher. That of Open MPI reads no more of it once a rank has ended with an exit code;
+the proxy of MPICH's ends itself when a rank has gone that it was about to answer in MPI_Init: the reason would be lost with the rest.
+
+Standard library only: the watchdog starts in milliseconds.
+"""
+
+import os
+import select
+import time
+
+STDERR = 2
+PIECE = 4096  # bytes that a pipe takes at once where it takes any
+PATIENCE_S = 2.0  # with a reader who doesn't read: the job is to be ended
+
+
+class Console:
+    """launchers: the descriptor of stderr_of_launcher()."""
+
+    def __init__(self, launchers: int | None = None):
+        self._launchers = launchers
+
+    def say(self, text: str) -> None:
+        """Write lines, unless nobody reads them: the job is ended all the same."""
+        write(STDERR if self._launchers is None else self._launchers, text)
+
+    def close(self) -> None:
+        """Let go of what is the launcher's: who reads it waits until nobody has it."""
+        if self._launchers is not None:
+            os.close(self._launchers)
+            self._launchers = None
+
+    def close_own(self) -> None:
+        """Keep no launcher waiting for the end of what is said."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, STDERR)
+        os.close(nowhere)
+
+
+def write(descriptor: int, text: str) -> None:
+    """Write lines to what may be a pipe that nobody reads, and may not wait for a reader."""
+    content, end = (text.rstrip("\n") + "\n").encode(errors="replace"), time.monotonic() + PATIENCE_S
+    try:
+        while content and select.select([], [descriptor], [], max(0.0, end - time.monotonic()))[1]:
+            try:
+                content = content[os.write(descriptor, content[:PIECE]) :]
+            except BlockingIOError:  # another process was faster
+                time.sleep(0.01)
+    except OSError:
+        return

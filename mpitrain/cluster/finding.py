@@ -1,0 +1,86 @@
+"""How ranks find the watchdog of their node, from their first line: long before MPI knows which ranks are there.
+
+    of_this_job()    behind a socket that has the name of what the ranks of one launcher on this node have in common; who comes first
+                     starts it
+    start(address)   behind a name that its starter tells: where launchers say nothing of the kind, or one machine plays several nodes
+
+The name of such a socket has no file: it needs no disk, and goes with the process.
+"""
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mpitrain.cluster.launch import launched, on_one_node, pmi_server
+from mpitrain.cluster.launcher_stderr import stderr_of_launcher
+from mpitrain.cluster.processes import peer_of
+
+TRIES, AGAIN_S = 200, 0.01  # while another rank starts it
+BACKLOG = 4096  # ranks that it has not let in yet: it starts while they connect
+
+
+def of_this_job() -> socket.socket | None:
+    """Return a connection to the watchdog of this launcher's ranks on this node; None where that can't be. Raises OSError."""
+    job = _job()
+    if not job or not launched() or not sys.platform.startswith("linux"):  # it reads /proc
+        return None
+    address = f"\0mpitrain-{os.getuid()}-{hashlib.sha256(job.encode()).hexdigest()[:32]}"
+    for _ in range(TRIES):
+        try:
+            return connect(address)
+        except ConnectionRefusedError:  # there is none, or not quite
+            if not start(address):
+                time.sleep(AGAIN_S)
+    return None
+
+
+def connect(address: str) -> socket.socket:
+    """Connect to the watchdog behind a name. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(address)
+        if peer_of(connection).uid != os.getuid():
+            raise PermissionError(f"process {peer_of(connection).pid} of another user has its name")
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def start(address: str) -> bool:
+    """Start a watchdog behind a name; return False if somebody has the name. Raises OSError."""
+    code = "import sys; sys.path.append(sys.argv.pop(1)); from mpitrain.cluster.watchdog import main; main()"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(address)
+        except OSError:
+            return False
+        listener.listen(BACKLOG)
+        sure = on_one_node() or "PRTE_LAUNCHED" in os.environ  # the launcher of Open MPI asks ranks to end before it kills them
+        console = stderr_of_launcher()
+        given = [listener.fileno(), *([] if console is None else [console])]
+        try:
+            subprocess.Popen(
+                ["mpitrain-watchdog", "-S", "-s", "-c", code, str(Path(__file__).parents[2]), *map(str, (int(sure), *given))],
+                executable=sys.executable,
+                env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
+                pass_fds=given,  # and no other: launchers learn from a closed socket of theirs that a rank died
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # launchers kill the session of a rank; the watchdog has to say why
+            )
+        finally:
+            if console is not None:
+                os.close(console)
+    return True
+
+
+def _job() -> str:
+    """Return what the ranks of one launcher on this node have in common and no others have; "" if nothing is known."""
+    step = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    known = os.environ.get("PMIX_NAMESPACE", ""), str(pmi_server() or ""), "-".join(step) if all(step) else ""
+    return " ".join((os.readlink("/proc/self/ns/pid"), *known)) if any(known) else ""

@@ -1,0 +1,60 @@
+"""The standard error of the launcher itself, for the watchdog to speak on (console.py): from another process, without its help."""
+
+import ctypes
+import os
+import stat
+
+from mpitrain.cluster.console import STDERR
+from mpitrain.cluster.launch import launched, pmi_server
+from mpitrain.cluster.processes import parents_of
+
+LAUNCHERS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")  # not prte and prted: of daemons nobody reads it
+PIDFD_GETFD = 438  # the number of the system call, Linux 5.6
+
+
+def stderr_of_launcher() -> int | None:
+    """Return a descriptor of the standard error of this rank's launcher; None where it isn't above this process, or can't be had.
+
+    For a rank to call and to give on: the launcher of a single one has ended as soon as that has.
+    """
+    for pid, name in parents_of(pmi_server() or os.getpid()) if launched() else ():
+        if name in LAUNCHERS:
+            try:
+                return (_duplicate(pid) or _open_again(pid)) if _inherited(pid) else None
+            except OSError:
+                return None
+    return None
+
+
+def _inherited(pid: int) -> bool:
+    """Tell whether a process was started with a standard error to write to: where it was closed, the number is of a file of its own."""
+    flags = _flags(pid)
+    return not flags & os.O_CLOEXEC and flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def _duplicate(pid: int) -> int | None:
+    """Return the very descriptor of another process; None where the system has no such call, or forbids it."""
+    try:
+        process = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+    try:
+        found = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, STDERR, 0)
+    finally:
+        os.close(process)
+    return found if found >= 0 else None
+
+
+def _open_again(pid: int) -> int | None:
+    """Open what another process has open. Not a file in which that has a place of its own: it would write over what this one wrote."""
+    path = f"/proc/{pid}/fd/{STDERR}"
+    kind = os.stat(path).st_mode
+    if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or (stat.S_ISREG(kind) and _flags(pid) & os.O_APPEND):
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC)
+    return None
+
+
+def _flags(pid: int) -> int:
+    """Return how a process has opened its standard error."""
+    with open(f"/proc/{pid}/fdinfo/{STDERR}", encoding="ascii") as file:
+        return int(next(line for line in file if line.startswith("flags:")).split()[1], 8)

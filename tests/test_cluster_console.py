@@ -1,0 +1,105 @@
+"""Where a watchdog speaks: a launcher's own standard error, whatever that is, and once."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from launch import MPIRUN, environment, tail
+
+from mpitrain.cluster import console
+from mpitrain.cluster.processes import parents_of
+
+SAY = """
+import sys
+from mpitrain.cluster import console, launcher_stderr
+if sys.argv[1] == "refused":
+    launcher_stderr._duplicate = lambda pid: None
+console.Console(launcher_stderr.stderr_of_launcher()).say("what happened")
+"""
+
+
+def test_parents_are_named():
+    assert next(parents_of(os.getpid()))[0] == os.getppid()
+
+
+def said(tmp_path, to, how, name="prterun"):
+    """Return what comes out of a launcher whose standard error goes `to`, when its child speaks; the child's own goes to `own`."""
+    launcher = tmp_path / name
+    launcher.write_text("#!/bin/bash\n\"$@\" 2> own\necho the launcher >&2 2>/dev/null\n")
+    launcher.chmod(0o755)
+    (tmp_path / "own").write_text("")
+    (tmp_path / "log").write_text("")
+    (tmp_path / "say.py").write_text(SAY)
+    script = f"./{name} {sys.executable} say.py {how}"
+    shell = f"script -qec '{script}' log > /dev/null" if to == "a terminal" else f"{script} {to}"
+    subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=environment(PMIX_RANK="0"), stdin=subprocess.DEVNULL, timeout=60)
+    return (tmp_path / "log").read_text().splitlines(), (tmp_path / "own").read_text().splitlines()
+
+
+@pytest.mark.parametrize("how", ["allowed", "refused"])
+@pytest.mark.parametrize("to", ["2>> log", "2>&1 | cat > log", "a terminal"])
+def test_it_is_said_on_the_stderr_of_the_launcher(tmp_path, to, how):
+    assert [line.rstrip() for line in said(tmp_path, to, how)[0] if "what" in line] == ["what happened"]
+    assert said(tmp_path, to, how)[1] == []
+
+
+def test_in_a_file_the_launcher_writes_behind_it(tmp_path):
+    assert said(tmp_path, "2> log", "allowed") == (["what happened", "the launcher"], [])
+
+
+@pytest.mark.parametrize(("to", "how"), [("2> log", "refused"), ("2>&-", "allowed"), ("2>&-", "refused")])
+def test_where_that_would_do_harm_it_is_said_on_the_own_one(tmp_path, to, how):
+    """A file would be written over; and a launcher without standard error has something of its own under its number."""
+    assert said(tmp_path, to, how)[1] == ["what happened"]
+
+
+def test_another_launcher_is_left_alone(tmp_path):
+    assert said(tmp_path, "2>> log", "allowed", name="another")[1] == ["what happened"]
+
+
+def test_nobody_is_waited_for_who_does_not_read(monkeypatch):
+    monkeypatch.setattr(console, "PATIENCE_S", 0.2)
+    reads, writes = os.pipe()
+    begin = time.monotonic()
+    console.write(writes, "a report " * 100_000)
+    assert time.monotonic() - begin < 10
+    os.close(reads)
+    console.write(writes, "to nobody")
+    os.close(writes)
+
+
+EXITS = """
+import os
+from mpitrain.cluster.guard import Guard
+from mpitrain.comm.world import connect
+guard = Guard()
+guard.place.enter("build", "building")
+world = connect(guard.place)
+guard.join(world)
+os._exit(3) if world.rank == 1 else world.barrier("none comes")
+"""
+
+
+@pytest.mark.parametrize("to", ["> log 2>&1", ">> log 2>&1", "2>&1 | cat > log", "a terminal"])
+def test_a_rank_that_exits_is_told_once_wherever_the_output_goes(tmp_path, to):
+    """Launchers may read no more of what ranks say then."""
+    (tmp_path / "exits.py").write_text(EXITS)
+    command = f"{MPIRUN} -n 2 {sys.executable} exits.py"
+    shell = f"script -qec '{command}' log > /dev/null" if to == "a terminal" else f"{command} {to}"
+    subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, timeout=60)
+    output = (tmp_path / "log").read_text(errors="replace")
+    assert len(re.findall("mpitrain: rank 1 of 2 in phase build, .*: the process is gone: killed", output)) == 1, tail(output)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_rank_that_is_killed_in_mpi_init_is_told(tmp_path, number):
+    """MPICH's proxy is then about to answer it now and then, and ends with what it has not forwarded."""
+    (tmp_path / "killed.py").write_text(EXITS.replace("world = ", "os.kill(os.getpid(), 9) if guard.place.rank == 2 else None\nworld = "))
+    with open(tmp_path / "log", "w") as log:
+        command = MPIRUN, "-n", "4", sys.executable, "killed.py"
+        subprocess.run(command, cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=60)
+    output = (tmp_path / "log").read_text(errors="replace")
+    assert len(re.findall("mpitrain: rank 2 of 4 in phase build, .*: the process is gone: killed", output)) == 1, tail(output)

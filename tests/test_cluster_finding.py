@@ -1,0 +1,163 @@
+"""Ranks find the watchdog of their node from their first line: one for all of a job, which says who is gone before MPI has started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from launch import environment
+
+from mpitrain.cluster import finding
+
+GONE = "in phase start, starting: the process is gone"
+RANK = """
+import sys
+from mpitrain.cluster.board import LEFT
+from mpitrain.cluster.guard import Guard
+guard = Guard()
+print("there", guard._watchdog is not None, flush=True)
+sys.stdin.readline()
+guard.place.enter("end", "leaving", LEFT)
+"""
+
+
+class Job:
+    """Ranks that a launcher has started on one of `nodes` nodes, as far as they can tell; MPI isn't there."""
+
+    def __init__(self, nodes: int = 1):
+        self.name, self.nodes, self.ranks = uuid.uuid4().hex, nodes, []
+        self.reads, self._writes = os.pipe()
+
+    def begin(self, *numbers: int) -> None:
+        """Start ranks, all at once."""
+        names = dict(SLURM_JOB_ID=self.name, SLURM_STEP_ID="0", SLURM_STEP_NUM_NODES=str(self.nodes))
+        for number in numbers:
+            pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._writes)
+            env = environment(SLURM_PROCID=str(number), **names)
+            self.ranks.append(subprocess.Popen([sys.executable, "-c", RANK], env=env, **pipes, start_new_session=True))
+
+    def wait_for_all(self) -> "Job":
+        assert [rank.stdout.readline() for rank in self.ranks] == [b"there True\n"] * len(self.ranks)
+        return self
+
+    def watchdogs(self) -> list[int]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                ours = self.name.encode() in (folder / "environ").read_bytes()
+                found += [int(folder.name)] if ours and (folder / "cmdline").read_bytes().startswith(b"mpitrain-watchdog") else []
+            except OSError:
+                continue
+        return found
+
+    def said(self) -> str:
+        """Return what came on stderr, when nobody has it open any more."""
+        os.close(self._writes)
+        self._writes = -1
+        with os.fdopen(os.dup(self.reads)) as file:
+            return file.read()
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+            rank.communicate()
+        for pid in self.watchdogs():
+            os.kill(pid, signal.SIGKILL)
+        for number in {self.reads, self._writes} - {-1}:
+            os.close(number)
+
+
+@pytest.fixture
+def job():
+    found = Job()
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def node():
+    """One of two."""
+    found = Job(nodes=2)
+    yield found
+    found.end()
+
+
+def test_ranks_that_come_at_once_have_one_watchdog(job):
+    job.begin(*range(6))
+    assert len(job.wait_for_all().watchdogs()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_rank_that_is_gone_is_named_once_and_the_others_end(job, number):
+    job.begin(0, 1, 2)
+    job.wait_for_all().ranks[1].send_signal(number)
+    assert [rank.wait(20) for rank in job.ranks] == [1, -number, 1]
+    assert [line.split(":")[1] for line in job.said().splitlines() if GONE in line] == [" rank 1 of 1 in phase start, starting"]
+
+
+def test_what_follows_is_not_reported(job):
+    job.begin(0, 1, 2)
+    for rank in job.wait_for_all().ranks:
+        rank.kill()
+    assert job.said().count("is gone") == 1
+
+
+def test_one_that_comes_later_ends_too(job):
+    job.begin(0)
+    job.wait_for_all().ranks[0].kill()
+    job.begin(1)
+    assert job.ranks[1].wait(20) == 1
+    assert job.said().count("is gone") == 1
+
+
+def test_a_stopped_rank_is_killed(job):
+    job.begin(0, 1)
+    job.wait_for_all().ranks[0].send_signal(signal.SIGSTOP)
+    job.ranks[1].kill()
+    assert job.ranks[0].wait(20) == -signal.SIGKILL
+
+
+def test_nobody_waits_for_the_watchdog_of_ranks_that_left(job):
+    """It has the standard error of one of them."""
+    job.begin(0, 1)
+    for rank in job.wait_for_all().ranks:
+        rank.communicate(b"leave\n")
+    begin = time.monotonic()
+    assert job.said() == "" and time.monotonic() - begin < 5
+
+
+def test_ranks_of_another_job_go_on(job, node):
+    job.begin(0, 1)
+    node.begin(0, 1)
+    node.wait_for_all()
+    job.wait_for_all().ranks[0].kill()
+    assert job.ranks[1].wait(20) == 1 and [rank.poll() for rank in node.ranks] == [None, None]
+
+
+def test_ranks_that_a_launcher_ends_are_not_reported(job, node):
+    """It asks them to first, or kills all ranks of this node because of one on another."""
+    job.begin(0, 1)
+    job.wait_for_all().ranks[0].send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    node.begin(0, 1)
+    for rank in (*node.wait_for_all().ranks, *job.ranks):
+        rank.kill()
+    assert (job.said(), node.said()) == ("", "")
+
+
+def test_a_rank_of_one_of_several_nodes_is_reported_if_others_live(node):
+    node.begin(0, 1)
+    node.wait_for_all().ranks[0].kill()
+    assert node.ranks[1].wait(20) == -signal.SIGKILL
+    assert node.said().count(f"rank 0 of 1 {GONE}") == 1
+
+
+def test_a_process_that_no_launcher_started_has_none(monkeypatch):
+    for name in ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PMIX_NAMESPACE", "a job")
+    assert finding.of_this_job() is None
