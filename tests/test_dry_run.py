@@ -214,7 +214,10 @@ def test_no_rank_loads_torch_and_what_was_sent_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("planted", "told"),
     [
-        ("1,all_gather,0.5", r"on (axis )?tp: (found a longer message than was due|rank [01] of all sent operation \d+ of \d+ bytes)"),
+        (
+            "1,all_gather,0.5",
+            r"on (axis )?tp: (found a longer message than was due|rank [01] of all sent operation \d+ of \d+ bytes, due was operation)",
+        ),
         ("1,send,0.5", r"F0 for stage 1 from rank 0 of links: rank [01] of all sent operation \d+ of 512 bytes, due was .* of 1024"),
         ("1,send,2", r"F0 for stage 1 from rank 0 of links: (found a longer message than was due|rank [01] of all sent)"),
         ("3,reduce_scatter,2", r"on (axis )?tp: (found a longer message than was due|rank [23] of all sent)"),
