@@ -16,7 +16,7 @@ def text(tmp_path_factory):
 def test_each_start_adds_to_the_log_of_each_rank_and_the_end_is_told_on_the_console(tmp_path, text):
     run_dir = tmp_path / "run"
     done = run_tiny(2, run_dir, text, **SETTINGS, env={"SLURM_JOB_ID": "17"})
-    assert done.returncode == 0, tail(done.output)
+    assert done.returncode == 0 and "\x1b" not in done.output, tail(done.output)
     report = "failed in phase build, .*: RuntimeError: planted"
     env = planted({"rank": 1, "phase": "build", "call": 5, "fault": "exception"})
     with started(2, MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS | {"run_steps": 5}), env=env) as job:

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpitrain.cluster.processes import peer_of
+from mpitrain.cluster.processes import parents_of, peer_of
 from mpitrain.errors import MeshError
 
 RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+LAUNCHERS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")  # not prte and prted, the daemons of other nodes
 LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
 
@@ -43,6 +44,12 @@ def pmi_server() -> int:
             return peer_of(server).pid if server.family == socket.AF_UNIX else 0
     except (OSError, OverflowError):
         return 0
+
+
+def launcher() -> int:
+    """Return the launcher's process where it runs above this one, on this node; 0 elsewhere."""
+    above = parents_of(pmi_server() or os.getpid()) if launched() else ()
+    return next((pid for pid, name in above if name in LAUNCHERS), 0)
 
 
 def job_of_scheduler() -> str:

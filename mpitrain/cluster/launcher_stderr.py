@@ -5,10 +5,8 @@ import os
 import stat
 
 from mpitrain.cluster.console import STDERR
-from mpitrain.cluster.launch import launched, pmi_server
-from mpitrain.cluster.processes import parents_of
+from mpitrain.cluster.launch import launcher
 
-LAUNCHERS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")  # not prte and prted: of daemons nobody reads it
 PIDFD_GETFD = 438  # the number of the system call, Linux 5.6
 
 
@@ -17,13 +15,11 @@ def stderr_of_launcher() -> int | None:
 
     For a rank to call and to give on: the launcher of a single one has ended as soon as that has.
     """
-    for pid, name in parents_of(pmi_server() or os.getpid()) if launched() else ():
-        if name in LAUNCHERS:
-            try:
-                return (_duplicate(pid) or _open_again(pid)) if _inherited(pid) else None
-            except OSError:
-                return None
-    return None
+    pid = launcher()
+    try:
+        return (_duplicate(pid) or _open_again(pid)) if pid and _inherited(pid) else None
+    except OSError:
+        return None
 
 
 def _inherited(pid: int) -> bool:

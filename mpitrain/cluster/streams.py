@@ -6,6 +6,7 @@ import re
 import sys
 from typing import TextIO
 
+from mpitrain.cluster.launch import launcher
 from mpitrain.errors import MpitrainError
 
 SIZES = ("COLUMNS", "LINES")  # of the terminal, for the libraries that write to it
@@ -16,6 +17,10 @@ class Unread(io.FileIO):
 
     error: OSError | None = None
 
+    def isatty(self) -> bool:
+        """Tell whether a user sees this at once. Open MPI's launcher gives ranks a terminal of its own, wherever it writes itself."""
+        return super().isatty() and _is_the_users(self.fileno())
+
     def write(self, data) -> int | None:
         try:
             return super().write(data)
@@ -24,6 +29,14 @@ class Unread(io.FileIO):
         except OSError as error:
             self.error = error
             return len(data)
+
+
+def _is_the_users(number: int) -> bool:
+    pid = launcher()
+    try:
+        return not pid or os.readlink(f"/proc/{pid}/fd/{number}").startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+    except OSError:
+        return False
 
 
 def settle() -> None:
