@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mpitrain.cluster import shared_memory
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm import awareness, library
 from mpitrain.comm.collectives import all_reduce, barrier
@@ -57,6 +58,7 @@ def _facts(world: World, mesh: Mesh, hosts: Counter, bandwidth: str):
     yield "cores", f"{cores} for rank 0" + _crowded(library.vendor(), world.node.size, cores)
     if many := launcher_options(library.vendor(), world.node.size, cores):
         yield "many ranks", many
+    yield "shared memory", shared_memory.told()
     yield "largest tag", str(mesh["world"].num_tags)
     yield "bandwidth", bandwidth
 

@@ -1,0 +1,75 @@
+"""Files that MPI left in shared memory when its processes were killed: they fill memory until somebody removes them.
+
+Standard library only.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+PREFIXES = ("mpich_shm_", "sm_segment.", "vader_segment.", "ucx_shm_")  # of MPICH, Open MPI 5 and 4, UCX
+YOUNG_S = 60.0  # a job that just starts has made a file before everybody has it
+
+
+def left_behind(folder: Path = FOLDER) -> list[Path]:
+    """Return files in `folder` that an MPI library made for this user, a minute ago or more, and that no process has in its memory.
+
+    Sees processes of this machine and container only, and of others than this user's none, as the kernel shows them.
+    """
+    found = [path for path in _made_by_mpi(folder) if _is_old(path)]
+    if not found:
+        return []
+    mapped = {name for maps in Path("/proc").glob("[0-9]*/maps") for name in _mapped(maps, f" {folder}/".encode())}
+    return sorted(path for path in found if path.name not in mapped)
+
+
+def told(folder: Path = FOLDER) -> str:
+    """Say how much shared memory there is, and what takes it without use."""
+    try:
+        room = os.statvfs(folder)
+    except OSError as error:
+        return f"none: {error}"
+    text = f"{room.f_bavail * room.f_frsize / 1e9:.1f} of {room.f_blocks * room.f_frsize / 1e9:.1f} GB free in {folder}"
+    if not (files := left_behind(folder)):
+        return text
+    num_bytes = sum(map(_size, files))
+    names = sorted({f"{folder}/{prefix}*" for prefix in PREFIXES for path in files if path.name.startswith(prefix)})
+    count = f"{len(files):,} file{'s' if len(files) > 1 else ''}"
+    text += f"; {count} of {num_bytes / 1e9:.2g} GB are left of jobs that were killed"
+    return f"{text}: when none of yours runs here, rm {' '.join(names)}"
+
+
+def _made_by_mpi(folder: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from (Path(each.path) for each in entries if each.name.startswith(PREFIXES) and each.is_file(follow_symlinks=False))
+    except OSError:
+        return
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        found = path.stat()
+    except OSError:  # its job has ended just now
+        return False
+    return found.st_uid == os.getuid() and time.time() - found.st_mtime > YOUNG_S
+
+
+def _mapped(maps: Path, folder: bytes) -> Iterator[str]:
+    """Yield the names of files below `folder` that a process has in its memory."""
+    try:
+        content = maps.read_bytes()
+    except OSError:  # it has ended, or is somebody else's
+        return
+    for line in content.splitlines():
+        if folder in line:
+            yield os.fsdecode(line.partition(folder)[2])
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0
