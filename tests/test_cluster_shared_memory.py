@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import subprocess
 
 import pytest
 
@@ -37,8 +38,12 @@ def test_they_are_told_with_what_removes_them(tmp_path, make):
     assert "left" not in told(tmp_path) and f"GB free in {tmp_path}" in told(tmp_path)
     for number in range(3):
         make(f"mpich_shm_{number}", 2 * YOUNG_S, 4 << 20)
-    rest = f"; 3 files of 0.013 GB are left of jobs that were killed: when none of yours runs here, rm {tmp_path}/mpich_shm_*"
-    assert told(tmp_path).endswith(rest), told(tmp_path)
+    make("sm_segment.node.0", 2 * YOUNG_S, 0)
+    other = make("of another program", 2 * YOUNG_S)
+    words, _, command = told(tmp_path).partition(": when none of yours runs here, ")
+    assert words.endswith("; 4 files of 0.013 GB are left of jobs that were killed"), words
+    subprocess.run(command, shell=True, check=True)
+    assert list(tmp_path.iterdir()) == [other]
 
 
 def test_where_there_is_none_it_says_so(tmp_path):

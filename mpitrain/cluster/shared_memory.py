@@ -35,10 +35,10 @@ def told(folder: Path = FOLDER) -> str:
     if not (files := left_behind(folder)):
         return text
     num_bytes = sum(map(_size, files))
-    names = sorted({f"{folder}/{prefix}*" for prefix in PREFIXES for path in files if path.name.startswith(prefix)})
+    names = " -o ".join(f"-name '{prefix}*'" for prefix in PREFIXES if any(path.name.startswith(prefix) for path in files))
     count = f"{len(files):,} file{'s' if len(files) > 1 else ''}"
     text += f"; {count} of {num_bytes / 1e9:.2g} GB are left of jobs that were killed"
-    return f"{text}: when none of yours runs here, rm {' '.join(names)}"
+    return rf"{text}: when none of yours runs here, find {folder} -user {os.getuid()} \( {names} \) -delete"
 
 
 def _made_by_mpi(folder: Path) -> Iterator[Path]:
