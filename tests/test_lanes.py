@@ -91,17 +91,20 @@ def asked(num_ranks, report):
 
 
 class Early:
-    """Lanes beside the serial tests, which take one core: first that of one rank, then that of two. `jobs` is empty if none is early."""
+    """Lanes beside other tests, one after the other: of one and two ranks beside the serial tests, which take one core; those of more
+    beside whole runs, in the time that these only wait. `jobs` is empty if none is early.
+    """
 
     def __init__(self):
-        self.jobs, self._waiting, self._stack = {}, [num_ranks for num_ranks in SIZES if num_ranks <= 2], ExitStack()
+        self.jobs, self._waiting, self._stack = {}, list(SIZES), ExitStack()
 
     def go_on(self):
         """Start the next lane, unless one is running."""
         if self._waiting and all(job.process.poll() is not None for _, job in self.jobs.values()):
             num_ranks = self._waiting.pop(0)
             report = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
-            command = preloaded([*LANE, *asked(num_ranks, report)])
+            behind = ("--beside", "-o", f"faulthandler_timeout={SLOWEST_S}") if num_ranks > 2 else ()
+            command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(num_ranks, report)])
             self.jobs[num_ranks] = report, self._stack.enter_context(started(num_ranks, *command, env=WITH_GPU, cwd=ROOT))
 
     def wait(self, num_ranks):
@@ -121,7 +124,7 @@ EARLY = Early()  # conftest.py starts and ends it
 
 @pytest.mark.parametrize("num_ranks", SIZES)
 def test_lane(num_ranks, outcomes, tmp_path):
-    if EARLY.jobs and num_ranks <= 2:
+    if EARLY.jobs:
         report, done = EARLY.wait(num_ranks)
     else:
         report = tmp_path / "lane.xml"
