@@ -4,8 +4,8 @@
     with started(2, MPITRAIN, "run", ...) as job:                  to do something to it meanwhile
     one, two = several(2, ["run", ...], ["run", ...])              one after the other in the same ranks: torch is loaded once
 
-Whatever happens, no process of a job outlives the call. Under MPICH what is only waited for has its libraries loaded already, as
-tests/preload.py says; MPITRAIN_PRELOAD=no starts everything from nothing.
+Whatever happens, no process of a job outlives the call. Under MPICH ranks have their libraries loaded already, as tests/preload.py
+says; MPITRAIN_PRELOAD=no starts everything from nothing.
 """
 
 import atexit
@@ -25,6 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from preload import MARK, name_of
+
 HERE = Path(sys.executable).parent
 MPITRAIN = str(HERE / "mpitrain")
 MPIRUN = str(HERE / "mpirun") if (HERE / "mpirun").exists() else shutil.which("mpirun")
@@ -43,7 +45,6 @@ MORE_RANKS_THAN_CORES = {
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # for AMD's, too
 NO_GPU = {VISIBLE: ""}
 WITH_GPU = {VISIBLE: os.environ.get(VISIBLE)}  # of tests marked gpu
-MARK = "MPITRAIN_TEST_JOB"
 OF_ANOTHER_JOB = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_")
 
 
@@ -61,10 +62,14 @@ class Job:
 
     def __init__(self, process: subprocess.Popen, output, mark: bytes):
         self.process, self._output, self._mark, self._begin = process, output, mark, time.monotonic()
+        self._name = name_of(mark.decode().partition("=")[2])
 
     def ranks(self) -> list[int]:
-        """Return the process ids of the ranks: the Python processes of the job."""
-        return [pid for pid in self._pids() if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
+        """Return the process ids of the ranks, rank 0 first: the forks of tests/preload.py, or the Python processes of the job."""
+        forks = {pid: name for pid in self._pids() if (name := _name(pid)).startswith(self._name)}
+        if forks:
+            return sorted(forks, key=lambda pid: int(forks[pid].removeprefix(self._name)))
+        return sorted(pid for pid in self._pids() if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0])
 
     def kill(self) -> None:
         """End every process of the job as a power cut does."""
@@ -102,15 +107,28 @@ class Job:
         return Path(self._output.name).read_text(encoding="utf-8", errors="replace")
 
     def _pids(self) -> list[int]:
-        """Return every process of the job, by a mark in its environment: launchers put ranks into sessions of their own."""
+        """Return every process of the job, by a mark in its environment: launchers put ranks into sessions of their own.
+
+        A fork of tests/preload.py shows the environment of what it was forked from; it has a name for it.
+        """
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                if self._mark in (folder / "environ").read_bytes():  # empty when the process has ended
+                if self._mark in (folder / "environ").read_bytes() or _name(int(folder.name)).startswith(self._name):
                     found.append(int(folder.name))
             except OSError:
                 continue
         return found
+
+
+def _name(pid: int) -> str:
+    """Return the name of a process; none when it has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    name, _, rest = state.partition("(")[2].rpartition(")")
+    return "" if rest.split()[0] == "Z" else name
 
 
 def environment(**changes: str | None) -> dict[str, str]:
@@ -121,9 +139,20 @@ def environment(**changes: str | None) -> dict[str, str]:
 
 
 @contextmanager
-def started(num_ranks: int, *command: str, env: Mapping[str, str | None] | None = None, cwd: Path | None = None) -> Iterator[Job]:
-    """Start `command` on `num_ranks` ranks, or without mpirun if 0; at the end of the block nothing of it is left."""
+def started(
+    num_ranks: int,
+    *command: str,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+    forked: bool = True,
+) -> Iterator[Job]:
+    """Start `command` on `num_ranks` ranks, or without mpirun if 0; at the end of the block nothing of it is left.
+
+    forked: its libraries may be loaded before.
+    """
     assert MPIRUN, "no mpirun beside this Python or on the path"
+    if forked and not UNTOUCHED & {*(env or {})}:
+        command = preloaded(command)
     faulthandler.cancel_dump_traceback_later()  # every wait for a job has its own limit, that of a whole lane above pytest's
     launcher = [MPIRUN, "-n", str(num_ranks)] if num_ranks else []
     mark = f"{MARK}={uuid.uuid4().hex}"
@@ -152,10 +181,8 @@ def mpirun(
     timeout: float = 90,
     forked: bool = True,
 ) -> Done:
-    """Run `command` on `num_ranks` ranks, or without mpirun if 0, to its end. forked: its libraries may be loaded before."""
-    if forked and not UNTOUCHED & {*(env or {})}:
-        command = preloaded(command)
-    with started(num_ranks, *command, env=env, cwd=cwd) as job:
+    """Run `command` on `num_ranks` ranks as started() does, to its end."""
+    with started(num_ranks, *command, env=env, cwd=cwd, forked=forked) as job:
         return job.wait(timeout)
 
 

@@ -7,9 +7,10 @@ The one that mpirun started sends its arguments, environment, folder and every d
 over and runs the program from its first line: MPI, the guard and its watchdog are as ever. It hears of signals, and dies with the other;
 that one ends as it ended, by a code or by a signal.
 
-Only for MPICH, whose launcher knows a rank by a descriptor; and only where a test waits for the end of what it started.
+A test finds it by the name that it has, and may stop or kill it. Only for MPICH, whose launcher knows a rank by a descriptor.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -21,10 +22,19 @@ import sys
 import threading
 from contextlib import suppress
 
+MARK = "MPITRAIN_TEST_JOB"  # the variable by which tests/launch.py knows the processes of a job
+LOADED = ["mpitrain.cli", "mpitrain.training.trainer", "numpy.ma", "numpy.random", "pytest"]
+LOADED += ["torch.fx.experimental.symbolic_shapes"]  # the first backward loads it, and sympy with it
+LOADED += ["torch._dynamo"]  # and the first operation on tensors without values
 FIRST_FREE = 200  # descriptors below it may be the launcher's
 MOST_BYTES = 1 << 17
 MOST_DESCRIPTORS = 64
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def name_of(mark: str) -> str:
+    """Return what the names of a job's forks begin with, before their ranks; Linux keeps 15 characters. mark: of the job."""
+    return mark[:10] + "."
 
 
 # ---------------------------------------------------------------- what mpirun starts
@@ -127,6 +137,8 @@ def _become(connection: socket.socket) -> None:
     os.chdir(told["folder"])
     os.environ.clear()
     os.environ.update(told["environment"])
+    with open("/proc/self/comm", "w") as name:
+        name.write(name_of(os.environ.get(MARK, "")) + os.environ.get("PMI_RANK", "0"))
     sys.argv = told["command"]
     sys.path[0] = os.path.dirname(sys.argv[0])
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -148,9 +160,10 @@ def _listen(connection: socket.socket) -> None:
 if __name__ == "__main__":
     if sys.argv[2:]:
         stand_for(sys.argv[1], sys.argv[2:])
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401 - the first backward loads it, and sympy with it
+    for each in LOADED:
+        importlib.import_module(each)
 
-    from mpitrain.training import trainer  # noqa: F401
-
+    gc.collect()
+    gc.freeze()  # no fork looks through what all have: a tenth of a lane's time, and pages stay shared
     serve(sys.argv[1])
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -395,7 +395,7 @@ def on_a_terminal(*words, **env) -> tuple[bytes, bytes]:
         return out.read(), shown
 
 
-SEARCH = ("schedule", "zb-auto", "--stages", "8", "--microbatches", "1800", "--json")  # longer than to load what draws the bar
+SEARCH = ("schedule", "zb-auto", "--stages", "8", "--microbatches", "1200", "--json")  # longer than to load what draws the bar
 
 
 def test_a_long_search_shows_a_bar_on_a_terminal_only():

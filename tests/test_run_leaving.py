@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from launch import MPITRAIN, loss_lines, preloaded, run_tiny, started, tail, tiny, write_text
+from launch import MPITRAIN, loss_lines, run_tiny, started, tail, tiny, write_text
 
 from mpitrain.cluster.allocation import End
 from mpitrain.cluster.guard import ECHO_S, Guard
@@ -29,10 +29,10 @@ def saved(run_dir):
 
 
 def test_a_run_leaves_before_its_time_is_over_and_goes_on_with_the_same_bits(tmp_path, text):
-    limit_s, margin_s = 16, 8
+    limit_s, margin_s = 10, 5
     ends = {"MPITRAIN_JOB_END": str(int(time.time()) + limit_s)}
     endless = command(tmp_path / "run", text, run_steps=10**6, run_save_every=0, run_time_margin_s=margin_s)
-    with started(2, *preloaded(endless), env=ends) as job:
+    with started(2, *endless, env=ends) as job:
         done = job.wait(limit_s)
     assert done.returncode == 75, tail(done.output)
     (step,) = re.findall(r"stopped after step (\d+) with a checkpoint, (?:\d+) s before .* \(MPITRAIN_JOB_END\)", done.output)

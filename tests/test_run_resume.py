@@ -5,7 +5,7 @@ import shutil
 import signal
 
 import pytest
-from launch import MPITRAIN, lines_in, loss_lines, mpirun, preloaded, run_tiny, several, started, tail, tiny, write_text
+from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_tiny, several, started, tail, tiny, write_text
 
 STEPS = 32
 SETTINGS = dict(run_steps=STEPS, run_save_every=4, run_eval_every=16, schedule_name="constant")
@@ -71,9 +71,9 @@ def test_killed_again_and_again(tmp_path, text, never_stopped):
 @pytest.mark.parametrize(("number", "rank", "goes_on_with"), [(signal.SIGUSR1, 1, 4), (signal.SIGTERM, 0, 1)])
 def test_asked_to_stop_saves_and_goes_on_in_another_layout(tmp_path, text, never_stopped, number, rank, goes_on_with):
     run_dir = tmp_path / "run"
-    with started(2, *preloaded(command(2, run_dir, text))) as job:
+    with started(2, *command(2, run_dir, text)) as job:
         job.wait_for(lambda: lines_in(run_dir) >= STEPS // 2, 60)
-        job.signal(sorted(job.ranks())[rank], number)
+        job.signal(job.ranks()[rank], number)
         done = job.wait(20)
     assert done.returncode == 75, tail(done.output)
     stopped_at = lines_in(run_dir)

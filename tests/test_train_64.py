@@ -25,7 +25,7 @@ LAYOUT = ("parallel.tp=2", "parallel.pp=4", "parallel.cp=2", "parallel.dp=4")
 @pytest.mark.skipif(os.environ.get("MPITRAIN_RANKS") != str(RANKS), reason=f"MPITRAIN_RANKS={RANKS} starts {RANKS} ranks")
 def test_many_ranks():
     lane = [sys.executable, str(Path(__file__).with_name("lane.py")), "--only-mpi", "-p", "no:cacheprovider", "-q", __file__]
-    with started(RANKS, *lane, env={"OMP_NUM_THREADS": "1"}) as job:  # tests/preload.py is for fewer
+    with started(RANKS, *lane, env={"OMP_NUM_THREADS": "1"}, forked=False) as job:  # tests/preload.py is for fewer
         done = job.wait(600)
     assert done.returncode == 0 and "1 passed" in done.output, tail(done.output)
 
