@@ -1,9 +1,9 @@
 """Ranks that believe to see GPUs: what torch says of them is planted, and they compute on the CPU all the same.
 
-    GPUS='{"name": ..., "memory_gib": ..., "architecture": ..., "vendor": ..., "seen": [["a", "b"], ["b"]], "used": FILE}'
+    GPUS='[{"name": ..., "memory_gib": ..., "architecture": ..., "vendor": ..., "seen": [["a", "b"], ["b"]], "used": FILE}, ...]'
 
-seen: the identities that each rank sees, by index; the first list again for ranks that have none.  used: a line for each time that a thread
-makes a GPU its own. Commands as in tests/several.py.
+One for each command, or one for all.  seen: the identities that each rank sees, by index; the first list again for ranks that have none.
+used: a line for each time that a thread makes a GPU its own. Commands as in tests/several.py.
 """
 
 import json
@@ -16,23 +16,25 @@ import several
 
 from mpitrain.training.machine import gpus
 
-PLANTED = json.loads(os.environ.get("GPUS", "null"))
 
+def plant(told: dict[str, object]) -> None:
+    """Have torch say this from now on."""
 
-def of_torch() -> gpus.Gpus:
-    """Say what was planted for this rank."""
-    rank = int(next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ))
-    facts = [PLANTED[key] for key in ("name", "memory_gib", "architecture")]
-    seen = PLANTED["seen"][rank] if rank < len(PLANTED["seen"]) else PLANTED["seen"][0]
+    def of_torch() -> gpus.Gpus:
+        rank = int(next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ))
+        seen = told["seen"][rank] if rank < len(told["seen"]) else told["seen"][0]
 
-    def use(index: int) -> None:
-        with open(PLANTED["used"], "a", encoding="ascii") as file:
-            file.write(f"{rank} {index} {threading.current_thread().name}\n")
+        def use(index: int) -> None:
+            with open(told["used"], "a", encoding="ascii") as file:
+                file.write(f"{rank} {index} {threading.current_thread().name}\n")
 
-    found = tuple(gpus.Gpu(facts[0], identity, int(facts[1] * 2**30), facts[2]) for identity in seen)
-    return gpus.Gpus(PLANTED["vendor"] if found else None, found, "550.54.15", use, kind="cpu")
+        memory = int(told["memory_gib"] * 2**30)
+        found = tuple(gpus.Gpu(told["name"], identity, memory, told["architecture"]) for identity in seen)
+        return gpus.Gpus(told["vendor"] if found else None, found, "550.54.15", use, kind="cpu")
+
+    gpus.of_torch = of_torch
 
 
 if __name__ == "__main__":
-    gpus.of_torch = of_torch
-    several.main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    planted = json.loads(os.environ["GPUS"])
+    several.main(Path(sys.argv[1]), json.loads(sys.argv[2]), before=lambda number: plant(planted[number % len(planted)]))

@@ -27,16 +27,15 @@ def leave(self: guard.Guard) -> None:
         self._watchdog.shutdown(socket.SHUT_RDWR)
 
 
-def main(folder: Path, commands: list[list[str]], before_last: Callable[[], None] = lambda: None) -> None:
-    """Run the commands. before_last: what changes the program for the last one."""
+def main(folder: Path, commands: list[list[str]], before: Callable[[int], None] = lambda number: None) -> None:
+    """Run the commands. before: what changes the program for the command of that number."""
     guard.Guard.leave = leave
     for number, command in enumerate(commands):
         with open(folder / str(number), "ab", 0) as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
         sys.argv[1:] = command
-        if command is commands[-1]:
-            before_last()
+        before(number)
         try:
             cli.main()
         except SystemExit as ended:

@@ -16,11 +16,14 @@ from mpitrain.layout.domains import DENSE, DOMAINS, Domain
 def buckets(*arguments):
     return [each._replace(domain=(DENSE, "other")[number % 2]) for number, each in enumerate(buckets_of(*arguments))]
 
-def two_domains():
+def two_domains(number):
+    if commands[number] is not commands[-1]:
+        return
     DOMAINS["other"] = Domain("dp", "cp", "dp", lambda config: config.parallel.dp)
     stages.buckets_of = buckets
 
-several.main(Path(sys.argv[1]), json.loads(sys.argv[2]), before_last=two_domains)
+commands = json.loads(sys.argv[2])
+several.main(Path(sys.argv[1]), commands, before=two_domains)
 """
 SETTINGS = ("model.layers=2", "parallel.dp=2", "precision.compute=fp64", "data.sequence=64", "batch.global=8", "comm.bucket_mb=0.1")
 SHARDED = ("parallel.cp=2", "parallel.zero=1", "parallel.dp_shard=1")

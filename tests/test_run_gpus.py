@@ -17,11 +17,15 @@ def text(tmp_path):
     return write_text(tmp_path / "text.txt")
 
 
-def run(tmp_path, num_ranks, *commands, **planted):
-    """Run commands on ranks that see such GPUs; return how they ended, and which (rank, index, thread) took its GPU."""
+def run(tmp_path, num_ranks, *commands, each=(), **planted):
+    """Run commands on ranks that see such GPUs; return how they ended, and which (rank, index, thread) took its GPU.
+
+    each: what is planted besides, for each command; if absent, the same for all.
+    """
     used = tmp_path / "used"
     used.write_text("")
-    done = several(num_ranks, *commands, program=PROGRAM, env={"GPUS": json.dumps(planted | {"used": str(used)})})
+    told = json.dumps([planted | others | {"used": str(used)} for others in each or ({},)])
+    done = several(num_ranks, *commands, program=PROGRAM, env={"GPUS": told})
     return done, {tuple(line.split()) for line in used.read_text().splitlines()}
 
 
@@ -72,38 +76,37 @@ def test_a_gpu_too_small_for_all_ranks_on_it_is_refused_before_anything_is_writt
     assert small.returncode == 2 and small.output.startswith("ConfigError: a rank keeps at least"), tail(small.output)
 
 
-@pytest.mark.parametrize(
-    ("changes", "planted", "words"),
-    [
-        ({}, H100 | {"seen": [["GPU-a"], []]}, ["MeshError: what run.device finds: found no GPU on rank 1, NVIDIA's GPUs on rank 0"]),
-        ({"run.device": "cuda"}, H100 | {"seen": [["GPU-a"], []]}, ["torch finds no GPU, neither NVIDIA's nor AMD's", "on rank 1 only"]),
-        ({"precision.compute": "fp8"}, H100 | {"architecture": "8.6"}, ["compute capability 8.6; needed 8.9 or newer", '"bf16"']),
-        ({"precision.compute": "fp8"}, MI250X, ["architecture gfx90a; needed one with OCP's formats"]),
-        ({"precision.compute": "fp8"}, MI250X | {"architecture": "gfx942"}, ["architecture gfx942"]),
-        ({"comm.device": "direct"}, H100, ['comm.device = "direct"', "cuda_support() = 0", "tried it ended with exit code 1: ", "_cuda_"]),
-    ],
-)
-def test_what_a_gpu_cannot_is_one_message(tmp_path, text, changes, planted, words):
+CANNOT = [  # changes, what is planted, what is said
+    ({}, H100 | {"seen": [["GPU-a"], []]}, ["MeshError: what run.device finds: found no GPU on rank 1, NVIDIA's GPUs on rank 0"]),
+    ({"run.device": "cuda"}, H100 | {"seen": [["GPU-a"], []]}, ["torch finds no GPU, neither NVIDIA's nor AMD's", "on rank 1 only"]),
+    ({"precision.compute": "fp8"}, H100 | {"architecture": "8.6"}, ["compute capability 8.6; needed 8.9 or newer", '"bf16"']),
+    ({"precision.compute": "fp8"}, MI250X, ["architecture gfx90a; needed one with OCP's formats"]),
+    ({"precision.compute": "fp8"}, MI250X | {"architecture": "gfx942"}, ["architecture gfx942"]),
+    ({"comm.device": "direct"}, H100, ['comm.device = "direct"', "cuda_support() = 0", "tried it ended with exit code 1: ", "_cuda_"]),
+]
+
+
+def test_what_a_gpu_cannot_is_one_message(tmp_path, text):
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("here a child process finds a GPU")
-    command = ["run", *tiny(tmp_path / "run", text, run_steps=1), *options(changes)]
-    (done,), _ = run(tmp_path, 2, command, **{"seen": [["GPU-a", "GPU-b"]], **planted})
-    assert done.returncode == 2, tail(done.output)
-    (line,) = [line for line in done.output.splitlines() if "Error: " in line]
-    assert all(word in line for word in words), line
-    assert not (changes and (tmp_path / "run").exists())  # only what run.device = "auto" finds is known later
+    commands = [
+        ["run", *tiny(tmp_path / str(number), text, run_steps=1), *options(changes)] for number, (changes, _, _) in enumerate(CANNOT)
+    ]
+    every, _ = run(tmp_path, 2, *commands, each=[planted for _, planted, _ in CANNOT], seen=[["GPU-a", "GPU-b"]])
+    for number, (done, (changes, _, words)) in enumerate(zip(every, CANNOT, strict=True)):
+        assert done.returncode == 2, tail(done.output)
+        (line,) = [line for line in done.output.splitlines() if "Error: " in line]
+        assert all(word in line for word in words), line
+        assert not (changes and (tmp_path / str(number)).exists())  # only what run.device = "auto" finds is known later
 
 
-@pytest.mark.parametrize("architecture", ["8.9", "10.0"])
-def test_fp8_is_taken_where_a_gpu_has_it(tmp_path, text, architecture):
-    command = ["run", *tiny(tmp_path / "run", text, run_steps=1, precision_compute="fp8", model_vocab=512)]
-    (done,), _ = run(tmp_path, 1, command, **H100 | {"architecture": architecture}, seen=[["a"]])
-    assert done.returncode == 0, tail(done.output)
-
-
-def test_the_key_says_so_where_it_does_nothing(tmp_path, text):
-    command = ["run", *tiny(tmp_path / "run", text, run_steps=1, comm_device="staged", run_device="cpu")]
-    (done,), _ = run(tmp_path, 1, command, seen=[["a"]], **H100)
-    assert done.returncode == 0 and 'comm.device = "staged" has no effect' in done.output, tail(done.output)
+def test_fp8_is_taken_where_a_gpu_has_it_and_a_key_that_does_nothing_is_told(tmp_path, text):
+    architectures = ("8.9", "10.0")
+    changes = [dict(precision_compute="fp8", model_vocab=512)] * 2 + [dict(comm_device="staged", run_device="cpu")]
+    commands = [["run", *tiny(tmp_path / str(number), text, run_steps=1, **each)] for number, each in enumerate(changes)]
+    each = [{"architecture": architecture} for architecture in (*architectures, H100["architecture"])]
+    every, _ = run(tmp_path, 1, *commands, each=each, **H100, seen=[["a"]])
+    assert [done.returncode for done in every] == [0, 0, 0], tail("".join(done.output for done in every))
+    assert 'comm.device = "staged" has no effect' in every[2].output, tail(every[2].output)
