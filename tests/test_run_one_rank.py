@@ -111,7 +111,7 @@ def test_asked_to_leave_while_tokens_are_prepared(tmp_path, number, rank):
     for i in range(3000):
         write_text(texts / f"{i}.txt", 30_000)
     given = tiny(tmp_path / "run", texts, run_steps=2, comm_timeout_s=20)
-    with started(2, MPITRAIN, "run", *given) as job:
+    with started(2, MPITRAIN, "run", *given, forked=False) as job:
         job.wait_for(lambda: (tmp_path / "run" / "data" / "tokens.bin.tmp").exists(), 60)
         job.signal(job.ranks()[rank], number)
         done = job.wait(15)

@@ -71,7 +71,7 @@ def test_killed_again_and_again(tmp_path, text, never_stopped):
 @pytest.mark.parametrize(("number", "rank", "goes_on_with"), [(signal.SIGUSR1, 1, 4), (signal.SIGTERM, 0, 1)])
 def test_asked_to_stop_saves_and_goes_on_in_another_layout(tmp_path, text, never_stopped, number, rank, goes_on_with):
     run_dir = tmp_path / "run"
-    with started(2, *command(2, run_dir, text)) as job:
+    with started(2, *command(2, run_dir, text), forked=False) as job:
         job.wait_for(lambda: lines_in(run_dir) >= STEPS // 2, 60)
         job.signal(job.ranks()[rank], number)
         done = job.wait(20)
