@@ -51,7 +51,7 @@ def stand_for(address: str, command: list[str]) -> None:
         signal.signal(number, lambda which, _: connection.send(bytes([which])))
     told = {"command": command, "folder": os.getcwd(), "environment": dict(os.environ), "numbers": numbers}
     socket.send_fds(connection, [json.dumps(told).encode()], numbers)
-    # What the rank writes to stays open here, too: once it is closed in all of them, the launcher takes who hasn't ended for one that hangs.
+    # What the rank writes to stays open here, too: the launcher has waited for all of it when it asks who ended, and how.
     ended = int(connection.recv(16) or 1)
     if ended < 0:
         if ended != -signal.SIGKILL:
@@ -162,7 +162,7 @@ def _listen(connection: socket.socket) -> None:
 
 
 def run() -> None:
-    """Run the program of sys.argv, and end as Python does but for one thing: what is loaded isn't taken apart, which takes a quarter second."""
+    """Run the program of sys.argv, and end as Python does, but that what is loaded isn't taken apart: it takes a quarter second."""
     code, libc = 0, ctypes.CDLL(None)
     libc.on_exit(libc._exit, None)  # after what is registered from here on: in it MPICH takes leave of its launcher
     try:
@@ -171,7 +171,7 @@ def run() -> None:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         if code and code is not ended.code:
             print(ended.code, file=sys.stderr)
-    except BaseException:  # noqa: BLE001 - as Python does
+    except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 1
     threading._shutdown()

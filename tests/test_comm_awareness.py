@@ -198,6 +198,7 @@ def test_one_rank_in_doubt_makes_all_of_them_try_and_one_that_may_not_makes_all_
 
 
 @pytest.mark.mpi
+@pytest.mark.sizes(2)
 @WAYS
 def test_a_child_of_a_rank_is_an_mpi_process_of_its_own(ranks, factory, expected, monkeypatch):
     """One on each node, while the others wait in MPI; what it ends by leaves the job alone."""

@@ -113,14 +113,19 @@ def config_of(world, kind, layout):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("size", "kind", "layout"), CASES, ids=str)
-def test_a_step_has_no_operation_that_a_gpu_does_in_any_order(world, size, kind, layout):
-    from training import train
+def test_no_operation_is_one_that_a_gpu_does_in_any_order_and_a_cpu_has_the_same_bits_when_told(world, told, size, kind, layout):
+    """And nothing reads memory that nobody has written: it is filled with NaN meanwhile."""
+    import torch
+    from training import same, train
 
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")
-    config = config_of(world, kind, layout)
-    found = dispatched(lambda: train(world, config))
+    config, expected = config_of(world, kind, layout), []
+    found = dispatched(lambda: expected.append(train(world, config)))
     agree(world, "mm" in found and not wrong(found), f"{wrong(found)}")
+    told(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    agree(world, same(train(world, config), expected[0]), f"{kind} {layout}")
 
 
 @pytest.mark.mpi
@@ -146,22 +151,6 @@ def test_what_a_gpu_would_refuse_is_found(name):
     }
     assert wrong(dispatched(calls[name])) == [name]
     assert not wrong(dispatched(lambda: (places.cumsum(0), torch.bincount(places), x[places], x.mul_(2))))
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize(("size", "kind", "layout"), CASES, ids=str)
-def test_told_to_be_deterministic_a_cpu_computes_the_same_bits(world, told, size, kind, layout):
-    """And nothing reads memory that nobody has written: it is filled with NaN meanwhile."""
-    import torch
-    from training import same, train
-
-    if world.size != size:
-        pytest.skip(f"runs on {size} ranks")
-    config = config_of(world, kind, layout)
-    expected = train(world, config)
-    told(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    agree(world, same(train(world, config), expected), f"{kind} {layout}")
 
 
 # ---------------------------------------------------------------- what torch is told

@@ -12,7 +12,8 @@ from oracle_families import loss as plain_loss
 
 from mpitrain.layout.layer import Family
 
-WIDTH, FFN, VOCAB, BLOCKS, STEPS = 16, 24, 64, 4, 2
+WIDTH, FFN, VOCAB, BLOCKS = 16, 24, 64, 4
+STEPS = 2 if EVERY else 1  # what a second step finds other than a first is no matter of attention
 SETTINGS = (
     f"model.layers={BLOCKS}", f"model.width={WIDTH}", f"model.ffn={FFN}", f"model.vocab={VOCAB}", "model.heads=4", "data.sequence=16",
     "batch.global=8", "batch.micro=2", "precision.compute=fp64", "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.decay=0",

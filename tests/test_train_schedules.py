@@ -25,6 +25,7 @@ SETTINGS = (
     "comm.timeout_s=60",
 )
 OTHER_ORDER = ("dualpipe", "seq1f1b")  # two copies; sums over segments: equal in fp64 to 1e-10
+STEPS = 2 if EVERY else 1
 SEEDS = range(int(os.environ.get("MPITRAIN_SEEDS", "1")))
 
 
@@ -109,9 +110,11 @@ def test_every_schedule_gives_the_same_bits_and_holds_what_it_promised(world, dp
     if world.size > 4 and dp == 1 and not EVERY:
         pytest.skip("slow on 8 ranks, where dp = 2 tells")
     wrong = []
-    losses, weights, _, _ = train(world, config_of("1f1b", world, dp, f"model.tied={tied}"))
+    settings, num_steps = f"model.tied={tied}", 2 if dp > 1 else STEPS
+    losses, weights, _, _ = train(world, config_of("1f1b", world, dp, settings), num_steps=num_steps)
     for name in names_for(world, dp):
-        found, found_weights, peak, copies = train(world, config_of(name, world, dp, f"model.tied={tied}", "comm.synchronous=true"))
+        config = config_of(name, world, dp, settings, "comm.synchronous=true")
+        found, found_weights, peak, copies = train(world, config, num_steps=num_steps)
         different = [key for key in weights if not weights[key].equal(found_weights[key])]
         if found != losses or different or peak[0] != peak[1] or not copies:
             wrong.append(f"{name}: {found} for {losses}, weights differ: {different[:3]}, in flight {peak}, copies equal: {copies}")
@@ -191,8 +194,8 @@ def test_late_ranks_and_messages_change_nothing(world, seed):
     if world.size != 4 and len(SEEDS) == 1:
         pytest.skip("4 ranks tell; MPITRAIN_SEEDS=2 or more runs it on others")
     wrong = []
-    losses, _, _, _ = train(world, config_of("1f1b", world, 1))
+    losses, _, _, _ = train(world, config_of("1f1b", world, 1), num_steps=STEPS)
     for name in names_for(world, 1):
-        found, _, _, _ = train(world, config_of(name, world, 1, "comm.synchronous=true"), delayed(seed, world.rank))
+        found, _, _, _ = train(world, config_of(name, world, 1, "comm.synchronous=true"), delayed(seed, world.rank), STEPS)
         wrong += [f"{name}, seed {seed}: {found} for {losses}"] if found != losses else []
     agree(world, not wrong, "; ".join(wrong))
