@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import pytest  # noqa: E402
 from launch import started  # noqa: E402
+from preload import LIBRARIES, WHAT  # noqa: E402
 
 LIMIT_S = {"one process": 600, "1 rank": 600, "2 ranks": 600, "4 ranks": 600, "runs": 900}  # who takes longer has found it: it hangs
 
@@ -37,6 +38,7 @@ ASKED = {
     "mpitrain/actor/": "rehearsal train_* model_keeping run_communication",
     "mpitrain/checkpoint/": "checkpoint_* hostile_run_directory generate optim_training run_resume run_domains",
     "mpitrain/cluster/": "cluster_board run_lock odd_input hostile_run_directory fuzz_command_lines run_one_rank run_bad_input run_faults cluster_behind run_hang",
+    "mpitrain/cluster/shared_memory": "cluster_shared_memory",
     "mpitrain/commands/schedule/": "schedule_command schedules_measured schedules_draw odd_input",
     "mpitrain/commands/": "generate odd_input verify run_commands run_communication",
     "mpitrain/cli": "generate odd_input schedule_command fuzz_command_lines run_commands run_bad_input",
@@ -186,6 +188,7 @@ BUGS = [
     ("mpitrain/cluster/lock.py", "while not lives and time.monotonic() < end:", "while False:"),
     ("mpitrain/cluster/preflight.py", "return found.hexdigest()[:12]", 'return "the same"'),
     ("mpitrain/cluster/rundir.py", "if found not in (None, needed):", "if False:"),
+    ("mpitrain/cluster/shared_memory.py", "if path.name not in mapped)", "if path.name)"),
     ("mpitrain/cluster/streams.py", "while (spare := os.open(os.devnull, os.O_RDWR)) < 3:", "while (spare := os.open(os.devnull, os.O_RDWR)) < 0:"),
     ("mpitrain/cluster/threads.py", "return numbers[0]", "return 1"),
     ("mpitrain/cluster/watchdog.py", "if where.state in (ABSENT, LEFT) or rank.number in self.gave_up:", "if where.state in (ABSENT, LEFT):"),
@@ -422,10 +425,10 @@ class Copy:
 
     def _failing(self, how: str, files: list[Path]) -> list[str]:
         num_ranks = int(how.split()[0]) if " rank" in how else 0
-        only = ["--only-mpi"] if num_ranks else []
-        options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", *only, *map(str, files)]
+        options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", *map(str, files)]
         if num_ranks:
-            with started(num_ranks, sys.executable, "-m", "pytest", *options, env={"PYTHONPATH": str(self.folder)}, cwd=self.folder) as job:
+            lane = (sys.executable, str(self.folder / "tests" / "lane.py"), "--only-mpi", *options)
+            with started(num_ranks, *lane, env={"PYTHONPATH": str(self.folder)}, cwd=self.folder) as job:
                 done = job.wait(LIMIT_S[how])
             code, text = done.returncode, done.output
         else:
@@ -443,6 +446,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every test file that finds a bug, not only the first")
     parser.add_argument("--tests", help="ask these test files only, as in 'run_* train_zero'")
     given = parser.parse_args()
+    os.environ[WHAT] = LIBRARIES
     with tempfile.TemporaryDirectory(prefix="mpitrain-planted-") as folder:
         copy = Copy(Path(folder))
         for file, old, new in BUGS:

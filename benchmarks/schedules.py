@@ -19,7 +19,7 @@ from mpi4py import MPI
 from mpitrain import config as settings
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.stage import Microbatch
-from mpitrain.actor.trace import Recorder, write_trace
+from mpitrain.actor.trace import Recorder, gather_events, write_trace
 from mpitrain.comm.world import NOWHERE, World
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
@@ -85,10 +85,11 @@ def measure(name: str, times: Times, microbatches: int, steps: int) -> tuple[flo
         actor.run_step(step, [Microbatch(rows, rows)] * microbatches * actor.table.segments, 1e-3)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
-        write_trace(path, recorder, mesh, World(world, NOWHERE), actor.table)
+        events = gather_events(recorder, mesh, World(world, NOWHERE))
         mesh.free()
-        if world.rank:
+        if events is None:
             return None
+        write_trace(path, events, actor.table, num_replicas=1)
         timelines = read_trace(path.read_text()).timelines
     nominal = simulate_table(actor.table, Times(*(1000 * seconds for seconds in times))).makespan
     return (

@@ -28,6 +28,8 @@ MARK = "MPITRAIN_TEST_JOB"  # the variable by which tests/launch.py knows the pr
 LOADED = ["mpitrain.cli", "mpitrain.training.trainer", "numpy.ma", "numpy.random", "pytest"]
 LOADED += ["torch.fx.experimental.symbolic_shapes"]  # the first backward loads it, and sympy with it
 LOADED += ["torch._dynamo"]  # and the first operation on tensors without values
+OF_OTHERS = [*(name for name in LOADED if not name.startswith("mpitrain")), "mpi4py.MPI", "h5py", "msgspec", "click", "hypothesis"]
+WHAT, LIBRARIES = "MPITRAIN_PRELOAD", "libraries"  # of mpitrain nothing: it is another in each run of benchmarks/planted_bugs.py
 FIRST_FREE = 200  # descriptors below it may be the launcher's
 MOST_BYTES = 1 << 17
 MOST_DESCRIPTORS = 64
@@ -158,6 +160,15 @@ def _listen(connection: socket.socket) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def load(names: list[str]) -> None:
+    """Import modules; MPI is started by each fork."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    for each in names:
+        importlib.import_module(each)
+
+
 # ---------------------------------------------------------------- a fork
 
 
@@ -189,9 +200,7 @@ def run() -> None:
 if __name__ == "__main__":
     if sys.argv[2:]:
         stand_for(sys.argv[1], sys.argv[2:])
-    for each in LOADED:
-        importlib.import_module(each)
-
+    load(LOADED if os.environ.get(WHAT) != LIBRARIES else OF_OTHERS)
     gc.collect()
     gc.freeze()  # no fork looks through what all have: a tenth of a lane's time, and pages stay shared
     serve(sys.argv[1])

@@ -210,7 +210,7 @@ def edit(run, key, value):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("model.layers", 10_000),
+        ("model.layers", 1_000),
         ("model.layers", 3),
         ("model.width", 2**62),
         ("model.width", 2**40),

@@ -61,7 +61,7 @@ def test_stages_compute_what_one_rank_does(world, schedule, optimizer):
 
     if world.size not in (2, 4):
         pytest.skip("runs on 2 or 4 ranks")
-    keys, layout = (*optimizer, NARROW, "model.layers=8", "batch.global=8"), (f"parallel.pp={world.size}", f"pipeline.schedule={schedule}")
+    keys, layout = (*optimizer, NARROW, "model.layers=8", "batch.micro=1"), (f"parallel.pp={world.size}", f"pipeline.schedule={schedule}")
     found = moments_of(world, resolved(world, "parallel.dp=1", *layout, *keys))
     expected = moments_alone(world, *keys)
     agree(world, found[0] == expected[0], f"{found[0]} instead of {expected[0]}")
@@ -77,7 +77,7 @@ def test_tensor_parallel_ranks_round_with_the_bits_of_the_whole(world):
 
     if world.size not in (2, 4):
         pytest.skip("runs on 2 or 4 ranks")
-    keys = ("precision.compute=fp64", "batch.global=8", "model.heads=4", "model.kv_heads=2", NARROW)
+    keys = ("precision.compute=fp64", "batch.global=8", "batch.micro=2", "model.heads=4", "model.kv_heads=2", NARROW)
     found = moments_of(world, resolved(world, f"parallel.tp={world.size}", *keys))
     expected = moments_alone(world, *keys)
     for (a, a_norm), (b, b_norm) in zip(found[0], expected[0]):

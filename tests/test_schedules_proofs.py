@@ -12,14 +12,14 @@ from mpitrain.schedules.check import check
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.simulate import simulate
 
-RANKS = range(2, 17) if EVERY_SIZE else (2, 3, 4, 6, 7, 16)
+RANKS = range(2, 17) if EVERY_SIZE else (2, 3, 4, 7, 16)
 
 
 def sizes(p):
     """Return the numbers of microbatches to try: around the ranks and their multiples, odd ones and even ones."""
     if EVERY_SIZE:
         return range(1, 4 * p + 1)
-    return sorted({1, 2, p - 1, p, p + 1, 2 * p - 1, 2 * p, 3 * p + 1, 4 * p} - {0}) if p < 16 else (15, 34)
+    return sorted({1, 2, p - 1, p, p + 1, 2 * p - 1, 2 * p, 3 * p + 1, 4 * p} - {0}) if p < 16 else (34,)
 
 
 @pytest.mark.parametrize("p", RANKS)

@@ -135,7 +135,7 @@ def test_both_copies_of_a_stage_on_one_rank_are_refused():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_is_proved(name):
-    sizes = itertools.product((1, 2, 3, 4, 6) if EVERY_SIZE else (1, 2, 4), (1, 2, 3))
+    sizes = itertools.product((1, 2, 3, 4, 6), (1, 2, 3)) if EVERY_SIZE else ((1, 2), (2, 1), (2, 3), (4, 1), (4, 2))
     for p, more in sizes:
         try:
             table = build(name, p, more * 2 * p)

@@ -7,7 +7,7 @@ from training import alone, resolved, same, train
 pytestmark = pytest.mark.mpi
 
 FP8 = "precision.compute=fp8"
-FEW = "batch.global=8"
+SINGLE = "batch.micro=1"  # the same microbatches on one rank as on several
 MODES = [
     ("memory.recompute=full",),
     ("memory.recompute=selective",),
@@ -43,7 +43,7 @@ def name_of(value):
     return ",".join(s.split(".")[-1] for s in value) if isinstance(value, tuple) else str(value)
 
 
-ONE = ("parallel.dp=1", FP8, FEW)
+ONE = ("parallel.dp=1", FP8, SINGLE)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=name_of)
@@ -62,7 +62,7 @@ def test_the_bits_are_those_of_one_rank_for_every_pipeline(world, size, layout):
         pytest.skip(f"runs on {size} ranks")
     dp = any("parallel.dp=" in s for s in layout)
     tree = ("numerics.reproducible=layout",) if dp else ("parallel.dp=1",)
-    found = train(world, resolved(world, FP8, FEW, *tree, *layout))
+    found = train(world, resolved(world, FP8, SINGLE, *tree, *layout))
     expected = alone(world, *ONE, *(tree if dp else ()))
     agree(world, same(found, expected), f"{found[0]} instead of {expected[0]}")
 
@@ -70,7 +70,7 @@ def test_the_bits_are_those_of_one_rank_for_every_pipeline(world, size, layout):
 def test_the_bits_are_the_same_for_every_stage_of_zero(world):
     if world.size != 2:
         pytest.skip("2 ranks tell")
-    layout = (FP8, FEW, f"parallel.dp={world.size}")
+    layout = (FP8, SINGLE, f"parallel.dp={world.size}")
     expected = train(world, resolved(world, *layout))
     for zero in (1, 2, 3):
         found = train(world, resolved(world, *layout, f"parallel.zero={zero}"))
@@ -87,7 +87,7 @@ def test_layouts_that_divide_tensors_stay_close_to_one_rank(world, size, layout)
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")
     common = ("batch.global=16", "batch.micro=8", "optimizer.name=sgd")
-    found, _ = train(world, resolved(world, FP8, FEW, "parallel.dp=1", *common, *layout))
+    found, _ = train(world, resolved(world, FP8, SINGLE, "parallel.dp=1", *common, *layout))
     expected, _ = alone(world, *ONE, *common)
     errors = [abs(a - b) / abs(b) for one, other in zip(found, expected) for a, b in zip(one, other)]
     agree(world, max(errors) < 0.01, f"{max(errors)}: {found} instead of {expected}")

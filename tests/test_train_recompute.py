@@ -68,7 +68,8 @@ def name_of(settings):
 def test_the_run_is_the_same_for_every_mode(world, layout):
     lines, weights = train(world, resolved(world, *SMALL, *layout))
     number = CHOSEN.index(layout)
-    few = [*MODES[:2], *MODES[2 + number % 2 :: 2]] if world.size == 1 else [MODES[number % 2], *MODES[2 + number % 2 :: 2]]
+    few = MODES[:2] if world.size == 1 else MODES[number % 2 : number % 2 + 1]
+    few += MODES[2 + number % 2 :: 2][: 4 // world.size]
     for mode in MODES if EVERY else few:
         if "parallel.zero=3" in layout and "memory.every=2" in mode:
             continue  # refused: weights come block by block

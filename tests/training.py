@@ -39,11 +39,15 @@ def once(world, key: object, make: Callable[[], Any]) -> Any:
 
 
 def resolved(world, *settings):
+    """Return the whole configuration. Microbatches are pairs of sequences where enough are left, unless `settings` say their size."""
     from mpitrain import config
     from mpitrain.layout.resolve import resolve
 
     parsed = config.load(None, (*SETTINGS, *settings))
     parallel = parsed.parallel
+    enough = parsed.batch.global_ // (parallel.dp or 1) >= 4 * (parallel.pp or 1)
+    if enough and not EVERY and not any(word.startswith("batch.micro=") for word in settings):
+        parsed = config.load(None, (*SETTINGS, *settings, "batch.micro=2"))
     needed = (parallel.dp or 1) * (parallel.pp or 1) * parallel.tp * parallel.cp
     if world.size != needed:
         pytest.skip(f"runs on {needed} ranks")

@@ -57,19 +57,24 @@ class Recorder:
             self.events += [(self._step, str(action), *span) for action, span in zip(actions, spans)]
 
 
-def write_trace(path: Path, recorder: Recorder, mesh: Mesh, world: World, table: Table) -> None:
-    """Gather the events of all ranks and write them on rank 0, on rank 0's clock. Collective over all ranks."""
+Events = list[tuple[int, int, list[tuple[int, str, float, float]]]]  # of each rank: replica, pipeline rank, (step, name, begin, duration)
+
+
+def gather_events(recorder: Recorder, mesh: Mesh, world: World) -> Events | None:
+    """Return on rank 0 the events of all ranks on its clock, None on others. Collective over all ranks."""
     offset = offset_to_first_rank(world)
     mine = [(step, name, begin + offset, end - begin) for step, name, begin, end in recorder.events]
     replica = mesh["data"].rank * mesh["tp"].size + mesh["tp"].rank  # the ranks of tp run the same program, each its own part
-    every = world.gather("their part of the trace", (replica, mesh["pp"].rank, mine))
-    if every is None:
-        return
+    return world.gather("their part of the trace", (replica, mesh["pp"].rank, mine))
+
+
+def write_trace(path: Path, every: Events, table: Table, num_replicas: int) -> None:
+    """Write the events of all ranks. num_replicas: of data parallelism."""
     zero = min((event[2] for _, _, events in every for event in events), default=0.0)
     traced: list[dict[str, Any]] = []
     for dp, pp, events in every:
         traced += _tracks(dp, pp) + [_event(dp, pp, zero, *event) for event in events]
-    other = {"schedule": table.name, "copies": table.copies, "segments": table.segments, "dp": mesh["dp"].size}
+    other = {"schedule": table.name, "copies": table.copies, "segments": table.segments, "dp": num_replicas}
     path.write_text(json.dumps({"traceEvents": traced, "displayTimeUnit": "ms", "otherData": other}), encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ from mpitrain.actor.actor import Actor, Asked, StepResult
 from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
-from mpitrain.actor.trace import Recorder, write_trace
+from mpitrain.actor.trace import Recorder, gather_events, write_trace
 from mpitrain.checkpoint import load
 from mpitrain.cluster import conditions
 from mpitrain.cluster.board import BUSY, WAITING
@@ -339,7 +339,9 @@ class Trainer:
 
     def _write_trace(self) -> None:
         with self.place.waiting("for all ranks: their part of the trace"):
-            write_trace(self.rundir.trace, self.recorder, self.mesh, self.world, self.actor.table)
+            events = gather_events(self.recorder, self.mesh, self.world)
+        if events is not None:
+            write_trace(self.rundir.trace, events, self.actor.table, self.mesh["dp"].size)
         self.report.say(f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace {self.rundir.trace}")
 
     def _say_how_to_go_on(self) -> None:
