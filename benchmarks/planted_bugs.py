@@ -3,6 +3,7 @@
     python benchmarks/planted_bugs.py                      all of them, more than an hour on two cores
     python benchmarks/planted_bugs.py schedules optim/     those in files whose path holds one of the words
     python benchmarks/planted_bugs.py --all optim/sgd      not only the first: every test file that finds it
+    python benchmarks/planted_bugs.py --after FILE         minutes: who found it in a study before, whose output FILE is, is asked first
 
 The tests of the bug's room are asked in the order of what they cost: in one process, then under mpirun on 1, 2 and 4 ranks, then whole
 runs of the program. A bug that none of them finds is printed with `nothing`: a test is missing, or the code is.
@@ -391,6 +392,16 @@ class Copy:
                     return found
         return found
 
+    def still_found(self, finder: str) -> list[str]:
+        """Ask the test that found a bug before, with how it was started, as judge() returns it."""
+        name, _, how = finder.rpartition(" (")
+        path, _, test = name.partition("::")
+        path = self.folder / "tests" / path
+        if not path.exists() or (test and f"def {test.split('[')[0]}(" not in path.read_text(encoding="utf-8")):
+            return []
+        chosen = ["-k", test.split("[")[0]] if test else []
+        return [f"{test} ({how}" for test in self._failing(how.rstrip(")"), [path], *chosen)]
+
     def plant(self, file: str, text: str) -> None:
         """Write a module, with a time of its own: what Python has compiled of it is then old."""
         self._writes += 1
@@ -423,9 +434,9 @@ class Copy:
             output.seek(0)
             return code, output.read()
 
-    def _failing(self, how: str, files: list[Path]) -> list[str]:
+    def _failing(self, how: str, files: list[Path], *chosen: str) -> list[str]:
         num_ranks = int(how.split()[0]) if " rank" in how else 0
-        options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", *map(str, files)]
+        options = ["-x", "-q", "-rfE", "-p", "no:cacheprovider", *chosen, *map(str, files)]
         if num_ranks:
             lane = (sys.executable, str(self.folder / "tests" / "lane.py"), "--only-mpi", *options)
             with started(num_ranks, *lane, env={"PYTHONPATH": str(self.folder)}, cwd=self.folder) as job:
@@ -439,13 +450,21 @@ class Copy:
         return named[:1] or [f"{files[0].name}: {'hangs' if code is None else 'ends'}"]
 
 
+def finders(output: Path) -> dict[tuple[str, str], str]:
+    """Return {(module, what was put there): who found it first}, of what main() has printed."""
+    pairs = re.findall(r"^(\S+): (.*)\n    (.*?)(?:;.*)?  \[\d+ s\]$", output.read_text(encoding="utf-8"), re.M)
+    return {(file, new): found for file, new, found in pairs if found != "nothing"}
+
+
 def main() -> None:
     """Plant one bug after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="of the paths of modules; all if none is given")
     parser.add_argument("--all", action="store_true", help="every test file that finds a bug, not only the first")
     parser.add_argument("--tests", help="ask these test files only, as in 'run_* train_zero'")
+    parser.add_argument("--after", type=Path, metavar="FILE", help="what this printed before")
     given = parser.parse_args()
+    before = finders(given.after) if given.after else {}
     os.environ[WHAT] = LIBRARIES
     with tempfile.TemporaryDirectory(prefix="mpitrain-planted-") as folder:
         copy = Copy(Path(folder))
@@ -459,7 +478,8 @@ def main() -> None:
             if given.tests:
                 files = [path for name in given.tests.split() for path in sorted((copy.folder / "tests").glob(f"test_{name}.py"))]
             copy.plant(file, text.replace(old, new))
-            found = copy.judge(files, given.all)
+            finder = before.get((file, " ".join(new.split())))
+            found = (finder and copy.still_found(finder)) or copy.judge(files, given.all)
             copy.plant(file, text)
             print(f"{file}: {' '.join(new.split())}\n    {'; '.join(found) or 'nothing'}  [{time.monotonic() - begin:.0f} s]", flush=True)
 

@@ -67,6 +67,13 @@ def test_keys_that_do_nothing_or_cannot_be_are_refused(overrides, words):
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize(("name", "words"), [("lama", "did you mean llama?"), ("x", "known: " + ", ".join(FAMILIES))])
+def test_a_family_that_is_not_there_is_refused(name, words):
+    with pytest.raises(ConfigError) as refused:
+        planned(f"model.family={name}")
+    assert str(refused.value).endswith(f"model.family = '{name}'; {words}")
+
+
 def test_biases_of_experts_that_do_not_divide_are_refused():
     odd = ("model.family=gpt-oss", *LATENT[1:], "model.width=129", "attention.head_width=32", "parallel.etp=2", "batch.global=8")
     with pytest.raises(ConfigError, match=r"model\.width = 129: the biases of experts don't divide over parallel\.etp = 2"):

@@ -22,6 +22,13 @@ def test_16_bits_follow_fp32(world, layout, compute):
     agree(world, all(w.dtype == "float32" for w in found[1].values()), "master weights are fp32")
 
 
+def test_the_loss_scale_is_taken_out_of_gradients(world):
+    """AdamW's weights are the same whatever all gradients are multiplied by: SGD tells."""
+    keys = (f"parallel.dp={world.size}", "optimizer.name=sgd", "optimizer.clip=0")
+    expected, found = (train(world, resolved(world, *keys, f"precision.compute={compute}"))[1] for compute in ("fp32", "fp16"))
+    agree(world, all(abs(found[name] - x).max() < 1e-3 for name, x in expected.items()), "weights differ")
+
+
 @pytest.mark.parametrize("compute", ["bf16", "fp16"])
 def test_16_bits_are_the_same_bits_for_every_stage_of_zero(world, compute):
     layout = (f"parallel.dp={world.size}", f"precision.compute={compute}", "precision.reduce=bf16")
