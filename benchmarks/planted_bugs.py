@@ -1,9 +1,9 @@
 """Plant a bug in each module, one at a time, in a copy of the tree, and tell which test finds it first.
 
-    python benchmarks/planted_bugs.py                      all of them, more than an hour on two cores
+    python benchmarks/planted_bugs.py                      all of them, hours on two cores
     python benchmarks/planted_bugs.py schedules optim/     those in files whose path holds one of the words
     python benchmarks/planted_bugs.py --all optim/sgd      not only the first: every test file that finds it
-    python benchmarks/planted_bugs.py --after FILE         minutes: who found it in a study before, whose output FILE is, is asked first
+    python benchmarks/planted_bugs.py --after FILE         who found it in a study before, whose output FILE is, is asked first
 
 The tests of the bug's room are asked in the order of what they cost: in one process, then under mpirun on 1, 2 and 4 ranks, then whole
 runs of the program. A bug that none of them finds is printed with `nothing`: a test is missing, or the code is.
@@ -460,9 +460,10 @@ def main() -> None:
     """Plant one bug after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="of the paths of modules; all if none is given")
-    parser.add_argument("--all", action="store_true", help="every test file that finds a bug, not only the first")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--all", action="store_true", help="every test file that finds a bug, not only the first")
+    asked.add_argument("--after", type=Path, metavar="FILE", help="what this printed before")
     parser.add_argument("--tests", help="ask these test files only, as in 'run_* train_zero'")
-    parser.add_argument("--after", type=Path, metavar="FILE", help="what this printed before")
     given = parser.parse_args()
     before = finders(given.after) if given.after else {}
     os.environ[WHAT] = LIBRARIES
