@@ -53,7 +53,7 @@ def stand_for(address: str, command: list[str]) -> None:
         signal.signal(number, lambda which, _: connection.send(bytes([which])))
     told = {"command": command, "folder": os.getcwd(), "environment": dict(os.environ), "numbers": numbers}
     socket.send_fds(connection, [json.dumps(told).encode()], numbers)
-    # What the rank writes to stays open here, too: the launcher has waited for all of it when it asks who ended, and how.
+    # What the rank writes to stays open here, too, until this ends: a launcher sees both at once, as of a rank that is no fork.
     ended = int(connection.recv(16) or 1)
     if ended < 0:
         if ended != -signal.SIGKILL:
