@@ -171,6 +171,8 @@ def started(
             yield job
         finally:
             job.kill()
+            # Open MPI's launcher, killed, leaves files by its pid: the next one with that pid doesn't start (openpmix issue 4022)
+            shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{process.pid}"), ignore_errors=True)
 
 
 def mpirun(

@@ -177,3 +177,12 @@ def test_lone_error_on_one_rank_ends_the_lane_with_its_text(project):
     assert done.returncode not in (0, None), tail(done.output)
     assert "ValueError: only here" in done.output and "rank 1" in done.output, tail(done.output)
     assert done.wall_s < 30
+
+
+def test_a_launcher_that_was_killed_is_in_nobodys_way(tmp_path):
+    """Open MPI's leaves a folder with its number, and another with that number would not start."""
+    with started(1, sys.executable, "-c", "import time; print('there', flush=True); time.sleep(1000)") as job:
+        job.wait_for(lambda: "there" in job.text(), 20)
+        number = job.process.pid
+        job.kill()
+    assert not list(Path(tempfile.gettempdir()).glob(f"*.{number}"))
