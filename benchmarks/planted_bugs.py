@@ -48,6 +48,8 @@ ASKED = {
     "mpitrain/inputs": "odd_input hostile_run_directory data_* checkpoint_* run_nothing_lost",
     "mpitrain/data/": "data_* fuzz_corpora train_documents run_documents run_nothing_lost",
     "mpitrain/layout/": "gpus config layout_axes parallel_placement node_memory schedules_* rehearsal model_* verify train_* optim_* run_bad_input",
+    "mpitrain/layout/exchange": "layout_exchange train_traffic",
+    "mpitrain/training/machine/between_nodes": "run_between_nodes",
     "mpitrain/layout/attention": "config families_presets train_families",
     "mpitrain/layout/dispatch": "experts_exchange layout_experts rehearsal train_experts",
     "mpitrain/model/families/": "config families_* layout_experts model_* train_families train_experts",
@@ -245,6 +247,7 @@ BUGS = [
     ("mpitrain/layout/parameters.py", "copies = shard.size // pieces", "copies = 1"),
     ("mpitrain/layout/plan.py", "else self.placement.positions(cp_rank)", "else self.placement.positions(0)"),
     ("mpitrain/layout/program.py", 'parallel.zero >= 2 and parallel.reduce == "microbatch"}', "False}"),
+    ("mpitrain/layout/exchange.py", "math.ceil(ROOM * found.gradients / backward)", "math.ceil(found.gradients / backward)"),
     ("mpitrain/layout/resolve.py", "if model.kv_heads % tp and tp % model.kv_heads:", "if False:"),
     ("mpitrain/layout/sequence.py", 'else [rank, 2 * self.size - 1 - rank]', "else [2 * rank, 2 * rank + 1]"),
     ("mpitrain/layout/stages.py", "every = memory.every or max(1, round(math.sqrt(len(inner))))", "every = max(1, round(math.sqrt(len(inner))))"),
@@ -358,6 +361,7 @@ BUGS = [
     ("mpitrain/training/saving/state_io.py", "tuple(a + b for a, b in zip(spec.offset, box.start))", "tuple(b for a, b in zip(spec.offset, box.start))"),
     ("mpitrain/training/trainer.py", "self.updates, self.skipped = self.updates + (not without),", "self.updates, self.skipped = self.updates + 1,"),
     ("mpitrain/training/checks/spikes.py", "+ spike - to", "+ spike"),
+    ("mpitrain/training/machine/between_nodes.py", "if not (several and names and", "if not (names and"),
     ("mpitrain/training/trainer.py", "if not sick and saving:", "if saving:"),
 ]  # fmt: skip
 

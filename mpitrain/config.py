@@ -148,7 +148,8 @@ class Parallel(Table):
     # absent: 1 where there is more than one data rank: the same bits as 0, sent in halves that both overlap with computation
     dp_shard: CountOrNone = 0  # with zero: data-parallel ranks that divide the state among them; 0: all
     reduce: Literal["step", "microbatch"] = "step"  # zero 2 and 3: gradients stay whole until the last microbatch, or never
-    gather: Literal["use", "step"] = "use"  # zero 3: weights are fetched for each use and dropped after it, or kept over the step
+    # zero 3: weights are fetched for each use and dropped after it, or kept over the step; auto: by what links between nodes carry
+    gather: Literal["auto", "use", "step"] = "auto"
     ahead: Count = 1  # zero 3: blocks that are fetched before they are needed
 
 
@@ -161,7 +162,7 @@ class Pipeline(Table):
     times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None  # automatic: F, I, W, message
     memory_limit: Annotated[float, Meta(gt=0)] | None = None  # automatic schedules: microbatches in flight on a rank
     weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None  # automatic: share of one that is held from I to W; 1: strict limit
-    tail: CountOrNone = 0  # one stage only: last backwards walked together, bucket by bucket; 0: 4 across nodes, 1 within one
+    tail: CountOrNone = 0  # one stage only: last backwards walked together, bucket by bucket; 0: 1 within a node, else up to 4
     pairs: Literal["whole", "parts"] = "whole"  # dualpipe, dualpipev: where zero 3 or reduce = "microbatch" walk blocks one by one, a
     # forward and a backward that run together are taken apart, or run together block by block, with the weights of two blocks there
 

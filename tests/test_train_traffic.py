@@ -96,6 +96,18 @@ def check(world, settings, expected):
     wanted = expected(config, rank)
     found = {axis: posted.get(axis, 0) for axis in wanted}
     agree(world, found == wanted, f"sent {found}, by the formula {wanted}")
+    if "shard" in wanted:
+        told = said_before(config, rank)
+        agree(world, told == found, f"sent {found}, said before {told}")
+
+
+def said_before(config, rank):
+    """Return what layout/exchange.py says of data ranks, by which the way they exchange is chosen."""
+    from mpitrain.layout.exchange import exchanged
+    from mpitrain.model.families.catalog import plan_of
+
+    found = exchanged(plan_of(config), rank)
+    return {axis: found.weights[axis] + found.gradients[axis] for axis in ("shard", "replicate")}
 
 
 # ---------------------------------------------------------------- data parallelism: arXiv:1910.02054, section 7

@@ -32,6 +32,7 @@ SLOW = 0.5  # of the median of an axis
 ROUNDS = 3
 NUM_BYTES = 1 << 20
 REPEATS = 4  # the best counts: what else the machine does is not of interest here
+SHORT, LONG, LONG_ENOUGH_S = 1 << 18, 1 << 22, 0.1  # bytes of messages that tell how much a link carries; seconds of one
 MOST_NAMED = 8
 
 
@@ -142,12 +143,36 @@ def _devices(hosts: Sequence[str], devices: Sequence[str]) -> Finding:
     return Finding("devices", f"{told}; not {most} on {_few(nodes)}", fine=False)
 
 
+def slowest_links(world: World, plan: Plan, names: Sequence[str]) -> dict[str, float]:
+    """Return what the slowest link of each of these axes carries, in bytes/s, while all send. Collective.
+
+    The middle of three messages, as a link that is shaped lets the first one through at once; short ones, where these are long enough.
+    """
+    mesh, own = _mesh(world, plan, names)
+    found = {}
+    for name in own:
+        for num_bytes in (SHORT, LONG):
+            mine = min(statistics.median(_seconds(world, mesh[name], turn, num_bytes) for _ in range(3)) for turn in range(2))
+            worst = max(took for took in world.all_gather(f"the slowest link of axis {name}", mine) if took < float("inf"))
+            found[name] = num_bytes / worst
+            if worst > LONG_ENOUGH_S:
+                break
+    mesh.free()
+    return found
+
+
+def _mesh(world: World, plan: Plan, names: Sequence[str] | None = None) -> tuple[Mesh, dict[str, Sequence[int]]]:
+    """Return axes to measure, those of `names` or all on which something will travel, and this rank's on each. Collective."""
+    axes, keys = plan.axes, plan.config.comm
+    own = {name: axes.of(world.rank)[name] for name, carried in axes.carried.items() if carried.operations and (not names or name in names)}
+    with world.place.waiting("for all ranks: axes to measure"):
+        limits = {"transport": keys.transport, "timeout_s": Limit(keys.timeout_s).seconds, "place": world.place}
+        return Mesh(world.comm, axes.grid, own, **limits), own
+
+
 def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[Link]]:
     """Measure the links of every axis on which something will travel, one axis after the other. Collective."""
-    axes, keys = plan.axes, plan.config.comm
-    own = {name: axes.of(world.rank)[name] for name, carried in axes.carried.items() if carried.operations}
-    with world.place.waiting("for all ranks: axes to measure"):
-        mesh = Mesh(world.comm, axes.grid, own, transport=keys.transport, timeout_s=Limit(keys.timeout_s).seconds, place=world.place)
+    mesh, own = _mesh(world, plan)
     found = {}
     for name, ranks in own.items():
         axis, before = mesh[name], ranks[mesh[name].rank - 1]
@@ -160,12 +185,12 @@ def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[
     return found
 
 
-def _seconds(world: World, axis: Axis, turn: int) -> float:
+def _seconds(world: World, axis: Axis, turn: int, num_bytes: int = NUM_BYTES) -> float:
     """Send from every second rank of `axis` to the next one; return how long this rank's receive took, infinity if it had none. Collective.
 
     In a turn no rank has two links: it would hold up the one by the other.
     """
-    x, links = np.zeros(NUM_BYTES, np.uint8), Links(axis, 1, 1)
+    x, links = np.zeros(num_bytes, np.uint8), Links(axis, 1, 1)
     to, source = receiver(axis.rank, axis.size, turn), (axis.rank - 1) % axis.size
     world.barrier(f"measuring axis {axis.name}")
     begin = time.perf_counter()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpitrain.config import Config
+from mpitrain.config import Config, Parallel
 from mpitrain.errors import ConfigError
 from mpitrain.layout.stages import StagePlan
 from mpitrain.schedules.actions import PAIR, RECEIVES, SENDS, SPREAD, Action
@@ -64,7 +64,12 @@ def _residency(config: Config, table: Table, stages: Sequence[StagePlan]) -> Res
     if config.parallel.zero < 3:
         return None
     uses = tuple(stages[stage % table.depth].uses for stage in range(table.num_stages))
-    return Residency(uses, config.parallel.ahead, config.parallel.gather)
+    return Residency(uses, config.parallel.ahead, gather_of(config.parallel))
+
+
+def gather_of(parallel: Parallel) -> str:
+    """Return when weights are dropped: what is left open is settled where links have been measured (layout/exchange.py)."""
+    return "use" if parallel.gather == "auto" else parallel.gather
 
 
 def _proved(table: Table, programs: list[list[Action]], **facts) -> Report:

@@ -137,7 +137,8 @@ def _refuse_unsharded(parallel: Parallel) -> None:
         raise ConfigError(f"parallel.dp_shard = {parallel.dp_shard} with parallel.zero = 0 divides nothing; set parallel.zero to 1, 2 or 3")
     for key, least in (("reduce", 2), ("gather", 3), ("ahead", 3)):
         value = getattr(parallel, key)
-        if parallel.zero < least and value != Parallel.__struct_defaults__[Parallel.__struct_fields__.index(key)]:
+        idle = (Parallel.__struct_defaults__[Parallel.__struct_fields__.index(key)], "use")
+        if parallel.zero < least and value not in idle:
             raise ConfigError(f"parallel.{key} = {value!r} does nothing with parallel.zero = {parallel.zero}; set parallel.zero = {least}")
     if parallel.dp_shard and parallel.dp % parallel.dp_shard:
         fitting = ", ".join(str(n) for n in range(1, parallel.dp + 1) if parallel.dp % n == 0)

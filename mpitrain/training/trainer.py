@@ -4,6 +4,7 @@ import json
 import math
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from mpitrain.training.checks.spikes import NONE_YET, Spikes
 from mpitrain.training.checks.stragglers import Stragglers
 from mpitrain.training.console import Report
 from mpitrain.training.leaving import HURRY, STAY, Leaving
+from mpitrain.training.machine.between_nodes import settled
 from mpitrain.training.machine.determinism import TOLD
 from mpitrain.training.machine.device import Placement, shared, way_of_messages
 from mpitrain.training.machine.device import place as choose_place
@@ -56,7 +58,7 @@ def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) 
     place.enter("build", "looking for the device")
     placement = choose_place(opened.plan, world)
     place.enter("build", "finding out whether MPI takes device buffers")
-    limit = Limit(config.comm.timeout_s)
+    limit, report = Limit(config.comm.timeout_s), Report(world.rank, 0)
     way = way_of_messages(placement, world, config.comm.device, limit.seconds)
     with place.at("build", "making the communicators", WAITING):
         mesh = build_mesh(opened.plan, world.comm, place, way, placement.use)
@@ -64,9 +66,12 @@ def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) 
     if config.run.preflight != "off":
         with place.at("build", "looking at space, clocks and devices", BUSY):
             device, measure = str(placement.gpu or "CPU"), config.run.preflight == "full"
-            Report(world.rank, 0).say(conditions.told(world, opened.plan, opened.rundir.path, device, measure=measure))
+            report.say(conditions.told(world, opened.plan, opened.rundir.path, device, measure=measure))
+    with place.at("build", "measuring links between nodes", BUSY):
+        plan, why = settled(opened.plan, opened.asked, world, placement)
+        report.say(why)
     with place.at("build", "building the model", BUSY):
-        trainer = Trainer(opened, world, mesh, placement, guard, limit, record)
+        trainer = Trainer(replace(opened, plan=plan), world, mesh, placement, guard, limit, record)
     trainer.resume()
     code = trainer.train()
     with place.at("end", "freeing the communicators", WAITING):

@@ -1,0 +1,166 @@
+"""What data ranks exchange in a step, how long links take for it, and what follows for `parallel.gather` and `pipeline.tail`.
+
+Both are settled only where they are left open and links between nodes have been measured. Seconds are those of a rank of the pipeline
+rank that needs most:
+
+    gather   "step", if fetching weights for each use takes longer than all that is computed, and whole weights fit into memory
+    tail     the fewest backwards that take twice as long as the reductions they hide; weights that are fetched for each use are fetched
+             once for all of them, and then it stays
+
+A rank computes at half of its peak, as a guess: what is chosen changes the time of a step, and no bit of what it computes.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from mpitrain.comm.wire import sent_bytes
+from mpitrain.config import Config
+from mpitrain.layout.domains import domains_of
+from mpitrain.layout.held import HeldBucket, held_by
+from mpitrain.layout.parameters import itemsizes_of
+from mpitrain.layout.plan import Plan
+from mpitrain.layout.program import gather_of
+
+SHARE_OF_PEAK = 0.5
+ROOM = 2.0  # by how much what hides reductions is longer than they are said to be
+BACKWARD = 2 / 3  # of what a microbatch computes
+
+
+class Exchanged(NamedTuple):
+    """Bytes that a rank sends in a step over each axis, or reads."""
+
+    weights: Counter[str]
+    gradients: Counter[str]
+
+
+class Took(NamedTuple):
+    """Seconds of a step: for each part of what is exchanged, and for what is computed."""
+
+    weights: float
+    gradients: float
+    computing: float
+
+    @property
+    def exchanging(self) -> float:
+        return self.weights + self.gradients
+
+
+class Machine(NamedTuple):
+    """What was measured. links: bytes/s of the slowest link of each axis.  flops: the peak of one rank, FLOP/s."""
+
+    links: Mapping[str, float]
+    flops: float
+
+
+def axes_between(plan: Plan) -> tuple[str, ...]:
+    """Return the axes of data ranks on which something travels."""
+    names = [name for domain in domains_of(plan.config).values() for name in (domain.shard, domain.replicate)]
+    return tuple(name for name in names if plan.axes.carried[name].operations)
+
+
+def is_open(config: Config, asked: Config) -> bool:
+    """Whether there is anything to choose. asked: as the user wrote it."""
+    return _gather_is_open(config) or _tail_is_open(config, asked)
+
+
+def exchanged(plan: Plan, rank: int) -> Exchanged:
+    """Return what a rank of a pipeline rank sends for its weights and gradients, the sums of scattered copies not counted."""
+    stages, weights, gradients = held_by(plan, rank), Counter[str](), Counter[str]()
+    for action in plan.training.ranks[rank]:
+        if action.kind == "GATHER":
+            weights += _fetched(plan, stages[action.stage].buckets[action.index])
+        elif action.kind == "REDUCE":
+            gradients += _reduced(plan, stages[action.stage].buckets[action.index])
+        elif action.kind == "SPREAD":
+            weights += sum((_fetched(plan, each) for stage in stages.values() for each in stage.buckets if each.owned), Counter())
+    return Exchanged(weights, gradients)
+
+
+def took(plan: Plan, machine: Machine) -> Took:
+    """Return the seconds of the pipeline rank whose exchange takes longest."""
+    every = [exchanged(plan, rank) for rank in range(plan.config.parallel.pp)]
+    weights, gradients = max(((_seconds(e.weights, machine), _seconds(e.gradients, machine)) for e in every), key=sum)
+    tokens = plan.config.batch.global_ * plan.config.data.sequence / plan.axes.grid.size
+    return Took(weights, gradients, plan.flops_per_token() * tokens / (SHARE_OF_PEAK * machine.flops))
+
+
+def choose(plan: Plan, asked: Config, machine: Machine, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
+    """Return the plan with what was left open settled, and why, in lines for the user.
+
+    asked: the configuration as it was written.  fits: whether a plan fits into memory; it is asked alike on all ranks.
+    """
+    found = took(plan, machine)
+    slowest = min(machine.links, key=machine.links.__getitem__)
+    lines = [
+        f"exchange of data ranks: {found.weights:.3g} s of weights and {found.gradients:.3g} s of gradients a step, axis {slowest} at "
+        f"{machine.links[slowest] / 1e9:.2g} GB/s; computing {found.computing:.3g} s, at half of the peak"
+    ]
+    if _gather_is_open(plan.config):
+        plan, why = _with_gather(plan, found, machine, fits)
+        lines.append(f"parallel.gather = {json.dumps(gather_of(plan.config.parallel))}: {why}")
+        found = took(plan, machine)
+    if _tail_is_open(plan.config, asked):
+        tail = _least_tail(plan, found)
+        lines.append(f"pipeline.tail = {tail}: backwards that the reductions travel under")
+        plan = _changed(plan, pipeline={"tail": tail})
+    return plan, "\n".join(lines)
+
+
+def _gather_is_open(config: Config) -> bool:
+    return config.parallel.zero == 3 and config.parallel.gather == "auto"
+
+
+def _tail_is_open(config: Config, asked: Config) -> bool:
+    """Whether several backwards would be walked together, which the user hasn't asked for."""
+    return asked.pipeline.tail == 0 and config.pipeline.tail > 1
+
+
+def _with_gather(plan: Plan, found: Took, machine: Machine, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
+    """Return the plan with weights fetched for each use or once, and why."""
+    use = _changed(plan, parallel={"gather": "use"})
+    if found.exchanging <= found.computing:
+        return use, "what is fetched for each use travels while this rank computes"
+    step = _changed(plan, parallel={"gather": "step"})
+    once = took(step, machine).weights
+    if not fits(step):
+        return use, f"fetched once they would take {once:.3g} s, but whole weights don't fit into memory"
+    return step, f"weights are fetched once, in {once:.3g} s, and kept over the step; fetched for each use they take {found.weights:.3g} s"
+
+
+def _least_tail(plan: Plan, found: Took) -> int:
+    most = min(plan.config.pipeline.tail, plan.num_microbatches)
+    if plan.config.parallel.zero == 3 and gather_of(plan.config.parallel) == "use":
+        return most
+    backward = BACKWARD * found.computing / plan.num_microbatches
+    return min(most, max(1, math.ceil(ROOM * found.gradients / backward)))
+
+
+def _changed(plan: Plan, **tables: dict) -> Plan:
+    """Return the plan of the same run with other values of some keys."""
+    changes = {name: msgspec.structs.replace(getattr(plan.config, name), **keys) for name, keys in tables.items()}
+    return Plan(msgspec.structs.replace(plan.config, **changes), plan.family)
+
+
+def _fetched(plan: Plan, bucket: HeldBucket) -> Counter[str]:
+    """Return what a rank sends so that all have a bucket's weights."""
+    domain, layout = domains_of(plan.config)[bucket.plan.domain], bucket.weights.layout
+    narrow, _ = itemsizes_of(plan.config)
+    return Counter({domain.shard: sent_bytes("all_gather", layout.length * narrow, layout.num_shards)})
+
+
+def _reduced(plan: Plan, bucket: HeldBucket) -> Counter[str]:
+    """Return what a rank sends for the sum of a bucket's gradient: in shards, and of each shard over those that have the same."""
+    domain, layout = domains_of(plan.config)[bucket.plan.domain], bucket.weights.layout
+    size = 2 if plan.config.precision.reduce == "bf16" else itemsizes_of(plan.config)[1]
+    scattered = sent_bytes("reduce_scatter", layout.length * size, layout.num_shards)
+    alike = len(plan.axes.of(0)[domain.replicate])
+    return Counter({domain.shard: scattered, domain.replicate: sent_bytes("all_reduce", layout.length // layout.num_shards * size, alike)})
+
+
+def _seconds(num_bytes: Mapping[str, int], machine: Machine) -> float:
+    return sum(count / machine.links[name] for name, count in num_bytes.items() if count)

@@ -1,0 +1,47 @@
+"""Settle what is left open until the links between nodes are known: when weights are fetched, and what reductions travel under."""
+
+import os
+
+from mpitrain.cluster.conditions import slowest_links
+from mpitrain.comm.world import World
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.layout.exchange import Machine, axes_between, choose, is_open
+from mpitrain.layout.memory import predict_rank
+from mpitrain.layout.node_memory import require_gpu_memory
+from mpitrain.layout.plan import Plan
+from mpitrain.layout.saved import copy_bytes
+from mpitrain.parallel.precision import TYPES
+from mpitrain.training.machine.device import Placement
+from mpitrain.training.machine.peak import peak_of_all
+
+MOST = 0.8  # of a node's memory: Python, libraries and MPI have some, too
+
+
+def settled(plan: Plan, asked: Config, world: World, placement: Placement) -> tuple[Plan, str]:
+    """Return the plan with nothing left open, and why, for the user; nothing where one node has all data ranks. Collective.
+
+    asked: the configuration as the user wrote it.
+    """
+    names, keys = axes_between(plan), plan.config.comm
+    several = world.num_nodes > 1 or 0 < keys.node_ranks < world.size
+    if not (several and names and is_open(plan.config, asked)):
+        return plan, ""
+    peak = peak_of_all(placement, TYPES[plan.config.precision.compute], world).flops / world.size
+    machine = Machine(slowest_links(world, plan, names), world.from_first_rank("how fast ranks compute", lambda: peak))
+    return choose(plan, asked, machine, lambda found: _fits(found, world, placement))
+
+
+def _fits(plan: Plan, world: World, placement: Placement) -> bool:
+    """Whether what the ranks of each node, or GPU, hold fits into its memory. Collective."""
+    coordinate = plan.axes.grid.coordinates
+    if placement.gpu is not None:
+        try:
+            require_gpu_memory(plan, [coordinate(rank)["pp"] for rank in placement.sharers], placement.gpu.name, placement.gpu.memory_bytes)
+        except ConfigError:
+            return all(world.all_gather("whether whole weights fit", False))
+        return all(world.all_gather("whether whole weights fit", True))
+    rank = coordinate(world.rank)["pp"]
+    needed = sum(world.of_node("how much they hold", sum(predict_rank(plan, rank)) + copy_bytes(plan, rank)))
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return all(world.all_gather("whether whole weights fit", needed <= MOST * found))
