@@ -17,6 +17,7 @@ def lower(
     reduces: Sequence[Reduction],
     *,
     tail: int = 1,
+    head: int = 1,
     train: bool = True,
     residency: Residency | None = None,
     reduce_each: bool = False,
@@ -41,8 +42,13 @@ def lower(
     Each parameter's gradient is still summed in ascending microbatch order, so bits don't change. With more stages the next
     rank waits for each backward, and `tail` is ignored.
 
+    `head=K` is the same for the first K forwards, where parameters are on their way when a step begins (ZeRO-1 to 3): the last ones may
+    take as long as K microbatches instead of one. With a tail of K, too, there are never more than K in flight:
+
+        F0@0/0 F1@0/0 F0@0/1 F1@0/1 B0@0 F2@0 B1@0/0 B2@0/0 REDUCE0@0 B1@0/1 B2@0/1 REDUCE1@0
+
     `reduce_each` is for gradients that aren't kept whole (ZeRO-2): every B or W is walked in parts and reduced at once, as in
-    B0@0/0 REDUCE0@0/0 B0@0/1 REDUCE1@0/0. `tail` is ignored, as it is there to reduce once for several microbatches.
+    B0@0/0 REDUCE0@0/0 B0@0/1 REDUCE1@0/0. `tail` and `head` are ignored: a tail is there to reduce once for several microbatches.
 
     A bucket that other axes have copies of is summed over them first (see sums); here bucket 0 over one axis:
 
@@ -53,11 +59,11 @@ def lower(
 
         GATHER1@0 GATHER0@0 F0@0/0 RELEASE1@0 F0@0/1 GATHER1@0 B0@0/0 RELEASE0@0 REDUCE0@0 B0@0/1 RELEASE1@0 REDUCE1@0 NORM UPDATE
 
-    The parts of a tail use the same buckets one after the other, and so each is gathered once for its K backwards.
+    The parts of a tail use the same buckets one after the other, and so each is gathered once for its K backwards; so do those of a head.
 
     `pairs` is for both: with "whole", pairs dissolve where computations are walked in parts. With "parts" they are walked part with
     part, what one has more than the other alone, with GATHER and RELEASE, or REDUCE, between. The room is that of both: twice as many
-    buckets. `tail` is ignored. A stage 0 of two parts with a stage 3 of three, each reduced at once:
+    buckets. `tail` and `head` are ignored. A stage 0 of two parts with a stage 3 of three, each reduced at once:
 
         RECV_F1@0 RECV_B0@3 PAIR F1@0/0 B0@3/0 REDUCE0@3/0 PAIR F1@0/1 B0@3/1 SEND_F1@0 REDUCE1@3/0 B0@3/2 SEND_B0@3 REDUCE2@3/0
 
@@ -65,24 +71,37 @@ def lower(
     """
     _refuse_misfit_residency(table, reduces if train else None, residency)
     if train:
-        _refuse_misfit(table, reduces, tail)
+        _refuse_misfit(table, reduces, tail, head)
     walked = residency is not None or (train and reduce_each)
     together = walked and pairs == "parts"
     if walked and not together:
         table = _without_pairs(table)
     programs = with_messages(table, _num_parts(reduces, residency) if together else None)
     if train:
-        late = tail if table.num_stages == 1 and not together else 1
+        alone = table.num_stages == 1 and not together
+        late = tail if alone else 1
         for stage, reduction in enumerate(reduces):
             if reduction.ready:
                 rank = table.rank_of[stage]
                 programs[rank] = with_reductions(programs[rank], stage, reduction, tail=late, each=reduce_each)
+        if alone and not reduce_each:
+            programs[0] = _with_head(programs[0], reduces[0].num_parts, head)
         chains = Chains(reduces, table.rank_of, table.depth)
         chains.refuse_misplaced()
         programs = with_sums(programs, chains)
     if residency:
         programs = [with_residency(in_parts(program, residency), residency) for program in programs]
     return [[*program, NORM, UPDATE] for program in programs] if train else programs
+
+
+def _with_head(program: list[Action], num_parts: int, head: int) -> list[Action]:
+    """Walk the first `head` forwards of a stage together, part by part, in the place of the first."""
+    together = [action for action in program if action.kind == "F"][:head]
+    if len(together) < 2 or num_parts < 2:
+        return program
+    at = program.index(together[0])
+    walked = [forward._replace(part=part) for part in range(num_parts) for forward in together]
+    return program[:at] + walked + [action for action in program[at:] if action not in together]
 
 
 def _num_parts(reduces: Sequence[Reduction], residency: Residency | None) -> list[int]:
@@ -93,11 +112,12 @@ def _without_pairs(table: Table) -> Table:
     return table._replace(ranks=tuple(tuple(action for action in actions if action != PAIR) for actions in table.ranks))
 
 
-def _refuse_misfit(table: Table, reduces: Sequence[Reduction], tail: int) -> None:
+def _refuse_misfit(table: Table, reduces: Sequence[Reduction], tail: int, head: int) -> None:
     if len(reduces) != table.num_stages:
         raise ScheduleError(f"{table.name}: found reductions of {len(reduces)} stages, needed {table.num_stages}")
-    if tail < 1:
-        raise ScheduleError(f"{table.name}: found a tail of {tail} microbatches, needed at least 1")
+    for what, count in (("tail", tail), ("head", head)):
+        if count < 1:
+            raise ScheduleError(f"{table.name}: found a {what} of {count} microbatches, needed at least 1")
     for stage, (num_parts, ready, *_) in enumerate(reduces):
         for bucket, part in enumerate(ready):
             if not 0 <= part < num_parts:

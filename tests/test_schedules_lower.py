@@ -97,22 +97,40 @@ def test_every_tail_is_correct_and_costs_no_time(name, tail):
     assert simulate(programs).makespan == 15
 
 
-def test_tail_is_ignored_with_more_stages():
+def test_head_walks_the_first_forwards_together():
+    assert texts(lower(build("1f1b", 1, 3), TWO, tail=2, head=2)) == [
+        "F0@0/0 F1@0/0 F0@0/1 F1@0/1 B0@0 F2@0 B1@0/0 B2@0/0 REDUCE0@0 B1@0/1 B2@0/1 REDUCE1@0 NORM UPDATE"
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
+def test_every_head_is_correct_costs_no_time_and_no_memory_that_a_tail_does_not(name, count):
+    table = build(name, 1, 5)
+    tail, both = (lower(table, TWO, tail=count, **head) for head in ({}, {"head": count}))
+    facts = [check(programs, 1, 5, reduces=TWO).peak_in_flight for programs in (tail, both)]
+    assert facts[0] == facts[1] and simulate(tail).makespan == simulate(both).makespan
+    assert sum(str(action).startswith("F") for action in both[0]) == (5 if count == 1 else 5 + min(count, 5))
+
+
+def test_tail_and_head_are_ignored_with_more_stages_and_where_each_microbatch_is_reduced():
     table = build("1f1b", 2, 4)
-    assert lower(table, TWO * 2, tail=3) == lower(table, TWO * 2)
+    assert lower(table, TWO * 2, tail=3, head=3) == lower(table, TWO * 2)
+    assert lower(build("1f1b", 1, 4), TWO, tail=3, head=3, reduce_each=True) == lower(build("1f1b", 1, 4), TWO, reduce_each=True)
 
 
 @pytest.mark.parametrize(
-    ("reduces", "tail", "message"),
+    ("reduces", "facts", "message"),
     [
-        (TWO, 1, "reductions of 1 stages, needed 2"),
-        (TWO * 2, 0, "tail of 0"),
-        ([WHOLE, Reduction(2, (0, 2))], 1, "stage 1: bucket 1 is complete after part 2"),
+        (TWO, {}, "reductions of 1 stages, needed 2"),
+        (TWO * 2, {"tail": 0}, "tail of 0"),
+        (TWO * 2, {"head": 0}, "head of 0"),
+        ([WHOLE, Reduction(2, (0, 2))], {}, "stage 1: bucket 1 is complete after part 2"),
     ],
 )
-def test_misfits_are_refused(reduces, tail, message):
+def test_misfits_are_refused(reduces, facts, message):
     with pytest.raises(ScheduleError, match=message):
-        lower(build("1f1b", 2, 2), reduces, tail=tail)
+        lower(build("1f1b", 2, 2), reduces, **facts)
 
 
 def test_the_last_gradient_leaves_before_the_last_reduction_starts():

@@ -101,6 +101,14 @@ def test_a_tail_gathers_each_bucket_once_for_its_backwards():
     assert counts == [23, 20, 17, 14]
 
 
+def test_a_head_gathers_each_bucket_once_for_its_forwards():
+    residency = block_by_block(1, 3)
+    (program,) = text("gpipe", 1, 3, residency, tail=3, head=3)
+    assert program.startswith(
+        "GATHER2@0 F0@0/0 F1@0/0 GATHER1@0 F2@0/0 RELEASE2@0 F0@0/1 F1@0/1 GATHER0@0 F2@0/1 RELEASE1@0 F0@0/2 F1@0/2 F2@0/2 B0@0/0"
+    )
+
+
 def test_a_bucket_of_two_parts_is_gathered_for_each():
     """A tied embedding: the first and the last block use it, and the forward's end and the backward's begin are one stay."""
     residency = Residency((((0, 3), (1,), (2, 3)),), ahead=0)

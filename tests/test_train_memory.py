@@ -65,8 +65,8 @@ HELD = {
         "parallel.dp=2 parallel.zero=3",
         "parallel.dp=2 parallel.zero=3 memory.recompute=full",
         "parallel.dp=2 parallel.zero=3 data.documents=separate",
-        "parallel.dp=2 data.documents=separate memory.offload=activations",
-        "parallel.dp=2 data.documents=separate memory.recompute=selective",
+        "parallel.dp=2 data.documents=separate memory.offload=activations pipeline.tail=3",
+        "parallel.dp=2 data.documents=separate memory.recompute=selective pipeline.tail=3",
     ],
     4: ["parallel.pp=2 parallel.tp=2 pipeline.schedule=zb-h1 data.documents=separate", "parallel.pp=4 pipeline.schedule=v-half"],
 }

@@ -33,7 +33,9 @@ def training(config: Config, table: Table, stages: Sequence[StagePlan]) -> Progr
     _refuse_idle_pairs(config, table)
     reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
     zero = {"residency": _residency(config, table, stages), "reduce_each": parallel.zero >= 2 and parallel.reduce == "microbatch"}
-    programs = lower(table, reduces, tail=min(config.pipeline.tail, table.num_microbatches), pairs=config.pipeline.pairs, **zero)
+    tail = min(config.pipeline.tail, table.num_microbatches)
+    head = tail if parallel.zero else 1  # else weights are whole when a step begins
+    programs = lower(table, reduces, tail=tail, head=head if table.segments == 1 else 1, pairs=config.pipeline.pairs, **zero)
     if parallel.zero in (1, 2):
         programs = [[*program, SPREAD] for program in programs]
     return Programs(table, programs, _proved(table, programs, reduces=reduces, **zero))
