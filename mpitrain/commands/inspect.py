@@ -86,7 +86,8 @@ def _divided(programs: Sequence[Sequence[Action]], report: Report, parallel: Par
     lines = [f'reductions of a bucket a step (parallel.reduce = "{parallel.reduce}"), per pipeline rank: {reductions}']
     if parallel.zero == 3:
         counts, most = (", ".join(map(str, numbers)) for numbers in (report.gathers, report.peak_resident))
-        lines.append(f'fetches of a block a step (parallel.gather = "{parallel.gather}"): {counts}; there at once at most: {most}')
+        gather = f'"{parallel.gather}"' + ', which is "use" until links are measured' * (parallel.gather == "auto")
+        lines.append(f"fetches of a block a step (parallel.gather = {gather}): {counts}; there at once at most: {most}")
     return "".join(f"\n{line}" for line in lines)
 
 

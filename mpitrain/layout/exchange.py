@@ -97,8 +97,8 @@ def choose(plan: Plan, asked: Config, machine: Machine, fits: Callable[[Plan], b
     found = took(plan, machine)
     slowest = min(machine.links, key=machine.links.__getitem__)
     lines = [
-        f"exchange of data ranks: {found.weights:.3g} s of weights and {found.gradients:.3g} s of gradients a step, axis {slowest} at "
-        f"{machine.links[slowest] / 1e9:.2g} GB/s; computing {found.computing:.3g} s, at half of the peak"
+        f"exchange of data ranks, a step: weights {_shown(found.weights)}, gradients {_shown(found.gradients)}, axis {slowest} at "
+        f"{machine.links[slowest] / 1e9:.2g} GB/s; computing {_shown(found.computing)}, at half of the peak"
     ]
     if _gather_is_open(plan.config):
         plan, why = _with_gather(plan, found, machine, fits)
@@ -126,10 +126,10 @@ def _with_gather(plan: Plan, found: Took, machine: Machine, fits: Callable[[Plan
     if found.exchanging <= found.computing:
         return use, "what is fetched for each use travels while this rank computes"
     step = _changed(plan, parallel={"gather": "step"})
-    once = took(step, machine).weights
+    once = _shown(took(step, machine).weights)
     if not fits(step):
-        return use, f"fetched once they would take {once:.3g} s, but whole weights don't fit into memory"
-    return step, f"weights are fetched once, in {once:.3g} s, and kept over the step; fetched for each use they take {found.weights:.3g} s"
+        return use, f"weights fetched once would take {once}, but whole ones don't fit into memory"
+    return step, f"weights are fetched once, in {once}, and kept over the step; fetched for each use they take {_shown(found.weights)}"
 
 
 def _least_tail(plan: Plan, found: Took) -> int:
@@ -160,6 +160,10 @@ def _reduced(plan: Plan, bucket: HeldBucket) -> Counter[str]:
     scattered = sent_bytes("reduce_scatter", layout.length * size, layout.num_shards)
     alike = len(plan.axes.of(0)[domain.replicate])
     return Counter({domain.shard: scattered, domain.replicate: sent_bytes("all_reduce", layout.length // layout.num_shards * size, alike)})
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _seconds(num_bytes: Mapping[str, int], machine: Machine) -> float:
