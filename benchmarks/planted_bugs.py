@@ -37,6 +37,7 @@ ASKED = {
     "comm/": "comm_* slicing train_zero train_schedules run_one_rank",
     "schedules/": "schedules_* schedule_command train_schedules",
     "mpitrain/actor/": "rehearsal train_* model_keeping run_communication",
+    "mpitrain/actor/trace": "device_clock",
     "mpitrain/checkpoint/": "checkpoint_* hostile_run_directory generate optim_training run_resume run_domains",
     "mpitrain/cluster/": "cluster_board run_lock odd_input hostile_run_directory fuzz_command_lines run_one_rank run_bad_input run_faults cluster_behind run_hang",
     "mpitrain/cluster/shared_memory": "cluster_shared_memory",
