@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import closing
 
 import h5py
 import numpy as np
@@ -17,7 +18,7 @@ from mpitrain.checkpoint.arrays import Piece
 from mpitrain.checkpoint.boxes import Box, Chunks
 from mpitrain.checkpoint.files import FORMAT, creating
 from mpitrain.checkpoint.hdf5 import Hdf5File
-from mpitrain.checkpoint.hdf5_bytes import ForeignError
+from mpitrain.checkpoint.hdf5_bytes import MOST_BLOCK_BYTES, Bytes, ForeignError
 from mpitrain.checkpoint.index import Index, LogicalArray, seal_of, write_index
 from mpitrain.checkpoint.load import open_latest, open_step
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
@@ -246,6 +247,15 @@ def test_shapes_are_held_against_the_shards_before_anything_is_allocated(folder)
     refused(folder, "the arrays have 4,503,599,627,370,496 bytes, the shards")
 
 
+def test_a_shard_that_grows_behind_the_check_of_sizes_is_refused_each_time(folder):
+    with open_step(folder, 30) as checkpoint:
+        with h5py.File(folder / "step-00000030" / "shard-00000.h5", "r+", libver=FORMAT) as file:
+            file["more"] = np.zeros(3)
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match=r"adam/m/0 cannot be read: the file has [0-9,]+ bytes, [0-9,]+ needed"):
+                checkpoint.read("adam/m/0")
+
+
 def test_meta_is_typed(folder):
     good = meta_of(30)
     for meta, reason in [
@@ -384,6 +394,38 @@ def test_reader_finds_what_the_library_has_written(tmp_path, count):
     for i in range(0, count, 97):
         assert np.frombuffer(file.read(file.datasets[f"parameters/{names[i]}"]), "u4").tolist() == [i, i]
     file.close()
+
+
+def test_the_number_of_objects_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpitrain.checkpoint.hdf5.MOST_OBJECTS", 5)
+    for count in (3, 6):
+        with creating(tmp_path / f"{count}.h5") as (file, _):
+            for i in range(count):
+                file[str(i)] = np.zeros(2)
+    Hdf5File(tmp_path / "3.h5").close()
+    with pytest.raises(ForeignError, match="more than 5 objects"):
+        Hdf5File(tmp_path / "6.h5")
+
+
+def test_a_block_of_headers_has_a_limit(tmp_path):
+    """Whatever a header tells of its size: it is read whole."""
+    (tmp_path / "zeros").write_bytes(bytes(2 * MOST_BLOCK_BYTES))
+    with closing(Bytes(tmp_path / "zeros", sums=False)) as file:
+        assert file.block(0, MOST_BLOCK_BYTES, b"").left == MOST_BLOCK_BYTES - 4
+        with pytest.raises(ForeignError, match="needed at most 1,048,576"):
+            file.block(1, MOST_BLOCK_BYTES + 1, b"")
+
+
+def test_a_link_lies_in_the_blocks_of_its_heap(tmp_path):
+    """The first byte of its ID says so; other kinds lie in the ID itself, or outside of the heap."""
+    with creating(tmp_path / "x.h5") as (file, _):
+        for i in range(9):
+            file[str(i)] = np.zeros(2)
+    raw = bytearray((tmp_path / "x.h5").read_bytes())
+    raw[raw.index(b"BTLF\0\x05") + 6 + 4] = 0x20  # behind the hash of the first name; checksums are not looked at
+    (tmp_path / "x.h5").write_bytes(raw)
+    with pytest.raises(ForeignError, match="a heap has an object of another kind"):
+        Hdf5File(tmp_path / "x.h5", sums=False)
 
 
 def test_boxes_beyond_32_bits_are_read_back(tmp_path):

@@ -98,6 +98,17 @@ def test_the_loaded_library_is_found_whoever_opened_it():
         assert any(line.rstrip().endswith(os.path.realpath(mpi._name)) for line in maps)
 
 
+def test_the_launcher_is_told_by_what_it_sets(monkeypatch):
+    from mpitrain.comm import library
+
+    for name in library.LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    assert library.launcher() is None
+    for name, what in reversed(library.LAUNCHERS.items()):  # the first one that is set counts
+        monkeypatch.setenv(name, "2")
+        assert library.launcher() == what
+
+
 def test_a_child_hears_nothing_of_the_launcher_and_all_of_the_user():
     from mpitrain.comm.trial import environment
 

@@ -1,5 +1,7 @@
 """Point-to-point messages: right tensor whatever the order, and buffers that belong to the operation until wait()."""
 
+from types import SimpleNamespace
+
 import pytest
 from conftest import agree
 
@@ -58,12 +60,15 @@ def test_too_many_tags_are_refused(mesh):
     from mpitrain.comm.links import Links
     from mpitrain.errors import MeshError
 
-    try:
-        Links(mesh["links"], 1 << 20, 1 << 20)
-        refused = False
-    except MeshError as error:
-        refused = "batch.micro" in str(error)
-    agree(mesh["links"].comm, refused)
+    def refused(axis, num_stages, num_microbatches):
+        try:
+            return not Links(axis, num_stages, num_microbatches)
+        except MeshError as error:
+            return "batch.micro" in str(error)
+
+    enough, one_short = SimpleNamespace(num_tags=56), SimpleNamespace(num_tags=55)
+    verdict = refused(mesh["links"], 1 << 20, 1 << 20) and refused(one_short, 4, 7) and not refused(enough, 4, 7)
+    agree(mesh["links"].comm, verdict)
 
 
 def test_a_message_that_never_comes_is_named(world):

@@ -1,5 +1,7 @@
 """Times on a GPU are the device's, not those of launches; and nobody waits for it within a step. On a device that is late."""
 
+import json
+
 import pytest
 from conftest import agree
 from late_device import Device
@@ -50,6 +52,15 @@ def test_a_trace_has_the_times_of_the_device(device, clock):
     assert found == [
         (2, "F0@0", 0, 3), (2, "F1@0", 3, 7), (2, "B0@0", 7, 13), (2, "PAIR", 13, 13), (2, "F2@0", 13, 16), (2, "B1@0", 16, 22)
     ]  # fmt: skip
+
+
+def test_time_begins_with_the_first_event_of_any_rank(tmp_path):
+    from mpitrain.actor.trace import write_trace
+    from mpitrain.schedules.catalog import build
+
+    write_trace(tmp_path / "trace.json", [(0, 1, [(1, "F0@1", 503.0, 2.0)]), (0, 0, [(1, "F0@0", 500.0, 3.0)])], build("1f1b", 2, 1), 1)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"] == [("F0@1", 3e6, 2e6), ("F0@0", 0, 3e6)]
 
 
 def operation(arrives):

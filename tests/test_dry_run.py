@@ -82,6 +82,12 @@ def test_bytes_are_divided_over_the_others_as_both_ends_count_them():
         assert sum(counts) == 1001 and counts[own] == 0 and max(counts) - min(c for r, c in enumerate(counts) if r != own) <= 1
 
 
+def test_bytes_are_told_with_three_digits_at_least():
+    from mpitrain.layout.text import megabytes
+
+    assert [megabytes(number) for number in (0, 1234, 12_345_678, 12_345_678_900)] == ["0", "0.00123", "12.3", "12,346"]
+
+
 def test_computations_sleep_as_long_as_their_flops_take():
     from mpitrain.actor.dry_run import seconds_of
 

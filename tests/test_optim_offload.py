@@ -41,17 +41,19 @@ def test_offloading_shows_in_no_bit(world, layout, choice, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_what_was_saved_is_taken_over(world, name):
+def test_what_was_saved_is_taken_over(world, name, monkeypatch):
     """State that was read into the pieces of an offloaded optimiser, and weights into host memory, get to where they are used."""
     import torch
     from training import resolved
 
     from mpitrain.actor.actor import Actor
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.optim import offload
     from mpitrain.training.trainer import build_mesh
 
     if world.size != 1:
         pytest.skip("runs on 1 rank")
+    monkeypatch.setattr(offload, "LOAD", 4096)  # so that there are several
     rows = torch.randint(0, 256, (4, 16, 17), generator=torch.Generator().manual_seed(1))
     keys = (f"optimizer.name={name}", "optimizer.moments=bf16", "parallel.dp=1", "batch.global=16", "batch.micro=16")
     device = torch.device("cpu")
@@ -59,6 +61,7 @@ def test_what_was_saved_is_taken_over(world, name):
     mesh = build_mesh(plan, world)
     modes = (plan_of(resolved(world, *keys, f"memory.offload={mode}")) for mode in ("none", "optimizer"))
     first, second = (Actor(each, mesh, device) for each in modes)
+    assert (len(second.optimizer._loads) == 1) == (name == "muon")
     losses = [first.run_step(step, first.cut(rows[step]), 1e-2).loss for step in range(4)]
     first = Actor(plan, mesh, device)
     found = [first.run_step(step, first.cut(rows[step]), 1e-2).loss for step in range(2)]

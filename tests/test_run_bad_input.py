@@ -7,6 +7,10 @@ import resource
 import pytest
 from launch import MPITRAIN, lines_in, mpirun, options, run_tiny, several, started, tail, tiny, write_text
 
+from mpitrain.cluster.board import Place
+from mpitrain.cluster.guard import Guard
+from mpitrain.errors import BAD_INPUT, FAILED, DataError
+
 CLASSES = ("ConfigError:", "MeshError:", "ScheduleError:", "DataError:", "CheckpointError:", "Error:")
 
 
@@ -184,6 +188,17 @@ def test_impossible_run_directory_name(folder):
 def limit_files(job, rank, size):
     """Let no file of this rank grow beyond `size`: what a write needs then is the same error as a full disk, on one rank only."""
     resource.prlimit(job.ranks()[rank], resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize(("phase", "code"), [("build", BAD_INPUT), ("save", FAILED)])
+def test_what_one_rank_refuses_is_bad_input_until_steps_begin(monkeypatch, phase, code):
+    guard, ended = Guard.__new__(Guard), []
+    guard.place, guard._watchdog = Place(1, "rank 1 of 2"), None
+    guard.place.enter(phase, "reading")
+    monkeypatch.setattr(guard, "_end", lambda *report_and_code: ended.append(report_and_code))
+    monkeypatch.setattr("mpitrain.cluster.guard.abort", lambda code: None)
+    guard.fail(DataError("text.txt is gone"))
+    assert ended == [(f"mpitrain: rank 1 of 2 failed in phase {phase}, reading: DataError: text.txt is gone", code)]
 
 
 def test_a_rank_that_cannot_write_a_line_of_metrics_keeps_it_until_it_can(tmp_path):

@@ -134,6 +134,14 @@ def test_a_holder_whose_lock_was_taken_is_told(tmp_path, quick):
     assert told.wait(5)
 
 
+def test_the_lock_of_whoever_has_taken_it_is_left_alone(tmp_path):
+    lock = Lock(tmp_path, never)
+    lock.take(nothing)
+    other = left_behind(tmp_path, host="far")
+    lock.release()
+    assert read_owner(tmp_path / NAME) == other
+
+
 def test_a_damaged_lock_is_refused(tmp_path):
     (tmp_path / NAME).write_bytes(b"{")
     with pytest.raises(CheckpointError, match=r"run\.lock is damaged"):

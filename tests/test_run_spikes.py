@@ -66,17 +66,23 @@ def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_
     after = several(2, *first, program=Path(spiked.__file__), env=env)
     assert [each.returncode for each in after] == [0, 0], tail(after[0].output + after[1].output)
     assert {do: loss_lines(path) for do, path in runs.items()} == lines
-    shutil.rmtree(runs["rollback"] / "checkpoints" / "step-00000028")  # 24 is behind the rollback: it knows of the data left out
-    (last,) = several(2, first[1], program=Path(spiked.__file__), env=env)
-    assert last.returncode == 0 and "going on after step 24" in last.output and loss_lines(runs["rollback"]) == lines["rollback"]
+    for path in runs.values():  # 24 is behind the spike: it knows of the update left out, or of the data
+        shutil.rmtree(path / "checkpoints" / "step-00000028")
+    last = several(2, *first, program=Path(spiked.__file__), env=env)
+    assert all(each.returncode == 0 and "going on after step 24" in each.output for each in last), tail(last[0].output + last[1].output)
+    assert {do: loss_lines(path) for do, path in runs.items()} == lines
 
 
-def test_too_many_rollbacks_end_a_run(tmp_path, text):
-    keys = dict(KEYS, run_save_every=20, spikes_do="rollback", spikes_most=1)
+def test_too_many_spikes_end_a_run_and_the_last_step_is_not_saved(tmp_path, text):
+    rollback = dict(KEYS, run_save_every=20, spikes_do="rollback", spikes_most=1)
+    skip = dict(KEYS, run_save_every=11, spikes_do="skip", run_max_skips=2)  # 22 is the second in a row
+    runs = (("run", *tiny(tmp_path / keys["spikes_do"], text, **keys)) for keys in (rollback, skip))
     noise = {"NOISE": json.dumps(list(range(20, 40)))}
-    (done,) = several(2, ("run", *tiny(tmp_path / "run", text, **keys)), program=Path(spiked.__file__), env=noise)
-    assert "diverged: 1 rollback was not enough (spikes.most = 1)" in done.output, tail(done.output)
-    assert done.returncode == 1
+    rolled, skipped = several(2, *runs, program=Path(spiked.__file__), env=noise)
+    assert "diverged: 1 rollback was not enough (spikes.most = 1)" in rolled.output, tail(rolled.output)
+    assert "diverged: 2 steps were skipped in a row (run.max_skips = 2)" in skipped.output, tail(skipped.output)
+    assert rolled.returncode == skipped.returncode == 1
+    assert [path.name for path in (tmp_path / "skip" / "checkpoints").glob("step-*")] == ["step-00000011"]
 
 
 def test_a_rollback_goes_to_what_this_run_went_on_from_not_to_what_it_refused(tmp_path, text):

@@ -177,6 +177,14 @@ def test_a_message_on_the_wrong_rank_is_placed():
     assert refusal(programs) == "rank 1, position 3: F1@1 needs RECV_F1@1 of rank 2, but no receive brings it to rank 1"
 
 
+def test_a_reduction_on_the_wrong_rank_is_placed():
+    """However late it stands there: what it reduces is on another rank."""
+    programs = programs_of()
+    programs[2].remove(REDUCE(0, 2))
+    programs[0].insert(-2, REDUCE(0, 2))
+    assert refusal(programs) == "rank 0, position 19: REDUCE0@2 starts before B0@2 at rank 2, position 2 has added to its bucket"
+
+
 def test_a_wrong_message_is_placed():
     programs = programs_of()
     programs[0][3] = parse("SEND_F2@0")

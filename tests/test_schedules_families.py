@@ -8,7 +8,7 @@ import pytest
 from conftest import EVERY_SIZE
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules import dualpipe, gpipe, interleaved, one_f_one_b, seq1f1b, v_half, zb_auto, zbv, zbv_auto, zero_bubble
+from mpitrain.schedules import dualpipe, gpipe, interleaved, limits, one_f_one_b, seq1f1b, v_half, zb_auto, zbv, zbv_auto, zero_bubble
 from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.options import DEFAULTS, Options, Times
@@ -123,6 +123,13 @@ def test_numbers_below_one_are_refused():
             build(name, 2, 4, options)
 
 
+def test_more_forwards_than_fit_in_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(limits, "MOST_FORWARDS", 8)
+    assert build("gpipe", 2, 4).num_microbatches == 4
+    with pytest.raises(ScheduleError, match="gpipe: found 3 ranks x 3 microbatches = 9 forwards, at most 8 fit in memory"):
+        build("gpipe", 3, 3)
+
+
 # ---------------------------------------------------------------- the automatic schedulers
 
 
@@ -173,6 +180,23 @@ def test_automatic_schedulers_refuse_what_cannot_be(name, options, message):
 
 def test_zbv_auto_needs_no_more_than_all_microbatches():
     assert max(map(simulate_table(build("zbv-auto", 8, 3, Options(memory_limit=3))).peak_in_flight, range(8))) <= 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("times", "limit", "least"),
+    [(Times(3, 2, 2, 0), 4, 0), (Times(2, 4, 4, 3), 2, 15)],  # the four tables: 0, 1, 0.5, 1 and 16, 15, 16, 15
+)
+def test_zbv_auto_takes_the_table_whose_longest_wait_is_shortest(times, limit, least):
+    timeline = simulate_table(build("zbv-auto", 2, 7, Options(times=times, memory_limit=limit)), times)
+    assert timeline.span - 7 * sum(times[:3]) == least
+
+
+@pytest.mark.parametrize("name", ["zbv-auto", "v-half", "v-min"])
+def test_a_long_search_tells_of_each_step(name):
+    heard = []
+    build(name, 2, 4, Options(told=lambda done, total: heard.append((done, total))))
+    assert [done for done, _ in heard] == list(range(1, len(heard) + 1))
+    assert all(done <= total for done, total in heard)
 
 
 def test_the_automatic_schedulers_are_quick():

@@ -1,4 +1,4 @@
-"""Parameters and gradients that travel while a rank computes: what of it is waited for, in closed forms.
+"""Parameters and gradients that travel while a rank computes, and messages: what of it is waited for, in closed forms.
 
 Letters: n parts with a bucket each, g the time to gather one, d to reduce one; a stage's F takes n and its B 2n, so that the parts of a
 forward take 1 each and those of a backward 2.
@@ -14,7 +14,7 @@ from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.lower import lower
 from mpitrain.schedules.reductions import Reduction
 from mpitrain.schedules.residency import Residency
-from mpitrain.schedules.simulate import simulate
+from mpitrain.schedules.simulate import Link, simulate
 from mpitrain.schedules.table import forwards
 from mpitrain.schedules.timeline import Timeline
 from mpitrain.schedules.transfers import Transfers
@@ -83,3 +83,9 @@ def test_a_bucket_can_have_its_own_time():
     times = Transfers(lambda action: action.index, Residency((((3,), (5,)),)))
     programs = lower(forwards(build("gpipe", 1, 1)), [], train=False, residency=times.residency)
     assert simulate(programs, {"F": 2}, transfers=times).makespan == 5 + 3 + 1
+
+
+def test_messages_of_one_sender_leave_one_after_the_other():
+    programs = map(parse_program, ["RECV_B0@0 B0@0", "F0@1 SEND_F0@1 SEND_B0@1", "RECV_F0@2 F0@2"])
+    timeline = simulate(list(programs), {"F": 1}, Link(latency=5, transfer=3))
+    assert timeline.starts[2][1] == 1 + 5 + 3 and timeline.starts[0][1] == 1 + 3 + 5 + 3

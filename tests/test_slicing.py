@@ -88,6 +88,15 @@ def test_parts_walk_all_blocks_from_the_last_to_the_first(bucket_mb):
         assert max(stage.reduction.ready) == len(stage.parts) - 1
 
 
+@pytest.mark.parametrize(("every", "lengths"), [(0, [2, 2, 2]), (3, [3, 3]), (4, [4, 2])])
+def test_groups_that_are_computed_again_have_the_length_asked_for_and_are_walked_whole(every, lengths):
+    """However full a bucket is: a group's blocks are there together."""
+    asked = "memory.recompute=every-k", f"memory.every={every}"
+    (stage,) = stages("model.layers=6", *asked, "comm.bucket_mb=0.0001", ranks=1)
+    assert [len(group) for group in stage.groups] == lengths
+    assert stage.parts == [range(7, 8), *reversed(stage.groups), range(1)]  # the head, groups, the embedding
+
+
 def test_the_tied_embedding_is_complete_when_its_last_use_is():
     (one,) = stages("comm.bucket_mb=0.001", ranks=1)
     assert one.reduction.ready[-1] == one.reduction.num_parts - 1

@@ -142,11 +142,12 @@ class Shards:
     def _file(self, name: str) -> Hdf5File:
         if name not in self._open:
             file = Hdf5File(self.folder / name)
+            if file.size != self.sizes[name]:
+                file.close()
+                raise ForeignError(f"the file has {file.size:,} bytes, {self.sizes[name]:,} needed")
             self._open[name] = file
             if len(self._open) > NUM_OPEN:
                 self._open.popitem(last=False)[1].close()
-            if file.size != self.sizes[name]:
-                raise ForeignError(f"the file has {file.size:,} bytes, {self.sizes[name]:,} needed")
         self._open.move_to_end(name)
         return self._open[name]
 

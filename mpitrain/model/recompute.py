@@ -13,17 +13,16 @@ from dataclasses import replace
 
 import torch
 
-from mpitrain.layout.traffic import Traffic
 from mpitrain.model.offload import opened
 from mpitrain.parallel.microbatch import Context, KeepAll, ignored
-from mpitrain.parallel.walk import Item, Later, Shape, Walk, backward, forward, sends
+from mpitrain.parallel.walk import Item, Later, Walk, backward, forward
 
 
 class Recomputed:
     """A group of blocks of which only the input is kept.
 
     Autograd records in both walks, and what the first leaves is dropped block by block: other walks run between the items of this
-    one, so gradients can't be switched off meanwhile.
+    one, so gradients can't be switched off meanwhile. Nobody asks the group what it sends: a rehearsal walks it, too.
     """
 
     def __init__(self, blocks: Sequence[Sequence[Item]]):
@@ -46,9 +45,3 @@ class Recomputed:
         for block in reversed(self.blocks):
             grad = yield from backward(block, again.pop(), grad, later)
         return grad
-
-    def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """What the blocks start, the forward's part once more before the backward's."""
-        every = [item for block in self.blocks for item in block]
-        traffic, shape = sends(every, shape, itemsize)
-        return Traffic(traffic.forward, traffic.forward + traffic.backward), shape

@@ -49,8 +49,6 @@ class Report:
 
     def step(self, line: dict, waited_share: float) -> None:
         """Show a step; on a plain output every few seconds, and always the first and the last one."""
-        if not self.speaks:
-            return
         text = (
             f"step {line['step']:5d}  loss {line['loss']:.4f}  norm {line['grad_norm']:.3f}  lr {line['lr']:.2e}  "
             f"{line['tokens_per_s']:,.0f} tokens/s  MFU {line['mfu']:.1%}  waiting {waited_share:.0%}"
