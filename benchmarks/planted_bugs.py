@@ -47,7 +47,7 @@ ASKED = {
     "mpitrain/config": "config fuzz_configurations odd_input generate run_bad_input run_nothing_lost",
     "mpitrain/inputs": "odd_input hostile_run_directory data_* checkpoint_* run_nothing_lost",
     "mpitrain/data/": "data_* fuzz_corpora train_documents run_documents run_nothing_lost",
-    "mpitrain/layout/": "gpus config layout_axes parallel_placement node_memory schedules_* rehearsal model_* verify train_* optim_* run_bad_input",
+    "mpitrain/layout/": "gpus config slicing layout_axes parallel_placement node_memory schedules_* rehearsal model_* verify train_* optim_* run_bad_input",
     "mpitrain/layout/attention": "config families_presets train_families",
     "mpitrain/layout/dispatch": "experts_exchange layout_experts rehearsal train_experts",
     "mpitrain/model/families/": "config families_* layout_experts model_* train_families train_experts",

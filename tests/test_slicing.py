@@ -1,4 +1,4 @@
-"""Which blocks, parameters and buckets a stage has."""
+"""Which blocks, parameters and buckets a stage has, and which buffers these need."""
 
 import itertools
 
@@ -8,14 +8,19 @@ from hypothesis import strategies as st
 
 from mpitrain import config as settings
 from mpitrain.layout.balance import balanced_split
+from mpitrain.layout.buffers_needed import needed_by
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.model.layers.embedding_and_head import EMBEDDING
 from mpitrain.schedules.catalog import placement
 
 
+def plan(*overrides, ranks):
+    return plan_of(resolve(settings.load(None, overrides), ranks, 256))
+
+
 def stages(*overrides, ranks):
-    return plan_of(resolve(settings.load(None, overrides), ranks, 256)).stages
+    return plan(*overrides, ranks=ranks).stages
 
 
 def num_layers(stage):
@@ -86,6 +91,20 @@ def test_parts_walk_all_blocks_from_the_last_to_the_first(bucket_mb):
         assert [block for part in stage.parts for block in reversed(part)] == list(reversed(range(num_blocks)))
         assert len(stage.parts) == {"0.0001": num_blocks, "1000.0": 1}.get(bucket_mb, len(stage.parts))
         assert max(stage.reduction.ready) == len(stage.parts) - 1
+
+
+def test_blocks_that_are_computed_again_together_are_one_part():
+    """However small buckets are: a group's gradients are there when all of it has been computed again."""
+    (one,) = stages("memory.recompute=every-k", "memory.every=2", "comm.bucket_mb=0.0001", ranks=1)
+    assert one.groups == [range(1, 3), range(3, 5), range(5, 7)]
+    assert one.parts == [range(7, 8), *reversed(one.groups), range(1)]
+
+
+@pytest.mark.parametrize(("settings", "buffers"), [(("parallel.zero=2",), 1 + 1), (("numerics.reproducible=layout", "parallel.zero=0"), 4)])
+def test_as_many_gradients_are_lent_as_are_in_use_at_once(settings, buffers):
+    """ZeRO-2: one that is added to, one that is reduced. A tree of 8 microbatches: sums of 4, 2 and 1, and what the last one makes."""
+    layout = "parallel.dp=2", "batch.global=16", "batch.micro=1", "model.tied=false", "comm.bucket_mb=1000.0"
+    assert list(needed_by(plan(*layout, *settings, ranks=2), 0).gradients.values()) == [buffers]
 
 
 def test_the_tied_embedding_is_complete_when_its_last_use_is():
