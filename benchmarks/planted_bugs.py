@@ -182,7 +182,7 @@ BUGS = [
     ("mpitrain/checkpoint/reader.py", 'if kind_of(path) == "a symbolic link":', "if False:"),
     ("mpitrain/checkpoint/save.py", "return publish(tmp)", "return tmp"),
     ("mpitrain/checkpoint/shards.py", "if file.size != self.sizes[name]:", "if False:"),
-    ("mpitrain/checkpoint/shards.py", "if (array.dtype, array.shape) != (dtype, shape):", "if False:"),
+    ("mpitrain/checkpoint/shards.py", "if (array.dtype, array.shape) != (dtype, shape):", "if array.dtype != dtype:"),
     ("mpitrain/checkpoint/tensors.py", "x.view(torch.int16).numpy().view(BF16) if x.dtype == torch.bfloat16", "x.to(torch.int16).numpy().view(BF16) if x.dtype == torch.bfloat16"),
     ("mpitrain/checkpoint/verify.py", "if _digest(checkpoint, array, box) != array.digests[chunk]:", "if False:"),
     # ------------------------------------------------------------ cli, cluster, commands
@@ -207,7 +207,7 @@ BUGS = [
     ("mpitrain/commands/generate.py", 'if inside and kind == "a file":', 'if kind == "a file":'),
     ("mpitrain/commands/inspect.py", "if rank >= num_ranks:", "if rank > num_ranks:"),
     ("mpitrain/commands/verify.py", "return FAILED if differences else DONE", "return DONE"),
-    ("mpitrain/commands/waiting.py", "if sys.stderr is not None and sys.stderr.isatty():", "if sys.stderr.isatty():"),
+    ("mpitrain/commands/waiting.py", "if self._timer is not None and console.is_interactive:", "if self._timer is not None:"),
     ("mpitrain/commands/schedule/cells.py", "top, bottom = rank - height / 2, rank + height / 2", "top, bottom = rank - height, rank + height"),
     ("mpitrain/commands/schedule/command.py", "if len(words) != len(UNIT_TIMES):", "if len(words) > len(UNIT_TIMES):"),
     ("mpitrain/commands/schedule/comparison.py", "return played.timeline.makespan, max(played.peak_stashes)", "return max(played.peak_stashes), played.timeline.makespan"),

@@ -161,21 +161,26 @@ class Node:
     """The watchdog of a node in a thread, with one rank that is what the test says."""
 
     def __init__(self, nodes: Nodes, rank: int, state: int, limit_s: float):
-        address = f"\0mpitrain-test-{os.urandom(8).hex()}"
+        self.address = f"\0mpitrain-test-{os.urandom(8).hex()}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(address)
+        listener.bind(self.address)
         listener.listen(1)
-        descriptor, slot = shared_slot()
-        self.place = Place(rank, f"rank {rank}", limit_s)
-        self.place.take(slot)
-        self.place.enter("save", f"at work for rank {rank}", state)
         self.thread = threading.Thread(target=watchdog.Watchdog(listener, nodes, met=True).run, daemon=True)
         self.thread.start()
-        self.rank = connect(address)
-        socket.send_fds(self.rank, [watchdog.GREETING], [descriptor])
-        assert self.rank.recv(16) == watchdog.READY
+        self.place, self.rank = self.joined_by(rank, state, limit_s)
+
+    def joined_by(self, rank: int, state: int, limit_s: float) -> tuple[Place, socket.socket]:
+        """Let a rank be known to the watchdog; return its place and its connection."""
+        descriptor, slot = shared_slot()
+        place = Place(rank, f"rank {rank}", limit_s)
+        place.take(slot)
+        place.enter("save", f"at work for rank {rank}", state)
+        connection = connect(self.address)
+        socket.send_fds(connection, [watchdog.GREETING], [descriptor])
+        assert connection.recv(16) == watchdog.READY
         os.close(descriptor)
-        self.rank.settimeout(0.1)
+        connection.settimeout(0.1)
+        return place, connection
 
     def told_to_end(self) -> bool:
         try:
@@ -202,6 +207,23 @@ def test_ranks_that_wait_for_one_at_work_on_another_node_wait_on(hub, monkeypatc
         node.rank.close()
         node.thread.join(10)
     assert "waits for" in capfd.readouterr().err
+
+
+def test_a_rank_that_gave_up_a_wait_and_is_gone_is_not_the_trouble(monkeypatch, capfd):
+    """It has said what it waited for: who is behind is told, not that its process is gone."""
+    for name, seconds in {"LOOK_S": 0.05, "GATHER_S": 0.1, "FORWARD_S": 0.0}.items():
+        monkeypatch.setattr(watchdog, name, seconds)
+    node = Node(Nodes(), 0, WAITING, 60.0)
+    _, gone = node.joined_by(1, WAITING, 60.0)
+    gone.send(watchdog.GAVE_UP + b"1 mpitrain: rank 1 waits for rank 0")
+    gone.close()
+    until = time.monotonic() + 30
+    while not node.told_to_end():
+        assert time.monotonic() < until
+    node.rank.close()
+    node.thread.join(10)
+    said = capfd.readouterr().err
+    assert "first behind: rank 0" in said and "is gone" not in said
 
 
 STRANGE = [b'{"token": "guessed", "node": 1}\n', b"[1]\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000, b"[" * 5000 + b"\n"]

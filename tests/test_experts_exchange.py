@@ -89,6 +89,16 @@ def test_expected_crossings_are_those_of_even_choices(groups, open_groups):
     assert dispatch_of(config)._expected_crossings() == pytest.approx(1200 * mean, rel=tolerance)
 
 
+def test_a_row_crosses_with_what_is_needed_beside_it():
+    """Forward: fp64 weights and numbers of 2 experts go along, nothing comes back. Backward: their numbers, then weights' gradients."""
+    from mpitrain.layout.dispatch import dispatch_of
+
+    dispatch = dispatch_of(resolved(8, "parallel.ep=8", "comm.node_ranks=2", "experts.active=2"))
+    rows, row, traffic = dispatch._expected_crossings(), 8 * WIDTH, dispatch.traffic(WIDTH, 8)
+    far = [[each.num_bytes for each in way if each.axis == "experts_far"] for way in (traffic.forward, traffic.backward)]
+    assert far == [[rows * (row + 2 * (8 + 4)), rows * row], [rows * (row + 2 * 4), rows * (row + 2 * 8)]]
+
+
 # ---------------------------------------------------------------- what is chosen, and refused
 
 

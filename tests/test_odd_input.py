@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from launch import MPITRAIN, environment, lines_in, loss_lines, tiny, write_text
 
+from mpitrain import inputs
 from mpitrain.cli import cli
 from mpitrain.errors import BAD_INPUT, InputError
 from mpitrain.schedules import catalog
@@ -258,6 +260,26 @@ def test_what_is_no_file_is_never_opened(tmp_path):
         assert found in refused(tmp_path, "check", "--set", f"data.tokenizer={path}")
     for out in ("fifo.txt", "fifo.svg"):
         refused(tmp_path, "schedule", "gpipe", *SIZE, "--out", out, message="a FIFO")
+
+
+@pytest.mark.parametrize("open_", [lambda path: inputs.open_file(path, 100), inputs.open_regular], ids=["file", "regular"])
+def test_what_becomes_a_fifo_after_the_first_look_is_not_waited_for(tmp_path, monkeypatch, open_):
+    os.mkfifo(tmp_path / "fifo")
+    look = inputs.require_file
+    monkeypatch.setattr(inputs, "require_file", lambda found, most_bytes: look(found, most_bytes) if isinstance(found, int) else None)
+    monkeypatch.setattr(inputs, "kind_of", lambda path: "a file")
+    refused = []
+
+    def read():
+        try:
+            open_(tmp_path / "fifo")
+        except OSError as error:
+            refused.append(error)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(5)
+    assert refused, "it waits for a writer"
 
 
 def test_a_full_disk_leaves_no_picture(tmp_path, monkeypatch):

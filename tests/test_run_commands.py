@@ -1,6 +1,7 @@
 """The commands beside `run`: help that answers at once, program, check, generate, doctor."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -98,6 +99,19 @@ def test_doctor_tells_how_hundreds_of_ranks_start_on_one_machine():
 
     assert "-launcher fork -hosts n0:64,n1:64," in launcher_options("MPICH", 4, 2)
     assert launcher_options("MPICH", 2, 2) == launcher_options("Open MPI", 4, 2) == ""
+
+
+@pytest.mark.parametrize("vendor", ["MPICH", "Open MPI"])
+def test_doctor_tells_how_more_ranks_than_cores_leave_them_to_others(monkeypatch, vendor):
+    from mpitrain.commands.doctor import HINTS, crowded
+
+    variable, setting = HINTS[vendor]
+    monkeypatch.delenv(variable, raising=False)
+    many = os.cpu_count() + 1
+    assert f"{many} ranks on {many - 1} cores: set {setting}," in crowded(vendor, many)
+    assert crowded(vendor, many - 1) == crowded("another's", many) == ""
+    monkeypatch.setenv(variable, "1")
+    assert crowded(vendor, many) == ""
 
 
 def test_data_parallel_ranks_on_two_nodes_reduce_early_and_give_the_same_bits(tmp_path):

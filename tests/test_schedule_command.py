@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpitrain.cli import cli
+from mpitrain.commands.schedule.played import Request, play
 from mpitrain.errors import BAD_INPUT, InputError
 from mpitrain.schedules import catalog
 from mpitrain.schedules.table import write_table
@@ -121,6 +122,14 @@ def test_peak_is_held_against_the_limit():
     assert "within the limit of 4" in run("1f1b", *size, "--memory-limit", 4)
     assert "ABOVE the limit of 3" in run("1f1b", *size, "--memory-limit", 3)
     assert as_json("1f1b", *size, "--memory-limit", 3)["above_limit"] is True
+
+
+@pytest.mark.parametrize("name", catalog.NAMES)
+def test_all_memory_that_forwards_take_is_given_back(name):
+    found = play(Request(name, 4, 8, weight_memory=0.25))
+    for rank in range(4):
+        held = [held for _, held in found.memory(rank)]
+        assert min(held) == held[-1] == 0 < max(held)
 
 
 def test_a_file_of_ones_own_says_its_size(tmp_path):

@@ -108,9 +108,28 @@ def test_every_computation_is_a_cell_to_scale(picture, monkeypatch):
     boxes = [path.get_extents() for path in drawn.get_paths()]
     expected = [(start, end) for rank in range(4) for _, start, end in played.timeline.computations(rank)]
     assert [(box.x0, box.x1) for box in boxes] == expected
+    assert max(box.height for box in boxes) < 1  # of a row: no cell covers another rank's
     assert len(background.get_paths()) == 4
     assert len(pairs.get_paths()) == sum(str(action) == "PAIR" for actions in played.table.ranks for action in actions)
     assert len({tuple(colour) for colour in drawn.get_facecolors().round(4).tolist()}) == 8  # F B I W, each of two copies
+
+
+@pytest.mark.parametrize(("p", "lines"), [(4, 4), (16, 1)])
+def test_the_limit_is_a_line_in_the_memory_of_each_rank_or_of_all(picture, monkeypatch, p, lines):
+    frames = []
+    monkeypatch.setattr(picture.Frame, "render", lambda frame, kind: frames.append(frame))
+    for limit in (None, p):
+        picture.draw(play(Request("1f1b", p, p, memory_limit=limit)), "png")
+    without, limited = (len(frame.figure.axes[1].lines) for frame in frames)
+    assert limited == without + lines
+
+
+def test_a_picture_too_long_for_numbers_is_not_made_wide_for_them(picture):
+    from mpitrain.commands.schedule.cells import Look
+    from mpitrain.commands.schedule.frame import WIDEST, Frame
+
+    played = play(Request("1f1b", 2, 1000))
+    assert Frame(played.timeline, Look(played.chunks), [1.0]).width <= WIDEST
 
 
 def test_files_are_what_they_are_called(picture):

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpitrain.cli import cli
+from mpitrain.commands.schedule.measurement import Measurement
 from mpitrain.errors import BAD_INPUT, InputError, ScheduleError
 from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.catalog import NAMES, build
@@ -191,6 +192,21 @@ def test_both_are_drawn(path, tmp_path, kind):
         pytest.importorskip("matplotlib")
     run(path, "--out", tmp_path / f"both.{kind}")
     assert (tmp_path / f"both.{kind}").stat().st_size > 1000
+
+
+def test_both_are_inside_of_the_picture_one_above_the_other(steady, monkeypatch):
+    measured_picture = pytest.importorskip("mpitrain.commands.schedule.measured_picture", reason="needs matplotlib")
+    frames = []
+    monkeypatch.setattr(measured_picture.Frame, "render", lambda frame, kind: frames.append(frame))
+    measured_picture.draw(Measurement(read(steady)), "png")
+    above, below = (axes.get_position() for axes in frames[0].figure.axes)
+    assert 0 < below.y0 < below.y1 < above.y0 < above.y1 < 1
+
+
+def test_a_step_that_was_slow_is_in_no_median():
+    steps = {step: [played("1f1b", 3 if step == 4 else 0.1, step)] for step in range(1, 7)}
+    measurement = Measurement(read(trace(steps)))
+    assert measurement.simulations[2].makespan > 1.5 * measurement.makespan and abs(measurement.difference) < 0.03
 
 
 # ---------------------------------------------------------------- damage

@@ -1,4 +1,4 @@
-"""Which blocks, parameters and buckets a stage has."""
+"""Which blocks, parameters and buckets a stage has, and which buffers these need."""
 
 import itertools
 
@@ -8,14 +8,19 @@ from hypothesis import strategies as st
 
 from mpitrain import config as settings
 from mpitrain.layout.balance import balanced_split
+from mpitrain.layout.buffers_needed import needed_by
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.model.layers.embedding_and_head import EMBEDDING
 from mpitrain.schedules.catalog import placement
 
 
+def plan(*overrides, ranks):
+    return plan_of(resolve(settings.load(None, overrides), ranks, 256))
+
+
 def stages(*overrides, ranks):
-    return plan_of(resolve(settings.load(None, overrides), ranks, 256)).stages
+    return plan(*overrides, ranks=ranks).stages
 
 
 def num_layers(stage):
@@ -95,6 +100,13 @@ def test_groups_that_are_computed_again_have_the_length_asked_for_and_are_walked
     (stage,) = stages("model.layers=6", *asked, "comm.bucket_mb=0.0001", ranks=1)
     assert [len(group) for group in stage.groups] == lengths
     assert stage.parts == [range(7, 8), *reversed(stage.groups), range(1)]  # the head, groups, the embedding
+
+
+@pytest.mark.parametrize(("settings", "buffers"), [(("parallel.zero=2",), 1 + 1), (("numerics.reproducible=layout", "parallel.zero=0"), 4)])
+def test_as_many_gradients_are_lent_as_are_in_use_at_once(settings, buffers):
+    """ZeRO-2: one that is added to, one that is reduced. A tree of 8 microbatches: sums of 4, 2 and 1, and what the last one makes."""
+    layout = "parallel.dp=2", "batch.global=16", "batch.micro=1", "model.tied=false", "comm.bucket_mb=1000.0"
+    assert list(needed_by(plan(*layout, *settings, ranks=2), 0).gradients.values()) == [buffers]
 
 
 def test_the_tied_embedding_is_complete_when_its_last_use_is():

@@ -1,5 +1,7 @@
 """`mpitrain verify` finds right layouts right, and classical bugs wrong: each is planted here, caught, and named."""
 
+from types import SimpleNamespace
+
 import pytest
 from conftest import agree
 
@@ -182,3 +184,18 @@ def test_a_planted_bug_is_caught_and_named(world, monkeypatch, bug):
     plant(monkeypatch)
     differences, text = verified(world, *layout)
     agree(world, bool(differences) and named in text, f"{bug}: {text}")
+
+
+@pytest.mark.parametrize("bug", [None, "vocabulary off by one"])
+def test_the_exit_code_says_whether_the_layout_is_right(world, monkeypatch, bug):
+    if world.size != 2:
+        pytest.skip("2 ranks tell")
+    from mpitrain.cluster.board import Place
+    from mpitrain.commands.verify import main
+    from mpitrain.errors import DONE, FAILED
+
+    layout, _, plant = BUGS[bug] if bug else (("parallel.tp=2",), "", lambda patch: None)
+    plant(monkeypatch)
+    guard = SimpleNamespace(place=Place(), join=lambda world: None)  # a real one ends the job with its process
+    code = main(None, layout, guard, lambda text: None)
+    agree(world, code == (FAILED if bug else DONE), f"exit code {code}")

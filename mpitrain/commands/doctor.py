@@ -55,7 +55,7 @@ def _facts(world: World, mesh: Mesh, hosts: Counter, bandwidth: str):
     yield "thread level", level + ("" if level == "multiple" else " (multiple is needed for a progress thread)")
     yield "ranks", f"{mesh.size} on {world.num_nodes} nodes: " + ", ".join(f"{host} {count}" for host, count in hosts.items())
     cores = len(os.sched_getaffinity(0))
-    yield "cores", f"{cores} for rank 0" + _crowded(library.vendor(), world.node.size, cores)
+    yield "cores", f"{cores} for rank 0" + crowded(library.vendor(), world.node.size)
     if many := launcher_options(library.vendor(), world.node.size, cores):
         yield "many ranks", many
     yield "shared memory", shared_memory.told()
@@ -105,7 +105,8 @@ def launcher_options(vendor: str, ranks: int, cores: int) -> str:
     return MANY.get(vendor, "") if ranks > cores else ""
 
 
-def _crowded(vendor: str, ranks: int, cores: int) -> str:
+def crowded(vendor: str, ranks: int) -> str:
+    """Return what to set where a node has more ranks than cores, whichever of these rank 0 is bound to; nothing where it is set."""
     variable, setting = HINTS.get(vendor, ("", ""))
     if ranks <= (os.cpu_count() or 1) or not variable or variable in os.environ:
         return ""

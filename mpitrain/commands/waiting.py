@@ -17,7 +17,7 @@ class Waiting:
         self._timer.daemon = True
 
     def __enter__(self) -> "Waiting":
-        if sys.stderr is not None and sys.stderr.isatty():
+        if sys.stderr.isatty():
             self._timer.start()
         return self
 
