@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from mpitrain.cluster.heap import keep_freed_memory
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm import awareness, library, trial
 from mpitrain.comm.awareness import Way
@@ -58,6 +59,7 @@ def place(plan: Plan, world: World) -> Placement:
 def looked_for(config: Config) -> Gpus:
     """Return the GPUs to choose from, with torch told how to compute on them; none, for a run on CPUs. Raises ConfigError."""
     set_threads(config.run)
+    keep_freed_memory()
     if config.run.device == "cpu":
         return Gpus(None, (), "", lambda index: None)
     found = gpus.of_torch()

@@ -1,0 +1,53 @@
+"""Freed memory stays with the process, so that the next step doesn't take it page by page; users' own settings stand."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from mpitrain.cluster.heap import VARIABLES
+
+PAGES, TURNS = 256, 40  # of 4 KB in a megabyte
+PROGRAM = f"""
+import resource, sys, torch
+from mpitrain.cluster.heap import keep_freed_memory
+
+kept = keep_freed_memory() if sys.argv[1] == "settled" else None
+def turns(count):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(count):
+        pieces = [torch.empty({PAGES} * 4096, dtype=torch.uint8).fill_(1) for _ in range(4)]
+        del pieces
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+turns(3)
+print(kept, turns({TURNS}))
+"""
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+
+
+def faults(mode, **variables):
+    """Run a child process; return what keep_freed_memory said there, and the page faults of TURNS turns."""
+    mine = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, "GLIBC_TUNABLES")}
+    command = [sys.executable, "-c", PROGRAM, mode]
+    said, count = subprocess.run(command, env=mine | variables, capture_output=True, text=True, check=True).stdout.split()
+    return said, int(count)
+
+
+@glibc
+def test_freed_memory_is_kept():
+    said, kept = faults("settled")
+    _, given_back = faults("as it is")
+    assert said == "True"
+    assert kept < PAGES, "a step takes its memory from the system again"
+    assert given_back > TURNS * PAGES, "then nothing has to be settled"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{name: "131072"} for name in VARIABLES] + [{"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}],
+    ids=lambda variables: "".join(variables),
+)
+def test_what_users_chose_stands(variables):
+    assert faults("settled", **variables)[0] == "False"
