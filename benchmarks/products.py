@@ -1,20 +1,24 @@
-"""Speed of fp32 matrix products on a CPU: torch's own (MKL), oneDNN's, and which of them mpitrain.model.linear takes.
+"""Speed of matrix products on a CPU: torch's own (MKL), oneDNN's, and which of them mpitrain.model.linear takes.
 
-    python benchmarks/products.py [--rows 256] [--repeats 60] [--threads 1]
+    python benchmarks/products.py [--rows 256] [--repeats 60] [--threads 1] [--type fp32]
+    ONEDNN_MAX_CPU_ISA=AVX512_CORE python benchmarks/products.py --type bf16      of a processor with less
 
 GFLOP/s, the libraries taking turns, medians. Shapes: the weights of the reference model and of wider and narrower ones. "forward" is
-x @ weight.T, "backward" is grad @ weight. Prints a Markdown table.
+x @ weight.T, "backward" is grad @ weight. Of 16-bit types torch's are oneDNN's as well, and the table has fp32 beside them. Prints a
+Markdown table.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch.nn import functional
 
 from mpitrain.model.linear import ONEDNN, product
+from mpitrain.parallel.precision import TYPES
 
 WEIGHTS = ((128, 384), (384, 384), (1024, 384), (384, 1024), (4096, 384), (2048, 2048), (128, 128), (64, 64))
 
@@ -24,13 +28,21 @@ def onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return ONEDNN(x, weight, None, "none", [], "")
 
 
-def measure(functions: tuple[Callable, ...], x: torch.Tensor, weight: torch.Tensor, repeats: int) -> list[float]:
+def ways(dtype: torch.dtype) -> dict[str, tuple[Callable, torch.dtype]]:
+    """Return what is compared: the function, and of which type its factors are. The first is what the last is divided by."""
+    if dtype.itemsize > 2:
+        return {"MKL": (functional.linear, dtype), "oneDNN": (onednn, dtype), "mpitrain": (product, dtype)}
+    return {"torch": (functional.linear, dtype), "mpitrain in fp32": (product, torch.float32), "mpitrain": (product, dtype)}
+
+
+def measure(functions: Iterable[tuple[Callable, torch.dtype]], x: torch.Tensor, weight: torch.Tensor, repeats: int) -> list[float]:
     """Return the median seconds of each function."""
-    times: list[list[float]] = [[] for _ in functions]
+    calls = [partial(function, x.to(dtype), weight.to(dtype)) for function, dtype in functions]
+    times: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats):
-        for found, function in zip(times, functions):
+        for found, call in zip(times, calls):
             begin = time.perf_counter()
-            function(x, weight)
+            call()
             found.append(time.perf_counter() - begin)
     return [statistics.median(found) for found in times]
 
@@ -40,19 +52,21 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--type", default="fp32", choices=("fp32", "fp64", "bf16", "fp16"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{options.rows} rows, {options.threads} thread(s), GFLOP/s\n")
-    print("| weight | direction | MKL | oneDNN | mpitrain | mpitrain / MKL |\n|---|---|---|---|---|---|")
+    compared = ways(TYPES[options.type])
+    print(f"{options.type}, {options.rows} rows, {options.threads} thread(s), GFLOP/s\n")
+    print(f"| weight | direction | {' | '.join(compared)} | mpitrain / {next(iter(compared))} |\n|---|---|---|---|---|---|")
     for height, width in WEIGHTS:
         weight = torch.randn(height, width)
         for direction, x, of in (
             ("forward", torch.randn(options.rows, width), weight),
             ("backward", torch.randn(options.rows, height), weight.t()),
         ):
-            seconds = measure((functional.linear, onednn, product), x, of, options.repeats)
+            seconds = measure(compared.values(), x, of, options.repeats)
             speeds = " | ".join(f"{2e-9 * options.rows * height * width / each:.1f}" for each in seconds)
-            print(f"| {height} x {width} | {direction} | {speeds} | {seconds[0] / seconds[2]:.2f} |")
+            print(f"| {height} x {width} | {direction} | {speeds} | {seconds[0] / seconds[-1]:.2f} |")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,16 @@ import pytest
 OP = "aten::_grouped_mm"
 
 
+@pytest.fixture(autouse=True)
+def fast_in_16_bits(monkeypatch):
+    """On a processor that isn't, bf16 is widened, one group after another: tests/test_processor.py."""
+    import torch
+
+    from mpitrain.parallel import processor
+
+    monkeypatch.setattr(processor, "_fast_here", lambda: frozenset((torch.bfloat16, torch.float16)))
+
+
 def called(x, weights, sizes):
     """Return the product, and the names of the operations that made it."""
     from torch.profiler import ProfilerActivity, profile

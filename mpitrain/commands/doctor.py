@@ -66,12 +66,13 @@ def _facts(world: World, mesh: Mesh, hosts: Counter, bandwidth: str):
 def _devices(world: World) -> list[tuple[str, str]]:
     """Return (name, finding) of GPUs: which there are, who shares them, the way of messages. Collective over all ranks."""
     try:
+        from mpitrain.parallel import processor
         from mpitrain.training.machine import device, gpus
     except ImportError as error:  # the rest is worth telling, too
         return [("torch", f"can't be loaded: {error}")]
     found = gpus.of_torch()
     kinds = set(world.all_gather("their devices", found.vendor))
-    lines = [("torch", gpus.build()), ("GPU driver", found.driver or "none")]
+    lines = [("torch", gpus.build()), ("CPU products", processor.in_words()), ("GPU driver", found.driver or "none")]
     if None in kinds or len(kinds) > 1:
         without = "on no rank" if kinds == {None} else f"not the same on all ranks: {', '.join(sorted(map(_maker, kinds)))}"
         return [*lines, ("GPUs", without), *((f"MPI, {vendor}", _awareness(vendor)) for vendor in gpus.VENDORS)]

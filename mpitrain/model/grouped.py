@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from mpitrain.model.linear import add_product, product
+from mpitrain.parallel.processor import multiplied_as
 from mpitrain.parallel.zero.parameters import Parameter
 
 LARGE = 2**24  # multiplications for the mean group: from here on oneDNN makes up for what the loop costs
@@ -34,7 +35,7 @@ def _at_once(x_NX: torch.Tensor, weights_EYX: torch.Tensor) -> bool:
     """Return whether grouped_mm can multiply these, and is faster."""
     large = x_NX.numel() * weights_EYX.shape[1] >= LARGE * len(weights_EYX)
     if x_NX.is_cpu:
-        fit = x_NX.dtype == torch.bfloat16 or (x_NX.dtype == torch.float32 and not large)
+        fit = x_NX.dtype == torch.bfloat16 == multiplied_as(x_NX.dtype) or (x_NX.dtype == torch.float32 and not large)
     else:  # for other types it copies sizes to the host, and loops
         fit = x_NX.is_cuda and x_NX.dtype == torch.bfloat16
         fit = fit and x_NX.data_ptr() % ALIGNED == 0 and weights_EYX.data_ptr() % ALIGNED == 0

@@ -2,6 +2,7 @@
 
 On a CPU torch multiplies fp32 matrices by MKL. oneDNN, which torch has too but calls for 16-bit types only, is faster from a few million
 multiplications on, MKL below (benchmarks/products.py). Which one is a function of the shape alone, so bits don't depend on anything else.
+16-bit matrices are multiplied in fp32 by processors that are slower otherwise (parallel/processor.py): sums are fp32 either way.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from mpitrain.parallel.processor import multiplied_as
 from mpitrain.parallel.zero.parameters import Parameter
 
+AT_ONCE = 2**20  # numbers of a weight that are widened at a time: they stay in the cache, and need little memory
 FEW_ROWS, FEW = 32, 2**23  # rows of x, multiplications: up to these a call of oneDNN costs more than it gains
 ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None  # what torch.compile calls, too
 
@@ -21,11 +24,25 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     Not differentiable: callers are the forward and backward of functions of their own.
     """
+    if x.is_cpu and multiplied_as(x.dtype) != x.dtype:
+        return _widened_product(x, weight)
     height, width = weight.shape
     many = x.numel() * height > FEW and x.numel() > FEW_ROWS * width
     if many and x.dtype == torch.float32 and x.is_cpu and ONEDNN is not None:
         return ONEDNN(x, weight, None, "none", [], "")
     return functional.linear(x, weight)
+
+
+def _widened_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the same, multiplied in fp32, some rows of the weight at a time."""
+    kind, rows = multiplied_as(x.dtype), max(1, AT_ONCE // max(1, weight.shape[1]))
+    wide = x.to(kind)
+    if len(weight) <= rows:
+        return product(wide, weight.to(kind)).to(x.dtype)
+    y = x.new_empty(*x.shape[:-1], len(weight))
+    for some, out in zip(weight.split(rows), y.split(rows, -1)):
+        out.copy_(product(wide, some.to(kind)))
+    return y
 
 
 @torch.no_grad()
@@ -37,7 +54,7 @@ def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: 
     if a.dtype == total.dtype:
         total.addmm_(a.t(), b)
     elif rounded:
-        total += a.t() @ b
+        total += product(a.t(), b.t())
     elif a.is_cuda:
         total += torch.mm(a.t(), b, out_dtype=total.dtype)
     else:

@@ -12,6 +12,7 @@ fp8 is bf16 but for the linears of a block, whose factors are rounded to fp8 fir
 import torch
 
 from mpitrain.config import Precision
+from mpitrain.parallel.processor import multiplied_as
 
 TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
@@ -24,11 +25,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def rounds_products(precision: Precision, device: torch.device) -> bool:
     """Return whether a microbatch's product of a weight gradient is rounded to the type of its factors before it is added.
 
-    As torch's autocast does. A CPU multiplies bf16 into fp32 by way of fp32 factors, at half the speed or less; a GPU does it as it is.
+    As torch's autocast does. A CPU that is fast in bf16 multiplies it into fp32 by way of fp32 factors, at half the speed or less; other
+    CPUs do that anyway, and a GPU sums in fp32.
     """
     if precision.products != "auto":
         return precision.products == "rounded"
-    return device.type == "cpu" and TYPES[precision.compute] == torch.bfloat16
+    dtype = TYPES[precision.compute]
+    return device.type == "cpu" and dtype == torch.bfloat16 == multiplied_as(dtype)
 
 
 def wire_type(precision: Precision) -> torch.dtype | None:

@@ -5,7 +5,8 @@ R queries of some key-value heads: rows [R G, C], the heads of one position side
 
 Faster than torch's own attention in bf16 on a CPU, most of all its backward; in fp32 it isn't, and in fp16 it is slower
 (benchmarks/attention.py). Scores are rounded to the type of the queries, as torch's products are; softmax is taken in fp32 at least.
-Neither the result nor the log-sum-exp is needed for the backward: the scores are made again.
+Neither the result nor the log-sum-exp is needed for the backward: the scores are made again. Where the processor multiplies in fp32
+instead (parallel/processor.py), rows and keys are widened first, and nothing is rounded between.
 """
 
 import math
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import torch
 
 from mpitrain.parallel.precision import wide
+from mpitrain.parallel.processor import multiplied_as
 
 ROWS = {2: 128, 4: 64, 8: 64}  # queries of a piece, by bytes of a number
 SCORES = 2**18  # of a piece, if it is of more than one key-value head
@@ -43,7 +45,7 @@ def attend(q_BHTC, k_BKSC, v_BKSC, visible=None, keep: bool = False) -> tuple[to
 
     visible: what is added to the scores, [B, 1, T, S] or [T, S], 0 or -inf; without it T = S, and key s is visible from query s on.
     """
-    q_BKTGC, k_BKSC, v_BKSC = _grouped(q_BHTC, k_BKSC), k_BKSC.contiguous(), v_BKSC.contiguous()
+    q_BKTGC, k_BKSC, v_BKSC = _grouped(q_BHTC, k_BKSC), _multiplied(k_BKSC), _multiplied(v_BKSC)
     out_BTHC = q_BHTC.new_empty(q_BHTC.shape[0], q_BHTC.shape[2], q_BHTC.shape[1], v_BKSC.shape[-1])
     out_BHTC, kept = out_BTHC.transpose(1, 2), []
     for piece in _pieces(q_BKTGC, k_BKSC, visible):
@@ -57,7 +59,7 @@ def attend(q_BHTC, k_BKSC, v_BKSC, visible=None, keep: bool = False) -> tuple[to
 def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, visible=None, kept: list | None = None) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v, in memory as these are. kept: the probabilities; without them they are made again."""
     grads = tuple(map(torch.empty_like, (q_BHTC, k_BKSC, v_BKSC)))
-    q_BKTGC, grad_BKTGC, k_BKSC, v_BKSC = *(_grouped(x, k_BKSC) for x in (q_BHTC, grad_BHTC)), k_BKSC.contiguous(), v_BKSC.contiguous()
+    q_BKTGC, grad_BKTGC, k_BKSC, v_BKSC = *(_grouped(x, k_BKSC) for x in (q_BHTC, grad_BHTC)), _multiplied(k_BKSC), _multiplied(v_BKSC)
     of_k_BKSC, of_v_BKSC = (torch.zeros(x.shape, dtype=wide(x.dtype)) for x in (k_BKSC, v_BKSC))
     scale = q_BHTC.shape[-1] ** -0.5
     for number, piece in enumerate(_pieces(q_BKTGC, k_BKSC, visible)):
@@ -75,7 +77,7 @@ def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, visible=None, kept: list 
 def _pieces(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor | None) -> Iterator[Piece]:
     """Yield the pieces. Which there are is a function of shapes and types alone."""
     batch, kv_heads, length, group, _ = q_BKTGC.shape
-    num_rows, num_keys = ROWS[q_BKTGC.element_size()], k_BKSC.shape[2]
+    num_rows, num_keys = ROWS[k_BKSC.element_size()], k_BKSC.shape[2]
     together = max(1, SCORES // (min(num_rows, length) * group * num_keys))  # of B K
     heads, sequences = min(together, kv_heads), max(1, together // kv_heads)
     if visible is not None:
@@ -96,7 +98,7 @@ def _probabilities(piece: Piece, rows: torch.Tensor, k_BKSC: torch.Tensor, visib
         added = added[: rows.shape[1], k_BKSC.shape[2] - piece.queries.start :][:, : piece.seen]
     else:
         added = visible.expand(len(k_BKSC), 1, *visible.shape[-2:])[piece.sequences, 0, piece.queries].repeat_interleave(group, 1)
-    return torch.softmax(torch.baddbmm(added, rows, piece.keys(k_BKSC).mT, alpha=rows.shape[-1] ** -0.5), -1)
+    return torch.softmax(torch.baddbmm(added.to(rows.dtype), rows, piece.keys(k_BKSC).mT, alpha=rows.shape[-1] ** -0.5), -1)
 
 
 @lru_cache(maxsize=2)  # training has one length; `generate` has another with each token
@@ -112,8 +114,13 @@ def _grouped(x_BHTC: torch.Tensor, k_BKSC: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(x_BKRGC: torch.Tensor) -> torch.Tensor:
-    """Return [B K, R G, C]."""
-    return x_BKRGC.flatten(2, 3).flatten(0, 1)
+    """Return [B K, R G, C], in the type that is multiplied."""
+    return x_BKRGC.to(multiplied_as(x_BKRGC.dtype)).flatten(2, 3).flatten(0, 1)
+
+
+def _multiplied(x: torch.Tensor) -> torch.Tensor:
+    """Return x without gaps, in the type that is multiplied."""
+    return x.to(multiplied_as(x.dtype)).contiguous()
 
 
 def _write(target_BKRGC: torch.Tensor, x: torch.Tensor) -> None:

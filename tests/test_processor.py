@@ -1,0 +1,121 @@
+"""In which type a CPU multiplies 16-bit matrices: by what it is, and right either way."""
+
+import pytest
+import torch
+
+from mpitrain.config import Precision
+from mpitrain.model import grouped, linear
+from mpitrain.parallel import precision, processor
+from mpitrain.parallel.context import by_blocks
+
+AVX512 = {"architecture": "x86_64", "avx2": True, "avx512_f": True}
+SAPPHIRE_RAPIDS = AVX512 | {"cpu_name": "Intel Xeon", "avx512_bf16": True, "avx512_fp16": True, "amx_bf16": True}
+PROCESSORS = {  # what torch says of them: which 16-bit types are fast
+    "Intel Sapphire Rapids": (SAPPHIRE_RAPIDS, {"bf16", "fp16"}),
+    "the same, AMX hidden": (SAPPHIRE_RAPIDS | {"amx_bf16": False}, {"fp16"}),
+    "Intel Cooper Lake": (AVX512 | {"cpu_name": "Intel Xeon", "avx512_bf16": True}, {"bf16"}),
+    "Intel Ice Lake": (AVX512 | {"cpu_name": "Intel Xeon"}, set()),
+    "AMD Zen 4": (AVX512 | {"cpu_name": "AMD EPYC", "avx512_bf16": True}, {"bf16"}),
+    "AMD, with fp16": (AVX512 | {"cpu_name": "AMD EPYC", "avx512_bf16": True, "avx512_fp16": True}, {"bf16", "fp16"}),
+    "a laptop": ({"architecture": "x86_64", "cpu_name": "Intel Core", "avx2": True}, set()),
+    "Arm Neoverse V1": ({"architecture": "aarch64", "neon": True, "bf16": True, "fp16_arith": True}, {"bf16", "fp16"}),
+    "Arm Neoverse N1": ({"architecture": "aarch64", "neon": True, "bf16": False, "fp16_arith": True}, {"fp16"}),
+    "nothing known": ({}, set()),
+}
+
+
+@pytest.fixture(params=["as it is", "in fp32"])
+def way(request, monkeypatch):
+    """Make this processor one that is fast in 16 bits, or one that isn't."""
+    fast = {torch.bfloat16, torch.float16} if request.param == "as it is" else set()
+    monkeypatch.setattr(processor, "_fast_here", lambda: frozenset(fast))
+    return request.param
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_processor_is_known_by_its_instructions(name):
+    has, fast = PROCESSORS[name]
+    assert {precision_name for precision_name in ("bf16", "fp16") if precision.TYPES[precision_name] in processor.fast_types(has)} == fast
+
+
+def test_only_16_bits_are_widened(way):
+    wide = torch.float32 if way == "in fp32" else None
+    types = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+    assert [processor.multiplied_as(each) for each in types] == [wide or torch.bfloat16, wide or torch.float16, *types[2:]]
+
+
+def test_this_processor_is_asked_once():
+    assert processor._fast_here() == processor.fast_types(torch.cpu.get_capabilities())
+
+
+def test_doctor_says_it(way):
+    said = "as it is" if way == "as it is" else "in fp32, which is faster here"
+    assert processor.in_words() == f"bf16 {said}, fp16 {said}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("height", "width"), [(5, 7), (300, 200), (1, 1), (64, 0), (0, 64)])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("at_once", [2**20, 1000])
+def test_a_product_is_that_of_fp64_rounded(way, dtype, height, width, transposed, at_once, monkeypatch):
+    """Also some rows at a time, of which the last are fewer."""
+    monkeypatch.setattr(linear, "AT_ONCE", at_once)
+    torch.manual_seed(1)
+    x, weight = torch.randn(2, 33, width).to(dtype), torch.randn(*((width, height) if transposed else (height, width))).to(dtype)
+    weight = weight.t() if transposed else weight
+    y, exact = linear.product(x, weight), x.double() @ weight.double().t()
+    assert y.dtype == dtype and y.shape == exact.shape
+    unit = torch.finfo(dtype).eps
+    assert ((y.double() - exact).abs() <= exact.abs() * unit + unit * 1e-2).all()
+
+
+def test_a_widened_product_is_rounded_once(monkeypatch):
+    monkeypatch.setattr(processor, "_fast_here", frozenset)
+    torch.manual_seed(1)
+    x, weight = torch.randn(33, 20).bfloat16(), torch.randn(9, 20).bfloat16()
+    assert linear.product(x, weight).equal(linear.product(x.float(), weight.float()).bfloat16())
+
+
+def test_a_rounded_weight_gradient_is_one_either_way(way):
+    torch.manual_seed(1)
+    a, b, total = torch.randn(70, 5).bfloat16(), torch.randn(70, 9).bfloat16(), torch.randn(5, 9)
+    added = total.clone()
+    linear.add_product(added, a, b, rounded=True)
+    assert (added - total).sub((added - total).bfloat16().float()).abs().max() < 1e-6  # of bf16, but for the sum
+    assert ((added - total) - (a.double().t() @ b.double())).abs().max() < 70**0.5 * 2**-7
+
+
+@pytest.mark.parametrize(("asked", "compute", "rounded"), [
+    ("auto", "bf16", {"as it is": True, "in fp32": False}),  # fp32 sums cost nothing where it is multiplied in fp32
+    ("rounded", "bf16", {"as it is": True, "in fp32": True}),
+    ("fp32", "bf16", {"as it is": False, "in fp32": False}),
+    ("auto", "fp16", {"as it is": False, "in fp32": False}),
+    ("auto", "fp32", {"as it is": False, "in fp32": False}),
+])  # fmt: skip
+def test_products_are_rounded_where_that_is_faster(way, asked, compute, rounded):
+    assert precision.rounds_products(Precision(compute=compute, products=asked), torch.device("cpu")) == rounded[way]
+    assert precision.rounds_products(Precision(compute=compute, products=asked), torch.device("cuda")) == (asked == "rounded")
+
+
+def test_groups_are_multiplied_alike(way):
+    torch.manual_seed(1)
+    x, weights, sizes = torch.randn(70, 64).bfloat16(), torch.randn(3, 32, 64).bfloat16(), (30, 0, 40)
+    y = grouped.grouped_product(x, weights, sizes)
+    exact = torch.cat([rows.double() @ weight.double().t() for rows, weight in zip(x.split(sizes), weights)])
+    assert grouped._at_once(x, weights) == (way == "as it is")
+    assert y.dtype == torch.bfloat16 and ((y.double() - exact).abs() <= exact.abs() * 2**-7 + 1e-2).all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_attention_is_that_of_fp64(way, masked, keep):
+    torch.manual_seed(1)
+    q, grad, k, v = (torch.randn(2, 130, heads, 16).bfloat16().transpose(1, 2) for heads in (4, 4, 2, 2))
+    hidden = torch.ones(130, 130, dtype=torch.bool).triu(1)
+    mask = torch.zeros(130, 130, dtype=torch.bfloat16).masked_fill(hidden, -torch.inf) if masked else None
+    out, kept = by_blocks.attend(q, k, v, mask, keep)
+    found = [out, *by_blocks.attend_backward(grad, q, k, v, mask, kept)]
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    exact = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True)
+    for a, b in zip(found, [exact, *torch.autograd.grad(exact, leaves, grad.double())], strict=True):
+        assert a.dtype == torch.bfloat16 and (a - b).norm() <= b.norm() * (0.003 if way == "in fp32" else 0.01)
