@@ -162,8 +162,8 @@ class Pipeline(Table):
     times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None  # automatic: F, I, W, message
     memory_limit: Annotated[float, Meta(gt=0)] | None = None  # automatic schedules: microbatches in flight on a rank
     weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None  # automatic: share of one that is held from I to W; 1: strict limit
-    # one stage only: so many last backwards walked together, bucket by bucket, and with zero 1 to 3 as many first forwards; 0: 1 within a
-    # node, else up to 4
+    # one stage only: so many last backwards walked together, bucket by bucket, and with zero 1 to 3 as many first forwards; 0: 1, and
+    # over several nodes up to 4, by their links
     tail: CountOrNone = 0
     pairs: Literal["whole", "parts"] = "whole"  # dualpipe, dualpipev: where zero 3 or reduce = "microbatch" walk blocks one by one, a
     # forward and a backward that run together are taken apart, or run together block by block, with the weights of two blocks there

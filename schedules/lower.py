@@ -40,7 +40,7 @@ def lower(
 
     Where forwards stand between these backwards, as in 1F1B, they move in front of them: K microbatches are then in flight.
     Each parameter's gradient is still summed in ascending microbatch order, so bits don't change. With more stages the next
-    rank waits for each backward, and `tail` is ignored.
+    rank waits for each backward, and `tail` is ignored; so it is where sequences are cut: a backward waits for the next segment's.
 
     `head=K` is the same for the first K forwards, where parameters are on their way when a step begins (ZeRO-1 to 3): the last ones may
     take as long as K microbatches instead of one. With a tail of K, too, there are never more than K in flight:
@@ -78,7 +78,7 @@ def lower(
         table = _without_pairs(table)
     programs = with_messages(table, _num_parts(reduces, residency) if together else None)
     if train:
-        alone = table.num_stages == 1 and not together
+        alone = walks_together(table) and not together
         late = tail if alone else 1
         for stage, reduction in enumerate(reduces):
             if reduction.ready:
@@ -92,6 +92,11 @@ def lower(
     if residency:
         programs = [with_residency(in_parts(program, residency), residency) for program in programs]
     return [[*program, NORM, UPDATE] for program in programs] if train else programs
+
+
+def walks_together(table: Table) -> bool:
+    """Whether a tail and a head do anything: a pipeline of one stage, and sequences that are whole."""
+    return table.num_stages == 1 and table.segments == 1
 
 
 def _with_head(program: list[Action], num_parts: int, head: int) -> list[Action]:

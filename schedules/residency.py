@@ -49,7 +49,8 @@ class Residency(NamedTuple):
             return [_merged(needed[i : i + self.ahead + 1]) for i in range(len(needed))]
         first = {key: i for i, keys in reversed(list(enumerate(needed))) for key in keys}
         last = {key: i for i, keys in enumerate(needed) for key in keys}
-        return [[key for key in _merged(needed) if first[key] - self.ahead <= i <= last[key]] for i in range(len(needed))]
+        every = _merged(needed)
+        return [[key for key in every if first[key] - self.ahead <= i <= last[key]] for i in range(len(needed))]
 
 
 def _merged(lists: Iterable[list[Key]]) -> list[Key]:

@@ -3,7 +3,8 @@
 import pytest
 
 from mpitrain import config as settings
-from mpitrain.layout.exchange import Machine, axes_between, choose, exchanged, is_open, took
+from mpitrain.layout.exchange import Machine, axes_between, choose, exchanged, left_open, took
+from mpitrain.layout.program import gather_of
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 
@@ -17,21 +18,20 @@ FLOPS = 6 * MATRICES * SEQUENCE * BATCH / 2  # of a step and rank, attention's f
 
 
 def planned(*more, ranks=2):
-    """Return the plan on as many nodes as ranks, and what was asked for."""
-    asked = settings.load(None, (*SETTINGS, *more))
-    return plan_of(resolve(asked, ranks, VOCAB, ranks, 1)), asked
+    """Return the plan on as many nodes as ranks."""
+    return plan_of(resolve(settings.load(None, (*SETTINGS, *more)), ranks, VOCAB, ranks, 1))
 
 
-def choice(*more, link, flops=1e12, fits=True, ranks=2):
-    """Return the keys that are chosen, and what is said. link: bytes/s of each axis."""
-    plan, asked = planned(*more, ranks=ranks)
+def choice(*more, link, flops=1e12, fits=lambda _: True, ranks=2):
+    """Return the keys that are chosen, and what is said. link: bytes/s of each axis.  fits: whether a plan does."""
+    plan = planned(*more, ranks=ranks)
     machine = Machine(dict.fromkeys(axes_between(plan), link), flops)
-    found, why = choose(plan, asked, machine, lambda _: fits)
-    return found.config.parallel.gather, found.config.pipeline.tail, why
+    found, why = choose(plan, machine, fits)
+    return gather_of(found.config.parallel), found.config.pipeline.tail or 1, why
 
 
 def test_seconds_are_bytes_over_the_links_of_their_axis_and_flops_at_half_of_the_peak():
-    plan, _ = planned("parallel.zero=3", "parallel.dp_shard=2", ranks=4)
+    plan = planned("parallel.zero=3", "parallel.dp_shard=2", ranks=4)
     found = exchanged(plan, 0)
     took_ = took(plan, Machine({"shard": 1e9, "replicate": 1e6}, 1e12))
     assert found.weights["shard"] and found.gradients["shard"] and found.gradients["replicate"] and not found.weights["replicate"]
@@ -41,20 +41,20 @@ def test_seconds_are_bytes_over_the_links_of_their_axis_and_flops_at_half_of_the
 
 
 def test_the_pipeline_rank_that_exchanges_most_counts():
-    plan, _ = planned("parallel.zero=1", "parallel.pp=2", "model.vocab=100000", "pipeline.stages=[3, 1]", ranks=4)
+    plan = planned("parallel.zero=1", "parallel.pp=2", "model.vocab=100000", "pipeline.stages=[3, 1]", ranks=4)
     every = [sum(exchanged(plan, rank).gradients.values()) for rank in range(2)]
     assert every[0] != every[1]
     assert took(plan, Machine({"shard": 1e9, "replicate": 1e9}, 1e12)).gradients == pytest.approx(max(every) / 1e9)
 
 
 def test_weights_are_kept_over_the_step_where_fetching_them_takes_longer_than_computing_and_they_fit():
-    plan, _ = planned("parallel.zero=3")
+    plan = planned("parallel.zero=3")
     found, computing = exchanged(plan, 0), took(plan, Machine({"shard": 1.0}, 1e12)).computing
     enough = (found.weights["shard"] + found.gradients["shard"]) / computing  # bytes/s
     assert choice("parallel.zero=3", link=1.01 * enough)[0] == "use"
     slow, _, why = choice("parallel.zero=3", link=0.99 * enough)
     assert slow == "step" and "fetched once" in why, why
-    kept, _, why = choice("parallel.zero=3", link=0.99 * enough, fits=False)
+    kept, _, why = choice("parallel.zero=3", link=0.99 * enough, fits=lambda _: False)
     assert kept == "use" and "don't fit into memory" in why, why
 
 
@@ -65,7 +65,7 @@ def test_what_was_asked_for_stays():
 
 
 def test_the_tail_is_as_long_as_reductions_take_twice():
-    plan, _ = planned("parallel.zero=1")
+    plan = planned("parallel.zero=1")
     gradients = exchanged(plan, 0).gradients["shard"]
     backward = 2 / 3 * took(plan, Machine({"shard": 1.0}, 1e12)).computing / (BATCH / 2)
     for share, tail in ((0.4, 1), (0.6, 2), (1.1, 3), (1.6, 4), (50, 4)):
@@ -76,20 +76,48 @@ def test_the_tail_is_as_long_as_reductions_take_twice():
 
 
 def test_nothing_is_open_where_all_was_said_or_one_node_has_all():
-    for more, open_ in (
-        (("parallel.zero=3", "parallel.gather=use", "pipeline.tail=1"), False),
-        (("parallel.zero=3", "pipeline.tail=1"), True),
-        (("parallel.zero=1", "pipeline.tail=1"), False),
-        (("parallel.zero=1",), True),
-        (("parallel.dp=1", "parallel.pp=2"), False),
+    gather, tail = "parallel.gather", "pipeline.tail"
+    for more, keys in (
+        (("parallel.zero=3", "parallel.gather=use", "pipeline.tail=1"), ()),
+        (("parallel.zero=3", "pipeline.tail=1"), (gather,)),
+        (("parallel.zero=1", "pipeline.tail=1"), ()),
+        (("parallel.zero=1",), (tail,)),
+        (("parallel.zero=3",), (gather, tail)),
+        (("parallel.dp=1", "parallel.pp=2"), ()),  # nothing travels between data ranks
     ):
-        plan, asked = planned(*more)
-        assert is_open(plan.config, asked) == open_, more
-    asked = settings.load(None, (*SETTINGS, "parallel.zero=1"))
-    assert not is_open(resolve(asked, 2, VOCAB), asked)
+        assert left_open(planned(*more)) == keys, more
+
+
+@pytest.mark.parametrize("more", [
+    ("pipeline.schedule=seq1f1b",),  # a backward waits for that of the next segment
+    ("pipeline.schedule=interleaved", "pipeline.chunks=2"),
+    ("pipeline.schedule=zbv",),  # two stages on a rank
+    ("parallel.zero=2", "parallel.reduce=microbatch"),
+    ("parallel.zero=3", "parallel.reduce=microbatch", "parallel.gather=use"),
+    ("parallel.pp=2",),
+])  # fmt: skip
+def test_no_tail_is_told_where_none_is_walked(more):
+    plan = planned("parallel.dp=2", *more, ranks=4 if "parallel.pp=2" in more else 2)
+    assert left_open(plan) == ()
+    longer = planned("parallel.dp=2", "pipeline.tail=4", *more, ranks=4 if "parallel.pp=2" in more else 2)
+    assert longer.training.ranks == plan.training.ranks
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_the_tail_is_as_long_as_fits(most):
+    _, tail, why = choice("parallel.zero=1", link=1.0, fits=lambda plan: plan.config.pipeline.tail <= most)
+    assert tail == most and ("4 don't fit into memory" in why) == (most < 4), why
+
+
+def test_what_changes_nothing_makes_no_other_programs():
+    plan = planned("parallel.zero=3")
+    few = planned("parallel.zero=3", "batch.global=2")
+    for each, link in ((plan, 1e15), (few, 1e15)):
+        found, _ = choose(each, Machine(dict.fromkeys(axes_between(each), link), 1e12), lambda _: True)
+        assert (found is each) == (each is few)  # of one microbatch there is no tail
 
 
 def test_a_key_that_a_run_wrote_down_is_no_choice_of_its_user():
     """config.toml of a run before has parallel.gather = "use", whatever ZeRO it was of."""
-    plan, _ = planned("parallel.zero=1", "parallel.gather=use")
+    plan = planned("parallel.zero=1", "parallel.gather=use")
     assert plan.config.parallel.gather == "use"

@@ -3,6 +3,8 @@
 Two nodes are made of one by comm.node_ranks; with MPITRAIN_NETNS=1, two hosts of network namespaces.
 """
 
+import tomllib
+
 import hosts
 import pytest
 from launch import MPITRAIN, loss_lines, mpirun, several, tail, tiny, write_text
@@ -39,6 +41,39 @@ def test_the_choice_is_told_and_gives_the_same_bits(tmp_path):
         assert not chosen(done[name].output) and "exchange of data ranks" not in done[name].output, done[name].output
     assert loss_lines(tmp_path / "few") == loss_lines(tmp_path / "few, said")
     assert loss_lines(tmp_path / "many") == loss_lines(tmp_path / "many, on one node") == loss_lines(tmp_path / "only the tail")
+
+
+def test_what_was_left_open_stays_so_for_the_next_start(tmp_path):
+    """config.toml has what its user wrote, not what was chosen: the next start may be on other nodes."""
+    text = write_text(tmp_path / "text.txt")
+    keys = {**MANY, **STEPS, "parallel_dp": 2, "comm_node_ranks": 1}
+    first = mpirun(2, MPITRAIN, "run", *tiny(tmp_path / "run", text, **keys))
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    again = mpirun(2, MPITRAIN, "run", str(tmp_path / "run/config.toml"), "--set", "run.steps=4")
+    assert (first.returncode, again.returncode) == (0, 0), tail(first.output) + tail(again.output)
+    assert written["pipeline"].get("tail", 0) == 0 and written["parallel"]["gather"] == "auto"
+    assert chosen(again.output).keys() == chosen(first.output).keys() == {"pipeline.tail"}
+
+
+def test_what_is_open_on_one_rank_and_said_on_another_is_refused(tmp_path):
+    text = write_text(tmp_path / "text.txt")
+    common = (MPITRAIN, "run", *tiny(tmp_path / "run", text, **MANY, **STEPS, parallel_dp=2, comm_node_ranks=1))
+    done = mpirun(1, *common, ":", "-n", "1", *common, "--set", "pipeline.tail=4", forked=False)
+    assert done.returncode == 2 and "tail" in done.output and not (tmp_path / "run").exists(), tail(done.output)
+
+
+def test_nothing_is_measured_where_data_ranks_exchange_within_nodes(tmp_path):
+    """Stages are on two nodes of two ranks each; one with a backward of one part, too."""
+    text = write_text(tmp_path / "text.txt")
+    keys = {**FEW, **STEPS, "parallel_zero": 3}
+    cut = {"data_sequence": 8, "batch_global": 4, "parallel_dp": 4, "pipeline_schedule": "seq1f1b"}
+    commands = [
+        ("run", *tiny(tmp_path / "stages", text, **keys, parallel_pp=2, comm_node_ranks=2)),
+        ("run", *tiny(tmp_path / "segments", text, **keys | cut, comm_node_ranks=2)),
+    ]
+    stages, segments = several(4, *commands)
+    assert stages.returncode == 0 and not chosen(stages.output) and "exchange of data ranks" not in stages.output, tail(stages.output)
+    assert segments.returncode == 0 and chosen(segments.output).keys() == {"parallel.gather"}, tail(segments.output)
 
 
 @pytest.mark.skipif(not hosts.CHOSEN, reason="MPITRAIN_NETNS=1 makes two hosts of network namespaces")

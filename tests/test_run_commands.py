@@ -114,6 +114,17 @@ def test_doctor_tells_how_more_ranks_than_cores_leave_them_to_others(monkeypatch
     assert crowded(vendor, many) == ""
 
 
+def test_memory_says_what_only_a_run_settles():
+    def told(*settings):
+        command = ["memory", "--ranks", "2", "--set", "model.preset=reference", *(f"--set={setting}" for setting in settings)]
+        return mpirun(0, MPITRAIN, *command).output.splitlines()[-1]
+
+    assert told("parallel.zero=3").startswith("parallel.gather and pipeline.tail: ")
+    assert told("parallel.zero=3", "parallel.gather=step").startswith("pipeline.tail: ")
+    assert ":" not in told("parallel.zero=3", "parallel.gather=use", "pipeline.tail=2")
+    assert ":" not in told("parallel.pp=2")
+
+
 def test_data_parallel_ranks_on_two_nodes_reduce_early_and_give_the_same_bits(tmp_path):
     """MPICH's launcher can pretend: ranks started as of two hosts share no memory."""
     if "MPICH" not in mpirun(0, MPITRAIN, "doctor").output:
@@ -121,9 +132,7 @@ def test_data_parallel_ranks_on_two_nodes_reduce_early_and_give_the_same_bits(tm
     text = write_text(tmp_path / "text.txt")
     two = [MPIRUN, "-launcher", "fork", "-hosts", "a:1,b:1", "-n", "2"]
     done = mpirun(0, *two, MPITRAIN, "run", *tiny(tmp_path / "two", text, run_steps=3))
-    assert done.returncode == 0 and "nodes: 2" in done.output, tail(done.output)
-    assert "tail = 4" in (tmp_path / "two/config.toml").read_text()
+    assert done.returncode == 0 and "nodes: 2" in done.output and "\npipeline.tail = " in done.output, tail(done.output)
     done = run_tiny(2, tmp_path / "one", text, run_steps=3)
-    assert done.returncode == 0 and "nodes: 1" in done.output, tail(done.output)
-    assert "tail = 1" in (tmp_path / "one/config.toml").read_text()
+    assert done.returncode == 0 and "nodes: 1" in done.output and "pipeline.tail" not in done.output, tail(done.output)
     assert loss_lines(tmp_path / "one") == loss_lines(tmp_path / "two")

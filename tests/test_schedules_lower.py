@@ -116,6 +116,8 @@ def test_every_head_is_correct_costs_no_time_and_no_memory_that_a_tail_does_not(
 def test_tail_and_head_are_ignored_with_more_stages_and_where_each_microbatch_is_reduced():
     table = build("1f1b", 2, 4)
     assert lower(table, TWO * 2, tail=3, head=3) == lower(table, TWO * 2)
+    cut = build("seq1f1b", 1, 4)
+    assert lower(cut, TWO, tail=3, head=3) == lower(cut, TWO)
     assert lower(build("1f1b", 1, 4), TWO, tail=3, head=3, reduce_each=True) == lower(build("1f1b", 1, 4), TWO, reduce_each=True)
 
 

@@ -10,6 +10,7 @@ from mpitrain.config import Parallel
 from mpitrain.data.tokenizer import load_tokenizer, separator
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
+from mpitrain.layout.exchange import left_open
 from mpitrain.layout.memory import predict, table_of_usage
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
@@ -60,7 +61,15 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     plan = planned(path, overrides, num_ranks)
     with Waiting("mpitrain memory"):
         usages, copies = predict(plan), [copy_bytes(plan, rank) for rank in range(plan.config.parallel.pp)]
-    return "MB (10**6 bytes) of each pipeline rank, with the largest shard of its state:\n" + table_of_usage(usages, copies)
+    table = table_of_usage(usages, copies)
+    return f"MB (10**6 bytes) of each pipeline rank, with the largest shard of its state:\n{table}{_left_open(plan)}"
+
+
+def _left_open(plan: Plan) -> str:
+    """Say what a run over several nodes may choose, at the price of memory."""
+    keys = " and ".join(left_open(plan))
+    more = "as within a node; over several nodes a run may choose what takes more, if it fits: set it to see it here"
+    return f"\n{keys}: {more}" if keys else ""
 
 
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:

@@ -4,8 +4,8 @@ Both are settled only where they are left open and links between nodes have been
 rank that needs most:
 
     gather   "step", if fetching weights for each use takes longer than all that is computed, and whole weights fit into memory
-    tail     the fewest backwards that take twice as long as the reductions they hide; weights that are fetched for each use are fetched
-             once for all of them, and then it stays
+    tail     the fewest backwards that take twice as long as the reductions they hide, and that fit into memory; at most four, and four
+             where weights are fetched for each use: once for all of them
 
 A rank computes at half of its peak, as a guess: what is chosen changes the time of a step, and no bit of what it computes.
 """
@@ -19,14 +19,15 @@ from typing import NamedTuple
 import msgspec
 
 from mpitrain.comm.wire import sent_bytes
-from mpitrain.config import Config
 from mpitrain.layout.domains import domains_of
 from mpitrain.layout.held import HeldBucket, held_by
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.program import gather_of
+from mpitrain.schedules.lower import walks_together
 
 SHARE_OF_PEAK = 0.5
+MOST_TAIL = 4  # microbatches in memory
 ROOM = 2.0  # by how much what hides reductions is longer than they are said to be
 BACKWARD = 2 / 3  # of what a microbatch computes
 
@@ -63,9 +64,10 @@ def axes_between(plan: Plan) -> tuple[str, ...]:
     return tuple(name for name in names if plan.axes.carried[name].operations)
 
 
-def is_open(config: Config, asked: Config) -> bool:
-    """Whether there is anything to choose. asked: as the user wrote it."""
-    return _gather_is_open(config) or _tail_is_open(config, asked)
+def left_open(plan: Plan) -> tuple[str, ...]:
+    """Return the keys that nobody has set, where they matter: data ranks exchange something."""
+    keys = {"parallel.gather": _gather_is_open(plan), "pipeline.tail": _tail_is_open(plan)}
+    return tuple(key for key, is_open in keys.items() if is_open) if axes_between(plan) else ()
 
 
 def exchanged(plan: Plan, rank: int) -> Exchanged:
@@ -89,10 +91,10 @@ def took(plan: Plan, machine: Machine) -> Took:
     return Took(weights, gradients, plan.flops_per_token() * tokens / (SHARE_OF_PEAK * machine.flops))
 
 
-def choose(plan: Plan, asked: Config, machine: Machine, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
-    """Return the plan with what was left open settled, and why, in lines for the user.
+def choose(plan: Plan, machine: Machine, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
+    """Return the plan with what was left open settled, and why, in lines for the user. Programs are made anew only where they change.
 
-    asked: the configuration as it was written.  fits: whether a plan fits into memory; it is asked alike on all ranks.
+    fits: whether a plan fits into memory; it is asked alike on all ranks.
     """
     found = took(plan, machine)
     slowest = min(machine.links, key=machine.links.__getitem__)
@@ -100,40 +102,48 @@ def choose(plan: Plan, asked: Config, machine: Machine, fits: Callable[[Plan], b
         f"exchange of data ranks, a step: weights {_shown(found.weights)}, gradients {_shown(found.gradients)}, axis {slowest} at "
         f"{machine.links[slowest] / 1e9:.2g} GB/s; computing {_shown(found.computing)}, at half of the peak"
     ]
-    if _gather_is_open(plan.config):
+    if _gather_is_open(plan):
         plan, why = _with_gather(plan, found, machine, fits)
         lines.append(f"parallel.gather = {json.dumps(gather_of(plan.config.parallel))}: {why}")
-        found = took(plan, machine)
-    if _tail_is_open(plan.config, asked):
-        tail = _least_tail(plan, found)
-        lines.append(f"pipeline.tail = {tail}: backwards that the reductions travel under")
-        plan = _changed(plan, pipeline={"tail": tail})
+    if _tail_is_open(plan):
+        plan, why = _with_tail(plan, found, fits)
+        lines.append(f"pipeline.tail = {plan.config.pipeline.tail or 1}: {why}")
     return plan, "\n".join(lines)
 
 
-def _gather_is_open(config: Config) -> bool:
-    return config.parallel.zero == 3 and config.parallel.gather == "auto"
+def _gather_is_open(plan: Plan) -> bool:
+    return plan.config.parallel.zero == 3 and plan.config.parallel.gather == "auto"
 
 
-def _tail_is_open(config: Config, asked: Config) -> bool:
-    """Whether several backwards would be walked together, which the user hasn't asked for."""
-    return asked.pipeline.tail == 0 and config.pipeline.tail > 1
+def _tail_is_open(plan: Plan) -> bool:
+    """Whether several backwards can be walked together, and nobody has said how many."""
+    config = plan.config
+    return config.pipeline.tail == 0 and config.parallel.reduce == "step" and walks_together(plan.training.table)
 
 
 def _with_gather(plan: Plan, found: Took, machine: Machine, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
-    """Return the plan with weights fetched for each use or once, and why."""
-    use = _changed(plan, parallel={"gather": "use"})
+    """Return the plan with weights fetched for each use, as it is, or once; and why."""
     if found.exchanging <= found.computing:
-        return use, "what is fetched for each use travels while this rank computes"
+        return plan, "what is fetched for each use travels while this rank computes"
     step = _changed(plan, parallel={"gather": "step"})
     once = _shown(took(step, machine).weights)
     if not fits(step):
-        return use, f"weights fetched once would take {once}, but whole ones don't fit into memory"
+        return plan, f"weights fetched once would take {once}, but whole ones don't fit into memory"
     return step, f"weights are fetched once, in {once}, and kept over the step; fetched for each use they take {_shown(found.weights)}"
 
 
+def _with_tail(plan: Plan, found: Took, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
+    """Return the plan with as long a tail as is of use and fits, and why; with one of 1 it is as it was."""
+    why, wanted = "backwards that the reductions travel under", _least_tail(plan, found)
+    for tail in range(wanted, 1, -1):
+        longer = _changed(plan, pipeline={"tail": tail})
+        if fits(longer):
+            return longer, why + f"; {wanted} don't fit into memory" * (tail < wanted)
+    return plan, why + f"; {wanted} don't fit into memory" * (wanted > 1)
+
+
 def _least_tail(plan: Plan, found: Took) -> int:
-    most = min(plan.config.pipeline.tail, plan.num_microbatches)
+    most = min(MOST_TAIL, plan.num_microbatches)
     if plan.config.parallel.zero == 3 and gather_of(plan.config.parallel) == "use":
         return most
     backward = BACKWARD * found.computing / plan.num_microbatches

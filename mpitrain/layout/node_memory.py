@@ -41,12 +41,12 @@ def require_gpu_memory(plan: Plan, pipeline_ranks: Sequence[int], name: str, fou
     needed = sum(usages[rank].on_device - uncounted[rank] for rank in pipeline_ranks)
     if needed <= found_bytes:
         return
-    many, fewer = len(pipeline_ranks), "start fewer ranks on each GPU, "
+    many, fewer, tail = len(pipeline_ranks), "start fewer ranks on each GPU, ", "pipeline.tail, " * (plan.config.pipeline.tail > 1)
     who = f"{many} ranks share a GPU, and keep" if many > 1 else "a rank keeps"
     raise ConfigError(
         f"{who} at least {needed / 2**30:,.1f} GiB of weights, gradients, moments and activations on it; {name} has "
         f"{found_bytes / 2**30:,.1f} GiB; {fewer if many > 1 else ''}choose a smaller model or more stages (parallel.pp), or look at "
-        "parallel.zero and memory.offload (mpitrain memory shows what each rank holds)"
+        f"{tail}parallel.zero and memory.offload (mpitrain memory shows what each rank holds)"
     )
 
 

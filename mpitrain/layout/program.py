@@ -33,9 +33,9 @@ def training(config: Config, table: Table, stages: Sequence[StagePlan]) -> Progr
     _refuse_idle_pairs(config, table)
     reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
     zero = {"residency": _residency(config, table, stages), "reduce_each": parallel.zero >= 2 and parallel.reduce == "microbatch"}
-    tail = min(config.pipeline.tail, table.num_microbatches)
+    tail = min(config.pipeline.tail or 1, table.num_microbatches)  # what is left open is settled where links have been measured
     head = tail if parallel.zero else 1  # else weights are whole when a step begins
-    programs = lower(table, reduces, tail=tail, head=head if table.segments == 1 else 1, pairs=config.pipeline.pairs, **zero)
+    programs = lower(table, reduces, tail=tail, head=head, pairs=config.pipeline.pairs, **zero)
     if parallel.zero in (1, 2):
         programs = [[*program, SPREAD] for program in programs]
     return Programs(table, programs, _proved(table, programs, reduces=reduces, **zero))

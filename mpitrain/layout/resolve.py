@@ -46,7 +46,7 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1, node
     attention = resolve_attention(config, model, preset.get("attention", {}))
     experts = resolve_experts(config, model, preset.get("experts", {}))
     parallel, batch = _layout(config, model.layers, num_ranks)
-    pipeline = _pipeline(config.pipeline, parallel, model.layers, num_nodes)
+    pipeline = _pipeline(config.pipeline, parallel, model.layers)
     _refuse_unseen(model, config.data.sequence)
     _refuse_undivided(model, config.data.sequence, parallel)
     refuse_unfolded(model, experts, parallel, config)
@@ -210,10 +210,8 @@ def _refuse_endless(num_microbatches: int, parallel: Parallel, pipeline: Pipelin
         )
 
 
-def _pipeline(pipeline: Pipeline, parallel: Parallel, layers: int, num_nodes: int) -> Pipeline:
-    pp, slow_network = parallel.pp, num_nodes > 1 and parallel.dp > 1 and parallel.pp == 1
-    tail = pipeline.tail or (4 if slow_network else 1)  # reductions then overlap with four backwards instead of one
-    chunks, stages = chunks_of(pipeline.schedule, pipeline.chunks), pipeline.stages
+def _pipeline(pipeline: Pipeline, parallel: Parallel, layers: int) -> Pipeline:
+    pp, chunks, stages = parallel.pp, chunks_of(pipeline.schedule, pipeline.chunks), pipeline.stages
     if pp * chunks > layers:
         raise ConfigError(
             f"parallel.pp = {pp} x {chunks} stages a rank ({pipeline.schedule}) = {pp * chunks} stages for model.layers = {layers} blocks; "
@@ -224,7 +222,7 @@ def _pipeline(pipeline: Pipeline, parallel: Parallel, layers: int, num_nodes: in
             f"pipeline.stages = {stages}: {sum(stages):g} blocks on {len(stages)} stages; needed model.layers = {layers} blocks "
             f"on parallel.pp = {pp} x pipeline.chunks = {chunks} stages"
         )
-    return msgspec.structs.replace(pipeline, chunks=chunks, tail=tail)
+    return msgspec.structs.replace(pipeline, chunks=chunks)
 
 
 def _preset(model: Model) -> dict[str, Any]:

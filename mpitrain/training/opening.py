@@ -50,12 +50,10 @@ class Corpora:
 class Opened:
     """A plan that holds, with its run directory, its newest checkpoint and its tokens.
 
-    asked: its configuration as the user wrote it.  notes: for the user.  end: of the time this job has, on the first rank, if somebody
-    says.
+    notes: for the user.  end: of the time this job has, on the first rank, if somebody says.
     """
 
     plan: Plan
-    asked: Config
     rundir: RunDir
     corpora: Corpora
     newest: Newest
@@ -80,7 +78,7 @@ def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard, record:
     require_same_configuration(world, plan.config)
     world.require_same(same)
     _require_device(plan, world)
-    return _Opening(plan, read, tokenizer, world, guard).open(), world
+    return _Opening(plan, tokenizer, world, guard).open(), world
 
 
 def _plan(read: Config | InputError, world: World, record: Wish | None) -> tuple[Plan, Tokenizer, dict[str, str]]:
@@ -134,8 +132,8 @@ def _require_device(plan: Plan, world: World) -> None:
 class _Opening:
     """The run directory and what is in it, step by step; each is collective, and an error in one undoes what was made."""
 
-    def __init__(self, plan: Plan, asked: Config, tokenizer: Tokenizer, world: World, guard: Guard):
-        self.plan, self.config, self.asked, self.tokenizer, self.world, self.guard = plan, plan.config, asked, tokenizer, world, guard
+    def __init__(self, plan: Plan, tokenizer: Tokenizer, world: World, guard: Guard):
+        self.plan, self.config, self.tokenizer, self.world, self.guard = plan, plan.config, tokenizer, world, guard
         self.rundir, self.notes = RunDir(self.config.run.dir), list[str]()
 
     def open(self) -> Opened:
@@ -162,7 +160,7 @@ class _Opening:
         world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.config))
         with place.at("start", "asking the scheduler for the end of this job", BUSY):
             end = world.from_first_rank("asking the scheduler", lambda: end_of_allocation(self.config.run.time_limit))
-        return Opened(self.plan, self.asked, self.rundir, corpora, newest, self.notes, end if world.rank == 0 else None)
+        return Opened(self.plan, self.rundir, corpora, newest, self.notes, end if world.rank == 0 else None)
 
     def _take(self) -> str:
         token, said = self.rundir.take(self.guard.end, self._still)

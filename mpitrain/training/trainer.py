@@ -68,7 +68,7 @@ def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) 
             device, measure = str(placement.gpu or "CPU"), config.run.preflight == "full"
             report.say(conditions.told(world, opened.plan, opened.rundir.path, device, measure=measure))
     with place.at("build", "measuring links between nodes", BUSY):
-        plan, why = settled(opened.plan, opened.asked, world, placement)
+        plan, why = settled(opened.plan, world, placement)
         report.say(why)
     with place.at("build", "building the model", BUSY):
         trainer = Trainer(replace(opened, plan=plan), world, mesh, placement, guard, limit, record)

@@ -1,12 +1,12 @@
 """Settle what is left open until the links between nodes are known: when weights are fetched, and what reductions travel under."""
 
 import os
+from collections.abc import Sequence
 
 from mpitrain.cluster.conditions import slowest_links
 from mpitrain.comm.world import World
-from mpitrain.config import Config
 from mpitrain.errors import ConfigError
-from mpitrain.layout.exchange import Machine, axes_between, choose, is_open
+from mpitrain.layout.exchange import Machine, axes_between, choose, left_open
 from mpitrain.layout.memory import predict_rank
 from mpitrain.layout.node_memory import require_gpu_memory
 from mpitrain.layout.plan import Plan
@@ -18,18 +18,22 @@ from mpitrain.training.machine.peak import peak_of_all
 MOST = 0.8  # of a node's memory: Python, libraries and MPI have some, too
 
 
-def settled(plan: Plan, asked: Config, world: World, placement: Placement) -> tuple[Plan, str]:
-    """Return the plan with nothing left open, and why, for the user; nothing where one node has all data ranks. Collective.
-
-    asked: the configuration as the user wrote it.
-    """
-    names, keys = axes_between(plan), plan.config.comm
-    several = world.num_nodes > 1 or 0 < keys.node_ranks < world.size
-    if not (several and names and is_open(plan.config, asked)):
+def settled(plan: Plan, world: World, placement: Placement) -> tuple[Plan, str]:
+    """Return the plan with nothing left open, and why, for the user; nothing where data ranks exchange within nodes only. Collective."""
+    names = axes_between(plan)
+    if not (left_open(plan) and _cross(names, plan, world)):
         return plan, ""
     peak = peak_of_all(placement, TYPES[plan.config.precision.compute], world).flops / world.size
     machine = Machine(slowest_links(world, plan, names), world.from_first_rank("how fast ranks compute", lambda: peak))
-    return choose(plan, asked, machine, lambda found: _fits(found, world, placement))
+    return choose(plan, machine, lambda found: _fits(found, world, placement))
+
+
+def _cross(names: Sequence[str], plan: Plan, world: World) -> bool:
+    """Whether any rank has a neighbour on another node along one of these axes. Collective."""
+    node_ranks, mine = plan.config.comm.node_ranks, plan.axes.of(world.rank)
+    first = min(world.of_node("who is on this node", world.rank))
+    nodes = [rank // node_ranks for rank in range(world.size)] if node_ranks else world.all_gather("their nodes", first)
+    return any(world.all_gather("whether data crosses nodes", any(len({nodes[rank] for rank in mine[name]}) > 1 for name in names)))
 
 
 def _fits(plan: Plan, world: World, placement: Placement) -> bool:
