@@ -226,7 +226,7 @@ class Comm(Table):
     # where this MPI says that it takes them; a child process tries what isn't sure, and `direct` where the MPI says no
     synchronous: bool = False  # messages between stages leave only when they are received: finds schedules that lean on buffering
     progress: Literal["poll", "thread"] = "poll"  # thread: enters MPI while the rank computes; worth it with a core to spare
-    bucket_mb: Annotated[float, Meta(gt=0)] = 8.0  # gradients reduced in one operation, 2**20 bytes
+    bucket_mb: Annotated[float, Meta(gt=0)] = 4.0  # gradients reduced in one operation, 2**20 bytes, but never less than a block's
     timeout_s: Annotated[float, Meta(gt=0)] | None = None  # a wait longer than this is a hang; absent: from 600 s down to 60, as ten of
     # the run's own steps take
     slow_after: CountOrNone = 50  # steps after which slow ranks and links are named, and every so often again; 0: never
