@@ -377,7 +377,7 @@ BUGS = [
     ("schedules/lower.py", "return table.num_stages == 1 and table.segments == 1", "return table.num_stages == 1"),
     ("mpitrain/parallel/processor.py", 'has.get("avx512_fp16") and "Intel"', '"Intel"'),
     ("mpitrain/model/linear.py", "for some, out in zip(weight.split(rows), y.split(rows, -1)):", "for some, out in zip(weight.split(rows)[:-1], y.split(rows, -1)):"),
-    ("mpitrain/cluster/heap.py", "and mallopt(TRIM_THRESHOLD, KEPT)", "and TRIM_THRESHOLD"),
+    ("mpitrain/cluster/heap.py", "mallopt(MMAP_THRESHOLD, PIECE)", "True"),
     ("mpitrain/training/trainer.py", "if not sick and saving:", "if saving:"),
 ]  # fmt: skip
 

@@ -38,10 +38,10 @@ def faults(mode, **variables):
 @glibc
 def test_freed_memory_is_kept():
     said, kept = faults("settled")
-    _, given_back = faults("as it is")
+    _, given_back = faults("as it is", MALLOC_MMAP_THRESHOLD_="131072")  # glibc's first choice, which it changes as it goes
     assert said == "True"
     assert kept < PAGES, "a step takes its memory from the system again"
-    assert given_back > TURNS * PAGES, "then nothing has to be settled"
+    assert given_back >= TURNS * 4 * PAGES, "page faults aren't seen"
 
 
 @pytest.mark.parametrize(
