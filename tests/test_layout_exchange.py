@@ -110,11 +110,16 @@ def test_the_tail_is_as_long_as_fits(most):
 
 
 def test_what_changes_nothing_makes_no_other_programs():
-    plan = planned("parallel.zero=3")
-    few = planned("parallel.zero=3", "batch.global=2")
-    for each, link in ((plan, 1e15), (few, 1e15)):
-        found, _ = choose(each, Machine(dict.fromkeys(axes_between(each), link), 1e12), lambda _: True)
-        assert (found is each) == (each is few)  # of one microbatch there is no tail
+    for batch, changes in ((2, False), (4, True)):  # of one microbatch there is no tail
+        plan = planned("parallel.zero=3", f"batch.global={batch}")
+        found, _ = choose(plan, Machine(dict.fromkeys(axes_between(plan), 1e15), 1e12), lambda _: True)
+        assert (found is not plan) == changes
+
+
+def test_until_links_are_measured_one_microbatch_is_walked_and_held():
+    """On whatever number of nodes: what a GPU is asked to hold is no guess."""
+    assert planned("parallel.zero=1").training.ranks == planned("parallel.zero=1", "pipeline.tail=1").training.ranks
+    assert planned("parallel.zero=1").training.ranks != planned("parallel.zero=1", "pipeline.tail=2").training.ranks
 
 
 def test_a_key_that_a_run_wrote_down_is_no_choice_of_its_user():

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain.errors import ScheduleError
+from mpitrain.schedules import residency as residency_module
 from mpitrain.schedules.actions import GATHER, PAIR, SENDS, Action, format_program
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.check import Report, check
@@ -301,3 +302,20 @@ def test_stashes_are_counted_by_whole_forwards(name):
     programs = lower(table, reduces, residency=block_by_block(table.num_stages, 3))
     report = check(programs, table.num_stages, table.num_microbatches, **facts)
     assert report.peak_in_flight == plain.peak_in_flight == tuple(map(simulate(programs).peak_in_flight, range(4)))
+
+
+def test_the_work_for_what_is_kept_over_a_step_grows_as_the_program(monkeypatch):
+    """Not as its square: 64 blocks and 256 microbatches took minutes."""
+    looked_at, merged = [], residency_module._merged
+
+    def counted(lists):
+        looked_at.extend(lists := list(lists))
+        return merged(lists)
+
+    monkeypatch.setattr(residency_module, "_merged", counted)
+    counts = []
+    for num_microbatches in (2, 16):
+        looked_at.clear()
+        lower(build("gpipe", 1, num_microbatches), reduced(1, 3), residency=block_by_block(1, 3, until="step"))
+        counts.append(len(looked_at))
+    assert 0 < counts[1] <= 10 * counts[0]

@@ -31,6 +31,8 @@ def settled(plan: Plan, world: World, placement: Placement) -> tuple[Plan, str]:
 def _cross(names: Sequence[str], plan: Plan, world: World) -> bool:
     """Whether any rank has a neighbour on another node along one of these axes. Collective."""
     node_ranks, mine = plan.config.comm.node_ranks, plan.axes.of(world.rank)
+    if world.num_nodes == 1 and not node_ranks:
+        return False
     first = min(world.of_node("who is on this node", world.rank))
     nodes = [rank // node_ranks for rank in range(world.size)] if node_ranks else world.all_gather("their nodes", first)
     return any(world.all_gather("whether data crosses nodes", any(len({nodes[rank] for rank in mine[name]}) > 1 for name in names)))
