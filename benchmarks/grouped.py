@@ -30,6 +30,8 @@ SHAPES = (  # experts, rows of each, width, hidden units
 class Total:
     """A weight whose gradient is added to."""
 
+    rounded = False
+
     def __init__(self, like: torch.Tensor):
         self.grad = torch.zeros(like.shape)
 

@@ -61,13 +61,27 @@ def test_both_ways_make_the_same(name, monkeypatch):
     torch.testing.assert_close(at_once, one_by_one)
 
 
-def test_large_groups_are_multiplied_one_by_one_in_fp32():
+def test_large_groups_are_multiplied_one_by_one_in_fp32(monkeypatch):
     import torch
 
+    from mpitrain.model import grouped
+
+    monkeypatch.setattr(grouped, "mkl_is_slow", lambda: False)  # where it is, groups are large earlier: tests/test_products.py
     x, weights = torch.randn(2 * 128, 512), torch.randn(2, 512, 512)
     assert OP not in called(x, weights, (128, 128))[1]
     assert OP in called(x.bfloat16(), weights.bfloat16(), (128, 128))[1]
     assert OP in called(x[:120], weights, (60, 60))[1]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_groups_are_large_earlier_where_mkl_is_slow(slow, monkeypatch):
+    import torch
+
+    from mpitrain.model import grouped
+
+    monkeypatch.setattr(grouped, "mkl_is_slow", lambda: slow)
+    for rows, at_once in ((31, True), (32, not slow), (255, not slow), (256, False)):
+        assert grouped._at_once(torch.empty(3 * rows, 256), torch.empty(3, 256, 256)) == at_once
 
 
 @pytest.mark.parametrize("names", [("float32", "float32"), ("float32", "bfloat16"), ("float64", "float64")])

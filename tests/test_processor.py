@@ -20,6 +20,7 @@ PROCESSORS = {  # what torch says of them: which 16-bit types are fast
     "a laptop": ({"architecture": "x86_64", "cpu_name": "Intel Core", "avx2": True}, set()),
     "Arm Neoverse V1": ({"architecture": "aarch64", "neon": True, "bf16": True, "fp16_arith": True}, {"bf16", "fp16"}),
     "Arm Neoverse N1": ({"architecture": "aarch64", "neon": True, "bf16": False, "fp16_arith": True}, {"fp16"}),
+    "one without a name": (AVX512, set()),
     "nothing known": ({}, set()),
 }
 
@@ -36,6 +37,16 @@ def way(request, monkeypatch):
 def test_a_processor_is_known_by_its_instructions(name):
     has, fast = PROCESSORS[name]
     assert {precision_name for precision_name in ("bf16", "fp16") if precision.TYPES[precision_name] in processor.fast_types(has)} == fast
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_mkl_is_slow_on_amd(name):
+    assert processor.slow_by_mkl(PROCESSORS[name][0]) == name.startswith("AMD")
+
+
+def test_mkl_is_slow_where_there_is_something_else():
+    there = torch.backends.mkldnn.is_available()
+    assert processor.mkl_is_slow() == (there and processor.slow_by_mkl(torch.cpu.get_capabilities()))
 
 
 def test_only_16_bits_are_widened(way):

@@ -34,22 +34,58 @@ def test_product_is_that_of_fp64(rows, height, width, name, transposed):
     assert not y.numel() or (y.double() - expected).abs().max() <= bound
 
 
+@pytest.fixture
+def mkl_is(monkeypatch):
+    """Make this processor one on which MKL is fast, or one on which it is slow."""
+    from mpitrain.model import linear
+
+    if linear.ONEDNN is None:
+        pytest.skip("this torch has no oneDNN")
+    return lambda speed: monkeypatch.setattr(linear, "mkl_is_slow", lambda: speed == "slow")
+
+
 @pytest.mark.parametrize(("rows", "height", "width", "by_onednn"), [
-    (256, 384, 384, True),
-    (256, 4096, 384, True),
-    (33, 1024, 1024, True),
-    (32, 1024, 1024, False),  # few rows: packing the weight costs more than it gains
-    (64, 64, 64, False),  # few products: so does the call
+    (256, 384, 384, ("fast", "slow")),
+    (256, 4096, 384, ("fast", "slow")),
+    (33, 1024, 1024, ("fast", "slow")),
+    (32, 1024, 1024, ("slow",)),  # few rows: packing the weight costs more than it gains
+    (5, 1024, 1024, ("slow",)),
+    (4, 1024, 1024, ()),
+    (256, 128, 64, ("slow",)),
+    (64, 64, 64, ()),  # few products: so does the call
 ])  # fmt: skip
-def test_onednn_multiplies_where_it_is_faster(rows, height, width, by_onednn):
+@pytest.mark.parametrize("speed", ["fast", "slow"])
+def test_onednn_multiplies_where_it_is_faster(rows, height, width, by_onednn, speed, mkl_is):
     import torch
 
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("this torch has no oneDNN")
+    mkl_is(speed)
     for transposed in (False, True):
         weight = torch.randn(width, height).t() if transposed else torch.randn(height, width)
-        assert (OP in called(torch.randn(rows, width), weight)[1]) == by_onednn
+        assert (OP in called(torch.randn(rows, width), weight)[1]) == (speed in by_onednn)
     assert OP not in called(torch.randn(rows, width).double(), weight.double())[1]
+
+
+@pytest.mark.parametrize(("rows", "height", "width", "apart"), [(256, 384, 384, True), (256, 128, 64, False), (256, 4, 4096, False)])
+@pytest.mark.parametrize("speed", ["fast", "slow"])
+@pytest.mark.parametrize("at_once", [2**22, 40000])
+def test_weight_gradients_are_made_apart_where_mkl_is_slow(rows, height, width, apart, speed, at_once, mkl_is, monkeypatch):
+    """Some rows of the weight at a time, of which the last are fewer."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from mpitrain.model import linear
+
+    mkl_is(speed)
+    monkeypatch.setattr(linear, "ADDED_AT_ONCE", at_once)
+    torch.manual_seed(1)
+    total, a, b = torch.randn(height, width), torch.randn(rows, height), torch.randn(rows, width)
+    expected = total.double() + a.double().t() @ b.double()
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        linear.add_product(total, a, b)
+    names = [event.name for event in record.events()]
+    pieces = -(-height // (at_once // width)) if apart and speed == "slow" else 0
+    assert names.count(OP) == pieces and ("aten::addmm_" in names) == (pieces == 0)
+    assert (total.double() - expected).abs().max() < 2e-4
 
 
 def test_a_rounded_product_is_that_of_its_factors_type():

@@ -2,7 +2,7 @@
 
 N rows, of which the first sizes[0] belong to matrix 0, and so on. torch's grouped_mm is one kernel on CUDA; on a CPU it is a loop of
 MKL's products within one call, faster than ours up to groups of some size, from which on oneDNN's products are (benchmarks/grouped.py).
-Which one is a function of types, shapes and alignment alone, as in model/linear.py.
+Which one is a function of processor, types, shapes and alignment alone, as in model/linear.py.
 
 Weight gradients are a loop on all devices: each is added in place, and summed in the type of the buffer. grouped_mm would make a second
 buffer of them, and round it to the type of its factors.
@@ -16,10 +16,10 @@ import torch
 from torch.nn import functional
 
 from mpitrain.model.linear import add_product, product
-from mpitrain.parallel.processor import multiplied_as
+from mpitrain.parallel.processor import mkl_is_slow, multiplied_as
 from mpitrain.parallel.zero.parameters import Parameter
 
-LARGE = 2**24  # multiplications for the mean group: from here on oneDNN makes up for what the loop costs
+LARGE, LARGE_BY_SLOW_MKL = 2**24, 2**21  # multiplications for the mean group: from here on oneDNN makes up for what the loop costs
 ALIGNED = 16  # bytes, of which grouped_mm wants all strides to be multiples, and on CUDA addresses
 
 
@@ -33,7 +33,7 @@ def grouped_product(x_NX: torch.Tensor, weights_EYX: torch.Tensor, sizes: Sequen
 
 def _at_once(x_NX: torch.Tensor, weights_EYX: torch.Tensor) -> bool:
     """Return whether grouped_mm can multiply these, and is faster."""
-    large = x_NX.numel() * weights_EYX.shape[1] >= LARGE * len(weights_EYX)
+    large = x_NX.numel() * weights_EYX.shape[1] >= (LARGE_BY_SLOW_MKL if mkl_is_slow() else LARGE) * len(weights_EYX)
     if x_NX.is_cpu:
         fit = x_NX.dtype == torch.bfloat16 == multiplied_as(x_NX.dtype) or (x_NX.dtype == torch.float32 and not large)
     else:  # for other types it copies sizes to the host, and loops

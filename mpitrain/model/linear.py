@@ -1,7 +1,9 @@
 """Matrix products of weights, each by the fastest library that torch carries for it.
 
 On a CPU torch multiplies fp32 matrices by MKL. oneDNN, which torch has too but calls for 16-bit types only, is faster from a few million
-multiplications on, MKL below (benchmarks/products.py). Which one is a function of the shape alone, so bits don't depend on anything else.
+multiplications on, or from one where MKL is slow; MKL below (benchmarks/products.py). Which one is a function of processor and shape
+alone, so bits don't depend on anything else. Only MKL adds to what is there, as a weight gradient is; where it is slow, oneDNN's product is
+added by a pass of its own.
 16-bit matrices are multiplied in fp32 by processors that are slower otherwise (parallel/processor.py): sums are fp32 either way.
 """
 
@@ -11,11 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from mpitrain.parallel.processor import multiplied_as
+from mpitrain.parallel.processor import mkl_is_slow, multiplied_as
 from mpitrain.parallel.zero.parameters import Parameter
 
 AT_ONCE = 2**20  # numbers of a weight that are widened at a time: they stay in the cache, and need little memory
-FEW_ROWS, FEW = 32, 2**23  # rows of x, multiplications: up to these a call of oneDNN costs more than it gains
+ADDED_AT_ONCE = 2**22  # numbers of a weight's gradient that are made beside their sum
+FEW, FEW_BY_SLOW_MKL = (32, 2**23), (4, 2**20)  # rows of x, multiplications: up to these a call of oneDNN costs more than it gains
+FEW_ADDED = 2**21  # multiplications: up to these the pass that adds does
 ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None  # what torch.compile calls, too
 
 
@@ -26,11 +30,21 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """
     if x.is_cpu and multiplied_as(x.dtype) != x.dtype:
         return _widened_product(x, weight)
+    return ONEDNN(x, weight, None, "none", [], "") if _by_onednn(x, weight) else functional.linear(x, weight)
+
+
+def _by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return whether oneDNN makes x @ weight.T, which torch would have MKL make."""
+    if x.dtype != torch.float32 or not x.is_cpu or ONEDNN is None:
+        return False
     height, width = weight.shape
-    many = x.numel() * height > FEW and x.numel() > FEW_ROWS * width
-    if many and x.dtype == torch.float32 and x.is_cpu and ONEDNN is not None:
-        return ONEDNN(x, weight, None, "none", [], "")
-    return functional.linear(x, weight)
+    rows, multiplications = FEW_BY_SLOW_MKL if mkl_is_slow() else FEW
+    return x.numel() * height > multiplications and x.numel() > rows * width
+
+
+def _added_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether oneDNN makes a.T @ b, which MKL would add to what is there."""
+    return mkl_is_slow() and a.numel() * b.shape[1] > FEW_ADDED and _by_onednn(a.t(), b.t())
 
 
 def _widened_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -51,14 +65,17 @@ def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: 
 
     rounded: the product to the type of its factors.
     """
-    if a.dtype == total.dtype:
+    exact = a.dtype == total.dtype
+    if _added_apart(a, b) if exact else rounded:
+        rows = max(1, ADDED_AT_ONCE // max(1, b.shape[1]))
+        for some, part in zip(total.split(rows), a.split(rows, 1)):
+            some += product(part.t(), b.t())
+    elif exact:
         total.addmm_(a.t(), b)
-    elif rounded:
-        total += product(a.t(), b.t())
     elif a.is_cuda:
         total += torch.mm(a.t(), b, out_dtype=total.dtype)
     else:
-        total.addmm_(a.to(total.dtype).t(), b.to(total.dtype))
+        add_product(total, a.to(total.dtype), b.to(total.dtype))
 
 
 @dataclass

@@ -1,8 +1,9 @@
-"""In which type a CPU multiplies matrices of 16-bit numbers: in their own, or in fp32 where that is faster.
+"""What a CPU is slow at: 16-bit products, which are then taken in fp32, and fp32 products by MKL, which oneDNN takes then.
 
 torch multiplies 16-bit matrices on every CPU, and what a processor has no instructions for costs many times an fp32 product. bf16 is fast
 by AMX, by AVX512_BF16 and on Arm; but Intel's cores since Sapphire Rapids leave bf16 to AMX, and where a virtual machine hides that, their
-AVX512_BF16 has half the speed of fp32 (benchmarks/products.py). Asked of the processor, not of a clock: the same machine, the same bits.
+AVX512_BF16 has half the speed of fp32. MKL is Intel's: on AMD's Zen 5 its fp32 products have 0.45 of oneDNN's speed, on Zen 4 0.7 to 0.9
+(benchmarks/products.py). Asked of the processor, not of a clock: the same machine, the same bits.
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,17 @@ def fast_types(has: Mapping[str, Any]) -> frozenset[torch.dtype]:
 @lru_cache(maxsize=1)
 def _fast_here() -> frozenset[torch.dtype]:
     return fast_types(torch.cpu.get_capabilities())
+
+
+def slow_by_mkl(has: Mapping[str, Any]) -> bool:
+    """Return whether MKL leaves much of a processor's speed: an x86 that isn't Intel's. Elsewhere torch has no MKL."""
+    return has.get("architecture") == "x86_64" and "Intel" not in has.get("cpu_name", "Intel")
+
+
+@lru_cache(maxsize=1)
+def mkl_is_slow() -> bool:
+    """Return whether oneDNN's fp32 products are to be taken on this CPU, also where they don't add in place."""
+    return torch.backends.mkldnn.is_available() and slow_by_mkl(torch.cpu.get_capabilities())
 
 
 def multiplied_as(dtype: torch.dtype) -> torch.dtype:
