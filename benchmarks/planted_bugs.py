@@ -291,6 +291,7 @@ BUGS = [
     ("mpitrain/model/layers/feed_forward.py", "return product_flops(self.parameters())", "return 0"),
     ("mpitrain/model/linear.py", "grad_of_x += product(grad, parameter.data.t())", "grad_of_x = product(grad, parameter.data.t())"),
     ("mpitrain/model/linear.py", "if x.dtype != torch.float32 or not x.is_cpu", "if x.dtype == torch.bfloat16 or not x.is_cpu"),
+    ("mpitrain/model/linear.py", " or not (weight.is_contiguous() or weight.t().is_contiguous())", ""),
     ("mpitrain/model/linear.py", "some += product(part.t(), b.t())", "some.copy_(product(part.t(), b.t()))"),
     ("mpitrain/model/linear.py", "return mkl_is_slow() and a.numel()", "return a.numel()"),
     ("mpitrain/model/grouped.py", "(LARGE_BY_SLOW_MKL if mkl_is_slow() else LARGE)", "LARGE"),

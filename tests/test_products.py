@@ -65,6 +65,20 @@ def test_onednn_multiplies_where_it_is_faster(rows, height, width, by_onednn, sp
     assert OP not in called(torch.randn(rows, width).double(), weight.double())[1]
 
 
+@pytest.mark.parametrize("speed", ["fast", "slow"])
+def test_onednn_is_given_no_weight_with_gaps(speed, mkl_is):
+    """It takes a second for what is otherwise done in half a millisecond (torch 2.13)."""
+    import torch
+
+    from mpitrain.model import linear
+
+    mkl_is(speed)
+    wide, x = torch.randn(384, 400), torch.randn(256, 384)
+    assert OP in called(x, wide[:, :384].contiguous())[1] and OP in called(x, wide[:, :384].t().contiguous().t())[1]
+    assert OP not in called(x, wide[:, :384])[1] and OP not in called(x, wide[:, :384].t())[1]
+    assert not linear._added_apart(x, torch.randn(256, 400)[:, :384])
+
+
 @pytest.mark.parametrize(("rows", "height", "width", "apart"), [(256, 384, 384, True), (256, 128, 64, False), (256, 4, 4096, False)])
 @pytest.mark.parametrize("speed", ["fast", "slow"])
 @pytest.mark.parametrize("at_once", [2**22, 40000])

@@ -34,8 +34,8 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return whether oneDNN makes x @ weight.T, which torch would have MKL make."""
-    if x.dtype != torch.float32 or not x.is_cpu or ONEDNN is None:
+    """Return whether oneDNN makes x @ weight.T, which torch would have MKL make. Rows with gaps take it a thousand times as long."""
+    if x.dtype != torch.float32 or not x.is_cpu or ONEDNN is None or not (weight.is_contiguous() or weight.t().is_contiguous()):
         return False
     height, width = weight.shape
     rows, multiplications = FEW_BY_SLOW_MKL if mkl_is_slow() else FEW
