@@ -1,4 +1,6 @@
-"""Attention on a CPU, piece by piece (parallel/context/by_blocks.py) against torch's own, both directions, as ratios within one run.
+"""Attention on a CPU, piece by piece against torch's own, both directions, as ratios within one run.
+
+By parallel/context/by_blocks.py; in fp32 where MKL is slow by by_onednn.py, of which the lengths from where on it is taken are told.
 
     OMP_NUM_THREADS=1 python benchmarks/attention.py [--turns 20]
 
@@ -11,7 +13,8 @@ import time
 
 import torch
 
-from mpitrain.parallel.context import by_blocks
+from mpitrain.parallel.context import by_blocks, by_onednn
+from mpitrain.parallel.processor import mkl_is_slow
 
 SHAPES = [(6, 2, 64), (8, 8, 64), (8, 2, 128)]  # query heads, key-value heads, width
 LENGTHS = (128, 256, 512, 1024, 2048)
@@ -35,17 +38,19 @@ def row(dtype: torch.dtype, heads: int, kv_heads: int, width: int, length: int, 
     q, grad = (torch.randn(1, length, heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
     k, v = (torch.randn(1, length, kv_heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
-    forward = timed(
-        turns, lambda: by_blocks.attend(q, k, v), lambda: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
-    )
+    there, back = lambda: by_blocks.attend(q, k, v), lambda: by_blocks.attend_backward(grad, q, k, v)
+    if dtype == torch.float32 and mkl_is_slow():
+        there = lambda: by_onednn.attend(q, k, v, True)  # noqa: E731
+        back = lambda: by_onednn.attend_backward(grad, q, k, v, out, lse, True)  # noqa: E731
+    forward = timed(turns, there, lambda: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True))
     backward = timed(
         turns,
-        lambda: by_blocks.attend_backward(grad, q, k, v),
+        back,
         lambda: aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, True),
     )
     what = f"{str(dtype).removeprefix('torch.')}, {heads}/{kv_heads} heads of {width}, {length:5}"
     times = (f"{ours:8.2f}  {theirs:8.2f}  {theirs / ours:5.2f}" for ours, theirs in (forward, backward))
-    return f"{what:36}" + "    ".join(times)
+    return f"{what:36}" + "    ".join(times) + "  taken" * by_onednn.fits(q, k)
 
 
 def main() -> None:

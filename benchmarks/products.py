@@ -17,21 +17,17 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from mpitrain.model.linear import ONEDNN, product
+from mpitrain.model.linear import product
 from mpitrain.parallel.precision import TYPES
+from mpitrain.parallel.processor import onednn_product
 
 WEIGHTS = ((128, 384), (384, 384), (1024, 384), (384, 1024), (4096, 384), (2048, 2048), (128, 128), (64, 64))
-
-
-def onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return x @ weight.T by oneDNN, whatever the shape."""
-    return ONEDNN(x, weight, None, "none", [], "")
 
 
 def ways(dtype: torch.dtype) -> dict[str, tuple[Callable, torch.dtype]]:
     """Return what is compared: the function, and of which type its factors are. The first is what the last is divided by."""
     if dtype.itemsize > 2:
-        return {"MKL": (functional.linear, dtype), "oneDNN": (onednn, dtype), "mpitrain": (product, dtype)}
+        return {"MKL": (functional.linear, dtype), "oneDNN": (onednn_product, dtype), "mpitrain": (product, dtype)}
     return {"torch": (functional.linear, dtype), "mpitrain in fp32": (product, torch.float32), "mpitrain": (product, dtype)}
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mpitrain.config import Precision
-from mpitrain.model import grouped, linear
+from mpitrain.model import grouped, linear, selective
 from mpitrain.parallel import precision, processor
 from mpitrain.parallel.context import by_blocks
 
@@ -117,16 +117,26 @@ def test_groups_are_multiplied_alike(way):
     assert y.dtype == torch.bfloat16 and ((y.double() - exact).abs() <= exact.abs() * 2**-7 + 1e-2).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("keep", [False, True])
-def test_attention_is_that_of_fp64(way, masked, keep):
+def test_attention_is_that_of_fp64(way, dtype, masked, keep):
     torch.manual_seed(1)
-    q, grad, k, v = (torch.randn(2, 130, heads, 16).bfloat16().transpose(1, 2) for heads in (4, 4, 2, 2))
+    q, grad, k, v = (torch.randn(2, 130, heads, 16).to(dtype).transpose(1, 2) for heads in (4, 4, 2, 2))
     hidden = torch.ones(130, 130, dtype=torch.bool).triu(1)
-    mask = torch.zeros(130, 130, dtype=torch.bfloat16).masked_fill(hidden, -torch.inf) if masked else None
+    mask = torch.zeros(130, 130, dtype=dtype).masked_fill(hidden, -torch.inf) if masked else None
     out, kept = by_blocks.attend(q, k, v, mask, keep)
     found = [out, *by_blocks.attend_backward(grad, q, k, v, mask, kept)]
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     exact = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True)
     for a, b in zip(found, [exact, *torch.autograd.grad(exact, leaves, grad.double())], strict=True):
-        assert a.dtype == torch.bfloat16 and (a - b).norm() <= b.norm() * (0.003 if way == "in fp32" else 0.01)
+        assert a.dtype == dtype and (a - b).norm() <= b.norm() * (0.003 if way == "in fp32" else 0.01)
+
+
+def test_fp16_attends_piece_by_piece_where_it_is_widened(way):
+    q, k, v = (torch.randn(1, 200, heads, 16).transpose(1, 2) for heads in (4, 2, 2))
+    assert [by_blocks.fits(q.to(dtype)) for dtype in (torch.bfloat16, torch.float16, torch.float32)] == [True, way == "in fp32", False]
+    assert not by_blocks.fits(q.half().to("meta"))
+    halves = q.half(), k.half(), v.half()
+    out, _ = selective.attention(*halves, None, again=False)
+    assert torch.equal(out, by_blocks.attend(*halves)[0]) == (way == "in fp32")

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from mpitrain.parallel.processor import mkl_is_slow, multiplied_as
+from mpitrain.parallel.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
 from mpitrain.parallel.zero.parameters import Parameter
 
 AT_ONCE = 2**20  # numbers of a weight that are widened at a time: they stay in the cache, and need little memory
 ADDED_AT_ONCE = 2**22  # numbers of a weight's gradient that are made beside their sum
 FEW, FEW_BY_SLOW_MKL = (32, 2**23), (4, 2**20)  # rows of x, multiplications: up to these a call of oneDNN costs more than it gains
 FEW_ADDED = 2**21  # multiplications: up to these the pass that adds does
-ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None  # what torch.compile calls, too
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -30,11 +29,11 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """
     if x.is_cpu and multiplied_as(x.dtype) != x.dtype:
         return _widened_product(x, weight)
-    return ONEDNN(x, weight, None, "none", [], "") if _by_onednn(x, weight) else functional.linear(x, weight)
+    return onednn_product(x, weight) if _by_onednn(x, weight) else functional.linear(x, weight)
 
 
 def _by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return whether oneDNN makes x @ weight.T, which torch would have MKL make. Rows with gaps take it a thousand times as long."""
+    """Return whether oneDNN makes x @ weight.T, which torch would have MKL make."""
     if x.dtype != torch.float32 or not x.is_cpu or ONEDNN is None or not (weight.is_contiguous() or weight.t().is_contiguous()):
         return False
     height, width = weight.shape

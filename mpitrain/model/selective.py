@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
-from mpitrain.parallel.context import by_blocks
+from mpitrain.parallel.context import by_blocks, by_onednn, flash
 from mpitrain.parallel.precision import wide
 from mpitrain.parallel.zero.parameters import Parameter
 
@@ -83,7 +83,7 @@ class Gated(torch.autograd.Function):
 
 
 class Attend(torch.autograd.Function):
-    """Causal attention in bf16 on a CPU, of which queries, keys and values are kept, and not the result."""
+    """Causal attention in 16 bits on a CPU, of which queries, keys and values are kept, and not the result."""
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
@@ -101,6 +101,28 @@ class Attend(torch.autograd.Function):
     def backward(ctx, grad_of_output):
         made, ctx.made = ctx.made, None
         return *by_blocks.attend_backward(grad_of_output, *ctx.saved_tensors, made), None
+
+
+class AttendByTiles(torch.autograd.Function):
+    """The same in fp32 where torch's own attention is slow. Kept are the result and the log-sum-exp, too, unless `again`."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, again: bool):
+        out, lse = flash.attend(q, k, v, causal=True)
+        ctx.save_for_backward(q, k, v, *(() if again else (out, lse)))
+        ctx.made = None
+        return out
+
+    @staticmethod
+    def again(ctx):
+        """Return the output."""
+        ctx.made = flash.attend(*ctx.saved_tensors, causal=True)
+        return ctx.made[0]
+
+    @staticmethod
+    def backward(ctx, grad_of_output):
+        made, ctx.made = ctx.made, None
+        return *flash.attend_backward(grad_of_output, *ctx.saved_tensors, *(made or ()), causal=True), None
 
 
 class AttendByTorch(torch.autograd.Function):
@@ -129,11 +151,15 @@ def attention(q, k, v, visible, again: bool):
 
     visible: what is added to the scores instead of causality.
     """
-    by_pieces = q.is_cpu and q.dtype == torch.bfloat16
-    if not by_pieces and not again:
+    if by_blocks.fits(q):
+        function, last = Attend, visible
+    elif visible is None and by_onednn.fits(q, k):
+        function, last = AttendByTiles, again
+    elif again:
+        function, last = AttendByTorch, visible
+    else:
         return _attention(q, k, v, visible), None
-    function = Attend if by_pieces else AttendByTorch
-    y = function.apply(q, k, v, visible)
+    y = function.apply(q, k, v, last)
     return y, partial(function.again, y.grad_fn) if again else None
 
 

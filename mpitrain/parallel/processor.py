@@ -12,6 +12,13 @@ from typing import Any
 
 import torch
 
+ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None  # what torch.compile calls, too
+
+
+def onednn_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return x @ weight.T by oneDNN, whatever the shape. weight: rows or columns without gaps, or it takes a thousand times as long."""
+    return ONEDNN(x, weight, None, "none", [], "")
+
 
 def fast_types(has: Mapping[str, Any]) -> frozenset[torch.dtype]:
     """Return the 16-bit types that a processor multiplies as they are. has: what `torch.cpu.get_capabilities` says of it."""
@@ -34,7 +41,7 @@ def slow_by_mkl(has: Mapping[str, Any]) -> bool:
 @lru_cache(maxsize=1)
 def mkl_is_slow() -> bool:
     """Return whether oneDNN's fp32 products are to be taken on this CPU, also where they don't add in place."""
-    return torch.backends.mkldnn.is_available() and slow_by_mkl(torch.cpu.get_capabilities())
+    return ONEDNN is not None and slow_by_mkl(torch.cpu.get_capabilities())
 
 
 def multiplied_as(dtype: torch.dtype) -> torch.dtype:

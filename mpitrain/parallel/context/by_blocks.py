@@ -1,12 +1,13 @@
-"""Causal attention in bf16 on a CPU by matrix products: some queries at a time, so that their scores stay in the cache.
+"""Causal attention in 16 bits on a CPU by matrix products: some queries at a time, so that their scores stay in the cache.
 
 B sequences, H query heads, K key-value heads (K divides H), G = H / K that share keys, T queries, S keys, C width of a head. A piece is
 R queries of some key-value heads: rows [R G, C], the heads of one position side by side, as the projection left them.
 
-Faster than torch's own attention in bf16 on a CPU, most of all its backward; in fp32 it isn't, and in fp16 it is slower
-(benchmarks/attention.py). Scores are rounded to the type of the queries, as torch's products are; softmax is taken in fp32 at least.
-Neither the result nor the log-sum-exp is needed for the backward: the scores are made again. Where the processor multiplies in fp32
-instead (parallel/processor.py), rows and keys are widened first, and nothing is rounded between.
+Faster than torch's own attention in bf16 on a CPU, most of all its backward. In fp16 that backward takes ten times as long as this, but for
+processors that multiply fp16 themselves, on which this is slower; in fp32 it isn't faster (benchmarks/attention.py). Scores are rounded to
+the type of the queries, as torch's products are; softmax is taken in fp32 at least. Neither the result nor the log-sum-exp is needed for
+the backward: the scores are made again. Where the processor multiplies in fp32 instead (parallel/processor.py), rows and keys are widened
+first, and nothing is rounded between.
 """
 
 import math
@@ -21,6 +22,11 @@ from mpitrain.parallel.processor import multiplied_as
 
 ROWS = {2: 128, 4: 64, 8: 64}  # queries of a piece, by bytes of a number
 SCORES = 2**18  # of a piece, if it is of more than one key-value head
+
+
+def fits(q: torch.Tensor) -> bool:
+    """Return whether this is faster than torch's own attention for queries of this kind."""
+    return q.is_cpu and (q.dtype == torch.bfloat16 or (q.dtype == torch.float16 and multiplied_as(q.dtype) != q.dtype))
 
 
 class Piece(NamedTuple):

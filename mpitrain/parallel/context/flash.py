@@ -7,7 +7,8 @@ tile's backward is exact when it is given the output and log-sum-exp over *all* 
 probability itself.
 
 The arithmetic is torch's own where it hands out the log-sum-exp:
-    cpu   every dtype, with and without a mask: the flash attention behind scaled_dot_product_attention (the same ops in 2.11 to 2.13)
+    cpu   every dtype, with and without a mask: the flash attention behind scaled_dot_product_attention (the same ops in 2.11 to 2.13);
+          fp32 without a mask where MKL, by which that multiplies, is slow: by_onednn.py
     cuda  16-bit floats without a mask, heads of a multiple of 8 up to 256, compute capability 8.0 on: flash attention. Not run on a
           device yet
 Else (fp32 and fp64 on a GPU, documents on a GPU, other devices) by plain matrix products, which hold all scores of a tile at once.
@@ -17,6 +18,7 @@ import math
 
 import torch
 
+from mpitrain.parallel.context import by_onednn
 from mpitrain.parallel.precision import wide
 
 _aten = torch.ops.aten
@@ -29,6 +31,8 @@ def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None) -> tuple[
     causal: T = S and key s is visible from query s on.  visible: bool [B, 1, T, S] instead; it includes causality.
     """
     q_BHTC, k_BKSC, v_BKSC = _dense_rows(q_BHTC, k_BKSC, v_BKSC)
+    if visible is None and by_onednn.fits(q_BHTC, k_BKSC):
+        return by_onednn.attend(q_BHTC, k_BKSC, v_BKSC, causal)
     if q_BHTC.device.type == "cpu":
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu.default(
             q_BHTC, k_BKSC, v_BKSC, 0.0, causal and visible is None, attn_mask=_additive(visible, q_BHTC.dtype)
@@ -45,6 +49,8 @@ def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None) -> tuple[
 def attend_backward(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool = False, visible=None) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v that pass through this tile; `out` and `lse` are those over all keys."""
     grad_of_out, q_BHTC, k_BKSC, v_BKSC, out = _dense_rows(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out)
+    if visible is None and by_onednn.fits(q_BHTC, k_BKSC):
+        return by_onednn.attend_backward(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal)
     if q_BHTC.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
             grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, 0.0, causal and visible is None, attn_mask=_additive(visible, q_BHTC.dtype)

@@ -1,0 +1,114 @@
+"""Attention in fp32 on a CPU where MKL is slow, by oneDNN's products: of one key-value head and some queries at a time.
+
+What it makes and takes is what flash.py does: the result and the log-sum-exp, from which the backward makes the probabilities again.
+torch's own attention multiplies by MKL. R queries of the G heads that share keys are the rows of a matrix [R G, C], whose scores [R G, S]
+stay in the cache.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from mpitrain.parallel.processor import mkl_is_slow, onednn_product
+
+ROWS, QUERIES = 384, 128  # of a piece, at most: queries times heads; queries
+FEW = 2**23  # multiplications of all scores of a key-value head: below, the calls cost more than they gain (benchmarks/attention.py)
+
+
+class Piece(NamedTuple):
+    """Which queries of which heads, and how many of the keys of their key-value head they see."""
+
+    sequence: int
+    kv_head: int
+    heads: slice
+    queries: slice
+    seen: int
+
+    def rows(self, x_BHTX: torch.Tensor) -> torch.Tensor:
+        """Return the matrix [R G, X], without gaps."""
+        return x_BHTX[self.sequence, self.heads, self.queries].flatten(0, 1).contiguous()
+
+    def write(self, target_BHTX: torch.Tensor, rows: torch.Tensor) -> None:
+        """Put a matrix [R G, X] where rows() takes it from."""
+        target = target_BHTX[self.sequence, self.heads, self.queries]
+        target.copy_(rows.view(target.shape))
+
+
+def fits(q_BHTC: torch.Tensor, k_BKSC: torch.Tensor) -> bool:
+    """Return whether this is for these queries and keys, by processor, type and shape alone."""
+    multiplications = q_BHTC.shape[1] // k_BKSC.shape[1] * q_BHTC.shape[2] * k_BKSC.shape[2] * q_BHTC.shape[3]
+    return q_BHTC.is_cpu and q_BHTC.dtype == torch.float32 and mkl_is_slow() and multiplications > FEW
+
+
+def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the output [B, H, T, C], in memory [B, T, H, C], and the log-sum-exp [B, H, T].
+
+    causal: T = S and key s is visible from query s on; else every key is.
+    """
+    batch, heads, length, _ = q_BHTC.shape
+    out_BHTC = q_BHTC.new_empty(batch, length, heads, v_BKSC.shape[-1]).transpose(1, 2)
+    lse_BHT = q_BHTC.new_empty(batch, heads, length)
+    for pieces, k_SC, v_SC in _by_head(q_BHTC, k_BKSC, v_BKSC, causal):
+        for piece in pieces:
+            scores = _scores(piece, _scaled(piece.rows(q_BHTC)), k_SC, causal)
+            most = scores.amax(-1, keepdim=True)
+            weights = scores.sub_(most).exp_()
+            total = weights.sum(-1, keepdim=True)
+            piece.write(out_BHTC, onednn_product(weights, v_SC[: piece.seen].t()).div_(total))
+            piece.write(lse_BHT, total.log_().add_(most))
+    return out_BHTC, lse_BHT
+
+
+def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, out_BHTC, lse_BHT, causal: bool) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of q, k and v, in memory as these are; `out` and `lse` are those over all keys, of other tiles too."""
+    grads = tuple(map(torch.empty_like, (q_BHTC, k_BKSC, v_BKSC)))
+    along_BHT = (grad_BHTC * out_BHTC).sum(-1)
+    for pieces, k_SC, v_SC in _by_head(q_BHTC, k_BKSC, v_BKSC, causal):
+        of_k_SC, of_v_SC = torch.zeros_like(k_SC), torch.zeros_like(v_SC)
+        for piece in pieces:
+            rows, of_rows, keys = _scaled(piece.rows(q_BHTC)), piece.rows(grad_BHTC), k_SC[: piece.seen]
+            weights = _scores(piece, rows, k_SC, causal).sub_(piece.rows(lse_BHT)[:, None]).exp_()
+            of_v_SC[: piece.seen] += onednn_product(weights.t(), of_rows.t())
+            of_scores = onednn_product(of_rows, v_SC[: piece.seen]).sub_(piece.rows(along_BHT)[:, None]).mul_(weights)
+            piece.write(grads[0], _scaled(onednn_product(of_scores, keys.t())))
+            of_k_SC[: piece.seen] += onednn_product(of_scores.t(), rows.t())
+        grads[1][piece.sequence, piece.kv_head], grads[2][piece.sequence, piece.kv_head] = of_k_SC, of_v_SC
+    return grads
+
+
+def _by_head(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> Iterator[tuple[list[Piece], torch.Tensor, torch.Tensor]]:
+    """Yield the pieces of each key-value head of each sequence, with its keys and values [S, C], without gaps."""
+    (batch, heads, length, _), (kv_heads, num_keys) = q_BHTC.shape, k_BKSC.shape[1:3]
+    group = heads // kv_heads
+    starts = range(0, length, max(1, min(ROWS // group, QUERIES)))
+    for sequence in range(batch):
+        for head in range(kv_heads):
+            sharing = slice(head * group, (head + 1) * group)
+            ends = [min(begin + starts.step, length) for begin in starts]
+            pieces = [
+                Piece(sequence, head, sharing, slice(begin, end), end if causal else num_keys) for begin, end in zip(starts, ends)
+            ]
+            yield pieces, k_BKSC[sequence, head].contiguous(), v_BKSC[sequence, head].contiguous()
+
+
+def _scaled(x_RC: torch.Tensor) -> torch.Tensor:
+    return x_RC * x_RC.shape[-1] ** -0.5
+
+
+def _scores(piece: Piece, rows: torch.Tensor, k_SC: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Return the scores [R G, S] of scaled rows, -inf where a query doesn't see a key."""
+    scores = onednn_product(rows, k_SC[: piece.seen])
+    if causal:
+        num_queries = piece.queries.stop - piece.queries.start
+        own = scores.view(-1, num_queries, piece.seen)[..., piece.queries]
+        own += _hidden(num_queries)
+    return scores
+
+
+@lru_cache(maxsize=4)
+def _hidden(num_queries: int) -> torch.Tensor:
+    """Return what is added to the scores of queries for their own positions, a constant: -inf above the diagonal."""
+    return torch.full((num_queries, num_queries), -math.inf).triu_(1)
