@@ -110,8 +110,9 @@ def seen(sequence: int, window: int = 0) -> float:
 def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_width: int, by_tiles: bool = False) -> int:
     """Return what attention proper keeps for a position. heads, kv_heads: of this rank.  value_width: of a head's result.
 
-    by_tiles: by parallel/context/flash.py, as always with cp. Tiles, and torch's own attention, which is taken for all but bf16 (in fp16
-    by some processors), keep the log-sum-exp and their result, and what the output multiplies, too, where that is another.
+    by_tiles: by parallel/context/flash.py, as always with cp. Tiles, and torch's own attention, which is taken for all but bf16, keep the
+    log-sum-exp and their result, and what the output multiplies, too, where that is another. In fp16 this is the most: a CPU that widens
+    it (parallel/processor.py) keeps what it would in bf16.
     """
     parallel = sizes.config.parallel
     if parallel.cp > 1 and parallel.context == "gather":
