@@ -1,4 +1,4 @@
-"""Attention in fp32 by oneDNN's products, against torch's in fp64: shapes that make other pieces, tiles, and where it is taken."""
+"""Attention by oneDNN's products, against torch's in fp64: shapes that make other pieces, tiles, and where it is taken."""
 
 import pytest
 import torch
@@ -26,6 +26,31 @@ def made(shape, keys=None):
     of = lambda length, heads, width: torch.randn(batch, length, heads, width).transpose(1, 2)  # noqa: E731
     keys = keys or length
     return of(length, heads, width), of(keys, kv_heads, width), of(keys, kv_heads, value_width), of(length, heads, value_width)
+
+
+@pytest.fixture(params=["as it is", "in fp32"])
+def way(request, monkeypatch):
+    """Make this processor one that multiplies 16 bits, or one that widens them."""
+    fast = {torch.bfloat16, torch.float16} if request.param == "as it is" else set()
+    monkeypatch.setattr(processor, "_fast_here", lambda: frozenset(fast))
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES[:-1], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_16_bits_are_rounded_and_no_more(way, dtype, shape, causal):
+    """torch's own attention: 0.25 units in the result, up to 0.6 in gradients of the first shapes, 4 in those of the last."""
+    if way == "as it is" and dtype not in processor.fast_types(torch.cpu.get_capabilities()):
+        pytest.skip("this processor doesn't multiply them")
+    q, k, v, grad = (x.to(dtype) for x in made(shape))
+    out, lse = by_onednn.attend(q, k, v, causal)
+    grads = by_onednn.attend_backward(grad, q, k, v, out, lse, causal)
+    exact = by_torch(q, k, v, grad, causal)
+    unit = torch.finfo(dtype).eps * (0.5 if way == "in fp32" else 1)
+    assert lse.dtype == torch.float32 and (lse - exact[1]).norm() <= unit * exact[1].norm() + 1e-6
+    for found, right in zip([out, *grads], [exact[0], *exact[2:]], strict=True):
+        assert found.dtype == dtype and (found - right).norm() <= unit * right.norm() + 1e-6
 
 
 def by_torch(q, k, v, grad, causal):
@@ -98,8 +123,15 @@ def slow(request, monkeypatch):
 def test_it_is_for_large_fp32_where_mkl_is_slow(slow, shape, large):
     q, k, *_ = made(shape)
     assert by_onednn.fits(q, k) == (slow and large)
-    assert not by_onednn.fits(q.bfloat16(), k.bfloat16()) and not by_onednn.fits(q.double(), k.double())
+    assert by_onednn.fits(q.bfloat16(), k.bfloat16()) == large and not by_onednn.fits(q.double(), k.double())
     assert not by_onednn.fits(q.to("meta"), k.to("meta"))
+
+
+@pytest.mark.parametrize(("length", "large"), [(64, False), (65, True)])
+def test_fp16_goes_that_way_earlier_where_it_is_widened(way, length, large):
+    q, k, *_ = made((9, 8, 8, length, 64, 64))
+    assert by_onednn.fits(q.half(), k.half()) == (large and way == "in fp32")
+    assert not by_onednn.fits(q.bfloat16(), k.bfloat16())
 
 
 def trained(q, k, v, grad, visible, again):

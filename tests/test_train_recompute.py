@@ -124,7 +124,7 @@ def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, comput
         if compute == "fp16" and multiplied_as(torch.float16) != torch.float16:
             plan = plan_of(resolved(world, *large, "precision.compute=bf16", *layout.split(), *f"memory.recompute={mode}".split()))
         computed = Activations(plan.stages[0], plan.sizes).kept()
-        if abs(computed - found[-1]) > 0.05 * found[-1]:
+        if not 0 <= computed - found[-1] <= 8 * config.batch.micro * config.data.sequence:  # targets, which are the tokens here
             wrong.append(f"{mode}: {found[-1]} bytes, {computed} computed")
     agree(world, not wrong, f"{wrong}")
     # full keeps one input per block, every-k one per group: the more blocks in a group, the less, and the more at once in the backward

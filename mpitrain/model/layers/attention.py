@@ -1,7 +1,7 @@
 """Causal attention with grouped queries (arXiv:2305.13245) and rotary positions, after an RMSNorm.
 
 Kept of it, with n = B T positions on this rank, width D, H C query and K C key-value features; of a norm's factor 1 per position, of
-attention's log-sum-exp H:
+attention's log-sum-exp H in fp32 at least:
 
     none        2 n D + n + 2 n H C + 2 n K C + n H    unit and normed input | q, k, v, result; without n H in bf16
     selective   n D + n + n H C + 2 n K C              input | q, k, v
@@ -125,7 +125,7 @@ def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_widt
         return kept
     by_tiles = by_tiles or parallel.cp > 1 or sizes.config.precision.compute not in ("bf16", "fp8")
     if by_tiles:
-        kept += heads * (width + 1) * sizes.itemsize
+        kept += heads * (width * sizes.itemsize + max(4, sizes.itemsize))
     by_head = parallel.async_tp or parallel.context == "ulysses"  # queries came from other ranks, and lie head by head
     another = heads > 1 and (by_head or value_width < width)
     if another or sizes.factor < sizes.itemsize:

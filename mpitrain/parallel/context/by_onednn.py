@@ -1,8 +1,9 @@
-"""Attention in fp32 on a CPU where MKL is slow, by oneDNN's products: of one key-value head and some queries at a time.
+"""Attention on a CPU by oneDNN's products: of one key-value head and some queries at a time.
 
 What it makes and takes is what flash.py does: the result and the log-sum-exp, from which the backward makes the probabilities again.
-torch's own attention multiplies by MKL. R queries of the G heads that share keys are the rows of a matrix [R G, C], whose scores [R G, S]
-stay in the cache.
+torch's own attention multiplies fp32 by MKL, and is slow in 16 bits, most of all its backward. R queries of the G heads that share keys are
+the rows of a matrix [R G, C], whose scores [R G, S] stay in the cache. Softmax and sums are fp32; factors have the type of the queries, or
+fp32 where the processor multiplies that instead (parallel/processor.py).
 """
 
 import math
@@ -12,10 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from mpitrain.parallel.processor import mkl_is_slow, onednn_product
+from mpitrain.parallel.context import by_blocks
+from mpitrain.parallel.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
 
 ROWS, QUERIES = 384, 128  # of a piece, at most: queries times heads; queries
-FEW = 2**23  # multiplications of all scores of a key-value head: below, the calls cost more than they gain (benchmarks/attention.py)
+FEW, FEW_IN_FP16 = 2**23, 2**18  # multiplications for the scores of a key-value head up to which the calls cost more than they gain
 
 
 class Piece(NamedTuple):
@@ -28,8 +30,9 @@ class Piece(NamedTuple):
     seen: int
 
     def rows(self, x_BHTX: torch.Tensor) -> torch.Tensor:
-        """Return the matrix [R G, X], without gaps."""
-        return x_BHTX[self.sequence, self.heads, self.queries].flatten(0, 1).contiguous()
+        """Return the matrix [R G, X], without gaps, in the type that is multiplied."""
+        rows = x_BHTX[self.sequence, self.heads, self.queries].flatten(0, 1)
+        return rows.to(multiplied_as(rows.dtype)).contiguous()
 
     def write(self, target_BHTX: torch.Tensor, rows: torch.Tensor) -> None:
         """Put a matrix [R G, X] where rows() takes it from."""
@@ -38,51 +41,54 @@ class Piece(NamedTuple):
 
 
 def fits(q_BHTC: torch.Tensor, k_BKSC: torch.Tensor) -> bool:
-    """Return whether this is for these queries and keys, by processor, type and shape alone."""
+    """Return whether this is faster than torch's own for these queries and keys, by processor, type and shape alone."""
     multiplications = q_BHTC.shape[1] // k_BKSC.shape[1] * q_BHTC.shape[2] * k_BKSC.shape[2] * q_BHTC.shape[3]
-    return q_BHTC.is_cpu and q_BHTC.dtype == torch.float32 and mkl_is_slow() and multiplications > FEW
+    slow = by_blocks.fits(q_BHTC) or (q_BHTC.is_cpu and q_BHTC.dtype == torch.float32 and mkl_is_slow())
+    return slow and multiplications > (FEW_IN_FP16 if q_BHTC.dtype == torch.float16 else FEW) and ONEDNN is not None
 
 
 def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output [B, H, T, C], in memory [B, T, H, C], and the log-sum-exp [B, H, T].
+    """Return the output [B, H, T, C], in memory [B, T, H, C], and the log-sum-exp [B, H, T] in fp32.
 
     causal: T = S and key s is visible from query s on; else every key is.
     """
     batch, heads, length, _ = q_BHTC.shape
     out_BHTC = q_BHTC.new_empty(batch, length, heads, v_BKSC.shape[-1]).transpose(1, 2)
-    lse_BHT = q_BHTC.new_empty(batch, heads, length)
+    lse_BHT = q_BHTC.new_empty(batch, heads, length, dtype=torch.float32)
     for pieces, k_SC, v_SC in _by_head(q_BHTC, k_BKSC, v_BKSC, causal):
         for piece in pieces:
-            scores = _scores(piece, _scaled(piece.rows(q_BHTC)), k_SC, causal)
+            scores = _scores(piece, piece.rows(q_BHTC), k_SC, causal)
             most = scores.amax(-1, keepdim=True)
             weights = scores.sub_(most).exp_()
             total = weights.sum(-1, keepdim=True)
-            piece.write(out_BHTC, onednn_product(weights, v_SC[: piece.seen].t()).div_(total))
+            out = onednn_product(weights.to(v_SC.dtype), v_SC[: piece.seen].t())
+            piece.write(out_BHTC, out.to(torch.float32).div_(total))
             piece.write(lse_BHT, total.log_().add_(most))
     return out_BHTC, lse_BHT
 
 
 def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, out_BHTC, lse_BHT, causal: bool) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v, in memory as these are; `out` and `lse` are those over all keys, of other tiles too."""
-    grads = tuple(map(torch.empty_like, (q_BHTC, k_BKSC, v_BKSC)))
-    along_BHT = (grad_BHTC * out_BHTC).sum(-1)
+    grads, scale = tuple(map(torch.empty_like, (q_BHTC, k_BKSC, v_BKSC))), q_BHTC.shape[-1] ** -0.5
+    along_BHT = (grad_BHTC.to(torch.float32) * out_BHTC).sum(-1)
     for pieces, k_SC, v_SC in _by_head(q_BHTC, k_BKSC, v_BKSC, causal):
-        of_k_SC, of_v_SC = torch.zeros_like(k_SC), torch.zeros_like(v_SC)
+        of_k_SC, of_v_SC = (torch.zeros_like(x, dtype=torch.float32) for x in (k_SC, v_SC))
         for piece in pieces:
-            rows, of_rows, keys = _scaled(piece.rows(q_BHTC)), piece.rows(grad_BHTC), k_SC[: piece.seen]
+            rows, of_rows, seen = piece.rows(q_BHTC), piece.rows(grad_BHTC), slice(piece.seen)
             weights = _scores(piece, rows, k_SC, causal).sub_(piece.rows(lse_BHT)[:, None]).exp_()
-            of_v_SC[: piece.seen] += onednn_product(weights.t(), of_rows.t())
-            of_scores = onednn_product(of_rows, v_SC[: piece.seen]).sub_(piece.rows(along_BHT)[:, None]).mul_(weights)
-            piece.write(grads[0], _scaled(onednn_product(of_scores, keys.t())))
-            of_k_SC[: piece.seen] += onednn_product(of_scores.t(), rows.t())
-        grads[1][piece.sequence, piece.kv_head], grads[2][piece.sequence, piece.kv_head] = of_k_SC, of_v_SC
+            of_scores = onednn_product(of_rows, v_SC[seen]).to(torch.float32).sub_(piece.rows(along_BHT)[:, None]).mul_(weights)
+            weights, of_scores = weights.to(rows.dtype), of_scores.to(rows.dtype)
+            of_v_SC[seen] += onednn_product(weights.t(), of_rows.t())
+            of_k_SC[seen] += onednn_product(of_scores.t(), rows.t())
+            piece.write(grads[0], onednn_product(of_scores, k_SC[seen].t()).mul_(scale))
+        grads[1][piece.sequence, piece.kv_head], grads[2][piece.sequence, piece.kv_head] = of_k_SC.mul_(scale), of_v_SC
     return grads
 
 
 def _by_head(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> Iterator[tuple[list[Piece], torch.Tensor, torch.Tensor]]:
-    """Yield the pieces of each key-value head of each sequence, with its keys and values [S, C], without gaps."""
+    """Yield the pieces of each key-value head of each sequence, with its keys and values [S, C] as rows() gives queries."""
     (batch, heads, length, _), (kv_heads, num_keys) = q_BHTC.shape, k_BKSC.shape[1:3]
-    group = heads // kv_heads
+    group, kind = heads // kv_heads, multiplied_as(q_BHTC.dtype)
     starts = range(0, length, max(1, min(ROWS // group, QUERIES)))
     for sequence in range(batch):
         for head in range(kv_heads):
@@ -91,16 +97,12 @@ def _by_head(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> Iterator[tuple[list[Piece]
             pieces = [
                 Piece(sequence, head, sharing, slice(begin, end), end if causal else num_keys) for begin, end in zip(starts, ends)
             ]
-            yield pieces, k_BKSC[sequence, head].contiguous(), v_BKSC[sequence, head].contiguous()
-
-
-def _scaled(x_RC: torch.Tensor) -> torch.Tensor:
-    return x_RC * x_RC.shape[-1] ** -0.5
+            yield pieces, *(x_BKSC[sequence, head].to(kind).contiguous() for x_BKSC in (k_BKSC, v_BKSC))
 
 
 def _scores(piece: Piece, rows: torch.Tensor, k_SC: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Return the scores [R G, S] of scaled rows, -inf where a query doesn't see a key."""
-    scores = onednn_product(rows, k_SC[: piece.seen])
+    """Return the scores [R G, S] in fp32, -inf where a query doesn't see a key."""
+    scores = onednn_product(rows, k_SC[: piece.seen]).to(torch.float32).mul_(rows.shape[-1] ** -0.5)
     if causal:
         num_queries = piece.queries.stop - piece.queries.start
         own = scores.view(-1, num_queries, piece.seen)[..., piece.queries]

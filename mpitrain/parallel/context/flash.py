@@ -8,7 +8,7 @@ probability itself.
 
 The arithmetic is torch's own where it hands out the log-sum-exp:
     cpu   every dtype, with and without a mask: the flash attention behind scaled_dot_product_attention (the same ops in 2.11 to 2.13);
-          fp32 without a mask where MKL, by which that multiplies, is slow: by_onednn.py
+          without a mask by oneDNN's products where that is faster: by_onednn.py
     cuda  16-bit floats without a mask, heads of a multiple of 8 up to 256, compute capability 8.0 on: flash attention. Not run on a
           device yet
 Else (fp32 and fp64 on a GPU, documents on a GPU, other devices) by plain matrix products, which hold all scores of a tile at once.
