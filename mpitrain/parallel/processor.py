@@ -50,7 +50,8 @@ def multiplied_as(dtype: torch.dtype) -> torch.dtype:
 
 
 def in_words() -> str:
-    """Return in which type this CPU multiplies which 16-bit numbers."""
+    """Return in which type this CPU multiplies which 16-bit numbers, and by which library fp32."""
     types = {"bf16": torch.bfloat16, "fp16": torch.float16}
     said = {True: "as it is", False: "in fp32, which is faster here"}
-    return ", ".join(f"{name} {said[multiplied_as(dtype) == dtype]}" for name, dtype in types.items())
+    narrow = [f"{name} {said[multiplied_as(dtype) == dtype]}" for name, dtype in types.items()]
+    return ", ".join([*narrow, "fp32 by oneDNN, as MKL is slow here" if mkl_is_slow() else "fp32 by oneDNN where products are large"])
