@@ -1,0 +1,76 @@
+"""The functions between products, each fused by torch.compile: `run.compile`.
+
+    as they are     a kernel an operation, each reads and writes all its numbers
+    compiled        a kernel a function or two; 16-bit numbers are widened, computed with and rounded once
+
+A function is compiled when it first meets a type, shape and strides, by inductor's C++ on a CPU and Triton on a GPU; what is made is in
+inductor's cache (TORCHINDUCTOR_CACHE_DIR), which the ranks of a node share: one of them compiles, the others wait for its lock.
+"""
+
+import os
+from collections.abc import Callable, MutableMapping
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from mpitrain.parallel import functions
+from mpitrain.parallel.functions import EAGER, Functions, Tensor
+from mpitrain.parallel.precision import wide
+
+MOST = 64  # shapes of one function; torch raises an error at one more, where every graph has to be whole
+THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+
+
+def functions_of(compile_: bool, deterministic: bool, device: torch.device) -> Functions:
+    """Return what layers call. What has no memory isn't computed, and not compiled for."""
+    return compiled(deterministic) if compile_ and device.type != "meta" else EAGER
+
+
+def compiled(deterministic: bool, environment: MutableMapping[str, str] = os.environ) -> Functions:
+    """Return the functions, to be compiled when they are first called. deterministic: choose no kernel by a clock, which would be another
+    one on each rank."""
+    environment.setdefault(THREADS, "1")  # else each rank starts a process for each core
+    options = {"deterministic": deterministic}
+    fuse = partial(torch.compile, dynamic=False, fullgraph=True, recompile_limit=MOST, options=options)
+    as_they_are = ("norm", "norm_again", "norm_backward", "gated_backward")
+    others: dict[str, Callable] = {"gated": _gated, "turned": _turned, "log_sums": _log_sums, "to_gradients": _to_gradients}
+    return Functions(
+        **{name: _detached(fuse(getattr(functions, name))) for name in as_they_are},
+        **{name: _detached(fuse(function)) for name, function in others.items()},
+        keep_opened=False,
+    )
+
+
+def _detached(function: Callable) -> Callable:
+    """Return the function, called with tensors that don't ask for a gradient: else all would be compiled once more for validation."""
+
+    def call(*arguments):
+        return function(*[x.detach() if isinstance(x, Tensor) else x for x in arguments])
+
+    return call
+
+
+# ---------------------------------------------------------------- what is written otherwise: it is one pass then, without pieces
+
+
+def _gated(gate: Tensor, up: Tensor) -> tuple[Tensor, None]:
+    """silu(gate) is made again in the backward: to read it would take longer."""
+    return functional.silu(gate) * up, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:
+    """In memory the heads of a position are side by side: what comes next wants them so, whatever x is."""
+    a, b = x.transpose(1, 2).to(cos.dtype).chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None] * sense
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype).transpose(1, 2)
+
+
+def _log_sums(logits_NV: Tensor) -> Tensor:
+    return torch.logsumexp(logits_NV.to(wide(logits_NV.dtype)), -1)
+
+
+def _to_gradients(logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N: Tensor, factor_N: Tensor) -> None:
+    softmax_NV = (logits_NV.to(log_sum_N.dtype) - log_sum_N[:, None]).exp()
+    at_NV = (torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N[:, None]) & here_N[:, None]
+    logits_NV.copy_((softmax_NV - at_NV.to(softmax_NV.dtype)) * factor_N[:, None])
