@@ -9,7 +9,7 @@ inductor's cache (TORCHINDUCTOR_CACHE_DIR), which the ranks of a node share: one
 
 import os
 from collections.abc import Callable, MutableMapping
-from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -18,7 +18,6 @@ from mpitrain.parallel import functions
 from mpitrain.parallel.functions import EAGER, Functions, Tensor
 from mpitrain.parallel.precision import wide
 
-MOST = 64  # shapes of one function; torch raises an error at one more, where every graph has to be whole
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
@@ -28,27 +27,41 @@ def functions_of(compile_: bool, deterministic: bool, device: torch.device) -> F
 
 
 def compiled(deterministic: bool, environment: MutableMapping[str, str] = os.environ) -> Functions:
-    """Return the functions, to be compiled when they are first called. deterministic: choose no kernel by a clock, which would be another
-    one on each rank."""
+    """Return the functions, to be compiled when they are first called.
+
+    deterministic: choose no kernel by a clock, which would be another one on each rank.
+    """
     environment.setdefault(THREADS, "1")  # else each rank starts a process for each core
-    options = {"deterministic": deterministic}
-    fuse = partial(torch.compile, dynamic=False, fullgraph=True, recompile_limit=MOST, options=options)
-    as_they_are = ("norm", "norm_again", "norm_backward", "gated_backward")
-    others: dict[str, Callable] = {"gated": _gated, "turned": _turned, "log_sums": _log_sums, "to_gradients": _to_gradients}
-    return Functions(
-        **{name: _detached(fuse(getattr(functions, name))) for name in as_they_are},
-        **{name: _detached(fuse(function)) for name, function in others.items()},
-        keep_opened=False,
-    )
+    as_they_are = {name: getattr(functions, name) for name in ("norm", "norm_again", "norm_backward", "gated_backward")}
+    others = {"gated": _gated, "turned": _turned, "log_sums": _log_sums, "to_gradients": _to_gradients}
+    fused = {name: Fused(function, deterministic) for name, function in (as_they_are | others).items()}
+    return Functions(**fused, keep_opened=False)
 
 
-def _detached(function: Callable) -> Callable:
-    """Return the function, called with tensors that don't ask for a gradient: else all would be compiled once more for validation."""
+class Fused:
+    """A function of tensors and numbers, compiled once for each type, shape and strides of them, and for each value.
 
-    def call(*arguments):
-        return function(*[x.detach() if isinstance(x, Tensor) else x for x in arguments])
+    torch's own look-up compares more, takes 11 us longer (benchmarks/functions.py), compiles once more for tensors that ask for a
+    gradient, and gives up after some shapes.
+    """
 
-    return call
+    def __init__(self, function: Callable, deterministic: bool):
+        self._compile = torch.compile(function, dynamic=False, fullgraph=True, options={"deterministic": deterministic})
+        self._made: dict[tuple, Callable] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        key = tuple([(x.dtype, x.shape, x.stride()) if isinstance(x, Tensor) else x for x in arguments])
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._make(arguments)
+        return made(*arguments)
+
+    @torch.no_grad()
+    def _make(self, arguments: tuple) -> Callable:
+        plain = tuple(x.detach() if isinstance(x, Tensor) else x for x in arguments)
+        made = self._compile.aot_compile((plain, {}))
+        made.disable_guard_check()  # the key says it all: there is no other state, and one device
+        return made
 
 
 # ---------------------------------------------------------------- what is written otherwise: it is one pass then, without pieces
