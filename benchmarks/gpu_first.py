@@ -8,7 +8,7 @@
     kernels   sums in order equal the CPU's; products into fp32; fp8 products; which attention torch takes, and its bits twice
     tests     those marked gpu: in one process, on one rank, on two ranks that share the GPU
     parity    losses of a small model in each layout and precision, beside the CPU's; the same run twice; memory predicted and held
-    speed     llama3.2-1b, 4 x 2048 tokens, bf16: mpitrain, with and without deterministic kernels, and plain torch, in turns
+    speed     llama3.2-1b, 4 x 2048 tokens, bf16: mpitrain, without deterministic kernels, compiled, and plain torch, in turns
     profile   where the time of such a step goes, and where the host waits for the GPU
     staging   the same on two ranks that share the GPU: what it costs to go through host memory
 
@@ -155,20 +155,23 @@ def beside(run, expected):
 
 
 def speed(machine, found):
-    """Find tokens/s of mpitrain and of plain torch, in turns; then by size of microbatches."""
+    """Find tokens/s and MFU of mpitrain and of plain torch, in turns; then by size of microbatches."""
     settings = {**machine.model, "run.steps": 3 if machine.small else 6}
     turns = {
         "mpitrain": lambda: pace(machine.run(1, settings)),
         "plain torch": lambda: machine.child("torch", limit=180),
         "mpitrain, not deterministic": lambda: pace(machine.run(1, {**settings, "numerics.deterministic": "false"})),
+        "mpitrain, compiled": lambda: pace(machine.run(1, {**settings, "run.compile": "true"}, limit=240)),
     }
     for turn in range(1 if machine.small else 2):
         for name, run in turns.items():
             found.setdefault(name, []).append(run())
             print(f"    turn {turn}, {name}: {found[name][-1]}", flush=True)
-        ours, theirs, fast = (max(run.get("tokens_per_s", 0.0) for run in found[name]) for name in turns)
+        ours, theirs, fast, fused = (max(run.get("tokens_per_s", 0.0) for run in found[name]) for name in turns)
         if ours and fast and theirs:
             found |= {"of plain torch": ours / theirs, "price of deterministic kernels": 1 - ours / fast}
+        if ours and fused:
+            found["run.compile gains"] = fused / ours - 1
     for micro in (1,) if machine.small else (8, 1):
         found[f"mpitrain, micro {micro}"] = pace(machine.run(1, {**settings, "batch.micro": micro}))
 

@@ -24,6 +24,7 @@ LONG = ("data.sequence=2048", "batch.global=2")
 BIN = Path(sys.executable).parent
 LAYOUTS = {
     "mpitrain 1 rank": (1, ()),
+    "mpitrain 1 rank compiled": (1, ("run.compile=true",)),
     "mpitrain dp=2": (2, ("parallel.dp=2",)),  # ZeRO-1, the default
     "mpitrain dp=2 zero=0": (2, ("parallel.dp=2", "parallel.zero=0")),
     "mpitrain dp=2 zero=3": (2, ("parallel.dp=2", "parallel.zero=3")),
@@ -38,6 +39,8 @@ LAYOUTS = {
 PEERS = ("single", "ddp", "zero1", "fsdp2", "pp_1f1b", "pp_zbv", "tp")
 RATIOS = {  # what: (time of the other, our time, by how much the other is to be divided)
     "one rank against torch single": ("torch single", "mpitrain 1 rank", 1),
+    "one rank compiled against one rank": ("mpitrain 1 rank", "mpitrain 1 rank compiled", 1),
+    "one rank compiled against torch single": ("torch single", "mpitrain 1 rank compiled", 1),
     "dp=2 against twice one rank": ("mpitrain 1 rank", "mpitrain dp=2", 2),
     "dp=2 against torch ddp": ("torch ddp", "mpitrain dp=2", 1),
     "dp=2 zero=0 against torch ddp": ("torch ddp", "mpitrain dp=2 zero=0", 1),

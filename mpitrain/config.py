@@ -61,6 +61,7 @@ class Run(Table):
     time_margin_s: Annotated[float, Meta(ge=0)] = 60.0  # besides a step and twice a save, what a run leaves of its time unused
     trace: CountOrNone = 0  # steps whose instructions are timed and written to trace.json, from the second step on
     device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: what torch calls NVIDIA's GPUs, and AMD's
+    compile: bool = False  # what lies between products is fused by torch.compile: needs a C++ compiler on CPUs, Triton and a C one on GPUs
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0  # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
 
 

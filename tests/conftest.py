@@ -6,12 +6,14 @@ an MPI process when it does: both launchers read the environment that MPI_Init l
 
 import os
 import sys
+import tempfile
 
 import pytest
 
 EVERY = os.environ.get("MPITRAIN_LAYOUTS") == "all"  # take every layout, not the few that tell most
 EVERY_SIZE = os.environ.get("MPITRAIN_SIZES") == "all"  # of a schedule
 MANY = 1000  # tests that take longer than a lane does
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 BESIDE = ("test_lane[1]", "test_lane[2]")
 EARLY = pytest.StashKey()
 UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
@@ -20,6 +22,10 @@ UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_
 @pytest.hookimpl(trylast=True)  # the terminal reporter has to be there before it can go
 def pytest_configure(config):
     if not UNDER_MPIRUN:
+        if INDUCTOR not in os.environ:  # what tests compile is compiled once for all of them, and isn't there the next time
+            folder = tempfile.TemporaryDirectory(prefix="mpitrain-test-")
+            os.environ[INDUCTOR] = folder.name
+            config.add_cleanup(folder.cleanup)
         return
     from mpi4py import MPI
 

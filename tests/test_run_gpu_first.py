@@ -18,10 +18,13 @@ PARTS = {
     "kernels": {"sum of 2", "sum of 3", "sum of 8", "attention, deterministic=True", "attention, deterministic=False"},
     "tests": {"2 ranks"},
     "parity": {"one rank", "one rank again", "tp", "the same bits twice"},
-    "speed": {"mpitrain", "plain torch", "mpitrain, not deterministic", "of plain torch", "price of deterministic kernels"},
+    "speed": {
+        "mpitrain", "plain torch", "mpitrain, not deterministic", "mpitrain, compiled", "of plain torch", "price of deterministic kernels",
+        "run.compile gains",
+    },
     "profile": {"ms of a step, by operation", "the host waits"},
     "staging": {"1 rank", "2 ranks", "2 ranks, messages"},
-}
+}  # fmt: skip
 
 
 def flaws(found, path=()):

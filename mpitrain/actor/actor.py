@@ -39,6 +39,7 @@ from mpitrain.optim.balance import inequality
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.norm import exact_sum, norm
 from mpitrain.optim.optimizer import optimizer_of
+from mpitrain.parallel.compiled import functions_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.walk import Walk, run, run_together
 from mpitrain.parallel.zero.shards import Weights, reserve, shardings_of
@@ -139,7 +140,8 @@ class Actor:
         self.shardings = shardings_of(config, mesh)
         self.loss_scale = LossScale(config.precision)
         self.recorded: list | None = None  # the routing of a step is noted here
-        self.site = Site(plan, device, *(mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far")))
+        axes = (mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far"))
+        self.site = Site(plan, device, *axes, functions_of(config.run.compile, config.numerics.deterministic, device))
         self._update_at = self.training.index(Action("UPDATE"))
         self._ends, self._ends_of_evaluation = (each.other_ends(self.pp.rank) for each in (plan.training, plan.evaluation))
         self.stages = self._build(build)

@@ -18,13 +18,13 @@ class Contexts:
         """Make the context of a microbatch; segments come in ascending order. What is visible is made once for all blocks."""
         documents, site = microbatch.documents, self._site
         if site.cp is not None or (documents is None and self._segments == 1):
-            return Context(microbatch)
+            return Context(microbatch, functions=site.functions)
         length = (site.plan.config.data.sequence if documents is None else documents.shape[-1]) // self._segments
         segment = index % self._segments
         start = segment * length
         history = self.histories.setdefault(index // self._segments, {}) if self._segments > 1 else None
         visible = mask(start, start + length, documents, site.dtype, site.device)
-        return Context(microbatch, start, segment, history, visible)
+        return Context(microbatch, start, segment, history, visible, functions=site.functions)
 
     def evaluated(self, index: int) -> None:
         """A forward without a backward is done."""

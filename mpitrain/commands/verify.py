@@ -25,6 +25,7 @@ from mpitrain.layout.resolve import on_one_rank
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.zero.shards import Piece
+from mpitrain.training.machine import compiler
 from mpitrain.training.trainer import build_mesh
 
 TOLERANCE = 1e-10
@@ -80,6 +81,8 @@ def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callab
     nodes = world.num_nodes, world.node_ranks
     config = world.on_every_rank("checking the configuration", lambda: planned(path, overrides, world.size, *nodes)).config
     world.require_same({"the configuration": digest(config), **preflight.code()})
+    if config.run.compile:
+        world.on_every_rank("looking for a compiler", lambda: compiler.require(None))
     guard.place.enter("step", "training the small model in this layout and on one rank", BUSY)
     differences = verify(config, world)
     if world.rank == 0:

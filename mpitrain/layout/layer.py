@@ -114,6 +114,15 @@ class Sizes:
         """Whether what is cheap to make again isn't kept."""
         return self.config.memory.recompute == "selective"
 
+    def gated(self, itemsize: int) -> int:
+        """Return what a gated product and the product behind it keep of a hidden unit: gate, up, silu(gate), and what is multiplied.
+
+        itemsize: of a number that the product behind it keeps.
+        """
+        if self.selective:
+            return 2 * self.itemsize
+        return (2 if self.config.run.compile else 3) * self.itemsize + itemsize
+
     def norm(self, width: int) -> int:
         """Return what a norm keeps of a position: what has the norm 1, and its factor, which is fp32 at least."""
         return width * self.itemsize + max(4, self.itemsize)

@@ -5,8 +5,6 @@ V*(r+1)/tp of the table, for any V: nothing is padded. Written by hand: the head
 gradient. B sequences of a microbatch, T tokens each, N = B T, D width, V vocabulary.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch.nn import functional
 
@@ -17,12 +15,10 @@ from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model.linear import Product, product
 from mpitrain.model.segment import Norm, Segment, Tape
 from mpitrain.model.site import Site
+from mpitrain.parallel.functions import Functions
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.precision import wide
 from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
-
-AT_ONCE, AT_ONCE_ON_A_DEVICE = 2**17, 2**26  # numbers
 
 
 def embedding(weight: Parameter, site: Site) -> list[Item]:
@@ -32,7 +28,7 @@ def embedding(weight: Parameter, site: Site) -> list[Item]:
 
 def head(norm: Parameter, weight: Parameter, site: Site) -> list[Item]:
     """Return the items of the last layer."""
-    return [Norm(norm), site.into(), VocabularyHead(weight, site.tp)] if site.tp else [Head(norm, weight)]
+    return [Norm(norm), site.into(), VocabularyHead(weight, site.tp, site.functions)] if site.tp else [Head(norm, weight)]
 
 
 class Embedding(Local):
@@ -56,9 +52,10 @@ class _CrossEntropy(torch.autograd.Function):
     """The summed cross-entropy of logits [N, V] and targets [N], IGNORED ones left out; the gradient overwrites the logits."""
 
     @staticmethod
-    def forward(ctx, logits_NV, targets_N):
-        log_sum_N, rows_N = _log_sums(logits_NV), targets_N.clamp(min=0)
+    def forward(ctx, logits_NV, targets_N, functions: Functions):
+        log_sum_N, rows_N = functions.log_sums(logits_NV), targets_N.clamp(min=0)
         ctx.save_for_backward(logits_NV, log_sum_N, targets_N)
+        ctx.functions = functions
         target_N = logits_NV.gather(1, rows_N[:, None]).squeeze(1)
         return (log_sum_N - target_N).masked_fill_(targets_N == IGNORED, 0).sum()
 
@@ -66,34 +63,8 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_of_output):
         logits_NV, log_sum_N, targets_N = ctx.saved_tensors
         counts_N = targets_N != IGNORED
-        return _to_gradients(logits_NV, log_sum_N, targets_N.clamp(min=0), counts_N, grad_of_output * counts_N), None
-
-
-def _log_sums(logits_NV: torch.Tensor) -> torch.Tensor:
-    """Return the log of the sum of the exponentials of each position [N], in fp32 at least."""
-    found_N = logits_NV.new_empty(len(logits_NV), dtype=wide(logits_NV.dtype))
-    for rows in _pieces(logits_NV):
-        torch.logsumexp(logits_NV[rows].to(found_N.dtype), -1, out=found_N[rows])
-    return found_N
-
-
-def _to_gradients(
-    logits_NV: torch.Tensor, log_sum_N: torch.Tensor, targets_N: torch.Tensor, here_N: torch.Tensor, factor_N: torch.Tensor
-) -> torch.Tensor:
-    """Make (softmax - one at the target) * factor of logits, in their memory; `here`: whether a target is among these rows of the table."""
-    for rows in _pieces(logits_NV):
-        grad_RV = logits_NV[rows].to(log_sum_N.dtype).sub_(log_sum_N[rows, None]).exp_()
-        each_R = torch.arange(len(grad_RV), device=grad_RV.device)
-        grad_RV[each_R, targets_N[rows]] -= here_N[rows].to(grad_RV.dtype)
-        logits_NV[rows] = grad_RV.mul_(factor_N[rows, None])
-    return logits_NV
-
-
-def _pieces(logits_NV: torch.Tensor) -> Iterator[slice]:
-    """Yield positions some at a time: what is computed of them in fp32 stays in a cache, or is little on a device."""
-    count, vocab = logits_NV.shape
-    many = max(1, (AT_ONCE if logits_NV.is_cpu else AT_ONCE_ON_A_DEVICE) // vocab)
-    return (slice(begin, begin + many) for begin in range(0, count, many))
+        ctx.functions.to_gradients(logits_NV, log_sum_N, targets_N.clamp(min=0), counts_N, grad_of_output * counts_N)
+        return logits_NV, None, None
 
 
 class Head(Segment):
@@ -106,7 +77,7 @@ class Head(Segment):
         (logits_BTV,) = tape.linears(tape.norm(x_BTD, self.norm), (self.weight,))
         if context.microbatch.targets is None:
             return logits_BTV
-        return _CrossEntropy.apply(logits_BTV.flatten(0, 1), context.microbatch.targets.flatten())
+        return _CrossEntropy.apply(logits_BTV.flatten(0, 1), context.microbatch.targets.flatten(), tape.functions)
 
 
 # ---------------------------------------------------------------- with a divided vocabulary
@@ -144,15 +115,15 @@ class VocabularyHead:
     IGNORED targets are left out. The loss is the same on all ranks of the axis; the gradient of the input is partial, its sum follows.
     """
 
-    def __init__(self, weight: Parameter, axis: Axis):
-        self.weight, self.axis = weight, axis
+    def __init__(self, weight: Parameter, axis: Axis, functions: Functions):
+        self.weight, self.axis, self.functions = weight, axis, functions
 
     def forward(self, h_BTD: torch.Tensor, context: Context) -> Walk:
         h_ND = h_BTD.flatten(0, 1)
         logits_NV = product(h_ND, self.weight.data)
         ignored_N = context.microbatch.targets.flatten() == IGNORED
         targets_N, here_N = _local(context.microbatch.targets.flatten(), self.weight)
-        share_N = _log_sums(logits_NV)
+        share_N = self.functions.log_sums(logits_NV)
         target_N = logits_NV.gather(1, targets_N[:, None]).squeeze(1) * here_N
         mine = torch.stack((share_N, target_N.to(share_N.dtype)))
         every = yield all_gather(mine, self.axis, mine.new_empty(self.axis.size * mine.numel()))
@@ -171,6 +142,6 @@ class VocabularyHead:
         yield None
         h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N = saved
         factor_N = ~ignored_N if grad_of_output is None else grad_of_output * ~ignored_N
-        grad_NV = _to_gradients(logits_NV, log_sum_N, targets_N, here_N, factor_N)
-        later(WeightGradients([Product((self.weight,), h_BTD.flatten(0, 1), [grad_NV])]))
-        return product(grad_NV, self.weight.data.t()).view_as(h_BTD)
+        self.functions.to_gradients(logits_NV, log_sum_N, targets_N, here_N, factor_N)
+        later(WeightGradients([Product((self.weight,), h_BTD.flatten(0, 1), [logits_NV])]))
+        return product(logits_NV, self.weight.data.t()).view_as(h_BTD)

@@ -5,6 +5,7 @@ import math
 import torch
 
 from mpitrain.model.layers.rope import Rope
+from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.precision import wide
 
 FAST, SLOW = 32, 1  # turns within the trained length: a pair with more keeps its rate, one with fewer is slowed (YaRN, section 3.2)
@@ -16,36 +17,27 @@ class Rotary:
     Only distances show in the scores: positions needn't start anew with each document.
     """
 
-    def __init__(self, rope: Rope, positions: torch.Tensor, dtype: torch.dtype, device: torch.device):
-        self.width = rope.width
+    def __init__(self, rope: Rope, positions: torch.Tensor, dtype: torch.dtype, device: torch.device, functions: Functions = EAGER):
+        self.width, self.functions = rope.width, functions
         angles = torch.outer(positions.to(torch.float64), rates(rope))
         self.cos, self.sin = ((table * rope.magnitude).to(device, wide(dtype)) for table in (angles.cos(), angles.sin()))
 
     def __call__(self, x_BHTC: torch.Tensor, start: int = 0) -> torch.Tensor:
         here = slice(start, start + x_BHTC.shape[-2])
-        return _Turned.apply(x_BHTC, self.cos[here], self.sin[here])
+        return _Turned.apply(x_BHTC, self.cos[here], self.sin[here], self.functions)
 
 
 class _Turned(torch.autograd.Function):
-    """x turned, in memory as x; the gradient is turned back."""
+    """x turned; the gradient is turned back."""
 
     @staticmethod
-    def forward(ctx, x, cos, sin):
-        ctx.tables = cos, sin
-        return _turned(x, cos, sin, 1)
+    def forward(ctx, x, cos, sin, functions: Functions):
+        ctx.tables, ctx.functions = (cos, sin), functions
+        return functions.turned(x, cos, sin, 1)
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        return _turned(grad_of_output, *ctx.tables, -1), None, None
-
-
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, sense: int) -> torch.Tensor:
-    exact = x.to(cos.dtype)
-    y = torch.empty_like(exact)
-    (a, b), (c, d) = exact.chunk(2, -1), y.chunk(2, -1)
-    torch.mul(a, cos, out=c).addcmul_(b, sin, value=-sense)
-    torch.mul(b, cos, out=d).addcmul_(a, sin, value=sense)
-    return y.to(x.dtype)
+        return ctx.functions.turned(grad_of_output, *ctx.tables, -1), None, None, None
 
 
 def rates(rope: Rope) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from mpitrain.model import fp8, linear, selective
 from mpitrain.model.sequence_history import Attended
 from mpitrain.model.window import Windowed
+from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Later, Local, Product, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
@@ -55,10 +56,11 @@ class Tape:
     """What the backward of one segment leaves behind: gradients of vectors, and the factors of those of matrices.
 
     selective: what norms, attention and the gated product make isn't kept, but made again. Then the functions of these return how.
+    functions: what is between products.
     """
 
-    def __init__(self, selective: bool = False):
-        self.selective = selective
+    def __init__(self, selective: bool = False, functions: Functions = EAGER):
+        self.selective, self.functions = selective, functions
         self.small: list[tuple[Parameter, torch.Tensor]] = []
         self.deferred: list[Product] = []
         self.attended: Attended | None = None  # of a sequence that is cut into segments
@@ -79,21 +81,21 @@ class Tape:
 
     def norm(self, x: torch.Tensor, parameter: Parameter) -> torch.Tensor:
         """Return RMSNorm(x) with the weight `parameter`."""
-        return selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, False)
+        return selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, False, self.functions)
 
     def normed(self, x: torch.Tensor, parameter: Parameter | None) -> tuple[torch.Tensor, Again | None]:
         """Return RMSNorm(x), and how to make it again; without a parameter, x."""
         if parameter is None:
             return x, None
-        y = selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, self.selective)
+        y = selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, self.selective, self.functions)
         return y, partial(selective.Norm.again, y.grad_fn) if self.selective else None
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, Again | None]:
         """Return silu(gate) * up, and how to make it again."""
-        if not self.selective:
+        if not self.selective and self.functions.keep_opened:
             return functional.silu(gate) * up, None
-        y = selective.Gated.apply(gate, up)
-        return y, partial(selective.Gated.again, y.grad_fn)
+        y = selective.Gated.apply(gate, up, self.functions)
+        return y, partial(selective.Gated.again, y.grad_fn) if self.selective else None
 
     def attention(
         self, qkv: tuple[torch.Tensor, ...], visible: torch.Tensor | None, window: int, sinks: Parameter | None, again: bool
@@ -122,8 +124,8 @@ class Segment(Local):
         """Compute; without gradients enabled nothing is kept."""
         yield None
         if not torch.is_grad_enabled():
-            return self.compute(x, context, Tape()), None
-        tape, leaf = Tape(context.keeping.selective), torch.empty(0, requires_grad=True)
+            return self.compute(x, context, Tape(functions=context.functions)), None
+        tape, leaf = Tape(context.keeping.selective, context.functions), torch.empty(0, requires_grad=True)
         with context.keeping.saving():
             x = _each(x, lambda part: _Enter.apply(part, leaf))
             y = self.compute(x, context, tape)

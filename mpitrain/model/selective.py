@@ -12,74 +12,61 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from mpitrain.parallel.context import by_blocks, by_onednn, flash
-from mpitrain.parallel.precision import wide
+from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.zero.parameters import Parameter
 
 
 class Norm(torch.autograd.Function):
-    """RMSNorm (arXiv:1910.07467) with a backward of its own: fewer passes over memory than autograd's.
+    """RMSNorm (arXiv:1910.07467) with a backward of its own.
 
-    Its statistics are fp32 at least: in fp16 the square of a norm is infinite from an RMS of 6 on at a width of 2048.
     again: keep the input, not what has the norm 1; if the input is kept by nobody else, nothing is won.
     """
 
     @staticmethod
-    def forward(ctx, x, parameter: Parameter, small: list, eps: float, again: bool):
-        width = x.shape[-1]
-        exact = x.to(wide(x.dtype))
-        scale = torch.rsqrt(torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().div_(width).add_(eps))
-        unit = _scaled(x, exact, scale)
+    def forward(ctx, x, parameter: Parameter, small: list, eps: float, again: bool, functions: Functions = EAGER):
+        y, unit, scale = functions.norm(x, parameter.data, eps)
         ctx.save_for_backward(x if again else unit, scale)
-        ctx.parameter, ctx.small, ctx.from_input, ctx.made = parameter, small, again, None
-        return unit * parameter.data
+        ctx.parameter, ctx.small, ctx.from_input, ctx.made, ctx.functions = parameter, small, again, None, functions
+        return y
 
     @staticmethod
     def again(ctx):
         """Return the output, made once."""
         if ctx.made is None:
             x, scale = ctx.saved_tensors
-            unit = _scaled(x, x.to(scale.dtype), scale)
-            ctx.made = unit, unit * ctx.parameter.data
-        return ctx.made[1]
+            ctx.made = ctx.functions.norm_again(x, ctx.parameter.data, scale)
+        return ctx.made[0]
 
     @staticmethod
     def backward(ctx, grad_of_output):
         unit, scale = ctx.saved_tensors
         if ctx.from_input:
             Norm.again(ctx)
-            (unit, _), ctx.made = ctx.made, None
-        weight = ctx.parameter.data
-        product = grad_of_output * unit
-        ctx.small.append((ctx.parameter, product.flatten(0, -2).sum(0)))
-        along = (product @ weight).div_(weight.shape[0]).unsqueeze(-1)
-        return (grad_of_output * weight).addcmul_(unit, along, value=-1).mul_(scale), None, None, None, None
-
-
-def _scaled(x, exact, scale):
-    """Return x * scale in the type of x, rounded once. exact: x in the type of `scale`; it is used up, unless it is x."""
-    return x * scale if exact is x else exact.mul_(scale).to(x.dtype)
+            (_, unit), ctx.made = ctx.made, None
+        grad, of_weight = ctx.functions.norm_backward(grad_of_output, ctx.parameter.data, unit, scale)
+        ctx.small.append((ctx.parameter, of_weight))
+        return grad, None, None, None, None, None
 
 
 class Gated(torch.autograd.Function):
     """silu(gate) * up, of which gate and up are kept."""
 
     @staticmethod
-    def forward(ctx, gate, up):
+    def forward(ctx, gate, up, functions: Functions):
         ctx.save_for_backward(gate, up)
-        ctx.made = None
-        return functional.silu(gate) * up
+        ctx.opened, ctx.functions = None, functions
+        return functions.gated(gate, up)[0]
 
     @staticmethod
     def again(ctx):
         """Return the output."""
-        gate, up = ctx.saved_tensors
-        ctx.made = functional.silu(gate)
-        return ctx.made * up
+        y, ctx.opened = ctx.functions.gated(*ctx.saved_tensors)
+        return y
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        (gate, up), open_, ctx.made = ctx.saved_tensors, ctx.made, None
-        return torch.ops.aten.silu_backward(grad_of_output * up, gate), grad_of_output * open_
+        (gate, up), opened, ctx.opened = ctx.saved_tensors, ctx.opened, None
+        return *ctx.functions.gated_backward(grad_of_output, gate, up, opened), None
 
 
 class Attend(torch.autograd.Function):

@@ -11,6 +11,7 @@ from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Norm
 from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.context.attention import ContextAttention, context_attention
+from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.precision import TYPES
 from mpitrain.parallel.walk import Item, Residual
 from mpitrain.parallel.zero.parameters import Parameter
@@ -23,7 +24,7 @@ class Site:
     """tp, cp: the axes, or None where all of each layer, or of the sequence, is here. rotaries: the tables of each kind.
 
     experts, tokens: the axes of the experts and of the same sequences, or None where all are here.  experts_near, experts_far: those of
-    rows that go to nodes first, or None.
+    rows that go to nodes first, or None.  functions: what is computed between products.
     """
 
     plan: Plan
@@ -34,6 +35,7 @@ class Site:
     tokens: Axis | None = None
     experts_near: Axis | None = None
     experts_far: Axis | None = None
+    functions: Functions = EAGER
     rotaries: dict[Rope, Rotary] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,7 +62,7 @@ class Site:
         """Return the tables for the positions that are here, once for all layers of the stage."""
         if rope not in self.rotaries:
             positions = torch.from_numpy(self.plan.positions(self.cp.rank if self.cp else 0))
-            self.rotaries[rope] = Rotary(rope, positions, self.dtype, self.device)
+            self.rotaries[rope] = Rotary(rope, positions, self.dtype, self.device, self.functions)
         return self.rotaries[rope]
 
     def constants(self) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from mpitrain.layout.routing import Routes
+from mpitrain.parallel.functions import EAGER, Functions
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Context:
     of the segments before (model/sequence_history.py).  visible: what attention adds to its scores, if causality isn't all there is to
     it.  keeping: what is kept for the backward, and where.  tell: takes numbers that a layer makes besides its output, by their names.
     scale: what the loss is multiplied by, for layers that have one of their own.  routes: to experts, recorded or replayed.
+    functions: what segments call between products.
     """
 
     microbatch: Microbatch = Microbatch()
@@ -72,3 +74,4 @@ class Context:
     tell: Callable[[str, torch.Tensor], None] = ignored
     scale: float = 1.0
     routes: Routes | None = None
+    functions: Functions = EAGER

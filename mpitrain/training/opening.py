@@ -115,13 +115,14 @@ def _require_staging(path: str) -> None:
 
 
 def _require_device(plan: Plan, world: World) -> None:
-    """Refuse a device that can't do or hold what is asked, now and not after the run directory is made; for this torch is needed first.
+    """Refuse a device that can't do or hold what is asked, and compilers, before the run directory is made; for this torch is needed.
 
     Collective over all ranks.
     """
     config = plan.config
     direct = config.comm.device == "direct"
-    if config.run.device == "cuda" or (config.run.device == "auto" and (direct or config.precision.compute == "fp8")):
+    needs = direct or config.precision.compute == "fp8"
+    if config.run.compile or config.run.device == "cuda" or (config.run.device == "auto" and needs):
         from mpitrain.training.machine.device import place, way_of_messages
 
         placement = place(plan, world)

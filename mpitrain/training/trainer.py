@@ -44,6 +44,7 @@ from mpitrain.training.machine.device import place as choose_place
 from mpitrain.training.machine.peak import DEFINITION, peak_of_all
 from mpitrain.training.microbatches import microbatches_of, needs_tokens
 from mpitrain.training.opening import Opened
+from mpitrain.training.practice import practise
 from mpitrain.training.replay.wish import Wish
 from mpitrain.training.saving import state_io
 from mpitrain.training.saving.saver import saver_of
@@ -113,12 +114,14 @@ class Trainer:
 
     def train(self) -> int:
         """Run the steps that are left; return the exit code."""
+        self._announce()
+        if self.config.run.compile and self.step < self.config.run.steps:
+            practise(self.actor, self.step + 1, self._microbatches(self.corpora.train, self.step))
         self.watched = self.step + 1
         first = min(self.step + 2, self.config.run.steps)  # the first step is never typical
         self.recorder.steps = range(first, min(first + self.config.run.trace, self.config.run.steps + 1))
         last = min(self.step + self.config.run.routing, self.config.run.steps)
         self.to_record = range(self.step + 1, last + 1)
-        self._announce()
         with self.report:
             code = self._steps()
         self.place.enter("end", "telling how it went")
@@ -320,6 +323,8 @@ class Trainer:
         if not self.mesh["tp"].one_node:
             self.report.say(f"parallel.tp = {config.parallel.tp} spans nodes: every layer waits for the network; use a smaller tp")
         self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
+        if config.run.compile:
+            self.report.say(f"what lies between products is compiled (run.compile), in {'Triton' if self.placement.gpu else 'C++'}")
         self.report.say(self.leaving.announced())
         self._announce_devices()
 

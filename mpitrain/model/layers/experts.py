@@ -6,7 +6,7 @@ expert, R rows that have come to this rank (at most layout/experts.py: rows_at_o
     n D + n, n D         unit of the norm, normed input
     n E, n K             logits and weights, in fp32 at least; experts of the tokens, and the order of rows, n K of 8 bytes each
     R (D + 2 F / etp)    rows, gate, up;  R weights in fp32 at least
-    4 n S                of S hidden units of shared experts (2 n S, if what is cheap to make again isn't kept)
+    4 n S                of S hidden units of shared experts (3 n S with run.compile; 2 n S, if what is cheap to make again isn't kept)
     from I to W          R (2 D + 3 F / etp), n (2 D + 3 S): both factors of each weight gradient
 
 What comes in further rounds is sent again in the backward, and not kept. Shared experts and the router are whole on every rank of tp,
@@ -101,7 +101,7 @@ class Experts:
         here = (self.width + 2 * experts.width // sizes.config.parallel.etp) * sizes.itemsize + wide
         routed = (n + sizes.config.batch.micro * self.by_sequence) * experts.count * wide + n * experts.active * (2 * 8 + wide)
         routed += 0 if self.by_sequence else experts.count * wide
-        of_shared = (2 if sizes.selective else 4) * n * self.shared_width * sizes.itemsize
+        of_shared = sizes.gated(sizes.itemsize) * n * self.shared_width
         return n * (self.width * sizes.itemsize + sizes.norm(self.width)) + routed + rows * here + of_shared
 
     def left(self, sizes: Sizes) -> int:

@@ -2,7 +2,7 @@
 
 Kept of it, with n = B T positions on this rank, width D, F hidden units:
 
-    none        2 n D + n + 4 n F      unit and normed input | gate, silu(gate), up, product
+    none        2 n D + n + 4 n F      unit and normed input | gate, silu(gate), up, product; with run.compile not silu(gate)
     selective   n D + n + 2 n F        input | gate, up
     from I to W 2 n D + 3 n F          both factors of each weight gradient, in every mode
 
@@ -47,8 +47,7 @@ class FeedForward:
         return product_flops(self.parameters())
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        of_unit = 2 * sizes.itemsize if sizes.selective else 3 * sizes.itemsize + sizes.factor
-        return sizes.normed(self.width, sizes.factor) + sizes.positions * of_unit * self.ffn // sizes.tp
+        return sizes.normed(self.width, sizes.factor) + sizes.positions * sizes.gated(sizes.factor) * self.ffn // sizes.tp
 
     def left(self, sizes: Sizes) -> int:
         return (2 * self.width + 3 * self.ffn // sizes.tp) * sizes.factor * sizes.positions

@@ -15,7 +15,7 @@ from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
 from mpitrain.layout.node_memory import require_gpu_memory
 from mpitrain.layout.plan import Plan
-from mpitrain.training.machine import gpus
+from mpitrain.training.machine import compiler, gpus
 from mpitrain.training.machine.determinism import settle
 from mpitrain.training.machine.gpus import VENDORS, Gpu, Gpus, share_out
 
@@ -46,6 +46,8 @@ def place(plan: Plan, world: World) -> Placement:
     """
     found = world.on_every_rank("looking for a device", lambda: looked_for(plan.config))
     world.require_same({"what run.device finds": f"{VENDORS[found.vendor]}'s GPUs" if found.vendor else "no GPU"})
+    if plan.config.run.compile:
+        world.on_every_rank("looking for a compiler", lambda: compiler.require(found.vendor))
     if found.vendor is None:
         return CPU
     mine = take_turns(found, world)

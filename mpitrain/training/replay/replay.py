@@ -27,6 +27,7 @@ from mpitrain.errors import DONE, FAILED, DataError
 from mpitrain.inputs import shown
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.training.checks.digests import digest
+from mpitrain.training.machine import compiler
 from mpitrain.training.microbatches import microbatches_of
 from mpitrain.training.replay.recording import FORMAT, gradients_of, state_of
 
@@ -60,6 +61,8 @@ class Replay:
             raise DataError(f"{shown(path)}: found {shown(self.about.get('format'))}, needed {FORMAT!r}; record it with this version")
         self.plan = plan_of(parse(tomllib.loads(self.about["config"])))
         torch.set_num_threads(self.about["threads"])
+        if self.plan.config.run.compile:
+            compiler.require(None if self.about["device"] == "cpu" else "cuda")
         axes, rank = self.plan.axes, self.about["rank"]
         self.place = Stops(rank, at)
         self.mesh = ReplayMesh(rank, axes.of(rank), axes.carried)

@@ -1,0 +1,89 @@
+"""The functions between products, each fused by torch.compile: `run.compile`.
+
+    as they are     a kernel an operation, each reads and writes all its numbers
+    compiled        a kernel a function or two; 16-bit numbers are widened, computed with and rounded once
+
+A function is compiled when it first meets a type, shape and strides, by inductor's C++ on a CPU and Triton on a GPU; what is made is in
+inductor's cache (TORCHINDUCTOR_CACHE_DIR), which the ranks of a node share: one of them compiles, the others wait for its lock.
+"""
+
+import os
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from mpitrain.parallel import functions
+from mpitrain.parallel.functions import EAGER, Functions, Tensor
+from mpitrain.parallel.precision import wide
+
+THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+
+
+def functions_of(compile_: bool, deterministic: bool, device: torch.device) -> Functions:
+    """Return what layers call. What has no memory isn't computed, and not compiled for."""
+    return compiled(deterministic) if compile_ and device.type != "meta" else EAGER
+
+
+def compiled(deterministic: bool, environment: MutableMapping[str, str] = os.environ) -> Functions:
+    """Return the functions, to be compiled when they are first called.
+
+    deterministic: choose no kernel by a clock, which would be another one on each rank.
+    """
+    environment.setdefault(THREADS, "1")  # else each rank starts a process for each core
+    as_they_are = {name: getattr(functions, name) for name in ("norm", "norm_again", "norm_backward", "gated_backward")}
+    others = {"gated": _gated, "turned": _turned, "log_sums": _log_sums, "to_gradients": _to_gradients}
+    fused = {name: Fused(function, deterministic) for name, function in (as_they_are | others).items()}
+    return Functions(**fused, keep_opened=False)
+
+
+class Fused:
+    """A function of tensors and numbers, compiled once for each type, shape and strides of them, and for each value.
+
+    torch's own look-up compares more, takes 11 us longer (benchmarks/functions.py), compiles once more for tensors that ask for a
+    gradient, and gives up after some shapes.
+    """
+
+    def __init__(self, function: Callable, deterministic: bool):
+        self._compile = torch.compile(function, dynamic=False, fullgraph=True, options={"deterministic": deterministic})
+        self._made: dict[tuple, Callable] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        key = tuple([(x.dtype, x.shape, x.stride()) if isinstance(x, Tensor) else x for x in arguments])
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._make(arguments)
+        return made(*arguments)
+
+    @torch.no_grad()
+    def _make(self, arguments: tuple) -> Callable:
+        plain = tuple(x.detach() if isinstance(x, Tensor) else x for x in arguments)
+        made = self._compile.aot_compile((plain, {}))
+        made.disable_guard_check()  # the key says it all: there is no other state, and one device
+        return made
+
+
+# ---------------------------------------------------------------- what is written otherwise: it is one pass then, without pieces
+
+
+def _gated(gate: Tensor, up: Tensor) -> tuple[Tensor, None]:
+    """silu(gate) is made again in the backward: to read it would take longer."""
+    return functional.silu(gate) * up, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:
+    """In memory the heads of a position are side by side: what comes next wants them so, whatever x is."""
+    a, b = x.transpose(1, 2).to(cos.dtype).chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None] * sense
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype).transpose(1, 2)
+
+
+def _log_sums(logits_NV: Tensor) -> Tensor:
+    return torch.logsumexp(logits_NV.to(wide(logits_NV.dtype)), -1)
+
+
+def _to_gradients(logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N: Tensor, factor_N: Tensor) -> None:
+    softmax_NV = (logits_NV.to(log_sum_N.dtype) - log_sum_N[:, None]).exp()
+    at_NV = (torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N[:, None]) & here_N[:, None]
+    logits_NV.copy_((softmax_NV - at_NV.to(softmax_NV.dtype)) * factor_N[:, None])

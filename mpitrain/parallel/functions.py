@@ -1,0 +1,113 @@
+"""What lies between products: norm, gated product, rotary positions, cross-entropy; each way back beside its way there.
+
+Pure functions of tensors, without autograd: the forward and backward of functions of our own call them (model/selective.py, rotary.py,
+embedding_and_head.py). As they are, each operation is a kernel and a pass over memory; `run.compile` fuses all of one function into one
+(compiled.py beside this file). Those that have to be written otherwise for that are there. Same type, shape and strides: same code, same
+bits, whichever stage calls them.
+
+N positions of a microbatch, R some of them, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from mpitrain.parallel.precision import wide
+
+AT_ONCE, AT_ONCE_ON_A_DEVICE = 2**17, 2**26  # numbers
+Tensor = torch.Tensor
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return RMSNorm(x) (arXiv:1910.07467), x with the norm 1, and by what x is multiplied for that.
+
+    Its statistics are fp32 at least: in fp16 the square of a norm is infinite from an RMS of 6 on at a width of 2048.
+    """
+    exact = x.to(wide(x.dtype))
+    scale = torch.rsqrt(torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps))
+    unit = _scaled(x, exact, scale)
+    return unit * weight, unit, scale
+
+
+def norm_again(x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first two of these once more."""
+    unit = _scaled(x, x.to(scale.dtype), scale)
+    return unit * weight, unit
+
+
+def _scaled(x: Tensor, exact: Tensor, scale: Tensor) -> Tensor:
+    """Return x * scale in the type of x, rounded once. exact: x in the type of `scale`; it is used up, unless it is x."""
+    return x * scale if exact is x else exact.mul_(scale).to(x.dtype)
+
+
+def norm_backward(grad: Tensor, weight: Tensor, unit: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and of the weight: fewer passes over memory than autograd's."""
+    product = grad * unit
+    along = (product @ weight).div_(weight.shape[0]).unsqueeze(-1)
+    return (grad * weight).addcmul_(unit, along, value=-1).mul_(scale), product.flatten(0, -2).sum(0)
+
+
+def gated(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return silu(gate) * up (SwiGLU, arXiv:2002.05202), and silu(gate)."""
+    opened = functional.silu(gate)
+    return opened * up, opened
+
+
+def gated_backward(grad: Tensor, gate: Tensor, up: Tensor, opened: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the gradients of gate and up. opened: silu(gate), if it is there."""
+    opened = functional.silu(gate) if opened is None else opened
+    return torch.ops.aten.silu_backward(grad * up, gate), grad * opened
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:
+    """Return x [B, H, T, C] turned by its positions, halves rotated; by -1 it is turned back. In memory as x."""
+    exact = x.to(cos.dtype)
+    y = torch.empty_like(exact)
+    (a, b), (c, d) = exact.chunk(2, -1), y.chunk(2, -1)
+    torch.mul(a, cos, out=c).addcmul_(b, sin, value=-sense)
+    torch.mul(b, cos, out=d).addcmul_(a, sin, value=sense)
+    return y.to(x.dtype)
+
+
+def log_sums(logits_NV: Tensor) -> Tensor:
+    """Return the log of the sum of the exponentials of each position [N], in fp32 at least."""
+    found_N = logits_NV.new_empty(len(logits_NV), dtype=wide(logits_NV.dtype))
+    for rows in _pieces(logits_NV):
+        torch.logsumexp(logits_NV[rows].to(found_N.dtype), -1, out=found_N[rows])
+    return found_N
+
+
+def to_gradients(logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N: Tensor, factor_N: Tensor) -> None:
+    """Make (softmax - one at the target) * factor of logits, in their memory; `here`: whether a target is among these rows of the table."""
+    for rows in _pieces(logits_NV):
+        grad_RV = logits_NV[rows].to(log_sum_N.dtype).sub_(log_sum_N[rows, None]).exp_()
+        each_R = torch.arange(len(grad_RV), device=grad_RV.device)
+        grad_RV[each_R, targets_N[rows]] -= here_N[rows].to(grad_RV.dtype)
+        logits_NV[rows] = grad_RV.mul_(factor_N[rows, None])
+
+
+def _pieces(logits_NV: Tensor) -> Iterator[slice]:
+    """Yield positions some at a time: what is computed of them in fp32 stays in a cache, or is little on a device."""
+    count, vocab = logits_NV.shape
+    many = max(1, (AT_ONCE if logits_NV.is_cpu else AT_ONCE_ON_A_DEVICE) // vocab)
+    return (slice(begin, begin + many) for begin in range(0, count, many))
+
+
+@dataclass(frozen=True)
+class Functions:
+    """What layers are given to call: these as they are, or compiled."""
+
+    norm: Callable[..., tuple[Tensor, Tensor, Tensor]] = norm
+    norm_again: Callable[..., tuple[Tensor, Tensor]] = norm_again
+    norm_backward: Callable[..., tuple[Tensor, Tensor]] = norm_backward
+    gated: Callable[..., tuple[Tensor, Tensor | None]] = gated
+    gated_backward: Callable[..., tuple[Tensor, Tensor]] = gated_backward
+    turned: Callable[..., Tensor] = turned
+    log_sums: Callable[..., Tensor] = log_sums
+    to_gradients: Callable[..., None] = to_gradients
+    keep_opened: bool = True  # silu(gate), for the backward
+
+
+EAGER = Functions()
