@@ -67,3 +67,32 @@ def test_bits_are_those_of_whole_state(world, settings):
 def test_other_layouts_train_as_without(world, settings):
     found, expected = (trained(world, *settings.split(), "model.kv_heads=2", *more) for more in ((ON,), ()))
     agree(world, off(found, expected) < BUDGET["fp32"], f"{off(found, expected):.1e}: {found[0]} and {expected[0]}")
+
+
+PRACTISED = [
+    "precision.compute=fp16",
+    "memory.offload=optimizer",
+    "model.family=mixtral experts.count=4 experts.active=2 experts.balance=bias",
+    "model.family=mixtral experts.count=4 experts.active=2 experts.balance=global",
+    "parallel.dp=2 parallel.zero=3",
+    "parallel.dp=2 parallel.zero=1 optimizer.name=muon",
+    "parallel.dp=2 numerics.reproducible=layout",
+    "parallel.pp=2 pipeline.schedule=zbv precision.compute=fp16",
+]
+
+
+@pytest.mark.parametrize("settings", PRACTISED)
+def test_a_step_before_the_first_changes_nothing(world, settings):
+    """What compiles for the steps is a step without an update: not of weights, moments, the loss scale or the balance of experts."""
+    from mpitrain.training.practice import practise
+
+    states = []
+
+    def practised(actor, microbatches):
+        states.append((actor.loss_scale.state, actor.place.limit_s, actor.progress.timeout_s))
+        practise(actor, 1, microbatches)
+        states.append((actor.loss_scale.state, actor.place.limit_s, actor.progress.timeout_s))
+
+    found = train(world, resolved(world, *settings.split()), before=practised)
+    expected = trained(world, *settings.split())
+    agree(world, same(found, expected) and states[0] == states[1], f"{found[0]} instead of {expected[0]}, {states}")

@@ -54,8 +54,11 @@ def resolved(world, *settings):
     return resolve(parsed, world.size, 256)
 
 
-def train(world, config, look=lambda actor: None, device=None):
-    """Return losses and norms of some steps, a validation loss, and {parameter: weights}. device: the CPU, if not given."""
+def train(world, config, look=lambda actor: None, device=None, before=lambda actor, microbatches: None):
+    """Return losses and norms of some steps, a validation loss, and {parameter: weights}. device: the CPU, if not given.
+
+    look, before: are called with the actor at the end, and before the first step.
+    """
     import numpy as np
     import torch
 
@@ -71,6 +74,8 @@ def train(world, config, look=lambda actor: None, device=None):
     for step in range(1, STEPS + 1):
         rows = torch.from_numpy(np.random.default_rng(step).integers(0, tokens, (config.batch.global_, 17)))
         microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank].to(device), separator)
+        if step == 1:
+            before(actor, microbatches)
         result = actor.run_step(step, microbatches, 1e-2)
         lines.append((result.loss, result.grad_norm))
     lines.append(actor.evaluate(STEPS, microbatches)[:2])
