@@ -7,11 +7,11 @@ import time
 from dataclasses import replace
 
 import pytest
+from watched import Played, listener_at
 
 from mpitrain.cluster import watchdog
 from mpitrain.cluster.behind import Rank, at_fault, report
-from mpitrain.cluster.board import BUSY, HUNG, LEFT, SLOT, WAITING, WORKING, Owed, Place, Where, read_slot, shared_slot
-from mpitrain.cluster.finding import connect
+from mpitrain.cluster.board import BUSY, HUNG, LEFT, SLOT, WAITING, WORKING, Owed, Place, Where, read_slot
 from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
 from mpitrain.cluster.nodes import Meeting, Nodes, addresses_here, told_apart
 
@@ -162,29 +162,21 @@ class Node:
 
     def __init__(self, nodes: Nodes, rank: int, state: int, limit_s: float):
         self.address = f"\0mpitrain-test-{os.urandom(8).hex()}"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(self.address)
-        listener.listen(1)
-        self.thread = threading.Thread(target=watchdog.Watchdog(listener, nodes, met=True).run, daemon=True)
+        self.thread = threading.Thread(target=watchdog.Watchdog(listener_at(self.address), nodes, met=True).run, daemon=True)
         self.thread.start()
-        self.place, self.rank = self.joined_by(rank, state, limit_s)
+        self.rank = self.joined_by(rank, state, limit_s)
 
-    def joined_by(self, rank: int, state: int, limit_s: float) -> tuple[Place, socket.socket]:
-        """Let a rank be known to the watchdog; return its place and its connection."""
-        descriptor, slot = shared_slot()
-        place = Place(rank, f"rank {rank}", limit_s)
-        place.take(slot)
-        place.enter("save", f"at work for rank {rank}", state)
-        connection = connect(self.address)
-        socket.send_fds(connection, [watchdog.GREETING], [descriptor])
-        assert connection.recv(16) == watchdog.READY
-        os.close(descriptor)
-        connection.settimeout(0.1)
-        return place, connection
+    def joined_by(self, rank: int, state: int, limit_s: float) -> Played:
+        """Let a rank be known to the watchdog, and return it."""
+        played = Played(self.address, rank, limit_s)
+        played.place.enter("save", f"at work for rank {rank}", state)
+        assert played.connection.recv(16) == watchdog.READY
+        played.connection.settimeout(0.1)
+        return played
 
     def told_to_end(self) -> bool:
         try:
-            return bool(self.rank.recv(16))
+            return bool(self.rank.connection.recv(16))
         except TimeoutError:
             return False
 
@@ -198,13 +190,13 @@ def test_ranks_that_wait_for_one_at_work_on_another_node_wait_on(hub, monkeypatc
     until = time.monotonic() + 3
     while time.monotonic() < until:
         assert not any(node.told_to_end() for node in nodes)
-    nodes[0].place.enter("save", "for all ranks", WAITING)
-    nodes[0].place.name("rank 0", 0.2)
+    nodes[0].rank.place.enter("save", "for all ranks", WAITING)
+    nodes[0].rank.place.name("rank 0", 0.2)
     until = time.monotonic() + 30
     while not any(node.told_to_end() for node in nodes):
         assert time.monotonic() < until
     for node in nodes:
-        node.rank.close()
+        node.rank.die()
         node.thread.join(10)
     assert "waits for" in capfd.readouterr().err
 
@@ -214,13 +206,13 @@ def test_a_rank_that_gave_up_a_wait_and_is_gone_is_not_the_trouble(monkeypatch, 
     for name, seconds in {"LOOK_S": 0.05, "GATHER_S": 0.1, "FORWARD_S": 0.0}.items():
         monkeypatch.setattr(watchdog, name, seconds)
     node = Node(Nodes(), 0, WAITING, 60.0)
-    _, gone = node.joined_by(1, WAITING, 60.0)
-    gone.send(watchdog.GAVE_UP + b"1 mpitrain: rank 1 waits for rank 0")
-    gone.close()
+    gone = node.joined_by(1, WAITING, 60.0)
+    gone.connection.send(watchdog.GAVE_UP + b"1 mpitrain: rank 1 waits for rank 0")
+    gone.die()
     until = time.monotonic() + 30
     while not node.told_to_end():
         assert time.monotonic() < until
-    node.rank.close()
+    node.rank.die()
     node.thread.join(10)
     said = capfd.readouterr().err
     assert "first behind: rank 0" in said and "is gone" not in said

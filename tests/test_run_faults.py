@@ -30,6 +30,8 @@ CAUSES = {
     "stop": "stopped by a signal",
     "slow": "does nothing|computes or is stuck|waits for no message|is stuck|limit",
 }
+# kind_of asks whether there is a file: no is an answer.  Report falls silent where nobody can read, of which rich makes a sys.exit.
+HARMLESS = {"missing file": r" in (kind_of|Report\.)", "full disk": r" in Report\.", "sys.exit": r" in Report\."}
 SETTINGS = dict(run_steps=6, run_save_every=2, run_eval_every=2, schedule_name="constant", comm_timeout_s=LIMIT_S, parallel_pp=2)
 
 
@@ -94,7 +96,7 @@ def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, counte
     if (phase, fault) in OF_A_SAVE and (said := re.search(r"step \d is not saved: .*", done.output)):
         assert done.returncode in (0, 1) and re.search(CAUSES[fault], said[0]), f"{plan}\n{tail(done.output)}"
         return
-    if fault == "missing file" and " in kind_of" in done.output and done.returncode == 0:  # it asks whether there is one: no is an answer
+    if done.returncode == 0 and re.search(HARMLESS.get(fault, "$^"), done.output):
         assert loss_lines(tmp_path / "run") == losses, f"{plan}\n{tail(done.output)}"
         return
     assert done.returncode not in (0, None), f"{plan}\n{tail(done.output)}"

@@ -49,9 +49,12 @@ class Guard:
     """Of one rank. `place` says where it is, `num_asked` how many times a signal asked it to leave (the first two count, see Leaving)."""
 
     def __init__(self):
+        # Before this rank opens anything else. When a process ends, what it has open is closed in the order of the numbers, and
+        # the watchdog is to learn of it before the launcher does, which ends the others in no time. Its own socket is no. 9 under MPICH.
+        self._lifeline, self._alive = os.pipe()
+        found = _found()
         rank, size = rank_of_launcher()
         self.place = Place(rank, f"rank {rank} of {size}", LIMIT_S)
-        found = _found()
         self.num_asked = 0
         self._asked_at, self._activity = -ECHO_S, watchdog.Activity()
         self._slot: int | None = None
@@ -85,7 +88,7 @@ class Guard:
             return
         known, self._watchdog = self._watchdog, connection
         os.write(self._wake, b"\0")  # the thread has another to listen to
-        if self._answer_of(connection, watchdog.GREETING, self._slot) != watchdog.READY:
+        if self._answer_of(connection, watchdog.GREETING, self._slot, self._lifeline) != watchdog.READY:
             raise ConnectionError("it has ended")
         self._part_from(known)
 
@@ -261,11 +264,7 @@ class Guard:
 
 
 def _found() -> socket.socket | None:
-    """Return a connection to the watchdog that this launcher's ranks on this node have from their first line, if they can.
-
-    To be called before a rank opens anything else. When a process ends, what it has open is closed in the order of the numbers, and the
-    watchdog is to learn of it before the launcher does, which ends the others in no time. The launcher's own socket is no. 9 under MPICH.
-    """
+    """Return a connection to the watchdog that this launcher's ranks on this node have from their first line, if they can."""
     with suppress(OSError):
         return finding.of_this_job()
     return None

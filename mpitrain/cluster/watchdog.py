@@ -4,7 +4,11 @@
     a rank failed                  the rank sends its report before it ends
     a rank gave up a wait          the same; a moment later all have, and of where all ranks of the job are follows who is behind
     a rank is stuck                its place is the same for its limit, and it neither computes nor reads nor writes
-    a rank is gone                 its socket closed before it said that it leaves
+    a rank is gone                 its lifeline closed before it said that it leaves
+
+A lifeline is a pipe of which a rank holds the end to write to, and writes nothing. epoll gives what happened in its order, but for a
+descriptor that it has given already: that stays in front. A launcher kills all ranks milliseconds after the first has died, and so it is
+lifelines, which happen once, that tell which was the first, even to a watchdog that gets no processor meanwhile.
 
 The first trouble is reported, once; what follows from it isn't. Where ranks wait, the watchdog of the first node asks those of the others
 (nodes.py), and says who is behind (behind.py), unless a rank of any node is still at work. Then the job is ended: a rank is asked to (by
@@ -49,7 +53,7 @@ STEP_GRACE_S = 3.0  # in a step the ranks that wait speak first: they know for w
 AT_WORK = (WORKING, BUSY, LEFT)
 SHARE = 0.05  # of a core, that tells work from waiting: there may be many more ranks than cores
 
-GREETING = b"here"  # the first that a rank sends, with its slot
+GREETING = b"here"  # the first that a rank sends, with its slot and its lifeline
 FAILED, GAVE_UP = b"F", b"W"  # with code and text
 ASKED = b"A"  # a signal asks it to end
 MEET = b"M"  # all ranks of this node are here, so many; with a stderr, the Meeting, and the door if this node is the hub
@@ -82,11 +86,12 @@ class Activity:
 
 @dataclass
 class Seen:
-    """A rank as the watchdog knows it. number: of its connection.  slot: None until it has greeted."""
+    """A rank as the watchdog knows it. number: of its connection.  slot, life: None until it has greeted."""
 
     number: int
     connection: socket.socket
     slot: memoryview | None = None
+    life: int | None = None
     activity: Activity = field(default_factory=Activity)
 
 
@@ -103,6 +108,7 @@ class Watchdog:
     sure: bool = True
     console: Console = field(default_factory=Console)
     seen: dict[int, Seen] = field(default_factory=dict)  # by file descriptor, of ranks that are connected
+    lives: dict[int, Seen] = field(default_factory=dict)  # the same by lifeline
     came: bool = False  # somebody did
     meeting: tuple[Seen, int, list[int]] | None = None  # which rank has said that so many are here, and the descriptors it gave
     asked_to_end: bool = False
@@ -119,7 +125,7 @@ class Watchdog:
 
     def run(self) -> None:
         """Watch until no rank is left."""
-        self._poll = select.epoll()  # gives what happened in its order: a launcher kills all ranks milliseconds after the first has died
+        self._poll = select.epoll()
         self._poll.register(self.listener, select.EPOLLIN)
         self._listen_to_nodes()
         self._began = time.monotonic()
@@ -131,9 +137,10 @@ class Watchdog:
                     self._poll.register(self.nodes.accept(), select.EPOLLIN)
                 elif descriptor in self.nodes.links:
                     self._hear_node(descriptor)
+                elif descriptor in self.lives:
+                    self._lose(self.lives[descriptor])
                 elif descriptor in self.seen and not self._hear(self.seen[descriptor]):
-                    self._poll.unregister(descriptor)
-                    self.seen.pop(descriptor).connection.close()
+                    self._hear_no_more(self.seen[descriptor])
             self._act(time.monotonic())
 
     def _expects(self, now: float) -> bool:
@@ -177,16 +184,41 @@ class Watchdog:
 
     # ------------------------------------------------------------ what ranks say
 
+    def _lose(self, rank: Seen) -> None:
+        """Take what a rank that is gone has said before, and miss it."""
+        while rank.number in self.seen and self._hear(rank):
+            pass
+        if rank.number in self.seen:
+            self._miss(rank)
+            self._drop(rank)
+
+    def _hear_no_more(self, rank: Seen) -> None:
+        """Let a connection be that was closed at the other end: when the rank is gone, its lifeline tells."""
+        if rank.life is None:
+            self._drop(rank)
+        else:
+            self._poll.unregister(rank.connection)
+
+    def _drop(self, rank: Seen) -> None:
+        """Know a rank no more."""
+        del self.seen[rank.number]
+        rank.connection.close()  # and so it is forgotten by the poll
+        if rank.life is not None:
+            del self.lives[rank.life]
+            self._poll.unregister(rank.life)
+            os.close(rank.life)
+
     def _hear(self, rank: Seen) -> bool:
-        """Take one message of a rank; return False if it is gone."""
+        """Take one message of a rank; return whether there was one."""
         try:
-            message, descriptors, _, _ = socket.recv_fds(rank.connection, 1 << 20, MOST_DESCRIPTORS)
+            message, descriptors, _, _ = socket.recv_fds(rank.connection, 1 << 20, MOST_DESCRIPTORS, socket.MSG_DONTWAIT)
         except OSError:
-            message = b""
-        if message in (b"", BYE):
-            if message != BYE and rank.slot is not None:
-                self._miss(rank)
             return False
+        if message == b"":
+            return False
+        if message == BYE:
+            self._drop(rank)
+            return True
         if rank.slot is None:
             self._greet(rank, descriptors)
             return True
@@ -205,8 +237,11 @@ class Watchdog:
 
     def _greet(self, rank: Seen, descriptors: list[int]) -> None:
         """Know a rank from now on."""
-        rank.slot = seen_slot(descriptors[0])
-        os.close(descriptors[0])
+        slot, rank.life = descriptors
+        rank.slot = seen_slot(slot)
+        os.close(slot)
+        self.lives[rank.life] = rank
+        self._poll.register(rank.life, 0)  # that it is closed, is told in any case
         self._send(rank, READY)
         if self.ended_at < float("inf"):
             self._ask([rank])
