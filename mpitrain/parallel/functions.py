@@ -8,6 +8,7 @@ bits, whichever stage calls them.
 N positions of a microbatch, R some of them, V vocabulary.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from torch.nn import functional
 from mpitrain.parallel.precision import wide
 
 AT_ONCE, AT_ONCE_ON_A_DEVICE = 2**17, 2**26  # numbers
+LOG2_E = math.log2(math.e)
 Tensor = torch.Tensor
 
 
@@ -75,17 +77,24 @@ def log_sums(logits_NV: Tensor) -> Tensor:
     """Return the log of the sum of the exponentials of each position [N], in fp32 at least."""
     found_N = logits_NV.new_empty(len(logits_NV), dtype=wide(logits_NV.dtype))
     for rows in _pieces(logits_NV):
-        torch.logsumexp(logits_NV[rows].to(found_N.dtype), -1, out=found_N[rows])
+        exact_RV = logits_NV[rows].to(found_N.dtype)
+        most_R1 = exact_RV.amax(-1, keepdim=True)
+        found_N[rows] = _exp(exact_RV - most_R1).sum(-1).log_().add_(most_R1.squeeze(-1))
     return found_N
 
 
 def to_gradients(logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N: Tensor, factor_N: Tensor) -> None:
     """Make (softmax - one at the target) * factor of logits, in their memory; `here`: whether a target is among these rows of the table."""
     for rows in _pieces(logits_NV):
-        grad_RV = logits_NV[rows].to(log_sum_N.dtype).sub_(log_sum_N[rows, None]).exp_()
+        grad_RV = _exp(logits_NV[rows].to(log_sum_N.dtype).sub_(log_sum_N[rows, None]))
         each_R = torch.arange(len(grad_RV), device=grad_RV.device)
         grad_RV[each_R, targets_N[rows]] -= here_N[rows].to(grad_RV.dtype)
         logits_NV[rows] = grad_RV.mul_(factor_N[rows, None])
+
+
+def _exp(x: Tensor) -> Tensor:
+    """Return exp(x), in the memory of x. By powers of two: torch's exp is MKL's, which takes four times as long on some processors."""
+    return x.mul_(LOG2_E).exp2_()
 
 
 def _pieces(logits_NV: Tensor) -> Iterator[slice]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from mpitrain.parallel.context import by_blocks
+from mpitrain.parallel.functions import LOG2_E
 from mpitrain.parallel.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
 
 ROWS, QUERIES = 384, 128  # of a piece, at most: queries times heads; queries
@@ -59,11 +60,11 @@ def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> tuple[torch.Tensor, torch.Te
         for piece in pieces:
             scores = _scores(piece, piece.rows(q_BHTC), k_SC, causal)
             most = scores.amax(-1, keepdim=True)
-            weights = scores.sub_(most).exp_()
+            weights = scores.sub_(most).exp2_()
             total = weights.sum(-1, keepdim=True)
             out = onednn_product(weights.to(v_SC.dtype), v_SC[: piece.seen].t())
             piece.write(out_BHTC, out.to(torch.float32).div_(total))
-            piece.write(lse_BHT, total.log_().add_(most))
+            piece.write(lse_BHT, total.log2_().add_(most).div_(LOG2_E))
     return out_BHTC, lse_BHT
 
 
@@ -75,7 +76,7 @@ def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, out_BHTC, lse_BHT, causal
         of_k_SC, of_v_SC = (torch.zeros_like(x, dtype=torch.float32) for x in (k_SC, v_SC))
         for piece in pieces:
             rows, of_rows, seen = piece.rows(q_BHTC), piece.rows(grad_BHTC), slice(piece.seen)
-            weights = _scores(piece, rows, k_SC, causal).sub_(piece.rows(lse_BHT)[:, None]).exp_()
+            weights = _scores(piece, rows, k_SC, causal).sub_(piece.rows(lse_BHT)[:, None], alpha=LOG2_E).exp2_()
             of_scores = onednn_product(of_rows, v_SC[seen]).to(torch.float32).sub_(piece.rows(along_BHT)[:, None]).mul_(weights)
             weights, of_scores = weights.to(rows.dtype), of_scores.to(rows.dtype)
             of_v_SC[seen] += onednn_product(weights.t(), of_rows.t())
@@ -101,8 +102,8 @@ def _by_head(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> Iterator[tuple[list[Piece]
 
 
 def _scores(piece: Piece, rows: torch.Tensor, k_SC: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Return the scores [R G, S] in fp32, -inf where a query doesn't see a key."""
-    scores = onednn_product(rows, k_SC[: piece.seen]).to(torch.float32).mul_(rows.shape[-1] ** -0.5)
+    """Return the scores [R G, S] times LOG2_E in fp32, -inf where a query doesn't see a key."""
+    scores = onednn_product(rows, k_SC[: piece.seen]).to(torch.float32).mul_(rows.shape[-1] ** -0.5 * LOG2_E)
     if causal:
         num_queries = piece.queries.stop - piece.queries.start
         own = scores.view(-1, num_queries, piece.seen)[..., piece.queries]
