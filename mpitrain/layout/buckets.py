@@ -71,6 +71,13 @@ class Layout(NamedTuple):
             if begin < end:
                 yield spec, begin, end
 
+    def gaps(self) -> Iterator[slice]:
+        """Yield where no parameter is."""
+        ends = (start + spec.numel for spec, start in zip(self.specs, self.starts))
+        for end, start in zip((0, *ends), (*self.starts, self.length)):
+            if end < start:
+                yield slice(end, start)
+
 
 def layout_of(specs: tuple[Spec, ...], num_shards: int) -> Layout:
     """Lay parameters out in whole blocks, and pad the buffer to shards of whole blocks."""

@@ -59,22 +59,29 @@ def _widened_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: bool = False) -> None:
+def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: bool = False, first: bool = False) -> None:
     """Add a.T @ b to `total` [A, B]. a: [N, A].  b: [N, B], of a narrower type than `total`, or of the same.
 
-    rounded: the product to the type of its factors.
+    rounded: the product to the type of its factors.  first: `total` is zero, whatever is in its memory.
     """
     exact = a.dtype == total.dtype
     if _added_apart(a, b) if exact else rounded:
         rows = max(1, ADDED_AT_ONCE // max(1, b.shape[1]))
         for some, part in zip(total.split(rows), a.split(rows, 1)):
-            some += product(part.t(), b.t())
+            _add(some, product(part.t(), b.t()), first)
     elif exact:
-        total.addmm_(a.t(), b)
+        total.addmm_(a.t(), b, beta=0 if first else 1)
     elif a.is_cuda:
-        total += torch.mm(a.t(), b, out_dtype=total.dtype)
+        _add(total, torch.mm(a.t(), b, out_dtype=total.dtype), first)
     else:
-        add_product(total, a.to(total.dtype), b.to(total.dtype))
+        add_product(total, a.to(total.dtype), b.to(total.dtype), first=first)
+
+
+def _add(total: torch.Tensor, x: torch.Tensor, first: bool) -> None:
+    if first:
+        total.copy_(x)
+    else:
+        total += x
 
 
 @dataclass
@@ -88,7 +95,8 @@ class Product:
     def add(self) -> None:
         """Add them to their buffers."""
         for parameter, grad in zip(self.parameters, self.grads):
-            add_product(parameter.grad, grad, self.x, parameter.rounded)
+            total, first = parameter.sum_and_first()
+            add_product(total, grad, self.x, parameter.rounded, first)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what is held for it."""

@@ -1,13 +1,10 @@
 """A named parameter as the model sees it."""
 
-from dataclasses import dataclass, field
-
 import torch
 
 from mpitrain.layout.parameters import Spec
 
 
-@dataclass
 class Parameter:
     """One use of a parameter by a stage: `data` and `grad` are views into flat buffers, or None while those aren't there.
 
@@ -15,11 +12,33 @@ class Parameter:
     rounded: products that are added to `grad` are rounded to the type of their factors.
     """
 
-    spec: Spec
-    data: torch.Tensor = field(default=None, repr=False)
-    grad: torch.Tensor = field(default=None, repr=False)
-    rounded: bool = False
+    def __init__(self, spec: Spec, data: torch.Tensor | None = None, grad: torch.Tensor | None = None, rounded: bool = False):
+        self.spec, self.data, self.grad, self.rounded = spec, data, grad, rounded
+
+    def __repr__(self) -> str:
+        return f"Parameter({self.spec!r})"
 
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """What has been added to the gradient."""
+        if self._stale:
+            self._grad.zero_()
+            self._stale = False
+        return self._grad
+
+    @grad.setter
+    def grad(self, there: torch.Tensor | None) -> None:
+        self._grad, self._stale = there, False
+
+    def begin(self) -> None:
+        """Let the gradient be zero. What is in its memory stays until somebody looks, or something is written over it."""
+        self._stale = True
+
+    def sum_and_first(self) -> tuple[torch.Tensor, bool]:
+        """Return the gradient for a product to be added to; and whether it is the first: then it is to be written over what is there."""
+        first, self._stale = self._stale, False
+        return self._grad, first

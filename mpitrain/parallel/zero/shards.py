@@ -207,7 +207,11 @@ class Weights:
 
 
 class Gradient:
-    """The gradients of one use of a bucket: `whole`, which the backward adds to, and `shard`, where the sum over the ranks ends up."""
+    """The gradients of one use of a bucket: `whole`, which the backward adds to, and `shard`, where the sum over the ranks ends up.
+
+    They are zero from zero() or hold() on for those that look by their parameters, and for all others from finish() on: most are written by
+    the first product that is added, and a pass of zeros before that would take as long as adding them.
+    """
 
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: Sharding):
         self.layout, self.kind, self.sharding, self._bound = layout, (layout.length, dtype, device), sharding, []
@@ -228,7 +232,7 @@ class Gradient:
     def zero(self) -> None:
         """Start a step."""
         if self.whole is not None:
-            self.whole.zero_()
+            self._begin()
         elif self.sharding.each:
             self.shard.zero_()
 
@@ -237,17 +241,26 @@ class Gradient:
         return self.whole is not None or self.sharding.gradients.has(self.kind)
 
     def hold(self, group: int) -> None:
-        """Have a zeroed buffer to add to, from the pool if there is none yet. group: of microbatches that are summed apart."""
+        """Have a buffer to add to, from the pool if there is none yet. group: of microbatches that are summed apart."""
         if self.whole is None:
             self.whole = self.sharding.gradients.take(self.kind)
-            self.whole.zero_()
             self._look_at(self.whole)
+            self._begin()
 
     def complete(self, group: int) -> None:
         """Nothing more will be added by a group of microbatches."""
 
     def finish(self) -> None:
-        """Nothing more will be added in this step."""
+        """Nothing more will be added in this step, or before this buffer is reduced."""
+        for parameter in self._bound:
+            _ = parameter.grad  # zero, where nothing was added
+
+    def _begin(self) -> None:
+        """Let all be zero: parameters when somebody looks, what is between them now; a buffer that was lent has something there."""
+        for parameter in self._bound:
+            parameter.begin()
+        for between in self.layout.gaps():
+            self.whole[between].zero_()
 
     def _look_at(self, flat: torch.Tensor) -> None:
         for parameter in self._bound:
