@@ -370,6 +370,7 @@ BUGS = [
     ("mpitrain/parallel/context/by_onednn.py", "rows.to(multiplied_as(rows.dtype)).contiguous()", "rows.to(multiplied_as(rows.dtype))"),
     ("mpitrain/parallel/context/by_onednn.py", "q_BHTC.shape[1] // k_BKSC.shape[1] *", "q_BHTC.shape[1] *"),
     ("mpitrain/parallel/context/by_blocks.py", "triu_(1)", "triu_(0)"),
+    ("mpitrain/parallel/context/by_blocks.py", "_causal(_num_rows(k_BKSC, group),", "_causal(ROWS[rows.element_size()],"),
     ("mpitrain/parallel/context/by_blocks.py", "        sequences = 1  # each", "        pass  # each"),
     ("mpitrain/parallel/context/by_blocks.py", "grads[1].copy_(of_k_BKSC.mul_(scale))", "grads[1].copy_(of_k_BKSC)"),
     ("mpitrain/parallel/context/flash.py", "k_BKSC, v_BKSC, 0.0, causal and visible is None,", "k_BKSC, v_BKSC, 0.0, False,"),

@@ -21,6 +21,7 @@ from mpitrain.parallel.precision import wide
 from mpitrain.parallel.processor import multiplied_as
 
 ROWS = {2: 128, 4: 64, 8: 64}  # queries of a piece, by bytes of a number
+LONG = 1024  # keys from which on a piece of 16-bit queries, whose head shares its keys with no other, has twice as many
 SCORES = 2**18  # of a piece, if it is of more than one key-value head
 
 
@@ -83,7 +84,7 @@ def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, visible=None, kept: list 
 def _pieces(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor | None) -> Iterator[Piece]:
     """Yield the pieces. Which there are is a function of shapes and types alone."""
     batch, kv_heads, length, group, _ = q_BKTGC.shape
-    num_rows, num_keys = ROWS[k_BKSC.element_size()], k_BKSC.shape[2]
+    num_rows, num_keys = _num_rows(k_BKSC, group), k_BKSC.shape[2]
     together = max(1, SCORES // (min(num_rows, length) * group * num_keys))  # of B K
     heads, sequences = min(together, kv_heads), max(1, together // kv_heads)
     if visible is not None:
@@ -96,11 +97,17 @@ def _pieces(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor |
                 yield Piece(slice(first, first + sequences), slice(head, head + heads), slice(begin, end), seen)
 
 
+def _num_rows(k_BKSC: torch.Tensor, group: int) -> int:
+    """Return how many queries a piece has, at most."""
+    itemsize = k_BKSC.element_size()
+    return ROWS[itemsize] * (2 if itemsize == 2 and group == 1 and k_BKSC.shape[2] >= LONG else 1)
+
+
 def _probabilities(piece: Piece, rows: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
     """Return softmax(scores) [B K, R G, S] of the rows of a piece, in their type."""
     group = rows.shape[1] // (piece.queries.stop - piece.queries.start)
     if visible is None:
-        added = _causal(ROWS[rows.element_size()], group, k_BKSC.shape[2], rows.dtype)
+        added = _causal(_num_rows(k_BKSC, group), group, k_BKSC.shape[2], rows.dtype)
         added = added[: rows.shape[1], k_BKSC.shape[2] - piece.queries.start :][:, : piece.seen]
     else:
         added = visible.expand(len(k_BKSC), 1, *visible.shape[-2:])[piece.sequences, 0, piece.queries].repeat_interleave(group, 1)
