@@ -2,12 +2,15 @@
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 from watched import Played, listener_at
 
+from mpitrain.cluster.finding import connect
 from mpitrain.cluster.nodes import Meeting
-from mpitrain.cluster.watchdog import ASKED, FAILED, MEET, READY, Watchdog
+from mpitrain.cluster.watchdog import ASKED, BYE, FAILED, MEET, READY, Watchdog
 
 
 class Held(Watchdog):
@@ -62,3 +65,61 @@ def test_what_a_rank_said_before_it_was_gone_counts(watched):
     dog.meanwhile = meanwhile
     dog.run()
     assert dog.reports[0] == "mpitrain: rank 1: why"
+
+
+class Told:
+    """A poll that tells what it is given to tell, a batch at a time."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def poll(self, timeout):
+        return next(self._batches)
+
+    def register(self, *which):
+        """It is told what it tells."""
+
+    unregister = register
+
+
+def test_a_number_that_is_anothers_by_now_is_not_taken_for_its_first_owner(monkeypatch):
+    """One batch tells that a rank leaves, that another comes, which gets a number of the first, and of the first once more."""
+    address = f"\0mpitrain-test-{os.urandom(8).hex()}"
+    dog, first, others, there = Held(listener_at(address)), Played(address, 0), [], []
+    filled = []
+    first.connection.send(BYE)
+
+    def batches():
+        listener = dog.listener.fileno()
+        yield [(listener, 1)]
+        (number,) = dog.seen
+        yield [(number, 1)]
+        (life,) = dog.lives
+        others.append(connect(address))
+        while not filled or filled[-1] < max(number, life):  # leave no lower number free
+            filled.append(os.dup(2))
+        yield [(number, 1), (listener, 1), (number, 1), (life, 16)]
+        there.extend(dog.seen)
+        assert set(there) <= {number, life}
+        others[0].send(BYE)
+        yield [(there[0], 1)]
+
+    monkeypatch.setattr("mpitrain.cluster.watchdog.select.epoll", lambda: Told(batches()))
+    dog.run()
+    for descriptor in filled:
+        os.close(descriptor)
+    assert len(there) == 1
+
+
+@pytest.mark.parametrize("num_ranks", [60])
+def test_there_may_be_more_ranks_than_a_shell_allows_descriptors(num_ranks):
+    address = f"\0mpitrain-test-{os.urandom(8).hex()}"
+    script = f"from mpitrain.cluster import finding; finding.start({address!r})"
+    subprocess.run(["bash", "-c", 'ulimit -Sn 64; exec "$0" -c "$1"', sys.executable, script], check=True, timeout=60)
+    ranks = [Played(address, number) for number in range(num_ranks)]
+    for rank in ranks:
+        rank.connection.settimeout(20)
+        assert rank.connection.recv(16) == READY
+    for rank in ranks:
+        rank.connection.send(BYE)
+        rank.die()

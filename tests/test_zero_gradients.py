@@ -13,7 +13,7 @@ SHAPES = {"w": (48, 32), "v": (40,), "none": (64, 32), "again": (48, 32)}
 
 
 def gradient_of(stage):
-    """Return a gradient whose memory has something from the step before everywhere, its parameters by name, and where nothing is."""
+    """Return a gradient that begins a step, whose memory has something of the step before everywhere, and its parameters by name."""
     layout = layout_of(tuple(Spec(name, shape) for name, shape in SHAPES.items()), 1)
     sharding = Sharding(stage)
     gradient = Gradient(layout, torch.float32, torch.device("cpu"), sharding)
@@ -22,10 +22,9 @@ def gradient_of(stage):
         gradient.bind(parameter)
     if stage >= 2:
         sharding.gradients.reserve({gradient.kind: 1})
-        (buffer,) = sharding.gradients._free[gradient.kind]
+        sharding.gradients.give_back(sharding.gradients.take(gradient.kind).fill_(torch.nan))
     else:
-        buffer = gradient.whole
-    buffer.fill_(torch.nan)
+        gradient.whole.fill_(torch.nan)
     gradient.zero()
     gradient.hold(0)
     return gradient, parameters

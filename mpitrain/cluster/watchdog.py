@@ -22,6 +22,7 @@ Standard library only.
 """
 
 import os
+import resource
 import select
 import signal
 import socket
@@ -109,6 +110,7 @@ class Watchdog:
     console: Console = field(default_factory=Console)
     seen: dict[int, Seen] = field(default_factory=dict)  # by file descriptor, of ranks that are connected
     lives: dict[int, Seen] = field(default_factory=dict)  # the same by lifeline
+    dropped: set[int] = field(default_factory=set)  # descriptors of ranks that are known no more, though the poll may still tell of them
     came: bool = False  # somebody did
     meeting: tuple[Seen, int, list[int]] | None = None  # which rank has said that so many are here, and the descriptors it gave
     asked_to_end: bool = False
@@ -130,7 +132,10 @@ class Watchdog:
         self._listen_to_nodes()
         self._began = time.monotonic()
         while self.seen or self._expects(time.monotonic()):
+            self.dropped.clear()
             for descriptor, _ in self._poll.poll(LOOK_S):
+                if descriptor in self.dropped:
+                    continue  # and its number may be another's by now
                 if self.listener is not None and descriptor == self.listener.fileno():
                     self._open()
                 elif self.nodes.listener is not None and descriptor == self.nodes.listener.fileno():
@@ -202,9 +207,11 @@ class Watchdog:
     def _drop(self, rank: Seen) -> None:
         """Know a rank no more."""
         del self.seen[rank.number]
+        self.dropped.add(rank.number)
         rank.connection.close()  # and so it is forgotten by the poll
         if rank.life is not None:
             del self.lives[rank.life]
+            self.dropped.add(rank.life)
             self._poll.unregister(rank.life)
             os.close(rank.life)
 
@@ -236,7 +243,12 @@ class Watchdog:
         return True
 
     def _greet(self, rank: Seen, descriptors: list[int]) -> None:
-        """Know a rank from now on."""
+        """Know a rank from now on; not one whose descriptors didn't come, as where this process can't have more."""
+        if len(descriptors) < 2:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._drop(rank)
+            return
         slot, rank.life = descriptors
         rank.slot = seen_slot(slot)
         os.close(slot)
@@ -428,4 +440,6 @@ def main() -> None:
     sure, listener, *launchers = map(int, sys.argv[1:])
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)  # a scheduler sends them to every process; this one ends with its ranks
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # it holds three descriptors for each rank; shells often allow 1024
     Watchdog(socket.socket(fileno=listener), sure=bool(sure), console=Console(*launchers)).run()

@@ -25,9 +25,7 @@ class Parameter:
     @property
     def grad(self) -> torch.Tensor | None:
         """What has been added to the gradient."""
-        if self._stale:
-            self._grad.zero_()
-            self._stale = False
+        self.settle()
         return self._grad
 
     @grad.setter
@@ -37,6 +35,12 @@ class Parameter:
     def begin(self) -> None:
         """Let the gradient be zero. What is in its memory stays until somebody looks, or something is written over it."""
         self._stale = True
+
+    def settle(self) -> None:
+        """Have what was added to the gradient in its memory: zeros, where nothing was."""
+        if self._stale:
+            self._grad.zero_()
+            self._stale = False
 
     def sum_and_first(self) -> tuple[torch.Tensor, bool]:
         """Return the gradient for a product to be added to; and whether it is the first: then it is to be written over what is there."""

@@ -253,7 +253,7 @@ class Gradient:
     def finish(self) -> None:
         """Nothing more will be added in this step, or before this buffer is reduced."""
         for parameter in self._bound:
-            _ = parameter.grad  # zero, where nothing was added
+            parameter.settle()
 
     def _begin(self) -> None:
         """Let all be zero: parameters when somebody looks, what is between them now; a buffer that was lent has something there."""
