@@ -40,7 +40,8 @@ class Axis:
         nodes: Nodes | None = None, near_shares_memory: bool = False,
     ):  # fmt: skip
         self.name, self.rank, self.ranks, self.size, self.carried, self.one_node = name, rank, ranks, len(ranks), carried, one_node
-        self.progress, self.device_aware, self.place, self._transport = mesh.progress, mesh.device_aware, mesh.place, mesh.transport
+        self.progress, self.place, self._transport = mesh.progress, mesh.place, mesh.transport
+        self.device_aware = mesh.device_aware or self.size == 1  # alone, it hands nothing to MPI
         self.account = Account()
         self.listen(None)
         self.turnstile, self.second_turnstile, self.scratch = Turnstile(), Turnstile(), Scratch()

@@ -88,7 +88,7 @@ def reduce_scatter(x: Array, out: Array, axis) -> Steps:
     )
 
     def steps() -> Steps:
-        yield from settled(x)
+        yield from settled(x, axis)
         _transpose(x, sorted_, far.size, near.size)
         yield from levels
         axis.scratch.give_back(memory)
@@ -106,7 +106,7 @@ def all_gather(out: Array, axis) -> Steps:
     levels = chain(far.transport(mine).all_gather(mine, far), near.transport(found).all_gather(found, near))
 
     def steps() -> Steps:
-        yield from settled(out)
+        yield from settled(out, axis)
         copy(messages.own_shard(out, axis), messages.own_shard(mine, far))
         yield from levels
         _transpose(found, out, near.size, far.size)

@@ -55,7 +55,7 @@ class Links:
         x, tag = flat(x), self.tag(kind, stage, microbatch)
 
         def steps(x: Array) -> Steps:
-            yield from settled(x)
+            yield from settled(x, self.axis)
             yield messages.arrived(messages.send(self.axis, x, to, tag, synchronous=self.synchronous))
 
         what = Message(kind, stage, microbatch, to, leaving=True)
@@ -69,7 +69,7 @@ class Links:
         x, tag = flat(out), self.tag(kind, stage, microbatch)
 
         def steps(x: Array) -> Steps:
-            yield from settled(x)
+            yield from settled(x, self.axis)
             yield messages.arrived(messages.receive(self.axis, x, source, tag))
 
         what = Message(kind, stage, microbatch, source, leaving=False)

@@ -51,7 +51,7 @@ def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis, t
     Each rank starts with its right-hand neighbour, so that no rank is everybody's first target.
     """
     size, me, requests = axis.size, axis.rank, []
-    yield from settled(x)
+    yield from settled(x, axis)
     for source in ((me - shift) % size for shift in range(1, size)):
         requests += receive(axis, out[received[source] : received[source + 1]], source, tag)
     for target in ((me + shift) % size for shift in range(1, size)):
@@ -62,7 +62,7 @@ def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis, t
 @tagged
 def shift(x: Array, out: Array, distance: int, axis, tag: int) -> Steps:
     """Send `x` to the rank `distance` further along the axis, and receive `out` from the rank as far behind."""
-    yield from settled(x)
+    yield from settled(x, axis)
     requests = receive(axis, out, (axis.rank - distance) % axis.size, tag)
     yield arrived(requests + send(axis, x, (axis.rank + distance) % axis.size, tag))
 
@@ -112,7 +112,7 @@ def own_shard(x: Array, axis) -> Array:
 def all_gather(out: Array, axis, tag: int) -> Steps:
     """Fill every shard of `out` with that of its rank; the own shard is the input."""
     bounds, size, me, requests = split(len(out), axis.size), axis.size, axis.rank, []
-    yield from settled(out)
+    yield from settled(out, axis)
     for source in ((me - shift) % size for shift in range(1, size)):
         requests += receive(axis, out[bounds[source] : bounds[source + 1]], source, tag)
     for target in ((me + shift) % size for shift in range(1, size)):
@@ -136,7 +136,7 @@ def _gather_and_sum(x: Array, axis, tag: int) -> Steps:
     size, me, length = axis.size, axis.rank, len(x)
     found = empty_like(x, size * length)
     copy(x, found[:length])
-    yield from settled(found)
+    yield from settled(found, axis)
     have = 1
     while have < size:
         count = min(have, size - have)
@@ -152,7 +152,7 @@ def broadcast(x: Array, root: int, axis, tag: int) -> Steps:
     """Send the `x` of `root` to all others, down a binomial tree: rank r (counted from the root) hears from r minus its lowest bit."""
     size, me = axis.size, (axis.rank - root) % axis.size
     reach = me & -me if me else 1 << (size - 1).bit_length()
-    yield from settled(x)
+    yield from settled(x, axis)
     if me:
         yield arrived(receive(axis, x, (me - reach + root) % size, tag))
     requests = []

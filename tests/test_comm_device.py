@@ -296,9 +296,10 @@ def mesh(request):
     way = request.param
     transport, progress = "auto" if way == "direct" else way, "thread" if way == "auto" else "poll"
     grid, axes = Grid({"dp": COMM_WORLD.size}), {name: range(COMM_WORLD.size) for name in ("dp", "links", "other")}
+    axes["alone"] = [COMM_WORLD.rank]
     mesh = Mesh(COMM_WORLD, grid, axes, transport=transport, timeout_s=30, progress=progress)
-    for axis in mesh.axes.values():
-        axis.device_aware = way == "direct"
+    for name in ("dp", "links", "other"):
+        mesh[name].device_aware = way == "direct"
     mesh.allocated = torch.from_numpy(mesh["dp"].allocate(2 * MOST << 19)).view(MOST, 2, 1 << 19)
     yield mesh
     del mesh.allocated
@@ -399,6 +400,30 @@ def test_sums_are_matched_in_the_order_of_their_start_when_one_rank_has_the_firs
     device.streams[0].held = False
     found = [device.get(pending.wait())[0].item() for pending in started]
     agree(axis.comm, found == [axis.size, 100.0 * axis.size], f"{found}")
+
+
+def test_an_axis_of_one_rank_carries_nothing_to_the_host_and_has_nobody_wait_for_the_device(setting):
+    import torch
+
+    from mpitrain.comm import collectives
+
+    device, axis, wrong = setting.device, setting.mesh["alone"], []
+    x, out = device.put(torch.arange(40_000.0)), device.put(torch.zeros(40_000))
+    device.carried.update({"to the host": 0, "back": 0})
+    device.streams[0].held = True
+    for name, start in {
+        "all_reduce": lambda: collectives.all_reduce(x, axis),
+        "reduce_scatter": lambda: collectives.reduce_scatter(x, axis, out),
+        "all_gather": lambda: collectives.all_gather(x, axis, out),
+        "broadcast": lambda: collectives.broadcast(x, axis),
+        "all_to_all": lambda: collectives.all_to_all(x, axis, out),
+        "all_to_all_v": lambda: collectives.all_to_all_v(x, [40_000], [40_000], axis, out),
+        "shift": lambda: collectives.shift(x, axis, 1, out),
+    }.items():
+        wrong += [] if start().done else [f"{name} waits"]
+    device.streams[0].held = False
+    wrong += [] if torch.equal(device.get(out), torch.arange(40_000.0)) else ["the result"]
+    agree(setting.mesh["dp"].comm, not wrong and not any(device.carried.values()), f"{wrong} {device.carried}")
 
 
 def test_an_axis_does_not_wait_for_another_whose_data_is_late(setting):
