@@ -223,3 +223,15 @@ def test_an_offloaded_optimiser_sees_the_gradients_of_its_step(monkeypatch):
                 device.compute.run(lambda there=there, step=step: there().fill_(step))
             optimizer.step(1.0)
         assert all((piece.weight == 1 + 2 + 3 + 4).all() for piece in pieces), f"seed {seed}"
+
+
+def test_a_stream_of_a_gpu_waits_for_events_of_its_own_and_not_for_what_was_never_under_way():
+    """As torch.cuda.Stream does, this one has its events wait: OVER is none of them."""
+    from mpitrain.parallel.streams import OVER, _Stream
+
+    waits = []
+    stream = SimpleNamespace(wait_event=lambda event: event.wait(stream))
+    queue = _Stream(lambda: stream)
+    queue.wait(OVER)
+    queue.wait(SimpleNamespace(wait=waits.append))
+    assert waits == [stream]

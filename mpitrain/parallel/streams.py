@@ -140,7 +140,8 @@ class _Stream:
         return self._find().record_event()
 
     def wait(self, event: Event) -> None:
-        self._find().wait_event(event)
+        if event is not OVER:  # memory that nobody has used yet; CUDA has no such event
+            self._find().wait_event(event)
 
     def _current(self) -> AbstractContextManager:
         return torch.cuda.stream(self._find())
