@@ -46,7 +46,8 @@ class Fused:
     """
 
     def __init__(self, function: Callable, deterministic: bool):
-        self._compile = torch.compile(function, dynamic=False, fullgraph=True, options={"deterministic": deterministic})
+        with torch._dynamo.config.patch(enable_aot_compile=True):  # the default only since torch 2.12
+            self._compile = torch.compile(function, dynamic=False, fullgraph=True, options={"deterministic": deterministic})
         self._made: dict[tuple, Callable] = {}
 
     def __call__(self, *arguments: Any) -> Any:

@@ -9,21 +9,16 @@ import sysconfig
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-import torch
-
 from mpitrain.errors import ConfigError
 
 CXX = "clang++" if sys.platform == "darwin" else "g++"  # inductor's choice where the environment has no CXX
 C = ("gcc", "clang", "cc")  # Triton's, where it has no CC
-TORCH = (2, 13)  # older ones weren't tried
 CHANGE = "or set run.compile=false"
 TRY_S = 60.0  # a compiler on a slow file system
 
 
 def require(vendor: str | None, environment: Mapping[str, str] = os.environ) -> None:
     """Raise ConfigError unless torch can compile for CPUs, or for the GPUs of a vendor."""
-    if tuple(map(int, torch.__version__.split(".")[:2])) < TORCH:
-        raise _refusal(f"found torch {torch.__version__}", "2.13, whose torch.compile can compile ahead", "install that,")
     if vendor is None:
         _require_cxx(environment.get("CXX", CXX), environment)
         return
