@@ -15,7 +15,7 @@ def test_an_end_of_text_belongs_to_its_document_and_foretells_nothing():
     documents, targets = separate(torch.tensor([[1, 2, 9, 3, 4, 5, 9, 9, 6]]), END)
     assert documents.tolist() == [[0, 0, 0, 1, 1, 1, 1, 2]]
     assert targets.tolist() == [[2, 9, IGNORED, 4, 5, 9, IGNORED, IGNORED]]
-    assert num_counted(targets) == 5
+    assert num_counted(targets).item() == 5
 
 
 def test_a_row_without_an_end_is_one_document():

@@ -44,7 +44,7 @@ def test_what_is_not_finite_is_no_number():
     assert norm(exact_sum(squares([]))) == 0
 
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = ["cpu", "as a GPU does", *(["cuda"] if torch.cuda.is_available() else [])]
 MOST, TINY = 1.7976931348623157e308, 5e-324
 
 
@@ -54,12 +54,21 @@ def agrees(numbers, device="cpu"):
     return len(found) <= PARTS and repr(exact_sum(found)) == repr(exact_sum(numbers))
 
 
+@pytest.fixture
+def device(request, monkeypatch):
+    """Where to add; a CPU adds as a GPU does if told to."""
+    if request.param == "as a GPU does":
+        monkeypatch.setattr(module, "_add_one_by_one", module._add_by_product)
+        return "cpu"
+    return request.param
+
+
 @given(st.lists(finite | st.floats(min_value=0) | st.just(math.nan), max_size=80))
 def test_digits_of_integers_give_the_parts_of_the_numbers(numbers):
     assert agrees(numbers)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -88,7 +97,7 @@ def test_digits_hold_whatever_numbers_there_are(numbers, device):
     assert agrees(numbers, device)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES, indirect=True)
 @pytest.mark.parametrize("count", [AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE + 7])
 def test_many_numbers_of_all_sizes_are_added_exactly(count, device):
     dice = torch.Generator().manual_seed(count)
@@ -96,12 +105,14 @@ def test_many_numbers_of_all_sizes_are_added_exactly(count, device):
     assert agrees(torch.ldexp(torch.rand(count, generator=dice, dtype=torch.float64), exponents.double()).tolist(), device)
 
 
-def test_digits_do_not_overflow():
+@pytest.mark.parametrize("device", DEVICES[:2], indirect=True)
+def test_digits_do_not_overflow(device):
     """Numbers with all bits set, in one place: 2^20 of them, of the 2^31 that fit."""
     number, count = math.nextafter(2.0, 0), 2**20
     assert sum(map(Fraction, summed(torch.tensor([number], dtype=torch.float64).expand(count)))) == count * Fraction(number)
     digits = torch.zeros(module.NUM_DIGITS, dtype=torch.int64)
     for at in range(52, 84):  # every place in a digit
+        assert agrees([math.ldexp(number, at)] * 2)
         module._add(torch.tensor([math.ldexp(number, at)], dtype=torch.float64), digits.zero_())
         assert digits.min() >= 0 and digits.max() <= module.MASK
 

@@ -22,7 +22,8 @@ class Measure:
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> list[float]:
         """Return losses, and what layers told."""
-        return [x.item() for x in tensors]
+        found = list(tensors)
+        return torch.stack(found).tolist() if found else []
 
     def squares(self, grads: Iterable[torch.Tensor]) -> list[float]:
         """Return squares of gradients, block by block."""
@@ -30,7 +31,7 @@ class Measure:
 
     def count(self, targets: Iterable[torch.Tensor]) -> int:
         """Return how many targets carry loss."""
-        return sum(map(num_counted, targets))
+        return int(sum(map(num_counted, targets)))
 
     def total(self, parts: list["Totals"]) -> "Totals":
         """Return the totals of all ranks."""

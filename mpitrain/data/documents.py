@@ -34,6 +34,6 @@ def further_targets(targets_BT: torch.Tensor, depths: int) -> tuple[torch.Tensor
     return tuple(found[1:])
 
 
-def num_counted(targets: torch.Tensor) -> int:
-    """Return how many targets carry loss."""
-    return int((targets != IGNORED).sum())
+def num_counted(targets: torch.Tensor) -> torch.Tensor:
+    """Return how many targets carry loss, where they are."""
+    return (targets != IGNORED).sum()

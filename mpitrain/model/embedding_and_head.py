@@ -106,7 +106,8 @@ class VocabularyEmbedding(Local):
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
         rows_BT, here_BT = saved
-        self.weight.grad.index_add_(0, rows_BT[here_BT], grad_of_output[here_BT].to(self.weight.grad.dtype))
+        grad_BTD = grad_of_output.masked_fill(~here_BT.unsqueeze(-1), 0)  # picked by a mask, the host would wait for their number
+        self.weight.grad.index_add_(0, rows_BT.flatten(), grad_BTD.flatten(0, -2).to(self.weight.grad.dtype))
 
 
 class VocabularyHead:

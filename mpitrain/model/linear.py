@@ -72,7 +72,7 @@ def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: 
     elif exact:
         total.addmm_(a.t(), b, beta=0 if first else 1)
     elif a.is_cuda:
-        _add(total, torch.mm(a.t(), b, out_dtype=total.dtype), first)
+        torch.addmm(total, a.t(), b, out_dtype=total.dtype, beta=0 if first else 1, out=total)
     else:
         add_product(total, a.to(total.dtype), b.to(total.dtype), first=first)
 
@@ -122,7 +122,15 @@ class Products(torch.autograd.Function):
         x = ctx.once_more() if ctx.once_more else ctx.saved_tensors[0]
         grads = [grad.flatten(0, -2) for grad in grads_of_outputs]
         ctx.deferred.append(Product(ctx.parameters, x.flatten(0, -2), grads))
-        grad_of_x = product(grads[0], ctx.parameters[0].data.t())
-        for grad, parameter in zip(grads[1:], ctx.parameters[1:]):
-            grad_of_x += product(grad, parameter.data.t())
-        return grad_of_x.view(x.shape), None, None, None
+        return _sum_of_products(grads, ctx.parameters).view(x.shape), None, None, None
+
+
+def _sum_of_products(grads: Sequence[torch.Tensor], parameters: Sequence[Parameter]) -> torch.Tensor:
+    """Return the sum of grad @ weight. A GPU's product adds to what is there, which a pass over memory does else."""
+    total = product(grads[0], parameters[0].data.t())
+    for grad, parameter in zip(grads[1:], parameters[1:]):
+        if total.is_cuda:
+            total.addmm_(grad, parameter.data)
+        else:
+            total += product(grad, parameter.data.t())
+    return total

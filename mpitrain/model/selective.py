@@ -151,6 +151,9 @@ def attention(q, k, v, visible, again: bool):
 
 
 def _attention(q, k, v, visible):
+    if q.is_cuda and k.shape[1] < q.shape[1] and (visible is not None or q.dtype.itemsize > 2):
+        # Of CUDA's kernels only flash attention knows groups; without it torch would multiply whole matrices, and keep all probabilities.
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None, enable_gqa=True)
 
 

@@ -93,8 +93,12 @@ def to_gradients(logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Return exp(x), in the memory of x. By powers of two: torch's exp is MKL's, which takes four times as long on some processors."""
-    return x.mul_(LOG2_E).exp2_()
+    """Return exp(x), in the memory of x.
+
+    On a CPU by powers of two: torch's exp is MKL's, which takes four times as long on some processors. On a GPU torch would compile exp2
+    when it is first called, by NVRTC.
+    """
+    return x.mul_(LOG2_E).exp2_() if x.is_cpu else x.exp_()
 
 
 def _pieces(logits_NV: Tensor) -> Iterator[slice]:
