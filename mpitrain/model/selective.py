@@ -158,8 +158,11 @@ def _attention(q, k, v, visible):
 
 
 def _recorded(q, k, v, visible):
-    """Attend in a graph of its own, in both directions: without a graph, torch may choose another kernel."""
-    with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
+    """Attend in a graph of its own, in both directions: without a graph, torch may choose another kernel.
+
+    It keeps its tensors detached: a result that its graph keeps as it is would hold the graph, which a forward drops, and neither ended.
+    """
+    with torch.enable_grad(), saved_tensors_hooks(torch.Tensor.detach, _itself):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         return _attention(*leaves, visible), leaves
 
