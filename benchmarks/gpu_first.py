@@ -13,7 +13,8 @@
     staging   the same on two ranks that share the GPU: what it costs to go through host memory
 
 Each part has a limit, below ten minutes. What it found is printed when it is there, and --out has everything so far, also of what went
-wrong; where a command may not last half an hour, take some parts at a time. Not run on a GPU yet.
+wrong; where a command may not last half an hour, take some parts at a time. Not run on a GPU yet, only on one that isn't there
+(`python tests/without_gpu/run.py python benchmarks/gpu_first.py --small`, which has no cuDNN and computes nothing in Triton).
 """
 
 import argparse

@@ -17,6 +17,7 @@ aten = torch.ops.aten
 MADE_ALONE = {"empty", "empty_strided", "resize_", "set_", "record_stream", "is_pinned", "_pin_memory", "_local_scalar_dense", "copy_"}
 NOT_IMITATED = ("_cudnn", "cudnn", "miopen", "_nested", "_sparse", "sparse", "_linalg", "_fft", "_cslt", "_fused_sdp")
 COUNTED = {"index", "nonzero", "_unique", "_unique2", "unique_dim", "masked_select", "bincount", "repeat_interleave"}  # shapes of results
+NOT_CALLED = COUNTED | {"pow"}  # it gives another a number on the device, which Python can't be given
 _run = ctypes.CDLL(None).unreal_gpu_run
 _run.argtypes = [ctypes.c_void_p]
 _within = threading.local()
@@ -61,7 +62,7 @@ def imitation(name: str, compute: Callable, original: Callable, schema: torch.Fu
     """Return what is called in the place of torch's kernel `name`."""
     changed = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     names, wants_tensor = [a.name for a in schema.arguments], [str(a.type) == "Tensor" for a in schema.arguments]
-    counted, first_only = name in COUNTED and not changed, "embedding_bag" in name
+    alone, first_only = name in NOT_CALLED and not changed, "embedding_bag" in name
 
     def call(keys, *args, **kwargs):
         args = [_as_tensor(x, args) if wanted and isinstance(x, (int, float)) else x for x, wanted in zip(args, wants_tensor)]
@@ -72,7 +73,7 @@ def imitation(name: str, compute: Callable, original: Callable, schema: torch.Fu
         copies = {key: tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, given[key]) for key in changed & given.keys()}
         used = given | copies
         expected = compute(*(used[key] for key in names[: len(args)]), **{key: used[key] for key in kwargs})
-        if counted:
+        if alone:
             return tuple(map(on_device, expected)) if isinstance(expected, (tuple, list)) else on_device(expected)
         _within.it = True
         try:
