@@ -46,7 +46,7 @@ class Fused:
     """
 
     def __init__(self, function: Callable, deterministic: bool):
-        with torch._dynamo.config.patch(enable_aot_compile=True):  # the default only since torch 2.12
+        with torch._dynamo.config.patch(enable_aot_compile=True):  # off in torch 2.11, on in 2.13
             self._compile = torch.compile(function, dynamic=False, fullgraph=True, options={"deterministic": deterministic})
         self._made: dict[tuple, Callable] = {}
 

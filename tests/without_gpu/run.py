@@ -1,7 +1,7 @@
 """Run a command with a GPU that isn't there: every line of the CUDA path, by torch's CUDA build, on a machine without one.
 
     python3.11 -m venv cuda && . cuda/bin/activate && pip install torch==2.11.0 -e '.[mpich,test]'       5 GB: torch's CUDA build
-    python tests/without_gpu/run.py mpirun -n 2 mpitrain run --set run.device=cuda
+    python tests/without_gpu/run.py mpirun -n 2 mpitrain run --set run.device=cuda --set run.steps=5
     python tests/without_gpu/run.py --late 3 mpirun -n 2 python -m pytest --only-mpi -m gpu -p no:cacheprovider tests
     python tests/without_gpu/run.py --empty --gigabytes 150 mpirun -n 1 mpitrain run --set run.device=cuda --set model.preset=llama3.2-1b
 
@@ -30,7 +30,9 @@ def built(folder: Path) -> Path:
     site = Path(sysconfig.get_path("purelib"))
     headers = [*site.glob("nvidia/cu*/include"), *site.glob("nvidia/cuda_runtime/include"), site / "triton/backends/nvidia/include"]
     if importlib.util.find_spec("triton") is None or len(headers) < 2:
-        sys.exit(f"found no headers of CUDA in {site}; needed torch's CUDA build; pip install torch==2.11.0 in an environment of its own")
+        raise FileNotFoundError(
+            f"found no headers of CUDA in {site}; needed torch's CUDA build; pip install torch==2.11.0 in an environment of its own"
+        )
     library = folder / "libcuda.so.1"  # Triton looks for the driver by this name
     options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *(f"-I{header}" for header in headers)]
     subprocess.run(["g++", *options, HERE / "device.cpp", "-o", library, "-ldl"], check=True)
@@ -45,8 +47,13 @@ def main() -> int:
     parser.add_argument("--gigabytes", type=float, default=80)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args()
+    if not given.command:
+        parser.error("found no command; needed one to run, such as mpirun -n 2 mpitrain run --set run.device=cuda")
     with tempfile.TemporaryDirectory(prefix="without-gpu-") as folder:
-        library = built(Path(folder))
+        try:
+            library = built(Path(folder))
+        except FileNotFoundError as error:  # of headers, or of g++
+            parser.error(str(error))
         before = {name: os.environ.get(name, "").split(":") for name in ("LD_LIBRARY_PATH", "PYTHONPATH", "LD_PRELOAD")}
         first = {"LD_LIBRARY_PATH": folder, "PYTHONPATH": str(HERE / "site"), "LD_PRELOAD": str(library)}
         env = os.environ | {name: ":".join(filter(None, [first[name], *others])) for name, others in before.items()}
