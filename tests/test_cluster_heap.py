@@ -44,6 +44,28 @@ def test_freed_memory_is_kept():
     assert kept < given_back / 10, "a step takes its memory from the system again"  # some do once, when the heap is filled otherwise
 
 
+FREE_AND_FAST = """
+import ctypes, sys
+from mpitrain.cluster.heap import keep_freed_memory
+
+c = ctypes.CDLL(None)
+c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+c.mallinfo.restype = type("mallinfo", (ctypes.Structure,), {"_fields_": [(str(n), ctypes.c_int) for n in range(10)]})
+if sys.argv[1] == "settled":
+    keep_freed_memory()
+for piece in [c.malloc(40) for _ in range(1000)]:
+    c.free(piece)
+print(getattr(c.mallinfo(), "2"))  # smblks, mallinfo(3)
+"""
+
+
+@glibc
+def test_small_free_pieces_are_merged_at_once():
+    """Else they are, all together, whenever a step gives 64 KB back."""
+    settled, as_it_is = (int(subprocess.check_output([sys.executable, "-c", FREE_AND_FAST, mode])) for mode in ("settled", "as it is"))
+    assert as_it_is > 500 and settled < 100  # those from before
+
+
 @pytest.mark.parametrize(
     "variables",
     [{name: "131072"} for name in VARIABLES] + [{"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}],

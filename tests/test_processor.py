@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mpitrain.config import Precision
+from mpitrain.layout import probabilities
 from mpitrain.model import grouped, linear, selective
 from mpitrain.parallel import precision, processor
 from mpitrain.parallel.context import by_blocks
@@ -135,10 +136,23 @@ def test_attention_is_that_of_fp64(way, dtype, masked, keep):
         assert a.dtype == dtype and (a - b).norm() <= b.norm() * (0.003 if way == "in fp32" else 0.01)
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 2, 16, 16), (3, 4, 4, 40, 16), (1, 8, 2, 130, 64), (2, 3, 1, 500, 128)], ids=str)
+def test_probabilities_of_short_sequences_are_kept_as_planned(way, shape):
+    batch, heads, kv_heads, length, width = shape
+    q, k, v = (torch.randn(batch, n, length, width).bfloat16().requires_grad_() for n in (heads, kv_heads, kv_heads))
+    kept = probabilities.are_kept(length, width)
+    assert kept == (length <= 4 * width) == by_blocks.keeps(q, None)
+    assert not by_blocks.keeps(q.float(), None) and not by_blocks.keeps(q, torch.zeros(length, length))
+    for selective_, expected in ((False, batch * heads * probabilities.count(length) * 2), (True, 0)):
+        saved = selective.attention(q, k, v, None, again=False, selective=selective_)[0].grad_fn.saved_tensors
+        own = {x.data_ptr() for x in (q, k, v)}
+        assert sum(x.nbytes for x in saved if x is not None and x.data_ptr() not in own) == (expected if kept else 0)
+
+
 def test_fp16_attends_piece_by_piece_where_it_is_widened(way):
     q, k, v = (torch.randn(1, 200, heads, 16).transpose(1, 2) for heads in (4, 2, 2))
     assert [by_blocks.fits(q.to(dtype)) for dtype in (torch.bfloat16, torch.float16, torch.float32)] == [True, way == "in fp32", False]
     assert not by_blocks.fits(q.half().to("meta"))
     halves = q.half(), k.half(), v.half()
-    out, _ = selective.attention(*halves, None, again=False)
+    out, _ = selective.attention(*halves, None, again=False, selective=False)
     assert torch.equal(out, by_blocks.attend(*halves)[0]) == (way == "in fp32")

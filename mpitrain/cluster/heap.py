@@ -1,15 +1,17 @@
 """What the C library does with memory that is given back: keep it for the next step.
 
 By default glibc returns every piece of a megabyte to the system as soon as it is free, and a step takes and gives back thousands: each
-page is then taken, cleared and mapped anew by the kernel. mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD.
+page is then taken, cleared and mapped anew by the kernel. mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD. And whenever 64 KB are given
+back, it merges all the smallest pieces that are free, thousands of them beside Python: without its fast bins there are none (M_MXFAST).
 """
 
 import ctypes
 import os
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # malloc.h
+FAST, TRIM_THRESHOLD, MMAP_THRESHOLD = 1, -1, -3  # malloc.h
 PIECE = 32 << 20  # bytes, the most that glibc allows: larger pieces still come from the system, and go back to it
 KEPT = 1 << 30  # bytes that are free at the end of the heap, and stay
+SETTINGS = {FAST: 0, MMAP_THRESHOLD: PIECE, TRIM_THRESHOLD: KEPT}
 VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_")  # by which users say it themselves
 TUNABLES = "glibc.malloc."  # and in GLIBC_TUNABLES
 
@@ -19,4 +21,4 @@ def keep_freed_memory() -> bool:
     if any(name in os.environ for name in VARIABLES) or TUNABLES in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(mallopt(MMAP_THRESHOLD, PIECE) and mallopt(TRIM_THRESHOLD, KEPT))
+    return mallopt is not None and all(mallopt(what, value) for what, value in SETTINGS.items())

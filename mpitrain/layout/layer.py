@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mpitrain.config import Config
+from mpitrain.layout import probabilities
 from mpitrain.layout.parameters import Spec, itemsizes_of
 
 
@@ -122,6 +123,18 @@ class Sizes:
         if self.selective:
             return 2 * self.itemsize
         return (2 if self.config.run.compile else 3) * self.itemsize + itemsize
+
+    def probabilities(self, heads: int, width: int) -> int:
+        """Return what attention in 16 bits keeps of a microbatch besides. heads: of this rank.  width: of one.
+
+        On a CPU; on a GPU nothing, nor in fp16 on a CPU that multiplies it as it is.
+        """
+        config = self.config
+        narrow = self.itemsize == 2
+        masked = config.data.documents == "separate" or self.segments > 1
+        if self.selective or masked or not narrow or config.parallel.cp > 1 or not probabilities.are_kept(self.length, width):
+            return 0
+        return config.batch.micro * heads * probabilities.count(self.length) * self.itemsize
 
     def norm(self, width: int) -> int:
         """Return what a norm keeps of a position: what has the norm 1, and its factor, which is fp32 at least."""

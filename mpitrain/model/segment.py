@@ -105,7 +105,7 @@ class Tape:
         if window or sinks is not None:
             y = Windowed.apply(*qkv, visible, window, sinks, self.small, again)
             return y, partial(Windowed.again, y.grad_fn) if again else None
-        return selective.attention(*qkv, visible, again)
+        return selective.attention(*qkv, visible, again, self.selective)
 
     def add_vectors(self) -> None:
         """Add the gradients of vectors to their buffers and forget them: the graph and these lists hold each other, a cycle."""

@@ -70,13 +70,18 @@ class Gated(torch.autograd.Function):
 
 
 class Attend(torch.autograd.Function):
-    """Causal attention in 16 bits on a CPU, of which queries, keys and values are kept, and not the result."""
+    """Causal attention in 16 bits on a CPU, of which queries, keys and values are kept, and not the result.
+
+    selective: nor are the probabilities of short sequences.
+    """
 
     @staticmethod
-    def forward(ctx, q, k, v, visible):
-        ctx.save_for_backward(q, k, v, visible)
+    def forward(ctx, q, k, v, visible, selective: bool):
+        keep = ctx.needs_input_grad[0] and not selective and by_blocks.keeps(q, visible)
+        out, kept = by_blocks.attend(q, k, v, visible, keep)
+        ctx.save_for_backward(q, k, v, visible, *(kept or ()))
         ctx.made = None
-        return by_blocks.attend(q, k, v, visible)[0]
+        return out
 
     @staticmethod
     def again(ctx):
@@ -86,8 +91,8 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        made, ctx.made = ctx.made, None
-        return *by_blocks.attend_backward(grad_of_output, *ctx.saved_tensors, made), None
+        (q, k, v, visible, *kept), made, ctx.made = ctx.saved_tensors, ctx.made, None
+        return *by_blocks.attend_backward(grad_of_output, q, k, v, visible, kept or made), None, None
 
 
 class AttendByTiles(torch.autograd.Function):
@@ -133,20 +138,20 @@ class AttendByTorch(torch.autograd.Function):
         return *torch.autograd.grad(out, leaves, grad_of_output), None
 
 
-def attention(q, k, v, visible, again: bool):
+def attention(q, k, v, visible, again: bool, selective: bool):
     """Return causal attention with grouped queries (arXiv:2305.13245), and how to make it again if asked for that.
 
-    visible: what is added to the scores instead of causality.
+    visible: what is added to the scores instead of causality.  selective: what is cheap to make again isn't kept.
     """
     if by_blocks.fits(q):
-        function, last = Attend, visible
+        function, choice = Attend, (visible, selective)
     elif visible is None and by_onednn.fits(q, k):
-        function, last = AttendByTiles, again
+        function, choice = AttendByTiles, (again,)
     elif again:
-        function, last = AttendByTorch, visible
+        function, choice = AttendByTorch, (visible,)
     else:
         return _attention(q, k, v, visible), None
-    y = function.apply(q, k, v, last)
+    y = function.apply(q, k, v, *choice)
     return y, partial(function.again, y.grad_fn) if again else None
 
 

@@ -3,7 +3,8 @@
 Kept of it, with n = B T positions on this rank, width D, H C query and K C key-value features; of a norm's factor 1 per position, of
 attention's log-sum-exp H in fp32 at least:
 
-    none        2 n D + n + 2 n H C + 2 n K C + n H    unit and normed input | q, k, v, result; without n H in bf16
+    none        2 n D + n + 2 n H C + 2 n K C + n H    unit and normed input | q, k, v, result; in bf16 without n H; in 16 bits with
+                                                       the probabilities of short sequences (layout/probabilities.py)
     selective   n D + n + n H C + 2 n K C              input | q, k, v
     from I to W 2 n D + 2 n H C + 2 n K C              both factors of each weight gradient, in every mode
     normed      n (H + K) (C + 1)                      besides: unit queries and keys, in every mode
@@ -77,11 +78,14 @@ class Attention:
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         heads, kv_heads, width = self.heads // sizes.tp, self._kv_heads(sizes), self.rope.width
-        kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles=bool(self.window or self.sinks))
+        by_tiles = bool(self.window or self.sinks)
+        kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles)
         if self.normed:
             kept += (heads + kv_heads) * sizes.norm(width)
-        earlier = segment * self.history(sizes)  # copied to beside this segment's
-        return sizes.normed(self.width, sizes.factor) + sizes.positions * kept + earlier
+        kept_once = segment * self.history(sizes)  # copied to beside this segment's
+        if not by_tiles:
+            kept_once += sizes.probabilities(heads, width)
+        return sizes.normed(self.width, sizes.factor) + sizes.positions * kept + kept_once
 
     def left(self, sizes: Sizes) -> int:
         heads = 2 * self.heads // sizes.tp + 2 * self._kv_heads(sizes)

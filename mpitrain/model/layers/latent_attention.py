@@ -13,6 +13,7 @@ Kept of it, with n = B T positions on this rank, D width, L = Q + K + R width of
 rotary), H heads, C = head_width + R, V width of values:
 
     none        2 n D + n + n (Q + 1) + n (K + 1) | n L | 4 n H C - n H (C - V) + n H    units and inputs | latent | q, k, v, result twice
+                                                       in bf16 without n H, with probabilities as in attention.py
     selective   n D + n + n (Q + 1) + n (K + 1) | n L | 3 n H C
     from I to W 2 n D + n (Q + K + R) + n L + n H (C + head_width + 2 V)       both factors of each weight gradient
 
@@ -89,8 +90,8 @@ class LatentAttention:
         norms = sum(map(sizes.norm, filter(None, (self.width, self.q_rank, self.kv_rank))))
         inputs = 0 if sizes.selective else self.width * sizes.itemsize
         core = kept_by_core(sizes, heads, heads, self.key_width, self.value_width)
-        earlier = segment * self.history(sizes)
-        return sizes.shared * (norms + inputs) + sizes.positions * (latent * sizes.itemsize + core) + earlier
+        kept_once = segment * self.history(sizes) + sizes.probabilities(heads, self.key_width)
+        return sizes.shared * (norms + inputs) + sizes.positions * (latent * sizes.itemsize + core) + kept_once
 
     def left(self, sizes: Sizes) -> int:
         """Where a gather has put sequences side by side, the inputs of both products are copies, and leave the rotary keys behind."""

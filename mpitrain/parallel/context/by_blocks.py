@@ -5,22 +5,23 @@ R queries of some key-value heads: rows [R G, C], the heads of one position side
 
 Faster than torch's own attention in bf16 on a CPU, most of all its backward. In fp16 that backward takes ten times as long as this, but for
 processors that multiply fp16 themselves, on which this is slower; in fp32 it isn't faster (benchmarks/attention.py). Scores are rounded to
-the type of the queries, as torch's products are; softmax is taken in fp32 at least. Neither the result nor the log-sum-exp is needed for
-the backward: the scores are made again. Where the processor multiplies in fp32 instead (parallel/processor.py), rows and keys are widened
-first, and nothing is rounded between.
+the type of the queries, as torch's products are; softmax is taken in fp32 at least, and rounded. Neither the result nor the log-sum-exp is
+needed for the backward: the probabilities are kept, or made again. Where the processor multiplies in fp32 instead (parallel/processor.py),
+rows and keys are widened first, and scores aren't rounded.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
+from mpitrain.layout import probabilities
 from mpitrain.parallel.precision import wide
 from mpitrain.parallel.processor import multiplied_as
 
-ROWS = {2: 128, 4: 64, 8: 64}  # queries of a piece, by bytes of a number
+ROWS = {2: probabilities.ROWS, 4: 64, 8: 64}  # queries of a piece, by bytes of a number
 LONG = 1024  # keys from which on a piece of 16-bit queries, whose head shares its keys with no other, has twice as many
 SCORES = 2**18  # of a piece, if it is of more than one key-value head
 
@@ -28,6 +29,11 @@ SCORES = 2**18  # of a piece, if it is of more than one key-value head
 def fits(q: torch.Tensor) -> bool:
     """Return whether this is faster than torch's own attention for queries of this kind."""
     return q.is_cpu and (q.dtype == torch.bfloat16 or (q.dtype == torch.float16 and multiplied_as(q.dtype) != q.dtype))
+
+
+def keeps(q: torch.Tensor, visible: torch.Tensor | None) -> bool:
+    """Return whether the probabilities are to be kept for the backward, if anything is. Memory is planned by that."""
+    return visible is None and q.dtype.itemsize == 2 and probabilities.are_kept(*q.shape[2:])
 
 
 class Piece(NamedTuple):
@@ -56,14 +62,14 @@ def attend(q_BHTC, k_BKSC, v_BKSC, visible=None, keep: bool = False) -> tuple[to
     out_BTHC = q_BHTC.new_empty(q_BHTC.shape[0], q_BHTC.shape[2], q_BHTC.shape[1], v_BKSC.shape[-1])
     out_BHTC, kept = out_BTHC.transpose(1, 2), []
     for piece in _pieces(q_BKTGC, k_BKSC, visible):
-        probabilities = _probabilities(piece, _flat(piece.rows(q_BKTGC)), k_BKSC, visible)
-        _write(piece.rows(_grouped(out_BHTC, k_BKSC)), torch.bmm(probabilities, piece.keys(v_BKSC)))
+        made = _probabilities(piece, _flat(piece.rows(q_BKTGC)), q_BKTGC, k_BKSC, visible)
+        _write(piece.rows(_grouped(out_BHTC, k_BKSC)), torch.bmm(_multiplied(made), piece.keys(v_BKSC)))
         if keep:
-            kept.append(probabilities)
+            kept.append(made)
     return out_BHTC, kept if keep else None
 
 
-def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, visible=None, kept: list | None = None) -> tuple[torch.Tensor, ...]:
+def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, visible=None, kept: Sequence | None = None) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v, in memory as these are. kept: the probabilities; without them they are made again."""
     grads = tuple(map(torch.empty_like, (q_BHTC, k_BKSC, v_BKSC)))
     q_BKTGC, grad_BKTGC, k_BKSC, v_BKSC = *(_grouped(x, k_BKSC) for x in (q_BHTC, grad_BHTC)), _multiplied(k_BKSC), _multiplied(v_BKSC)
@@ -71,9 +77,9 @@ def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, visible=None, kept: list 
     scale = q_BHTC.shape[-1] ** -0.5
     for number, piece in enumerate(_pieces(q_BKTGC, k_BKSC, visible)):
         rows, of_rows, keys = _flat(piece.rows(q_BKTGC)), _flat(piece.rows(grad_BKTGC)), piece.keys(k_BKSC)
-        probabilities = kept[number] if kept is not None else _probabilities(piece, rows, k_BKSC, visible)
-        piece.keys(of_v_BKSC).add_(torch.bmm(probabilities.mT, of_rows))
-        of_scores = torch._softmax_backward_data(torch.bmm(of_rows, piece.keys(v_BKSC).mT), probabilities, -1, rows.dtype)
+        made = _multiplied(_probabilities(piece, rows, q_BKTGC, k_BKSC, visible) if kept is None else kept[number])
+        piece.keys(of_v_BKSC).add_(torch.bmm(made.mT, of_rows))
+        of_scores = torch._softmax_backward_data(torch.bmm(of_rows, piece.keys(v_BKSC).mT), made, -1, rows.dtype)
         _write(piece.rows(_grouped(grads[0], k_BKSC)), torch.bmm(of_scores, keys).mul_(scale))
         piece.keys(of_k_BKSC).add_(torch.bmm(of_scores.mT, rows))
     grads[1].copy_(of_k_BKSC.mul_(scale))
@@ -84,7 +90,7 @@ def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, visible=None, kept: list 
 def _pieces(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor | None) -> Iterator[Piece]:
     """Yield the pieces. Which there are is a function of shapes and types alone."""
     batch, kv_heads, length, group, _ = q_BKTGC.shape
-    num_rows, num_keys = _num_rows(k_BKSC, group), k_BKSC.shape[2]
+    num_rows, num_keys = _num_rows(q_BKTGC, k_BKSC), k_BKSC.shape[2]
     together = max(1, SCORES // (min(num_rows, length) * group * num_keys))  # of B K
     heads, sequences = min(together, kv_heads), max(1, together // kv_heads)
     if visible is not None:
@@ -97,21 +103,22 @@ def _pieces(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor |
                 yield Piece(slice(first, first + sequences), slice(head, head + heads), slice(begin, end), seen)
 
 
-def _num_rows(k_BKSC: torch.Tensor, group: int) -> int:
+def _num_rows(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor) -> int:
     """Return how many queries a piece has, at most."""
-    itemsize = k_BKSC.element_size()
-    return ROWS[itemsize] * (2 if itemsize == 2 and group == 1 and k_BKSC.shape[2] >= LONG else 1)
+    itemsize, alone = q_BKTGC.element_size(), q_BKTGC.shape[3] == 1
+    return ROWS[itemsize] * (2 if itemsize == 2 and alone and k_BKSC.shape[2] >= LONG else 1)
 
 
-def _probabilities(piece: Piece, rows: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor | None) -> torch.Tensor:
-    """Return softmax(scores) [B K, R G, S] of the rows of a piece, in their type."""
-    group = rows.shape[1] // (piece.queries.stop - piece.queries.start)
+def _probabilities(piece: Piece, rows: torch.Tensor, q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor | None):
+    """Return softmax(scores) [B K, R G, S] of the rows of a piece, in the type of the queries."""
+    group = q_BKTGC.shape[3]
     if visible is None:
-        added = _causal(_num_rows(k_BKSC, group), group, k_BKSC.shape[2], rows.dtype)
+        added = _causal(_num_rows(q_BKTGC, k_BKSC), group, k_BKSC.shape[2], rows.dtype)
         added = added[: rows.shape[1], k_BKSC.shape[2] - piece.queries.start :][:, : piece.seen]
     else:
         added = visible.expand(len(k_BKSC), 1, *visible.shape[-2:])[piece.sequences, 0, piece.queries].repeat_interleave(group, 1)
-    return torch.softmax(torch.baddbmm(added.to(rows.dtype), rows, piece.keys(k_BKSC).mT, alpha=rows.shape[-1] ** -0.5), -1)
+    scores = torch.baddbmm(added.to(rows.dtype), rows, piece.keys(k_BKSC).mT, alpha=rows.shape[-1] ** -0.5)
+    return torch.softmax(scores, -1).to(q_BKTGC.dtype)
 
 
 @lru_cache(maxsize=2)  # training has one length; `generate` has another with each token

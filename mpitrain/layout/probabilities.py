@@ -1,0 +1,18 @@
+"""Attention's probabilities in 16 bits on a CPU: whether they are kept for the backward, and how many they are. Integers only.
+
+parallel/context/by_blocks.py makes them again in the backward, a third of its time, or keeps them. They grow with the square of a
+sequence, everything else with its length.
+"""
+
+ROWS = 128  # queries whose probabilities are made at once
+LONGEST = 512  # positions of a sequence
+
+
+def are_kept(length: int, width: int) -> bool:
+    """Return whether they are: while those of a head take at most three times as much as its queries. width: of a head."""
+    return length <= min(4 * width, LONGEST)
+
+
+def count(length: int) -> int:
+    """Return how many a head has: queries some at a time, which see the keys up to the last of them."""
+    return sum((end - begin) * end for begin in range(0, length, ROWS) for end in [min(begin + ROWS, length)])
