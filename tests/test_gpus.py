@@ -212,3 +212,17 @@ def test_what_is_offloaded_takes_no_memory_of_a_gpu_and_what_experts_may_get_is_
     require_gpu_memory(offloaded, [0], "a GPU", predict(plan())[0].on_device - predict(plan())[0].moments)
     usage = predict(experts)[0]
     require_gpu_memory(experts, [0], "a GPU", usage.on_device - usage.activations)
+
+
+def test_on_a_gpu_attention_keeps_no_probabilities():
+    """Of a short sequence in 16 bits they are kept on a CPU; where a run computes is known to it, or asked for."""
+    from mpitrain.layout.memory import predict
+    from mpitrain.layout.node_memory import require_gpu_memory
+    from mpitrain.layout.probabilities import count
+
+    narrow = "precision.compute=bf16", "model.heads=4", "model.width=128", "data.sequence=96", "parallel.pp=1", "parallel.dp=1"
+    of_one = plan(*narrow, ranks=1)
+    (on_cpu,), (on_gpu,) = predict(of_one), predict(of_one, on_gpu=True)
+    assert on_cpu.activations - on_gpu.activations == of_one.config.model.layers * 4 * count(96) * 2
+    assert predict(plan(*narrow, "run.device=cuda", ranks=1)) == [on_gpu]
+    require_gpu_memory(of_one, [0], "a GPU", on_gpu.on_device)

@@ -76,10 +76,11 @@ class Family:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What formulas of memory are given: how much of a microbatch one rank has. segments: into which its sequence is cut."""
+    """What formulas of memory are given: how much of a microbatch one rank has, and where. segments: into which its sequence is cut."""
 
     config: Config
     segments: int = 1
+    on_gpu: bool = False
 
     @property
     def tp(self) -> int:
@@ -127,12 +128,12 @@ class Sizes:
     def probabilities(self, heads: int, width: int) -> int:
         """Return what attention in 16 bits keeps of a microbatch besides. heads: of this rank.  width: of one.
 
-        On a CPU; on a GPU nothing, nor in fp16 on a CPU that multiplies it as it is.
+        On a CPU, which in fp16 may keep nothing: one that multiplies it as it is.
         """
         config = self.config
-        narrow = self.itemsize == 2
+        ours = self.itemsize == 2 and not self.on_gpu and config.parallel.cp == 1
         masked = config.data.documents == "separate" or self.segments > 1
-        if self.selective or masked or not narrow or config.parallel.cp > 1 or not probabilities.are_kept(self.length, width):
+        if self.selective or masked or not ours or not probabilities.are_kept(self.length, width):
             return 0
         return config.batch.micro * heads * probabilities.count(self.length) * self.itemsize
 

@@ -12,6 +12,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from mpitrain.config import Config, Optimizer
@@ -43,15 +44,16 @@ class Usage(NamedTuple):
         return sum(self) - self.host
 
 
-def predict(plan: Plan, shards: Mapping[str, int] | None = None) -> list[Usage]:
+def predict(plan: Plan, shards: Mapping[str, int] | None = None, on_gpu: bool = False) -> list[Usage]:
     """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
 
     shards: its part of a state that is divided, by domain; None: the one that holds most, for not all hold as much padding.
+    on_gpu: it computes on one, whether or not run.device asks for that.
     """
-    return [predict_rank(plan, rank, shards) for rank in range(plan.config.parallel.pp)]
+    return [predict_rank(plan, rank, shards, on_gpu) for rank in range(plan.config.parallel.pp)]
 
 
-def predict_rank(plan: Plan, rank: int, shards: Mapping[str, int] | None = None) -> Usage:
+def predict_rank(plan: Plan, rank: int, shards: Mapping[str, int] | None = None, on_gpu: bool = False) -> Usage:
     """Return what a rank of one pipeline rank holds, as predict() does of all."""
     config, table, training = plan.config, plan.table, plan.training.ranks[rank]
     parallel, narrow, wide = config.parallel, *itemsizes_of(config)
@@ -63,7 +65,8 @@ def predict_rank(plan: Plan, rank: int, shards: Mapping[str, int] | None = None)
     grads = sum(gradient.kept(divided=parallel.zero >= 2) for bucket in buckets for gradient in bucket.gradients) * wide
     offloaded = config.memory.offload in ("optimizer", "all")
     moments, arriving = _updated_at_most(config, owned, shards, offloaded)
-    formulas = {stage: Activations(plan.stage(stage), plan.sizes) for stage in table.chunks[rank]}
+    sizes = replace(plan.sizes, on_gpu=True) if on_gpu else plan.sizes
+    formulas = {stage: Activations(plan.stage(stage), sizes) for stage in table.chunks[rank]}
     borrowed = needed_by(plan, rank)
     lent = sum(n * length * size for counts, size in zip(borrowed, (narrow, wide)) for (_, length), n in counts.items())
     held, host = _activations(training, table, formulas), _put_away(training, table, formulas)

@@ -36,7 +36,7 @@ def require_gpu_memory(plan: Plan, pipeline_ranks: Sequence[int], name: str, fou
 
     pipeline_ranks: the coordinate along pp of each rank on it.  Activations of experts aren't counted: for these it says the most.
     """
-    usages = {rank: predict_rank(plan, rank) for rank in set(pipeline_ranks)}
+    usages = {rank: predict_rank(plan, rank, on_gpu=True) for rank in set(pipeline_ranks)}
     uncounted = {rank: usage.activations if plan.config.experts.count else 0 for rank, usage in usages.items()}
     needed = sum(usages[rank].on_device - uncounted[rank] for rank in pipeline_ranks)
     if needed <= found_bytes:

@@ -60,7 +60,7 @@ class Plan:
 
     @cached_property
     def sizes(self) -> Sizes:
-        return Sizes(self.config, self.table.segments)
+        return Sizes(self.config, self.table.segments, self.config.run.device == "cuda")
 
     @cached_property
     def placement(self) -> Placement | None:

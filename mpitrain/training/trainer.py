@@ -138,7 +138,8 @@ class Trainer:
             return code
         rank, shards = self.actor.pp.rank, self.actor.shards_here
         copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
-        self.report.say(compare(predict(self.plan, shards)[rank], measure(self.actor, self.watch), copies))
+        predicted = predict(self.plan, shards, self.device.type == "cuda")[rank]
+        self.report.say(compare(predicted, measure(self.actor, self.watch), copies))
         self.report.say(self.saver.gathered)
         if self.device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self.device)
