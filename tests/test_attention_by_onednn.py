@@ -139,7 +139,7 @@ def trained(q, k, v, grad, visible, again):
     leaves, kept = [x.detach().requires_grad_() for x in (q, k, v)], {}
     note = lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) and x  # noqa: E731
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        out, once_more = selective.attention(*leaves, visible, again)
+        out, once_more = selective.attention(*leaves, visible, again, selective=again)
     assert (once_more is not None) == again
     if again:
         assert torch.equal(once_more(), out)
