@@ -4,7 +4,8 @@ By parallel/context/by_blocks.py; in fp32 where MKL is slow by by_onednn.py, of 
 
     OMP_NUM_THREADS=1 python benchmarks/attention.py [--turns 20]
 
-Both take turns; the table has the median of each in ms of this thread's processor time, and how many times as long torch's needs.
+They take turns; the table has the median of each in ms of this thread's processor time, and how many times as long torch's needs. The
+backward in 16 bits makes the probabilities again; where a layer keeps them, the last column has its time with those.
 """
 
 import argparse
@@ -43,14 +44,15 @@ def row(dtype: torch.dtype, heads: int, kv_heads: int, width: int, length: int, 
         there = lambda: by_onednn.attend(q, k, v, True)  # noqa: E731
         back = lambda: by_onednn.attend_backward(grad, q, k, v, out, lse, True)  # noqa: E731
     forward = timed(turns, there, lambda: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True))
-    backward = timed(
-        turns,
-        back,
-        lambda: aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, True),
-    )
+    ways = [back, lambda: aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, True)]
+    if by_blocks.fits(q) and by_blocks.keeps(q, None):
+        made = by_blocks.attend(q, k, v, keep=True)[1]
+        ways.append(lambda: by_blocks.attend_backward(grad, q, k, v, kept=made))
+    *backward, kept = timed(turns, *ways) if len(ways) == 3 else (*timed(turns, *ways), None)
     what = f"{str(dtype).removeprefix('torch.')}, {heads}/{kv_heads} heads of {width}, {length:5}"
     times = (f"{ours:8.2f}  {theirs:8.2f}  {theirs / ours:5.2f}" for ours, theirs in (forward, backward))
-    return f"{what:36}" + "    ".join(times) + "  taken" * by_onednn.fits(q, k)
+    told = "  taken" * by_onednn.fits(q, k) + (f"  kept {kept:.2f}" if kept else "")
+    return f"{what:36}" + "    ".join(times) + told
 
 
 def main() -> None:

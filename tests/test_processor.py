@@ -136,12 +136,16 @@ def test_attention_is_that_of_fp64(way, dtype, masked, keep):
         assert a.dtype == dtype and (a - b).norm() <= b.norm() * (0.003 if way == "in fp32" else 0.01)
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 2, 16, 16), (3, 4, 4, 40, 16), (1, 8, 2, 130, 64), (2, 3, 1, 500, 128)], ids=str)
+SHORT = [(1, 4, 2, 16, 16), (3, 4, 4, 64, 16), (1, 8, 2, 130, 64), (2, 3, 1, 512, 256)]
+LONGER = [(3, 4, 4, 65, 16), (1, 2, 1, 513, 256)]
+
+
+@pytest.mark.parametrize("shape", SHORT + LONGER, ids=str)
 def test_probabilities_of_short_sequences_are_kept_as_planned(way, shape):
     batch, heads, kv_heads, length, width = shape
     q, k, v = (torch.randn(batch, n, length, width).bfloat16().requires_grad_() for n in (heads, kv_heads, kv_heads))
-    kept = probabilities.are_kept(length, width)
-    assert kept == (length <= 4 * width) == by_blocks.keeps(q, None)
+    kept = shape in SHORT
+    assert kept == probabilities.are_kept(length, width) == by_blocks.keeps(q, None)
     assert not by_blocks.keeps(q.float(), None) and not by_blocks.keeps(q, torch.zeros(length, length))
     for selective_, expected in ((False, batch * heads * probabilities.count(length) * 2), (True, 0)):
         saved = selective.attention(q, k, v, None, again=False, selective=selective_)[0].grad_fn.saved_tensors

@@ -109,7 +109,7 @@ def _num_rows(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor) -> int:
     return ROWS[itemsize] * (2 if itemsize == 2 and alone and k_BKSC.shape[2] >= LONG else 1)
 
 
-def _probabilities(piece: Piece, rows: torch.Tensor, q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor | None):
+def _probabilities(piece: Piece, rows, q_BKTGC, k_BKSC, visible) -> torch.Tensor:
     """Return softmax(scores) [B K, R G, S] of the rows of a piece, in the type of the queries."""
     group = q_BKTGC.shape[3]
     if visible is None:
