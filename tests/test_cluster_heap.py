@@ -53,7 +53,8 @@ c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 c.mallinfo.restype = type("mallinfo", (ctypes.Structure,), {"_fields_": [(str(n), ctypes.c_int) for n in range(10)]})
 if sys.argv[1] == "settled":
     keep_freed_memory()
-for piece in [c.malloc(40) for _ in range(1000)]:
+pieces = [c.malloc(40) for _ in range(1000)]  # the list must live: given back beside 64 KB that are free, it would have them all merged
+for piece in pieces:
     c.free(piece)
 print(getattr(c.mallinfo(), "2"))  # smblks, mallinfo(3)
 """
