@@ -284,6 +284,7 @@ BUGS = [
     ("mpitrain/layout/probabilities.py", "(end - begin) * end for", "(end - begin) * length for"),
     ("mpitrain/layout/layer.py", "if self.selective or masked or not ours", "if masked or not ours"),
     ("mpitrain/layout/layer.py", "and not self.on_gpu and", "and"),
+    ("mpitrain/layout/layer.py", 'config.precision.compute in ("bf16", "fp8") and', "self.itemsize == 2 and"),
     # ------------------------------------------------------------ model
     ("mpitrain/model/attention.py", "max(1, layer.kv_heads // tp)", "(layer.kv_heads // tp)"),
     ("mpitrain/model/blocks.py", "blocks[group[0] + 1 : group[-1] + 1] = [[] for _ in group[1:]]", "pass"),

@@ -126,12 +126,12 @@ class Sizes:
         return (2 if self.config.run.compile else 3) * self.itemsize + itemsize
 
     def probabilities(self, heads: int, width: int) -> int:
-        """Return what attention in 16 bits keeps of a microbatch besides. heads: of this rank.  width: of one.
+        """Return what attention in bf16 on a CPU keeps of a microbatch besides. heads: of this rank.  width: of one.
 
-        On a CPU, which in fp16 may keep nothing: one that multiplies it as it is.
+        None in fp16: it depends on the processor whose attention is taken there, and a plan knows none.
         """
         config = self.config
-        ours = self.itemsize == 2 and not self.on_gpu and config.parallel.cp == 1
+        ours = config.precision.compute in ("bf16", "fp8") and not self.on_gpu and config.parallel.cp == 1
         masked = config.data.documents == "separate" or self.segments > 1
         if self.selective or masked or not ours or not probabilities.are_kept(self.length, width):
             return 0

@@ -1,4 +1,4 @@
-"""Attention's probabilities in 16 bits on a CPU: whether they are kept for the backward, and how many they are. Integers only.
+"""Attention's probabilities in bf16 on a CPU: whether they are kept for the backward, and how many they are. Integers only.
 
 parallel/context/by_blocks.py makes them again in the backward, or keeps them (benchmarks/attention.py has both). They grow with the square
 of a sequence, everything else with its length.

@@ -3,8 +3,8 @@
 Kept of it, with n = B T positions on this rank, width D, H C query and K C key-value features; of a norm's factor 1 per position, of
 attention's log-sum-exp H in fp32 at least:
 
-    none        2 n D + n + 2 n H C + 2 n K C + n H    unit and normed input | q, k, v, result; in bf16 without n H; in 16 bits with
-                                                       the probabilities of short sequences (layout/probabilities.py)
+    none        2 n D + n + 2 n H C + 2 n K C + n H    unit and normed input | q, k, v, result; in bf16 without n H, and with the
+                                                       probabilities of short sequences (layout/probabilities.py)
     selective   n D + n + n H C + 2 n K C              input | q, k, v
     from I to W 2 n D + 2 n H C + 2 n K C              both factors of each weight gradient, in every mode
     normed      n (H + K) (C + 1)                      besides: unit queries and keys, in every mode

@@ -33,7 +33,7 @@ def fits(q: torch.Tensor) -> bool:
 
 def keeps(q: torch.Tensor, visible: torch.Tensor | None) -> bool:
     """Return whether the probabilities are to be kept for the backward, if anything is. Memory is planned by that."""
-    return visible is None and q.dtype.itemsize == 2 and probabilities.are_kept(*q.shape[2:])
+    return visible is None and q.dtype == torch.bfloat16 and probabilities.are_kept(*q.shape[2:])
 
 
 class Piece(NamedTuple):
