@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,13 @@ console.Console(launcher_stderr.stderr_of_launcher()).say("what happened")
 
 
 def test_parents_are_named():
-    assert next(parents_of(os.getpid()))[0] == os.getppid()
+    """Up to the first process, which is no launcher: tests may have no other above them."""
+    with subprocess.Popen(["bash", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as shell:
+        child = int(shell.stdout.readline())
+        found = list(parents_of(child))
+        os.kill(child, signal.SIGKILL)
+    assert found[0] == (shell.pid, "bash") and 1 not in dict(found)
+    assert [pid for pid, _ in found[1:2]] == [pid for pid in [os.getpid()] if pid > 1]
 
 
 def said(tmp_path, to, how, name="prterun"):
