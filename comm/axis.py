@@ -25,6 +25,7 @@ class Surroundings(Protocol):
     device_aware: bool
     place: Place
     transport: str
+    budget: shared.Budget
 
 
 class Axis:
@@ -42,6 +43,7 @@ class Axis:
         self.name, self.rank, self.ranks, self.size, self.carried, self.one_node = name, rank, ranks, len(ranks), carried, one_node
         self.progress, self.place, self._transport = mesh.progress, mesh.place, mesh.transport
         self.device_aware = mesh.device_aware or self.size == 1  # alone, it hands nothing to MPI
+        self._budget = mesh.budget
         self.account = Account()
         self.listen(None)
         self.turnstile, self.second_turnstile, self.scratch = Turnstile(), Turnstile(), Scratch()
@@ -73,7 +75,7 @@ class Axis:
         if self.carried.needs_second(self._transport):
             self.second = self.comm.Dup()
             self.second.Set_name(f"mpitrain.{self.name}.second")
-        if self.one_node and self.carried.needs_window(self._transport):
+        if self.one_node and self.carried.needs_window(self._transport) and self._budget.take(self.name, shared.WINDOW, self.comm):
             self.window = shared.Window(self.comm, self.ranks)
 
     def __str__(self) -> str:
@@ -120,7 +122,7 @@ class Axis:
     def transport(self, x: Array, *, pairs: bool = False):
         """Choose the transport module for a buffer: by where it lies, by its size, and by what the user asked for.
 
-        pairs: each pair of ranks has a count of its own, so no rank knows the total; the choice must not depend on it.
+        pairs: each pair of ranks has a count of its own, so no rank knows the total, and the choice can't depend on it: messages.
         """
         return self.one_level(x, pairs=pairs) if self.nodes is None or pairs else levels
 
@@ -130,12 +132,11 @@ class Axis:
 
     def by_size(self, num_bytes: int, *, pairs: bool = False):
         """Choose it for a buffer in host memory."""
-        if self.size == 1 or (num_bytes > native.LIMIT and self._transport == "collectives"):
+        if self.size == 1 or pairs:
             return messages
         if self._transport == "collectives":
-            return native
-        large = pairs or num_bytes >= AUTO_SHARED
-        return shared if self.window and (self._transport == "shared" or large) else messages
+            return native if native.addresses(num_bytes, self.size) else messages
+        return shared if self.window and (self._transport == "shared" or num_bytes >= AUTO_SHARED) else messages
 
     def told(self, mine: Any) -> list:
         """Return what each rank of the axis gives, in their order. Collective, and blocks: not within a step."""
@@ -150,11 +151,14 @@ class Axis:
         with self.place.waiting(f"making {num_bytes} bytes of memory for axis {self.name}"):
             if self.near is not None:
                 return self.near.allocate(num_bytes)
-            if self.window is None or not shared.fits(self.comm, num_bytes):
+            if self.window is None or not self._budget.take(self.name, num_bytes, self.comm):
                 return np.zeros(num_bytes, np.uint8)
-            self._allocations.append(shared.Allocation(self.comm, num_bytes))
-        self._allocations[-1].memory[:] = 0
-        return self._allocations[-1].memory
+            made = shared.Allocation(self.comm, num_bytes)
+            if not self.comm.allreduce(made.clear(), MPI.LAND):
+                made.free()
+                return np.zeros(num_bytes, np.uint8)
+        self._allocations.append(made)
+        return made.memory
 
     def views(self, x: Array) -> list[Array] | None:
         """Return every rank's counterpart of `x` if it lies in an allocation of this axis, else None."""

@@ -22,6 +22,7 @@ from mpitrain.comm.carried import EVERYTHING, NOTHING, Carried
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.levels import nodes_of
 from mpitrain.comm.progress import Progress
+from mpitrain.comm.shared import Budget
 from mpitrain.comm.stopwatch import Clock
 from mpitrain.comm.tap import Tap
 from mpitrain.comm.world import NOWHERE, Place
@@ -62,7 +63,7 @@ class Mesh:
         grid.require(comm.size)
         self.grid, self.rank, self.size = grid, comm.rank, comm.size
         self.coordinates = grid.coordinates(comm.rank)
-        near, self.axes = _ranks_of_this_node(comm), dict[str, Axis]()
+        (near, self.budget), self.axes = _ranks_of_this_node(comm), dict[str, Axis]()
         self.progress, self.transport, self.place = Progress(timeout_s, place, comm.rank, len(near)), transport, place
         self.way, self.device_aware = way, way.direct
         if axes is None:
@@ -125,11 +126,11 @@ class Mesh:
         self.axes = {}
 
 
-def _ranks_of_this_node(comm: MPI.Comm) -> frozenset[int]:
-    """Return the ranks of `comm` that share this rank's memory. Collective."""
+def _ranks_of_this_node(comm: MPI.Comm) -> tuple[frozenset[int], Budget]:
+    """Return the ranks of `comm` that share this rank's memory, and what it may take of that. Collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     here, all_ = node.Get_group(), comm.Get_group()
-    ranks = frozenset(here.Translate_ranks(None, all_))
+    ranks, budget = frozenset(here.Translate_ranks(None, all_)), Budget(node)
     for each in (here, all_, node):
         each.Free()
-    return ranks
+    return ranks, budget

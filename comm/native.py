@@ -18,7 +18,13 @@ from mpitrain.comm.grid import split
 from mpitrain.comm.progress import Posted, Ready, Steps, arrived
 from mpitrain.errors import DtypeError
 
-LIMIT = (1 << 31) - 1  # bytes an operation can address: displacements are C ints; larger buffers go by `messages`
+LIMIT = (1 << 31) - 1  # bytes an operation can address: displacements are C ints
+WIDEST = 8  # bytes of an element
+
+
+def addresses(num_bytes: int, size: int) -> bool:
+    """Return whether a buffer of `num_bytes` can be reduced: each of `size` shards is received as if it had an element more."""
+    return num_bytes + size * WIDEST <= LIMIT
 
 
 class Turnstile:

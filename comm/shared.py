@@ -13,6 +13,7 @@ Operations use the slots and counters one after another, in the order in which t
 from the others' memory is counted instead.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from functools import wraps
@@ -28,6 +29,50 @@ from mpitrain.comm.progress import Ready, Steps
 
 HEADER = 4096  # bytes; the two counters lie on cache lines of their own
 SLOT = 1 << 20  # bytes of one slot
+WINDOW = HEADER + 2 * SLOT  # bytes of a rank
+UNKNOWN = 64 << 20  # bytes that a rank takes where nobody says how much there is
+FOLDER = "/dev/shm"  # where MPI libraries keep shared memory on Linux
+
+
+class Budget:
+    """What a rank may take of the shared memory of its node: its part of half of what is free now. Construction is collective over `node`.
+
+    A page is taken when it is first written to, and where none is left that is no error but SIGBUS. So what windows and buffers can come
+    to is counted before; the other half is for what MPI makes in the same way, and for other jobs.
+    """
+
+    def __init__(self, node: MPI.Comm):
+        self.free = node.allreduce(free(), MPI.MIN)
+        self.left = UNKNOWN if self.free == math.inf else self.free // (2 * node.size)
+        self.refused = dict[str, int]()  # bytes of a rank, by the name of the axis
+
+    def take(self, name: str, num_bytes: int, comm: MPI.Comm) -> bool:
+        """Take so much, if each rank of axis `name` has it left; return whether. Collective over `comm`, the axis's."""
+        granted = comm.allreduce(num_bytes <= self.left, MPI.LAND)
+        if granted:
+            self.left -= num_bytes
+        else:
+            self.refused[name] = self.refused.get(name, 0) + num_bytes
+        return granted
+
+    def told(self) -> str:
+        """Say what there was too little for; "" if for nothing."""
+        if not self.refused:
+            return ""
+        axes = ", ".join(f"{name} ({num_bytes / 1e6:,.1f} MB a rank)" for name, num_bytes in self.refused.items())
+        return (
+            f"{self.free / 1e6:,.0f} MB of shared memory are free in {FOLDER} of {os.uname().nodename}, of which half is MPI's: too little "
+            f"for axes {axes}, which send copies instead: slower, with the same bits; make it larger (docker run --shm-size=8g)"
+        )
+
+
+def free() -> float:
+    """Return how many bytes of shared memory this node has; infinitely many where nobody says."""
+    try:
+        room = os.statvfs(FOLDER)
+    except OSError:
+        return math.inf
+    return room.f_bavail * room.f_frsize
 
 
 class Window:
@@ -35,7 +80,7 @@ class Window:
 
     def __init__(self, comm: MPI.Comm, ranks: Sequence[int]):
         self.size, self.rank, self._ranks = comm.size, comm.rank, ranks
-        self._window = MPI.Win.Allocate_shared(HEADER + 2 * SLOT, 1, comm=comm)
+        self._window = MPI.Win.Allocate_shared(WINDOW, 1, comm=comm)
         segments = [np.frombuffer(self._window.Shared_query(r)[0], np.uint8) for r in range(comm.size)]
         self.slots = [[s[HEADER + half * SLOT :][:SLOT] for half in (0, 1)] for s in segments]
         self._written = [s[:8].view(np.int64) for s in segments]
@@ -110,6 +155,17 @@ class Allocation:
         self.segments = [np.frombuffer(self._window.Shared_query(r)[0], np.uint8)[:num_bytes] for r in range(comm.size)]
         self.memory = self.segments[comm.rank]
 
+    def clear(self) -> bool:
+        """Write zeros; return whether there was a page for each: others take shared memory, too. The kernel says so, a store is SIGBUS."""
+        begin = 0
+        with open("/dev/zero", "rb", buffering=0) as zeros:
+            while begin < len(self.memory):
+                try:
+                    begin += zeros.readinto(self.memory[begin:])
+                except OSError:
+                    return False
+        return True
+
     def holds(self, x: Array) -> bool:
         """Tell whether `x` lies in this rank's buffer."""
         return 0 <= address(x) - self.memory.ctypes.data <= len(self.memory) - x.nbytes
@@ -123,16 +179,6 @@ class Allocation:
         """Give the memory back; nobody may use a view of it any more."""
         self.segments, self.memory = [], None
         self._window.Free()
-
-
-def fits(comm: MPI.Comm, num_bytes: int) -> bool:
-    """Tell, alike on all ranks, whether every rank can have `num_bytes` of shared memory and leave half of what is free."""
-    try:
-        room = os.statvfs("/dev/shm")
-        free = room.f_bavail * room.f_frsize
-    except OSError:
-        free = 0
-    return comm.allreduce(num_bytes * comm.size * 2 <= free, MPI.LAND)
 
 
 def _through_slots(num_pieces: int, put, take, axis) -> Steps:

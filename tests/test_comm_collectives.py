@@ -266,3 +266,24 @@ def test_buffers_the_axis_allocated_give_the_same_bits(axis):
             wrong += [] if ok and same(lent, expected_sum(axis.size, length, dtype)) else [(length, dtype)]
             del lent
     agree(axis.comm, not wrong, f"wrong: {wrong}")
+
+
+def test_more_than_mpi_addresses_goes_by_messages_on_every_rank(world, monkeypatch):
+    """Whatever a rank has itself: of an uneven exchange nobody knows the others' bytes, and the longest shard is the longest times all."""
+    from mpitrain.comm import native
+    from mpitrain.comm.collectives import all_to_all_v, reduce_scatter
+    from mpitrain.comm.grid import Grid, split
+    from mpitrain.comm.mesh import Mesh
+
+    monkeypatch.setattr(native, "LIMIT", 999)
+    mesh = Mesh(world, Grid({"dp": world.size}), transport="collectives", timeout_s=20)
+    size, rank, axis = world.size, world.rank, mesh["dp"]
+    sent = [750 * (rank == 0)] * size  # more than the limit from the first, nothing from the others
+    got = all_to_all_v(np.full(sum(sent), 7, np.uint8), sent, [750] + [0] * (size - 1), axis).wait()
+    ok, wrong = len(got) == 750 and (got == 7).all(), []
+    for length in (999 - 8 * size, 999 - size, 998, 999, 1000):
+        shard = reduce_scatter(np.ones(length, np.uint8), axis).wait()
+        begin, end = split(length, size)[rank : rank + 2]
+        wrong += [] if len(shard) == end - begin and (shard == size).all() else [length]
+    mesh.free()
+    agree(world, ok and not wrong, f"got {len(got)}, wrong {wrong}")

@@ -323,6 +323,8 @@ class Trainer:
         )
         if not self.mesh["tp"].one_node:
             self.report.say(f"parallel.tp = {config.parallel.tp} spans nodes: every layer waits for the network; use a smaller tp")
+        told = self.world.all_gather("which axes lack shared memory", self.mesh.budget.told())
+        self.report.say(next(filter(None, told), ""))
         self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
         if config.run.compile:
             self.report.say(f"what lies between products is compiled (run.compile), in {'Triton' if self.placement.gpu else 'C++'}")
