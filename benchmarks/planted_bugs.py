@@ -342,6 +342,8 @@ BUGS = [
     # ------------------------------------------------------------ mixtures of experts
     ("mpitrain/layout/experts.py", "if experts.active > experts.count:", "if False:"),
     ("mpitrain/layout/routing.py", "if missing:", "if False:"),
+    ("mpitrain/model/experts.py", "whole = router.Statistics(sum(sums),", "whole = router.Statistics(sums[-1],"),
+    ("mpitrain/model/experts.py", "router.Statistics(sum(saved.sums),", "router.Statistics(saved.sums[-1],"),
     ("mpitrain/model/experts.py", "order = experts.argsort(stable=True)", "order = experts.argsort(descending=True, stable=True)"),
     ("mpitrain/model/grouped.py", "                add_product(total, grad, x, ", "                add_product(total, grad, 2 * x, "),
     ("mpitrain/model/layers/experts.py", "routed += 0 if self.by_sequence else experts.count * wide", "routed += 0"),

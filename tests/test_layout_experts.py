@@ -81,6 +81,7 @@ def test_rounds_bring_each_row_once_and_never_too_many(seed):
         (1, ("model.family=llama", "run.routing=2"), r"run.routing = 2: .* has no experts"),
         (2, ("parallel.tp=2", "parallel.sequence=false"), r"parallel.sequence = false with experts"),
         (2, ("parallel.ep=2", "numerics.reproducible=layout"), r"tokens of several ranks meet in one product"),
+        (1, ("experts.capacity=1.0", "pipeline.schedule=seq1f1b"), r'experts.capacity = 1.0 with pipeline.schedule = "seq1f1b"'),
         (1, ("optimizer.name=muon",), r'optimizer.name = "muon" with experts'),
         (1, ("memory.offload=activations",), r'memory.offload = "activations" with experts'),
         (1, ("precision.compute=fp8",), r'precision.compute = "fp8" with experts'),

@@ -28,7 +28,7 @@ LAYOUTS = {
     2: (
         "ep=2", "etp=2", "dp=2 zero=1", "dp=2 zero=3", "tp=2", "tp=2 ep=2", "tp=2 etp=2", "cp=2 ep=2", "pp=2", "ep=2 buffer=0.2",
         "etp=2 buffer=0.4 recompute=full", "pp=2 schedule=zbv", "pp=2 schedule=dualpipev", "pp=2 schedule=dualpipe",
-        "ep=2 zero=2 reduce=microbatch",
+        "ep=2 zero=2 reduce=microbatch", "pp=2 schedule=seq1f1b", "pp=2 schedule=seq1f1b recompute=full",
     ),
     4: (
         "ep=4", "ep=2 etp=2", "ep=2 zero=3", "tp=2 ep=4", "tp=2 ep=2 zero=2", "tp=2 pp=2 ep=2 schedule=zbv", "cp=2 tp=2 ep=4 buffer=0.3",
@@ -101,16 +101,17 @@ def taught(actor, weights):
 
 
 def plain_step(config, weights, rows, lr):
-    """Return (loss, norm, gradients) of plain torch, and update the weights."""
+    """Return (loss, the router's losses, norm, gradients) of plain torch, and update the weights."""
     import torch
     from oracle_experts import microbatch_loss
 
     settings = {key: getattr(config.experts, key) for key in config.experts.__struct_fields__}
-    w, total, loads = {name: value.clone().requires_grad_() for name, value in weights.items()}, 0.0, {}
+    w, total, routing, loads = {name: value.clone().requires_grad_() for name, value in weights.items()}, 0.0, 0.0, {}
     for microbatch in rows.split(config.batch.micro):
         plain, whole = microbatch_loss(w, microbatch, LAYERS, HEADS, KV_HEADS, settings, loads)
         (whole / rows[:, 1:].numel()).backward()
         total += plain.item() / rows[:, 1:].numel()
+        routing += (whole - plain).item() / rows[:, 1:].numel()
     grads = {name: value.grad for name, value in w.items() if value.grad is not None}
     norm = torch.cat([grad.flatten() for grad in grads.values()]).norm().item()
     clip = config.optimizer.clip
@@ -120,11 +121,11 @@ def plain_step(config, weights, rows, lr):
         else:
             load = loads[int(name.split(".")[1])]
             value.copy_(load / load.sum() if name.endswith("load") else value + config.experts.bias_rate * (load.mean() - load).sign())
-    return total, norm, grads
+    return total, routing, norm, grads
 
 
 def plain_steps(config, weights, num_steps):
-    """Return what plain torch computes in each step: (rows, loss, norm, gradients, weights after it)."""
+    """Return what plain torch computes in each step: (rows, its losses, norm, gradients, weights after it)."""
     import torch
 
     weights, found = {name: value.clone() for name, value in weights.items()}, []
@@ -146,6 +147,7 @@ def expected_of(world, config, weights, num_steps):
 
 
 CASES, CASES_ON_NODES = cases(LAYOUTS), cases(ON_NODES)
+CUT = [(f"pp=2 schedule=seq1f1b{more}", variant) for more in ("", " recompute=full") for variant in ("mixtral", "sequence", "deepseek")]
 VARIANTS["capacity"] = ("experts.capacity=0.7", "experts.active=3")  # where a rank has the whole of a microbatch
 CAPACITY = [
     (layout, "capacity")
@@ -153,7 +155,7 @@ CAPACITY = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "variant"), CASES + CAPACITY)
+@pytest.mark.parametrize(("layout", "variant"), list(dict.fromkeys(CASES + CUT + CAPACITY)))
 def test_as_plain_torch(world, layout, variant):
     if layout not in LAYOUTS.get(world.size, ()):
         pytest.skip("runs on other ranks")
@@ -180,19 +182,22 @@ def require_as_plain_torch(world, layout, variant):
     actor, wrong, config = Actor(plan, mesh, torch.device("cpu")), [], plan.config
     weights = {spec.name: initial(spec) for spec in plan_of_case(1, "", variant).parameters()}
     taught(actor, weights)
-    for step, (rows, loss, norm, grads, after) in enumerate(expected_of(world, config, weights, steps_of(layout, variant)), start=1):
+    expected = expected_of(world, config, weights, steps_of(layout, variant))
+    for step, (rows, loss, routing, norm, grads, after) in enumerate(expected, start=1):
         mine = actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp])
         result = actor.run_step(step, mine, LR)
         wrong += ["nothing was dropped"] if variant == "capacity" and not result.told["dropped"] else []
         wrong += [f"step {step}: loss {result.loss}, not {loss}"] if abs(result.loss - loss) > 1e-10 else []
+        told = result.told["balance_loss"] + result.told["z_loss"]
+        wrong += [f"step {step}: losses of the router {told}, not {routing}"] if abs(told - routing) > 1e-10 else []
         wrong += [f"step {step}: norm {result.grad_norm}, not {norm}"] if abs(result.grad_norm - norm) > 1e-10 * norm else []
         clip = min(1.0, config.optimizer.clip / norm)
         for piece in actor.gradients.pieces:
             name = piece.spec.name
             found = [("weight", piece.weight, part(after, piece))]
             found += [("gradient", piece.grad, part(grads, piece) * clip)] if name in grads else []
-            for what, value, expected in found:
-                error = ((value - expected).abs().max() / (expected.abs().max() + 1e-6)).item()
+            for what, value, right in found:
+                error = ((value - right).abs().max() / (right.abs().max() + 1e-6)).item()
                 wrong += [f"step {step}: {what} of {name}: {error:.1e}"] if not error < 1e-10 else []
     mesh.free()
     agree(world, not wrong, f"{mesh}: {wrong[:4]}")
@@ -218,7 +223,7 @@ def test_rounded_rows_change_gradients_by_little(world, layout, wire, most):
     mesh = build_mesh(plan, world)
     actor, weights = Actor(plan, mesh, torch.device("cpu")), {s.name: initial(s) for s in plan_of_case(1, "", "mixtral").parameters()}
     taught(actor, weights)
-    ((rows, _, norm, grads, _),) = expected_of(world, plan.config, weights, 1)
+    ((rows, _, _, norm, grads, _),) = expected_of(world, plan.config, weights, 1)
     actor.run_step(1, actor.cut(rows.chunk(plan.config.parallel.dp)[mesh["data"].rank]), LR)
     clip = min(1.0, plan.config.optimizer.clip / norm)
     for piece in actor.gradients.pieces:

@@ -30,6 +30,7 @@ def verified(world, *settings):
         ("parallel.tp=2", "parallel.pp={half}", "pipeline.schedule=zbv", "model.layers=8", "batch.global=8"),
         ("parallel.cp=2", "parallel.dp={half}", "data.documents=separate"),
         ("parallel.pp={size}", "pipeline.schedule=seq1f1b", "data.documents=separate"),
+        ("parallel.pp={size}", "pipeline.schedule=seq1f1b", "model.family=deepseek-v3"),
         ("model.family=deepseek-v3", "experts.count=16", "experts.active=4", "parallel.tp=2", "parallel.ep=2", "parallel.pp={half}"),
         ("model.family=gpt-oss", "parallel.cp={size}", "parallel.ep={size}", "parallel.context=ulysses"),
     ],

@@ -97,6 +97,11 @@ def refuse_unfolded(model: Model, experts: Experts, parallel: Parallel, config: 
             'numerics.reproducible = "layout" with parallel.ep x parallel.etp > 1: tokens of several ranks meet in one product, not in a '
             "tree of sums; use ep = 1"
         )
+    if experts.capacity and config.pipeline.schedule == "seq1f1b":
+        raise ConfigError(
+            f'experts.capacity = {experts.capacity} with pipeline.schedule = "seq1f1b": an expert has room for its part of a microbatch, '
+            "and segments come one after another; leave experts.capacity out, or use another schedule"
+        )
     if config.optimizer.name == "muon":
         raise ConfigError('optimizer.name = "muon" with experts: their matrices are stored together, and it knows single ones; use "adamw"')
     if config.memory.offload in ("activations", "all"):

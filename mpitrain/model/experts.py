@@ -51,11 +51,14 @@ class Rows(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the backward needs of a microbatch. trip: how its rows travelled.  rows: of the first round."""
+    """What the backward needs of a microbatch. trip: how its rows travelled.  rows: of the first round.
+
+    sums: vectors of router.Statistics, of each segment of the microbatch; all are there when the first backward begins.
+    """
 
     x: torch.Tensor
     chosen: router.Chosen
-    shares: torch.Tensor
+    sums: list[torch.Tensor]
     trip: Trip
     rows: Rows
     of_shared: tuple | None
@@ -95,8 +98,7 @@ class Experts:
         chosen = self._route(x_ND, context)
         choices = self._choices(chosen.experts)
         trip = yield from self.exchange.agree(choices)
-        sets = len(x_BTD) if self.layer.by_sequence else 1  # whose loads are balanced: generating, there is one sequence
-        here = router.statistics(chosen, self.settings, sets, chosen.experts.numel() - len(choices.order))
+        here = router.statistics(chosen, self.settings, self._sets(x_BTD), chosen.experts.numel() - len(choices.order))
         everywhere = None if self.tokens is None else all_reduce(here.vector, self.tokens)
         arriving = Begun(self.exchange.there(trip, 0, x_ND, chosen.weights))
         of_shared, y_BTD = None, None
@@ -110,11 +112,11 @@ class Experts:
             # start what goes over that axis in one order.
             visit = run(self.exchange.there(trip, number, x_ND, chosen.weights))
             homes.append(run(self.exchange.back(visit, self._made(run(self._enter(visit))))))
-        statistics = here if everywhere is None else router.Statistics((yield everywhere), sets)
-        shares = self._tell(statistics, context)
+        statistics = here if everywhere is None else router.Statistics((yield everywhere), len(here.counts))
+        sums = self._tell(statistics, context)
         routed_BTD = self._summed(homes, len(x_ND)).view_as(x_BTD)
         y_BTD = routed_BTD if y_BTD is None else y_BTD + routed_BTD
-        return y_BTD, Saved(x_BTD, chosen, shares, trip, rows, of_shared, context.scale) if keeps else None
+        return y_BTD, Saved(x_BTD, chosen, sums, trip, rows, of_shared, context.scale) if keeps else None
 
     def _route(self, x_ND: torch.Tensor, context: Context) -> router.Chosen:
         kind, routes = wide(x_ND.dtype), context.routes
@@ -166,16 +168,31 @@ class Experts:
             made[:, _features(bias)] += of_rows(bias.data, rows.loads) * weights
         return made
 
-    def _tell(self, statistics: router.Statistics, context: Context) -> torch.Tensor:
-        """Say how well the loads are balanced; return the shares on which the balance loss rests."""
-        by_step = self.settings.balance == "global"
-        shares = self.load.data.to(statistics.vector.dtype, copy=True).unsqueeze(0) if by_step else statistics.shares
+    def _tell(self, statistics: router.Statistics, context: Context) -> list[torch.Tensor]:
+        """Say how well the loads are balanced, that of a whole microbatch with its last segment; return the sums of its segments."""
+        sums = context.history.setdefault(self, []) if context.history is not None else []
+        if context.segment == len(sums):  # else the forward is computed again
+            sums.append(statistics.vector)
+        losses = {"z_loss": router.z_loss(statistics.z, self.settings)}
+        if context.segment == self.site.plan.table.segments - 1:
+            whole = router.Statistics(sum(sums), len(statistics.counts))
+            losses["balance_loss"] = router.balance_loss(self._shares(whole), whole.scores, self.settings)
         batch, length = self.site.plan.config.batch, self.site.plan.config.data.sequence
         ranks = self.site.cp.size if self.site.cp else 1  # each of these tells, and they are summed
-        for name, value in zip(("balance_loss", "z_loss"), router.losses(shares, statistics.scores, statistics.z, self.settings)):
+        for name, value in losses.items():
             context.tell(name, value / (ranks * batch.global_ * length))
         context.tell("dropped", statistics.dropped / ranks)
-        return shares
+        return sums
+
+    def _sets(self, x_BTD: torch.Tensor) -> int:
+        """Return how many sets of tokens are balanced, each by itself; generating, there is one sequence."""
+        return len(x_BTD) if self.layer.by_sequence else 1
+
+    def _shares(self, whole: router.Statistics) -> torch.Tensor:
+        """Return the shares of the experts on which the balance loss of a microbatch rests."""
+        if self.settings.balance == "global":
+            return self.load.data.to(whole.vector.dtype).unsqueeze(0)
+        return whole.shares
 
     # ------------------------------------------------------------ backward
 
@@ -235,7 +252,8 @@ class Experts:
 
     def _route_back(self, saved: Saved, x_ND: torch.Tensor, of_weights_NK: torch.Tensor) -> torch.Tensor:
         """Return the gradient of the input by way of the router; add that of its weight, and the loads."""
-        of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, saved.shares, saved.scale, self.settings)
+        shares = self._shares(router.Statistics(sum(saved.sums), self._sets(saved.x)))
+        of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, shares, saved.scale, self.settings)
         self.router.grad += of_logits.t() @ x_ND.to(of_logits.dtype)
         if self.logit_bias is not None:
             self.logit_bias.grad += of_logits.sum(0)

@@ -81,14 +81,18 @@ def statistics(chosen: Chosen, settings: Settings, rows: int, dropped: int) -> S
     return Statistics(torch.cat([counts.flatten(), scores.view(rows, -1, settings.count).sum(1).flatten(), rest]), rows)
 
 
-def losses(shares: torch.Tensor, scores: torch.Tensor, z: torch.Tensor, settings: Settings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the balance and the z loss. shares, scores: [rows, E], of choices and sums of scores.  z: sum of squares.
+def balance_loss(shares: torch.Tensor, scores: torch.Tensor, settings: Settings) -> torch.Tensor:
+    """Return w E sum_e f_e p_e. shares f, of choices, and scores p, sums of them: [rows, E].
 
-    Balance: w E sum_e f_e p_e, with f the share and p the score, of sigmoids its part of their sum (Switch Transformers,
-    arXiv:2101.03961, equation 4; by sequences, DeepSeek-V3, section 2.1.2).  z: w (log sum exp of logits)^2 (ST-MoE, arXiv:2202.08906,
-    equation 5).
+    Scores that are sigmoids are their parts of their sum (Switch Transformers, arXiv:2101.03961, equation 4; by sequences, DeepSeek-V3,
+    section 2.1.2).
     """
-    return settings.balance_weight * settings.count * (shares * scores).sum(), settings.z_weight * z
+    return settings.balance_weight * settings.count * (shares * scores).sum()
+
+
+def z_loss(z: torch.Tensor, settings: Settings) -> torch.Tensor:
+    """Return w (log sum exp of logits)^2 (ST-MoE, arXiv:2202.08906, equation 5). z: sum of squares."""
+    return settings.z_weight * z
 
 
 def grad_of_logits(chosen: Chosen, grad_of_weights: torch.Tensor, shares: torch.Tensor, scale: float, settings: Settings) -> torch.Tensor:
@@ -97,7 +101,7 @@ def grad_of_logits(chosen: Chosen, grad_of_weights: torch.Tensor, shares: torch.
         logits = chosen.logits.detach().requires_grad_()
         weights = weigh(logits, chosen.experts, settings)
         scores = _parts(logits, settings).view(len(shares), -1, settings.count).sum(1)
-        loss = sum(losses(shares, scores, _z(logits), settings))
+        loss = balance_loss(shares, scores, settings) + z_loss(_z(logits), settings)
         return torch.autograd.grad([weights, loss], logits, [grad_of_weights, loss.new_tensor(scale)])[0]
 
 

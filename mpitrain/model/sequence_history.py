@@ -2,7 +2,7 @@
 
 Queries of a segment attend to the keys and values of the segments before it, which are kept. Backwards run from the last segment to
 the first: each leaves gradients of the earlier keys and values, and these are the ones that a segment's backward starts from,
-besides the gradient of its output.
+besides the gradient of its output. A mixture of experts keeps what its balance loss needs of each segment.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class KeysValues:
         self.grads = [a + b for a, b in zip(self.grads, grads)] if self.grads else grads
 
 
-History = dict[object, list[KeysValues]]  # by attention: the segments of one microbatch so far
+History = dict[object, list]  # the segments of one microbatch so far: KeysValues by attention, sums by mixture of experts
 
 
 @dataclass

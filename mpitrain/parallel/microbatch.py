@@ -58,8 +58,8 @@ def ignored(name: str, value: torch.Tensor) -> None:
 class Context:
     """A microbatch on its way through a stage.
 
-    start, segment: the first position of what is here, and its number, if sequences are cut.  history: by attention the keys and values
-    of the segments before (model/sequence_history.py).  visible: what attention adds to its scores, if causality isn't all there is to
+    start, segment: the first position of what is here, and its number, if sequences are cut.  history: of the segments so far
+    (model/sequence_history.py).  visible: what attention adds to its scores, if causality isn't all there is to
     it.  keeping: what is kept for the backward, and where.  tell: takes numbers that a layer makes besides its output, by their names.
     scale: what the loss is multiplied by, for layers that have one of their own.  routes: to experts, recorded or replayed.
     functions: what segments call between products.

@@ -99,8 +99,8 @@ class Experts:
         n, wide, experts = sizes.shared, max(4, sizes.itemsize), self.settings
         rows = most_rows(sizes.config, sizes.segments)
         here = (self.width + 2 * experts.width // sizes.config.parallel.etp) * sizes.itemsize + wide
-        routed = (n + sizes.config.batch.micro * self.by_sequence) * experts.count * wide + n * experts.active * (2 * 8 + wide)
-        routed += 0 if self.by_sequence else experts.count * wide
+        routed = n * (experts.count * wide + experts.active * (2 * 8 + wide))
+        routed += self._sums(sizes) if sizes.segments == 1 else 0
         of_shared = sizes.gated(sizes.itemsize) * n * self.shared_width
         return n * (self.width * sizes.itemsize + sizes.norm(self.width)) + routed + rows * here + of_shared
 
@@ -111,7 +111,12 @@ class Experts:
         return (of_rows + of_shared) * sizes.itemsize
 
     def history(self, sizes: Sizes) -> int:
-        return 0
+        """Sums for the balance loss."""
+        return self._sums(sizes)
+
+    def _sums(self, sizes: Sizes) -> int:
+        rows = sizes.config.batch.micro if self.by_sequence else 1
+        return (2 * rows * self.settings.count + 2) * max(4, sizes.itemsize)
 
     def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
         from mpitrain.model.experts import experts  # torch
