@@ -144,6 +144,7 @@ BUGS = [
     ("schedules/dualpipe.py", "if num_ranks % 2:", "if False:"),
     ("schedules/gpipe.py", "return forward + [B(m, stage) for m in range(num_microbatches)]", "return forward + [B(m, stage) for m in reversed(range(num_microbatches))]"),
     ("schedules/interleaved.py", "number = max(1, num_microbatches // num_ranks)", "number = 1"),
+    ("schedules/interleaved.py", "warmup = num_ranks - 1 - rank + (chunks - 1) * max(sizes)", "warmup = num_ranks - 1 - rank + (chunks - 1) * sizes[0]"),
     ("schedules/limits.py", "if num_forwards > MOST_FORWARDS:", "if False:"),
     ("schedules/lower.py", "late = tail if alone else 1", "late = 1"),
     ("schedules/lower.py", '[action for action in program if action.kind == "F"][:head]', '[action for action in program if action.kind == "F"][-head:]'),

@@ -33,7 +33,7 @@ def interleaved(num_ranks: int, num_microbatches: int, options: Options) -> list
     rows = []
     for rank in range(num_ranks):
         forwards, backwards = _in_loops(num_ranks, rank, sizes, chunks)
-        warmup = 2 * (num_ranks - 1 - rank) + (chunks - 1) * sizes[0]
+        warmup = 2 * (num_ranks - 1 - rank) + (chunks - 1) * max(sizes)
         rows.append(alternate(forwards, [B(m, stage) for m, stage in backwards], warmup))
     return rows
 
@@ -52,7 +52,7 @@ def interleaved_zb(num_ranks: int, num_microbatches: int, options: Options) -> l
     rows = []
     for rank in range(num_ranks):
         forwards, backwards = _in_loops(num_ranks, rank, sizes, chunks)
-        warmup = num_ranks - 1 - rank + (chunks - 1) * sizes[0]
+        warmup = num_ranks - 1 - rank + (chunks - 1) * max(sizes)
         rows.append(with_weights(alternate(forwards, [I(m, stage) for m, stage in backwards], warmup), lag=rank))
     return rows
 
