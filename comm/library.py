@@ -33,7 +33,7 @@ def versions() -> str:
 
 def name() -> str:
     """Return what the library calls itself, in one line."""
-    return MPI.Get_library_version().split("\n")[0].rstrip("\0")
+    return " ".join(MPI.Get_library_version().split("\n")[0].rstrip("\0").split())
 
 
 def host() -> str:

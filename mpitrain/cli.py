@@ -21,6 +21,7 @@ LIBRARIES = {  # what they read from the environment when they load
 PATIENCE_S = 5  # of ranks that have nothing to show
 MOST_RANKS = 1_000_000  # as in layout.py, which isn't imported for --help
 INTEGERS = 2**31 - 1  # larger ones mean nothing here
+SLOWEST_TFLOPS = 0.001  # no rank is slower, and a sleep of 2**63 ns or more is refused by the system
 
 
 def _require_name(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -31,10 +32,10 @@ def _require_name(_: click.Context, parameter: click.Parameter, value: str | Non
     return value
 
 
-def _require_number(_: click.Context, parameter: click.Parameter, value: float) -> float:
-    """Refuse what is neither too large nor too small, but no number."""
-    if math.isnan(value):
-        raise ConfigError(f"--{parameter.name} = nan; give a number")
+def _require_number(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Refuse nan, which is in every range, and inf."""
+    if value is not None and not math.isfinite(value):
+        raise ConfigError(f"--{parameter.name} = {value}; give a finite number")
     return value
 
 
@@ -107,8 +108,18 @@ def cli() -> None:
 @click.option("--time-limit", metavar="HH:MM:SS", help="Leave with a checkpoint before this time is over: run.time_limit.")
 @click.option("--dry-run", is_flag=True, help="Compute nothing: real ranks, communicators, messages; 512 ranks fit on one machine.")
 @click.option("--steps", type=click.IntRange(1, INTEGERS), help="With --dry-run: how many; 3 if absent.")
-@click.option("--share", type=click.FloatRange(0, 1, min_open=True), help="With --dry-run: of the length of each message; 1 if absent.")
-@click.option("--tflops", type=click.FloatRange(0, min_open=True), help="With --dry-run: sleep as long as a rank of this rate computes.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True),
+    callback=_require_number,
+    help="With --dry-run: of the length of each message; 1 if absent.",
+)
+@click.option(
+    "--tflops",
+    type=click.FloatRange(SLOWEST_TFLOPS),
+    callback=_require_number,
+    help="With --dry-run: sleep as long as a rank of this rate computes.",
+)
 @OVERRIDE
 def run(config: str | None, record: str | None, time_limit: str | None, dry_run: bool, overrides: tuple[str, ...], **dry) -> int:
     """Train. Without CONFIG: a small model on the quickstart corpus. Resumes by itself from the newest checkpoint.
@@ -322,12 +333,12 @@ def schedule(name: str, trace: str | None, out: str | None, json: bool, **asked)
 
 
 @cli.command()
-def doctor() -> None:
+def doctor() -> int:
     """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun: of all its ranks."""
     from mpitrain.cluster.guard import guarded
     from mpitrain.commands.doctor import main
 
-    guarded(lambda guard: main(guard, click.echo), _tell_error)
+    return guarded(lambda guard: main(guard, click.echo), _tell_error)
 
 
 @cli.group()

@@ -82,6 +82,11 @@ def test_odd_numbers_of_ranks(command, value):
     assert "--ranks" in invoked(command, "--ranks", value)
 
 
+@pytest.mark.parametrize("words", [("--tflops", "nan"), ("--tflops", "inf"), ("--tflops", "1e-300"), ("--share", "nan")], ids=" ".join)
+def test_odd_numbers_of_a_dry_run(tmp_path, words):
+    refused(tmp_path, "run", "--dry-run", *words, message=words[0])
+
+
 @pytest.mark.parametrize("value", ["-1", "1" + "0" * 30, "4", "x"])
 def test_odd_ranks(value):
     assert "--rank" in invoked("program", "--ranks", 4, "--rank", value)

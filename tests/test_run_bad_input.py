@@ -122,6 +122,10 @@ def test_singletons_of_a_wrong_launcher(folder, name, size):
     refused(folder, 0, [f"started {size} ranks", name, "sees 1"], MPITRAIN, "run", *given, env={name: size})
 
 
+def test_doctor_refuses_a_wrong_launcher_with_exit_code_2(folder):
+    refused(folder, 0, ["started 2 ranks", "SLURM_NTASKS", "sees 1"], MPITRAIN, "doctor", env={"SLURM_NTASKS": "2"})
+
+
 # ---------------------------------------------------------------- configurations that nothing accepts; `check` reads them as `run` does
 
 
