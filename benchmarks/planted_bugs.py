@@ -155,6 +155,7 @@ BUGS = [
     ("schedules/notation.py", "chunked = max(map(len, table.chunks)) > 1", "chunked = False"),
     ("schedules/one_f_one_b.py", "warmup=2 * (num_stages - 1 - stage)", "warmup=num_stages - 1 - stage"),
     ("schedules/options.py", 'if value is not None and name != "told"]', "if value is not None]"),
+    ("schedules/options.py", "self._replace(weight_memory=1)", "self"),
     ("schedules/pairs.py", "*islice(rest, 2)) if action", "*islice(rest, 1)) if action"),
     ("schedules/pairs.py", "if all(parts) else", "if any(parts) else"),
     ("schedules/progress.py", "self._done += 1", "self._done += 2"),

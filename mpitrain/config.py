@@ -162,7 +162,7 @@ class Pipeline(Table):
     segments: Count | None = None  # seq1f1b: segments of a microbatch's sequence
     times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None  # automatic: F, I, W, message
     memory_limit: Annotated[float, Meta(gt=0)] | None = None  # automatic schedules: microbatches in flight on a rank
-    weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None  # automatic: share of one that is held from I to W; 1: strict limit
+    weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None  # automatic: share held from I to W; absent: 1 if there is a limit
     # one stage only: so many last backwards walked together, bucket by bucket, and with zero 1 to 3 as many first forwards; 0: 1, and
     # over several nodes up to 4, by their links
     tail: CountOrNone = 0

@@ -32,5 +32,9 @@ class Options(NamedTuple):
         """Return the names of the options that are set."""
         return [name for name, value in zip(self._fields, self) if value is not None and name != "told"]
 
+    def strict(self) -> "Options":
+        """Count whole stashes against a limit that a user asks for, unless it is said what is held between I and W."""
+        return self if self.memory_limit is None or self.weight_memory is not None else self._replace(weight_memory=1)
+
 
 DEFAULTS = Options()

@@ -124,6 +124,15 @@ def test_peak_is_held_against_the_limit():
     assert as_json("1f1b", *size, "--memory-limit", 3)["above_limit"] is True
 
 
+@pytest.mark.parametrize("name", ["zb-auto", "zbv-auto"])
+def test_a_limit_that_is_asked_for_is_kept(name):
+    """A stash counts as a whole until W unless --weight-memory says otherwise, as it does in the report."""
+    size = ("--stages", 8, "--microbatches", 24, "--times", "18.5,18.1,9.3,0.6", "--memory-limit", 16)
+    for share in ((), ("--weight-memory", 0.4)):
+        found = as_json(name, *size, *share)
+        assert max(found["peak_stashes"]) <= 16 and not found["above_limit"]
+
+
 @pytest.mark.parametrize("name", catalog.NAMES)
 def test_all_memory_that_forwards_take_is_given_back(name):
     found = play(Request(name, 4, 8, weight_memory=0.25))

@@ -82,4 +82,4 @@ def _options(config: Config) -> Options:
         times=Times(*pipeline.times) if pipeline.times else None,
         memory_limit=pipeline.memory_limit,
         weight_memory=pipeline.weight_memory,
-    )
+    ).strict()

@@ -156,7 +156,7 @@ def _options(request: Request) -> Options:
     if family and "chunks" not in family.takes:
         chunks_of(request.name, chunks)  # refuses another number than the schedule's own
         chunks = None
-    return Options(chunks, request.group, request.segments, told=request.told)._replace(**plans)
+    return Options(chunks, request.group, request.segments, told=request.told)._replace(**plans).strict()
 
 
 def _own_table(request: Request) -> Table:
