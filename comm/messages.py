@@ -13,15 +13,13 @@ from mpitrain.comm.buffers import Array, copy, empty_like, raw, sum_in_order
 from mpitrain.comm.device import settled
 from mpitrain.comm.grid import split
 from mpitrain.comm.progress import Posted, Steps, arrived
-from mpitrain.comm.wire import SMALL
-
-LIMIT = 1 << 30  # bytes in one message: counts in MPI 3 are 32-bit, and Open MPI 5 has no others
+from mpitrain.comm.wire import SMALL, pieces
 
 
 def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[Posted]:
-    """Start sending the flat array `x`, cut into pieces of at most 1 GiB; MPI owns `x` until the requests are complete."""
+    """Start sending the flat array `x`, in pieces of at most wire.LIMIT bytes; MPI owns `x` until the requests are complete."""
     post, data = (axis.comm.Issend if synchronous else axis.comm.Isend), raw(x)
-    requests = [post([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
+    requests = [post([data[piece], MPI.BYTE], rank, tag) for piece in pieces(len(data))]
     axis.account.num_bytes += len(data)
     axis.account.messages += len(requests)
     return [Posted(request, (axis.ranks[rank],)) for request in requests]
@@ -30,7 +28,7 @@ def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> l
 def receive(axis, x: Array, rank: int, tag: int) -> list[Posted]:
     """Start receiving into the flat array `x`: the counterpart of send(), piece by piece (MPI keeps their order)."""
     data = raw(x)
-    requests = [axis.comm.Irecv([data[at : at + LIMIT], MPI.BYTE], rank, tag) for at in range(0, max(len(data), 1), LIMIT)]
+    requests = [axis.comm.Irecv([data[piece], MPI.BYTE], rank, tag) for piece in pieces(len(data))]
     return [Posted(request, (axis.ranks[rank],)) for request in requests]
 
 

@@ -28,8 +28,5 @@ def predicted(operation: str, num_bytes: int, axis: Axis, x: Array) -> tuple[int
 
 
 def _sent(operation: str, num_bytes: int, axis: Axis, itemsize: int, transport: str) -> tuple[int, int]:
-    size = {"itemsize": itemsize, "transport": transport}
-    return (
-        sent_messages(operation, num_bytes, axis.size, transport=transport),
-        sent_bytes(operation, num_bytes, axis.size, axis.rank, **size),
-    )
+    what, how = (operation, num_bytes, axis.size, axis.rank), {"itemsize": itemsize, "transport": transport}
+    return sent_messages(*what, **how), sent_bytes(*what, **how)

@@ -19,7 +19,13 @@ from typing import NamedTuple
 from mpitrain.comm.carried import READING
 from mpitrain.comm.grid import split
 
+LIMIT = 1 << 30  # bytes of one message: counts in MPI 3 are 32-bit, and Open MPI 5 has no others
 SMALL = 1 << 13  # bytes up to which an all-reduce of `messages` gathers everything everywhere: one phase of log2(size) messages
+
+
+def pieces(num_bytes: int) -> list[slice]:
+    """Return the pieces of at most LIMIT bytes that a part of `num_bytes` is sent in; nothing is sent as one of no bytes."""
+    return [slice(at, at + LIMIT) for at in range(0, max(num_bytes, 1), LIMIT)]
 
 
 def sent_bytes(operation: str, num_bytes: int, size: int, rank: int = 0, *, itemsize: int = 1, transport: str = "messages") -> int:
@@ -43,15 +49,37 @@ def sent_bytes(operation: str, num_bytes: int, size: int, rank: int = 0, *, item
     return {"reduce_scatter": to_reduce, "all_gather": to_gather, "all_reduce": to_reduce + to_gather}[operation]
 
 
-def sent_messages(operation: str, num_bytes: int, size: int, *, transport: str = "messages") -> int:
-    """Return how many messages a rank of an axis of `size` ranks sends for a buffer of `num_bytes`: none of more than 1 GiB."""
+def sent_messages(operation: str, num_bytes: int, size: int, rank: int = 0, *, itemsize: int = 1, transport: str = "messages") -> int:
+    """Return how many messages coordinate `rank` of an axis of `size` ranks sends for a buffer of `num_bytes`.
+
+    None has more than LIMIT bytes, but of MPI's collectives: one to each other rank is counted.
+    """
     if size == 1 or operation == "receive" or (transport == "shared" and operation in READING):
         return 0
-    if operation == "send" or (operation == "shift" and transport != "collectives"):
-        return 1
-    if operation == "barrier" or (operation == "all_reduce" and transport == "messages" and num_bytes <= SMALL):
-        return (size - 1).bit_length()
-    return (size - 1) * (2 if operation == "all_reduce" else 1)
+    if transport == "collectives" and operation not in ("send", "barrier"):
+        return (size - 1) * (2 if operation == "all_reduce" else 1)
+    return sum(len(pieces(part)) for part in _parts(operation, num_bytes, size, rank, itemsize))
+
+
+def _parts(operation: str, num_bytes: int, size: int, rank: int, itemsize: int) -> list[int]:
+    """Return the bytes of each part that a rank sends by `messages`; of an all_to_all_v, if it sends as much to each."""
+    if operation in ("send", "shift"):
+        return [num_bytes]
+    if operation == "barrier" or (operation == "all_reduce" and num_bytes <= SMALL):
+        return [num_bytes * min(1 << k, size - (1 << k)) for k in range((size - 1).bit_length())]
+    if operation == "all_to_all":
+        return [num_bytes // size] * (size - 1)
+    if operation == "all_to_all_v":
+        return _lengths(num_bytes, size - 1)
+    shards = [length * itemsize for length in _lengths(num_bytes // itemsize, size)]
+    to_reduce = [] if operation == "all_gather" else shards[:rank] + shards[rank + 1 :]
+    to_gather = [] if operation == "reduce_scatter" else [shards[rank]] * (size - 1)
+    return to_reduce + to_gather
+
+
+def _lengths(length: int, size: int) -> list[int]:
+    bounds = split(length, size)
+    return [end - begin for begin, end in zip(bounds, bounds[1:])]
 
 
 class Phase(NamedTuple):

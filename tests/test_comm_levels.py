@@ -111,11 +111,14 @@ def in_one_level():
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("transport", "limit"), [*((transport, 1 << 30) for transport in TRANSPORTS), ("messages", 4099)])
 @pytest.mark.parametrize("number", range(5))
-def test_two_levels_give_the_bits_of_one(world, in_one_level, number, transport):
+def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, number, transport, limit):
+    """In messages of at most `limit` bytes."""
+    from mpitrain.comm import wire
     from mpitrain.comm.prediction import predicted
 
+    monkeypatch.setattr(wire, "LIMIT", limit)
     maps = MAPS.get(world.size, [])
     if number >= len(maps):
         pytest.skip("no such node map on so many ranks")

@@ -173,12 +173,12 @@ def test_a_result_of_more_than_one_gibibyte_arrives_whole(world, monkeypatch):
     """Messages are cut at a limit, here lowered: the pieces have to arrive in order and without gaps."""
     import torch
 
-    from mpitrain.comm import messages
+    from mpitrain.comm import wire
     from mpitrain.comm.collectives import all_reduce
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
-    monkeypatch.setattr(messages, "LIMIT", 1000)
+    monkeypatch.setattr(wire, "LIMIT", 1000)
     mesh = Mesh(world, Grid({"dp": world.size}), transport="messages", timeout_s=30)
     x = torch.arange(12_345, dtype=torch.float64)
     all_reduce(x, mesh["dp"]).wait()

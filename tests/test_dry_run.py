@@ -123,15 +123,18 @@ TABLES = {"schedule": "pipeline", "transport": "comm", "node_ranks": "comm"}
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("share", [1.0, 0.1])
+@pytest.mark.parametrize(("share", "limit"), [(1.0, 1 << 30), (0.1, 1 << 30), (1.0, 301)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_dry_run_sends_what_training_sends(world, layout, share):
+def test_a_dry_run_sends_what_training_sends(world, monkeypatch, layout, share, limit):
+    """In messages of at most `limit` bytes."""
     from mpitrain.actor.communicators import build_mesh
     from mpitrain.actor.dry_run import DryRun, Tally
     from mpitrain.actor.rehearsal import Rehearsal
+    from mpitrain.comm import wire
     from mpitrain.comm.wire import sent_bytes
     from mpitrain.model.families.catalog import plan_of
 
+    monkeypatch.setattr(wire, "LIMIT", limit)
     words = dict(word.split("=") for word in layout.split())
     settings = [f"{key if '.' in key else TABLES.get(key, 'parallel') + '.' + key}={value}" for key, value in words.items()]
     config = resolved(world, *SETTINGS, *settings)
