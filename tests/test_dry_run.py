@@ -2,7 +2,10 @@
 
 import os
 import re
+import signal
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import EVERY, agree
@@ -96,6 +99,45 @@ def test_computations_sleep_as_long_as_their_flops_take():
     whole = sum(seconds(action) for program in found.training.ranks for action in program if action.kind in "FB")
     tokens = found.config.batch.global_ * found.config.data.sequence
     assert whole == pytest.approx(found.flops_per_token() * tokens / 2 / 1e9)  # tp halves them
+
+
+COMPUTES_AND_STOPS = """
+import os, signal, time
+while time.process_time() < 2: pass
+os.kill(os.getpid(), signal.SIGSTOP)
+print("a recipe")
+"""
+
+
+def test_a_rank_is_at_work_as_long_as_its_rehearsal_and_stuck_when_that_is(monkeypatch):
+    """As its watchdog sees it: for how long it has done nothing."""
+    from mpitrain.actor import recipes
+    from mpitrain.cluster.board import BUSY, Place
+    from mpitrain.cluster.processes import condition
+    from mpitrain.cluster.watchdog import Activity
+
+    monkeypatch.setattr(recipes, "REHEARSAL", COMPUTES_AND_STOPS)
+    place, rehearsals, activity = Place(), recipes.Rehearsals(), Activity()
+    place.enter("build", "rehearsing the ranks", BUSY)
+    rehearsals.begin(plan(1).config)
+
+    def watch():
+        pid, begin, longest_s = rehearsals._process.pid, time.monotonic(), 0.0
+        while condition(pid) != "T":
+            longest_s = max(longest_s, activity.idle_s(place.read(), time.monotonic()))
+            time.sleep(0.02)
+        computed_s = time.monotonic() - begin
+        time.sleep(2)
+        idle_s = activity.idle_s(place.read(), time.monotonic())
+        os.kill(pid, signal.SIGCONT)
+        return longest_s, computed_s, idle_s
+
+    with ThreadPoolExecutor(1) as other:
+        watched = other.submit(watch)
+        assert rehearsals.recipes(1, place) == [b"a recipe"]
+    longest_s, computed_s, idle_s = watched.result()
+    assert longest_s < computed_s / 2 and idle_s > 1, watched.result()
+    assert place.read().state == BUSY
 
 
 # ---------------------------------------------------------------- several ranks

@@ -4,14 +4,18 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 
 import msgspec
 
+from mpitrain.cluster.board import Place
 from mpitrain.cluster.launch import launched, rank_of_launcher
+from mpitrain.cluster.processes import used
 from mpitrain.config import Config
 
 OF_LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_")  # a process that isn't a rank doesn't need to know
 REHEARSAL = "from mpitrain.actor.rehearsal import main; main()"
+LOOK_S = 0.25
 
 
 class Rehearsals:
@@ -38,12 +42,23 @@ class Rehearsals:
         except BrokenPipeError:
             return  # it has ended: recipes() tells why
 
-    def recipes(self, num_ranks: int) -> list[bytes]:
-        """Return what decodes to the recipe of each rank, when the process has ended."""
-        code = self._process.wait()
+    def recipes(self, num_ranks: int, place: Place) -> list[bytes]:
+        """Return what decodes to the recipe of each rank, when the process has ended. Meanwhile this rank is stuck if the process is."""
+        with place.at("build", "rehearsing the ranks"):
+            code = self._ended(place)
         for stream in (self._out, self._said):
             stream.seek(0)
         lines = self._out.read().splitlines()
         if code or len(lines) != num_ranks:
             raise RuntimeError(f"the rehearsal ended with exit code {code}, after {len(lines)} ranks:\n{self._said.read().decode()}")
         return lines
+
+    def _ended(self, place: Place) -> int:
+        """Return the exit code; until then, note that the process does something: a watchdog looks at this rank only, which sleeps."""
+        seen = used(self._process.pid)
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return self._process.wait(LOOK_S)
+            before, seen = seen, used(self._process.pid)
+            if seen != before:
+                place.enter(place.phase, place.what, place.state)

@@ -87,7 +87,7 @@ def run(path: str | None, overrides: tuple[str, ...], options: Options, guard: G
 
     place.enter("build", "rehearsing the ranks", BUSY)
     begin = time.monotonic()
-    recipe = decoded(msgspec.json.decode(world.scatter("rehearsing the ranks", lambda: rehearsals.recipes(world.size))))
+    recipe = decoded(msgspec.json.decode(world.scatter("rehearsing the ranks", lambda: rehearsals.recipes(world.size, place))))
     _tell("recipes", time.monotonic() - begin, world, say)
 
     begin = time.monotonic()
