@@ -86,10 +86,13 @@ class Mesh:
         return f"rank {self.rank} (" + ", ".join(f"{name} {at}" for name, at in reversed(self.coordinates.items())) + ")"
 
     def keep_time(self, clock: Clock) -> None:
-        """Book times by another clock from now on. Nothing is in flight."""
-        self.progress.clock = clock
+        """Book times by another clock from now on. Nothing is in flight.
+
+        Axes of one rank keep the host's: nobody reads their times, and marks of a late clock wait to be read.
+        """
         for axis in self.axes.values():
-            axis.account.clock = clock
+            if axis.size > 1:
+                axis.account.clock = clock
 
     def listen(self, tap: Tap | None) -> None:
         """Let a tap hear what is started on every axis from now on; None: nobody."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from mpitrain.comm.account import Account
-from mpitrain.comm.stopwatch import HOST, Clock, Mark, Spans
+from mpitrain.comm.stopwatch import Mark, Spans
 from mpitrain.comm.world import NOWHERE, Owed, Place
 from mpitrain.errors import HangError, MessageError
 
@@ -86,7 +86,7 @@ class Pending:
         try:
             if self._ready is not None and not self._ready():
                 return False
-            begin = self._progress.clock.mark()
+            begin = self.account.clock.mark()
             self._advance()
         except MPI.Exception as error:
             raise MessageError(f"{self.what}: {_told(error)}") from error
@@ -113,7 +113,7 @@ class Pending:
 
 
 class Progress:
-    """All operations in flight on this rank. `timeout_s` None waits for ever. clock: by which times are booked.
+    """All operations in flight on this rank. `timeout_s` None waits for ever. Times are those of the accounts' clocks.
 
     place: is told of waits that last.  rank: this one, of the world.  num_neighbours: ranks on this node, which has `cpu_count` cores for
     them all.
@@ -122,7 +122,6 @@ class Progress:
     def __init__(self, timeout_s: float | None = None, place: Place = NOWHERE, rank: int = -1, num_neighbours: int = 1):
         self.timeout_s, self.place, self.rank, self._waited = timeout_s, place, rank, Spans()
         self._crowded = num_neighbours >= CROWD * (cpu_count() or 1)
-        self.clock: Clock = HOST
         self.active: list[Pending] = []
         self._waiting, self._waited_for = False, defaultdict[int, float](float)
         self._thread: Poker | None = None
@@ -132,7 +131,7 @@ class Progress:
     ) -> Pending:
         """Run the first phase of an operation now and return its Pending; `what` names it in a hang report, the rest as there."""
         pending = Pending(steps, self, what, account, result, ranks, owed or Owed(self.place.what))
-        account.begun(self.clock.mark())
+        account.begun(account.clock.mark())
         if not pending.test():
             self.active.append(pending)
         return pending
@@ -144,7 +143,7 @@ class Progress:
 
     def advanced(self, pending: Pending, begin: Mark) -> None:
         """Book that an operation was advanced, from `begin` on. Within wait() the time is that of the one waited for."""
-        now = self.clock.mark()
+        now = pending.account.clock.mark()
         if not self._waiting:
             pending.account.blocked(begin, now)
         if pending.done:
@@ -167,13 +166,14 @@ class Progress:
         """Advance everything until `pending` is complete."""
         if pending.done:
             return
-        begin, self._waiting = self.clock.mark(), True
+        clock, self._waiting = pending.account.clock, True
+        begin = clock.mark()
         try:
             self._until_done(pending)
         finally:
             self._waiting = False
-            end = self.clock.mark()
-            self._waited.add(self.clock, begin, end)
+            end = clock.mark()
+            self._waited.add(clock, begin, end)
             pending.account.blocked(begin, end)
 
     def _until_done(self, pending: Pending) -> None:

@@ -74,7 +74,7 @@ def test_a_wait_costs_what_the_device_stands_still_for(device, clock):
     from mpitrain.comm.progress import Progress
 
     progress, account, polls = Progress(), Account(), []
-    progress.clock = account.clock = clock
+    account.clock = clock
 
     def arrives():
         if not polls:
@@ -117,3 +117,35 @@ def test_the_ledger_of_a_mesh_has_the_times_of_the_device(world):
     waits, told = device.num_waits, ledger.end()["dp"]
     mesh.free()
     agree(world, waits == 0 and (told["blocked_s"], told["overlapped_s"]) == (0, 5 * travels), f"{waits} waits, {told}")
+
+
+@pytest.mark.mpi
+@pytest.mark.sizes(2)
+def test_the_events_of_a_step_are_gone_when_it_has_been_read(world):
+    """An axis of one rank makes none: its times aren't read."""
+    from weakref import WeakSet
+
+    import numpy as np
+
+    from mpitrain.comm.collectives import all_reduce
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.mesh import Mesh
+    from mpitrain.parallel.device_clock import DeviceClock
+
+    device, events = Device(1), WeakSet()
+
+    def made():
+        event = device.timed()
+        events.add(event)
+        return event
+
+    mesh, held = Mesh(world, Grid({"dp": world.size, "alone": 1}), timeout_s=60), []
+    mesh.keep_time(DeviceClock(made))
+    for axis in ["alone"] * 3 + ["dp"] * 3:
+        for _ in range(20):
+            all_reduce(np.ones(4), mesh[axis]).wait()
+        mesh.usage(), mesh.progress.waited_s
+        device.finish()
+        held.append(len(events))
+    mesh.free()
+    agree(world, held[:3] == [0, 0, 0] and max(held[3:]) < 5, f"{held}")
