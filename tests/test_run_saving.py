@@ -104,6 +104,16 @@ def test_a_staging_directory_that_is_not_there_is_bad_input(tmp_path, text):
     assert "no such directory on" in done.output and not (tmp_path / "run").exists()
 
 
+def test_a_last_step_that_is_not_worth_saving_ends_a_run_as_diverged(tmp_path, text):
+    """Step 2 was still being saved when step 3 turned out so: its own outcome came later, and hid that of the last step."""
+    wild = dict(optimizer_name="sgd", optimizer_momentum=0.0, optimizer_clip=0, optimizer_lr=1e5, schedule_warmup=0)
+    done = run_tiny(1, tmp_path / "run", text, **SETTINGS | wild | dict(run_steps=3, run_eval_every=0))
+    sick = "its loss or its gradients are not finite"
+    assert f"step 3 is not saved: {sick}; the newest checkpoint is of step 2" in done.output, tail(done.output)
+    assert done.returncode == 1 and f"diverged: {sick}" in done.output, tail(done.output)
+    assert steps(tmp_path / "run" / "checkpoints") == [2]
+
+
 # ---------------------------------------------------------------- a disk that fails
 
 

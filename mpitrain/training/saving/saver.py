@@ -210,7 +210,8 @@ class Saver:
             self.finish()
 
     def refuse(self, step: int, reason: str) -> None:
-        """Take note that a step isn't worth saving."""
+        """Take note that a step isn't worth saving. What was under way is waited for first: its outcome is the earlier one."""
+        self.finish()
         self._tell(Outcome(step, reason, sick=True))
 
     def lines(self) -> dict:
