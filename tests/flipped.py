@@ -3,13 +3,14 @@
     mpirun -n 4 python flipped.py '{"rank": 1, "step": 3, "what": "weight"}' run --set ...
 
 weight: before the forwards of that step a bit of a weight flips.  gradient: a bit of a gradient, once it is computed, before it is
-reduced; in the first pass of that step.
+reduced; in the first pass of that step. With NOISE in the environment batches are noise, too, as tests/spiked.py says.
 """
 
 import json
 import os
 import sys
 
+import spiked
 import torch
 
 from mpitrain import cli
@@ -43,6 +44,8 @@ def main(plan: dict) -> None:
             reduce(gradients, stage, number, microbatch)
 
         Actor.run_step, Gradients.reduce = stepped, reduced
+    if "NOISE" in os.environ:
+        spiked.main()
     cli.main()
 
 

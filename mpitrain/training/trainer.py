@@ -196,15 +196,16 @@ class Trainer:
         if run.trace and step == self.recorder.steps[-1]:
             self._write_trace()
         self.leaving.end_step(self.saver.last.took_s)
-        last = self._last_saved() if result.spike and self.config.spikes.do == "rollback" else 0
-        if last:
-            return self._roll_back(last, result.stop > STAY)
-        sick, over = self._count_skips(result), step == run.steps or result.stop > STAY
+        over = step == run.steps or result.stop > STAY
         saving = over or bool(run.save_every and step % run.save_every == 0)
         if corruption := self.checks.corruption(step, saving):
             self.saver.finish()
             self.last_words = f"corrupted after step {step}: {corruption}; the last good checkpoint is kept: leave that node out"
             return FAILED
+        last = self._last_saved() if result.spike and self.config.spikes.do == "rollback" else 0
+        if last:
+            return self._roll_back(last, result.stop > STAY)
+        sick = self._count_skips(result)
         if not sick and saving:
             self._save(result, line.get("val_loss"))
         return self._end(sick) if over or sick else None
