@@ -279,7 +279,7 @@ BUGS = [
     ("mpitrain/layout/layer.py", "in_pieces = self.tp > 1", "in_pieces = False"),
     ("mpitrain/layout/memory.py", 'return 1 if optimizer.name == "muon" and group == "matrix" else 2', "return 2"),
     ("mpitrain/layout/node_memory.py", '(2 if config.optimizer.moments == "bf16" else wide)', "wide"),
-    ("mpitrain/layout/parameters.py", "yield self._place(first), min(", "yield self._place(at), min("),
+    ("mpitrain/layout/parameters.py", "yield self.place(first), min(", "yield self.place(at), min("),
     ("mpitrain/layout/parameters.py", "copies = shard.size // pieces", "copies = 1"),
     ("mpitrain/layout/plan.py", "else self.placement.positions(cp_rank)", "else self.placement.positions(0)"),
     ("mpitrain/layout/program.py", 'parallel.zero >= 2 and parallel.reduce == "microbatch"}', "False}"),
@@ -380,6 +380,7 @@ BUGS = [
     ("mpitrain/optim/rates.py", "return peak * (schedule.final + (1 - schedule.final) * left)", "return peak * left"),
     ("mpitrain/optim/sgd.py", "self._num_updates += 1", "self._num_updates += 0"),
     ("mpitrain/optim/stochastic_rounding.py", ".flatten()[begin % width :][: end - begin]", ".flatten()[: end - begin]"),
+    ("mpitrain/optim/stochastic_rounding.py", "spec.shape[1:] == spec.whole[1:]", "spec.shape[-1] == spec.whole[-1]"),
     # ------------------------------------------------------------ parallel
     ("mpitrain/parallel/communication.py", "behind[self.dim] *= self.axis.size", "behind[self.dim] *= 1"),
     ("mpitrain/parallel/microbatch.py", "return nullcontext()", "return 1 / 0"),

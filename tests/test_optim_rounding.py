@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpitrain.layout.parameters import COLUMNS, ROWS, Shard, Spec
+from mpitrain.layout.parameters import COLUMNS, ROWS, Shard, Spec, stack
 from mpitrain.optim.stochastic_rounding import draw, places, round_into
 
 N = 2**20
@@ -72,10 +72,23 @@ def test_places_are_those_of_the_whole_parameter(rows, columns, tp, data):
     """Of norms, of matrices that are divided by rows and by columns, and of repeated heads."""
     shape, divided = data.draw(st.sampled_from([((columns,), None), ((rows * tp, columns), ROWS), ((rows, columns * tp), COLUMNS)]))
     spec = Spec("a", shape, 0.02, divided=divided).on(Shard(data.draw(st.integers(0, tp - 1)), tp))
+    require_places(spec, data)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3), st.integers(1, 2), st.sampled_from([ROWS, COLUMNS]), st.data())
+def test_places_are_those_of_all_experts(rows, columns, etp, ep, divided, data):
+    shape = [rows, columns]
+    shape[divided] *= etp
+    experts, hidden = ((data.draw(st.integers(0, size - 1)), size) for size in (ep, etp))
+    require_places(stack("a", 2 * ep, *shape, divided, active=1.0).on(Shard(experts=experts, hidden=hidden)), data)
+
+
+def require_places(spec, data):
+    """Compare the places of any part of a box with the box cut out of all places."""
     begin = data.draw(st.integers(0, spec.numel - 1))
     end = data.draw(st.integers(begin + 1, spec.numel))
     box = tuple(slice(at, at + length) for at, length in zip(spec.offset, spec.shape))
-    expected = torch.arange(math.prod(shape), dtype=torch.int32).view(shape)[box].flatten()[begin:end]
+    expected = torch.arange(math.prod(spec.whole), dtype=torch.int32).view(spec.whole)[box].flatten()[begin:end]
     assert torch.equal(places(spec, begin, end, CPU), expected)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mpitrain.comm.grid import split
 from mpitrain.config import Config
@@ -89,14 +90,14 @@ class Spec:
         run = math.prod(self.shape[cut:])
         for at in range(begin // run * run, end, run):
             first = max(begin, at)
-            yield self._place(first), min(end, at + run) - first
+            yield self.place(first), min(end, at + run) - first
 
-    def _place(self, index: int) -> int:
-        """Return where an element of the box is in the whole."""
+    def place(self, index: Any) -> Any:
+        """Return where an element of the box is in the whole; of a tensor of them, where each is."""
         place, stride = 0, 1
         for length, whole, offset in zip(reversed(self.shape), reversed(self.whole), reversed(self.offset)):
-            index, here = divmod(index, length)
-            place, stride = place + (offset + here) * stride, stride * whole
+            place, stride = place + (offset + index % length) * stride, stride * whole
+            index = index // length
         return place
 
     def _part(self, dim: int, rank: int, size: int) -> "Spec":

@@ -18,7 +18,6 @@ runs on a CPU only, gives no element of a column without those beside it, and is
 
 import hashlib
 
-import numpy as np
 import torch
 
 from mpitrain.layout.parameters import Spec
@@ -40,11 +39,11 @@ def draw(seed: int, update: int, name: str, places: torch.Tensor) -> torch.Tenso
 
 def places(spec: Spec, begin: int, end: int, device: torch.device) -> torch.Tensor:
     """Return where elements [begin, end) of a box are in the whole parameter, row by row, modulo 2**32: [N] int32."""
-    width, length, first = spec.shape[-1], spec.whole[-1], int(np.ravel_multi_index(spec.offset, spec.whole))
-    if width == length:
-        return torch.arange(end - begin, dtype=torch.int32, device=device).add_(_wrapped(first + begin))
-    rows = torch.arange(begin // width, -(-end // width), dtype=torch.int32, device=device).mul_(_wrapped(length))
-    columns = torch.arange(width, dtype=torch.int32, device=device).add_(_wrapped(first))
+    if spec.shape[1:] == spec.whole[1:]:
+        return torch.arange(end - begin, dtype=torch.int32, device=device).add_(_wrapped(spec.place(begin)))
+    width = spec.shape[-1]
+    rows = spec.place(torch.arange(begin // width, -(-end // width), device=device).mul_(width)).to(torch.int32)  # wraps
+    columns = torch.arange(width, dtype=torch.int32, device=device)
     return (rows[:, None] + columns).flatten()[begin % width :][: end - begin]
 
 
