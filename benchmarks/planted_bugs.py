@@ -350,6 +350,7 @@ BUGS = [
     ("mpitrain/layout/routing.py", "if missing:", "if False:"),
     ("mpitrain/model/experts.py", "whole = router.Statistics(sum(sums),", "whole = router.Statistics(sums[-1],"),
     ("mpitrain/model/experts.py", "router.Statistics(sum(saved.sums),", "router.Statistics(saved.sums[-1],"),
+    ("mpitrain/layout/routing.py", "return (step - self.first) % self.steps", "return (step - 1) % self.steps"),
     ("mpitrain/model/experts.py", "order = experts.argsort(stable=True)", "order = experts.argsort(descending=True, stable=True)"),
     ("mpitrain/model/grouped.py", "                add_product(total, grad, x, ", "                add_product(total, grad, 2 * x, "),
     ("mpitrain/model/layers/experts.py", "routed += 0 if self.by_sequence else experts.count * wide", "routed += 0"),
@@ -447,6 +448,7 @@ BUGS = [
     ("mpitrain/cluster/heap.py", "MMAP_THRESHOLD: PIECE,", "MMAP_THRESHOLD: 1 << 17,"),
     ("mpitrain/cluster/heap.py", "FAST: 0,", "FAST: 64,"),
     ("mpitrain/training/trainer.py", "if not sick and saving:", "if saving:"),
+    ("mpitrain/training/trainer.py", "self.recorded[step] = [each", "self.recorded[len(self.recorded) + 1] = [each"),
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 from launch import loss_lines, run_tiny, tail, write_text
 
@@ -50,10 +51,14 @@ def test_same_bits_with_the_experts_on_as_many_ranks(tmp_path, text, whole):
 def test_goes_on_from_the_middle_on_other_ranks(tmp_path, text, whole, num_ranks, changes):
     shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{STEPS:08d}")
-    done = run(num_ranks, tmp_path / "run", text, **changes)
+    done = run(num_ranks, tmp_path / "run", text, **changes, run_routing=STEPS)
     assert f"going on after step {STEPS // 2}" in done.output, done.output
+    assert f"recorded the routing of steps {STEPS // 2 + 1} to {STEPS}" in done.output, tail(done.output)
     if num_ranks == 2:
         assert loss_lines(tmp_path / "run") == loss_lines(whole)
+        late, every = (dict(np.load(path / "routing.npz")) for path in (tmp_path / "run", whole))
+        assert (late.pop("first_step"), every.pop("first_step")) == (STEPS // 2 + 1, 1) and len(late) == len(every) == 4
+        assert all((late[name] == every[name][STEPS // 2 :]).all() for name in every)
     assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=1e-10)
 
 
@@ -69,9 +74,12 @@ def test_loads_are_told_and_drawn(whole):
 
 
 def test_a_recorded_routing_is_replayed(tmp_path, text, whole):
-    run(2, tmp_path / "again", text, parallel_tp=2, parallel_ep=2, experts_replay=whole / "routing.npz", experts_buffer=0.4)
-    assert losses(tmp_path / "again") == pytest.approx(losses(whole), rel=1e-10)
-    assert metrics(tmp_path / "again")[-1]["expert_loads"] == metrics(whole)[-1]["expert_loads"]
+    replayed = dict(experts_replay=whole / "routing.npz", run_steps=STEPS + 1)
+    done = run(2, tmp_path / "again", text, parallel_tp=2, parallel_ep=2, experts_buffer=0.4, **replayed)
+    said = f"experts.replay has steps 1 to {STEPS}: the others take these in turn, step {STEPS + 1} goes where step 1 went"
+    assert done.output.index(said) < done.output.index("step 1 "), tail(done.output)
+    assert losses(tmp_path / "again")[:STEPS] == pytest.approx(losses(whole), rel=1e-10)
+    assert metrics(tmp_path / "again")[STEPS]["expert_loads"] == metrics(whole)[-1]["expert_loads"]
 
 
 def metrics(run_dir):

@@ -5,6 +5,7 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import spiked
 from launch import lines_in, loss_lines, several, tail, tiny, write_text
@@ -71,6 +72,21 @@ def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_
     last = several(2, *first, program=Path(spiked.__file__), env=env)
     assert all(each.returncode == 0 and "going on after step 24" in each.output for each in last), tail(last[0].output + last[1].output)
     assert {do: loss_lines(path) for do, path in runs.items()} == lines
+
+
+def test_routing_is_recorded_of_the_steps_that_were_not_undone(tmp_path, text):
+    """Replayed, it makes the same steps after the rollback."""
+    keys = dict(KEYS, run_steps=14, run_save_every=4, spikes_window=4, spikes_do="rollback", model_family="mixtral", experts_count=4)
+    recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"
+    first = ("run", *tiny(recorded, text, **keys, run_routing=14))
+    again = ("run", *tiny(replayed, text, **keys, experts_replay=recorded / "routing.npz"))
+    done = several(1, first, again, program=Path(spiked.__file__), env={"NOISE": "[10]"})
+    assert [each.returncode for each in done] == [0, 0], tail(done[0].output + done[1].output)
+    assert all("rolled back to step 8, rollback 1" in each.output for each in done), tail(done[0].output)
+    assert "recorded the routing of steps 1 to 14" in done[0].output and "experts.replay has steps" not in done[1].output
+    found = np.load(recorded / "routing.npz")
+    assert found["first_step"] == 1 and {len(found[name]) for name in found.files if name != "first_step"} == {14}
+    assert loss_lines(replayed) == loss_lines(recorded)
 
 
 def test_too_many_spikes_end_a_run_and_the_last_step_is_not_saved(tmp_path, text):

@@ -131,6 +131,43 @@ def test_a_trace_that_does_not_fit_is_refused(tmp_path, change, words):
         _ = plan_of(config).routing
 
 
+def read(path):
+    """Return what experts.replay = path is taken for."""
+    from mpitrain import config as settings
+    from mpitrain.layout.resolve import resolve
+    from mpitrain.model.families.catalog import plan_of
+
+    return plan_of(resolve(settings.load(None, (*SETTINGS, f"experts.replay={path}")), 1, 64)).routing
+
+
+@pytest.mark.parametrize("first", [np.array(0), np.array([1, 2]), np.array(1.0), np.array("1")])
+def test_a_first_step_that_is_none_is_refused(tmp_path, first):
+    from mpitrain.errors import ConfigError
+
+    good = routing("spikes", (STEPS, SEQUENCES, LENGTH))
+    np.savez(tmp_path / "routing.npz", first_step=first, **{f"blocks.{block}.ffn.router.load": good for block in range(LAYERS)})
+    with pytest.raises(ConfigError, match=r"found first_step .*needed one step, from 1 on"):
+        read(tmp_path / "routing.npz")
+
+
+def test_steps_are_replayed_in_their_own_place_and_others_in_turn(tmp_path):
+    """A file without a first step is of a version that recorded none."""
+    from mpitrain.layout.routing import Routes, Trace
+
+    blocks = {f"blocks.{block}.ffn.router.load": routing("spikes", (4, SEQUENCES, LENGTH)) for block in range(LAYERS)}
+    Trace(blocks, 6).write(tmp_path / "later.npz")
+    np.savez(tmp_path / "old.npz", **blocks)
+    later, old = read(tmp_path / "later.npz"), read(tmp_path / "old.npz")
+    assert (later.first, later.steps, old.first, old.steps) == (6, 4, 1, 4) and later.digest != old.digest
+    assert [later.place(step) for step in (1, 2, 6, 9, 10, 12)] == [3, 0, 0, 3, 0, 2]
+    assert [old.place(step) for step in (1, 4, 5)] == [0, 3, 0]
+    assert later.lacks(range(6, 10)) == later.lacks(range(10, 10)) == old.lacks(range(1, 5)) == ""
+    assert "has steps 6 to 9" in later.lacks(range(1, 9)) and "step 1 goes where step 9 went" in later.lacks(range(1, 9))
+    assert "step 7 goes where step 3 went" in old.lacks(range(2, 8))
+    place = later.experts["blocks.1.ffn.router.load"][1, 3:5]
+    assert (Routes(7, range(3, 5), later).chosen("blocks.1.ffn.router.load", np.arange(LENGTH)) == place).all()
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"text"])
 def test_a_file_that_is_no_trace_is_refused(tmp_path, content):
     from mpitrain import config as settings

@@ -357,7 +357,7 @@ class Actor:
             return None
         batch, number = self.config.batch, self._number(stage, index) // self.table.segments
         first = self.mesh["dp"].rank * (batch.global_ // self.config.parallel.dp) + number * batch.micro
-        return Routes(work.step - 1, range(first, first + batch.micro), self.plan.routing, self.recorded)
+        return Routes(work.step, range(first, first + batch.micro), self.plan.routing, self.recorded)
 
     def _pass_on(self, action: Action, made: torch.Tensor | None, work: Work) -> None:
         """Keep an activation or gradient for the stage that needs it, on this rank, or for the send that follows."""

@@ -1,7 +1,8 @@
 """Routing traces: which experts each token of a run was sent to, recorded and replayed. No torch.
 
-A file holds for each block with experts, by the name of its load, experts of [steps, sequences of a step, positions, experts of a token]:
-it knows nothing of ranks and microbatches, so that a run on other ranks can replay it. Steps beyond the last begin anew.
+A file holds for each block with experts, by the name of its load, experts of [steps, sequences of a step, positions, experts of a token],
+and the number of the first step, 1 where it has none: it knows nothing of ranks and microbatches, so that a run on other ranks can replay
+it. Steps that it lacks, before the first or after the last, take those that it has in turn.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import io
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,29 +21,46 @@ from mpitrain.inputs import read_file, shown
 from mpitrain.layout.parameters import Spec
 
 MOST_BYTES = 1 << 30
+FIRST = "first_step"
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The experts of a run's tokens, by the name of a block's load: [S, sequences, T, K]."""
+    """The experts of a run's tokens, by the name of a block's load: [S, sequences, T, K]. first: the step of the first of S."""
 
     experts: Mapping[str, np.ndarray]
+    first: int = 1
 
     @property
     def steps(self) -> int:
         return min(map(len, self.experts.values()), default=0)
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        found = hashlib.sha256()
+        found = hashlib.sha256(str(self.first).encode())
         for name in sorted(self.experts):
             found.update(name.encode() + np.ascontiguousarray(self.experts[name]).data)
         return found.hexdigest()[:16]
 
+    def place(self, step: int) -> int:
+        """Return which of S is replayed in a step."""
+        return (step - self.first) % self.steps
+
+    def lacks(self, steps: range) -> str:
+        """Return what is to be said if there are other steps among these."""
+        mine = range(self.first, self.first + self.steps)
+        lacking = next((step for step in (*steps[:1], *steps[-1:]) if step not in mine), None)
+        if lacking is None:
+            return ""
+        return (
+            f"experts.replay has steps {mine[0]} to {mine[-1]}: the others take these in turn, step {lacking} goes where step "
+            f"{mine[self.place(lacking)]} went"
+        )
+
     def write(self, path: Path) -> None:
         """Write a file that `read` reads."""
         with path.open("wb") as file:
-            np.savez(file, **self.experts)
+            np.savez(file, **{FIRST: np.array(self.first)}, **self.experts)
 
 
 def read(config: Config, loads: list[Spec]) -> Trace:
@@ -57,6 +76,7 @@ def read(config: Config, loads: list[Spec]) -> Trace:
             if missing:
                 raise ConfigError(f"{name}: found nothing of {missing}; replay what a run with the same blocks has recorded (run.routing)")
             experts = {spec.name: file[spec.name] for spec in loads}
+            first = file[FIRST] if FIRST in file.files else np.array(1)
     except OSError as error:
         why = error.strerror or "not a routing trace"
         raise ConfigError(f"{name} can't be read: {why}; give a file that run.routing has made") from None
@@ -71,12 +91,14 @@ def read(config: Config, loads: list[Spec]) -> Trace:
         ordered = np.sort(array, axis=-1)
         if ordered.min() < 0 or ordered.max() >= settings.count or (ordered[..., 1:] == ordered[..., :-1]).any():
             raise ConfigError(f"{name}: found in {found} an expert twice, or none of 0 to {settings.count - 1}; record it anew")
-    return Trace(experts)
+    if first.dtype.kind not in "iu" or first.shape or first < 1:
+        raise ConfigError(f"{name}: found {FIRST} of shape {list(first.shape)} and type {first.dtype}; needed one step, from 1 on")
+    return Trace(experts, int(first))
 
 
 @dataclass(frozen=True)
 class Routes:
-    """The routing of one microbatch: what is replayed of it, and where it is recorded. step: counted from 0.  rows: its sequences."""
+    """The routing of one microbatch: what is replayed of it, and where it is recorded. rows: its sequences."""
 
     step: int
     rows: range
@@ -87,7 +109,7 @@ class Routes:
         """Return the experts of the positions of a block, [rows, T, K], if they are replayed."""
         if self.replayed is None:
             return None
-        return self.replayed.experts[name][self.step % self.replayed.steps][self.rows.start : self.rows.stop, positions]
+        return self.replayed.experts[name][self.replayed.place(self.step)][self.rows.start : self.rows.stop, positions]
 
     def record(self, name: str, positions: np.ndarray, experts: np.ndarray) -> None:
         """Note the experts of some positions, [rows, T, K]."""
@@ -95,12 +117,12 @@ class Routes:
             self.recorded.append((name, self.rows, positions, experts.astype(np.uint16)))
 
 
-def joined(config: Config, recorded: list[list[tuple[str, range, np.ndarray, np.ndarray]]]) -> Trace:
-    """Return the trace of steps, each recorded in parts."""
+def joined(config: Config, recorded: Mapping[int, list[tuple[str, range, np.ndarray, np.ndarray]]]) -> Trace:
+    """Return the trace of steps that follow one another, each recorded in parts."""
     shape = len(recorded), config.batch.global_, config.data.sequence, config.experts.active
     experts: dict[str, np.ndarray] = {}
-    for step, parts in enumerate(recorded):
-        for name, rows, positions, found in parts:
-            of_rows = experts.setdefault(name, np.zeros(shape, np.uint16))[step][rows.start : rows.stop]
+    for place, step in enumerate(sorted(recorded)):
+        for name, rows, positions, found in recorded[step]:
+            of_rows = experts.setdefault(name, np.zeros(shape, np.uint16))[place][rows.start : rows.stop]
             of_rows[:, positions] = found
-    return Trace(experts)
+    return Trace(experts, min(recorded))

@@ -148,6 +148,7 @@ class _Opening:
                 needs, share = self.plan.stored_weights(), self.config.run.verify
                 folder, note, each = self.rundir.checkpoints, self.notes.append, lambda what: place.enter("resume", what, BUSY)
                 newest = newest_whole(world, folder, share, needs, note, each)
+            self.notes += self._told_of_replay(newest)
             with place.at("tokens", "preparing the tokens", BUSY):
                 world.on_first_rank("preparing the tokens", lambda: self._prepare(newest))
                 corpora = world.on_every_rank("opening the tokens", self._corpora)
@@ -169,6 +170,10 @@ class _Opening:
         self.rundir.require_same_run(self.config)
         check_source(self.config.data.source, self.config.data.path)
         return token
+
+    def _told_of_replay(self, newest: Newest) -> list[str]:
+        routing, steps = self.plan.routing, range(newest.step + 1, self.config.run.steps + 1)
+        return [said] if routing and (said := routing.lacks(steps)) else []
 
     def _prepare(self, newest: Newest) -> None:
         def accept(description: Description, tokens: np.ndarray) -> None:

@@ -105,7 +105,7 @@ class Trainer:
         self.stragglers = Stragglers(self.plan, mesh, world, self.report.say)
         self.checks = Checks(self.actor, mesh, world, self.place, self.rundir, self.report.say, record)
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
-        self.to_record, self.recorded = range(0), list[list]()  # steps of which the routing is recorded, and what was
+        self.to_record, self.recorded = range(0), dict[int, list]()  # steps of which the routing is recorded, and what was
         self.watched = 0  # the step in which activations are counted
         self.saver = saver_of(self.actor, world, self.place, self.rundir.checkpoints, opened.newest.step, self.report.say)
         self.leaving = Leaving(guard, opened.end, config.run.time_margin_s, self.saver.most_bytes)
@@ -346,10 +346,11 @@ class Trainer:
     def _record_routing(self, step: int) -> None:
         """Gather where the tokens of a step went; write the trace when it is complete. Collective over all ranks."""
         every = self.world.all_gather("the routing of a step", self.actor.recorded)
-        self.recorded.append([each for part in every for each in part])
+        self.recorded[step] = [each for part in every for each in part]  # over what a rollback has undone
         if step == self.to_record[-1] and self.mesh.rank == 0:
             joined(self.config, self.recorded).write(self.rundir.routing)
-            self.report.say(f"recorded the routing of {len(self.recorded)} steps: --set experts.replay={self.rundir.routing}")
+            found = f"steps {min(self.recorded)} to {step}"
+            self.report.say(f"recorded the routing of {found}: --set experts.replay={self.rundir.routing}")
 
     def _write_trace(self) -> None:
         with self.place.waiting("for all ranks: their part of the trace"):
