@@ -424,6 +424,7 @@ BUGS = [
     ("mpitrain/training/machine/gpus.py", 'if uuid.strip("0-"):', "if uuid:"),
     ("mpitrain/training/checks/ledger.py", "self._num_steps += 1", "self._num_steps += 2"),
     ("mpitrain/training/opening.py", "if newest.step and description.digest != newest.data:", "if False:"),
+    ("mpitrain/training/opening.py", 'newest.routing not in ("", routing.digest)', "False"),
     ("mpitrain/training/machine/peak.py", "return time.perf_counter() - begin", "return 0.0"),
     ("mpitrain/training/machine/peak.py", "asked = placement.first if", "asked = True if"),
     ("mpitrain/training/machine/peak.py", "if not PART.search(name) else", "if name else"),

@@ -82,6 +82,21 @@ def test_a_recorded_routing_is_replayed(tmp_path, text, whole):
     assert metrics(tmp_path / "again")[STEPS]["expert_loads"] == metrics(whole)[-1]["expert_loads"]
 
 
+def test_a_replayed_trace_with_another_content_is_refused(tmp_path, text, whole):
+    trace, keys = tmp_path / "routing.npz", dict(SETTINGS, experts_replay=tmp_path / "routing.npz", run_save_every=1)
+    recorded = dict(np.load(whole / "routing.npz"))
+    np.savez(trace, **recorded)
+    run(1, tmp_path / "run", text, **keys | dict(run_steps=1))
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    np.savez(trace, **{name: array[::-1] if array.ndim else array for name, array in recorded.items()})
+    done = run_tiny(1, tmp_path / "run", text, **keys | dict(run_steps=2))
+    assert done.returncode == 2 and f"trained with another content of experts.replay = {trace}" in done.output, tail(done.output)
+    assert "Traceback" not in done.output and (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    np.savez_compressed(trace, **recorded)
+    done = run(1, tmp_path / "run", text, **keys | dict(run_steps=2))
+    assert "going on after step 1" in done.output, tail(done.output)
+
+
 def metrics(run_dir):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 

@@ -27,7 +27,7 @@ class Spikes(msgspec.Struct):
 
 
 class Known(msgspec.Struct):
-    """The keys that every checkpoint has, and three that older ones lack; others are kept as they are.
+    """The keys that every checkpoint has, and four that older ones lack; others are kept as they are.
 
     loss_scale: the scale, and steps since it changed.
     """
@@ -41,6 +41,7 @@ class Known(msgspec.Struct):
     val_loss: float | None = None  # of the validation after this step, if there was one
     sequences: Count = 0  # of the data's order that come before those of the next step
     spikes: Spikes | None = None
+    routing: str = ""  # digest of experts.replay, if there is one
 
 
 def read_meta(text: str, step: int) -> dict:

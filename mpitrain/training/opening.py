@@ -25,6 +25,7 @@ from mpitrain.data.split import split
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import Description, describe, open_tokens, prepare
 from mpitrain.errors import CheckpointError, ConfigError, InputError
+from mpitrain.inputs import shown
 from mpitrain.layout.node_memory import require_memory
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
@@ -175,7 +176,15 @@ class _Opening:
         routing, steps = self.plan.routing, range(newest.step + 1, self.config.run.steps + 1)
         return [said] if routing and (said := routing.lacks(steps)) else []
 
+    def _require_same_routing(self, newest: Newest) -> None:
+        routing = self.plan.routing
+        if routing and newest.routing not in ("", routing.digest):
+            what = f"{self.rundir.checkpoints}: trained with another content of experts.replay = {shown(self.config.experts.replay)}"
+            raise CheckpointError(f"{what} than it has now; put back what it had, or choose another run.dir")
+
     def _prepare(self, newest: Newest) -> None:
+        self._require_same_routing(newest)
+
         def accept(description: Description, tokens: np.ndarray) -> None:
             if newest.step and description.digest != newest.data:
                 raise CheckpointError(

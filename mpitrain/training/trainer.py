@@ -377,6 +377,7 @@ class Trainer:
             return self.saver.refuse(self.step, "its loss or its gradients are not finite")
         meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
         sequences = (self.step + self.spikes.batches_skipped) * self.config.batch.global_
+        meta |= {"routing": self.plan.routing.digest} if self.plan.routing else {}
         meta |= {"sequences": sequences, "loss_scale": scale.state, "spikes": self.spikes.state, "val_loss": finite(val_loss)}
         self.saver.start(self.step, meta)
 

@@ -12,10 +12,14 @@ VERIFYING = "verifying the newest checkpoint"
 
 
 class Newest(NamedTuple):
-    """The checkpoint to go on from: its step, 0 if there is none, and the digest of the tokens it was trained on."""
+    """The checkpoint to go on from: its step, 0 if there is none, and digests of the tokens it was trained on and of experts.replay.
+
+    routing: empty if nothing was replayed, and in older ones.
+    """
 
     step: int = 0
     data: str = ""
+    routing: str = ""
 
 
 def newest_whole(
@@ -38,7 +42,7 @@ def newest_whole(
         found, damage = Newest(), None
         try:
             step, meta = load.verified(path, part, needs, each)
-            found = Newest(step, meta["data"])
+            found = Newest(step, meta["data"], meta.get("routing", ""))
         except CheckpointError as error:
             damage = error.args[0]
         damages = filter(None, world.all_gather(VERIFYING, damage))
