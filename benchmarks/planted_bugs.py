@@ -253,6 +253,7 @@ BUGS = [
     ("mpitrain/errors.py", "    exit_code = BAD_INPUT", "    exit_code = FAILED"),
     ("mpitrain/config.py", 'if key in IDENTITY or key.split(".")[0] in IDENTITY}', "if key in IDENTITY}"),
     ("mpitrain/inputs.py", "os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC", "os.O_RDONLY | os.O_CLOEXEC"),
+    ("mpitrain/inputs.py", 'draft.unlink(missing_ok=True)  # as a link, it would lead what is written elsewhere\n        with open(draft, "xb")', 'with open(draft, "wb")'),
     ("mpitrain/data/corpus.py", "        if text:", "        if True:"),
     ("mpitrain/data/documents.py", "targets.masked_fill(inputs == end_of_text, IGNORED)", "targets"),
     ("mpitrain/data/files.py", "return name in STDLIB_WITHOUT or name.startswith(", "return name.startswith("),

@@ -1,13 +1,16 @@
 """Read what a user named, or what lies in a run directory: whole files of a stated size at most, never waiting for what isn't a file.
 
-A user's names may be links. A run directory is often somebody else's: a link in it can lead anywhere, and is not followed. And both are
-quoted in messages: on one line, without what a terminal would obey.
+A user's names may be links. A run directory is often somebody else's: a link in it can lead anywhere, and is not followed, nor written
+through. And both are quoted in messages: on one line, without what a terminal would obey.
 """
 
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -86,6 +89,31 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
         content = file.read(most_bytes + 1)
     _require_size(len(content), most_bytes)
     return content
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file that takes the name `path` when it is complete and synced; after an error or a kill that is what it was before.
+
+    Raises OSError.
+    """
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        draft.unlink(missing_ok=True)  # as a link, it would lead what is written elsewhere
+        with open(draft, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):  # the error that is raised says what is wrong
+            draft.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)  # the new name itself is on disk only when the folder is synced
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def is_there(path: str | Path) -> bool:

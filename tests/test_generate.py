@@ -277,7 +277,7 @@ def test_configs_of_any_bytes_are_one_message(copied, content):
     assert str(caught.value).isprintable() and len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize("what", ["config.toml", "checkpoints", "data", "metrics.jsonl", "trace.json", "config.toml.new", "run.lock"])
+@pytest.mark.parametrize("what", ["config.toml", "checkpoints", "data", "metrics.jsonl", "trace.json", "run.lock"])
 @pytest.mark.parametrize("kind", ["a symbolic link", "a dangling link", "a FIFO"])
 def test_nothing_in_a_run_directory_leads_elsewhere(copied, tmp_path, what, kind):
     path = copied / what

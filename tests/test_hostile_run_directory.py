@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 import pytest
 import xxhash
-from launch import MPITRAIN, cases, mpirun, run_tiny, tail, write_text
+from launch import MPITRAIN, cases, mpirun, run_tiny, tail, tiny, write_text
 
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.files import FORMAT
@@ -467,6 +467,21 @@ def test_a_run_goes_on_from_the_step_before(run_dir, tmp_path):
     done = run_tiny(1, tmp_path / "run", run_dir.parent / "text.txt", **SMALL)
     assert done.returncode == 0, tail(done.output)
     assert "step-00000004: index.h5 is of step 3" in done.output and "using step-00000002" in done.output, done.output
+
+
+def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_path):
+    """Every file that a run writes anew: of a metrics.jsonl with a damaged line the old one is kept, too."""
+    run, precious = shutil.copytree(run_dir, tmp_path / "run"), tmp_path / "precious"
+    precious.write_text("mine")
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(b"".join([lines[0], b"damaged\n", *lines[2:]]))
+    for name in ("config.toml", "metrics.jsonl", "metrics.jsonl.damaged", "trace.json", "record-0-5.npz"):
+        (run / f"{name}.tmp").symlink_to(precious)
+    settings = SMALL | {"run_steps": 5, "run_trace": 1}
+    done = mpirun(1, MPITRAIN, "run", "--record", "0:5", *tiny(run, run_dir.parent / "text.txt", **settings))
+    assert done.returncode == 0 and "kept as metrics.jsonl.damaged" in done.output, tail(done.output)
+    assert precious.read_bytes() == b"mine" and not list(run.glob("*.tmp"))
+    assert not any(path.is_symlink() for path in run.iterdir()) and (run / "record-0-5.npz").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("number", range(0, COUNT, EVERY_RUN))

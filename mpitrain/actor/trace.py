@@ -15,6 +15,7 @@ from mpitrain.comm.clock import offset_to_first_rank
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.stopwatch import HOST, Clock, Mark
 from mpitrain.comm.world import World
+from mpitrain.inputs import replacing
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
@@ -69,13 +70,14 @@ def gather_events(recorder: Recorder, mesh: Mesh, world: World) -> Events | None
 
 
 def write_trace(path: Path, every: Events, table: Table, num_replicas: int) -> None:
-    """Write the events of all ranks. num_replicas: of data parallelism."""
+    """Write the events of all ranks. num_replicas: of data parallelism.  Raises OSError."""
     zero = min((event[2] for _, _, events in every for event in events), default=0.0)
     traced: list[dict[str, Any]] = []
     for dp, pp, events in every:
         traced += _tracks(dp, pp) + [_event(dp, pp, zero, *event) for event in events]
     other = {"schedule": table.name, "copies": table.copies, "segments": table.segments, "dp": num_replicas}
-    path.write_text(json.dumps({"traceEvents": traced, "displayTimeUnit": "ms", "otherData": other}), encoding="utf-8")
+    with replacing(path) as file:
+        file.write(json.dumps({"traceEvents": traced, "displayTimeUnit": "ms", "otherData": other}).encode())
 
 
 def _event(dp: int, pp: int, zero: float, step: int, name: str, begin: float, duration: float) -> dict[str, Any]:

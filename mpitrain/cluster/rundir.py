@@ -27,10 +27,10 @@ from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.cluster.lock import Lock, read_owner
 from mpitrain.config import Config, identity, parse, to_toml
 from mpitrain.errors import CheckpointError, ConfigError
-from mpitrain.inputs import kind_of, read_regular, shown
+from mpitrain.inputs import kind_of, read_regular, replacing, shown
 
 DRAWN = ("trace.json", "loads.svg", "routing.npz")
-FILES = ("config.toml", "metrics.jsonl", "ends.jsonl", "metrics.jsonl.damaged", *DRAWN, "config.toml.new", "metrics.jsonl.new", LOCK)
+FILES = ("config.toml", "metrics.jsonl", "ends.jsonl", "metrics.jsonl.damaged", *DRAWN, LOCK)
 FOLDERS = ("data", "checkpoints", "logs")
 ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(FOLDERS, "a folder")  # a link would be written through, too
 MOST_CONFIG_BYTES = 1 << 16  # to_toml() writes 2 KB
@@ -174,7 +174,8 @@ class RunDir:
     def begin(self, config: Config) -> None:
         """Write the resolved configuration, when everything is checked: from here on this is the directory of this run."""
         self._made, self._fresh_data = [], False
-        replace(self.config, to_toml(config).encode())
+        with replacing(self.config) as file:
+            file.write(to_toml(config).encode())
 
     def append_to_metrics(self, line: str) -> str:
         """Append a line; return what is to be said. On a disk that is full lines are kept, and written with the first that can be.
@@ -215,8 +216,10 @@ class RunDir:
         steps = [_step_in(line) for line in lines]
         damaged = [number for number, found in enumerate(steps[:-1], start=1) if found is None]
         if damaged:
-            replace(self.metrics.with_name("metrics.jsonl.damaged"), b"".join(lines))
-        replace(self.metrics, b"".join(line for line, found in zip(lines, steps) if found is not None and found <= step))
+            with replacing(self.metrics.with_name("metrics.jsonl.damaged")) as file:
+                file.writelines(lines)
+        with replacing(self.metrics) as file:
+            file.writelines(line for line, found in zip(lines, steps) if found is not None and found <= step)
         return f"{self.metrics}: line {damaged[0]} can't be read; the file is kept as metrics.jsonl.damaged" if damaged else ""
 
 
@@ -249,13 +252,3 @@ def require_own(folder: Path) -> None:
         if found not in (None, needed):
             what = f"{folder / name} is {found}, needed {needed}"
             raise CheckpointError(f"{what}; move it away, set run.dir to the place itself, or choose another run.dir")
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Write a file so that a kill leaves either the old or the new content."""
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

@@ -6,7 +6,6 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from mpitrain.data.corpus import documents
 from mpitrain.data.files import fingerprint
 from mpitrain.data.tokenizer import Tokenizer, dtype_for
 from mpitrain.errors import DataError
-from mpitrain.inputs import kind_of, open_regular, read_regular, shown
+from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, shown
 
 TOKENS, DESCRIPTION = "tokens.bin", "tokens.json"
 MOST_BYTES = 1 << 16  # of a description, which has 400
@@ -66,12 +65,12 @@ def prepare(
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _replacing(folder / TOKENS) as file:
+        with replacing(folder / TOKENS) as file:
             description = _write(file, documents(source, path), tokenizer, origin, each)
             file.flush()
             accept(description, np.memmap(file.name, description.dtype, mode="r"))
             (folder / DESCRIPTION).unlink(missing_ok=True)  # an old description never stands beside new tokens
-        with _replacing(folder / DESCRIPTION) as file:
+        with replacing(folder / DESCRIPTION) as file:
             file.write(msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n")
     except OSError as error:
         raise DataError(f"{folder}: tokens cannot be written: {error.strerror}; change run.dir or free some space") from error
@@ -159,24 +158,3 @@ def _write(file, texts: Iterator[tuple[str, bytes]], tokenizer: Tokenizer, origi
     if count == 0:
         raise DataError("data.tokenizer gives no tokens for the text of data.path; it knows none of the characters: use another one")
     return Description(origin, count, dtype.str, digest.hexdigest())
-
-
-@contextmanager
-def _replacing(path: Path):
-    """Yield a new file that takes the name `path` when it is complete and synced; after an error nothing is left."""
-    draft = path.with_name(path.name + ".tmp")
-    try:
-        draft.unlink(missing_ok=True)  # as a link, it would lead what is written elsewhere
-        with open(draft, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name itself is on disk only when the folder is synced
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

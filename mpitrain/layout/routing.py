@@ -17,7 +17,7 @@ import numpy as np
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import read_file, shown
+from mpitrain.inputs import read_file, replacing, shown
 from mpitrain.layout.parameters import Spec
 
 MOST_BYTES = 1 << 30
@@ -58,8 +58,8 @@ class Trace:
         )
 
     def write(self, path: Path) -> None:
-        """Write a file that `read` reads."""
-        with path.open("wb") as file:
+        """Write a file that `read` reads. Raises OSError."""
+        with replacing(path) as file:
             np.savez(file, **{FIRST: np.array(self.first)}, **self.experts)
 
 

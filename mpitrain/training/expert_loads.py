@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpitrain.actor.actor import Actor
+from mpitrain.inputs import replacing
 
 KEY = "expert_loads"  # of the lines with a validation: by block, the share of each expert of the choices of that step
 
@@ -57,5 +58,6 @@ def _drawn(metrics: Path, to: Path) -> str:
     last.set(title=f"loads in step {known[-1]['step']}, 1: the mean", xlabel="expert", ylabel="block")
     last.set_yticks(range(len(rows)), list(blocks))
     figure.colorbar(image, ax=last, extend="max")
-    figure.savefig(to)
+    with replacing(to) as file:
+        figure.savefig(file, format="svg")
     return f"loads of experts: {to}"

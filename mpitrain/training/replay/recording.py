@@ -23,6 +23,7 @@ from mpitrain.comm.buffers import Array
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.tap import Started
 from mpitrain.config import to_toml
+from mpitrain.inputs import replacing
 from mpitrain.training.checks.digests import as_bytes, digest
 
 FORMAT = "mpitrain recording 1"
@@ -55,8 +56,7 @@ class Recording:
         self._sizes = {name: axis.size for name, axis in mesh.axes.items()}
 
     def __call__(self, compute: Callable[[], Work]) -> Work:
-        fresh = self._path.with_name(self._path.name + ".new")
-        with closing(zipfile.ZipFile(fresh, "w", zipfile.ZIP_STORED)) as self._file:
+        with replacing(self._path) as file, closing(zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)) as self._file:
             self._write("tokens", self._tokens)
             for number, x in enumerate(state_of(self._actor)):
                 self._write(f"state/{number}", as_bytes(x))
@@ -76,7 +76,6 @@ class Recording:
                 **self._facts,
             }
             self._write("about", np.frombuffer(json.dumps(about).encode(), np.uint8))
-        fresh.replace(self._path)
         return work
 
     def given(self, which: Started, parts: Sequence[Array]) -> None:
