@@ -1,13 +1,18 @@
-"""What a run directory holds is not lost by a refusal, by damage beside it, or by a run that diverges."""
+"""What a run directory holds is not lost by a refusal, by damage beside it, by a full disk, or by a run that diverges."""
 
 import json
+import os
+import resource
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from launch import lines_in, loss_lines, run_several, several, tail, tiny, write_text
+from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_several, several, tail, tiny, write_text
 
 from mpitrain.cluster.rundir import RunDir
+from mpitrain.config import Config
+from mpitrain.errors import CheckpointError
 
 SETTINGS = dict(run_steps=20, run_save_every=10, schedule_name="constant")
 
@@ -69,6 +74,7 @@ FOLDERS, FILES = ("metrics.jsonl", "config.toml", "trace.json"), ("data", "check
 CASES = {
     **{f"a folder for {name}": (folder_for_file, name, {}) for name in FOLDERS},
     **{f"a file for {name}": (file_for_folder, name, {}) for name in FILES},
+    "no draft": (folder_for_file, "config.toml.tmp", {"run_steps": 22}),
     "damaged": (damaged, "metrics.jsonl", {"run_steps": 22}),
     "torn": (torn, "metrics.jsonl", {"run_steps": 22}),
     "diverges at the end": (None, "", {"run_steps": 3, "run_save_every": 0, "optimizer_lr": 1e30}),
@@ -141,6 +147,72 @@ def test_a_torn_last_line_goes_without_a_word(ended, whole):
     run_dir, _, done = ended["torn"]
     assert done.returncode == 0 and "can't be read" not in done.output, tail(done.output)
     assert loss_lines(run_dir)[:21] == loss_lines(whole)
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+@contextmanager
+def full_disk():
+    """Let no file of this process grow."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_configuration_that_cannot_be_written_is_bad_input_and_leaves_nothing(ended, tmp_path):
+    require_refused(ended["no draft"], "config.toml cannot be written: Is a directory; free some space")
+    with full_disk(), pytest.raises(CheckpointError, match=r"config\.toml cannot be written: File too large"):
+        RunDir(tmp_path).begin(Config())
+    assert not list(tmp_path.iterdir())
+
+
+def metrics_of(folder, steps):
+    folder.mkdir()
+    rundir = RunDir(folder)
+    rundir.metrics.write_bytes(b"".join(b'{"step": %d}\n' % step if step is not None else b"damaged\n" for step in steps))
+    return rundir
+
+
+def test_lines_are_cut_without_room_for_others(tmp_path):
+    rundir = metrics_of(tmp_path / "run", range(5))
+    with full_disk():
+        assert rundir.truncate_metrics(2) == ""
+    assert [line["step"] for line in metrics(rundir.path)] == [0, 1, 2]
+
+
+def test_a_damaged_file_is_not_cut_before_it_is_kept(tmp_path):
+    rundir = metrics_of(tmp_path / "run", [0, None, 2, 3])
+    before = contents(rundir.path)
+    with full_disk(), pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be written: File too large; free some space"):
+        rundir.truncate_metrics(2)
+    assert contents(rundir.path) == before
+    assert "line 2 can't be read" in rundir.truncate_metrics(2)
+    assert [line["step"] for line in metrics(rundir.path)] == [0, 2]
+
+
+def test_a_file_with_another_name_is_cut_under_one_only(tmp_path):
+    rundir = metrics_of(tmp_path / "run", range(5))
+    os.link(rundir.metrics, tmp_path / "elsewhere")
+    rundir.truncate_metrics(2)
+    rundir.append_to_metrics('{"step": 3}\n')
+    assert len(metrics(rundir.path)) == 4 and len((tmp_path / "elsewhere").read_text().splitlines()) == 5
+
+
+def test_a_run_trains_on_without_the_files_that_it_can_do_without(tmp_path, text):
+    run_dir, steps = tmp_path / "run", {"run_steps": 3, "run_trace": 1, "run_routing": 2}
+    names = ("trace.json", "routing.npz", "record-1-2.npz", "loads.svg")
+    for name in names:
+        (run_dir / f"{name}.tmp").mkdir(parents=True)
+    experts = dict(model_family="mixtral", experts_count=4, experts_active=2, parallel_ep=2, parallel_dp=2)
+    done = mpirun(2, MPITRAIN, "run", "--record", "1:2", *tiny(run_dir, text, **SETTINGS | steps | experts))
+    assert done.returncode == 0 and lines_in(run_dir) == 3, tail(done.output)
+    told = [f"{run_dir / name} can't be written: Is a directory" for name in names[:3]] + ["can't be drawn: Is a directory"]
+    assert [done.output.count(each) for each in told] == [1] * 4 and "look closer" not in done.output, tail(done.output)
+    assert not [name for name in names if (run_dir / name).exists()]
 
 
 # ---------------------------------------------------------------- a run that diverges

@@ -1,12 +1,19 @@
 """A rank's part in a step, recorded in a run, is run again by one process without MPI: the same gradients, bit for bit."""
 
 import json
+import resource
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import EVERY
 from launch import MPITRAIN, loss_lines, mpirun, several, tail, tiny, write_text
+
+from mpitrain.comm.tap import Started
+from mpitrain.config import Config
+from mpitrain.optim.loss_scale import LossScale
+from mpitrain.training.replay.recording import Recording
 
 EP = dict(model_family="mixtral", experts_count=4, experts_active=2)
 LAYOUTS = {  # keys, and the rank that is recorded; steps are the second: moments and weights are no longer those of the beginning
@@ -63,6 +70,29 @@ def test_a_rank_alone_makes_the_same_gradients(recorded, name):
 def test_recording_changes_nothing(recorded):
     folder = recorded["tp"].parent
     assert loss_lines(folder) == loss_lines(folder.with_name("tp-alone"))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100_000, 1 << 20])
+def test_a_step_is_computed_when_its_recording_fills_the_disk(tmp_path, num_bytes):
+    """Before the step, by what comes in it, or behind it."""
+    actor = SimpleNamespace(stages={}, gradients=SimpleNamespace(pieces=[]), config=Config(), loss_scale=LossScale(Config().precision))
+    mesh = SimpleNamespace(axes={"pp": SimpleNamespace(size=2)}, rank=0, size=2, listen=lambda tap: None)
+    recording = Recording(tmp_path / "record-0-1.npz", actor, mesh, np.zeros(50_000, np.uint8), {})
+    work, before = SimpleNamespace(result=SimpleNamespace(loss=1.0, grad_norm=1.0)), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def compute():
+        for number in range(5):
+            recording.came(Started("pp", number, "send", "F0"), [np.zeros(100_000, np.uint8)])
+        if num_bytes:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        return work
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        assert recording(compute) is work
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert recording.failed == "File too large" and not list(tmp_path.iterdir())
 
 
 def altered(path, to, change):

@@ -172,10 +172,16 @@ class RunDir:
                 )
 
     def begin(self, config: Config) -> None:
-        """Write the resolved configuration, when everything is checked: from here on this is the directory of this run."""
+        """Write the resolved configuration, when everything is checked: from here on this is the directory of this run.
+
+        Raises CheckpointError.
+        """
+        try:
+            with replacing(self.config) as file:
+                file.write(to_toml(config).encode())
+        except OSError as error:
+            raise _unwritable(self.config, error) from None
         self._made, self._fresh_data = [], False
-        with replacing(self.config) as file:
-            file.write(to_toml(config).encode())
 
     def append_to_metrics(self, line: str) -> str:
         """Append a line; return what is to be said. On a disk that is full lines are kept, and written with the first that can be.
@@ -206,21 +212,34 @@ class RunDir:
     def truncate_metrics(self, step: int) -> str:
         """Drop the lines after `step`: they come again, bit for bit; return what is to be said.
 
-        A last line torn by a kill is dropped too. Others that can't be read are kept in metrics.jsonl.damaged.
+        A last line torn by a kill is dropped too. Others that can't be read are kept in metrics.jsonl.damaged. Raises CheckpointError.
         """
         kept = [line for line in self._unwritten.splitlines(keepends=True) if (_step_in(line) or 0) <= step]
         self._unwritten = b"".join(kept)
-        if not self.metrics.exists():
-            return ""
+        try:
+            return self._cut(step) if self.metrics.exists() else ""
+        except OSError as error:
+            raise _unwritable(self.metrics, error) from None
+
+    def _cut(self, step: int) -> str:
+        """Leave the lines up to `step`: where they lie, which takes no room, if nothing is between them."""
         lines = self.metrics.read_bytes().splitlines(keepends=True)
         steps = [_step_in(line) for line in lines]
+        kept = [found is not None and found <= step for found in steps]
         damaged = [number for number, found in enumerate(steps[:-1], start=1) if found is None]
         if damaged:
             with replacing(self.metrics.with_name("metrics.jsonl.damaged")) as file:
                 file.writelines(lines)
-        with replacing(self.metrics) as file:
-            file.writelines(line for line, found in zip(lines, steps) if found is not None and found <= step)
+        if all(kept[: sum(kept)]) and self.metrics.stat().st_nlink == 1:  # another name may be that of a file elsewhere
+            os.truncate(self.metrics, sum(map(len, lines[: sum(kept)])))
+        else:
+            with replacing(self.metrics) as file:
+                file.writelines(line for line, keep in zip(lines, kept) if keep)
         return f"{self.metrics}: line {damaged[0]} can't be read; the file is kept as metrics.jsonl.damaged" if damaged else ""
+
+
+def _unwritable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path} cannot be written: {error.strerror}; free some space or choose another run.dir")
 
 
 def _step_in(line: bytes) -> int | None:

@@ -156,11 +156,11 @@ class _Opening:
                 world.require_same({"the tokens": corpora.digest})
             if self.config.run.logs:
                 world.on_every_rank("opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size))
+            world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.config))
         except InputError:
             if world.rank == 0:
                 self.rundir.undo()
             raise
-        world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.config))
         with place.at("start", "asking the scheduler for the end of this job", BUSY):
             end = world.from_first_rank("asking the scheduler", lambda: end_of_allocation(self.config.run.time_limit))
         return Opened(self.plan, self.rundir, corpora, newest, self.notes, end if world.rank == 0 else None)

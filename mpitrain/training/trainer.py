@@ -4,7 +4,9 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -348,16 +350,24 @@ class Trainer:
         every = self.world.all_gather("the routing of a step", self.actor.recorded)
         self.recorded[step] = [each for part in every for each in part]  # over what a rollback has undone
         if step == self.to_record[-1] and self.mesh.rank == 0:
-            joined(self.config, self.recorded).write(self.rundir.routing)
-            found = f"steps {min(self.recorded)} to {step}"
-            self.report.say(f"recorded the routing of {found}: --set experts.replay={self.rundir.routing}")
+            told = f"recorded the routing of steps {min(self.recorded)} to {step}: --set experts.replay={self.rundir.routing}"
+            self._write(self.rundir.routing, joined(self.config, self.recorded).write, told)
 
     def _write_trace(self) -> None:
         with self.place.waiting("for all ranks: their part of the trace"):
             events = gather_events(self.recorder, self.mesh, self.world)
         if events is not None:
-            write_trace(self.rundir.trace, events, self.actor.table, self.mesh["dp"].size)
-        self.report.say(f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace {self.rundir.trace}")
+            told = f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace {self.rundir.trace}"
+            self._write(self.rundir.trace, lambda path: write_trace(path, events, self.actor.table, self.mesh["dp"].size), told)
+
+    def _write(self, path: Path, write: Callable[[Path], None], told: str) -> None:
+        """Write a file that training can do without, and say so; or why it isn't there."""
+        try:
+            with self.place.at("step", f"writing {path}", BUSY):
+                write(path)
+        except OSError as error:
+            told = f"{path} can't be written: {error.strerror}"
+        self.report.say(told)
 
     def _say_how_to_go_on(self) -> None:
         path = self.rundir.path

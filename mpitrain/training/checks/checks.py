@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,14 @@ class Checks:
         self._actor, self._mesh, self._world, self._place, self._rundir, self._say = actor, mesh, world, place, rundir, say
         self._record, self._keys = record, actor.config.numerics
         self._twice: Twice | None = None
+        self._has_recorded = False
 
     def sure_of(self, step: int, tokens: Callable[[], np.ndarray], facts: dict[str, Any]) -> Sure:
         """Return how the gradients of a step are computed, once if it is recorded. tokens, facts: for a recording."""
         self._twice, every = None, self._keys.rerun_every
         if self._record and step == self._record.step:
-            return self._recording(tokens(), {**facts, "step": step}) if self._mesh.rank == self._record.rank else call
+            mine = self._mesh.rank == self._record.rank
+            return partial(self._recorded, self._recording(tokens(), {**facts, "step": step}) if mine else None)
         if every and step % every == 0:
             self._twice = Twice(self._actor, self._mesh, self._world)
         return self._twice or call
@@ -45,6 +48,15 @@ class Checks:
     def _recording(self, tokens: np.ndarray, facts: dict[str, Any]) -> Recording:
         facts |= {"threads": torch.get_num_threads(), "device": self._actor.site.device.type}
         return Recording(self._record.path_in(self._rundir.path), self._actor, self._mesh, tokens, facts)
+
+    def _recorded(self, recording: Recording | None, compute: Callable[[], Work]) -> Work:
+        """Compute, on one rank while it is recorded, and say if it could not be. Collective over all ranks."""
+        work = (recording or call)(compute)
+        failed = "".join(self._world.all_gather("whether the step is recorded", recording.failed if recording else ""))
+        if failed:
+            self._say(f"{self._record.path_in(self._rundir.path)} can't be written: {failed}")
+        self._has_recorded = not failed
+        return work
 
     def corruption(self, step: int, saving: bool) -> str:
         """Return what of the state after a step can't be relied on; nothing, if all is well. Alike on all ranks; collective over them."""
@@ -60,4 +72,4 @@ class Checks:
 
     def told(self) -> str:
         """Say where a recording is, when a run is over."""
-        return f"  look closer     mpitrain replay {self._record.path_in(self._rundir.path)}" if self._record else ""
+        return f"  look closer     mpitrain replay {self._record.path_in(self._rundir.path)}" if self._has_recorded else ""

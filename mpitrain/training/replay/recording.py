@@ -11,7 +11,7 @@ An .npz file: arrays in a ZIP archive, written one by one while the step runs, w
 import json
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,36 +47,57 @@ def gradients_of(actor: Actor) -> list[tuple[str, int, int, int]]:
 class Recording:
     """Writes the part of this rank in one step. Given to Actor.run_step. A tap.
 
-    facts: of the step, for `about`: JSON can hold them.
+    facts: of the step, for `about`: JSON can hold them.  failed: why there is no file, if there is none.
     """
 
     def __init__(self, path: Path, actor: Actor, mesh: Mesh, tokens: np.ndarray, facts: dict[str, Any]):
         self._path, self._actor, self._mesh, self._tokens, self._facts = path, actor, mesh, tokens, facts
+        self.failed = ""
         self._given: list[tuple[str, int, str, str, int]] = []
         self._sizes = {name: axis.size for name, axis in mesh.axes.items()}
 
     def __call__(self, compute: Callable[[], Work]) -> Work:
-        with replacing(self._path) as file, closing(zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)) as self._file:
-            self._write("tokens", self._tokens)
-            for number, x in enumerate(state_of(self._actor)):
-                self._write(f"state/{number}", as_bytes(x))
+        with ExitStack() as self._opened:
+            self._attempt(self._begin)
             self._mesh.listen(self)
             work = compute()
             self._mesh.listen(None)
-            about = {
-                "format": FORMAT,
-                "config": to_toml(self._actor.config),
-                "rank": self._mesh.rank,
-                "size": self._mesh.size,
-                "loss_scale": self._actor.loss_scale.state,
-                "given": self._given,
-                "gradients": gradients_of(self._actor),
-                "loss": work.result.loss,
-                "grad_norm": work.result.grad_norm,
-                **self._facts,
-            }
-            self._write("about", np.frombuffer(json.dumps(about).encode(), np.uint8))
+            self._attempt(self._end, work)
         return work
+
+    def _begin(self) -> None:
+        draft = self._opened.enter_context(replacing(self._path))
+        self._file = self._opened.enter_context(closing(zipfile.ZipFile(draft, "w", zipfile.ZIP_STORED)))
+        self._write("tokens", self._tokens)
+        for number, x in enumerate(state_of(self._actor)):
+            self._write(f"state/{number}", as_bytes(x))
+
+    def _end(self, work: Work) -> None:
+        about = {
+            "format": FORMAT,
+            "config": to_toml(self._actor.config),
+            "rank": self._mesh.rank,
+            "size": self._mesh.size,
+            "loss_scale": self._actor.loss_scale.state,
+            "given": self._given,
+            "gradients": gradients_of(self._actor),
+            "loss": work.result.loss,
+            "grad_norm": work.result.grad_norm,
+            **self._facts,
+        }
+        self._write("about", np.frombuffer(json.dumps(about).encode(), np.uint8))
+        self._opened.close()
+
+    def _attempt(self, write: Callable[..., None], *arguments: Any) -> None:
+        """Write, if all that was to be written before could be: others wait for what this rank computes, and not for its disk."""
+        if self.failed:
+            return
+        try:
+            write(*arguments)
+        except OSError as error:
+            self.failed = error.strerror or str(error)
+            with suppress(OSError):  # closing what can't be written fails, too
+                self._opened.__exit__(type(error), error, error.__traceback__)
 
     def given(self, which: Started, parts: Sequence[Array]) -> None:
         """Note the digest of what this rank gives."""
@@ -86,7 +107,7 @@ class Recording:
         """Write what came from others."""
         if self._sizes[which.axis] > 1:
             for number, x in enumerate(parts):
-                self._write(f"came/{which.axis}/{which.number}/{number}", as_bytes(x))
+                self._attempt(self._write, f"came/{which.axis}/{which.number}/{number}", as_bytes(x))
 
     def _write(self, name: str, array: np.ndarray) -> None:
         with self._file.open(f"{name}.npy", "w", force_zip64=True) as file:
