@@ -143,6 +143,14 @@ def test_damaged_lines_of_metrics_keep_nobody_from_going_on(ended, whole):
     assert loss_lines(run_dir)[:16] == [*lines[:5], *lines[10:]]
 
 
+def test_a_line_that_fills_the_memory_is_not_read(tmp_path):
+    rundir = metrics_of(tmp_path / "run", range(3))
+    os.truncate(rundir.metrics, 1 << 40)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: line 4 has more than 16,777,216 bytes.*; move the file away"):
+        rundir.truncate_metrics(2)
+    assert rundir.metrics.stat().st_size == 1 << 40
+
+
 def test_a_torn_last_line_goes_without_a_word(ended, whole):
     run_dir, _, done = ended["torn"]
     assert done.returncode == 0 and "can't be read" not in done.output, tail(done.output)

@@ -19,7 +19,7 @@ import shutil
 import socket
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +34,7 @@ FILES = ("config.toml", "metrics.jsonl", "ends.jsonl", "metrics.jsonl.damaged", 
 FOLDERS = ("data", "checkpoints", "logs")
 ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(FOLDERS, "a folder")  # a link would be written through, too
 MOST_CONFIG_BYTES = 1 << 16  # to_toml() writes 2 KB
+MOST_LINE_BYTES = 1 << 24  # the loads of 100 blocks of 512 experts take 1 MB
 
 
 class RunDir:
@@ -223,23 +224,35 @@ class RunDir:
 
     def _cut(self, step: int) -> str:
         """Leave the lines up to `step`: where they lie, which takes no room, if nothing is between them."""
-        lines = self.metrics.read_bytes().splitlines(keepends=True)
-        steps = [_step_in(line) for line in lines]
+        steps, sizes = list[int | None](), list[int]()
+        for line in _lines(self.metrics):
+            steps.append(_step_in(line))
+            sizes.append(len(line))
         kept = [found is not None and found <= step for found in steps]
         damaged = [number for number, found in enumerate(steps[:-1], start=1) if found is None]
         if damaged:
             with replacing(self.metrics.with_name("metrics.jsonl.damaged")) as file:
-                file.writelines(lines)
+                file.writelines(_lines(self.metrics))
         if all(kept[: sum(kept)]) and self.metrics.stat().st_nlink == 1:  # another name may be that of a file elsewhere
-            os.truncate(self.metrics, sum(map(len, lines[: sum(kept)])))
+            os.truncate(self.metrics, sum(sizes[: sum(kept)]))
         else:
             with replacing(self.metrics) as file:
-                file.writelines(line for line, keep in zip(lines, kept) if keep)
+                file.writelines(line for line, keep in zip(_lines(self.metrics), kept) if keep)
         return f"{self.metrics}: line {damaged[0]} can't be read; the file is kept as metrics.jsonl.damaged" if damaged else ""
 
 
 def _unwritable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"{path} cannot be written: {error.strerror}; free some space or choose another run.dir")
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a metrics.jsonl. Raises CheckpointError for one that no run has written: a file may be larger than all memory."""
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
+            if len(line) > MOST_LINE_BYTES:
+                what = f"{path}: line {number} has more than {MOST_LINE_BYTES:,} bytes, the most that are read of one"
+                raise CheckpointError(f"{what}; move the file away, or choose another run.dir")
+            yield line
 
 
 def _step_in(line: bytes) -> int | None:
