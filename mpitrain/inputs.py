@@ -71,12 +71,15 @@ def kind_of(path: Path) -> str | None:
         return None
 
 
-def open_regular(path: Path) -> int:
-    """Open a regular file that is no link and return its descriptor. Raises OSError for anything else, without waiting for it."""
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file that is no link and return its descriptor. Raises OSError for anything else, without waiting for it.
+
+    flags: of os.open(); with O_CREAT it is made if there is none.
+    """
     kind = kind_of(path)
     if kind not in (None, "a file"):  # None: open() says what is missing
         raise OSError(errno.EINVAL, f"it is {kind}, needed a regular file", str(path))
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))

@@ -1,5 +1,6 @@
 """With run.logs each rank writes to a log of its own in the run directory, the first one to the console as well."""
 
+import os
 import re
 
 import pytest
@@ -29,9 +30,13 @@ def test_each_start_adds_to_the_log_of_each_rank_and_the_end_is_told_on_the_cons
     assert lines and all(f"{line}\n" in first for line in lines) and "step " not in second
 
 
-def test_a_log_that_is_a_link_is_not_followed(tmp_path, text):
+@pytest.mark.parametrize("kind", ["a symbolic link", "a FIFO"])
+def test_a_log_that_leads_elsewhere_is_refused(tmp_path, text, kind):
+    """Opening a FIFO would wait for somebody to read it."""
     run_dir, other = tmp_path / "run", tmp_path / "other"
-    (run_dir / "logs").mkdir(parents=True)
-    (run_dir / "logs/rank-00000.log").symlink_to(other)
-    done = run_tiny(1, run_dir, text, **SETTINGS | {"parallel_pp": 1})
-    assert done.returncode == 2 and "rank-00000.log cannot be written" in done.output and not other.exists(), tail(done.output)
+    log = run_dir / "logs/rank-00000.log"
+    log.parent.mkdir(parents=True)
+    os.mkfifo(log) if kind == "a FIFO" else log.symlink_to(other)
+    done = run_tiny(1, run_dir, text, **SETTINGS | {"parallel_pp": 1}, timeout=30)
+    assert done.returncode == 2 and f"rank-00000.log cannot be written: it is {kind}, needed a regular" in done.output, tail(done.output)
+    assert not other.exists() and not list(run_dir.glob("run.lock*"))

@@ -17,6 +17,7 @@ from typing import TextIO
 from mpitrain.cluster.launch import job_of_scheduler
 from mpitrain.cluster.streams import Unread
 from mpitrain.errors import CheckpointError
+from mpitrain.inputs import open_regular
 
 
 class Both(Unread):
@@ -39,10 +40,10 @@ def begin(folder: Path, rank: int, num_ranks: int) -> None:
     path = folder / f"rank-{rank:05d}.log"
     try:
         folder.mkdir(exist_ok=True)
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        log = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(log, _heading(rank, num_ranks).encode(errors="replace"))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error.strerror}; free some space, or set run.logs = false") from None
+        raise CheckpointError(f"{path} cannot be written: {error.strerror}; make room for it, or set run.logs = false") from None
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if rank:

@@ -155,7 +155,8 @@ class _Opening:
                 corpora = world.on_every_rank("opening the tokens", self._corpora)
                 world.require_same({"the tokens": corpora.digest})
             if self.config.run.logs:
-                world.on_every_rank("opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size))
+                with place.at("start", "opening the logs", BUSY):
+                    world.on_every_rank("opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size))
             world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.config))
         except InputError:
             if world.rank == 0:
