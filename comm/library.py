@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from collections.abc import Mapping
 
 import mpi4py
 from mpi4py import MPI
@@ -11,7 +12,7 @@ LAUNCHERS = {  # who sets the variable; the first one that is set counts
     "SLURM_STEP_ID": "srun",
     "PMI_SIZE": "a PMI launcher (MPICH's mpirun, srun)",
 }
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # those that hold the number of ranks
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")  # the number of ranks; the later, the likelier another launcher left it
 LEVELS = {
     MPI.THREAD_SINGLE: "single",
     MPI.THREAD_FUNNELED: "funneled",
@@ -68,3 +69,14 @@ def loaded() -> ctypes.CDLL:
 def launcher() -> str | None:
     """Return what started this process, or None if nothing says so."""
     return next((what for name, what in LAUNCHERS.items() if name in os.environ), None)
+
+
+def contradiction(num_ranks: int, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Return the variable of a launcher that started another number of ranks than this MPI sees, and that number; ("", 0) if none did.
+
+    A launcher leaves the variables of another one, whose shell it was started in, as they are. Ranks that are connected need one that
+    agrees. A rank that is alone may be one of N singletons, and a 1 that was left would hide them: there only the first variable counts.
+    """
+    said = [(name, int(environment[name])) for name in SIZES if environment.get(name, "").isdecimal()]
+    deciding = said[:1] if num_ranks == 1 else said
+    return ("", 0) if not said or num_ranks in dict(deciding).values() else said[0]

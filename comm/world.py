@@ -190,24 +190,22 @@ def _of_all(error: InputError) -> InputError:
 
 
 def connect(place: Place) -> World:
-    """Start MPI and return the world of this job. Raises MeshError if the launcher started more ranks than this MPI sees.
+    """Start MPI and return the world of this job. Raises MeshError if the launcher started another number of ranks.
 
     A launcher of another MPI starts N processes of which each believes to be rank 0 of 1, without a word.
     """
     with place.waiting("for all ranks to call MPI_Init"), _called(STARTING):
         start()
-    world, said = MPI.COMM_WORLD, {name: int(os.environ[name]) for name in library.SIZES if os.environ.get(name, "").isdecimal()}
-    if not said and os.environ.get("SLURM_NTASKS", "").isdecimal():
-        said["SLURM_NTASKS"] = int(os.environ["SLURM_NTASKS"])
-    for name, size in said.items():
-        if size != world.size:
-            found = library.name().split(",")[0].strip()
-            raise _of_all(
-                MeshError(
-                    f"{library.LAUNCHERS.get(name, 'Slurm')} started {size} ranks ({name}), but {found} sees {world.size}: launcher and "
-                    "MPI library don't belong together; use the mpirun of this MPI, or srun --mpi with the PMI it was built for"
-                )
+    world = MPI.COMM_WORLD
+    name, size = library.contradiction(world.size)
+    if name:
+        found = library.name().split(",")[0].strip()
+        raise _of_all(
+            MeshError(
+                f"{library.LAUNCHERS.get(name, 'Slurm')} started {size} ranks ({name}), but {found} sees {world.size}: launcher and "
+                "MPI library don't belong together; use the mpirun of this MPI, or srun --mpi with the PMI it was built for"
             )
+        )
     return World(world, place)
 
 
@@ -254,7 +252,7 @@ def abort(code: int) -> None:
             continue  # closed, or nobody reads it
     time.sleep(FORWARD_S)
     threading.Timer(ABORT_S, os._exit, [code]).start()
-    if not MPI.Is_initialized() and any(name in os.environ for name in (*library.SIZES, "SLURM_NTASKS")):
+    if not MPI.Is_initialized() and any(name in os.environ for name in library.SIZES):
         start()  # where the others wait: MPICH's launcher doesn't mind a rank that ends before
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.COMM_WORLD.Abort(code)

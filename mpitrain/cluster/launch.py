@@ -10,11 +10,12 @@ from pathlib import Path
 from mpitrain.cluster.processes import parents_of, peer_of
 from mpitrain.errors import MeshError
 
-RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+# Of several that are there the first: the later, the likelier left by a launcher in whose shell this one was started.
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 LAUNCHERS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")  # not prte and prted, the daemons of other nodes
-LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
-SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
 
 
 def launched() -> bool:
