@@ -38,7 +38,6 @@ LIMIT_S = {"one process": 600, "1 rank": 600, "2 ranks": 600, "4 ranks": 600, "r
 ASKED = {
     "comm/": "comm_* device_clock slicing train_zero train_schedules run_one_rank",
     "comm/library": "comm_awareness cluster_launch",
-    "comm/": "comm_* slicing train_zero train_schedules run_one_rank",
     "schedules/": "schedules_* schedule_command train_schedules",
     "mpitrain/actor/": "rehearsal train_* model_keeping run_communication",
     "mpitrain/actor/recipes": "dry_run",
@@ -359,7 +358,7 @@ BUGS = [
     ("mpitrain/layout/routing.py", "return (step - self.first) % self.steps", "return (step - 1) % self.steps"),
     ("mpitrain/model/experts.py", "order = experts.argsort(stable=True)", "order = experts.argsort(descending=True, stable=True)"),
     ("mpitrain/model/grouped.py", "                add_product(total, grad, x, ", "                add_product(total, grad, 2 * x, "),
-    ("mpitrain/model/layers/experts.py", "routed += 0 if self.by_sequence else experts.count * wide", "routed += 0"),
+    ("mpitrain/model/layers/experts.py", "routed += self._sums(sizes) if sizes.segments == 1 else 0", "routed += 0"),
     ("mpitrain/model/router.py", "return weights * settings.scale", "return weights"),
     ("mpitrain/model/selective.py", "ctx.needs_input_grad[0] and not selective and", "ctx.needs_input_grad[0] and"),
     ("mpitrain/model/selective.py", "saved_tensors_hooks(torch.Tensor.detach, _itself)", "saved_tensors_hooks(_itself, _itself)"),
