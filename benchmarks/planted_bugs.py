@@ -190,6 +190,7 @@ BUGS = [
     ("mpitrain/actor/memory_meter.py", "held += stage.shelves.tensors() if stage.shelves is not None else ()", "held += ()"),
     ("mpitrain/actor/recipes.py", "if seen != before:", "if False:"),
     ("mpitrain/actor/reductions.py", "first.whole += gradient.whole", "first.whole = gradient.whole"),
+    ("mpitrain/actor/reductions.py", "if piece.spec.trained:", "if True:"),
     ("mpitrain/actor/rehearsal.py", "(batch, tokens * (site.tp.size if divided else 1), width)", "(batch, tokens, width)"),
     ("mpitrain/actor/stage.py", "done = parts[-1] == len(self.parts) - 1", "done = parts[-1] == len(self.parts)"),
     ("mpitrain/actor/stage_state.py", "owned=shared is None))", "owned=True))"),

@@ -52,7 +52,7 @@ ON_NODES = {
     ),
 }  # fmt: skip
 TABLES = {"recompute": "memory", "offload": "memory", "buffer": "experts", "schedule": "pipeline", "micro": "batch"} | {
-    "node_ranks": "comm", "wire": "experts", "active": "experts",
+    "node_ranks": "comm", "wire": "experts", "active": "experts", "compute": "precision",
 }  # fmt: skip
 
 
@@ -233,3 +233,28 @@ def test_rounded_rows_change_gradients_by_little(world, layout, wire, most):
     error = ((found - expected).norm() / expected.norm()).item()
     mesh.free()
     agree(world, most / 100 < error < most, f"{mesh}: {error:.4f}")
+
+
+def test_an_expert_with_exactly_the_mean_load_keeps_its_bias(world):
+    """In fp32, where dividing counts by the tokens of a step, and clipping them, would leave them beside their mean."""
+    import torch
+
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
+
+    if world.size != 1:
+        pytest.skip("1 rank tells")
+    plan = plan_of_case(1, "compute=fp32", "deepseek")
+    mesh, even = build_mesh(plan, world), 0
+    actor = Actor(plan, mesh, torch.device("cpu"))
+    biases = [piece for piece in actor.gradients.pieces if piece.spec.group == "bias"]
+    for step in range(1, 25):
+        before = [piece.weight.clone() for piece in biases]
+        rows = torch.randint(0, 64, (8, 9), generator=torch.Generator().manual_seed(step))  # 64 tokens, each with 3 of 8 experts
+        actor.run_step(step, actor.cut(rows), LR)
+        for piece, bias in zip(biases, before):
+            assert piece.grad.sum() == 64 * 3
+            even += (piece.grad == 24).sum().item()
+            assert torch.equal(piece.weight != bias, piece.grad != 24), f"step {step}, {piece.spec.name}: choices {piece.grad.tolist()}"
+    mesh.free()
+    assert even > 2, "hardly a case was tried"

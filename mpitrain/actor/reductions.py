@@ -96,9 +96,10 @@ class Gradients:
         self._begin()
 
     def scale(self, factor: float) -> None:
-        """Multiply the gradients of all pieces."""
+        """Multiply the gradients of all pieces that are trained; what is counted is left whole."""
         for piece in self.pieces:
-            piece.grad.mul_(factor)
+            if piece.spec.trained:
+                piece.grad.mul_(factor)
 
     # ------------------------------------------------------------ over the data axis
 

@@ -3,9 +3,9 @@
     load    the share of all choices that went to each expert in the last step
     bias    of the scores that choose: up for an expert with less than the mean load, down for one with more (arXiv:2408.15664)
 
-Gradients are divided by tokens, and clipped; neither changes shares, nor what is more than the mean. A vector of at most BLOCK elements
-is never cut by ZeRO, so that its mean is here. With precision.reduce = "bf16" counts are rounded like all gradients, and with 16-bit
-weights a layer computes with a rounded bias: its master keeps what a step of `rate` adds.
+They are neither divided by tokens nor clipped: rounded, an expert with the mean load would seem to have more, or less. A vector of at
+most BLOCK elements is never cut by ZeRO, so that its mean is here. With precision.reduce = "bf16" counts are rounded like all gradients,
+and with 16-bit weights a layer computes with a rounded bias: its master keeps what a step of `rate` adds.
 """
 
 import math
