@@ -57,6 +57,7 @@ HELD = {
         "parallel.cp=2 parallel.context=ulysses memory.recompute=selective memory.offload=activations",
         "parallel.pp=2 precision.compute=bf16",
         "parallel.pp=2 precision.compute=bf16 run.compile=true",
+        "parallel.pp=2 pipeline.schedule=zb-h1 model.mtp=2",
         "parallel.pp=2 precision.compute=fp16",
         "parallel.pp=2 precision.compute=fp8 pipeline.schedule=zb-h1",
         "parallel.tp=2",

@@ -45,19 +45,16 @@ def train(world, config, prepare=lambda actor: None, num_steps=2):
 
     from mpitrain.actor.actor import Actor
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.training.trainer import build_mesh
 
     plan = plan_of(config)
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
     prepare(actor)
-    results, length = [], config.data.sequence // actor.table.segments
+    results = []
     for step in range(1, num_steps + 1):
         rows = torch.randint(0, 256, (config.batch.global_, 17), generator=torch.Generator().manual_seed(step))
-        mine = rows.chunk(config.parallel.dp)[mesh["data"].rank].split(1)
-        cut = [pair for row in mine for pair in zip(row[:, :-1].split(length, 1), row[:, 1:].split(length, 1))]
-        results.append(actor.run_step(step, [Microbatch(*pair) for pair in cut], 1e-2))
+        results.append(actor.run_step(step, actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank]), 1e-2))
     weights = {piece.spec.name: piece.weight.clone() for piece in actor.gradients.counted}
     every = {name: w for part in world.allgather(weights) for name, w in part.items()}
     predicted = list(plan.training.report.peak_in_flight)
@@ -119,6 +116,15 @@ def test_every_schedule_gives_the_same_bits_and_holds_what_it_promised(world, dp
         if found != losses or different or peak[0] != peak[1] or not copies:
             wrong.append(f"{name}: {found} for {losses}, weights differ: {different[:3]}, in flight {peak}, copies equal: {copies}")
     agree(world, not wrong, "; ".join(wrong))
+
+
+@pytest.mark.parametrize("more", [(), ("parallel.tp=2", "parallel.pp=1")])
+def test_a_split_backward_gives_the_same_bits_where_lookups_and_a_head_add_to_one_gradient(world, more):
+    if world.size != 2:
+        pytest.skip("2 ranks tell")
+    found = [train(world, config_of(name, world, 1, "model.mtp=2", "model.tied=true", *more))[:2] for name in ("1f1b", "zb-h1")]
+    different = [key for key, weight in found[0][1].items() if not weight.equal(found[1][1][key])]
+    agree(world, found[0][0] == found[1][0] and not different, f"{found[0][0]}, split {found[1][0]}, weights differ: {different[:3]}")
 
 
 @pytest.mark.parametrize(("dp", "tied"), [(1, "true"), (2, "false")])

@@ -5,6 +5,9 @@ V*(r+1)/tp of the table, for any V: nothing is padded. Written by hand: the head
 gradient. B sequences of a microbatch, T tokens each, N = B T, D width, V vocabulary.
 """
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 from torch.nn import functional
 
@@ -21,9 +24,9 @@ from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradie
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def embedding(weight: Parameter, site: Site) -> list[Item]:
-    """Return the items of the first layer."""
-    return [VocabularyEmbedding(weight), site.out()] if site.tp else [Embedding(weight)]
+def embedding(weight: Parameter, site: Site, *, deferred: bool = False) -> list[Item]:
+    """Return the items of the first layer. deferred: a head adds to the same gradient, so rows wait for their turn as its products do."""
+    return [VocabularyEmbedding(weight, deferred), site.out()] if site.tp else [Embedding(weight, deferred)]
 
 
 def head(norm: Parameter, weight: Parameter, site: Site) -> list[Item]:
@@ -31,11 +34,28 @@ def head(norm: Parameter, weight: Parameter, site: Site) -> list[Item]:
     return [Norm(norm), site.into(), VocabularyHead(weight, site.tp, site.functions)] if site.tp else [Head(norm, weight)]
 
 
+class Rows(NamedTuple):
+    """Gradients of rows of a table that are still to be added."""
+
+    weight: Parameter
+    rows: torch.Tensor
+    grads: torch.Tensor
+
+    def add(self) -> None:
+        """Add them to their buffer."""
+        total = self.weight.grad
+        total.index_add_(0, self.rows.flatten(), self.grads.flatten(0, -2).to(total.dtype))
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what is held for them."""
+        yield from (self.rows, self.grads)
+
+
 class Embedding(Local):
     """Token numbers to vectors. Written by hand: integers have no gradient."""
 
-    def __init__(self, weight: Parameter):
-        self.weight = weight
+    def __init__(self, weight: Parameter, deferred: bool):
+        self.weight, self.deferred = weight, deferred
 
     def forward(self, x: None, context: Context) -> Walk:
         """Look up the tokens [B, T] of the context."""
@@ -45,7 +65,14 @@ class Embedding(Local):
 
     def backward(self, saved: torch.Tensor, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
-        self.weight.grad.index_add_(0, saved.flatten(), grad_of_output.flatten(0, -2).to(self.weight.grad.dtype))
+        self.add(Rows(self.weight, saved, grad_of_output), later)
+
+    def add(self, rows: Rows, later: Later) -> None:
+        """Add gradients, now or in their turn."""
+        if self.deferred:
+            later(WeightGradients([rows]))
+        else:
+            rows.add()
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -90,11 +117,8 @@ def _local(numbers: torch.Tensor, weight: Parameter) -> tuple[torch.Tensor, torc
     return torch.where(here, numbers - begin, 0), here
 
 
-class VocabularyEmbedding(Local):
+class VocabularyEmbedding(Embedding):
     """Token numbers to vectors: each rank those of its rows, and zeros; the sum over the axis follows."""
-
-    def __init__(self, weight: Parameter):
-        self.weight = weight
 
     def forward(self, x: None, context: Context) -> Walk:
         """Look up the tokens [B, T] of the context."""
@@ -107,7 +131,7 @@ class VocabularyEmbedding(Local):
         yield None
         rows_BT, here_BT = saved
         grad_BTD = grad_of_output.masked_fill(~here_BT.unsqueeze(-1), 0)  # picked by a mask, the host would wait for their number
-        self.weight.grad.index_add_(0, rows_BT.flatten(), grad_BTD.flatten(0, -2).to(self.weight.grad.dtype))
+        self.add(Rows(self.weight, rows_BT, grad_BTD), later)
 
 
 class VocabularyHead:

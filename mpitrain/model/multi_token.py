@@ -26,7 +26,7 @@ from mpitrain.parallel.zero.parameters import Parameter
 def multi_token(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
     """Return the item of the last layer."""
     main = embedding_and_head.head(own["head.norm.weight"], own[layer.head.weight], site)
-    lookup = embedding_and_head.embedding(own[EMBEDDING], site)
+    lookup = embedding_and_head.embedding(own[EMBEDDING], site, deferred=layer.head.tied)
     depths = []
     for depth, placed in enumerate(layer.placed):
         prefix = f"mtp.{depth}."

@@ -79,6 +79,8 @@ class MultiToken:
 
     def left(self, sizes: Sizes) -> int:
         further = 3 * self.head.width * sizes.shared * sizes.itemsize + sum(layer.left(sizes) for layer in self.block)
+        if self.head.tied:
+            further += (self.head.width * sizes.itemsize + 8) * sizes.positions  # gradients of rows, and which these are
         return (1 + self.depths) * self.head.left(sizes) + self.depths * further
 
     def history(self, sizes: Sizes) -> int:
