@@ -197,7 +197,10 @@ class Experts:
     # ------------------------------------------------------------ backward
 
     def backward(self, saved: Saved, grad_of_output: torch.Tensor, later: Later) -> Walk:
-        """Return the gradient of the input. Weight gradients of rows of the first round are handed over, those of others added."""
+        """Return the gradient of the input. Weight gradients of rows of the first round are handed over, those of others added.
+
+        So a split backward adds rounds in another order than a whole one: to wait, later rounds would have to be kept.
+        """
         grad_ND, x_ND, trip = grad_of_output.flatten(0, 1), saved.x.flatten(0, 1), saved.trip
         arriving = Begun(self.exchange.there(trip, 0, grad_ND))
         grad_BTD = None
