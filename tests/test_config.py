@@ -74,6 +74,7 @@ def test_bad_keys_and_values_are_named(override, message):
         (["pipeline.stages=[1, 2]", "parallel.pp=2"], 2, "3 blocks on 2 stages; needed model.layers = 6"),
         (["pipeline.stages=[6]", "parallel.pp=2"], 2, "6 blocks on 1 stages"),
         (["model.preset=quikstart"], 1, "did you mean quickstart"),
+        (["numerics.reproducible=layout", "precision.reduce=bf16"], 1, "each rank rounds its sum"),
         (["memory.every=2"], 1, r'memory.every = 2 does nothing with memory.recompute = "none"'),
         (["memory.every=2", "memory.recompute=every-k", "parallel.zero=3"], 1, 'use memory.recompute = "full"'),
         (["model.heads=5"], 1, "not a multiple of model.heads = 5"),

@@ -129,6 +129,10 @@ def _refuse_irreproducible(config: Config, parallel: Parallel) -> None:
         raise ConfigError(
             'numerics.reproducible = "layout" sums over microbatches first, parallel.reduce = "microbatch" over ranks; leave one out'
         )
+    if config.precision.reduce != "same":
+        raise ConfigError(
+            f'numerics.reproducible = "layout" with precision.reduce = "{config.precision.reduce}": each rank rounds its sum; use "same"'
+        )
 
 
 def _refuse_unsharded(parallel: Parallel) -> None:
