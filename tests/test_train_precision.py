@@ -39,6 +39,13 @@ def test_16_bits_are_the_same_bits_for_every_stage_of_zero(world, compute):
         agree(world, all((weights[name] == found[1][name]).all() for name in weights), f"zero={zero}: weights differ")
 
 
+@pytest.mark.parametrize("layout", ["parallel.tp={}", "parallel.pp={}"])
+def test_gradients_that_are_not_sent_are_not_rounded(world, layout):
+    layout = layout.format(2), f"parallel.dp={world.size // 2}", "model.kv_heads=2"
+    exact, rounded = (train(world, resolved(world, *layout, f"precision.reduce={kind}")) for kind in ("same", "bf16"))
+    agree(world, (exact[0] == rounded[0]) == (world.size == 2), f"{exact[0]}, {rounded[0]}")
+
+
 def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
     import torch
 

@@ -38,7 +38,7 @@ class Sharding:
     """How far the state of a domain is divided, and over which ranks. Without axes, this rank has everything.
 
     each: gradients are reduced after every microbatch.  tree: microbatches are summed in a tree (parallel/zero/tree.py).
-    wire: what gradients are rounded to before they are sent.  offload: master weights are in host memory.
+    wire: what gradients are rounded to before they are sent; None, if they aren't.  offload: master weights are in host memory.
     weights, gradients: lend the buffers of what isn't kept whole.
     """
 
@@ -68,11 +68,14 @@ def shardings_of(config: Config, mesh: Mesh) -> dict[str, Sharding]:
     facts = {
         "each": config.parallel.reduce == "microbatch",
         "tree": config.numerics.reproducible == "layout",
-        "wire": wire_type(config.precision),
         "offload": config.memory.offload in ("optimizer", "all"),
     }
-    domains = domains_of(config).items()
-    return {name: Sharding(config.parallel.zero, mesh[each.shard], mesh[each.replicate], **facts) for name, each in domains}
+    found = {}
+    for name, domain in domains_of(config).items():
+        shard, replicate = mesh[domain.shard], mesh[domain.replicate]
+        sent = shard.size * replicate.size > 1
+        found[name] = Sharding(config.parallel.zero, shard, replicate, wire=wire_type(config.precision) if sent else None, **facts)
+    return found
 
 
 def reserve(shardings: Mapping[str, Sharding], needed: Needed, dtype: torch.dtype, device: torch.device) -> None:
