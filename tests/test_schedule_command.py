@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpitrain.cli import cli
+from mpitrain.commands.schedule import comparison
 from mpitrain.commands.schedule.played import Request, play
 from mpitrain.errors import BAD_INPUT, InputError
 from mpitrain.schedules import catalog
@@ -239,6 +240,21 @@ def test_compare_lists_every_schedule_the_fastest_first():
         alone = as_json(one["schedule"], "--stages", 4, "--microbatches", 8)
         assert (one["makespan"], one["span"], one["bubble_rate"]) == (alone["makespan"], alone["span"], alone["bubble_rate"])
         assert one["peak_stashes"] == max(alone["peak_stashes"])
+
+
+def test_compare_proves_what_it_lists_or_says_that_it_does_not(monkeypatch):
+    def early(table):
+        """Move a rank's last forward behind its last backward."""
+        return table._replace(ranks=(*table.ranks[:-1], tuple(sorted(table.ranks[-1], key=lambda action: action == ("F", 7, 3, None)))))
+
+    build = catalog.build
+    monkeypatch.setattr(catalog, "build", lambda name, *how: early(build(name, *how)) if name == "gpipe" else build(name, *how))
+    found = json.loads(run("compare", "--stages", 4, "--microbatches", 8, "--json"))
+    assert "B7@3 stands before F7@3" in found["undefined"]["gpipe"] and all(one["proved"] for one in found["schedules"])
+    monkeypatch.setattr(comparison, "PROVED_AT_ONCE", 100)
+    lines = run("compare", "--stages", 4, "--microbatches", 8, "--memory-limit", 2).splitlines()
+    (zbv,) = [line for line in lines if line.startswith("zbv ")]
+    assert zbv.endswith("above the limit, not proved")
 
 
 def test_compare_says_why_a_schedule_is_undefined():

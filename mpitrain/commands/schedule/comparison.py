@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table as Grid
 
-from mpitrain.commands.schedule.played import Played, Request, play
+from mpitrain.commands.schedule.played import PROVED_AT_ONCE, Played, Request, play
 from mpitrain.commands.schedule.text import number
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules import catalog
@@ -21,11 +21,11 @@ class Comparison(NamedTuple):
 
 
 def compare(request: Request) -> Comparison:
-    """Play every schedule of the catalogue. An option that a schedule has no use for is left out for it."""
+    """Prove and play every schedule of the catalogue. An option that a schedule has no use for is left out for it."""
     played, undefined = [], {}
     for name in catalog.NAMES:
         try:
-            played.append(play(_fitting(request, name), prove=False))
+            played.append(play(_fitting(request, name), PROVED_AT_ONCE // len(catalog.NAMES)))
         except ScheduleError as error:
             undefined[name] = str(error.args[0]).removeprefix(f"{name}: ")
     return Comparison(sorted(played, key=_order), undefined)
@@ -79,7 +79,7 @@ def _cells(played: Played) -> list[str]:
         str(max(played.messages)),
         str(max(map(len, played.chunks)) // played.table.copies),
         str(played.table.copies),
-        "above the limit" if played.above_limit else "",
+        ", ".join(["above the limit"] * played.above_limit + ["not proved"] * (played.proof is None)),
     ]
 
 
@@ -115,4 +115,5 @@ def _numbers(played: Played) -> dict:
         "chunks": max(map(len, played.chunks)) // played.table.copies,
         "copies": played.table.copies,
         "above_limit": played.above_limit,
+        "proved": played.proof is not None,
     }

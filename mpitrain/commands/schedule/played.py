@@ -18,7 +18,7 @@ from mpitrain.schedules.progress import Told
 from mpitrain.schedules.simulate import Timeline, simulate_table
 from mpitrain.schedules.table import Table
 
-PROVED_AT_ONCE = 250_000  # instructions; about two seconds
+PROVED_AT_ONCE = 100_000  # operations; about two seconds
 
 
 class Request(NamedTuple):
@@ -118,21 +118,19 @@ class Played:
         return self.memory_limit is not None and max(self.peak_stashes) > self.memory_limit + 1e-9
 
 
-def play(request: Request, *, prove: bool = True) -> Played:
-    """Make the table that was asked for, prove it, and play it with the times.
+def play(request: Request, most_proved: int = PROVED_AT_ONCE) -> Played:
+    """Make the table that was asked for, prove it if it has no more than so many operations, and play it with the times.
 
     Raises ScheduleError if the schedule isn't defined for this size or has a flaw, ConfigError if a file can't be read.
     """
     table = _table(request)
-    proof = _prove(table) if prove else None
+    proof = _prove(table) if sum(map(len, table.ranks)) <= most_proved else None
     share = 1 if request.weight_memory is None else request.weight_memory
     return Played(table, simulate_table(table, request.times), request.times, request.memory_limit, share, proof)
 
 
-def _prove(table: Table) -> Report | None:
+def _prove(table: Table) -> Report:
     programs = lower(table, [Reduction(1, ())] * table.num_stages)
-    if sum(map(len, programs)) > PROVED_AT_ONCE:
-        return None
     return check(programs, table.num_stages, table.num_microbatches, copies=table.copies, segments=table.segments)
 
 
