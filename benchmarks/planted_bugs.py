@@ -147,6 +147,7 @@ BUGS = [
     ("schedules/check.py", "return None if reduces is None else", "return None if True else"),
     ("schedules/csv_table.py", "return [PAIR, *_read_cell(pair[1]), *_read_cell(pair[2])]", "return [*_read_cell(pair[1]), *_read_cell(pair[2])]"),
     ("schedules/deadlock.py", "cursors[rank] += 1", "cursors[rank] += 2"),
+    ("schedules/deadlock.py", "if action.kind in RECEIVES:", "if False:"),
     ("schedules/draw.py", "ends.append(ends[-1] + UNIT[action.kind])", "ends.append(ends[-1] + 1)"),
     ("schedules/dualpipe.py", "if num_ranks % 2:", "if False:"),
     ("schedules/gpipe.py", "return forward + [B(m, stage) for m in range(num_microbatches)]", "return forward + [B(m, stage) for m in reversed(range(num_microbatches))]"),

@@ -63,7 +63,7 @@ def check(
         _prove_buckets(needs, reduces if train else None, residency, reduce_each)
         no_deadlock(needs, blocking_sends=blocking_sends)
     except rules.Flaw as flaw:
-        _, cursors = play(needs)
+        cursors = play(needs)
         waits = all(cursor == len(program) for cursor, program in zip(cursors, programs))
         raise ScheduleError(f"{flaw.args[0]}\n\n{grid(programs, mark=flaw.place, waits=waits)}") from None
     return Report(

@@ -1,6 +1,8 @@
 """Find and explain a deadlock."""
 
-from mpitrain.schedules.actions import SENDS, Action
+from collections import defaultdict, deque
+
+from mpitrain.schedules.actions import RECEIVES, SENDS, Action
 from mpitrain.schedules.needs import Needs, Place, partner
 from mpitrain.schedules.rules import Flaw
 
@@ -10,7 +12,7 @@ def no_deadlock(needs: Needs, *, blocking_sends: bool = False) -> None:
 
     The programs must obey the other rules: a rank then only ever waits for the other end of a message, or of a sum.
     """
-    _, cursors = play(needs, blocking_sends=blocking_sends)
+    cursors = play(needs, blocking_sends=blocking_sends)
     stuck = [rank for rank, program in enumerate(needs.programs) if cursors[rank] < len(program)]
     if not stuck:
         return
@@ -31,35 +33,40 @@ def _cycle(needs: Needs, cursors: list[int], rank: int) -> list[tuple[Place, Act
     return [path[member] for member in ranks[ranks.index(rank) :]]
 
 
-def play(needs: Needs, *, blocking_sends: bool = False) -> tuple[list[tuple[int, Action]], list[int]]:
-    """Run the programs until none can go on; return the (rank, action) in an order they ran, and each rank's cursor.
+def play(needs: Needs, *, blocking_sends: bool = False) -> list[int]:
+    """Run the programs until none can go on; return each rank's cursor.
 
     Sends have rendezvous semantics, nothing is buffered: started without blocking (MPI_Isend) and completed when the receive is
     reached; receives block. With `blocking_sends` a send blocks too, until its receive is reached. Sums are started without blocking;
     what takes the result of one blocks until every rank has started it. What can run doesn't depend on who goes first, so one order
     stands for all. A cursor short of its program's end means deadlock.
     """
-    programs = needs.programs
-    cursors = [0] * len(programs)
+    cursors = [0] * len(needs.programs)
     done: set[Action] = set()
-    order: list[tuple[int, Action]] = []
+    ready = deque(range(len(cursors)))
+    waiting: dict[Action, list[int]] = defaultdict(list)  # ranks, by what they wait for: that it is done, or a receive is reached
 
-    def can_run(action: Action) -> bool:
-        if not done.issuperset(needs.of(action)) or not done.issuperset(needs.met(action)):
-            return False
-        if blocking_sends and action.kind in SENDS and partner(action) in needs.place:
-            rank, position = needs.place[partner(action)]
-            return position <= cursors[rank]
-        return True
+    def missing(action: Action) -> Action | None:
+        """Return what an action waits for, if it can't run yet."""
+        for need in (*needs.of(action), *needs.met(action)):
+            if need not in done:
+                return need
+        if blocking_sends and action.kind in SENDS and (receive := partner(action)) in needs.place:
+            rank, position = needs.place[receive]
+            return receive if position > cursors[rank] else None
+        return None
 
-    moved = True
-    while moved:
-        moved = False
-        for rank, program in enumerate(programs):
-            while cursors[rank] < len(program) and can_run(program[cursors[rank]]):
-                action = program[cursors[rank]]
-                done.add(action)
-                order.append((rank, action))
-                cursors[rank] += 1
-                moved = True
-    return order, cursors
+    while ready:
+        rank = ready.popleft()
+        program = needs.programs[rank]
+        while cursors[rank] < len(program):
+            action = program[cursors[rank]]
+            if action.kind in RECEIVES:
+                ready.extend(waiting.pop(action, ()))
+            if (need := missing(action)) is not None:
+                waiting[need].append(rank)
+                break
+            done.add(action)
+            cursors[rank] += 1
+            ready.extend(waiting.pop(action, ()))
+    return cursors

@@ -1,6 +1,7 @@
 """When each instruction of each rank started and ended, whether simulated or measured, and what follows from it."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mpitrain.schedules.actions import COMPUTE, Action
 from mpitrain.schedules.needs import Programs
@@ -20,7 +21,7 @@ class Timeline:
     exposed: list[float] = field(default_factory=list)
     exposed_transfers: list[float] = field(default_factory=list)
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """From time 0 to the last end: what a step that ends with a barrier costs."""
         return max((ends[-1] for ends in self.ends if ends), default=0)

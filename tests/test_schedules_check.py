@@ -7,7 +7,9 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import NORM, REDUCE, UPDATE, B, F, parse, parse_program
 from mpitrain.schedules.catalog import build
 from mpitrain.schedules.check import check
+from mpitrain.schedules.deadlock import play
 from mpitrain.schedules.lower import Reduction, lower
+from mpitrain.schedules.needs import Needs
 from mpitrain.schedules.table import forwards
 
 REDUCES = [Reduction(2, (0, 1))] * 3
@@ -60,6 +62,17 @@ def test_a_deadlock_names_each_rank_of_the_cycle():
         "  rank 1, position 3: SEND_B0@1 waits for RECV_B0@0 (rank 0, position 4)",
     ]
     assert "B0!" in str(error.value)
+
+
+def test_a_rank_is_asked_again_only_when_what_it_waits_for_is_there(monkeypatch):
+    """A step of many ranks and few microbatches is proved in time that grows with its instructions, and not with ranks squared."""
+    asked = []
+    programs = programs_of("gpipe", 100, 1)
+    needs = Needs(programs)
+    of = Needs.of
+    monkeypatch.setattr(Needs, "of", lambda self, action: asked.append(action) or of(self, action))
+    assert play(needs) == list(map(len, programs))
+    assert len(asked) < 2 * sum(map(len, programs))
 
 
 def test_receives_in_the_wrong_order_deadlock():

@@ -161,7 +161,7 @@ def test_whatever_is_paired_is_proved_if_it_is_proved_alone(data, table, each, a
 
 def ends(table: Table, programs: list[list[Action]]) -> bool:
     """Tell whether all ranks reach their end, though some pairs were not the schedule's own."""
-    _, cursors = play(Needs(programs, copies=table.copies, segments=table.segments))
+    cursors = play(Needs(programs, copies=table.copies, segments=table.segments))
     return cursors == list(map(len, programs))
 
 

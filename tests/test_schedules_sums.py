@@ -256,7 +256,7 @@ def test_a_rank_that_waits_for_a_sum_before_it_has_sent_what_the_other_needs_is_
         "  rank 0, position 2: RECV_B0@0 waits for SEND_B0@1 (rank 1, position 5)",
         "  rank 1, position 4: REDUCE0@1 waits for SUM0@0 (rank 0, position 4)",
     ]
-    assert play(Needs([parse_program(row) for row in rows], reduces=TWO))[1] == [2, 4]
+    assert play(Needs([parse_program(row) for row in rows], reduces=TWO)) == [2, 4]
 
 
 # ---------------------------------------------------------------- time
