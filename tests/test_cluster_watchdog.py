@@ -1,15 +1,18 @@
 """Which rank a watchdog calls the first that is gone, in whatever state its own work was just then."""
 
 import os
+import resource
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from watched import Played, listener_at
 
+from mpitrain.cluster import console
 from mpitrain.cluster.finding import connect
-from mpitrain.cluster.nodes import Meeting
+from mpitrain.cluster.nodes import Meeting, Nodes
 from mpitrain.cluster.watchdog import ASKED, BYE, FAILED, MEET, READY, Watchdog
 
 
@@ -123,3 +126,56 @@ def test_there_may_be_more_ranks_than_a_shell_allows_descriptors(num_ranks):
     for rank in ranks:
         rank.connection.send(BYE)
         rank.die()
+
+
+@pytest.fixture
+def beyond_select():
+    """As many descriptors as hundreds of ranks have: select() takes no number above 1023."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 2048:
+        pytest.skip("may have no 2048 descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
+    held = [os.dup(2) for _ in range(1100)]
+    yield
+    for descriptor in held:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_nodes_meet_whatever_numbers_their_links_have(beyond_select):
+    door = socket.create_server(("", 0))
+    meeting = {"names": ("a", "b"), "addresses": ("127.0.0.1",), "port": door.getsockname()[1], "token": "secret"}
+    hub, spoke = Nodes(Meeting(0, **meeting), door), Nodes(Meeting(1, **meeting))
+    answers = threading.Thread(target=lambda: hub.hear(hub.accept()))
+    answers.start()
+    spoke.connect()
+    answers.join(10)
+    assert spoke.reached == {0} and min(spoke.links) > 1023
+    for each in (hub, spoke):
+        for link in each.links.values():
+            link.socket.close()
+    door.close()
+
+
+def test_lines_are_written_to_whatever_number(beyond_select):
+    reads, writes = os.pipe()
+    console.write(writes, "why")
+    assert os.read(reads, 9) == b"why\n" and writes > 1023
+    os.close(reads)
+    os.close(writes)
+
+
+STUCK = """
+import os, time
+[os.dup(2) for _ in range(1100)]
+from mpitrain.cluster.guard import Guard
+guard = Guard()
+guard.place.name("rank 0", 0.1)
+time.sleep(60)
+"""
+
+
+def test_a_rank_watches_its_limit_whatever_numbers_it_has(beyond_select):
+    """Where no watchdog does."""
+    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "rank 0 in phase start, starting: is stuck" in done.stderr

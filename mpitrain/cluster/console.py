@@ -40,9 +40,10 @@ class Console:
 
 def write(descriptor: int, text: str) -> None:
     """Write lines to what may be a pipe that nobody reads, and may not wait for a reader."""
-    content, end = (text.rstrip("\n") + "\n").encode(errors="replace"), time.monotonic() + PATIENCE_S
+    content, end, poll = (text.rstrip("\n") + "\n").encode(errors="replace"), time.monotonic() + PATIENCE_S, select.poll()
+    poll.register(descriptor, select.POLLOUT)
     try:
-        while content and select.select([], [descriptor], [], max(0.0, end - time.monotonic()))[1]:
+        while content and poll.poll(1000 * max(0.0, end - time.monotonic())):
             try:
                 content = content[os.write(descriptor, content[:PIECE]) :]
             except BlockingIOError:  # another process was faster

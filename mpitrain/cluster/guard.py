@@ -172,10 +172,10 @@ class Guard:
         while True:
             known = self._watchdog
             watched = known is not None and self._joined
-            ready, _, _ = select.select([self._wakes] + [known] * (known is not None), [], [], None if watched else LOOK_S)
+            ready = _ready([self._wakes, *([] if known is None else [known.fileno()])], None if watched else LOOK_S)
             if self._wakes in ready:
                 self._signalled(os.read(self._wakes, 512))
-            if known in ready:
+            if known is not None and known.fileno() in ready:
                 self._hear(known)
             elif not watched:
                 self._look()
@@ -213,7 +213,7 @@ class Guard:
             report = f"mpitrain: {where.told('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s (comm.timeout_s)"
             self._end(report, FAILED)
             if self._watchdog is not None:
-                select.select([self._watchdog], [], [], VERDICT_S)
+                _ready([self._watchdog.fileno()], VERDICT_S)
             abort(FAILED)
 
     def _say_asked(self) -> None:
@@ -261,6 +261,14 @@ class Guard:
             self._watchdog = None  # it is gone
         _print(report, self._console)
         abort(code)
+
+
+def _ready(descriptors: list[int], timeout_s: float | None) -> set[int]:
+    """Wait until there is something to read, or an end; return where. Not by select(): it takes no number above 1023."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)}
 
 
 def _found() -> socket.socket | None:

@@ -177,15 +177,17 @@ class Nodes:
 
 def _answering(meeting: Meeting) -> Iterator[socket.socket]:
     """Yield connections to the hub, in the order in which its addresses answer."""
-    open_ = {}
+    open_, poll = {}, select.poll()
     for address in meeting.addresses:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         connection.setblocking(False)
         connection.connect_ex((address, meeting.port))
         open_[connection.fileno()] = connection
+        poll.register(connection, select.POLLOUT)
     end = time.monotonic() + CONNECT_S
     while open_ and time.monotonic() < end:
-        for descriptor in select.select([], list(open_), [], max(0.0, end - time.monotonic()))[1]:
+        for descriptor, _ in poll.poll(1000 * max(0.0, end - time.monotonic())):
+            poll.unregister(descriptor)
             connection = open_.pop(descriptor)
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 connection.close()
