@@ -238,6 +238,7 @@ BUGS = [
     ("mpitrain/cluster/nodes.py", 'greeting.get("token") == self.meeting.token', "True"),
     ("mpitrain/cluster/watchdog.py", "(most, most))", "(_, most))"),
     ("mpitrain/cluster/watchdog.py", "if descriptor in self.dropped:", "if False:"),
+    ("mpitrain/cluster/watchdog.py", "elif kind == MEET and flags & socket.MSG_CTRUNC:", "elif False:"),
     ("mpitrain/cluster/watchdog.py", "while rank.number in self.seen and self._hear(rank):", "while False:"),
     ("mpitrain/cluster/watchdog.py", "if rank.life is None:\n            self._drop(rank)\n        else:\n            self._poll.unregister(rank.connection)", "if rank.slot is not None:\n            self._miss(rank)\n        self._drop(rank)"),
     ("mpitrain/cluster/watchdog.py", "or not any(where.state in AT_WORK for _, where in ranks)):", "):"),

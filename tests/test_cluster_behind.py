@@ -1,6 +1,8 @@
 """Who is behind, of ranks whose places are known; and how the watchdogs of several nodes tell one another."""
 
+import errno
 import os
+import resource
 import socket
 import threading
 import time
@@ -216,6 +218,36 @@ def test_a_rank_that_gave_up_a_wait_and_is_gone_is_not_the_trouble(monkeypatch, 
     node.thread.join(10)
     said = capfd.readouterr().err
     assert "first behind: rank 0" in said and "is gone" not in said
+
+
+@pytest.fixture
+def no_more_descriptors():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(2)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_spoke_that_can_have_no_more_descriptors_reports_for_itself(hub, no_more_descriptors):
+    spoke = Nodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, "secret"))
+    spoke.connect()
+    assert not spoke.links
+
+
+def test_a_hub_that_can_have_no_more_descriptors_goes_on(hub, monkeypatch):
+    def accept():
+        raise OSError(errno.EMFILE, "on purpose")
+
+    monkeypatch.setattr(hub, "accept", accept)
+    node = Node(hub, 0, WORKING, 60.0)
+    spoke = Nodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, "secret"))
+    spoke.connect()
+    assert not spoke.links and node.thread.is_alive()
+    node.rank.die()
+    node.thread.join(10)
+    assert not node.thread.is_alive()
 
 
 STRANGE = [b'{"token": "guessed", "node": 1}\n', b"[1]\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000, b"[" * 5000 + b"\n"]

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 from watched import Played, listener_at
@@ -13,7 +14,7 @@ from watched import Played, listener_at
 from mpitrain.cluster import console
 from mpitrain.cluster.finding import connect
 from mpitrain.cluster.nodes import Meeting, Nodes
-from mpitrain.cluster.watchdog import ASKED, BYE, FAILED, MEET, READY, Watchdog
+from mpitrain.cluster.watchdog import ASKED, BYE, FAILED, MEET, READY, REFUSED, Watchdog
 
 
 class Held(Watchdog):
@@ -114,16 +115,40 @@ def test_a_number_that_is_anothers_by_now_is_not_taken_for_its_first_owner(monke
     assert len(there) == 1
 
 
+def started_with(ulimit: str, address: str) -> None:
+    script = f"from mpitrain.cluster import finding; finding.start({address!r})"
+    subprocess.run(["bash", "-c", f'ulimit {ulimit}; exec "$0" -c "$1"', sys.executable, script], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("num_ranks", [60])
 def test_there_may_be_more_ranks_than_a_shell_allows_descriptors(num_ranks):
     address = f"\0mpitrain-test-{os.urandom(8).hex()}"
-    script = f"from mpitrain.cluster import finding; finding.start({address!r})"
-    subprocess.run(["bash", "-c", 'ulimit -Sn 64; exec "$0" -c "$1"', sys.executable, script], check=True, timeout=60)
+    started_with("-Sn 64", address)
     ranks = [Played(address, number) for number in range(num_ranks)]
     for rank in ranks:
         rank.connection.settimeout(20)
         assert rank.connection.recv(16) == READY
     for rank in ranks:
+        rank.connection.send(BYE)
+        rank.die()
+
+
+@pytest.mark.parametrize("most", [40, 41, 42])
+def test_a_watchdog_that_can_have_no_more_descriptors_turns_away_and_goes_on(most):
+    """A rank takes three: the first that it lacks is that of a connection, of a slot, or of a lifeline."""
+    address, known = f"\0mpitrain-test-{os.urandom(8).hex()}", []
+    started_with(f"-n {most}", address)
+    for number in range(20):
+        with suppress(OSError):  # closed at the other end
+            rank = Played(address, number)
+            rank.connection.settimeout(20)
+            known += [rank] if rank.connection.recv(16) == READY else []
+    told, door = Meeting(names=("here", "there")).written(), socket.create_server(("", 0))
+    socket.send_fds(known[0].connection, [MEET + b"%d" % len(known)], [2, told, door.fileno()])
+    assert 5 < len(known) < 15 and known[0].connection.recv(16) in (READY, REFUSED)
+    os.close(told)
+    door.close()
+    for rank in known:
         rank.connection.send(BYE)
         rank.die()
 

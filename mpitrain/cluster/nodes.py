@@ -179,7 +179,10 @@ def _answering(meeting: Meeting) -> Iterator[socket.socket]:
     """Yield connections to the hub, in the order in which its addresses answer."""
     open_, poll = {}, select.poll()
     for address in meeting.addresses:
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        except OSError:
+            break  # of descriptors there are no more
         connection.setblocking(False)
         connection.connect_ex((address, meeting.port))
         open_[connection.fileno()] = connection

@@ -139,7 +139,7 @@ class Watchdog:
                 if self.listener is not None and descriptor == self.listener.fileno():
                     self._open()
                 elif self.nodes.listener is not None and descriptor == self.nodes.listener.fileno():
-                    self._poll.register(self.nodes.accept(), select.EPOLLIN)
+                    self._open_to_node()
                 elif descriptor in self.nodes.links:
                     self._hear_node(descriptor)
                 elif descriptor in self.lives:
@@ -165,12 +165,31 @@ class Watchdog:
 
     def _open(self) -> None:
         """Let a rank of this node in; nobody else's process."""
-        connection, _ = self.listener.accept()
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:  # of descriptors there are no more: who finds the door shut starts another watchdog
+            self._shut(self.listener)
+            self.listener = None
+            return
         if peer_of(connection).uid != os.getuid():
             connection.close()
             return
         self.seen[connection.fileno()], self.came = Seen(connection.fileno(), connection), True
         self._poll.register(connection, select.EPOLLIN)
+
+    def _open_to_node(self) -> None:
+        """Let the watchdog of another node in."""
+        try:
+            self._poll.register(self.nodes.accept(), select.EPOLLIN)
+        except OSError:  # as above; who finds this door shut reports for itself
+            self._shut(self.nodes.listener)
+            self.nodes.listener = None
+
+    def _shut(self, listener: socket.socket | None) -> None:
+        """Let nobody in any more; the name is free."""
+        if listener is not None:
+            self._poll.unregister(listener)
+            listener.close()
 
     def _act(self, now: float) -> None:
         if self.ended_at < now:
@@ -218,7 +237,7 @@ class Watchdog:
     def _hear(self, rank: Seen) -> bool:
         """Take one message of a rank; return whether there was one."""
         try:
-            message, descriptors, _, _ = socket.recv_fds(rank.connection, 1 << 20, MOST_DESCRIPTORS, socket.MSG_DONTWAIT)
+            message, descriptors, flags, _ = socket.recv_fds(rank.connection, 1 << 20, MOST_DESCRIPTORS, socket.MSG_DONTWAIT)
         except OSError:
             return False
         if message == b"":
@@ -237,6 +256,9 @@ class Watchdog:
             self.ask_at = min(self.ask_at, time.monotonic() + GATHER_S)
         elif kind == ASKED:
             self.asked_to_end = True
+        elif kind == MEET and flags & socket.MSG_CTRUNC:  # not all descriptors came: this process can't have more
+            _close(descriptors)
+            self._send(rank, REFUSED)
         elif kind == MEET:
             self.meeting = rank, int(message[1:]), descriptors
             self._meet()
@@ -244,13 +266,14 @@ class Watchdog:
 
     def _greet(self, rank: Seen, descriptors: list[int]) -> None:
         """Know a rank from now on; not one whose descriptors didn't come, as where this process can't have more."""
-        if len(descriptors) < 2:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        try:
+            slot, life = descriptors
+            rank.slot = seen_slot(slot)  # which is one more
+        except (ValueError, OSError):
+            _close(descriptors)
             self._drop(rank)
             return
-        slot, rank.life = descriptors
-        rank.slot = seen_slot(slot)
+        rank.life = life
         os.close(slot)
         self.lives[rank.life] = rank
         self._poll.register(rank.life, 0)  # that it is closed, is told in any case
@@ -268,13 +291,13 @@ class Watchdog:
         self.met, self.meeting = len(self._ranks) == num_ranks, None
         if self.met:
             os.dup2(stderr, STDERR)  # of the node's first rank: what is said there may go to a file of that rank
-            self._poll.unregister(self.listener)
-            self.listener.close()  # its name is free
-            self.listener, self.nodes = None, Nodes(Meeting.read(os.dup(told)), socket.socket(fileno=os.dup(door[0])) if door else None)
+            os.close(stderr)
+            self._shut(self.listener)
+            self.listener, self.nodes = None, Nodes(Meeting.read(told), socket.socket(fileno=door[0]) if door else None)
             self.nodes.connect()
             self._listen_to_nodes()
-        for descriptor in (stderr, told, *door):
-            os.close(descriptor)
+        else:
+            _close((stderr, told, *door))
         self._send(rank, READY if self.met else REFUSED)
 
     def _miss(self, rank: Seen) -> None:
@@ -433,6 +456,11 @@ class Watchdog:
             rank.connection.send(message)
         except OSError:
             return  # gone already
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def main() -> None:
