@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import select
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ from dataclasses import replace
 import pytest
 from watched import Played, listener_at
 
-from mpitrain.cluster import watchdog
+from mpitrain.cluster import nodes, watchdog
 from mpitrain.cluster.behind import Rank, at_fault, report
 from mpitrain.cluster.board import BUSY, HUNG, LEFT, SLOT, WAITING, WORKING, Owed, Place, Where, read_slot
 from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
@@ -157,6 +158,21 @@ def test_watchdogs_of_two_nodes_talk(hub):
     sending.join(10)
     hub.tell({"say": "over"})
     assert heard == [(1, {"say": "board", "ranks": [long]})] and spoke.hear(at_spoke) == [(0, {"say": "over"})]
+
+
+def test_a_link_that_took_half_a_line_is_closed(hub, monkeypatch):
+    """The next line would follow the half one."""
+    monkeypatch.setattr(nodes, "SEND_S", 0.1)
+    spoke, at_hub = connected(hub, "secret")
+    hub.tell({"say": "board", "ranks": ["x" * 100_000_000]})
+    poll = select.poll()
+    poll.register(at_hub, select.POLLIN)
+    assert poll.poll(0) and hub.hear(at_hub) is None and not hub.links
+    (at_spoke,) = spoke.links
+    spoke.links[at_spoke].socket.settimeout(10)
+    while (heard := spoke.hear(at_spoke)) is not None:
+        assert heard == []
+    assert not spoke.links
 
 
 class Node:

@@ -21,6 +21,7 @@ import select
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,13 @@ class Link:
     read: bytes = b""
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Send a message; return False if nobody takes it."""
+        """Send a message; return False if nobody takes it. That ends the link, which may have taken half a line: both ends read so."""
         try:
             self.socket.settimeout(SEND_S)
             self.socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
+            with suppress(OSError):  # the other end was first
+                self.socket.shutdown(socket.SHUT_RDWR)
             return False
         return True
 
