@@ -175,6 +175,32 @@ def test_a_link_that_took_half_a_line_is_closed(hub, monkeypatch):
     assert not spoke.links
 
 
+def test_what_a_hub_says_with_its_welcome_is_heard(hub, monkeypatch):
+    """Both came before the spoke has looked."""
+    sent, send = threading.Event(), nodes.Link.send
+
+    def send_and_wait(link, message):
+        done = send(link, message)
+        if "token" in message:
+            assert sent.wait(10)
+        return done
+
+    def answer():
+        hub.hear(hub.accept())
+        hub.tell({"say": "where"})
+        sent.set()
+
+    monkeypatch.setattr(nodes.Link, "send", send_and_wait)
+    thread = threading.Thread(target=answer)
+    thread.start()
+    spoke = Nodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, "secret"))
+    spoke.connect()
+    thread.join(10)
+    (at_spoke,) = spoke.links
+    spoke.links[at_spoke].socket.settimeout(5)
+    assert spoke.hear(at_spoke) == [(0, {"say": "where"})]
+
+
 class Node:
     """The watchdog of a node in a thread, with one rank that is what the test says."""
 

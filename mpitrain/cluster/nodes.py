@@ -205,8 +205,9 @@ def _answering(meeting: Meeting) -> Iterator[socket.socket]:
 
 
 def _welcome(connection: socket.socket) -> bool:
-    """Tell whether it is the hub that answers, and not another program."""
+    """Tell whether it is the hub that answers, and not another program. Read its line only: what it says next may have come, too."""
     try:
-        return b"welcome" in connection.recv(MOST_GREETING)
+        line, end, _ = connection.recv(MOST_GREETING, socket.MSG_PEEK).partition(b"\n")
+        return b"welcome" in connection.recv(len(line + end))
     except OSError:
         return False
