@@ -108,7 +108,7 @@ class Axis:
             which, self._num_heard = Started(self.name, self._num_heard, name, self.place.what), self._num_heard + 1
             steps = followed(self.tap, which, steps, [*reads, *(x[given] for x in writes)], writes)
         what = what or f"{name} of {num_bytes} bytes on {self.name}"
-        return self.progress.start(steps, what, self.account, result, ranks=self.ranks, owed=owed)
+        return self.progress.start(steps, what, self.account, result, owed=owed)
 
     def listen(self, tap: Tap | None) -> None:
         """Let a tap hear what is started from now on, counted from 0; None: nobody."""

@@ -11,14 +11,23 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from mpitrain.comm.buffers import Array, on_device
-from mpitrain.comm.progress import Ready, Steps
+from mpitrain.comm.progress import Steps
 
 
-def written(x: Array) -> Ready:
-    """Return whether the work queued so far on the current stream, which writes `x`, is done. MPI knows no streams."""
-    event = sys.modules["torch"].cuda.Event()
-    event.record(sys.modules["torch"].cuda.current_stream(x.device))
-    return event.query
+class Written:
+    """Whether the work queued so far on the current stream, which writes `x`, is done. MPI knows no streams."""
+
+    def __init__(self, x: Array):
+        cuda = sys.modules["torch"].cuda
+        self._event = cuda.Event()
+        self._event.record(cuda.current_stream(x.device))
+
+    def __call__(self) -> bool:
+        return self._event.query()
+
+    def owing(self) -> tuple[()]:
+        """Return nobody: it is this rank's own device that is waited for."""
+        return ()
 
 
 def settled(x: Array, axis) -> Steps:
@@ -27,7 +36,7 @@ def settled(x: Array, axis) -> Steps:
     Host memory is ready, and an axis of one rank hands nothing over.
     """
     if axis.size > 1 and on_device(x):
-        yield written(x)
+        yield Written(x)
 
 
 def reachable(
@@ -48,7 +57,7 @@ def staged(operation: Callable[..., Steps], reads: Sequence[Array], writes: Sequ
     needed = [(x, host) for x, host in (*zip(reads, inside), *((x[given], host[given]) for x, host in zip(writes, outside))) if len(x)]
     back = [(host, x) for x, host in zip(writes, outside)]
     # What is queued by now may still use what is written; the copies back may come on another stream.
-    before = [written(x) for x in writes[:1]]
+    before = [Written(x) for x in writes[:1]]
     return chain(_carried(needed), operation(*inside, *outside), before, _carried(back))
 
 
@@ -57,4 +66,4 @@ def _carried(pairs: list[tuple[Array, Array]]) -> Steps:
     for source, target in pairs:
         target.copy_(source, non_blocking=True)
     if pairs:
-        yield written(next(x for x in pairs[0] if on_device(x)))
+        yield Written(next(x for x in pairs[0] if on_device(x)))

@@ -22,7 +22,7 @@ from mpitrain.comm.stopwatch import Mark, Spans
 from mpitrain.comm.world import NOWHERE, Owed, Place
 from mpitrain.errors import HangError, MessageError
 
-Ready = Callable[[], bool]
+Ready = Callable[[], bool]  # one that has owing(), too, tells which ranks it waits for; any other is a turn in a queue
 Steps = Iterator[Ready]
 
 SPIN_S = 0.0002  # poll this long, then sleep between polls: with more ranks than cores the others need the core
@@ -69,13 +69,11 @@ def _told(error: MPI.Exception) -> str:
 class Pending:
     """A started operation. It owns its buffers until wait() returns.
 
-    ranks: of its axis, in their order, by their numbers in the world.  owed: what they have to do for it.
+    account: of its axis.  owed: what other ranks have to do for it.
     """
 
-    def __init__(
-        self, steps: Steps, progress: "Progress", what: object, account: Account, result: Any, ranks: Sequence[int], owed: Owed
-    ):
-        self.what, self.done, self.account, self.ranks, self.owed = what, False, account, ranks, owed
+    def __init__(self, steps: Steps, progress: "Progress", what: object, account: Account, result: Any, owed: Owed):
+        self.what, self.done, self.account, self.owed = what, False, account, owed
         self._steps, self._progress, self._result = steps, progress, result
         self._ready: Ready | None = None
 
@@ -106,10 +104,16 @@ class Pending:
         self._progress.wait(self)
         return self._result
 
+    def foremost(self) -> "Pending":
+        """Return the operation that is waited for: this one or, while its turn hasn't come, the oldest in flight on its axis."""
+        if hasattr(self._ready, "owing"):
+            return self
+        return next((each for each in self._progress.active if each.account is self.account and not each.done), self)
+
     def owing(self) -> list[int]:
-        """Return the ranks of the world that it waits for; of an operation that can't tell, all of its axis."""
-        owing = getattr(self._ready, "owing", None)
-        return sorted(rank for rank in (self.ranks if owing is None else owing()) if rank != self._progress.rank)
+        """Return the other ranks of the world that it waits for; none: it waits for this rank's own device."""
+        owing = getattr(self._ready, "owing", tuple)
+        return sorted(rank for rank in owing() if rank != self._progress.rank)
 
 
 class Progress:
@@ -126,11 +130,9 @@ class Progress:
         self._waiting, self._waited_for = False, defaultdict[int, float](float)
         self._thread: Poker | None = None
 
-    def start(
-        self, steps: Steps, what: object, account: Account, result: Any = None, *, ranks: Sequence[int] = (), owed: Owed | None = None
-    ) -> Pending:
+    def start(self, steps: Steps, what: object, account: Account, result: Any = None, *, owed: Owed | None = None) -> Pending:
         """Run the first phase of an operation now and return its Pending; `what` names it in a hang report, the rest as there."""
-        pending = Pending(steps, self, what, account, result, ranks, owed or Owed(self.place.what))
+        pending = Pending(steps, self, what, account, result, owed or Owed(self.place.what))
         account.begun(account.clock.mark())
         if not pending.test():
             self.active.append(pending)
@@ -192,11 +194,12 @@ class Progress:
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 raise HangError(f"waited {waited_s:.0f} s for {pending.what}")
             if waited_s > blamed_s + BLAME_S:
-                owing = pending.owing()
+                foremost = pending.foremost()
+                owing = foremost.owing()
                 self._blame(owing, waited_s - blamed_s)
                 blamed_s = waited_s
                 if waited_s > noted_s + NOTE_S:
-                    self.place.waits_for(str(pending.what), owing, pending.owed)
+                    self.place.waits_for(str(foremost.what), owing, foremost.owed)
                     noted_s = waited_s
             if waited_s < SPIN_S and not self._crowded:
                 sched_yield()

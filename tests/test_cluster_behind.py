@@ -19,9 +19,9 @@ from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
 from mpitrain.cluster.nodes import Meeting, Nodes, addresses_here, told_apart
 
 
-def rank(number: int, at: tuple[int, int], what: str, *, owing=(), owed=("", -1), condition="S", state=WORKING, **more) -> Rank:
-    """A rank at (step, position), which waits for the ranks `owing` to run `owed`."""
-    wait = f"a message of {owed[0]}" if owing else ""
+def rank(number: int, at: tuple[int, int], what: str, *, wait="", owing=(), owed=("", -1), condition="S", state=WORKING, **more) -> Rank:
+    """A rank at (step, position), which waits for the ranks `owing` to run `owed`; or for its own device, then `wait` says what for."""
+    wait = f"a message of {owed[0]}" if owing else wait
     where = Where(state, number, 100 + number, 0.0, 5.0, *at, f"rank {number} (pp {number})", "step", what, wait, owing, Owed(*owed))
     return Rank(where, f"node{number // 2}", condition, "", 7.0, **more)
 
@@ -50,6 +50,13 @@ def test_a_stopped_rank_is_behind_though_it_had_been_waiting():
     ranks += [rank(1, (7, 9), "RECV_F1@1", owing=(0,), owed=("SEND_F1@0", 8), state=HUNG, gave_up="mpitrain: 1")]
     found = report(ranks)
     assert found.behind == (0,) and "rank 0 owes SEND_F1@0" in found.text
+
+
+def test_a_rank_that_waits_for_its_own_device_is_behind():
+    """It gave up a wait as the others did, but nobody else could have ended it."""
+    found = report(pipeline(wait="F0 for stage 1", state=HUNG, gave_up="mpitrain: 0"))
+    assert found.behind == (0,) and "for 7 s: it waits for its own device: F0 for stage 1" in found.text
+    assert "rank 0 owes SEND_F1@0" in found.text and "ranks 1-3 wait for it in the end" in found.text
 
 
 def test_a_rank_that_nobody_waits_for_is_not_behind():

@@ -11,7 +11,7 @@ Without MPITRAIN_LAYOUTS they run on 2 ranks only.
 """
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -439,6 +439,43 @@ def test_an_axis_does_not_wait_for_another_whose_data_is_late(setting):
     device.streams[0].held = False
     found = device.get(late.wait())
     agree(mesh["other"].comm, waiting and (ready == mesh.size).all() and (found == mesh.size).all(), f"{waiting} {ready} {found}")
+
+
+def test_who_waits_for_its_own_device_blames_nobody_and_is_behind(setting, monkeypatch):
+    """Not with the operation that is late, and not with one that has to wait for its turn behind it."""
+    import torch
+
+    from mpitrain.cluster.behind import Rank, report
+    from mpitrain.cluster.board import Place
+    from mpitrain.comm.collectives import all_reduce
+    from mpitrain.errors import HangError
+
+    device, axis, progress = setting.device, setting.mesh["dp"], setting.mesh.progress
+    place, late = Place(axis.rank, f"rank {axis.rank}"), axis.rank == 0
+    for name, value in {"place": place, "timeout_s": 0.5}.items():
+        monkeypatch.setattr(progress, name, value)
+    before, places = progress.waited_for(), []
+    device.speed, device.streams[0].held = 1, late
+    first = all_reduce(device.put(torch.ones(4099)), axis)
+    with device.stream(-1 if setting.mesh.transport in ("collectives", "shared") else 0):  # the others overtake
+        second = all_reduce(device.put(torch.ones(4099)), axis)
+    for pending in (second, first):
+        for _ in range(20):  # at first rank 1, too, has a device to wait for
+            with suppress(HangError):
+                pending.wait()
+            if place.read().waits_for and (late or place.read().owing):
+                break
+        places.append(place.read())
+        place.waits_no_more()
+    wrong = [] if {where.owing for where in places} == ({()} if late else {(0,)}) else [f"{places}"]
+    wrong += [] if late == (progress.waited_for() == before) else [f"{before} {progress.waited_for()}"]
+    every = axis.comm.allgather(places)
+    device.streams[0].held, progress.timeout_s = False, 30
+    wrong += [] if all(device.get(pending.wait())[0] == axis.size for pending in (first, second)) else ["the sums"]
+    for each in zip(*every):
+        found = report([Rank(where, "here", "S", "", 1.0) for where in each])
+        wrong += [] if found.behind == (0,) and "its own device: all_reduce of 16396 bytes on dp" in found.text else [found.text]
+    agree(axis.comm, not wrong, f"{wrong}")
 
 
 def test_a_barrier_waits_for_every_rank_and_for_no_data(setting):

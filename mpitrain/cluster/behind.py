@@ -4,9 +4,9 @@
     rank 1   RECV_F1@1    waits for rank 0, which owes it SEND_F1@0, position 5
     rank 0   F1@0         position 4, stopped: it is behind, and owes SEND_F1@0 to rank 1; in the end 1 and 2 wait for it
 
-A wait names the ranks whose messages have not come (comm/progress.py), and the instruction by which they send them. A rank is behind if
-somebody waits for it, and it is stopped or dead, or waits for nobody. Where all wait, and an instruction that is owed has been run, its
-message is lost on the way.
+A wait names the ranks whose messages have not come (comm/progress.py), and the instruction by which they send them; a wait for the rank's
+own device names nobody. A rank is behind if somebody waits for it, and it is stopped or dead, or waits for nobody. Where all wait, and an
+instruction that is owed has been run, its message is lost on the way.
 
 Standard library only, and no MPI: the watchdog has this.
 """
@@ -44,14 +44,16 @@ class Rank:
     @property
     def waits(self) -> bool:
         """Whether it waits for others, as far as it could say."""
-        return bool(self.where.waits_for) or self.where.state in (WAITING, HUNG)
+        return bool(self.where.owing) if self.where.waits_for else self.where.state in (WAITING, HUNG)
 
     @property
     def how(self) -> str:
         """Why it does nothing, or what it does, in words."""
         held = f", in {self.held_in}" if self.held_in and self.condition == "D" else ""
         stack = "; it can't show its stack" if self.stopped else ""
-        return f"{CONDITIONS.get(self.condition, 'it waits for no message: it computes or is stuck')}{held}{stack}"
+        waits_for = self.where.waits_for
+        does = f"it waits for its own device: {waits_for}" if waits_for else "it waits for no message: it computes or is stuck"
+        return f"{CONDITIONS.get(self.condition, does)}{held}{stack}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

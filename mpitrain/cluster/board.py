@@ -49,7 +49,8 @@ NOTHING_OWED = Owed()
 class Where:
     """A slot as it was read. since: seconds of time.monotonic(), which all processes of a machine share.
 
-    waits_for: the message or the sum that it has waited for, for a while.  owing: ranks that have to do something for it.  owed: what.
+    waits_for: the message or the sum that it has waited for, for a while.  owing: ranks that have to do something for it; none: its own
+    device has.  owed: what.
     """
 
     state: int
