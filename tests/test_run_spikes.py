@@ -90,15 +90,18 @@ def test_routing_is_recorded_of_the_steps_that_were_not_undone(tmp_path, text):
 
 
 def test_too_many_spikes_end_a_run_and_the_last_step_is_not_saved(tmp_path, text):
+    """A run that goes on knows how many were skipped in a row before."""
     rollback = dict(KEYS, run_save_every=20, spikes_do="rollback", spikes_most=1)
-    skip = dict(KEYS, run_save_every=11, spikes_do="skip", run_max_skips=2)  # 22 is the second in a row
-    runs = (("run", *tiny(tmp_path / keys["spikes_do"], text, **keys)) for keys in (rollback, skip))
+    skip = dict(KEYS, run_save_every=1, spikes_do="skip", run_max_skips=3)  # 23 is the third in a row
+    runs = (("run", *tiny(tmp_path / keys["spikes_do"], text, **keys)) for keys in (rollback, skip, skip))
     noise = {"NOISE": json.dumps(list(range(20, 40)))}
-    rolled, skipped = several(2, *runs, program=Path(spiked.__file__), env=noise)
+    rolled, skipped, again = several(2, *runs, program=Path(spiked.__file__), env=noise)
     assert "diverged: 1 rollback was not enough (spikes.most = 1)" in rolled.output, tail(rolled.output)
-    assert "diverged: 2 steps were skipped in a row (run.max_skips = 2)" in skipped.output, tail(skipped.output)
-    assert rolled.returncode == skipped.returncode == 1
-    assert [path.name for path in (tmp_path / "skip" / "checkpoints").glob("step-*")] == ["step-00000011"]
+    for each in (skipped, again):
+        assert "diverged: 3 steps were skipped in a row (run.max_skips = 3)" in each.output, tail(each.output)
+    assert rolled.returncode == skipped.returncode == again.returncode == 1
+    assert "going on after step 22" in again.output and "step 24 " not in again.output, tail(again.output)
+    assert max(path.name for path in (tmp_path / "skip" / "checkpoints").glob("step-*")) == "step-00000022"
 
 
 def test_a_rollback_goes_to_what_this_run_went_on_from_not_to_what_it_refused(tmp_path, text):

@@ -27,7 +27,7 @@ class Spikes(msgspec.Struct):
 
 
 class Known(msgspec.Struct):
-    """The keys that every checkpoint has, and four that older ones lack; others are kept as they are.
+    """The keys that every checkpoint has, and some that older ones lack; others are kept as they are.
 
     loss_scale: the scale, and steps since it changed.
     """
@@ -42,6 +42,7 @@ class Known(msgspec.Struct):
     sequences: Count = 0  # of the data's order that come before those of the next step
     spikes: Spikes | None = None
     routing: str = ""  # digest of experts.replay, if there is one
+    skipped_in_a_row: Count = 0
 
 
 def read_meta(text: str, step: int) -> dict:

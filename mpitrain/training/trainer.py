@@ -389,6 +389,7 @@ class Trainer:
         sequences = (self.step + self.spikes.batches_skipped) * self.config.batch.global_
         meta |= {"routing": self.plan.routing.digest} if self.plan.routing else {}
         meta |= {"sequences": sequences, "loss_scale": scale.state, "spikes": self.spikes.state, "val_loss": finite(val_loss)}
+        meta["skipped_in_a_row"] = self.skipped_in_a_row
         self.saver.start(self.step, meta)
 
     def resume(self) -> None:
@@ -410,7 +411,7 @@ class Trainer:
             state_io.read(saved, self.actor)
             self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]
             self.updates, self.skipped = saved.meta["updates"], saved.meta["skipped"]
-            self.spikes.state = saved.meta.get("spikes") or NONE_YET
+            self.spikes.state, self.skipped_in_a_row = saved.meta.get("spikes") or NONE_YET, saved.meta.get("skipped_in_a_row", 0)
 
     def _last_saved(self) -> int:
         """Return the step of the newest checkpoint; 0 if there is none yet. Collective over all ranks, that under way is waited for.
