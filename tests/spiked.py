@@ -1,9 +1,12 @@
 """Runs of mpitrain on text of which some batches are noise: commands as tests/several.py takes them, batches from NOISE in the environment.
 
     mpirun -n 2 python spiked.py FOLDER '[["run", ...], ...]'
+
+OVERFLOW in the environment is a step whose gradients are not finite when it comes first.
 """
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -11,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import several
 
+from mpitrain.actor.actor import Actor
 from mpitrain.data.order import Sampler
 
 BATCH = 8  # sequences, as in launch.TINY
@@ -28,6 +32,25 @@ def main() -> None:
         return found
 
     Sampler.sequences = spiked
+    if "OVERFLOW" in os.environ:
+        _overflow(int(os.environ["OVERFLOW"]))
+
+
+def _overflow(at: int) -> None:
+    """Have the gradients of a step look infinite, once."""
+    run_step, due = Actor.run_step, {at}
+
+    def overflowing(actor: Actor, step: int, *given, **more):
+        measure, squares = actor.measure, actor.measure.squares
+        if step in due:
+            due.remove(step)
+            measure.squares = lambda grads: [math.inf]
+        try:
+            return run_step(actor, step, *given, **more)
+        finally:
+            measure.squares = squares
+
+    Actor.run_step = overflowing
 
 
 if __name__ == "__main__":

@@ -50,7 +50,10 @@ def text(tmp_path_factory):
 
 
 def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_path, text):
-    """Batch 20, which step 21 reads, is noise. Both runs go on from a copy of the checkpoint of step 16 and end with the same lines."""
+    """Batch 20, which step 21 reads, is noise. Both runs go on from a copy of the checkpoint of step 16 and end with the same lines.
+
+    So does one in which the gradients of step 21 aren't finite, besides.
+    """
     runs = {"skip": tmp_path / "skip", "rollback": tmp_path / "rollback"}
     first = [("run", *tiny(path, text, **KEYS, spikes_do=do)) for do, path in runs.items()]
     env = {"NOISE": "[20]"}
@@ -72,6 +75,10 @@ def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_
     last = several(2, *first, program=Path(spiked.__file__), env=env)
     assert all(each.returncode == 0 and "going on after step 24" in each.output for each in last), tail(last[0].output + last[1].output)
     assert {do: loss_lines(path) for do, path in runs.items()} == lines
+    overflow = ("run", *tiny(tmp_path / "overflow", text, **KEYS, spikes_do="rollback"))
+    (done,) = several(2, overflow, program=Path(spiked.__file__), env=env | {"OVERFLOW": "21"})
+    assert "rolled back to step 16" in done.output, tail(done.output)
+    assert loss_lines(tmp_path / "overflow") == lines["rollback"], tail(done.output)
 
 
 def test_routing_is_recorded_of_the_steps_that_were_not_undone(tmp_path, text):

@@ -75,7 +75,7 @@ class StepResult:
     num_tokens: those whose prediction counts for the loss.  peak_in_flight: the most stashes that each pipeline rank held at once.
     beside: the highest number that a rank was given.
     told: by name, what layers made besides their outputs, summed over layers and microbatches.  skipped, spike: no update was made,
-    because gradients weren't finite, or because of the loss.
+    because gradients weren't finite, or because of the loss; it can be both.
     """
 
     loss: float = 0.0
@@ -423,7 +423,7 @@ class Actor:
         result.stop, result.beside, result.peak_in_flight = total.stop, total.beside, [part.peak for part in parts[:: self.tp.size]]
         result.told = {name: math.fsum(numbers) for name, numbers in zip(self.plan.tells, total.told)}
         result.skipped = not math.isfinite(result.grad_norm)
-        result.spike = not result.skipped and work.asked.leaves_out(result.loss)
+        result.spike = work.asked.leaves_out(result.loss)
 
     def _compare_loads(self, work: Work) -> None:
         """Tell how unequal the loads of experts are, a mean over blocks."""

@@ -242,10 +242,9 @@ class Trainer:
         most = self.config.run.max_skips
         if not (result.skipped or result.spike):
             self.skipped_in_a_row = 0
-        elif result.spike:
-            self.skipped_in_a_row += 1
         elif result.num_tokens:  # without a target there is nothing to learn, and nothing is wrong
             self.skipped_in_a_row += 1
+        if result.skipped and result.num_tokens:
             limit = f" of at most {most} (run.max_skips)" if most else ""
             self.report.say(f"step {self.step} was skipped: its gradients are not finite; {self.skipped_in_a_row} in a row{limit}")
         if most and self.skipped_in_a_row >= most:
