@@ -72,6 +72,16 @@ def test_a_damaged_step_counts_for_nothing_and_stays(folder):
     assert steps(folder) == [50, 60, 70]
 
 
+def test_a_step_that_is_known_to_be_damaged_counts_for_nothing_until_it_is_saved_again(folder):
+    retention = Retention(folder, Policy(2), {60})
+    assert retention.prune(70, 2.0) == [10, 20, 30, 40]
+    assert steps(folder) == [50, 60, 70]
+    save(folder, 60, 1.0)  # the run went on from 50
+    assert retention.prune(60, 1.0) == []
+    save(folder, 80)
+    assert retention.prune(80, None) == [50, 60]
+
+
 def test_a_step_that_stepped_aside_is_removed_by_its_other_name(folder):
     (folder / "step-00000010").rename(folder / "step-00000010.old")
     assert Retention(folder, Policy(6)).prune(70, 2.0) == [10]

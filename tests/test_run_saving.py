@@ -98,6 +98,17 @@ def test_damage_that_one_rank_finds_is_told_once_and_all_go_on_from_the_step_bef
     assert loss_lines(run_dir) == loss_lines(folder / "staged") and digests(run_dir) == digests(folder / "staged")
 
 
+def test_a_step_that_was_found_damaged_takes_no_place_of_those_that_are_kept(folder, tmp_path, text):
+    run_dir = shutil.copytree(folder / "background", tmp_path / "run")
+    shard = run_dir / "checkpoints" / "step-00000012" / "shard-00000.h5"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    done = run_tiny(2, run_dir, text, **SETTINGS | dict(run_steps=13, run_save_every=0, run_keep=2, parallel_pp=2))
+    assert done.returncode == 0 and "using step-00000010" in done.output, tail(done.output)
+    assert steps(run_dir / "checkpoints") == [10, 12, 13]
+
+
 def test_a_staging_directory_that_is_not_there_is_bad_input(tmp_path, text):
     done = run_tiny(2, tmp_path / "run", text, run_staging=tmp_path / "nowhere")
     assert done.returncode == 2 and done.output.count("ConfigError: run.staging = ") == 1, tail(done.output)

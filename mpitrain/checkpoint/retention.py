@@ -5,7 +5,7 @@
                                                     best every   every newest
 
 Only steps up to one that is known to be good are looked at, and that one always stays: later ones, from before a run went back, are
-replaced when it gets there. What can't be read counts for nothing and is left for a person to look at.
+replaced when it gets there. What can't be read, or was found damaged, counts for nothing and is left for a person to look at.
 """
 
 from collections.abc import Mapping
@@ -39,17 +39,19 @@ class Policy:
 
 @dataclass
 class Retention:
-    """A policy for the steps of one folder; remembers what it has read of them."""
+    """A policy for the steps of one folder; remembers what it has read of them. damaged: steps that are, until they are saved again."""
 
     folder: Path
     policy: Policy
+    damaged: set[int] = field(default_factory=set)
     _losses: dict[int, float | None] = field(default_factory=dict)  # of the steps that can be read
 
     def surplus(self, good: int, loss: float | None) -> list[int]:
         """Return the steps up to `good`, which is whole and has this loss, that the policy doesn't keep. Raises CheckpointError."""
         if not self.policy.newest:
             return []
-        committed = {step: path for step, path in find(self.folder).items() if step <= good}
+        self.damaged.discard(good)
+        committed = {step: path for step, path in find(self.folder).items() if step <= good and step not in self.damaged}
         known = self._losses | {good: loss}
         found = {step: known[step] if step in known else _loss_of(path) for step, path in committed.items()}
         self._losses = {step: loss for step, loss in found.items() if loss is not UNREADABLE}

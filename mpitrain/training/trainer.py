@@ -109,7 +109,7 @@ class Trainer:
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.to_record, self.recorded = range(0), dict[int, list]()  # steps of which the routing is recorded, and what was
         self.watched = 0  # the step in which activations are counted
-        self.saver = saver_of(self.actor, world, self.place, self.rundir.checkpoints, opened.newest.step, self.report.say)
+        self.saver = saver_of(self.actor, world, self.place, self.rundir.checkpoints, opened.newest, self.report.say)
         self.leaving = Leaving(guard, opened.end, config.run.time_margin_s, self.saver.most_bytes)
 
     # ------------------------------------------------------------ the loop

@@ -14,12 +14,13 @@ VERIFYING = "verifying the newest checkpoint"
 class Newest(NamedTuple):
     """The checkpoint to go on from: its step, 0 if there is none, and digests of the tokens it was trained on and of experts.replay.
 
-    routing: empty if nothing was replayed, and in older ones.
+    routing: empty if nothing was replayed, and in older ones.  damaged: later steps, which were passed over.
     """
 
     step: int = 0
     data: str = ""
     routing: str = ""
+    damaged: tuple[int, ...] = ()
 
 
 def newest_whole(
@@ -32,11 +33,11 @@ def newest_whole(
     Raises CheckpointError, alike on all ranks, where there are steps and none can be used.
     """
     from mpitrain.checkpoint import load  # with it comes h5py: most of what is refused is refused before
-    from mpitrain.checkpoint.folders import find
+    from mpitrain.checkpoint.folders import find, step_of
     from mpitrain.checkpoint.verify import Part
 
     seed, committed = world.on_first_rank("looking for checkpoints", lambda: (secrets.token_hex(8), list(find(folder).values())))
-    part = Part(share, world.rank, world.size, seed)
+    part, damaged = Part(share, world.rank, world.size, seed), list[int]()
 
     def judge(path: Path) -> Newest:
         found, damage = Newest(), None
@@ -47,7 +48,9 @@ def newest_whole(
             damage = error.args[0]
         damages = filter(None, world.all_gather(VERIFYING, damage))
         for first in damages:
+            damaged.append(step_of(path))
             raise CheckpointError(first)
         return found
 
-    return world.on_every_rank(VERIFYING, lambda: load.newest_of(folder, committed, judge, warn)) or Newest()
+    found = world.on_every_rank(VERIFYING, lambda: load.newest_of(folder, committed, judge, warn)) or Newest()
+    return found._replace(damaged=tuple(damaged))

@@ -35,6 +35,7 @@ from mpitrain.config import to_toml
 from mpitrain.errors import CheckpointError
 from mpitrain.training.saving import state_io
 from mpitrain.training.saving.gathered import Gathered
+from mpitrain.training.saving.newest import Newest
 from mpitrain.training.saving.state_io import Snapshot
 
 OVER, FAILED, UNDER_WAY = range(3)  # what a rank tells; of all ranks the highest counts
@@ -119,10 +120,10 @@ class _Save:
     waited_s: float = 0.0
 
 
-def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: int, say: Callable[[str], None]) -> "Saver":
+def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: Newest, say: Callable[[str], None]) -> "Saver":
     """Return what saves an actor: a shard from each rank that is the first to have its part of a domain's state, or of a group of ranks.
 
-    newest: the step to go on from, 0 if there is none.  say: prints a line on the first rank.  Collective over all ranks.
+    newest: what to go on from.  say: prints a line on the first rank.  Collective over all ranks.
     """
     run, mesh = actor.plan.config.run, actor.mesh
     if run.shards == "rank":
@@ -131,11 +132,11 @@ def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: int
     else:
         snapshot = Gathered(Snapshot(actor, copied=False), group_of(world, run.shards))
         me = (world.rank,) if snapshot.num_bytes else None
-    retention = Retention(folder, Policy(run.keep, run.keep_every, run.keep_best))
+    retention = Retention(folder, Policy(run.keep, run.keep_every, run.keep_best), {*newest.damaged})
     writer = {"layout": str(mesh.grid), "ranks": world.size, "nodes": world.num_nodes, "MPI": library.name(), **preflight.code()}
     about = About(to_toml(actor.plan.config), writer)
     patience_s = Limit(actor.plan.config.comm.timeout_s).seconds  # as at first: steps say nothing of disks
-    return Saver(world, place, snapshot, retention, about, me, newest, run.save == "background", patience_s, run.staging, say)
+    return Saver(world, place, snapshot, retention, about, me, newest.step, run.save == "background", patience_s, run.staging, say)
 
 
 class Saver:
