@@ -10,10 +10,12 @@ import tomllib
 import numpy as np
 import pytest
 from checkpoints import meta_of
-from launch import MPITRAIN, environment, several
+from launch import MPITRAIN, environment, several, write_text
 
 from mpitrain import config as settings
 from mpitrain.checkpoint.save import begin, commit, write_shard
+from mpitrain.data.tokenizer import load_tokenizer
+from mpitrain.data.tokens import prepare
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
@@ -342,6 +344,16 @@ def test_a_tokenizer_within_or_given_is_read(copied, words, monkeypatch):
         assert text(copied, tokens=3, prompt="one") == within
     done = command(copied, "--prompt", "one", "--tokens", 3, "--tokenizer", words)
     assert done.returncode == 0 and done.stdout.startswith("one"), done
+
+
+def test_another_tokenizer_than_the_runs_is_told_of(copied, words, tmp_path, capsys):
+    """The run's data say which it was; without them nothing is said."""
+    text(copied, tokens=1, prompt="one", tokenizer=str(words))
+    prepare("text", write_text(tmp_path / "text.txt"), load_tokenizer("bytes"), copied / "data")
+    text(copied, tokens=1)
+    assert capsys.readouterr().err == ""
+    text(copied, tokens=1, prompt="one", tokenizer=str(words))
+    assert "tokens.json: the run had another tokenizer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["folder", "FIFO", "missing", "text"])

@@ -2,13 +2,14 @@
 
 import json
 import os
+import random
 import resource
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_several, several, tail, tiny, write_text
+from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_several, several, tail, tiny, words_file, write_text
 
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.config import Config
@@ -120,6 +121,28 @@ def require_refused(case, words):
 def test_a_corpus_that_changed_under_its_name_changes_nothing(ended, name):
     """Known only when it is tokenised."""
     require_refused(ended[name], "trained on other data")
+
+
+def test_another_tokenizer_is_named(tmp_path):
+    """One with the same words in another order, and one with a word more; an equal one, written with other spaces, goes on."""
+    words = {word: number for number, word in enumerate(["a", "run", "goes", "on", "with", "the", "bits", "of", "one", "that", "was"])}
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(random.Random(1).choices([*words], k=4000)))
+    orders = {"other": dict(zip(words, reversed(range(len(words))))), "more": words | {"never": len(words)}, "spaced": words}
+    files = {name: words_file(tmp_path / f"{name}.json", words) for name in orders}
+    commands = [("run", *tiny(tmp_path / name, text, data_tokenizer=file, run_steps=1)) for name, file in files.items()]
+    first = several(1, *commands)
+    assert [done.returncode for done in first] == [0, 0, 0], tail(first[0].output)
+    before = contents(tmp_path / "other"), contents(tmp_path / "more")
+    for name, order in orders.items():
+        words_file(files[name], order)
+    files["spaced"].write_text(json.dumps(json.loads(files["spaced"].read_text())))
+    other, more, spaced = several(1, *commands)
+    said = f'trained on other data than text gives now, with another tokenizer (data.tokenizer = "{files["other"]}")'
+    require_refused((tmp_path / "other", before[0], other), said)
+    require_refused((tmp_path / "more", before[1], more), "holds a run with model.vocab = 11, this one has 12")
+    assert f"and its tokenizer, data.tokenizer = '{files['more']}' as it was then" in more.output, tail(more.output)
+    assert spaced.returncode == 0, tail(spaced.output)
 
 
 @pytest.mark.parametrize("name", FOLDERS)

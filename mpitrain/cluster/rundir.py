@@ -167,9 +167,10 @@ class RunDir:
         found, wanted = identity(read_config(self.config)), identity(config)
         for key, value in wanted.items():
             if found[key] != value:
+                of_tokenizer = f" and its tokenizer, data.tokenizer = {found['data.tokenizer']!r} as it was then"
                 raise ConfigError(
                     f"run.dir = {self.path} holds a run with {key} = {found[key]!r}, this one has {value!r}; "
-                    "choose another run.dir, or go on with the settings of that run"
+                    f"choose another run.dir, or go on with the settings of that run{of_tokenizer if key == 'model.vocab' else ''}"
                 )
 
     def begin(self, config: Config) -> None:

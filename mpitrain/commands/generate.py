@@ -4,6 +4,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from mpitrain.cluster.rundir import RunDir, read_config
 from mpitrain.config import Batch, Config, Memory, Numerics, Optimizer
 from mpitrain.data.documents import documents_of
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
+from mpitrain.data.tokens import DESCRIPTION, describe
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 from mpitrain.inputs import kind_of, shown
 from mpitrain.layout.node_memory import require_memory
@@ -38,6 +40,7 @@ def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed:
     rundir = RunDir(run_dir)
     config = _read_config(rundir)
     tokenizer = _tokenizer(rundir, config.data.tokenizer, tokenizer_file)
+    _warn_of_another(rundir, tokenizer)
     ids = _encode(tokenizer, prompt)
     config = _for_sampling(rundir, config, tokenizer, len(ids) + num_tokens)
     ends = separator(config.data, tokenizer)
@@ -105,6 +108,13 @@ def _tokenizer(rundir: RunDir, name: str, given: str | None) -> Tokenizer:
     found = (kind or "missing") if inside else "outside of the run directory, and not read for it"
     named = f"{rundir.config} names the tokenizer {shown(repr(name))}"
     raise DataError(f"{named}, which is {found}; give --tokenizer FILE, the one that the run was trained with")
+
+
+def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
+    """Say so if the run's tokens are another tokenizer's. No more: one written with other spaces gives the same."""
+    with suppress(DataError, OSError):
+        if describe(rundir.data).origin.tokenizer != tokenizer.identity:
+            print(f"warning: {rundir.data / DESCRIPTION}: the run had another tokenizer, or another edition of its file", file=sys.stderr)
 
 
 def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:

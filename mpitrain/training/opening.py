@@ -6,6 +6,7 @@ anything of the run is written, and whatever is wrong on one rank alone is raise
 
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ from mpitrain.data.order import Sampler
 from mpitrain.data.split import split
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import Description, describe, open_tokens, prepare
-from mpitrain.errors import CheckpointError, ConfigError, InputError
+from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError
 from mpitrain.inputs import shown
 from mpitrain.layout.node_memory import require_memory
 from mpitrain.layout.plan import Plan
@@ -188,13 +189,19 @@ class _Opening:
 
         def accept(description: Description, tokens: np.ndarray) -> None:
             if newest.step and description.digest != newest.data:
-                raise CheckpointError(
-                    f"{self.rundir.checkpoints}: trained on other data than {self.config.data.source} gives now; choose another run.dir"
-                )
+                now = f"{self.config.data.source} gives now{self._with_another_tokenizer()}"
+                raise CheckpointError(f"{self.rundir.checkpoints}: trained on other data than {now}; choose another run.dir")
             self._samplers(tokens)
 
         data = self.config.data
         prepare(data.source, data.path, self.tokenizer, self.rundir.data, accept, self._still)
+
+    def _with_another_tokenizer(self) -> str:
+        """Say so if the tokens that are there were made with another one."""
+        with suppress(DataError):
+            if describe(self.rundir.data).origin.tokenizer != self.tokenizer.identity:
+                return f', with another tokenizer (data.tokenizer = "{shown(self.config.data.tokenizer)}")'
+        return ""
 
     def _corpora(self) -> Corpora:
         samplers = self._samplers(open_tokens(self.rundir.data))
