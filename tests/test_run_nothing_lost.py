@@ -12,8 +12,9 @@ import pytest
 from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_several, several, tail, tiny, words_file, write_text
 
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.config import Config
-from mpitrain.errors import CheckpointError
+from mpitrain.config import Config, load
+from mpitrain.errors import CheckpointError, ConfigError
+from mpitrain.layout.resolve import resolve
 
 SETTINGS = dict(run_steps=20, run_save_every=10, schedule_name="constant")
 
@@ -269,6 +270,21 @@ def test_fp16_looks_for_its_scale_and_is_saved(ended):
     run_dir, _, done = ended["fp16"]
     assert done.returncode == 0, tail(done.output)
     assert len(list(run_dir.glob("checkpoints/step*"))) == 12
+
+
+def test_a_users_own_configuration_is_no_run_and_is_not_replaced(tmp_path):
+    """Nor is one with a base, which no resolved one has; a run that was killed before its first line goes on."""
+    rundir, config = RunDir(tmp_path), resolve(load(None, ["model.width=32", f"run.dir={tmp_path}"]), 1, 256)
+    for own in ("[model]\nwidth = 32\n", 'base = "../base.toml"\n'):
+        rundir.config.write_text(own)
+        with pytest.raises(CheckpointError, match=r"holds a config.toml, but no run, which would replace it"):
+            rundir.require_same_run(config)
+        assert rundir.config.read_text() == own
+    rundir.begin(config)
+    rundir.require_same_run(config)
+    rundir.metrics.write_text("")
+    with pytest.raises(ConfigError, match=r"holds a run with model.width = 32, this one has 64"):
+        rundir.require_same_run(resolve(load(None, ["model.width=64"]), 1, 256))
 
 
 def test_lines_that_cannot_be_written_are_kept_until_they_can_be(tmp_path):

@@ -159,11 +159,15 @@ class RunDir:
         require_own(self.path)
 
     def require_same_run(self, config: Config) -> None:
-        """Raise ConfigError if the directory holds a run that computes something else."""
+        """Raise ConfigError if the directory holds a run that computes something else, CheckpointError for a config.toml of no run."""
+        begun = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
         if not self.config.exists():
-            if any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints")):
+            if begun:
                 raise CheckpointError(f"run.dir = {self.path} holds a run without its config.toml; choose another run.dir")
             return
+        if not begun and not self._is_of(config):
+            found = f"run.dir = {self.path} holds a config.toml, but no run, which would replace it by its own"
+            raise CheckpointError(f"{found}; move the file away, or choose another run.dir")
         found, wanted = identity(read_config(self.config)), identity(config)
         for key, value in wanted.items():
             if found[key] != value:
@@ -172,6 +176,13 @@ class RunDir:
                     f"run.dir = {self.path} holds a run with {key} = {found[key]!r}, this one has {value!r}; "
                     f"choose another run.dir, or go on with the settings of that run{of_tokenizer if key == 'model.vocab' else ''}"
                 )
+
+    def _is_of(self, config: Config) -> bool:
+        """Return whether config.toml is what a run writes, and of a run like this one."""
+        try:
+            return identity(read_config(self.config)) == identity(config)
+        except (ConfigError, CheckpointError):
+            return False
 
     def begin(self, config: Config) -> None:
         """Write the resolved configuration, when everything is checked: from here on this is the directory of this run.
