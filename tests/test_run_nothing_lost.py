@@ -272,6 +272,18 @@ def test_fp16_looks_for_its_scale_and_is_saved(ended):
     assert len(list(run_dir.glob("checkpoints/step*"))) == 12
 
 
+def test_the_configuration_of_a_moved_run_says_where_it_leads(tmp_path, text):
+    first, moved = tmp_path / "first", tmp_path / "moved"
+    run_several(1, text, {first: dict(SETTINGS, run_steps=1)})
+    shutil.copytree(first, moved)
+    here = ("run", str(moved / "config.toml"), "--set", "run.steps=2")
+    goes_on, asked = several(1, here, (*here, "--set", f"run.dir={moved}"))
+    said = f"{moved}/config.toml is that of a run directory, and leads to another: run.dir = {first}"
+    assert goes_on.returncode == 0 and f"{said}; --set run.dir={moved} goes on" in goes_on.output, tail(goes_on.output)
+    assert f"going on after step 1 of {first}" in goes_on.output
+    assert asked.returncode == 0 and said not in asked.output and lines_in(moved) == lines_in(first) == 2, tail(asked.output)
+
+
 def test_a_users_own_configuration_is_no_run_and_is_not_replaced(tmp_path):
     """Nor is one with a base, which no resolved one has; a run that was killed before its first line goes on."""
     rundir, config = RunDir(tmp_path), resolve(load(None, ["model.width=32", f"run.dir={tmp_path}"]), 1, 256)

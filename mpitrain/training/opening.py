@@ -80,7 +80,18 @@ def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard, record:
     require_same_configuration(world, plan.config)
     world.require_same(same)
     _require_device(plan, world)
-    return _Opening(plan, tokenizer, world, guard).open(), world
+    return _Opening(plan, tokenizer, world, guard, _told_of_moved(path, overrides, plan.config.run.dir)).open(), world
+
+
+def _told_of_moved(path: str | None, overrides: tuple[str, ...], run_dir: str) -> list[str]:
+    """Say so if the configuration is that of a run directory, which was moved or copied, and names another one."""
+    here = RunDir(os.path.dirname(path or ""))
+    asked = any(override.partition("=")[0].strip() == "run.dir" for override in overrides)
+    own = os.path.basename(path or "") == here.config.name and os.path.exists(here.metrics)
+    if asked or not own or os.path.realpath(here.path) == os.path.realpath(run_dir):
+        return []
+    found = f"{shown(path)} is that of a run directory, and leads to another: run.dir = {shown(run_dir)}"
+    return [f"{found}; --set run.dir={shown(here.path)} goes on with the run beside it"]
 
 
 def _plan(read: Config | InputError, world: World, record: Wish | None) -> tuple[Plan, Tokenizer, dict[str, str]]:
@@ -135,9 +146,9 @@ def _require_device(plan: Plan, world: World) -> None:
 class _Opening:
     """The run directory and what is in it, step by step; each is collective, and an error in one undoes what was made."""
 
-    def __init__(self, plan: Plan, tokenizer: Tokenizer, world: World, guard: Guard):
+    def __init__(self, plan: Plan, tokenizer: Tokenizer, world: World, guard: Guard, notes: list[str]):
         self.plan, self.config, self.tokenizer, self.world, self.guard = plan, plan.config, tokenizer, world, guard
-        self.rundir, self.notes = RunDir(self.config.run.dir), list[str]()
+        self.rundir, self.notes = RunDir(self.config.run.dir), notes
 
     def open(self) -> Opened:
         world, place = self.world, self.guard.place
