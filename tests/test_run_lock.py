@@ -1,5 +1,6 @@
 """One run at a time in a run directory."""
 
+import errno
 import json
 import os
 import signal
@@ -96,6 +97,19 @@ def test_a_holder_on_another_host_that_beats_is_respected(tmp_path, quick):
         Lock(tmp_path, never).take(nothing)
     over.set()
     thread.join()
+
+
+def test_a_look_on_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    left_behind(tmp_path)
+
+    def full(path, content):
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(CheckpointError, match=r"run\.lock cannot be written: No space left on device"):
+        Lock(tmp_path, never).take(nothing)
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
 @pytest.mark.parametrize("stale", [False, True])

@@ -95,8 +95,8 @@ class Lock:
 
     def _take(self, each: Callable[[str], object]) -> str:
         mine, said = self.path.with_name(f"{NAME}.{self.token}"), ""
-        mine.write_bytes(self._record())
         try:
+            mine.write_bytes(self._record())
             while not said and not _linked(mine, self.path):
                 said = self._take_over(mine, each)
         finally:
@@ -118,9 +118,7 @@ class Lock:
         if now is None or now.token != first.token:  # who was first has finished, and its file is removed
             path.unlink()
             return ""
-        fresh = self.path.with_name(f"{NAME}.{self.token}.new")
-        fresh.write_bytes(self._record())
-        fresh.replace(self.path)
+        mine.replace(self.path)
         for path in self.path.parent.glob(f"{NAME}.after-*"):
             path.unlink(missing_ok=True)
         return f"run.dir was in use by {first}, which is gone: taken over"
