@@ -148,6 +148,44 @@ def test_a_holder_whose_lock_was_taken_is_told(tmp_path, quick):
     assert told.wait(5)
 
 
+def test_a_sign_of_life_is_not_written_over_another_lock(tmp_path, quick, monkeypatch):
+    """It is taken after the holder has looked whose it is, and before it writes."""
+    told, lock, decode = threading.Event(), Lock(tmp_path, lambda text: told.set()), msgspec.json.decode
+    fresh = msgspec.json.encode(msgspec.structs.replace(lock._owner, token="another", host="far", job="a longer record"))
+
+    def decode_and_be_taken(content, **kind):
+        found = decode(content, **kind)
+        if found.token == lock.token:
+            (tmp_path / "fresh").write_bytes(fresh)
+            (tmp_path / "fresh").replace(tmp_path / NAME)
+        return found
+
+    lock.take(nothing)
+    monkeypatch.setattr(locks.msgspec.json, "decode", decode_and_be_taken)
+    assert told.wait(5)
+    assert (tmp_path / NAME).read_bytes() == fresh
+
+
+def test_a_lock_that_is_not_seen_for_a_moment_is_not_lost(tmp_path, quick, monkeypatch):
+    lock, opened, missed = Lock(tmp_path, never), Path.open, threading.Event()
+
+    def open_but_once(path, *how, **kinds):
+        if path == lock.path and not missed.is_set():
+            missed.set()
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return opened(path, *how, **kinds)
+
+    lock.take(nothing)
+    monkeypatch.setattr(Path, "open", open_but_once)
+    assert missed.wait(5)
+    beat = lock._beat
+    while lock._thread.is_alive() and lock._beat < beat + 2:
+        time.sleep(0.05)
+    assert lock._thread.is_alive() and read_owner(tmp_path / NAME).token == lock.token
+    lock.release()
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_lock_of_whoever_has_taken_it_is_left_alone(tmp_path):
     lock = Lock(tmp_path, never)
     lock.take(nothing)

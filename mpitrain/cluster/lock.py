@@ -27,6 +27,7 @@ NAME = "run.lock"
 BEAT_S = 5.0
 GONE_S = 30.0
 LOOK_S = 0.5
+LOOKS = 3
 WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 BEATS = 12  # digits: the file is written over in place, which a full disk allows
 
@@ -131,22 +132,32 @@ class Lock:
         while not self._over.wait(BEAT_S):
             self._beat += 1
             try:
-                owner = read_owner(self.path)
-                if owner is not None and owner.token == self.token:
-                    with self.path.open("r+b") as file:
-                        file.write(self._record())
-                    continue
-            except (OSError, CheckpointError):
+                owner = self._give_sign()
+            except (OSError, msgspec.DecodeError, UnicodeError):
                 continue  # a file system that doesn't answer now may do so later; a damaged lock keeps everybody out
-            if not self._over.is_set():
+            if not self._over.is_set() and (owner is None or owner.token != self.token):
                 how = f"taken by {owner}" if owner else "removed"
                 self._lost(f"{self.path} was {how}: two runs would write into one directory")
                 return
 
+    def _give_sign(self) -> Owner | None:
+        """Write a sign of life into the lock, if it is this one's; return whose it is, None if there is none."""
+        for _ in range(LOOKS):
+            try:
+                with self.path.open("r+b") as file:  # what is read is what is written over: who takes the lock puts another file there
+                    owner = msgspec.json.decode(file.read(), type=Owner)
+                    if owner.token == self.token:
+                        file.seek(0)
+                        file.write(self._record())
+                return owner
+            except FileNotFoundError:  # what a network file system may say for a moment
+                time.sleep(LOOK_S)
+        return None
+
 
 def read_owner(path: Path) -> Owner | None:
     """Return who a lock file names; None if there is no such file. Raises CheckpointError if it is damaged."""
-    for _ in range(3):  # where files can't be linked, one is seen empty for a moment
+    for _ in range(LOOKS):  # where files can't be linked, one is seen empty for a moment
         try:
             return msgspec.json.decode(path.read_bytes(), type=Owner)
         except FileNotFoundError:
