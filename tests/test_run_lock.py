@@ -99,6 +99,30 @@ def test_a_holder_on_another_host_that_beats_is_respected(tmp_path, quick):
     thread.join()
 
 
+def test_a_holder_whose_signs_of_life_are_held_up_by_the_file_system_is_respected(tmp_path, quick, monkeypatch):
+    """Longer than a holder may be still, nobody can write, and whoever looks waits as well."""
+    owner, answers, over = left_behind(tmp_path, host="far", system="another boot"), threading.Event(), threading.Event()
+    monkeypatch.setattr(locks, "SLOW_S", 1.0)
+    monkeypatch.setattr(locks.os, "fsync", lambda file: answers.wait())
+
+    def beat():
+        time.sleep(3.0)
+        answers.set()
+        while not over.wait(0.2):
+            sign = msgspec.structs.replace(owner, beat=str(time.monotonic()))
+            (tmp_path / "sign").write_bytes(msgspec.json.encode(sign))
+            (tmp_path / "sign").replace(tmp_path / NAME)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(CheckpointError, match="in use by process 4194305 on far"):
+            Lock(tmp_path, never).take(nothing)
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_a_look_on_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
     left_behind(tmp_path)
 

@@ -4,8 +4,9 @@
     run.lock.after-<token>      who takes over from the holder of that token, which is gone
 
 A file is made under its name by link(), which is atomic on every file system that clusters have; flock() and O_EXCL are not. A
-holder on this host is gone if its process is. Of another host only the number can be seen: if it stays the same for GONE_S, the
-holder is gone. No clocks of two hosts are compared. A holder that finds its lock taken ends its job.
+holder on this host is gone if its process is. Of another host only the number can be seen: if it stays the same for GONE_S, in which
+whoever looks could write all the time, the holder is gone. No clocks of two hosts are compared. A holder that finds its lock taken ends
+its job.
 """
 
 import errno
@@ -27,6 +28,7 @@ NAME = "run.lock"
 BEAT_S = 5.0
 GONE_S = 30.0
 LOOK_S = 0.5
+SLOW_S = 5.0  # a look that takes longer says nothing of the holder: its signs of life may be held up as well
 LOOKS = 3
 WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 BEATS = 12  # digits: the file is written over in place, which a full disk allows
@@ -109,7 +111,7 @@ class Lock:
         first = owner = read_owner(self.path)
         path, taken = self.path, False
         while owner is not None and not taken:
-            _require_gone(owner, path, each)
+            _require_gone(owner, path, mine, each)
             path = self.path.with_name(f"{NAME}.after-{owner.token}")  # of all who find a holder gone, one can make this file
             taken = _linked(mine, path)
             owner = owner if taken else read_owner(path)  # who was first, perhaps gone by now
@@ -169,19 +171,29 @@ def read_owner(path: Path) -> Owner | None:
     )
 
 
-def _require_gone(owner: Owner, path: Path, each: Callable[[str], object]) -> None:
-    """Raise CheckpointError if a holder lives."""
+def _require_gone(owner: Owner, path: Path, mine: Path, each: Callable[[str], object]) -> None:
+    """Raise CheckpointError if a holder lives. mine: a file beside its own, which is written again at each look.
+
+    A file server that doesn't answer for a while, as when another takes its place, keeps the holder's signs of life from being written, and
+    this file, too: the time begins anew.
+    """
     if owner.system == _system():
         lives = _born(owner.pid) == owner.born
     else:
-        lives, end = False, time.monotonic() + GONE_S
-        while not lives and time.monotonic() < end:
+        lives, since, content = False, time.monotonic(), mine.read_bytes()
+        while not lives and time.monotonic() - since < GONE_S:
+            begin = time.monotonic()
             each(f"is {owner} alive?")
             time.sleep(LOOK_S)
+            with mine.open("r+b", buffering=0) as file:
+                file.write(content)
+                os.fsync(file.fileno())
             now = read_owner(path)
             if now is None or now.token != owner.token:
                 return  # no longer its lock: to be tried again
             lives = now.beat != owner.beat
+            if time.monotonic() - begin > SLOW_S:
+                since = time.monotonic()
     if lives:
         raise CheckpointError(f"run.dir = {path.parent} is in use by {owner}; wait until it ends, or choose another run.dir")
 
