@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import zipfile
 from types import SimpleNamespace
 
@@ -145,3 +146,13 @@ def test_a_wish_that_cannot_be_granted_is_refused(tmp_path, text):
     for done, told in zip(every, WISHES.values(), strict=True):
         assert done.returncode == 2 and told in done.output and done.output.count("ConfigError") == 1, tail(done.output)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_step_that_is_over_is_not_recorded(recorded, tmp_path, text):
+    """The same command as before, whose recording is there, is no reason to stop."""
+    folder = shutil.copytree(recorded["tp"].parent, tmp_path / "run")
+    keys = KEYS | LAYOUTS["tp"][0] | {"run_steps": 4}
+    past, again = several(2, *(("run", "--record", wish, *tiny(folder, text, **keys)) for wish in ("0:3", "1:2")))
+    assert past.returncode == 2 and "--record 0:3: the run goes on after step 3; name a later step" in past.output, tail(past.output)
+    assert again.returncode == 0 and "look closer" not in again.output, tail(again.output)
+    assert [path.name for path in folder.glob("record-*")] == ["record-1-2.npz"]

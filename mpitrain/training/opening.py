@@ -80,7 +80,7 @@ def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard, record:
     require_same_configuration(world, plan.config)
     world.require_same(same)
     _require_device(plan, world)
-    return _Opening(plan, tokenizer, world, guard, _told_of_moved(path, overrides, plan.config.run.dir)).open(), world
+    return _Opening(plan, tokenizer, world, guard, record, _told_of_moved(path, overrides, plan.config.run.dir)).open(), world
 
 
 def _told_of_moved(path: str | None, overrides: tuple[str, ...], run_dir: str) -> list[str]:
@@ -146,8 +146,8 @@ def _require_device(plan: Plan, world: World) -> None:
 class _Opening:
     """The run directory and what is in it, step by step; each is collective, and an error in one undoes what was made."""
 
-    def __init__(self, plan: Plan, tokenizer: Tokenizer, world: World, guard: Guard, notes: list[str]):
-        self.plan, self.config, self.tokenizer, self.world, self.guard = plan, plan.config, tokenizer, world, guard
+    def __init__(self, plan: Plan, tokenizer: Tokenizer, world: World, guard: Guard, record: Wish | None, notes: list[str]):
+        self.plan, self.config, self.tokenizer, self.world, self.guard, self.record = plan, plan.config, tokenizer, world, guard, record
         self.rundir, self.notes = RunDir(self.config.run.dir), notes
 
     def open(self) -> Opened:
@@ -161,6 +161,8 @@ class _Opening:
                 needs, share = self.plan.stored_weights(), self.config.run.verify
                 folder, note, each = self.rundir.checkpoints, self.notes.append, lambda what: place.enter("resume", what, BUSY)
                 newest = newest_whole(world, folder, share, needs, note, each)
+                if self.record:
+                    world.on_first_rank("looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path))
             self.notes += self._told_of_replay(newest)
             with place.at("tokens", "preparing the tokens", BUSY):
                 world.on_first_rank("preparing the tokens", lambda: self._prepare(newest))

@@ -31,6 +31,11 @@ class Wish(NamedTuple):
         if self.step > num_steps:
             raise ConfigError(f"--record {self.rank}:{self.step}: run.steps = {num_steps}; name a step up to that, or raise run.steps")
 
+    def require_open(self, step: int, folder: Path) -> None:
+        """Raise ConfigError if a run that goes on after `step` is past this one; not if it is recorded: jobs start one command again."""
+        if self.step <= step and not self.path_in(folder).exists():
+            raise ConfigError(f"--record {self.rank}:{self.step}: the run goes on after step {step}; name a later step, or another run.dir")
+
     def path_in(self, folder: Path) -> Path:
         """Return where the recording goes."""
         return folder / f"record-{self.rank}-{self.step}.npz"
