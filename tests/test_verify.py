@@ -42,6 +42,46 @@ def test_right_layouts_are_found_right(world, settings):
     agree(world, not differences and text.startswith("verified"), text)
 
 
+@pytest.mark.parametrize(
+    ("left_out", "settings"),
+    [
+        ("precision.reduce", ("parallel.dp=2", "precision.reduce=bf16")),
+        ("experts.capacity", ("parallel.tp=2", "model.family=mixtral", "experts.capacity=1.0")),
+        ("experts.replay", ("model.family=mixtral", "experts.replay=nowhere.npz")),
+        ("pipeline.stages", ("parallel.pp=2", "pipeline.stages=[5,1]")),
+    ],
+)
+def test_what_another_layout_has_otherwise_by_definition_is_left_out_and_told(world, left_out, settings):
+    if world.size != 2:
+        pytest.skip("2 ranks tell")
+    differences, text = verified(world, *settings)
+    agree(world, not differences and f"(without {left_out}):" in text, text)
+
+
+def test_a_table_from_a_file_keeps_its_microbatches_and_segments(world, tmp_path):
+    if world.size != 2:
+        pytest.skip("2 ranks tell")
+    for head, order, settings in (("", (0, 1, 2), "batch.global=3"), ("segments 3\n", (2, 1, 0), "batch.global=1")):
+        path = tmp_path / "table.txt"
+        rows = (" ".join([*(f"F{m}@{rank}" for m in range(3)), *(f"B{m}@{rank}" for m in order)]) for rank in range(2))
+        path.write_text(head + "".join(f"rank {rank}: {row}\n" for rank, row in enumerate(rows)))
+        differences, text = verified(world, "parallel.pp=2", f"pipeline.schedule={path}", settings, "data.sequence=24")
+        agree(world, not differences and text.startswith("verified"), text)
+
+
+def test_what_one_rank_cannot_plan_is_an_error_of_all(world, monkeypatch):
+    from mpitrain.commands import verify
+    from mpitrain.errors import ScheduleError
+
+    def unreadable(config):
+        raise ScheduleError("table.txt: not there")
+
+    if world.rank == world.size - 1:
+        monkeypatch.setattr(verify, "plan_of", unreadable)
+    with pytest.raises(ScheduleError, match=rf"table.txt: not there \(on rank {world.size - 1}"):
+        verified(world)
+
+
 # ---------------------------------------------------------------- planted bugs: (layout, what the report names, how it is planted)
 
 

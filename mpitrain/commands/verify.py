@@ -2,6 +2,9 @@
 
 Loss, gradient norm, every gradient and every updated weight of two steps must agree to 1e-10. If one doesn't, the first of them in the
 order of the model is named, with the instruction that completes it, and with the ranks where it is wrong.
+
+What makes another result of another layout by its definition, and pipeline.stages, which are of the model's number of blocks, are left
+out; the report says so.
 """
 
 from collections.abc import Callable
@@ -22,6 +25,7 @@ from mpitrain.config import Attention, Config, Parallel, digest
 from mpitrain.errors import DONE, FAILED
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import on_one_rank
+from mpitrain.layout.table import num_microbatches, placement_in, table_of
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.zero.shards import Piece
@@ -50,17 +54,20 @@ def shrunken(config: Config) -> Config:
     """Return a small model of the same structure in the same layout: its heads, its halves of blocks, its schedule, in fp64."""
     model, parallel = config.model, config.parallel
     stages = parallel.pp * (config.pipeline.chunks or 1)
-    sequence = 2 * parallel.cp * parallel.tp * (config.pipeline.segments or 2) * 2
+    segments, microbatches = config.pipeline.segments or 2, 2 * max(2, parallel.pp)
+    if placement_in(config) is None:  # a table from a file is what it is
+        segments, microbatches = table_of(config).segments, num_microbatches(config)
+    sequence = 2 * parallel.cp * parallel.tp * segments * 2
     few = max(config.experts.buffer, 0.25)  # of so few tokens less would be less than one
-    small = dict(width=8 * parallel.etp, first=min(1, config.experts.first or 0), wire="", buffer=few)
+    small = dict(width=8 * parallel.etp, first=min(1, config.experts.first or 0), wire="", buffer=few, capacity=0.0, replay="")
     experts = small if config.experts.count else {}
     changes = {
         "experts": experts,
         "model": dict(layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp, vocab=VOCAB),
         "attention": _shrunken_attention(config.attention),
         "data": dict(sequence=sequence),
-        "batch": dict(global_=parallel.dp * 2 * max(2, parallel.pp), micro=1),
-        "precision": dict(compute="fp64"),
+        "batch": dict(global_=parallel.dp * microbatches, micro=1),
+        "precision": dict(compute="fp64", reduce="same"),
         "pipeline": dict(stages=None),
         "comm": dict(bucket_mb=0.002, timeout_s=60.0),
     }
@@ -92,8 +99,7 @@ def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callab
 
 def verify(config: Config, world: World) -> list[Difference]:
     """Train the shrunken model in the layout and on one rank; return what differs on any rank, the first first. Collective."""
-    small = shrunken(config)
-    plan, lone_plan = plan_of(small), plan_of(on_one_rank(small))
+    plan, lone_plan = world.on_every_rank("planning the small model", lambda: _plans_of(shrunken(config)))
     mesh, lone = build_mesh(plan, world.comm), build_mesh(lone_plan, alone())
     found, expected = _Run(plan, mesh), _Run(lone_plan, lone)
     mine = [difference for step in range(1, STEPS + 1) for difference in _compare(step, found.step(step), expected.step(step), found)]
@@ -102,11 +108,34 @@ def verify(config: Config, world: World) -> list[Difference]:
     return sorted((d for part in world.all_gather("what differs", mine) for d in part), key=lambda difference: difference.order)
 
 
+def _plans_of(small: Config) -> tuple[Plan, Plan]:
+    """Return the plans of a model in its layout and on one rank, with programs: what a schedule can't do is found now."""
+    plans = plan_of(small), plan_of(on_one_rank(small))
+    for plan in plans:
+        _ = plan.training  # made, and proved, when it is asked for
+    return plans
+
+
+def _left_out(config: Config) -> str:
+    """Say which settings the small model doesn't have."""
+    experts = config.experts
+    there = {
+        "pipeline.stages": config.pipeline.stages,
+        "precision.reduce": config.precision.reduce != "same",
+        "experts.capacity": experts.capacity,
+        "experts.wire": experts.wire,
+        "experts.replay": experts.replay,
+    }
+    names = ", ".join(name for name, value in there.items() if value)
+    return f" (without {names})" if names else ""
+
+
 def report(config: Config, differences: list[Difference]) -> str:
     """Return what was found, in words."""
     parallel = config.parallel
     experts = f", ep {parallel.ep} x etp {parallel.etp}" if config.experts.count else ""
     layout = f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}{experts}, {config.pipeline.schedule}"
+    layout += _left_out(config)
     if not differences:
         return f"verified: {layout}: losses, norms, gradients and weights of {STEPS} steps equal one rank's to {TOLERANCE:.0e}"
     first = differences[0]
