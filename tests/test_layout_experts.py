@@ -92,6 +92,21 @@ def test_what_cannot_be_spread_is_refused(num_ranks, keys, words):
         plan_with(num_ranks, *keys)
 
 
+@pytest.mark.parametrize(
+    ("keys", "weight", "rate"),
+    [
+        ((), 1e-4, 1e-3),
+        (("experts.balance=bias",), 1e-4, 1e-3),
+        (("experts.balance=none",), 0.0, None),
+        (("experts.balance=sequence",), 0.01, None),
+        (("experts.balance=sequence", "experts.balance_weight=0.5"), 0.5, None),
+    ],
+)
+def test_weight_and_rate_of_a_family_are_those_of_its_own_balance(keys, weight, rate):
+    experts = plan_with(1, "model.family=deepseek-v3", *keys).config.experts
+    assert (experts.balance_weight, experts.bias_rate) == (weight, rate)
+
+
 def test_parameters_and_flops_count_active_experts():
     plan = plan_with(1, "model.layers=3", "experts.shared=1", "experts.first=1", "model.width=32", "experts.width=16", "model.ffn=48")
     of_expert, width = 3 * 16 * 32, 32

@@ -36,8 +36,11 @@ def resolve_experts(config: Config, model: Model, preset: dict) -> Experts:
                 none = f"does nothing with model.family = {json.dumps(model.family)}, which has no experts"
                 raise ConfigError(f"experts.{key} = {shown(json.dumps(value))} {none}; leave it out, or use {', '.join(EXPERTS)}")
         return config.experts
-    found = {"width": model.ffn, **EXPERTS[model.family], **preset, **given}
-    balance = found["balance"]
+    defaults = {"width": model.ffn, **EXPERTS[model.family], **preset}
+    balance = given.get("balance", defaults["balance"])
+    if balance != defaults["balance"]:  # of another one weight and rate say nothing
+        defaults = {key: value for key, value in defaults.items() if key not in ("balance_weight", "bias_rate")}
+    found = defaults | given
     if balance == "bias":
         found = {"bias_rate": OF_A_BIAS, "balance_weight": 0.0, **found}
     else:
