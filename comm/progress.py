@@ -60,10 +60,12 @@ def arrived(posted: Sequence[Posted]) -> Ready:
     return Arrived(posted)
 
 
-def _told(error: MPI.Exception) -> str:
+def _told(what: object, error: MPI.Exception) -> MessageError:
+    """Return an error of MPI with the operation that it came to."""
+    text = str(error)
     if error.Get_error_class() in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
-        return f"found a longer message than was due ({error}); all ranks need the same configuration and code"
-    return str(error)
+        text = f"found a longer message than was due ({error}); all ranks need the same configuration and code"
+    return MessageError(f"{what}: {text}")
 
 
 class Pending:
@@ -87,7 +89,7 @@ class Pending:
             begin = self.account.clock.mark()
             self._advance()
         except MPI.Exception as error:
-            raise MessageError(f"{self.what}: {_told(error)}") from error
+            raise _told(self.what, error) from error
         self._progress.advanced(self, begin)
         return self.done
 
@@ -112,8 +114,11 @@ class Pending:
 
     def owing(self) -> list[int]:
         """Return the other ranks of the world that it waits for; none: it waits for this rank's own device."""
-        owing = getattr(self._ready, "owing", tuple)
-        return sorted(rank for rank in owing() if rank != self._progress.rank)
+        try:
+            owing = getattr(self._ready, "owing", tuple)()
+        except MPI.Exception as error:
+            raise _told(self.what, error) from error
+        return sorted(rank for rank in owing if rank != self._progress.rank)
 
 
 class Progress:

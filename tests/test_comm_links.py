@@ -93,3 +93,28 @@ def test_a_message_that_never_comes_is_named(world):
         links.send("F", 1, 3, torch.zeros(4), 1).wait()
     mesh.progress.timeout_s = None
     mesh.free()
+
+
+@pytest.mark.parametrize("looks", ["test", "owing"])
+def test_a_message_longer_than_was_due_is_named_whoever_finds_it(mesh, looks):
+    """owing() asks MPI, too, while somebody waits."""
+    import torch
+
+    from mpitrain.comm.links import Links
+    from mpitrain.errors import MessageError
+
+    axis, said = mesh["links"], ""
+    links = Links(axis, mesh.size, 4)
+    pending = links.receive("F", 1, 3, torch.empty(4), 0) if mesh.rank == 1 else None
+    axis.comm.Barrier()  # it hasn't come when it is posted
+    if mesh.rank == 0:
+        links.send("F", 1, 3, torch.zeros(5), 1).wait()
+    if mesh.rank == 1:
+        mesh.progress.active.clear()  # nobody else looks
+        try:
+            while not pending.done:
+                getattr(pending, looks)()
+        except MessageError as error:
+            said = str(error)
+    found = "F3 for stage 1 from rank 0 of links: found a longer message than was due" in said
+    agree(axis.comm, mesh.rank != 1 or found, said)
