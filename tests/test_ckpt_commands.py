@@ -197,6 +197,12 @@ def test_diff_compares_arrays_whatever_layouts_wrote_them(folder, num_ranks):
     assert "1 arrays are equal, 3 differ:" in differs.output
 
 
+@pytest.mark.parametrize("num_ranks", [0, 2])
+def test_a_beginning_that_no_name_has_is_bad_input(folder, num_ranks):
+    (done,) = run(("diff", folder / "run", folder / "run", "--only", "paramters/"), num_ranks=num_ranks)
+    assert done.returncode == 2 and "names begin with adam, parameters" in done.output and done.output.count("Error: ") == 1, done.output
+
+
 # ---------------------------------------------------------------- reshard
 
 

@@ -35,13 +35,14 @@ class Difference(NamedTuple):
 def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]) -> int:
     """Say what differs; return 0 if nothing does, else 1. only: what names of arrays begin with. Collective.
 
-    Chunks whose digests are equal aren't read.
+    Chunks whose digests are equal aren't read. Raises CheckpointError if a checkpoint can't be opened, or no name begins so.
     """
     both = team.on_first_rank("finding them", lambda: [steps_at(path) for path in (one, other)])
     a, b = team.on_every_rank("opening them", lambda: [steps.open(steps.newest) for steps in both])
     with a, b:
         for checkpoint in (a, b):
             same_everywhere(team, checkpoint)
+        team.on_every_rank("looking for names", lambda: _require_some(a, b, only))
         lines = list(_about(a, b))
         common = [name for name in a.names() if name in set(b.names()) and name.startswith(only)]
         lines += [f"only in {'the first' if name in a.names() else 'the second'}: {name}" for name in _lone(a, b, only)]
@@ -68,6 +69,13 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
             if len(found) > MOST_SHOWN:
                 say(f"  ... and {len(found) - MOST_SHOWN:,} more, which differ by less")
     return DONE if not differing and len(comparable) == len(common) and not _lone(a, b, only) else FAILED
+
+
+def _require_some(a: Checkpoint, b: Checkpoint, only: str) -> None:
+    names = {*a.names(), *b.names()}
+    if only and not any(name.startswith(only) for name in names):
+        groups = ", ".join(sorted({name.partition("/")[0] for name in names}))
+        raise CheckpointError(f"--only {shown(only)}: no array has a name that begins so; names begin with {shown(groups)}")
 
 
 def _about(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
