@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -237,8 +238,18 @@ def test_what_is_damaged_is_not_made_to_look_whole(folder):
     """New digests would be right for the wrong bytes."""
     flip(folder / "run" / "checkpoints" / "step-00000030" / "shard-00001.h5", 500_000)
     with pytest.raises(CheckpointError, match="what was read isn't what was written once"):
+        reshard(Alone(), str(folder / "run"), str(folder / "new" / "below"), None, 3, lambda text: None)
+    assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_without_room_for_a_step_is_left_as_it_was(folder, monkeypatch, there):
+    if there:
+        (folder / "new").mkdir()
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=1))
+    with pytest.raises(CheckpointError, match=r"are needed, 0\.000 GB are free"):
         reshard(Alone(), str(folder / "run"), str(folder / "new"), None, 3, lambda text: None)
-    assert os.listdir(folder / "new") == []
+    assert (folder / "new").exists() == there
 
 
 def test_no_step_is_written_where_a_run_is(folder):

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,29 +37,30 @@ class Later:
 def reshard(team: Team, given: str, target: str, step: int | None, num_shards: int, say: Callable[[str], None]) -> int:
     """Write a step into the folder `target` in so many shards; return 0. Each rank writes some of them. Collective.
 
-    Raises CheckpointError if the step is damaged, or a run uses the folder.
+    Raises CheckpointError, and leaves nothing, if the step is damaged, or a run uses the folder.
     """
     steps = team.on_first_rank("finding the checkpoint", lambda: steps_at(given, step))
     begin_s, folder = time.monotonic(), Path(target)
     with team.on_every_rank("opening the checkpoint", lambda: steps.open(steps.newest)) as source:
         same_everywhere(team, source)
         total = sum(_bytes_of(source, name) for name in source.names())
-        tmp = team.on_first_rank("making the folder", lambda: _begin(folder, source.step, total))
+        tmp, made = team.on_first_rank("making the folder", lambda: _begin(folder, source.step, total))
         mine = range(team.rank, num_shards, team.size)
         try:
             with Progress(f"writing step {source.step}", total * len(mine) // num_shards, team.rank) as progress:
                 team.on_every_rank("writing shards", lambda: _write(tmp, source, mine, num_shards, progress))
+            team.on_first_rank("committing", lambda: _commit(tmp, source, num_shards))
         except CheckpointError:
-            team.on_first_rank("removing what was written", lambda: remove(tmp))
+            team.on_first_rank("removing what was written", lambda: _undo(tmp, made))
             raise
-        team.on_first_rank("committing", lambda: _commit(tmp, source, num_shards))
     if team.rank == 0:
         rate, size = total / (time.monotonic() - begin_s), f"{total / 1e6:,.1f} MB in {num_shards} shard{'s' * (num_shards > 1)}"
         say(f"step {source.step}: {size} in {shown(folder)}, {rate / 1e6:,.0f} MB/s; root digest {source.digest}, as before")
     return DONE
 
 
-def _begin(folder: Path, step: int, num_bytes: int) -> Path:
+def _begin(folder: Path, step: int, num_bytes: int) -> tuple[Path, list[Path]]:
+    """Return the folder to write to, and those that were made for it, the innermost first."""
     try:
         locks, is_run = [path for path in (folder / LOCK, folder.parent / LOCK) if path.exists()], (folder / "config.toml").exists()
     except OSError as error:
@@ -67,7 +69,23 @@ def _begin(folder: Path, step: int, num_bytes: int) -> Path:
         raise CheckpointError(f"{shown(folder)}: {shown(locks[0])} says that a run uses it; give another folder")
     if is_run:
         raise CheckpointError(f"{shown(folder)} is a run directory; give a folder of checkpoints")
-    return save.begin(folder, step, num_bytes)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        return save.begin(folder, step, num_bytes), made
+    except CheckpointError:
+        _remove_empty(made)
+        raise
+
+
+def _undo(tmp: Path, made: list[Path]) -> None:
+    remove(tmp)
+    _remove_empty(made)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for path in folders:
+        with suppress(OSError):  # another command may use it by now
+            path.rmdir()
 
 
 def _write(tmp: Path, source: Checkpoint, mine: range, num_shards: int, progress: Progress) -> None:
@@ -96,10 +114,6 @@ def _bytes_of(source: Checkpoint, name: str) -> int:
 
 
 def _commit(tmp: Path, source: Checkpoint, num_shards: int) -> None:
-    """Commit, if what was read is what was once written: its digests were computed anew."""
+    """Commit, if what was read is what was once written: its digests were computed anew. Raises CheckpointError."""
     about = replace(source.about, writer={**source.about.writer, "shards": num_shards, "resharded_from": len(source.shards)})
-    try:
-        save.commit(tmp, source.meta, num_shards, about=about, expected=source.digest)
-    except CheckpointError:
-        remove(tmp)
-        raise
+    save.commit(tmp, source.meta, num_shards, about=about, expected=source.digest)
