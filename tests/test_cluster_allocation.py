@@ -54,8 +54,9 @@ def test_another_form_of_a_time_limit_is_refused(text):
 @pytest.mark.parametrize(
     ("variables", "name", "answer", "asked", "left_s"),
     [
-        ({"SLURM_JOB_ID": "7"}, "squeue", "1-02:03:04", "-h -j 7 -o %L", 93784),
-        ({"SLURM_JOB_ID": "7"}, "squeue", "9:30", "-h -j 7 -o %L", 570),
+        ({"SLURM_JOB_ID": "7"}, "squeue", "7 1-02:03:04", "-h -j 7 -o %A %L", 93784),
+        ({"SLURM_JOB_ID": "7"}, "squeue", "7 9:30", "-h -j 7 -o %A %L", 570),
+        ({"SLURM_JOB_ID": "7"}, "squeue", "17 1:00\n9 9:30\n7 1:10\n8 2:00", "-h -j 7 -o %A %L", 70),  # the last of an array
         ({"FLUX_JOB_ID": "f7"}, "flux", "3599", "job timeleft", 3599),
         ({"LSB_JOBID": "7"}, "bjobs", "3:30 L", "-noheader -o time_left 7", 12600),
     ],
@@ -82,14 +83,15 @@ def test_torque_tells_the_walltime_only():
 @pytest.mark.parametrize(
     ("variables", "name", "answer", "code"),
     [
-        ({}, "squeue", "1:00", 0),
-        ({"SLURM_JOB_ID": "7"}, "squeue", "UNLIMITED", 0),
-        ({"SLURM_JOB_ID": "7"}, "squeue", "1:00", 1),
+        ({}, "squeue", "7 1:00", 0),
+        ({"SLURM_JOB_ID": "7"}, "squeue", "7 UNLIMITED", 0),
+        ({"SLURM_JOB_ID": "7"}, "squeue", "8 1:00", 0),
+        ({"SLURM_JOB_ID": "7"}, "squeue", "7 1:00", 1),
         ({"FLUX_JOB_ID": "f7"}, "flux", str(2**32 - 1), 0),  # UINT_MAX: no limit
         ({"LSB_JOBID": "7"}, "bjobs", "-", 0),
         ({"PBS_JOBID": "7"}, "qstat", QSTAT.format(limit="forever", start=time.ctime()), 0),
-        ({"SLURM_JOB_END_TIME": "soon"}, "squeue", "1:00", 0),
-        ({"SLURM_JOB_END_TIME": "1000000000"}, "squeue", "1:00", 0),  # of an allocation that is over
+        ({"SLURM_JOB_END_TIME": "soon"}, "squeue", "7 1:00", 0),
+        ({"SLURM_JOB_END_TIME": "1000000000"}, "squeue", "7 1:00", 0),  # of an allocation that is over
     ],
 )
 def test_where_nobody_says_there_is_no_end(path, variables, name, answer, code):

@@ -7,7 +7,8 @@
     PBS                     `qstat -f`: its start and its walltime; of Torque PBS_WALLTIME, in seconds from the start of this process
     run.time_limit          of the user, from the start of this process
 
-Sources: sbatch(1), flux-job(1), bjobs(1), qstat(1B), and qsub(1B) of Torque.
+Sources: sbatch(1), squeue(1), "Job Array Support" and "Heterogeneous Job Support" of Slurm, flux-job(1), bjobs(1), qstat(1B),
+and qsub(1B) of Torque.
 """
 
 import os
@@ -80,7 +81,7 @@ def _of_scheduler(environment: Mapping[str, str], began: float) -> Iterator[End]
         if environment.get(name, "").isdecimal():
             yield End(float(environment[name]), name)
     if job := environment.get("SLURM_JOB_ID"):
-        yield from _from_now(_clock(_answer("squeue", "-h", "-j", job, "-o", "%L")), "squeue")
+        yield from _from_now(_clock(_line_of(job, _answer("squeue", "-h", "-j", job, "-o", "%A %L"))), "squeue")
     if "FLUX_JOB_ID" in environment:
         yield from _from_now(_number(_answer("flux", "job", "timeleft")), "flux job timeleft")
     if job := environment.get("LSB_JOBID"):
@@ -100,6 +101,16 @@ def _of_pbs(told: str) -> Iterator[End]:
     if start and seconds is not None:
         with suppress(ValueError, OverflowError):
             yield End(time.mktime(time.strptime(start[1].strip(), "%a %b %d %H:%M:%S %Y")) + seconds, "qstat")
+
+
+def _line_of(job: str, told: str) -> str:
+    """Return what squeue tells of one job; "" if nothing.
+
+    The last task of an array has the array's id, and the first component of a heterogeneous job that of the whole: asked for it, squeue
+    tells of all the others, too.
+    """
+    found = re.search(rf"^{re.escape(job)} (.+)$", told, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _answer(*command: str) -> str:
