@@ -59,6 +59,8 @@ def test_another_form_of_a_time_limit_is_refused(text):
         ({"SLURM_JOB_ID": "7"}, "squeue", "17 1:00\n9 9:30\n7 1:10\n8 2:00", "-h -j 7 -o %A %L", 70),  # the last of an array
         ({"FLUX_JOB_ID": "f7"}, "flux", "3599", "job timeleft", 3599),
         ({"LSB_JOBID": "7"}, "bjobs", "3:30 L", "-noheader -o time_left 7", 12600),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "0"}, "bjobs", "3:30 L", "-noheader -o time_left 7", 12600),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "3"}, "bjobs", "3:30 L", "-noheader -o time_left 7[3]", 12600),
     ],
 )
 def test_a_scheduler_is_asked(path, variables, name, answer, asked, left_s):

@@ -7,8 +7,8 @@
     PBS                     `qstat -f`: its start and its walltime; of Torque PBS_WALLTIME, in seconds from the start of this process
     run.time_limit          of the user, from the start of this process
 
-Sources: sbatch(1), squeue(1), "Job Array Support" and "Heterogeneous Job Support" of Slurm, flux-job(1), bjobs(1), qstat(1B),
-and qsub(1B) of Torque.
+Sources: sbatch(1), squeue(1), "Job Array Support" and "Heterogeneous Job Support" of Slurm, flux-job(1), bjobs(1), "Job Arrays" of
+LSF, qstat(1B), and qsub(1B) of Torque.
 """
 
 import os
@@ -85,7 +85,9 @@ def _of_scheduler(environment: Mapping[str, str], began: float) -> Iterator[End]
     if "FLUX_JOB_ID" in environment:
         yield from _from_now(_number(_answer("flux", "job", "timeleft")), "flux job timeleft")
     if job := environment.get("LSB_JOBID"):
-        hours = re.match(r"(\d+):(\d\d)\b", _answer("bjobs", "-noheader", "-o", "time_left", job), re.ASCII)
+        index = environment.get("LSB_JOBINDEX", "0")  # all elements of an array have its LSB_JOBID; 0: no array
+        element = job if index == "0" else f"{job}[{index}]"
+        hours = re.match(r"(\d+):(\d\d)\b", _answer("bjobs", "-noheader", "-o", "time_left", element), re.ASCII)
         yield from _from_now(int(hours[1]) * 3600.0 + int(hours[2]) * 60 if hours else None, "bjobs")
     if job := environment.get("PBS_JOBID"):
         yield from _of_pbs(_answer("qstat", "-f", job))
