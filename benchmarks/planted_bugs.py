@@ -44,6 +44,7 @@ ASKED = {
     "mpitrain/actor/trace": "device_clock",
     "mpitrain/checkpoint/": "checkpoint_* hostile_run_directory generate optim_training run_resume run_domains",
     "mpitrain/cluster/": "cluster_board run_lock odd_input hostile_run_directory fuzz_command_lines run_one_rank run_bad_input run_faults cluster_behind run_hang",
+    "mpitrain/cluster/allocation": "cluster_allocation",
     "mpitrain/cluster/shared_memory": "cluster_shared_memory",
     "mpitrain/cluster/heap": "cluster_heap",
     "mpitrain/cluster/watchdog": "cluster_watchdog cluster_behind cluster_console cluster_finding run_faults run_hang",
@@ -223,6 +224,8 @@ BUGS = [
     ("mpitrain/checkpoint/verify.py", "if _digest(checkpoint, array, box) != array.digests[chunk]:", "if False:"),
     # ------------------------------------------------------------ cli, cluster, commands
     ("mpitrain/cli.py", 'if name in os.environ), "0") == "0":', 'if name in os.environ), "0") != "":'),
+    ("mpitrain/cluster/allocation.py", "if said.at >= YEAR_10000:", "if False:"),
+    ("mpitrain/cluster/allocation.py", 'rf"^{re.escape(job)} (.+)$"', 'r"^\\d+ (.+)$"'),
     ("mpitrain/cluster/board.py", "if crc32(content[_CHECKSUM.size : end]) == checksum else None", "if True else None"),
     ("mpitrain/cluster/guard.py", "if self.num_asked > 2 or (", "if False or ("),
     ("mpitrain/cluster/guard.py", "early = where.phase in BEFORE_STEPS and isinstance", "early = isinstance"),

@@ -101,6 +101,54 @@ def test_where_nobody_says_there_is_no_end(path, variables, name, answer, code):
     assert end_of_allocation("", variables) is None
 
 
+@pytest.mark.parametrize(
+    ("variables", "name", "answer"),
+    [
+        ({"SLURM_JOB_END_TIME": "9" * 17}, "squeue", ""),
+        ({"SLURM_JOB_END_TIME": "9" * 5000}, "squeue", ""),  # more digits than Python makes an integer of
+        ({"PBS_WALLTIME": "9" * 17}, "qstat", ""),
+        ({"PBS_WALLTIME": "9" * 5000}, "qstat", ""),
+        ({"PBS_JOBID": "7"}, "qstat", QSTAT.format(limit=f"{'9' * 17}:00:00", start=time.ctime())),
+        ({"PBS_JOBID": "7"}, "qstat", QSTAT.format(limit=f"{'9' * 5000}:00:00", start=time.ctime())),
+    ],
+    ids=lambda value: "",
+)
+def test_an_end_beyond_all_calendars_is_left_out_with_a_word(path, variables, name, answer):
+    command(path, name, answer)
+    notes = []
+    assert end_of_allocation("", variables, notes.append) is None
+    assert len(notes) == 1 and notes[0].endswith("after the year 9999: ignored"), notes
+    assert end_of_allocation("0:30:00", variables, notes.append).source == "run.time_limit"
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "answer"),
+    [
+        ({"SLURM_JOB_ID": "7"}, "squeue", f"7 {'9' * 5000}-00:00:00"),
+        ({"FLUX_JOB_ID": "f7"}, "flux", "9" * 5000),
+        ({"LSB_JOBID": "7"}, "bjobs", f"{'9' * 5000}:00 L"),
+    ],
+    ids=lambda value: "",
+)
+def test_more_than_a_century_left_is_no_limit(path, variables, name, answer):
+    command(path, name, answer)
+    assert end_of_allocation("", variables) is None
+
+
+NO_ENDS = ["9" * 17, "9" * 5000, "1790000000000", "nan", "inf", "-1", "soon", "1790000000.5", " 1790000000", "١٧٩٠٠٠٠٠٠٠"]
+
+
+@pytest.mark.parametrize("text", NO_ENDS, ids=lambda text: text[:20])
+def test_an_end_of_the_users_own_that_is_none_is_refused(text):
+    with pytest.raises(ConfigError, match=r"MPITRAIN_JOB_END = .*expected seconds since 1970"):
+        end_of_allocation("", {"MPITRAIN_JOB_END": text})
+
+
+def test_the_last_second_of_the_year_9999_is_an_end():
+    end = end_of_allocation("", {"MPITRAIN_JOB_END": "253402300799"})
+    assert str(end).startswith(("9999-12-31", "10000-01-01")) and end.source == "MPITRAIN_JOB_END"  # the latter east of Greenwich
+
+
 def test_a_scheduler_without_its_command_says_nothing():
     assert end_of_allocation("", {"FLUX_JOB_ID": "f7", "PATH": "/nowhere"}) is None
 
@@ -132,4 +180,11 @@ def test_a_limit_on_the_command_line_is_no_hour_of_the_day():
 def test_a_wrong_limit_is_refused_before_anything_is_made(tmp_path, option):
     done = subprocess.run([MPITRAIN, "run", option], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.startswith('ConfigError: run.time_limit = "12h": expected hours:minutes:seconds')
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_end_is_refused_before_anything_is_made(tmp_path):
+    given = dict(cwd=tmp_path, env=environment(MPITRAIN_JOB_END="9" * 17), capture_output=True, text=True, timeout=60)
+    done = subprocess.run([MPITRAIN, "run"], **given)
+    assert done.returncode == 2 and done.stderr.startswith(f'ConfigError: MPITRAIN_JOB_END = "{"9" * 17}": expected seconds'), done.stderr
     assert not list(tmp_path.iterdir())

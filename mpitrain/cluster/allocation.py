@@ -15,7 +15,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from mpitrain.inputs import shown
 
 ANSWER_S = 10.0  # a scheduler that takes longer is asked no more
 UNLIMITED_S = 2**32 - 2  # what Flux says of a job without a limit, or more
+YEAR_10000 = 253_402_300_800  # in seconds since 1970; what lies behind it is a mistake, such as milliseconds
 OWN = "MPITRAIN_JOB_END"
 
 
@@ -42,15 +43,32 @@ class End(NamedTuple):
         return f"{time.strftime('%Y-%m-%d %H:%M:%S %z', time.localtime(self.at))} ({self.source})"
 
 
-def end_of_allocation(time_limit: str, environment: Mapping[str, str] = os.environ) -> End | None:
+def end_of_allocation(
+    time_limit: str, environment: Mapping[str, str] = os.environ, note: Callable[[str], object] = lambda text: None
+) -> End | None:
     """Return when this job has to be gone, or None if nobody says. May start the scheduler's own command, and waits for it a while.
 
-    time_limit: run.time_limit, "" for none.  An end that is over is another job's, left in the environment of a shell.
+    time_limit: run.time_limit, "" for none.  note: is told of an end that is left out because it can't be.  An end that is over is
+    another job's, left in the environment of a shell.  Raises ConfigError as end_of_user() does.
     """
     now, began = time.time(), time.time() - age_s()
     ends = [End(began + seconds_of(time_limit), "run.time_limit")] if time_limit else []
-    said = next((end for end in _of_scheduler(environment, began) if end.at > now), None)
-    return min([*ends, said] if said else ends, default=None)
+    for said in _of_scheduler(environment, began):
+        if said.at >= YEAR_10000:
+            note(f"{said.source} says that this job ends after the year 9999: ignored")
+        elif said.at > now:
+            return min([*ends, said])
+    return min(ends, default=None)
+
+
+def end_of_user(environment: Mapping[str, str] = os.environ) -> End | None:
+    """Return the end that the user's variable says, or None without it. Raises ConfigError unless it is a time since 1970."""
+    text = environment.get(OWN, "")
+    if not text:
+        return None
+    if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or int(text) >= YEAR_10000:
+        raise ConfigError(f'{OWN} = "{shown(text)}": expected seconds since 1970, such as $(($(date +%s) + 3600)) for an hour from now')
+    return End(float(text), OWN)
 
 
 def seconds_of(text: str, name: str = "run.time_limit") -> float:
@@ -77,9 +95,10 @@ def age_s() -> float:
 
 def _of_scheduler(environment: Mapping[str, str], began: float) -> Iterator[End]:
     """Yield what the scheduler of this job says, the best source first."""
-    for name in (OWN, "SLURM_JOB_END_TIME"):
-        if environment.get(name, "").isdecimal():
-            yield End(float(environment[name]), name)
+    if own := end_of_user(environment):
+        yield own
+    if environment.get("SLURM_JOB_END_TIME", "").isdecimal():
+        yield End(float(environment["SLURM_JOB_END_TIME"]), "SLURM_JOB_END_TIME")
     if job := environment.get("SLURM_JOB_ID"):
         yield from _from_now(_clock(_line_of(job, _answer("squeue", "-h", "-j", job, "-o", "%A %L"))), "squeue")
     if "FLUX_JOB_ID" in environment:
@@ -88,11 +107,11 @@ def _of_scheduler(environment: Mapping[str, str], began: float) -> Iterator[End]
         index = environment.get("LSB_JOBINDEX", "0")  # all elements of an array have its LSB_JOBID; 0: no array
         element = job if index == "0" else f"{job}[{index}]"
         hours = re.match(r"(\d+):(\d\d)\b", _answer("bjobs", "-noheader", "-o", "time_left", element), re.ASCII)
-        yield from _from_now(int(hours[1]) * 3600.0 + int(hours[2]) * 60 if hours else None, "bjobs")
+        yield from _from_now(float(hours[1]) * 3600 + float(hours[2]) * 60 if hours else None, "bjobs")
     if job := environment.get("PBS_JOBID"):
         yield from _of_pbs(_answer("qstat", "-f", job))
     if environment.get("PBS_WALLTIME", "").isdecimal():
-        yield End(began + int(environment["PBS_WALLTIME"]), "PBS_WALLTIME")
+        yield End(began + float(environment["PBS_WALLTIME"]), "PBS_WALLTIME")
 
 
 def _of_pbs(told: str) -> Iterator[End]:
@@ -138,5 +157,5 @@ def _clock(text: str) -> float | None:
     found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text, re.ASCII)
     if found is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

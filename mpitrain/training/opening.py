@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpitrain.cluster import logs, preflight
-from mpitrain.cluster.allocation import End, end_of_allocation, seconds_of
+from mpitrain.cluster.allocation import End, end_of_allocation, end_of_user, seconds_of
 from mpitrain.cluster.board import BUSY
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
@@ -101,6 +101,7 @@ def _plan(read: Config | InputError, world: World, record: Wish | None) -> tuple
     num_threads(read.run)
     if read.run.time_limit:
         seconds_of(read.run.time_limit)
+    end_of_user()
     _require_staging(read.run.staging)
     tokenizer = load_tokenizer(read.data.tokenizer)
     separator(read.data, tokenizer)
@@ -177,7 +178,8 @@ class _Opening:
                 self.rundir.undo()
             raise
         with place.at("start", "asking the scheduler for the end of this job", BUSY):
-            end = world.from_first_rank("asking the scheduler", lambda: end_of_allocation(self.config.run.time_limit))
+            limit, note = self.config.run.time_limit, self.notes.append
+            end = world.from_first_rank("asking the scheduler", lambda: end_of_allocation(limit, note=note))
         return Opened(self.plan, self.rundir, corpora, newest, self.notes, end if world.rank == 0 else None)
 
     def _take(self) -> str:
