@@ -19,7 +19,7 @@ from mpitrain.cli import cli
 from mpitrain.commands.job.again import IDLE, judge
 from mpitrain.commands.job.render import template
 from mpitrain.commands.job.schedulers import SCHEDULERS
-from mpitrain.errors import ConfigError
+from mpitrain.errors import CheckpointError, ConfigError
 
 BATCH = [kind for kind in SCHEDULERS if kind != "kubernetes"]
 SITE = ["--account", "abc123", "--queue", "long", "--gpus", "4", "--ranks-per-node", "4", "--cores", "6"]
@@ -241,6 +241,18 @@ def test_ends_are_counted_in_the_run_directory(folder):
     assert done.return_value == 1 and "no newer checkpoint after 3 starts in a row" in done.output
     ends = [json.loads(line) for line in Path("runs/my run/ends.jsonl").read_text().splitlines()]
     assert [(end["code"], end["step"]) for end in ends] == [(75, 10), (75, 20), (75, 20), (75, 20), (137, 20)]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_end_is_not_noted_through_a_link_of_a_strangers_run_directory(folder, there):
+    outside, run_dir = Path("outside"), Path("runs/my run")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if there:
+        outside.write_text("mine\n")
+    (run_dir / "ends.jsonl").symlink_to(outside.absolute())
+    with pytest.raises(CheckpointError, match=r"ends\.jsonl is a symbolic link, needed a file"):
+        CliRunner().invoke(cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False)
+    assert outside.exists() is there and (not there or outside.read_text() == "mine\n")
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)

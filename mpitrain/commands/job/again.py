@@ -16,7 +16,7 @@ from typing import NamedTuple
 from mpitrain import config as settings
 from mpitrain.checkpoint.folders import find
 from mpitrain.cluster.launch import job_of_scheduler
-from mpitrain.cluster.rundir import RunDir
+from mpitrain.cluster.rundir import RunDir, require_own
 from mpitrain.errors import BAD_INPUT, DONE, CheckpointError
 from mpitrain.inputs import read_text
 
@@ -58,6 +58,7 @@ def judge(steps: list[int], most: int) -> Verdict:
 def _noted(path: Path) -> list[int]:
     """Return the steps of all ends so far; a line that a full disk has torn is none."""
     try:
+        require_own(path.parent)  # what a link in a stranger's run directory leads to is neither read nor written
         lines = read_text(path, MOST_BYTES).splitlines() if path.exists() else []
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}; remove it to count from the beginning") from None
