@@ -13,6 +13,7 @@ import pytest
 from checkpoints import killed_at, meta_of
 
 from mpitrain.checkpoint.boxes import run_boxes
+from mpitrain.checkpoint.files import drain
 from mpitrain.checkpoint.load import open_latest, steps
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
 from mpitrain.errors import CheckpointError
@@ -283,9 +284,17 @@ def test_nothing_is_left_of_a_staged_save_that_fails_and_no_link_there_is_follow
     write_shard(tmp, 0, array, staging=staging)
     assert victim.read_text() == "mine" and (tmp / "shard-00000.h5").stat().st_size > 400 and not list(staging.parent.iterdir())
     (tmp / "shard-00001.h5").symlink_to("/dev/full")
-    with pytest.raises(CheckpointError, match="No space left"):
+    with pytest.raises(CheckpointError, match=r"run: checkpoint cannot be written: No space left.* change run\.dir"):
         write_shard(tmp, 1, array, staging=staging)
     assert not list(staging.parent.iterdir())
+
+
+def test_a_staging_directory_that_fails_is_named_with_its_own_setting(tmp_path):
+    tmp = begin(tmp_path / "run", 10)
+    with pytest.raises(CheckpointError, match=r"gone: checkpoint cannot be written: No such file .* change run\.staging"):
+        write_shard(tmp, 0, {"w": np.zeros(10)}, staging=tmp_path / "gone" / "s.h5")
+    with pytest.raises(CheckpointError, match=r"/proc/self: checkpoint cannot be written: Input/output error; .* change run\.staging"):
+        drain(Path("/proc/self/mem"), tmp / "shard-00000.h5")  # which nobody has at address 0
 
 
 @pytest.mark.parametrize("name", ["step-00000010", "step-00000010.tmp"])

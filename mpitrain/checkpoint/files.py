@@ -23,6 +23,7 @@ from mpitrain.inputs import shown
 
 # This file format has checksums over all metadata, and every HDF5 since 1.10 (2016, the first with virtual datasets) reads it.
 FORMAT = ("v110", "v110")
+STAGING = "run.staging"  # the setting that chooses a directory of the node
 DRAIN_BYTES = 1 << 24
 SEND_BYTES = 1 << 22  # written since the disk was last told
 SYNC_FILE_RANGE, SYNC_FILE_RANGE_WRITE = getattr(ctypes.CDLL(None), "sync_file_range", None), 2  # Linux has it
@@ -139,10 +140,18 @@ def creating(
 
 
 def drain(source: Path, target: Path) -> None:
-    """Move a file to another file system, in large writes one behind the other, and sync it there. Raises OSError."""
+    """Move a file to another file system, in large writes one behind the other, and sync it there.
+
+    Raises OSError, and CheckpointError if `source` can't be read.
+    """
+
+    def read() -> int:
+        with saving(source.parent, STAGING):
+            return reading.readinto(buffer)
+
     with open(source, "rb", buffering=0) as reading, open(target, "wb", buffering=0) as writing:
         buffer = memoryview(bytearray(DRAIN_BYTES))
-        while count := reading.readinto(buffer):
+        while count := read():
             at = 0
             while at < count:
                 at += writing.write(buffer[at:count])
@@ -205,12 +214,12 @@ def require_space(folder: Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def saving(folder: Path) -> Iterator[None]:
-    """Turn what the system refuses into a CheckpointError that names the folder."""
+def saving(folder: Path, setting: str = "run.dir") -> Iterator[None]:
+    """Turn what the system refuses into a CheckpointError that names the folder, and the setting that chose it."""
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{folder}: checkpoint cannot be written: {reason(error)}; free some space or change run.dir") from error
+        raise CheckpointError(f"{folder}: checkpoint cannot be written: {reason(error)}; free some space or change {setting}") from error
 
 
 def reason(error: Exception) -> str:

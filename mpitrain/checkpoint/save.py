@@ -19,7 +19,7 @@ import numpy as np
 from mpitrain.checkpoint.arrays import LogicalArray, by_shard, check_tiles, digest, root_digest
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.dtypes import NAMES, check_dtype
-from mpitrain.checkpoint.files import creating, drain, remove, require_space, saving, sync_folder
+from mpitrain.checkpoint.files import STAGING, creating, drain, remove, require_space, saving, sync_folder
 from mpitrain.checkpoint.folders import TMP, leftovers, name_of, publish, require_own, step_of
 from mpitrain.checkpoint.hdf5_bytes import ForeignError
 from mpitrain.checkpoint.index import write_index
@@ -79,7 +79,7 @@ def write_shard(
     final = tmp / file_name(writer)
     path = staging or final
     try:
-        with saving(path.parent if staging else tmp.parent):
+        with saving(staging.parent, STAGING) if staging else saving(tmp.parent):
             if staging:
                 staging.unlink(missing_ok=True)  # left by a killed save
             with creating(path, each, synced=staging is None) as (file, filler):
