@@ -55,10 +55,10 @@ def read_file(path: str | Path, most_bytes: int) -> bytes:
 
 
 def read_text(path: str | Path, most_bytes: int) -> str:
-    """Return the content of a UTF-8 file; OSError as in read_file."""
+    """Return the content of a UTF-8 file, without the mark that Windows puts in front; OSError as in read_file."""
     content = read_file(path, most_bytes)
     try:
-        return content.decode()
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise OSError(errno.EILSEQ, f"not a text file in UTF-8 (byte {error.start:,})") from None
 

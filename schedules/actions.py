@@ -118,7 +118,7 @@ def parse(text: str) -> Action:
     """Read one action, the inverse of `str(action)`. Raises ScheduleError naming the token."""
     match = _TOKEN.fullmatch(text)
     if match is None:
-        raise ScheduleError(f"{text[:100]!r} is no instruction; write for example F3@1, B7@1/0, SEND_F3@1, REDUCE2@1 or NORM")
+        raise ScheduleError(f"{text[:100]!r} is no instruction; write for example F3@1 or B3@1")
     kind, *numbers = match.groups()
     action = Action(kind, *(None if number is None else int(number) for number in numbers))
     _refuse_misfit(action, text)

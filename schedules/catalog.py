@@ -89,9 +89,10 @@ def build(name: str, num_ranks: int, num_microbatches: int, options: Options = D
     Raises ScheduleError for an unknown name, an option it has no use for, or a size it is not defined for.
     """
     if name not in FAMILIES:
-        close = get_close_matches(name, NAMES, n=1)
+        close = get_close_matches(name.lower(), NAMES, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ScheduleError(f"unknown schedule {name[:100]!r}; {hint}There are: {', '.join(NAMES)}")
+        missing = ": no such file" if "." in name or "/" in name else ""
+        raise ScheduleError(f"unknown schedule {name[:100]!r}{missing}; {hint}There are: {', '.join(NAMES)}")
     if num_ranks < 1:
         raise ScheduleError(f"{name}: found {num_ranks} stages, needed at least 1; each stage is a slice of the model's blocks")
     if num_microbatches < 1:

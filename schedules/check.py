@@ -12,6 +12,7 @@ from mpitrain.schedules.draw import grid
 from mpitrain.schedules.needs import Needs, Programs
 from mpitrain.schedules.reductions import Reduction
 from mpitrain.schedules.residency import Residency
+from mpitrain.schedules.table import Table
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,7 @@ def check(
         _prove_buckets(needs, reduces if train else None, residency, reduce_each)
         no_deadlock(needs, blocking_sends=blocking_sends)
     except rules.Flaw as flaw:
-        cursors = play(needs)
-        waits = all(cursor == len(program) for cursor, program in zip(cursors, programs))
+        waits = play(needs) == list(map(len, programs))
         raise ScheduleError(f"{flaw.args[0]}\n\n{grid(programs, mark=flaw.place, waits=waits)}") from None
     return Report(
         num_stages,
@@ -75,6 +75,18 @@ def check(
         gathers=tuple(sum(action.kind == "GATHER" for action in program) for program in programs),
         peak_resident=tuple(map(_peak_resident, programs)),
     )
+
+
+def check_table(table: Table) -> None:
+    """Refuse a table that isn't complete, or on one rank not in order, in its own words: those of a user, before messages are added."""
+    needs = Needs(table.ranks, copies=table.copies, segments=table.segments)
+    try:
+        rules.nothing_twice(needs)
+        rules.everything_computed(needs, table.num_stages, table.num_microbatches, train=True)
+        rules.needs_come_first(needs, messages=False)
+        rules.gradients_ascend(needs)
+    except rules.Flaw as flaw:
+        raise ScheduleError(f"{table.name}: {flaw.args[0]}\n\n{grid(table.ranks, mark=flaw.place, waits=False)}") from None
 
 
 def _num_parts(reduces: Sequence[Reduction] | None, residency: Residency | None) -> list[int] | None:

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import PAIR, Action, parse
-from mpitrain.schedules.table import Table, make_table, read_table
+from mpitrain.schedules.check import check_table
+from mpitrain.schedules.table import Table, add_head, make_table, read_table
 
 _TORCH = re.compile("([0-9]{1,9})([FBIW])([0-9]{1,9})")
 _TORCH_PAIR = re.compile(r"\(([^;]+);([^;]+)\)OVERLAP_F_B")
@@ -28,10 +29,12 @@ _NUMBER = re.compile("[1-9][0-9]{0,3}")
 
 
 def read_any(text: str, name: str = "user") -> Table:
-    """Read a table in the text form (see table) or as CSV, whichever it is."""
+    """Read a table in the text form (see table) or as CSV, whichever it is. Raises ScheduleError for a flaw in it."""
     first = next((line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")), "")
     is_text = re.match(rf"rank\s|({'|'.join(_HEADS)})\s+[0-9]", first)
-    return read_table(text, name) if is_text else read_csv(text, name)
+    table = read_table(text, name) if is_text else read_csv(text, name)
+    check_table(table)
+    return table
 
 
 def read_csv(text: str, name: str = "user") -> Table:
@@ -41,7 +44,7 @@ def read_csv(text: str, name: str = "user") -> Table:
     for number, row in enumerate(_rows(text, name), start=1):
         where = f"{name}, row {number}"
         if row and row[0].strip() in _HEADS:
-            heads[row[0].strip()] = _head(where, row)
+            add_head(heads, row[0].strip(), _head(where, row), where)
         elif row and not row[0].startswith("#"):
             ranks.append(_read_row(where, row))
     return make_table(name, ranks, **heads)

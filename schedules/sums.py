@@ -37,18 +37,11 @@ class Chains:
         self._chains = {key: self._chain(*key) for key in keys}
 
     def refuse_misplaced(self) -> None:
-        """Raise ScheduleError if copies are where the axes don't reach them.
-
-        That is tied weights on other ranks than the first copy's ends, or both copies of a stage on one rank.
-        """
+        """Raise ScheduleError if tied weights are on other ranks than the first copy's ends, which their axis doesn't reach."""
         ends = {self.rank_of[0], self.rank_of[self.depth - 1]}
         if self.tied and {self.rank_of[stage] for stage, _ in self.tied} != ends:
             places = ", ".join(f"stage {stage} on rank {self.rank_of[stage]}" for stage, _ in self.tied)
             raise ScheduleError(f"tied weights: found {places}; needed the second copy's first and last stage on the ranks of the first's")
-        for stage, reduction in enumerate(self.reduces[: self.depth]):
-            rank = self.rank_of[stage]
-            if any(MIRROR in over for over in reduction.over) and rank == self.rank_of[stage + self.depth]:
-                raise ScheduleError(f"stage {stage} and its copy, stage {stage + self.depth}: found both on rank {rank}, needed two ranks")
 
     def owner(self, key: Key) -> Key:
         """Return the bucket of the same rank that a bucket is added to before it is summed: but for tied weights, itself."""

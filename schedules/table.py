@@ -51,7 +51,7 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
     """Build a table; the number of microbatches and the placement of stages follow from the actions.
 
     Raises ScheduleError if something else than a whole F, B, I, W or a PAIR of F and B is in it, if stages are missing or on two
-    ranks, or if stages or microbatches don't divide into copies or segments.
+    ranks, if stages or microbatches don't divide into copies or segments, or if two copies of a stage are on one rank.
     """
     ranks = tuple(tuple(actions) for actions in ranks)
     for rank, actions in enumerate(ranks):
@@ -70,6 +70,7 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
     for what, number, divisor in (("stages", len(rank_of), copies), ("microbatches", num_microbatches, segments)):
         if number % divisor:
             raise ScheduleError(f"{name}: found {number} {what}, needed a multiple of {divisor}")
+    _refuse_copies_together(name, rank_of, copies)
     return Table(name, num_microbatches, ranks, rank_of, copies, segments)
 
 
@@ -101,6 +102,14 @@ def _placement(name: str, ranks: tuple[tuple[Action, ...], ...]) -> tuple[int, .
     return tuple(rank_of[stage] for stage in range(len(rank_of)))
 
 
+def _refuse_copies_together(name: str, rank_of: tuple[int, ...], copies: int) -> None:
+    depth = len(rank_of) // copies
+    for stage, rank in enumerate(rank_of[depth:], start=depth):
+        for other in range(stage % depth, stage, depth):
+            if rank_of[other] == rank:
+                raise ScheduleError(f"{name}: stage {other} and its copy, stage {stage}: found both on rank {rank}, needed two ranks")
+
+
 # ---------------------------------------------------------------- text
 
 _LINE = re.compile(r"rank\s+([0-9]{1,9})\s*:(.*)")
@@ -112,15 +121,23 @@ def read_table(text: str, name: str = "user") -> Table:
     ranks: list[list[Action]] = []
     heads: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
+        where = f"{name}, line {number}"
         line = line.partition("#")[0].strip()
         if head := _HEAD.fullmatch(line):
-            heads[head[1]] = int(head[2])
+            add_head(heads, head[1], int(head[2]), where)
         elif line:
             try:
                 ranks.append(_read_line(line, len(ranks)))
             except ScheduleError as error:
-                raise ScheduleError(f"{name}, line {number}: {error.args[0]}") from None
+                raise ScheduleError(f"{where}: {error.args[0]}") from None
     return make_table(name, ranks, **heads)
+
+
+def add_head(heads: dict[str, int], what: str, number: int, where: str) -> None:
+    """Note the number of copies or segments. Raises ScheduleError if it was said before."""
+    if what in heads:
+        raise ScheduleError(f"{where}: {what} again, {number} after {heads[what]}; leave one out")
+    heads[what] = number
 
 
 def _read_line(line: str, rank: int) -> list[Action]:

@@ -214,6 +214,13 @@ def test_odd_tables(tmp_path, case):
         assert "odd.csv" in text and "\x1b" not in text and "\0" not in text
 
 
+def test_a_table_of_unequal_ranks_is_refused_with_their_numbers(tmp_path):
+    (tmp_path / "mine.txt").write_text("rank 0: F0@0 F0@2 B0@2 B0@0\nrank 1: F0@1 B0@1\n")
+    sets = ("parallel.pp=2", "batch.global=1", f"pipeline.schedule={tmp_path / 'mine.txt'}")
+    text = invoked("check", "--ranks", 2, *(word for each in sets for word in ("--set", each)))
+    assert "mine.txt: found 2 stages on rank 0 and 1 on rank 1" in text
+
+
 def _event(**changes) -> str:
     event = {"ph": "X", "name": "F0@0", "pid": 0, "tid": 0, "ts": 1.0, "dur": 1.0, "args": {"step": 1}}
     return json.dumps({"traceEvents": [event | changes]})

@@ -148,6 +148,22 @@ def test_a_file_of_ones_own_says_its_size(tmp_path):
     assert as_json(path)["ranks"] == as_json("gpipe", "--stages", 3, "--microbatches", 4)["ranks"]
     with pytest.raises(InputError, match=r"found --stages 2, the table has 3"):
         run(path, "--stages", 2)
+    with pytest.raises(InputError, match=r"mine.txt: --group has no effect on a table"):
+        run(path, "--group", 3)
+
+
+def test_a_deadlock_is_told_with_the_files_name(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("rank 0: F0@0 B0@0 F1@0 B1@0\nrank 1: F1@1 F0@1 B0@1 B1@1\n")
+    with pytest.raises(InputError, match=r"mine\.txt: rank 0, position .*: deadlock"):
+        run(path)
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "mine.csv"])
+def test_a_table_that_windows_wrote_is_read(tmp_path, name):
+    rows = {"mine.txt": "rank 0: F0@0 B0@0\r\n", "mine.csv": "0F0,0B0\r\n"}[name]
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + rows.encode())
+    assert as_json(tmp_path / name)["ranks"] == [["F0", "BW0"]]
 
 
 def test_a_flawed_file_is_shown_with_its_flaw(tmp_path):
@@ -177,7 +193,9 @@ SIZE = ["--stages", "2", "--microbatches", "4"]
         (["1f1b", *SIZE, "--chunks", "2"], "found 2 chunks, needed 1"),
         (["1f1b", *SIZE, "--segments", "2"], "segments has no effect"),
         (["dualpipe", "--stages", "3", "--microbatches", "8"], "dualpipe: found 3"),
-        (["missing.csv"], "unknown schedule 'missing.csv'"),
+        (["missing.csv"], "unknown schedule 'missing.csv': no such file; There are: gpipe"),
+        (["absent/mine", *SIZE], "unknown schedule 'absent/mine': no such file"),
+        (["1F1B", *SIZE], "unknown schedule '1F1B'; did you mean '1f1b'"),
         (["1f1b", *SIZE, "--times", "1,1,1"], "found 3 numbers, needed 4"),
         (["1f1b", *SIZE, "--times", "1,1,one,0"], "found 'one', needed a number"),
         (["1f1b", *SIZE, "--times", "1,-1,1,0"], "found -1, needed more than 0"),

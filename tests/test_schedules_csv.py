@@ -65,3 +65,23 @@ def test_a_table_can_be_given_as_text_or_as_csv(name):
 def test_what_is_wrong_is_named_with_its_place(text, message):
     with pytest.raises(ScheduleError, match=message):
         read_csv(text, "mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rank 0: F0@0 F1@0 B0@0 B1@0\nrank 1: F0@1 B0@1 F1@1", "mine: rank 1, position 3: the program ends without B1@1"),
+        ("rank 0: F0@0 B0@0 B0@0\nrank 1: F0@1 B0@1", "mine: rank 0, position 2: B0@0 again; it already stands at rank 0, position 1"),
+        ("rank 0: F0@0 B0@0\nrank 1: B0@1 F0@1", "mine: rank 1, position 0: B0@1 stands before F0@1"),
+        ("rank 0: F0@0 F1@0 B1@0 B0@0", "mine: rank 0, position 3: B0@0 adds to the gradients of stage 0 after B1@0"),
+        ("rank 0: F0@0 I0@0", "mine: rank 0, position 2: the program ends without W0@0"),
+        ("copies 2\nrank 0: F0@0 B0@0 F0@1 B0@1", "mine: stage 0 and its copy, stage 1: found both on rank 0, needed two ranks"),
+        ("segments 2\nsegments 3\nrank 0: F0@0 B0@0", "mine, line 2: segments again"),
+        ("copies,2\ncopies,1\nF0@0,B0@0", "mine, row 2: copies again"),
+        ("rank 0: F0", "mine, line 1: 'F0' is no instruction; write for example F3@1 or B3@1$"),
+    ],
+)
+def test_flaws_of_a_table_are_told_in_its_own_words(text, message):
+    """Not in those of the programs that are made of it, with their messages and positions."""
+    with pytest.raises(ScheduleError, match=message):
+        read_any(text, "mine")

@@ -128,9 +128,8 @@ def test_tied_weights_on_more_ranks_than_the_ends_are_refused():
 
 
 def test_both_copies_of_a_stage_on_one_rank_are_refused():
-    table = read_table("copies 2\nrank 0: F0@0 B0@0 F0@5 B0@5\nrank 1: F0@1 B0@1 F0@4 B0@4\nrank 2: F0@2 B0@2 F0@3 B0@3")
     with pytest.raises(ScheduleError, match="stage 1 and its copy, stage 4: found both on rank 1, needed two ranks"):
-        lower(table, [Reduction(1, (0,), ((MIRROR,),))] * 6)
+        read_table("copies 2\nrank 0: F0@0 B0@0 F0@5 B0@5\nrank 1: F0@1 B0@1 F0@4 B0@4\nrank 2: F0@2 B0@2 F0@3 B0@3")
 
 
 @pytest.mark.parametrize("name", NAMES)

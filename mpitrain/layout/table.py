@@ -24,6 +24,11 @@ def table_of(config: Config) -> Table:
     if not _is_file(pipeline.schedule):
         return _cut(config, catalog.build(pipeline.schedule, pp, m, _options(config)))
     table = _cut(config, _read(pipeline.schedule))
+    counts = list(map(len, table.chunks))
+    if (uneven := next((rank for rank, count in enumerate(counts) if count != counts[0]), None)) is not None:
+        raise ScheduleError(
+            f"{table.name}: found {counts[0]} stages on rank 0 and {counts[uneven]} on rank {uneven}; needed as many on every rank"
+        )
     found = f"a table of {len(table.ranks)} ranks with {table.depth // len(table.ranks)} stages each and {_total(table)} microbatches"
     if (len(table.ranks), table.depth, _total(table)) != (pp, pp * pipeline.chunks, m):
         raise ScheduleError(

@@ -131,7 +131,10 @@ def play(request: Request, most_proved: int = PROVED_AT_ONCE) -> Played:
 
 def _prove(table: Table) -> Report:
     programs = lower(table, [Reduction(1, ())] * table.num_stages)
-    return check(programs, table.num_stages, table.num_microbatches, copies=table.copies, segments=table.segments)
+    try:
+        return check(programs, table.num_stages, table.num_microbatches, copies=table.copies, segments=table.segments)
+    except ScheduleError as error:
+        raise ScheduleError(f"{table.name}: {error.args[0]}") from None
 
 
 # ---------------------------------------------------------------- the table
@@ -163,6 +166,8 @@ def _own_table(request: Request) -> Table:
         table = read_any(read_text(request.name, MOST_TABLE_BYTES), shown(request.name))
     except OSError as error:
         raise ConfigError(f"{shown(request.name)}: can't be read: {error.strerror}") from None
+    if request.group is not None:
+        raise ScheduleError(f"{table.name}: --group has no effect on a table of your own; leave it out")
     total = table.num_microbatches // table.segments * table.copies
     for option, asked, found in (
         ("--stages", request.num_ranks, len(table.ranks)),
