@@ -12,7 +12,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import tomli_w
@@ -344,13 +344,27 @@ def parse(tree: Mapping[str, Any]) -> Config:
         config = msgspec.convert(tree, Config, strict=True)
     except (ValueError, OverflowError, RecursionError) as error:
         what, _, place = str(error).partition(" - at `$.")
-        raise ConfigError(f"{shown(place.rstrip('`'))}: {what[0].lower()}{shown(what[1:])}") from None
+        place = place.rstrip("`")
+        raise ConfigError(f"{shown(place)}: {what[0].lower()}{shown(what[1:])}{_instead(tree, place)}") from None
     for key, value in flatten(config).items():
         if isinstance(value, str):
             _require_writable(key, value)
         if isinstance(value, float) and not math.isfinite(value):  # TOML has inf and nan, and nan passes some limits
             raise ConfigError(f"{key}: expected a finite number, got {value}")
     return config
+
+
+def _instead(tree: Mapping[str, Any], place: str) -> str:
+    """Return what msgspec doesn't say of a wrong value at `table.key`, or of an item of it: the choices there are, or else the value."""
+    if not place:
+        return ""
+    kind: Any = Config
+    for name in place.partition("[")[0].split("."):
+        kind, tree = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}[name], tree[name]
+    choices = [choice for some in (kind, *get_args(kind)) if get_origin(some) is Literal for choice in get_args(some) if choice]
+    if choices:
+        return f"; needed one of {', '.join(choices)}"
+    return f": {shown(tree)!r}" if isinstance(tree, str) else f": {shown(tree)}"
 
 
 def _require_writable(key: str, value: str) -> None:
@@ -370,13 +384,15 @@ def _read(path: Path, seen: dict[str, Path]) -> dict[str, Any]:
         text = read_text(path, MOST_BYTES)
         real = os.path.realpath(path)
     except OSError as error:
-        raise ConfigError(f"{shown(path)}: {error.strerror}; give the path of a TOML file") from None
+        asked = f", the base of {shown(list(seen.values())[-1])}" if seen else ""
+        raise ConfigError(f"{shown(path)}{asked}: {error.strerror}; give the path of a TOML file") from None
     if real in seen:
         raise ConfigError(f"{shown(path)}: base leads back to itself through {shown(' -> '.join(map(str, seen.values())))}")
     if len(seen) > MOST_BASES:
         raise ConfigError(f"{shown(path)}: found a base of a base, {len(seen)} times; at most {MOST_BASES} are read, join some of them")
     tree = _toml(text, shown(path))
     base = tree.pop("base", None)
+    _refuse_unknown(tree, Config, "", f" in {shown(path)}")
     if base is None:
         return tree
     if not isinstance(base, str):
@@ -432,19 +448,19 @@ def _value(text: str, override: str) -> Any:
     return text.strip() if isinstance(found["value"], datetime.time) else found["value"]  # 12:00:00 is a length here, not an hour
 
 
-def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str) -> None:
-    """Raise ConfigError for the first key that `kind` doesn't have, with the nearest ones it has."""
+def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: str = "") -> None:
+    """Raise ConfigError for the first key that `kind` doesn't have, with the nearest ones it has. where: the file, if it is known."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in tree.items():
         if key not in fields:
             every = [f"{t.encode_name}.{f.encode_name}" for t in msgspec.structs.fields(Config) for f in msgspec.structs.fields(t.type)]
             near = difflib.get_close_matches(prefix + key, [prefix + f for f in fields], 1) or difflib.get_close_matches(key, every, 1)
             hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
-            raise ConfigError(f"unknown key {shown(prefix + key)}; {hint}")
+            raise ConfigError(f"unknown key {shown(prefix + key)}{where}; {hint}")
         if isinstance(fields[key], type) and issubclass(fields[key], msgspec.Struct):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{prefix}{key}: expected a table, got {shown(value)}")
-            _refuse_unknown(value, fields[key], f"{prefix}{key}.")
+            _refuse_unknown(value, fields[key], f"{prefix}{key}.", where)
 
 
 # ---------------------------------------------------------------- writing and comparing

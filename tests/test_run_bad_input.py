@@ -26,6 +26,8 @@ def fill(folder):
     (folder / "pool.toml").write_text('base = "loop.toml"\n')
     (folder / "number.toml").write_text("base = 3\n")
     (folder / "flat.toml").write_text("run = 3\n")
+    (folder / "unknown.toml").write_bytes(b"\xef\xbb\xbf[run]\r\nstep = 3\r\n")  # as Windows writes it
+    (folder / "derived.toml").write_text('base = "nosuch.toml"\n')
     return folder
 
 
@@ -160,6 +162,14 @@ IMPOSSIBLE = [
     (["--set", "pipeline.stages=[6,6]"], ["pipeline.stages", "model.layers = 6"]),
     (["--set", "data.tokenizer=absent.json"], ["absent.json"]),
     (["--ranks", "0"], ["--ranks"]),
+    (["--set", "precision.compute=fp31"], ["precision.compute", "'fp31'", "needed one of", "bf16"]),
+    (["--set", "optimizer.name=Adam"], ["optimizer.name", "'Adam'", "needed one of adamw, sgd, muon"]),
+    (["--set", "run.steps=abc"], ["run.steps", "expected `int`, got `str`", "'abc'"]),
+    (["--set", "pipeline.times=1,1,1,0"], ["pipeline.times", "expected `array | null`, got `str`", "'1,1,1,0'"]),
+    (["unknown.toml"], ["unknown key run.step in unknown.toml; did you mean run.steps?"]),
+    (["derived.toml"], ["nosuch.toml, the base of derived.toml: No such file"]),
+    (["--ranks", "2", "--set", "parallel.tp=3"], ["parallel.tp = 3", "but there are 2 ranks"]),
+    (["--ranks", "2", "--set", "parallel.dp=3"], ["= 3 ranks, but there are 2;"]),
 ]
 
 

@@ -28,7 +28,7 @@ def planned(path: str | None, overrides: tuple[str, ...], num_ranks: int, num_no
     config = settings.load(path, overrides)
     tokenizer = load_tokenizer(config.data.tokenizer)
     separator(config.data, tokenizer)
-    return plan_of(resolve(config, num_ranks, tokenizer.vocab, num_nodes, node_ranks))
+    return plan_of(resolve(config, num_ranks, tokenizer.vocab, num_nodes, node_ranks, "there are"))
 
 
 def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False) -> str:

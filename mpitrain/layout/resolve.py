@@ -33,10 +33,13 @@ from mpitrain.schedules.limits import MOST_FORWARDS
 from mpitrain.schedules.seq1f1b import SEGMENTS
 
 
-def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1, node_ranks: int = 0) -> Config:
+def resolve(
+    config: Config, num_ranks: int, vocab: int, num_nodes: int = 1, node_ranks: int = 0, counted: str = "mpirun started"
+) -> Config:
     """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and check that it fits together.
 
     node_ranks: neighbours on each node, 0 if nodes differ; the key of this name goes before what was found.
+    counted: what an error says of the number of ranks.
     """
     if config.comm.node_ranks:
         node_ranks = config.comm.node_ranks
@@ -45,7 +48,7 @@ def resolve(config: Config, num_ranks: int, vocab: int, num_nodes: int = 1, node
     model = _model(config.model, preset, vocab)
     attention = resolve_attention(config, model, preset.get("attention", {}))
     experts = resolve_experts(config, model, preset.get("experts", {}))
-    parallel, batch = _layout(config, model.layers, num_ranks)
+    parallel, batch = _layout(config, model.layers, num_ranks, counted)
     pipeline = _pipeline(config.pipeline, parallel, model.layers)
     _refuse_unseen(model, config.data.sequence)
     _refuse_undivided(model, config.data.sequence, parallel)
@@ -267,13 +270,13 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
     return msgspec.structs.replace(optimizer, **known | given | ahead)
 
 
-def _layout(config: Config, layers: int, num_ranks: int) -> tuple[Parallel, Batch]:
+def _layout(config: Config, layers: int, num_ranks: int, counted: str) -> tuple[Parallel, Batch]:
     """Choose the degrees left open: as much data parallelism as the batch divides into, pipeline stages for the rest."""
     dp, pp, batch = config.parallel.dp, config.parallel.pp, config.batch
     inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
     if num_ranks % inside:
         raise ConfigError(
-            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but mpirun started {num_ranks} ranks; "
+            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but {counted} {num_ranks} ranks; "
             f"start a multiple of {inside} or change parallel.*"
         )
     num_ranks //= inside
@@ -287,7 +290,7 @@ def _layout(config: Config, layers: int, num_ranks: int) -> tuple[Parallel, Batc
         within = f" x parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}" if inside > 1 else ""
         total = dp * max(pp, 1) * inside
         raise ConfigError(
-            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {total} ranks, but mpirun started {num_ranks * inside}; "
+            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {total} ranks, but {counted} {num_ranks * inside}; "
             "start as many or change parallel.*"
         )
     if pp > layers:
