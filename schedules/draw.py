@@ -15,6 +15,7 @@ A cell is a computation and its microbatch, and what else is needed to tell two 
     F0@5     on stage 5: with a mark, because the message beside it names stages
 """
 
+import math
 from collections.abc import Sequence
 
 from mpitrain.errors import ScheduleError
@@ -27,9 +28,11 @@ from mpitrain.schedules.table import Table
 
 Rows = list[list[Action]]
 TICKS_PER_NUMBER = 5  # in the header
+WIDTH = 132
+MOST_LINES = 70  # of a grid on the screen
 
 
-def grid(schedule: Table | Programs, mark: tuple[int, int] | None = None, width: int = 132, *, waits: bool = True) -> str:
+def grid(schedule: Table | Programs, mark: tuple[int, int] | None = None, width: int = WIDTH, *, waits: bool = True) -> str:
     """Draw a table or programs: F takes one tick, B two, I and W one; dots are bubbles, and messages take no time.
 
     A split backward is drawn as one, where its last part stands. `mark=(rank, position)` puts a `!` behind the computation at,
@@ -52,6 +55,13 @@ def grid(schedule: Table | Programs, mark: tuple[int, int] | None = None, width:
     if mark:
         bands = [band for band in bands if "!" in band] or bands[-1:]
     return "\n".join([*bands, f"{remark} {span} ticks"])
+
+
+def least_lines(table: Table, width: int = WIDTH) -> int:
+    """Estimate the lines of a table's grid, bubbles left out: drawing a large one only to find that it is large takes seconds."""
+    ticks = max(sum(UNIT.get(action.kind, 0) for action in actions) for actions in table.ranks)
+    column = len(f"F{table.num_microbatches // table.segments - 1} ")
+    return math.ceil(ticks * column / width) * (len(table.ranks) + 1)
 
 
 # ---------------------------------------------------------------- what to draw, and when

@@ -83,6 +83,13 @@ def test_generate_is_a_function_of_its_seed_and_one_rank_has_no_communication_to
     assert "communication" not in trained.output and [line["comm"] for line in lines[1:]] == [{}, {}]
 
 
+def test_check_draws_what_a_screen_holds():
+    words = ("check", "--ranks", "16", "--set", "parallel.pp=16", "--set", "model.layers=16", "--set")
+    small, large = (mpirun(0, MPITRAIN, *words, f"batch.global={batch}").output for batch in (4, 256))
+    assert "rank 15 " in small and "proved:" in small
+    assert "lines or more" in large and "proved:" in large and len(large.splitlines()) < 10
+
+
 def test_doctor_reports_once_and_names_the_mpi():
     done = mpirun(2, MPITRAIN, "doctor")
     assert done.returncode == 0, tail(done.output)

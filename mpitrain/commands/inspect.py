@@ -18,7 +18,7 @@ from mpitrain.layout.saved import copy_bytes
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.schedules.actions import Action, format_program
 from mpitrain.schedules.check import Report
-from mpitrain.schedules.draw import grid
+from mpitrain.schedules.draw import MOST_LINES, grid, least_lines
 
 MOST_RANKS = 1_000_000  # more than any machine has; what is asked of each of them is then answered in seconds
 
@@ -79,12 +79,19 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
         _, programs, report = plan.training
     peaks, parallel, name = ", ".join(map(str, report.peak_in_flight)), plan.config.parallel, plan.config.pipeline.schedule
     return (
-        f"{grid(programs)}\n\n"
+        f"{_picture(plan)}\n\n"
         f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, {name}, {report.num_microbatches} microbatches each\n"
         f"proved: {report.num_actions} instructions complete and in order, {report.num_messages} messages matched, "
         "no deadlock without buffering\n"
         f"microbatches in flight at most, per pipeline rank: {peaks}{_divided(programs, report, parallel)}"
     )
+
+
+def _picture(plan: Plan) -> str:
+    """Return the grid of the programs, or where to find it if no screen holds it."""
+    if (lines := least_lines(plan.table)) <= MOST_LINES:
+        return grid(plan.training.ranks)
+    return f"The grid has {lines:,} lines or more: `mpitrain schedule`, with --out picture.svg, draws schedules of any size"
 
 
 def _divided(programs: Sequence[Sequence[Action]], report: Report, parallel: Parallel) -> str:

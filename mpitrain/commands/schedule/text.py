@@ -1,33 +1,23 @@
 """What `mpitrain schedule NAME` prints: the grid and the numbers, or one JSON object."""
 
 import json
-import math
 
 from mpitrain.commands.schedule.played import Played
-from mpitrain.schedules.draw import grid
+from mpitrain.schedules.draw import MOST_LINES, grid, least_lines
 from mpitrain.schedules.notation import operations
 from mpitrain.schedules.options import UNIT_TIMES
-from mpitrain.schedules.simulate import UNIT
 
-MOST_LINES = 70  # of a grid on the screen
 MOST_RANKS = 32  # in the table of ranks
 
 
 def as_text(played: Played, width: int, *, whole: bool = False) -> str:
     """Return grid and numbers; `whole` draws the grid whatever its size."""
-    lines = _least_lines(played, width)
+    lines = least_lines(played.table, width)
     if whole or lines <= MOST_LINES:
         picture = "\n".join([grid(played.table, width=width), *_legend(played)])
     else:
         picture = f"The grid has {lines} lines or more: write it to a file with --out grid.txt, or draw it with --out picture.svg"
     return "\n\n".join([headline(played), picture, *_numbers(played)])
-
-
-def _least_lines(played: Played, width: int) -> int:
-    """Estimate a grid's lines, bubbles left out: drawing a large one only to find that it is large takes seconds."""
-    ticks = max(sum(UNIT.get(action.kind, 0) for action in actions) for actions in played.table.ranks)
-    column = len(f"F{played.num_microbatches - 1} ")
-    return math.ceil(ticks * column / width) * (played.num_ranks + 1)
 
 
 def _legend(played: Played) -> list[str]:
