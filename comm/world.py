@@ -243,17 +243,28 @@ def finalize() -> None:
         ctypes.CDLL(MPI.__file__).MPI_Finalize()
 
 
+def flush() -> None:
+    """Write what this rank has said. It waits no longer than launchers need to forward that: a pipe may be full, and nobody reads it."""
+    writing = threading.Thread(target=_flush, daemon=True)
+    writing.start()
+    writing.join(FORWARD_S)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it
+            stream.flush()
+
+
 def abort(code: int) -> None:
     """End the whole job at once with an exit code; doesn't return. The other ranks may be waiting for this one for ever."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            continue  # closed, or nobody reads it
+    flush()
     time.sleep(FORWARD_S)
     threading.Timer(ABORT_S, os._exit, [code]).start()
     if not MPI.Is_initialized() and any(name in os.environ for name in library.SIZES):
         start()  # where the others wait: MPICH's launcher doesn't mind a rank that ends before
     if MPI.Is_initialized() and not MPI.Is_finalized():
-        MPI.COMM_WORLD.Abort(code)
+        handle = ctypes.c_int if MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_int) else ctypes.c_void_p
+        comm = handle.from_address(MPI._addressof(MPI.COMM_WORLD))
+        ctypes.CDLL(MPI.__file__).MPI_Abort(comm, code)  # as in start(), or the timer would wait for the lock
     os._exit(code)

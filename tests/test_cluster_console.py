@@ -78,6 +78,35 @@ def test_nobody_is_waited_for_who_does_not_read(monkeypatch):
     os.close(writes)
 
 
+FULL = """
+import os
+for number in (1, 2):
+    os.set_blocking(number, False)
+    try:
+        while True:
+            os.write(number, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(number, True)
+print("more")
+"""
+ENDS = {
+    "from mpitrain.comm.world import abort; abort(3)": 3,
+    "from mpitrain.comm.world import abort, start; start(); abort(3)": 3,
+    "from mpitrain.cluster.guard import Guard; Guard().end('why')": 1,
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_a_rank_ends_though_nobody_reads_what_it_says(ends):
+    """MPI says that it aborts, too; no watchdog ends this rank."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(PYTHONUNBUFFERED=None)}
+    with subprocess.Popen([sys.executable, "-c", FULL + ends], **pipes) as rank:
+        try:
+            assert rank.wait(30) == ENDS[ends]
+        finally:
+            rank.kill()
+
+
 EXITS = """
 import os
 from mpitrain.cluster.guard import Guard

@@ -25,13 +25,13 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpitrain.cluster import finding, watchdog
+from mpitrain.cluster import console, finding, watchdog
 from mpitrain.cluster.behind import MOST_NAMED
 from mpitrain.cluster.board import HUNG, LEFT, WAITING, Place, shared_slot
 from mpitrain.cluster.launch import elsewhere, rank_of_launcher
 from mpitrain.cluster.nodes import Meeting, addresses_here, told_apart
 from mpitrain.cluster.processes import condition_of, peer_of
-from mpitrain.comm.world import STARTING, World, abort, finalize
+from mpitrain.comm.world import STARTING, World, abort, finalize, flush
 from mpitrain.errors import FAILED, STOPPED_EARLY, HangError, InputError, MpitrainError
 
 LOOK_S = 0.25
@@ -252,14 +252,14 @@ class Guard:
 
     def _end(self, report: str, code: int, kind: bytes = watchdog.FAILED) -> None:
         """Have the report printed and the job ended: by the watchdog, which prints the first one only, or here."""
-        sys.stdout.flush()
+        flush()
         try:
             if self._watchdog is not None:
                 self._watchdog.send(kind + b"%d " % code + report.encode(errors="replace")[-MOST_TEXT:])
                 return
         except OSError:
             self._watchdog = None  # it is gone
-        _print(report, self._console)
+        console.write(self._console, report)
         abort(code)
 
 
@@ -325,10 +325,3 @@ def _traceback(error: BaseException) -> str:
     """Return where an error came from, if it is one that nobody expected."""
     expected = isinstance(error, MpitrainError) or not isinstance(error, Exception)
     return "" if expected else "".join(traceback.format_exception(error))
-
-
-def _print(text: str, console: int) -> None:
-    try:
-        os.write(console, f"{text}\n".encode(errors="replace"))
-    except OSError:
-        return  # nobody listens; the job is ended all the same
