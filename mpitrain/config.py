@@ -195,7 +195,7 @@ class Spikes(Table):
     """Steps whose loss is far above those before."""
 
     do: Literal["nothing", "count", "skip", "rollback"] = "nothing"  # count: say so; skip: make no update, and say so (run.max_skips in a
-    # row end a run); rollback: go back to the last checkpoint, and don't read what was read since
+    # row end a run); rollback: go back to the newest checkpoint of run.save_every, and don't read what was read since
     window: Annotated[int, Meta(ge=4, le=4096)] = 64  # losses that the median is of
     threshold: Annotated[float, Meta(gt=0)] = 10.0  # deviations above the median, see training/checks/spikes.py
     most: CountOrNone = 5  # rollbacks that end a run; 0: never

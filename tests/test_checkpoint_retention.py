@@ -38,6 +38,10 @@ def folder(tmp_path):
         (Policy(1, best=2), [20, 50, 70]),
         (Policy(1, best=9), [10, 20, 30, 50, 60, 70]),
         (Policy(2, every=30, best=1), [30, 50, 60, 70]),
+        (Policy(1, back=40), [40, 70]),
+        (Policy(1, back=35), [70]),
+        (Policy(1, back=80), [70]),
+        (Policy(1, back=30), [60, 70]),
     ],
 )
 def test_what_is_asked_for_is_kept(folder, policy, kept):

@@ -159,6 +159,6 @@ def test_a_disk_that_hangs_is_named_by_whoever_waits_for_it(tmp_path, text):
 def test_a_disk_may_take_longer_for_a_sync_than_a_step_takes():
     saver, place = Saver.__new__(Saver), Place(0, "rank 0", 60.0)
     saver._place, saver._patience_s = place, 600.0
-    with saver._patiently():
+    with saver.patiently():
         assert place.read().limit_s == 600
     assert place.read().limit_s == 60

@@ -96,6 +96,31 @@ def test_routing_is_recorded_of_the_steps_that_were_not_undone(tmp_path, text):
     assert loss_lines(replayed) == loss_lines(recorded)
 
 
+def test_a_rollback_goes_to_a_step_that_a_run_which_never_left_has_too_and_that_is_whole(tmp_path, text):
+    """Of runs that left after step 19, with a checkpoint: 16 is the newest that run.save_every asks for, and run.keep doesn't remove it."""
+    keys, noise = KEYS | dict(spikes_do="rollback"), {"NOISE": "[20]"}
+    whole, left, damaged, lost = (tmp_path / name for name in ("whole", "left", "damaged", "lost"))
+    run = {path: ("run", *tiny(path, text, **keys, run_keep=0 if path == whole else 1)) for path in (whole, left, damaged, lost)}
+    first = several(2, run[whole], (*run[left], "--set", "run.steps=19"), program=Path(spiked.__file__), env=noise)
+    assert [each.returncode for each in first] == [0, 0], tail(first[0].output + first[1].output)
+    for path in (damaged, lost):
+        alter(shutil.copytree(left, path), 16)
+    shutil.copytree(whole / "checkpoints" / "step-00000008", damaged / "checkpoints" / "step-00000008")
+    here, there, nowhere = several(2, run[left], run[damaged], run[lost], program=Path(spiked.__file__), env=noise)
+    assert "going on after step 19" in here.output and "rolled back to step 16" in here.output, tail(here.output)
+    assert loss_lines(left) == loss_lines(whole), tail(here.output)
+    assert "step-00000016: shard-0000" in there.output and "using step-00000008" in there.output, tail(there.output)
+    assert "rolled back to step 8, rollback 1; 13 batches are not read again" in there.output, tail(there.output)
+    assert nowhere.returncode == 1 and "no checkpoint can be used: step-00000016" in nowhere.output, tail(nowhere.output)
+
+
+def alter(run_dir, step):
+    path = run_dir / "checkpoints" / f"step-{step:08d}" / "shard-00000.h5"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def test_too_many_spikes_end_a_run_and_the_last_step_is_not_saved(tmp_path, text):
     """A run that goes on knows how many were skipped in a row before."""
     rollback = dict(KEYS, run_save_every=20, spikes_do="rollback", spikes_most=1)
@@ -116,10 +141,7 @@ def test_a_rollback_goes_to_what_this_run_went_on_from_not_to_what_it_refused(tm
     (done,) = several(1, run, program=Path(spiked.__file__), env={"NOISE": "[]"})
     assert done.returncode == 0, tail(done.output)
     for step in (24, 28):
-        path = tmp_path / "run" / "checkpoints" / f"step-{step:08d}" / "shard-00000.h5"
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
+        alter(tmp_path / "run", step)
     (done,) = several(1, run, program=Path(spiked.__file__), env={"NOISE": "[20]"})
     assert "using step-00000016" in done.output and "step 21 is a spike" in done.output, tail(done.output)
     assert "rolled back to step 16, rollback 1; 5 batches are not read again" in done.output, tail(done.output)

@@ -21,11 +21,15 @@ from mpitrain.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Policy:
-    """newest: how many of them are kept; 0: all.  every: steps that it divides are kept; 0: none for that.  best: how many are kept."""
+    """newest: how many of them are kept; 0: all.  every: steps that it divides are kept; 0: none for that.  best: how many are kept.
+
+    back: of the steps that it divides the newest is kept; 0: none for that.
+    """
 
     newest: int = 0
     every: int = 0
     best: int = 0
+    back: int = 0
 
     def kept(self, losses: Mapping[int, float | None]) -> set[int]:
         """Return which of some steps are kept. losses: the validation loss of each, None where there was none."""
@@ -33,6 +37,7 @@ class Policy:
             return set(losses)
         kept = set(sorted(losses)[-self.newest :])
         kept |= {step for step in losses if self.every and step % self.every == 0}
+        kept |= set([step for step in sorted(losses) if self.back and step % self.back == 0][-1:])
         by_loss = sorted((loss, -step) for step, loss in losses.items() if loss is not None)  # of equal ones the later
         return kept | {-step for _, step in by_loss[: self.best]}
 

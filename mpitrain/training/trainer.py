@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from mpitrain.training.opening import Opened
 from mpitrain.training.practice import practise
 from mpitrain.training.replay.wish import Wish
 from mpitrain.training.saving import state_io
+from mpitrain.training.saving.newest import VERIFYING, newest_whole
 from mpitrain.training.saving.saver import saver_of
 
 
@@ -413,13 +415,26 @@ class Trainer:
             self.spikes.state, self.skipped_in_a_row = saved.meta.get("spikes") or NONE_YET, saved.meta.get("skipped_in_a_row", 0)
 
     def _last_saved(self) -> int:
-        """Return the step of the newest checkpoint; 0 if there is none yet. Collective over all ranks, that under way is waited for.
+        """Return the newest step that run.save_every asked for and that is whole; 0 if there is none yet. Collective over all ranks.
 
-        What is in the folder besides may be damaged: this run went on from it, or has saved it.
+        What was saved on leaving doesn't count: a run that never left hasn't got it. Nor does what is later than the step this run went
+        on from or has saved, or than the spike: it is of before a run went back. What is being saved is waited for.
         """
         self.saver.finish()
-        self.report.say("" if self.saver.newest else "there is no checkpoint to go back to yet")
-        return self.saver.newest
+        run, folder, newest = self.config.run, self.rundir.checkpoints, min(self.saver.newest, self.step - 1)
+
+        def due(step: int) -> bool:
+            return bool(run.save_every) and step % run.save_every == 0 and step <= newest
+
+        try:
+            with self.saver.patiently(), self.place.at("resume", VERIFYING, BUSY):
+                each = partial(self.place.enter, "resume", state=BUSY)
+                found = newest_whole(self.world, folder, run.verify, self.plan.stored_weights(), self.report.say, each, due)
+        except CheckpointError as error:  # no bad input: what this run has saved
+            raise MpitrainError(f"after the spike in step {self.step} there is nothing to go back to: {error.args[0]}") from error
+        self.saver.pass_over(found.damaged)
+        self.report.say("" if found.step else "there is no checkpoint to go back to yet")
+        return found.step
 
     def _roll_back(self, last: int, stop: bool) -> int | None:
         """Go back to a checkpoint after a spike; return the exit code if the run has to end. Collective over all ranks."""

@@ -24,19 +24,28 @@ class Newest(NamedTuple):
 
 
 def newest_whole(
-    world: World, folder: Path, share: float, needs: Mapping[str, Any], warn: Callable[[str], object], each: Callable[[str], object]
+    world: World,
+    folder: Path,
+    share: float,
+    needs: Mapping[str, Any],
+    warn: Callable[[str], object],
+    each: Callable[[str], object],
+    among: Callable[[int], bool] = lambda step: True,
 ) -> Newest:
     """Return the newest step in `folder` that no rank finds damaged. Collective over all ranks.
 
     share: of the chunks of a step that are read, taken by chance, by some rank each.  needs: arrays that it must have, with dtypes and
-    shapes.  warn: told why a step is passed over, on every rank.  each: called with what is read next.
+    shapes.  warn: told why a step is passed over, on every rank.  each: called with what is read next.  among: tells which steps count.
     Raises CheckpointError, alike on all ranks, where there are steps and none can be used.
     """
     from mpitrain.checkpoint import load  # with it comes h5py: most of what is refused is refused before
     from mpitrain.checkpoint.folders import find, step_of
     from mpitrain.checkpoint.verify import Part
 
-    seed, committed = world.on_first_rank("looking for checkpoints", lambda: (secrets.token_hex(8), list(find(folder).values())))
+    def look() -> tuple[str, list[Path]]:
+        return secrets.token_hex(8), [path for step, path in find(folder).items() if among(step)]
+
+    seed, committed = world.on_first_rank("looking for checkpoints", look)
     part, damaged = Part(share, world.rank, world.size, seed), list[int]()
 
     def judge(path: Path) -> Newest:

@@ -12,7 +12,7 @@ Who has to, for the end, to leave, or to save again, does so in finish(), and th
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,7 +132,8 @@ def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: New
     else:
         snapshot = Gathered(Snapshot(actor, copied=False), group_of(world, run.shards))
         me = (world.rank,) if snapshot.num_bytes else None
-    retention = Retention(folder, Policy(run.keep, run.keep_every, run.keep_best), {*newest.damaged})
+    back = run.save_every if actor.plan.config.spikes.do == "rollback" else 0
+    retention = Retention(folder, Policy(run.keep, run.keep_every, run.keep_best, back), {*newest.damaged})
     writer = {"layout": str(mesh.grid), "ranks": world.size, "nodes": world.num_nodes, "MPI": library.name(), **preflight.code()}
     about = About(to_toml(actor.plan.config), writer)
     patience_s = Limit(actor.plan.config.comm.timeout_s).seconds  # as at first: steps say nothing of disks
@@ -202,13 +203,17 @@ class Saver:
         if reason:
             return self._tell(Outcome(step, reason))
         begun = time.monotonic()
-        with self._patiently(), self._place.at("save", f"copying step {step} to host memory", BUSY):
+        with self.patiently(), self._place.at("save", f"copying step {step} to host memory", BUSY):
             self._snapshot.take()
         self._save = _Save(step, meta, self._folder / (name_of(step) + TMP), begun, time.monotonic() - begun)
         if self._number is not None:
             self._task = Task(self._place, f"writing a shard of step {step}", self._write)
         if not self._background:
             self.finish()
+
+    def pass_over(self, damaged: Iterable[int]) -> None:
+        """Take note of steps that were found damaged: they take no place of those that are kept."""
+        self._retention.damaged.update(damaged)
 
     def refuse(self, step: int, reason: str) -> None:
         """Take note that a step isn't worth saving. What was under way is waited for first: its outcome is the earlier one."""
@@ -235,7 +240,7 @@ class Saver:
                 self._task = Task(self._place, f"committing step {self._save.step}", self._commit)
 
     @contextmanager
-    def _patiently(self) -> Iterator[None]:
+    def patiently(self) -> Iterator[None]:
         """Let this rank stay longer where it is in the block: one sync of a slow disk may take minutes. All ranks come here."""
         limit_s = self._place.limit_s
         self._place.name(self._place.who, max(limit_s, self._patience_s))
@@ -245,7 +250,7 @@ class Saver:
     def finish(self) -> None:
         """Wait until nothing is under way."""
         if self._save is not None:
-            with self._patiently():
+            with self.patiently():
                 self._finish()
 
     def _finish(self) -> None:
