@@ -93,6 +93,21 @@ def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
         assert done.returncode == 0, done.stdout
 
 
+def test_kubernetes_gets_names_of_any_characters(folder, monkeypatch):
+    odd = folder / "a, b: \u00e9"
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    Path("my run.toml").touch()
+    said = job("kubernetes", *SITE, "--image", 'i"m: g', "--claim", "c: d, e", "--out", "w x.yaml").output
+    replicas = yaml.safe_load(Path("w x.yaml").read_text())["spec"]["mpiReplicaSpecs"]
+    for spec in (replicas[name]["template"]["spec"] for name in ("Launcher", "Worker")):
+        (container,), (volume,) = spec["containers"], spec["volumes"]
+        assert (container["image"], container["workingDir"]) == ('i"m: g', str(odd))
+        assert container["volumeMounts"] == [{"name": "runs", "mountPath": str(odd)}]
+        assert volume["persistentVolumeClaim"] == {"claimName": "c: d, e"}
+    assert "submit    kubectl create -f 'w x.yaml'" in said and "left out  --account, --queue: " in said, said
+
+
 def test_a_job_is_explained(folder):
     said = job("slurm", *SITE, "--set", "parallel.tp=2", "--set", "parallel.pp=2").output
     for text in ("3 nodes x 4 = 12, started by srun", "pp(2) x dp(3) x cp(1) x tp(2)", "runs/my run: 7 steps", "sbatch my-run.slurm.sh",
@@ -105,6 +120,7 @@ def test_a_job_is_explained(folder):
     [
         (["--set", "parallel.tp=5"], "parallel"),
         (["--set", "run.stepz=5"], "unknown key run.stepz"),
+        (["--nodes", "1000000", "--ranks-per-node", "4096"], r"--nodes 1,000,000 x --ranks-per-node 4,096 = .* at most 1,000,000"),
         (["--time=12h"], r"--time = .12h.: expected hours:minutes:seconds"),
         (["--submit"], "--submit: found no sbatch on the path"),
         (["--account", "a\n#SBATCH --nodes=9"], "--account .*: needed one line"),

@@ -1,5 +1,6 @@
 """`mpitrain job slurm|pbs|lsf|flux|kubernetes`: write the script of a job, say what it will do, and submit it if that is wanted."""
 
+import json
 import re
 import shlex
 import shutil
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
-from mpitrain.commands.inspect import planned
+from mpitrain.commands.inspect import MOST_RANKS, planned
 from mpitrain.commands.job.schedulers import SCHEDULERS, Asked, Scheduler
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import shown
@@ -25,6 +26,9 @@ def main(
     """Write the script, explain it, and submit it. Nothing is written where the configuration can't run on that many ranks."""
     scheduler = SCHEDULERS[kind]
     _require_lines(asked)
+    if asked.ranks > MOST_RANKS:
+        found = f"--nodes {asked.nodes:,} x --ranks-per-node {asked.ranks_per_node:,} = {asked.ranks:,} ranks"
+        raise ConfigError(f"{found}, needed at most {MOST_RANKS:,}")
     plan = planned(config, overrides, asked.ranks, asked.nodes, asked.ranks_per_node)
     if submit and shutil.which(scheduler.submit[0]) is None:
         raise ConfigError(
@@ -53,8 +57,9 @@ def render(scheduler: Scheduler, config: str | None, overrides: tuple[str, ...],
         "minutes": str(-(-asked.seconds // 60)),
         "time": scheduler.time(asked.seconds),
         "gpus": scheduler.gpus(asked),
-        "image": asked.image,
-        "claim": asked.claim,
+        "image": _as_yaml(asked.image),
+        "claim": _as_yaml(asked.claim),
+        "volume": _as_yaml(str(Path.cwd())),
         "most": str(asked.most),
         "folder": shlex.quote(str(Path.cwd())),
         "launch": asked.launch or scheduler.launch(asked),
@@ -63,6 +68,10 @@ def render(scheduler: Scheduler, config: str | None, overrides: tuple[str, ...],
         "setup": "\n".join([*_this_environment(), *asked.setup]),
     }
     return _fill(_fill(text, {"body": template("body.sh").rstrip()}), values)
+
+
+def _as_yaml(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _require_lines(asked: Asked) -> None:
@@ -121,10 +130,12 @@ def explain(scheduler: Scheduler, plan: Plan, asked: Asked, name: str, path: Pat
         "time": f"{scheduler.time(asked.seconds)} at a time; leaves with a checkpoint before it is over (run.time_margin_s)",
         "again": f"until it is done: at most {asked.most} times, and no more after 3 in a row without a newer checkpoint",
         "console": scheduler.console.format(name=name) + f"; each rank also in {run.dir}/logs/",
-        "submit": f"{' '.join(scheduler.submit)} {path}",
+        "submit": f"{' '.join(scheduler.submit)} {shlex.quote(str(path))}",
         "watch": scheduler.watch,
         "leave now": f"{scheduler.leave}: with a checkpoint, and comes again",
     }
+    if ignored := scheduler.ignored(asked):
+        rows["left out"] = f"{', '.join(f'--{name}' for name in ignored)}: {scheduler.title.partition(',')[0]} has none"
     return f"{path}: a job for {scheduler.title}\n" + "\n".join(f"  {key:10}{value}" for key, value in rows.items())
 
 

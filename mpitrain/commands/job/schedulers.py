@@ -50,8 +50,16 @@ class Scheduler:
 
     def lines(self, asked: Asked) -> list[str]:
         """Return the directives that only some sites need."""
-        values = {"account": asked.account, "queue": asked.queue, "gpus": str(asked.gpus) if asked.gpus else ""}
+        values = {**_site(asked), "gpus": str(asked.gpus) if asked.gpus else ""}
         return [self.directives[name] + value for name, value in values.items() if value and name in self.directives]
+
+    def ignored(self, asked: Asked) -> list[str]:
+        """Return the options that were given, and that this scheduler has nothing for."""
+        return [name for name, value in _site(asked).items() if value and name not in self.directives]
+
+
+def _site(asked: Asked) -> dict[str, str]:
+    return {"account": asked.account, "queue": asked.queue}
 
 
 def _mpirun(asked: Asked) -> str:
