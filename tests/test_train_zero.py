@@ -6,6 +6,7 @@ MPITRAIN_LAYOUTS=all tries every layout instead of a few.
 import itertools
 import os
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from conftest import EVERY, agree
@@ -160,3 +161,32 @@ def resident_bytes():
     with open("/proc/self/statm") as file:
         _, resident, shared, *_ = map(int, file.read().split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.sizes(4)
+def test_the_sum_of_shards_starts_with_the_next_instruction_and_not_only_with_the_next_bucket(world):
+    """Here everything that is under way is over between instructions, so that it is known what could start."""
+    program, started = [], []
+
+    def listen(actor, microbatches):
+        progress, poll = actor.progress, actor.progress.poll
+
+        def poll_until_over():
+            for pending in () if progress._waiting else tuple(progress.active):
+                pending.wait()
+            poll()
+
+        progress.poll = poll_until_over
+        program.extend(map(str, actor.training))
+        for name in ("shard", "replicate"):
+            actor.mesh[name].place = actor.place
+        actor.mesh.listen(SimpleNamespace(given=lambda which, parts: started.append(which), came=lambda which, parts: None))
+
+    layout = "parallel.dp=4", "parallel.dp_shard=2", "parallel.zero=2", "pipeline.schedule=interleaved", "pipeline.chunks=2"
+    train(world, resolved(world, *layout), before=listen)
+    scattered = next(which.instruction for which in started if which.operation == "reduce_scatter")
+    summed = next(which.instruction for which in started if which.axis == "replicate")
+    following = program[program.index(scattered) + 1]
+    soon = summed in (scattered, following)  # at once, on a rank that comes last
+    agree(world, soon and following[0] == "B", f"{scattered}, {summed}: {program}")

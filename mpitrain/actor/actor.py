@@ -267,6 +267,7 @@ class Actor:
         for position, action in steps:
             self.place.moved(work.step, position, str(action))
             self.progress.poll()
+            self.gradients.advance()
             begin = recorder.mark()
             if action.kind == "PAIR":
                 forward, backward = next(steps)[1], next(steps)[1]

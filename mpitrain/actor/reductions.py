@@ -70,7 +70,7 @@ class Gradients:
         axis = self.mesh[(bucket.plan.over + bucket.plan.then)[which or 0]]
         buffer = self._summing.pop((stage, number)).wait() if which else self._added_here(bucket)
         self._summing[stage, number] = all_reduce(buffer, axis)
-        self._advance()
+        self.advance()
 
     def reduce(self, stage: int, number: int, microbatch: int | None = None) -> None:
         """Start reducing a bucket over the data axis: all that has been added to it in this step, or by this microbatch.
@@ -86,7 +86,7 @@ class Gradients:
             for gradient in bucket.gradients:
                 gradient.finish()
                 self._reducing.append(_Reduction(gradient, last))
-        self._advance()
+        self.advance()
 
     def wait(self) -> None:
         """Wait for everything that was started, and begin anew."""
@@ -107,8 +107,8 @@ class Gradients:
         self._summing: dict[tuple[int, int], Pending] = {}  # by stage and bucket
         self._reducing: deque[_Reduction] = deque()
 
-    def _advance(self) -> None:
-        """Let every reduction go on whose turn it is."""
+    def advance(self) -> None:
+        """Let every reduction go on whose turn it is: between instructions, too, so that the rank computes meanwhile."""
         for reduction in self._reducing:
             if not reduction.scattered:
                 break
