@@ -100,7 +100,8 @@ def test_a_rollback_goes_to_a_step_that_a_run_which_never_left_has_too_and_that_
     """Of runs that left after step 19, with a checkpoint: 16 is the newest that run.save_every asks for, and run.keep doesn't remove it."""
     keys, noise = KEYS | dict(spikes_do="rollback"), {"NOISE": "[20]"}
     whole, left, damaged, lost = (tmp_path / name for name in ("whole", "left", "damaged", "lost"))
-    run = {path: ("run", *tiny(path, text, **keys, run_keep=0 if path == whole else 1)) for path in (whole, left, damaged, lost)}
+    run = {path: ("run", *tiny(path, text, **keys, run_keep=1, run_trace=1)) for path in (left, damaged, lost)}
+    run[whole] = "run", *tiny(whole, text, **keys, run_trace=22)
     first = several(2, run[whole], (*run[left], "--set", "run.steps=19"), program=Path(spiked.__file__), env=noise)
     assert [each.returncode for each in first] == [0, 0], tail(first[0].output + first[1].output)
     for path in (damaged, lost):
@@ -109,6 +110,10 @@ def test_a_rollback_goes_to_a_step_that_a_run_which_never_left_has_too_and_that_
     here, there, nowhere = several(2, run[left], run[damaged], run[lost], program=Path(spiked.__file__), env=noise)
     assert "going on after step 19" in here.output and "rolled back to step 16" in here.output, tail(here.output)
     assert loss_lines(left) == loss_lines(whole), tail(here.output)
+    assert first[0].output.count("traced 22 steps") == here.output.count("traced 1 steps") == 1, tail(here.output)
+    events = json.loads((whole / "trace.json").read_text())["traceEvents"]
+    traced = [event["args"]["step"] for event in events if event["name"] == "F0@0" and event["pid"] == 0]
+    assert traced == list(range(2, 24)), "a step that was computed again is there twice"
     assert "step-00000016: shard-0000" in there.output and "using step-00000008" in there.output, tail(there.output)
     assert "rolled back to step 8, rollback 1; 13 batches are not read again" in there.output, tail(there.output)
     assert nowhere.returncode == 1 and "no checkpoint can be used: step-00000016" in nowhere.output, tail(nowhere.output)

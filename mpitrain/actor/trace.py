@@ -57,6 +57,10 @@ class Recorder:
             spans = [(begin, end)] if len(actions) == 1 else [(begin, between), (between, end)]
             self.events += [(self._step, str(action), *span) for action, span in zip(actions, spans)]
 
+    def forget(self, step: int) -> None:
+        """Drop what was recorded behind a step, which comes again."""
+        self.events = [event for event in self.events if event[0] <= step]
+
 
 Events = list[tuple[int, int, list[tuple[int, str, float, float]]]]  # of each rank: replica, pipeline rank, (step, name, begin, duration)
 

@@ -197,8 +197,9 @@ class Trainer:
         self._log(line, waited_share)
         if step in self.to_record:
             self._record_routing(step)
-        if run.trace and step == self.recorder.steps[-1]:
+        if step in self.recorder.steps[-1:]:
             self._write_trace()
+            self.recorder.steps = range(0)  # complete: what a rollback computes again isn't traced again
         self.leaving.end_step(self.saver.last.took_s)
         over = step == run.steps or result.stop > STAY
         saving = over or bool(run.save_every and step % run.save_every == 0)
@@ -446,6 +447,7 @@ class Trainer:
         except CheckpointError as error:  # no bad input: what this run has saved; the next start finds an earlier one
             raise MpitrainError(f"step {last}, to go back to, can't be read: {error.args[0]}") from error
         self.spikes.rolled_back(spike, last, before)
+        self.recorder.forget(last)
         self.world.on_first_rank("cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(last))
         self.report.say(f"rolled back to step {last}, rollback {self.spikes.rollbacks}; {spike - last} batches are not read again")
         if stop:
