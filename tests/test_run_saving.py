@@ -1,6 +1,7 @@
 """Saving beside the steps: the same bits as standing still, losses told, disks that fail or hang named."""
 
 import json
+import os
 import re
 import shutil
 
@@ -107,6 +108,34 @@ def test_a_step_that_was_found_damaged_takes_no_place_of_those_that_are_kept(fol
     done = run_tiny(2, run_dir, text, **SETTINGS | dict(run_steps=13, run_save_every=0, run_keep=2, parallel_pp=2))
     assert done.returncode == 0 and "using step-00000010" in done.output, tail(done.output)
     assert steps(run_dir / "checkpoints") == [10, 12, 13]
+
+
+NOTED = """
+import os, sys
+fsync = os.fsync
+
+def note(what, path):
+    os.write(2, f"{what} {os.path.basename(path)}\\n".encode())
+
+def noted(descriptor):
+    fsync(descriptor)
+    note("synced", os.readlink(f"/proc/self/fd/{descriptor}"))
+
+os.fsync = noted
+sys.addaudithook(lambda event, given: note("renamed", given[0]) if event == "os.rename" else None)
+"""
+
+
+@pytest.mark.parametrize("save", ["background", "blocking"])
+def test_the_lines_up_to_a_step_are_on_disk_when_it_is_saved(tmp_path, text, save):
+    """After a power cut nothing makes them again. All that is synced or renamed is noted, in its order."""
+    (tmp_path / "sitecustomize.py").write_text(NOTED)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    env = {"PYTHONPATH": path, "PLANTED": "{}"}  # else tests/preload.py doesn't import it
+    done = run_tiny(1, tmp_path / "run", text, **SETTINGS | {"run_steps": 4, "run_save": save}, env=env)
+    noted = re.findall(r"(?:synced|renamed) (?:metrics\.jsonl|step-0000000.\.tmp)$", done.output, re.MULTILINE)
+    each = [("synced metrics.jsonl", f"synced step-0000000{step}.tmp", f"renamed step-0000000{step}.tmp") for step in (2, 4)]
+    assert done.returncode == 0 and noted == [*each[0], *each[1]], tail(done.output)
 
 
 def test_a_staging_directory_that_is_not_there_is_bad_input(tmp_path, text):

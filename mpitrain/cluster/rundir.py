@@ -218,6 +218,11 @@ class RunDir:
         told, self._failing, self._unwritten = self._failing, False, b""
         return f"{self.metrics} has all lines again" if told else ""
 
+    def sync_metrics(self) -> None:
+        """Bring the lines that are written to the disk. What comes after a checkpoint is computed anew, what comes before it never."""
+        with suppress(OSError), self.metrics.open("rb") as file:  # a step is saved for want of lines, too
+            os.fsync(file.fileno())
+
     def lost(self) -> str:
         """Return what is to be said at the end of lines that could not be written."""
         return f"{self.metrics} lacks the last {self._unwritten.count(10)} lines, which could not be written" if self._unwritten else ""

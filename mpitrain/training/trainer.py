@@ -111,7 +111,7 @@ class Trainer:
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.to_record, self.recorded = range(0), dict[int, list]()  # steps of which the routing is recorded, and what was
         self.watched = 0  # the step in which activations are counted
-        self.saver = saver_of(self.actor, world, self.place, self.rundir.checkpoints, opened.newest, self.report.say)
+        self.saver = saver_of(self.actor, world, self.place, self.rundir, opened.newest, self.report.say)
         self.leaving = Leaving(guard, opened.end, config.run.time_margin_s, self.saver.most_bytes)
 
     # ------------------------------------------------------------ the loop
@@ -304,7 +304,7 @@ class Trainer:
         }
 
     def _log(self, line: dict, waited_share: float = 0.0) -> None:
-        """Append a line to metrics.jsonl, on disk before the next step, and show it."""
+        """Append a line to metrics.jsonl before the next step, and show it. It is synced before a checkpoint is committed."""
         if self.mesh.rank:
             return
         self.place.enter("step", f"writing {self.rundir.metrics}")

@@ -28,6 +28,7 @@ from mpitrain.cluster import preflight
 from mpitrain.cluster.board import BUSY, WORKING, Place
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.lock import user
+from mpitrain.cluster.rundir import RunDir
 from mpitrain.comm import library
 from mpitrain.comm.group import group_of
 from mpitrain.comm.world import World
@@ -120,7 +121,7 @@ class _Save:
     waited_s: float = 0.0
 
 
-def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: Newest, say: Callable[[str], None]) -> "Saver":
+def saver_of(actor: Actor, world: World, place: Place, rundir: RunDir, newest: Newest, say: Callable[[str], None]) -> "Saver":
     """Return what saves an actor: a shard from each rank that is the first to have its part of a domain's state, or of a group of ranks.
 
     newest: what to go on from.  say: prints a line on the first rank.  Collective over all ranks.
@@ -133,18 +134,19 @@ def saver_of(actor: Actor, world: World, place: Place, folder: Path, newest: New
         snapshot = Gathered(Snapshot(actor, copied=False), group_of(world, run.shards))
         me = (world.rank,) if snapshot.num_bytes else None
     back = run.save_every if actor.plan.config.spikes.do == "rollback" else 0
-    retention = Retention(folder, Policy(run.keep, run.keep_every, run.keep_best, back), {*newest.damaged})
+    retention = Retention(rundir.checkpoints, Policy(run.keep, run.keep_every, run.keep_best, back), {*newest.damaged})
     writer = {"layout": str(mesh.grid), "ranks": world.size, "nodes": world.num_nodes, "MPI": library.name(), **preflight.code()}
     about = About(to_toml(actor.plan.config), writer)
     patience_s = Limit(actor.plan.config.comm.timeout_s).seconds  # as at first: steps say nothing of disks
-    return Saver(world, place, snapshot, retention, about, me, newest.step, run.save == "background", patience_s, run.staging, say)
+    background = run.save == "background"
+    return Saver(world, place, snapshot, retention, rundir.sync_metrics, about, me, newest.step, background, patience_s, run.staging, say)
 
 
 class Saver:
     """Saves steps of a run. Every call is collective over all ranks.
 
-    me: what sorts the ranks that write; None of one that has nothing to write.  background: training goes on beside.
-    patience_s: for which a rank may do one thing while it saves.
+    sync: called before a step is committed.  me: what sorts the ranks that write; None of one that has nothing to write.
+    background: training goes on beside.  patience_s: for which a rank may do one thing while it saves.
     staging: a directory of this node to write to first.  last: how the last save went.  newest: the step that can be gone back to, 0 if
     there is none.  most_bytes: that one rank writes.
     """
@@ -155,6 +157,7 @@ class Saver:
         place: Place,
         snapshot: Snapshot | Gathered,
         retention: Retention,
+        sync: Callable[[], None],
         about: About,
         me: tuple | None,
         newest: int,
@@ -164,7 +167,7 @@ class Saver:
         say: Callable[[str], None],
     ):
         self._world, self._place, self._snapshot, self._retention, self.newest = world, place, snapshot, retention, newest
-        self._folder, self._about, self._say, self._over = retention.folder, about, say, list[Outcome]()
+        self._folder, self._sync, self._about, self._say, self._over = retention.folder, sync, about, say, list[Outcome]()
         self._background, self._patience_s = background, patience_s
         self._save: _Save | None = None
         self._task: Task | None = None
@@ -273,6 +276,8 @@ class Saver:
             save.write_shard(self._save.tmp, self._number, parts, each, self._staging)
 
     def _commit(self, each: Callable[[str], None]) -> tuple[list[int], str]:
+        each("syncing metrics.jsonl")
+        self._sync()
         with saving(self._folder):
             here = {"host": socket.gethostname(), "user": user(), "time": time.strftime("%Y-%m-%d %H:%M:%S %z")}
             about = replace(self._about, writer={**self._about.writer, "shards": self._num_shards, **here})
