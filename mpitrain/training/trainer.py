@@ -140,10 +140,11 @@ class Trainer:
         if code != DONE:
             self.report.say(self.last_words)
             return code
-        rank, shards = self.actor.pp.rank, self.actor.shards_here
-        copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
-        predicted = predict(self.plan, shards, self.device.type == "cuda")[rank]
-        self.report.say(compare(predicted, measure(self.actor, self.watch), copies))
+        if self.step >= self.watched:  # else nothing was left to do, and nothing measured
+            rank, shards = self.actor.pp.rank, self.actor.shards_here
+            copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
+            predicted = predict(self.plan, shards, self.device.type == "cuda")[rank]
+            self.report.say(compare(predicted, measure(self.actor, self.watch), copies))
         self.report.say(self.saver.gathered)
         if self.device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self.device)
@@ -405,7 +406,9 @@ class Trainer:
         cut = self.world.on_first_rank("cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(step if step else -1))
         self.report.say("\n".join([*self.opened.notes, *([cut] if cut else [])]))
         if step:
-            self.report.say(f"going on after step {step} of {folder}")
+            steps = self.config.run.steps
+            over = f": nothing is left to do, run.steps = {steps}" if step >= steps else ""
+            self.report.say(f"going on after step {step} of {folder}{over}")
 
     def _restore(self, step: int) -> None:
         folder = self.rundir.checkpoints
