@@ -99,8 +99,9 @@ def test_inspect_names_damage_and_tells_of_the_newest_that_can_be_used(folder):
 @pytest.mark.parametrize("command", ["inspect", "verify", "prune --keep 1"])
 def test_what_is_no_checkpoint_is_bad_input(tmp_path, folder, command):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "a.txt").touch()
     name, *options = command.split()
-    for path in (tmp_path / "nowhere", tmp_path / "empty", folder / "run" / "checkpoints" / "step-00000040"):
+    for path in (tmp_path / "nowhere", tmp_path / "empty", tmp_path / "a.txt", folder / "run" / "checkpoints" / "step-00000040"):
         code = f"import sys; sys.argv[1:] = {['ckpt', name, str(path), *options]!r}\nfrom mpitrain.cli import main\nmain()"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert done.returncode == 2 and done.stderr.count("CheckpointError: ") == 1 and "give a run directory" in done.stderr, done.stderr

@@ -84,6 +84,7 @@ CASES = {
     "long sequence": (["--set", "data.sequence=5000"], ["data.sequence = 5000", "10002 tokens", "6000"]),
     "broken TOML": (["broken.toml"], ["broken.toml", "not TOML", "line 1"]),
     "unwritable run.dir": (["--set", "run.dir=text.txt/below"], ["run.dir", "text.txt", "not a directory"]),
+    "a name that is too long": (["--set", f"run.dir={'x' * 300}"], ["xxx: File name too long; choose another run.dir"]),
     "unknown option": (["--nonsense"], ["--nonsense"]),
 }
 

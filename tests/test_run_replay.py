@@ -136,6 +136,7 @@ def test_other_files_are_refused(tmp_path, content):
     path.write_bytes(content)
     done = replay(path)
     assert done.returncode == 2 and "DataError: " in done.output and "Traceback" not in done.output, tail(done.output)
+    assert "pickle" not in done.output and "give a file of mpitrain run --record" in done.output, tail(done.output)
 
 
 WISHES = {"5:1": "found 2 ranks", "0:9": "run.steps = 3", "x": "expected RANK:STEP", "0:0": "expected RANK:STEP"}

@@ -78,4 +78,4 @@ def _step_folders(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {reason(error)}; change run.dir") from error
+        raise CheckpointError(f"{folder} cannot be read: {reason(error)}; give a run directory") from error

@@ -151,7 +151,8 @@ class RunDir:
         try:
             nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         except (OSError, ValueError) as error:  # too long, a null byte
-            raise CheckpointError(f"run.dir = {self.path}: {error}; choose another run.dir") from None
+            why = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"run.dir = {self.path}: {why}; choose another run.dir") from None
         if not nearest.is_dir():
             raise CheckpointError(f"run.dir = {self.path}: {nearest} is not a directory; choose another run.dir")
         if not os.access(nearest, os.W_OK | os.X_OK):

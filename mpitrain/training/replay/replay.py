@@ -55,7 +55,8 @@ class Replay:
             self.about: dict[str, Any] = json.loads(self._file["about"].tobytes())
             known = self.about.get("format") == FORMAT
         except (OSError, ValueError, KeyError, EOFError, AttributeError, BadZipFile) as error:
-            what = f"{shown(path)}: not a recording that can be read: {shown(error)}"
+            why = getattr(error, "strerror", None)
+            what = f"{shown(path)}: not a recording that can be read" + (f": {why}" if why else "")
             raise DataError(f"{what}; give a file of mpitrain run --record") from None
         if not known:
             raise DataError(f"{shown(path)}: found {shown(self.about.get('format'))}, needed {FORMAT!r}; record it with this version")
