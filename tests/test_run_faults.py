@@ -30,8 +30,9 @@ CAUSES = {
     "stop": "stopped by a signal",
     "slow": "does nothing|computes or is stuck|waits for no message|is stuck|limit",
 }
-# kind_of asks whether there is a file: no is an answer.  Report falls silent where nobody can read, of which rich makes a sys.exit.
-HARMLESS = {"missing file": r" in (kind_of|Report\.)", "full disk": r" in Report\.", "sys.exit": r" in Report\."}
+# kind_of asks whether there is a file: no is an answer.  No run ends for want of lines of metrics.  Report falls silent where nobody can
+# read, of which rich makes a sys.exit.
+HARMLESS = {"missing file": r" in (kind_of|RunDir\.metrics|Report\.)", "full disk": r" in Report\.", "sys.exit": r" in Report\."}
 SETTINGS = dict(run_steps=6, run_save_every=2, run_eval_every=2, schedule_name="constant", comm_timeout_s=LIMIT_S, parallel_pp=2)
 
 
