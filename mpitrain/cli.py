@@ -399,7 +399,8 @@ def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) 
 def diff_checkpoints(one: str, other: str, only: str) -> int:
     """Say what differs between two steps, whatever layouts wrote them.
 
-    Exit codes: 0 the arrays were committed with the same bits, 1 they differ or can't be read, 2 there is none.
+    Exit codes: 0 the arrays were committed with the same bits, 1 they differ or one can't be read, 2 there is no checkpoint or its index
+    can't be read.
     """
     from mpitrain.commands.ckpt.diff import diff
     from mpitrain.commands.ckpt.team import together
