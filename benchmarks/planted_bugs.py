@@ -91,6 +91,7 @@ ASKED = {
     "mpitrain/training/practice": "train_compiled run_compile",
     "mpitrain/training/machine/compiler": "functions_compiled run_compile",
     "mpitrain/parallel/expert/": "experts_exchange train_experts train_routing",
+    "mpitrain/training/saving/saver": "run_saving run_spikes",
     "mpitrain/training/expert_loads": "layout_experts run_experts",
     "mpitrain/training/replay/": "run_replay",
     "mpitrain/optim/balance": "train_experts run_experts",
@@ -469,6 +470,9 @@ BUGS = [
     ("mpitrain/cluster/heap.py", "FAST: 0,", "FAST: 64,"),
     ("mpitrain/training/trainer.py", "if not sick and saving:", "if saving:"),
     ("mpitrain/training/trainer.py", "self.recorded[step] = [each", "self.recorded[len(self.recorded) + 1] = [each"),
+    ("mpitrain/training/trainer.py", "and step % run.save_every == 0 and step <= newest", "and step <= newest"),
+    ("mpitrain/training/trainer.py", "if corruption := self.checks.corruption(step, saving):", "if not result.spike and (corruption := self.checks.corruption(step, saving)):"),
+    ("mpitrain/training/saving/saver.py", "self.finish()\n        self._tell(", "self._tell("),
 ]  # fmt: skip
 
 
