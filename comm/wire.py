@@ -8,7 +8,7 @@ n ranks, a buffer of N bytes (of all ranks together for all_gather, of each for 
     all_to_all       N (n-1)/n        parts of equal size; all_to_all_v: N, the own part isn't counted
     shift, send      N                receive, barrier: 0
 
-`shared` reads instead, as many bytes: S (n-1) to reduce, N - S to gather. It exchanges and shifts by messages.
+`shared` reads instead, as many bytes: S (n-1) to reduce, N - S to gather. It exchanges and shifts by messages; `collectives` exchanges so.
 
 In two levels (comm/levels.py), m ranks on each of k nodes: the bytes of each phase by the formulas for its axis. Of an all-reduce a node
 sends 2 N (k-1)/k across in all, in one level 2 N m (k-1)/k.
@@ -56,7 +56,7 @@ def sent_messages(operation: str, num_bytes: int, size: int, rank: int = 0, *, i
     """
     if size == 1 or operation == "receive" or (transport == "shared" and operation in READING):
         return 0
-    if transport == "collectives" and operation not in ("send", "barrier"):
+    if transport == "collectives" and (operation in READING or operation == "shift"):
         return (size - 1) * (2 if operation == "all_reduce" else 1)
     return sum(len(pieces(part)) for part in _parts(operation, num_bytes, size, rank, itemsize))
 

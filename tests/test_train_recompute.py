@@ -121,9 +121,11 @@ def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, comput
         mesh = build_mesh(plan, world)
         found.append(held(plan, mesh))
         mesh.free()
-        if compute == "fp16" and multiplied_as(torch.float16) != torch.float16:
+        probabilities = 0
+        if compute == "fp16" and multiplied_as(torch.float16) != torch.float16:  # attends as bf16 does, but keeps no probabilities
             plan = plan_of(resolved(world, *large, "precision.compute=bf16", *layout.split(), *f"memory.recompute={mode}".split()))
-        computed = Activations(plan.stages[0], plan.sizes).kept()
+            probabilities = config.model.layers * plan.sizes.probabilities(4 // config.parallel.tp, 16) * (mode == "none")
+        computed = Activations(plan.stages[0], plan.sizes).kept() - probabilities
         if not 0 <= computed - found[-1] <= 8 * config.batch.micro * config.data.sequence:  # targets, which are the tokens here
             wrong.append(f"{mode}: {found[-1]} bytes, {computed} computed")
     agree(world, not wrong, f"{wrong}")
