@@ -7,7 +7,7 @@
     v_half, v_shape                    orders built from a block        the way of a microbatch through a V of stages
     catalog, options                   name -> table                    what users type, and what they can choose
     limits, progress                   how large it may be             and how far a search for it is
-    csv_table                          file -> table                    users' own, from CSV or text
+    user_table, csv_table, tokens      file -> table                    users' own, from text, CSV or PyTorch's
     actions, table                     one instruction; a whole table   and their text form
     lower                              table -> every rank's program    what follows, and the update
     messages, reductions, sums,        sends and receives; gradients are reduced, and summed over other axes first;

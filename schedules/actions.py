@@ -148,7 +148,12 @@ def parse_program(text: str) -> list[Action]:
     return actions
 
 
-def format_program(actions: Iterable[Action], width: int = 100) -> str:
-    """Write actions as text of at most `width` columns a line; `parse_program` reads it back exactly."""
+def format_program(actions: Iterable[Action], width: int = 100, first: str = "") -> str:
+    """Write actions as text of at most `width` columns a line; `parse_program` reads it back exactly.
+
+    first: what the text begins with, as a line of a table does; the lines after it are then indented.
+    """
     words = " ".join(map(str, actions))
-    return textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        words, width, break_long_words=False, break_on_hyphens=False, initial_indent=first, subsequent_indent="  " * bool(first)
+    )

@@ -67,11 +67,21 @@ NAMES = tuple(FAMILIES)
 LOOPED = tuple(name for name, family in FAMILIES.items() if family.placed == "looped")
 
 
+def require_known(name: str) -> None:
+    """Raise ScheduleError for a name that no schedule has, with the nearest one."""
+    if name not in FAMILIES:
+        close = get_close_matches(name.lower(), NAMES, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        missing = ": no such file" if "." in name or "/" in name else ""
+        raise ScheduleError(f"unknown schedule {name[:100]!r}{missing}; {hint}There are: {', '.join(NAMES)}")
+
+
 def chunks_of(name: str, asked: int | None) -> int:
     """Return the stages per rank of one copy of the model. Raises ScheduleError if `asked` isn't possible."""
+    require_known(name)
     if name in LOOPED:
         return asked or 2
-    fixed = 2 if name in FAMILIES and FAMILIES[name].placed == "v" else 1
+    fixed = 2 if FAMILIES[name].placed == "v" else 1
     if asked not in (None, fixed):
         raise ScheduleError(f"{name}: found {asked} chunks, needed {fixed} a rank; leave it out or choose {', '.join(LOOPED)}")
     return fixed
@@ -80,7 +90,7 @@ def chunks_of(name: str, asked: int | None) -> int:
 def placement(name: str, num_ranks: int, chunks: int) -> tuple[int, ...]:
     """Return the rank of every stage of one copy (the first)."""
     there = tuple(range(num_ranks))
-    return there + there[::-1] if name in FAMILIES and FAMILIES[name].placed == "v" else there * chunks
+    return there + there[::-1] if FAMILIES[name].placed == "v" else there * chunks
 
 
 def build(name: str, num_ranks: int, num_microbatches: int, options: Options = DEFAULTS) -> Table:
@@ -88,11 +98,7 @@ def build(name: str, num_ranks: int, num_microbatches: int, options: Options = D
 
     Raises ScheduleError for an unknown name, an option it has no use for, or a size it is not defined for.
     """
-    if name not in FAMILIES:
-        close = get_close_matches(name.lower(), NAMES, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        missing = ": no such file" if "." in name or "/" in name else ""
-        raise ScheduleError(f"unknown schedule {name[:100]!r}{missing}; {hint}There are: {', '.join(NAMES)}")
+    require_known(name)
     if num_ranks < 1:
         raise ScheduleError(f"{name}: found {num_ranks} stages, needed at least 1; each stage is a slice of the model's blocks")
     if num_microbatches < 1:

@@ -86,7 +86,8 @@ def check_table(table: Table) -> None:
         rules.needs_come_first(needs, messages=False)
         rules.gradients_ascend(needs)
     except rules.Flaw as flaw:
-        raise ScheduleError(f"{table.name}: {flaw.args[0]}\n\n{grid(table.ranks, mark=flaw.place, waits=False)}") from None
+        waits = play(needs) == list(map(len, table.ranks))
+        raise ScheduleError(f"{table.name}: {flaw.args[0]}\n\n{grid(table, mark=flaw.place, waits=waits)}") from None
 
 
 def _num_parts(reduces: Sequence[Reduction] | None, residency: Residency | None) -> list[int] | None:

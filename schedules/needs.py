@@ -46,9 +46,12 @@ class Needs:
         self.place: dict[Action, Place] = {}
         self.last_part: dict[tuple[str, int, int], Action] = {}
         self.rank_of: dict[int, int] = {}
+        self._last_reduce: dict[tuple[int, int], Action] = {}
         for place, action in self.steps:
             if action.kind in INDEXED:
                 self.place.setdefault(action, place)
+            if action.kind == "REDUCE":
+                self._last_reduce[action.stage, action.index] = action
             if action.kind in COMPUTE:
                 self.rank_of.setdefault(action.stage, place.rank)
                 if (action.part or 0) >= (self.last_part.get(action[:3], action).part or 0):
@@ -80,7 +83,7 @@ class Needs:
             case "RECV_F" | "RECV_B":
                 return [partner(action)]
             case "SUM" | "REDUCE":
-                return self.chains.before(action)
+                return [self._last_of(need) for need in self.chains.before(action)]
         return []
 
     def met(self, action: Action) -> list[Action]:
@@ -92,6 +95,12 @@ class Needs:
     def num_parts(self, action: Action) -> int:
         """Return into how many parts this computation is divided; 1 if it is whole."""
         return 1 + (self.last_part[action[:3]].part or 0)
+
+    def _last_of(self, need: Action) -> Action:
+        """Return the last REDUCE of a bucket that is reduced for every microbatch; anything else is as it was."""
+        if need.kind != "REDUCE" or need in self.place:
+            return need
+        return self._last_reduce.get((need.stage, need.index), need)
 
     def _input(self, m: int, stage: int) -> list[Action]:
         if stage % self.depth == 0:

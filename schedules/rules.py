@@ -50,10 +50,16 @@ def everything_computed(needs: Needs, num_stages: int, num_microbatches: int, tr
             split = bool(kinds & {"I", "W"})
             wanted = {"F"} if not train else {"F", "I", "W"} if split else {"F", "B"}
             for kind in sorted(wanted - kinds):
-                raise Flaw(needs.end(rank), f"the program ends without {Action(kind, m, stage)}")
+                raise Flaw(needs.end(rank), f"the program ends without {Action(kind, m, stage)}{_elsewhere(needs, m, kinds)}")
             for kind in sorted(kinds - wanted):
                 extra = needs.last_part[kind, m, stage]
                 raise Flaw(needs.place[extra], f"{extra} is too much: needed only {' '.join(sorted(wanted))} of this microbatch")
+
+
+def _elsewhere(needs: Needs, m: int, kinds: set[str]) -> str:
+    """Say where a microbatch is that a stage has nothing of: that may be one too many."""
+    found = next((action for _, action in needs.steps if action.kind in COMPUTE and action.index == m), None)
+    return "" if kinds or found is None else f"; of microbatch {m} there is {found} ({needs.place[found]})"
 
 
 def parts_complete(needs: Needs, num_parts: Sequence[int] | None) -> None:

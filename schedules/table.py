@@ -10,7 +10,7 @@ has its own share of the microbatches, numbered from 0. A microbatch can be cut 
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
@@ -27,6 +27,7 @@ class Table(NamedTuple):
     rank_of: tuple[int, ...]  # stage -> pipeline rank
     copies: int = 1  # of the model
     segments: int = 1  # of a microbatch's sequence
+    notes: tuple[str, ...] = ()  # what was left out or changed when it was read from a file
 
     @property
     def num_stages(self) -> int:
@@ -112,43 +113,78 @@ def _refuse_copies_together(name: str, rank_of: tuple[int, ...], copies: int) ->
 
 # ---------------------------------------------------------------- text
 
+Rows = list[list[Action]]  # what stands in each rank's line
+HEADS = ("copies", "segments")
 _LINE = re.compile(r"rank\s+([0-9]{1,9})\s*:(.*)")
-_HEAD = re.compile(r"(copies|segments)\s+([1-9][0-9]{0,3})")
+_LOOSE_LINE = re.compile(r"rank\s+([0-9]{1,9})\b\s*:?(.*)")
+_HEAD = re.compile(rf"({'|'.join(HEADS)})\s+([1-9][0-9]{{0,3}})")
 
 
 def read_table(text: str, name: str = "user") -> Table:
     """Read a table, one line per rank in order; `#` starts a comment. Raises ScheduleError naming the line."""
-    ranks: list[list[Action]] = []
-    heads: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        where = f"{name}, line {number}"
-        line = line.partition("#")[0].strip()
-        if head := _HEAD.fullmatch(line):
-            add_head(heads, head[1], int(head[2]), where)
-        elif line:
-            try:
-                ranks.append(_read_line(line, len(ranks)))
-            except ScheduleError as error:
-                raise ScheduleError(f"{where}: {error.args[0]}") from None
+    ranks, heads = read_lines(text, name)
     return make_table(name, ranks, **heads)
 
 
-def add_head(heads: dict[str, int], what: str, number: int, where: str) -> None:
+def read_lines(text: str, name: str, read: Callable[[str], list[Action]] | None = None) -> tuple[Rows, dict[str, int]]:
+    """Return what each rank's line says, and the heads. Raises ScheduleError naming the line.
+
+    read: what a token says, for users' own files. In these `rank 0:` and its colon may be left out, commas may stand between tokens,
+    and an indented line goes on with the rank above.
+    """
+    ranks: Rows = []
+    heads: dict[str, int] = {}
+    for number, written in enumerate(text.splitlines(), start=1):
+        where = f"{name}, line {number}"
+        line = written.partition("#")[0].strip()
+        try:
+            if head := _HEAD.fullmatch(line):
+                add_head(heads, head[1], int(head[2]))
+            elif line and read is None:
+                ranks.append([parse(token) for token in _of_rank(_LINE, line, len(ranks)).split()])
+            elif line:
+                _read_loosely(line, written[:1].isspace(), ranks, read)
+        except ScheduleError as error:
+            raise ScheduleError(f"{where}: {error.args[0]}") from None
+    return ranks, heads
+
+
+def add_head(heads: dict[str, int], what: str, number: int) -> None:
     """Note the number of copies or segments. Raises ScheduleError if it was said before."""
     if what in heads:
-        raise ScheduleError(f"{where}: {what} again, {number} after {heads[what]}; leave one out")
+        raise ScheduleError(f"{what} again, {number} after {heads[what]}; leave one out")
     heads[what] = number
 
 
-def _read_line(line: str, rank: int) -> list[Action]:
-    match = _LINE.fullmatch(line)
+def _of_rank(pattern: re.Pattern, line: str, rank: int) -> str:
+    match = pattern.fullmatch(line)
     if match is None or int(match[1]) != rank:
         raise ScheduleError(f"found {line[:30]!r}, needed 'rank {rank}: ' and its actions")
-    return [parse(token) for token in match[2].split()]
+    return match[2]
+
+
+def _read_loosely(line: str, indented: bool, ranks: Rows, read: Callable[[str], list[Action]]) -> None:
+    is_named = line.startswith("rank")
+    tokens = _of_rank(_LOOSE_LINE, line, len(ranks)) if is_named else line
+    actions = [action for token in re.split(r"[\s,]+", tokens) for action in read(token)]
+    if indented and ranks and not is_named:
+        ranks[-1] += actions
+    else:
+        ranks.append(actions)
 
 
 def write_table(table: Table) -> str:
     """Write a table as text that `read_table` reads back exactly."""
-    head = f"# {table.name}: {table.num_stages} stages, {table.num_microbatches} microbatches\n"
-    head += "".join(f"{what} {number}\n" for what, number in (("copies", table.copies), ("segments", table.segments)) if number > 1)
-    return head + "".join(f"rank {rank}: {' '.join(map(str, actions))}\n" for rank, actions in enumerate(table.ranks))
+    heads = [f"{what} {number}" for what, number in heads_of(table)]
+    rows = [f"rank {rank}: {' '.join(map(str, actions))}" for rank, actions in enumerate(table.ranks)]
+    return "\n".join([comment_of(table), *heads, *rows, ""])
+
+
+def comment_of(table: Table) -> str:
+    """Return the first line of a file that a table is written to."""
+    return f"# {table.name}: {table.num_stages} stages, {table.num_microbatches} microbatches"
+
+
+def heads_of(table: Table) -> list[tuple[str, int]]:
+    """Return the lines that stand before those of the ranks."""
+    return [(what, getattr(table, what)) for what in HEADS if getattr(table, what) > 1]

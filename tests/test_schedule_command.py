@@ -1,12 +1,12 @@
 """`mpitrain schedule`: what it prints, as text and as JSON, and what it refuses."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from launch import finished
 
 from mpitrain.cli import cli
 from mpitrain.commands.schedule import comparison
@@ -152,6 +152,42 @@ def test_a_file_of_ones_own_says_its_size(tmp_path):
         run(path, "--group", 3)
 
 
+@pytest.mark.parametrize("kind", ["txt", "csv"])
+@pytest.mark.parametrize("name", ["zb-auto", "dualpipe", "seq1f1b", "interleaved"])
+def test_a_table_that_is_written_is_read_back(tmp_path, name, kind):
+    size, path = ("--stages", 2, "--microbatches", 4), tmp_path / f"mine.{kind}"
+    written = as_json(name, *size, "--table", path)
+    found = as_json(path)
+    assert written["notes"] == found["notes"] == []
+    assert {**found, "schedule": name} == written
+    again = tmp_path / f"again.{kind}"
+    run(path, "--table", again)
+    assert again.read_text().splitlines()[1:] == path.read_text().splitlines()[1:]
+
+
+def test_a_drawing_is_refused_with_what_writes_a_table(tmp_path):
+    run("zbv", "--stages", 2, "--microbatches", 4, "--out", tmp_path / "drawn.txt")
+    with pytest.raises(InputError, match=r"drawn\.txt, line 3: found a drawing.* `mpitrain schedule NAME .* --table mine\.txt`"):
+        run(tmp_path / "drawn.txt")
+    (tmp_path / "mine.json").write_text(run("zbv", "--stages", 2, "--microbatches", 4, "--json"))
+    with pytest.raises(InputError, match=r"mine\.json, line 1: found JSON; write the table with"):
+        run(tmp_path / "mine.json")
+
+
+def test_what_is_left_out_of_a_file_is_said(tmp_path):
+    (tmp_path / "mine.csv").write_text("0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0\n")
+    note = "left out what is added to every table: 1 RECV_B, 1 RECV_F, 1 REDUCE_GRAD, 1 SEND_B, 1 SEND_F, 1 UNSHARD"
+    assert run(tmp_path / "mine.csv").splitlines()[1] == note
+    assert as_json(tmp_path / "mine.csv")["notes"] == [note]
+
+
+def test_help_shows_the_form_of_a_table(tmp_path):
+    """As it can be read."""
+    lines = [line.split("   ")[0] for line in map(str.strip, run("--help").splitlines()) if line.strip().startswith("rank ")]
+    (tmp_path / "mine.txt").write_text("\n".join(lines))
+    assert len(lines) == 2 and as_json(tmp_path / "mine.txt")["proved"]
+
+
 def test_a_deadlock_is_told_with_the_files_name(tmp_path):
     path = tmp_path / "mine.txt"
     path.write_text("rank 0: F0@0 B0@0 F1@0 B1@0\nrank 1: F1@1 F0@1 B0@1 B1@1\n")
@@ -205,6 +241,9 @@ SIZE = ["--stages", "2", "--microbatches", "4"]
         (["1f1b", *SIZE, "--weight-memory", "2"], "needed a share of a stash, 0 to 1"),
         (["1f1b", *SIZE, "--out", "x.gif"], "found '.gif', needed one of .svg .png .txt"),
         (["1f1b", *SIZE, "--out", "no/such/folder.txt"], "no folder"),
+        (["1f1b", *SIZE, "--table", "x.svg"], "--table x.svg: found '.svg', needed one of .txt .csv"),
+        (["1f1b", *SIZE, "--table", "no/such/folder.csv"], "--table no/such/folder.csv: no folder"),
+        (["compare", *SIZE, "--table", "x.txt"], "--table x.txt: comparing all schedules writes no table; name one of them"),
     ],
 )
 def test_bad_input_ends_with_2_and_says_what_to_change(words, message):
@@ -242,7 +281,7 @@ def test_the_command_imports_neither_torch_nor_mpi4py():
         "cli(['schedule', '1f1b', '--stages', '2', '--microbatches', '2'], standalone_mode=False); "
         "sys.exit(str({'torch', 'mpi4py', 'numpy', 'matplotlib'} & set(sys.modules) or ''))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr.strip() == ""
 
 

@@ -97,6 +97,10 @@ def test_nothing_is_cut_off(picture, name, p, m, monkeypatch):
     box = frame.figure.get_tightbbox(FigureCanvasAgg(frame.figure).get_renderer())
     assert box.x0 >= 0.02 and box.y0 >= 0.02
     assert box.x1 <= frame.width - 0.02 and box.y1 <= frame.height - 0.02
+    texts = [text.get_text() for text in frame.figure.texts]
+    assert any(text.startswith("bubble: ") and "bubble rate: " in text for text in texts), texts  # both numbers are explained
+    (legend,), renderer = frame.figure.legends, FigureCanvasAgg(frame.figure).get_renderer()
+    assert legend.get_window_extent(renderer).y1 <= min(text.get_window_extent(renderer).y0 for text in frame.figure.texts) + 2
 
 
 def test_every_computation_is_a_cell_to_scale(picture, monkeypatch):

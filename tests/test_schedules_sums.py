@@ -140,7 +140,7 @@ def test_every_family_is_proved(name):
             table = build(name, p, more * 2 * p)
         except ScheduleError:
             continue
-        for tree, each in ((False, False), (True, False), (False, True)):
+        for tree, each in itertools.product((False, True), repeat=2):
             programs = proved(table, reduces_of(table, tree=tree), reduce_each=each)
             parts = Residency((((0, 2, 3), (1, 2, 3)),) * table.num_stages) if table.copies == 1 else None
             proved(table, reduces_of(table, tree=tree), residency=parts, reduce_each=each)

@@ -1,16 +1,16 @@
 """The table of the configured pipeline schedule: one of the catalogue by name, or the user's own from a file."""
 
-from mpitrain.config import Config
+from mpitrain.config import Batch, Config, Parallel, Pipeline
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.layout.attention import head_width
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.schedules import catalog
 from mpitrain.schedules.catalog import LOOPED, placement
-from mpitrain.schedules.csv_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.options import Options, Times
 from mpitrain.schedules.table import Table
+from mpitrain.schedules.user_table import read_any
 
 
 def num_microbatches(config: Config) -> int:
@@ -18,27 +18,74 @@ def num_microbatches(config: Config) -> int:
     return config.batch.global_ // (config.parallel.dp * config.batch.micro)
 
 
-def table_of(config: Config) -> Table:
-    """Return the schedule's table. Raises ScheduleError if it isn't defined for this layout, ConfigError if its file is unreadable."""
-    pipeline, pp, m = config.pipeline, config.parallel.pp, num_microbatches(config)
+def own_table(pipeline: Pipeline) -> Table | None:
+    """Read the user's own table, if pipeline.schedule is a file: the file says its ranks, stages, microbatches and segments.
+
+    Raises ConfigError if it can't be read, or for another key that says something else, or nothing, of a table; ScheduleError for a flaw.
+    """
     if not _is_file(pipeline.schedule):
-        return _cut(config, catalog.build(pipeline.schedule, pp, m, _options(config)))
-    table = _cut(config, _read(pipeline.schedule))
+        return None
+    table = _read(pipeline.schedule)
+    _refuse_uneven(table)
+    _refuse_keys(pipeline, table)
+    return table
+
+
+def _refuse_uneven(table: Table) -> None:
+    """Raise ScheduleError unless all ranks have as many stages of each copy, and a second copy runs backwards."""
     counts = list(map(len, table.chunks))
     if (uneven := next((rank for rank, count in enumerate(counts) if count != counts[0]), None)) is not None:
         raise ScheduleError(
             f"{table.name}: found {counts[0]} stages on rank 0 and {counts[uneven]} on rank {uneven}; needed as many on every rank"
         )
-    found = f"a table of {len(table.ranks)} ranks with {table.depth // len(table.ranks)} stages each and {_total(table)} microbatches"
-    if (len(table.ranks), table.depth, _total(table)) != (pp, pp * pipeline.chunks, m):
-        raise ScheduleError(
-            f"{table.name}: {found}; this layout has {pp} pipeline ranks (parallel.pp) with {pipeline.chunks} stages each "
-            f"(pipeline.chunks) and {m} microbatches (batch.global / batch.micro / parallel.dp)"
-        )
-    mirrored = tuple(pp - 1 - rank for rank in table.rank_of[: table.depth])
+    if table.depth % len(table.ranks):
+        found = f"found {table.depth} stages of one copy on {len(table.ranks)} ranks"
+        raise ScheduleError(f"{table.name}: {found}; needed as many on every rank")
+    mirrored = tuple(len(table.ranks) - 1 - rank for rank in table.rank_of[: table.depth])
     if table.copies > 2 or (table.copies == 2 and table.rank_of[table.depth :] != mirrored):
         raise ScheduleError(f"{table.name}: found {table.copies} copies; needed one, or two of which the second runs backwards")
-    return table
+
+
+def _refuse_keys(pipeline: Pipeline, table: Table) -> None:
+    """Refuse keys that would do nothing, or that say something else than the table."""
+    for key in ("group", "times", "memory_limit", "weight_memory"):
+        if (value := getattr(pipeline, key)) is not None:
+            raise ConfigError(f"pipeline.{key} = {value}: has no effect on a table of your own ({table.name}); leave it out")
+    for key, found in (("chunks", chunks_in(table)), ("segments", table.segments)):
+        if getattr(pipeline, key) not in (None, found):
+            raise ScheduleError(f"{table.name}: found pipeline.{key} = {getattr(pipeline, key)}, the table has {found}; leave it out")
+
+
+def chunks_in(table: Table) -> int:
+    """Return the stages a rank of one copy of the model, of a table that has as many on every rank."""
+    return table.depth // len(table.ranks)
+
+
+def microbatches_in(table: Table) -> int:
+    """Return the microbatches of a step: of all copies, and each with all its segments."""
+    return table.num_microbatches // table.segments * table.copies
+
+
+def table_of(config: Config) -> Table:
+    """Return the schedule's table. Raises ScheduleError if it isn't defined for this layout, ConfigError if its file is unreadable."""
+    pipeline = config.pipeline
+    table = own_table(pipeline)
+    if table is None:
+        return _cut(config, catalog.build(pipeline.schedule, config.parallel.pp, num_microbatches(config), _options(config)))
+    require_size_of(table, config.parallel, config.batch)
+    return _cut(config, table)
+
+
+def require_size_of(table: Table, parallel: Parallel, batch: Batch) -> None:
+    """Raise ScheduleError unless a layout has the ranks and microbatches of the user's own table."""
+    ranks, total = len(table.ranks), microbatches_in(table)
+    microbatches = batch.global_ // (parallel.dp * batch.micro)
+    if (ranks, total) != (parallel.pp, microbatches):
+        raise ScheduleError(
+            f"{table.name}: a table of {ranks} ranks with {chunks_in(table)} stages each and {total} microbatches; this layout has "
+            f"{parallel.pp} pipeline ranks (parallel.pp) and {microbatches} microbatches (batch.global / batch.micro / parallel.dp); "
+            f"set parallel.pp={ranks} and batch.global={total * batch.micro * parallel.dp}"
+        )
 
 
 def placement_in(config: Config) -> tuple[tuple[int, ...], int] | None:
@@ -46,8 +93,7 @@ def placement_in(config: Config) -> tuple[tuple[int, ...], int] | None:
     name = config.pipeline.schedule
     if _is_file(name):
         return None
-    copies = catalog.FAMILIES[name].copies if name in catalog.FAMILIES else 1  # what is unknown, table_of() refuses
-    return placement(name, config.parallel.pp, config.pipeline.chunks), copies
+    return placement(name, config.parallel.pp, config.pipeline.chunks), catalog.FAMILIES[name].copies
 
 
 def _cut(config: Config, table: Table) -> Table:
@@ -61,10 +107,6 @@ def _cut(config: Config, table: Table) -> Table:
     if config.precision.compute == "fp8":
         refuse_odd_sides(config.model, head_width(config), config.data.sequence, config.batch.micro, config.parallel, table.segments)
     return table
-
-
-def _total(table: Table) -> int:
-    return table.num_microbatches // table.segments * table.copies
 
 
 def _is_file(name: str) -> bool:

@@ -3,63 +3,86 @@
 import math
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpitrain.commands.schedule.played import Request, play
 from mpitrain.commands.schedule.text import as_json, as_text
 from mpitrain.commands.waiting import Waiting
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
+from mpitrain.schedules.csv_table import write_csv
 from mpitrain.schedules.limits import MOST_TRACE_BYTES
 from mpitrain.schedules.options import UNIT_TIMES, Times
+from mpitrain.schedules.table import write_table
 
 KINDS_OF_FILES = (".svg", ".png", ".txt")
+KINDS_OF_TABLES = (".txt", ".csv")
 WIDTH = 132  # of the grid where the screen's is not known
 WIDTHS = 20, 1_000  # of a screen that can be drawn on
 SLOWEST = 1e15  # of --times; the fastest is 1 of it, so that sums of both stay numbers
 
 
-def answer(name: str, asked: dict[str, Any], trace: str | None, out: str | None, json: bool) -> str:
+class Files(NamedTuple):
+    """Where things are written to, if they are: a drawing, and the schedule's table."""
+
+    out: str | None = None
+    table: str | None = None
+
+    def require(self) -> None:
+        """Refuse what can't be written, before anything is computed."""
+        if self.out is not None:
+            require_file("--out", self.out, KINDS_OF_FILES)
+            _require_plotting(self.out)
+        if self.table is not None:
+            require_file("--table", self.table, KINDS_OF_TABLES)
+
+
+def answer(name: str, asked: dict[str, Any], trace: str | None, files: Files, json: bool) -> str:
     """Return what the command prints. `asked` are its options as they were typed."""
     if trace is None:
         request = read_request(name, **asked)
         with Waiting(f"mpitrain schedule {shown(name)}") as told:
             request = request._replace(told=told)
-            return show_all(request, out, json) if name == "compare" else show(request, out, json)
-    given = [f"--{option.replace('_', '-')}" for option, value in asked.items() if value is not None]
+            return show_all(request, files, json) if name == "compare" else show(request, files, json)
+    given = [f"--{option.replace('_', '-')}" for option, value in {**asked, "table": files.table}.items() if value is not None]
     if name != "compare" or given:
         raise ConfigError(f"--trace {shown(trace)}: goes with compare, --out and --json only; found {shown(' '.join([name, *given]))}")
     with Waiting(f"mpitrain schedule compare --trace {shown(trace)}"):
-        return show_trace(trace, out, json)
+        return show_trace(trace, files, json)
 
 
-def show(request: Request, out: str | None, json: bool) -> str:
-    """Return what one schedule's numbers are, as text or as JSON, and draw it into the file `out`."""
-    check_out(out)
-    played = play(request)
+def show(request: Request, files: Files, json: bool) -> str:
+    """Return what one schedule's numbers are, as text or as JSON; draw it, and write its table, into files."""
+    files.require()
+    played, out = play(request), files.out
+    if files.table:
+        write_it = write_csv if Path(files.table).suffix == ".csv" else write_table
+        write("--table", files.table, write_it(played.table).encode())
     if out and Path(out).suffix == ".txt":
-        write(out, (as_text(played, WIDTH, whole=True) + "\n").encode())
+        write("--out", out, (as_text(played, WIDTH, whole=True) + "\n").encode())
     elif out:
         from mpitrain.commands.schedule.picture import draw
 
-        write(out, draw(played, Path(out).suffix[1:]))
+        write("--out", out, draw(played, Path(out).suffix[1:]))
     return as_json(played) if json else as_text(played, _screen())
 
 
-def show_trace(trace: str, out: str | None, json: bool) -> str:
+def show_trace(trace: str, files: Files, json: bool) -> str:
     """Return what a run measured beside what its times predict, as text or as JSON, and draw it into the file `out`."""
     from mpitrain.commands.schedule import measurement
     from mpitrain.schedules.measured import read_trace
 
-    check_out(out)
+    files.require()
+    out = files.out
     found = measurement.Measurement(read_trace(_read(trace), shown(trace)))
     if out and Path(out).suffix == ".txt":
-        write(out, (measurement.as_text(found, WIDTH) + "\n").encode())
+        write("--out", out, (measurement.as_text(found, WIDTH) + "\n").encode())
     elif out:
         from mpitrain.commands.schedule.measured_picture import draw
 
-        write(out, draw(found, Path(out).suffix[1:]))
+        write("--out", out, draw(found, Path(out).suffix[1:]))
     return measurement.as_json(found) if json else measurement.as_text(found, _screen())
 
 
@@ -70,12 +93,14 @@ def _read(trace: str) -> str:
         raise ConfigError(f"--trace {shown(trace)}: can't be read: {error.strerror}") from None
 
 
-def show_all(request: Request, out: str | None, json: bool) -> str:
+def show_all(request: Request, files: Files, json: bool) -> str:
     """Return all schedules of the catalogue at one size, as a table or as JSON."""
     from mpitrain.commands.schedule import comparison
 
-    if out is not None:
-        raise ConfigError(f"--out {shown(out)}: comparing all schedules draws nothing; name one of them, or give a --trace")
+    if files.out is not None:
+        raise ConfigError(f"--out {shown(files.out)}: comparing all schedules draws nothing; name one of them, or give a --trace")
+    if files.table is not None:
+        raise ConfigError(f"--table {shown(files.table)}: comparing all schedules writes no table; name one of them")
     if request.num_ranks is None or request.num_microbatches is None:
         raise ConfigError("compare: needs --stages and --microbatches, or the --trace of a run")
     result = comparison.compare(request)
@@ -137,31 +162,32 @@ def read_share(value: float | None) -> float | None:
     return value
 
 
-def check_out(out: str | None) -> None:
-    """Refuse a file that can't be drawn, before anything is computed."""
-    if out is None:
-        return
+def require_file(option: str, out: str, kinds: Sequence[str]) -> None:
+    """Refuse the name of a file that can't be written, or isn't of one of these kinds."""
     path, name = Path(out), shown(out)
-    if path.suffix not in KINDS_OF_FILES:
-        raise ConfigError(f"--out {name}: found '{shown(path.suffix) or 'no file type'}', needed one of {' '.join(KINDS_OF_FILES)}")
+    if path.suffix not in kinds:
+        raise ConfigError(f"{option} {name}: found '{shown(path.suffix) or 'no file type'}', needed one of {' '.join(kinds)}")
     if "\0" in out:
-        raise ConfigError(f"--out {name}: found a NUL character, which no file's name has; leave it out")
+        raise ConfigError(f"{option} {name}: found a NUL character, which no file's name has; leave it out")
     try:
         if path.is_dir() or not path.parent.is_dir():
             found = "a folder" if path.is_dir() else f"no folder {shown(path.parent)}"
-            raise ConfigError(f"--out {name}: {found}; needed a file in a folder that exists")
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"--out {name}: found a FIFO, a socket or a device; needed a file")  # to open a FIFO waits for a reader
+            raise ConfigError(f"{option} {name}: {found}; needed a file in a folder that exists")
+        if path.exists() and not path.is_file():  # to open a FIFO waits for a reader
+            raise ConfigError(f"{option} {name}: found a FIFO, a socket or a device; needed a file")
     except OSError as error:  # too long a name
-        raise ConfigError(f"--out {name}: {error.strerror}; choose another name") from None
-    if path.suffix != ".txt":
+        raise ConfigError(f"{option} {name}: {error.strerror}; choose another name") from None
+
+
+def _require_plotting(out: str) -> None:
+    if Path(out).suffix != ".txt":
         try:
             import matplotlib  # noqa: F401
         except ImportError:
-            raise ConfigError(f"--out {name}: pictures need matplotlib; pip install 'mpitrain[plot]', or write a .txt") from None
+            raise ConfigError(f"--out {shown(out)}: pictures need matplotlib; pip install 'mpitrain[plot]', or write a .txt") from None
 
 
-def write(out: str, content: bytes) -> None:
+def write(option: str, out: str, content: bytes) -> None:
     """Write a file at once, when all of it is there. Where the disk is full, nothing of a new one is left."""
     is_new = not os.path.lexists(out)
     try:
@@ -169,4 +195,4 @@ def write(out: str, content: bytes) -> None:
     except OSError as error:
         if is_new:
             Path(out).unlink(missing_ok=True)
-        raise ConfigError(f"--out {shown(out)}: can't be written: {error.strerror}") from None
+        raise ConfigError(f"{option} {shown(out)}: can't be written: {error.strerror}") from None

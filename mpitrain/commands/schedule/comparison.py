@@ -88,6 +88,7 @@ def _legend(first: Played | None) -> str:
         return ""
     return (
         "makespan   what a step costs that ends with an update on all ranks\n"
+        "bubble     idle share of all ranks, from the beginning to the end of the makespan\n"
         "span       a rank's longest time from first to last computation; bubble rate is of it\n"
         "peak       stashes of a rank's whole share of layers, on the worst rank\n"
         "messages   sent by one rank, at most\n"

@@ -16,6 +16,7 @@ from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.simulate import Timeline
 
 LEFT, RIGHT, HEAD, GAP, FOOT = 0.75, 1.0, 1.22, 0.42, 0.55
+LINE, LEGEND = 0.19, 1.0  # height of a line of the head; where the legend is, below two of them
 NARROWEST, WIDE, WIDEST = 10.0, 24.0, 42.0  # wider than WIDE only if the numbers then fit
 ROOMY = 2.0  # times the room that a number needs at least
 POINTS = 72
@@ -23,13 +24,17 @@ NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "back
 
 
 class Frame:
-    """A figure that is filled from top to bottom; `heights` are those of its axes, and `titled` says that the first has a title."""
+    """A figure that is filled from top to bottom.
 
-    def __init__(self, timeline: Timeline, look: Look, heights: list[float], titled: bool = False):
+    heights: of its axes.  titled: the first of them has a title.  num_lines: below the title of the figure.
+    """
+
+    def __init__(self, timeline: Timeline, look: Look, heights: list[float], titled: bool = False, num_lines: int = 2):
         self.width = _width(timeline, look)
         self.scale = min(1.7, max(1.0, self.width / 14))
         self.left, self.right, self.head, self.gap, self.foot = (self.scale * inches for inches in (LEFT, RIGHT, HEAD, GAP, FOOT))
-        self.head += 0.24 * self.scale * titled
+        self.legend = (LEGEND + LINE * (num_lines - 2)) * self.scale
+        self.head += (0.24 * titled + LINE * (num_lines - 2)) * self.scale
         self.height = self.head + sum(heights) + self.gap * (len(heights) - 1) + self.foot
         self.figure = Figure(figsize=(self.width, self.height), facecolor="white")
         self.filled = self.head
@@ -70,7 +75,7 @@ class Frame:
         """Write title and numbers into the upper left corner."""
         for position, line in enumerate([title, *lines]):
             style = {"fontsize": 13 * self.scale, "fontweight": "bold"} if position == 0 else {"fontsize": 9 * self.scale}
-            inches = self.scale * (0.3 if position == 0 else 0.34 + 0.19 * position)
+            inches = self.scale * (0.3 if position == 0 else 0.34 + LINE * position)
             self.figure.text(self.left / self.width, 1 - inches / self.height, line, va="baseline", **style)
 
     def add_legend(self, timeline: Timeline, tints: str) -> None:
@@ -91,7 +96,7 @@ class Frame:
             labels,
             handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
             loc="center left",
-            bbox_to_anchor=(self.left / self.width, 1 - 1.0 * self.scale / self.height),
+            bbox_to_anchor=(self.left / self.width, 1 - self.legend / self.height),
             ncols=len(labels),
             fontsize=self.small,
             frameon=False,

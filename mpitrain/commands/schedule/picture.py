@@ -14,6 +14,10 @@ SINGLE_CURVES = 8  # ranks with a memory area each; of more ranks an envelope is
 AREA = 0.86  # of a row
 BLUE, PALE, BLACK, RED = "#5B7FA6", "#C9D7E6", "#1A1A1A", "#B00020"
 DASHES = (0, (4, 3))
+BUBBLES = (
+    "bubble: idle share of all ranks from 0 to the makespan's end;  bubble rate: of the span, a rank's longest time from first to last "
+    "computation"
+)
 
 
 def draw(played: Played, kind: str) -> bytes:
@@ -21,8 +25,9 @@ def draw(played: Played, kind: str) -> bytes:
     timeline, look = played.timeline, Look(played.chunks, played.table.segments)
     row = row_height(played.num_ranks)
     memory = 0.3 * played.num_ranks if played.num_ranks <= SINGLE_CURVES else 2.0
-    frame = Frame(timeline, look, [row * played.num_ranks, memory])
-    frame.write_head(f"{played.table.name}:  {played.num_ranks} ranks, {played.num_microbatches} microbatches", _lines(played))
+    lines = _lines(played)
+    frame = Frame(timeline, look, [row * played.num_ranks, memory], num_lines=len(lines))
+    frame.write_head(f"{played.table.name}:  {played.num_ranks} ranks, {played.num_microbatches} microbatches", lines)
     frame.add_legend(timeline, tints(played.chunks, played.table.copies, played.table.segments))
     frame.rows(timeline, row)
     _draw_memory(frame, frame.axes(memory), played)
@@ -34,6 +39,7 @@ def _lines(played: Played) -> list[str]:
     return [
         f"makespan {number(played.timeline.makespan)}, bubble {played.timeline.bubble:.1%};  span {number(played.span)}, "
         f"bubble rate {played.bubble_rate:.1%};  peak {number(max(played.peak_stashes))} stashes",
+        BUBBLES,
         f"times of a rank's share of layers: F {forward}, I {grad}, W {weight}, B {number(played.times.input + played.times.weight)}; "
         f"message {message}",
     ]

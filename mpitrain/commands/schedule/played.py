@@ -10,13 +10,13 @@ from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.catalog import chunks_of
 from mpitrain.schedules.check import Report, check
-from mpitrain.schedules.csv_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
 from mpitrain.schedules.progress import Told
 from mpitrain.schedules.simulate import Timeline, simulate_table
 from mpitrain.schedules.table import Table
+from mpitrain.schedules.user_table import read_any
 
 PROVED_AT_ONCE = 100_000  # operations; about two seconds
 
@@ -168,10 +168,9 @@ def _own_table(request: Request) -> Table:
         raise ConfigError(f"{shown(request.name)}: can't be read: {error.strerror}") from None
     if request.group is not None:
         raise ScheduleError(f"{table.name}: --group has no effect on a table of your own; leave it out")
-    total = table.num_microbatches // table.segments * table.copies
     for option, asked, found in (
         ("--stages", request.num_ranks, len(table.ranks)),
-        ("--microbatches", request.num_microbatches, total),
+        ("--microbatches", request.num_microbatches, table.num_microbatches // table.segments * table.copies),
         ("--chunks", request.chunks, max(map(len, table.chunks)) // table.copies),
         ("--segments", request.segments, table.segments),
     ):

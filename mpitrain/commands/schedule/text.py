@@ -17,7 +17,7 @@ def as_text(played: Played, width: int, *, whole: bool = False) -> str:
         picture = "\n".join([grid(played.table, width=width), *_legend(played)])
     else:
         picture = f"The grid has {lines} lines or more: write it to a file with --out grid.txt, or draw it with --out picture.svg"
-    return "\n\n".join([headline(played), picture, *_numbers(played)])
+    return "\n\n".join(["\n".join([headline(played), *played.table.notes]), picture, *_numbers(played)])
 
 
 def _legend(played: Played) -> list[str]:
@@ -114,6 +114,7 @@ def as_dict(played: Played) -> dict:
         "segments": table.segments,
         "placement": [list(stages) for stages in played.chunks],
         "times": dict(zip(("F", "I", "W", "C"), played.times)),
+        "notes": list(table.notes),
         "proved": played.proof is not None,
         "makespan": timeline.makespan,
         "span": played.span,

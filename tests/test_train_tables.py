@@ -1,0 +1,111 @@
+"""Every schedule, written as a table and read back from a file, trains to the bits of its name; so do PyTorch's own tables."""
+
+import pytest
+from conftest import EVERY, agree
+from test_train_schedules import OTHER_ORDER, SETTINGS, train
+from torch_tables import FORMATS, tables, torch_table
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+CHUNKS = 3  # at most
+
+
+def config_of(world, schedule, num_microbatches, *extra):
+    """A table says its own ranks, stages and microbatches; a name is told them."""
+    from mpitrain import config as settings
+    from mpitrain.layout.resolve import resolve
+
+    sizes = (f"model.layers={CHUNKS * world.size}", f"pipeline.schedule={schedule}", *extra)
+    if not schedule.endswith((".txt", ".csv")):
+        sizes += (f"parallel.pp={world.size}", f"batch.global={num_microbatches}")
+    return resolve(settings.load(None, (*SETTINGS, *sizes)), world.size, 256)
+
+
+def written(world, path, text):
+    """Write a file on rank 0, and return its path on all ranks once it is there."""
+    path = world.bcast(str(path))
+    if world.rank == 0:
+        with open(path, "w") as file:
+            file.write(text)
+    world.barrier()
+    return path
+
+
+def differing(found, expected):
+    """Return what differs between two trainings: losses, norms, weights."""
+    weights = [name for name, weight in expected[1].items() if not weight.equal(found[1][name])]
+    wrong = [f"weights {weights[:3]}"] if weights else []
+    wrong += [f"losses {found[0]} for {expected[0]}"] if found[0] != expected[0] else []
+    return wrong + ([f"in flight {found[2]}"] if found[2][0] != found[2][1] else [])
+
+
+def halves(one, other):
+    """Return (form, half of the cases) to train: tables that are equal train alike, so that each form trains the other half."""
+    return [(one, 0), (other, 1), *([(one, 1), (other, 0)] if EVERY else [])]
+
+
+@pytest.mark.parametrize(("form", "half"), halves("txt", "csv"))
+def test_a_schedule_written_as_a_table_trains_to_the_bits_of_its_name(world, tmp_path, form, half):
+    from mpitrain.commands.schedule.command import Files, answer
+    from mpitrain.layout.table import table_of
+    from mpitrain.schedules.catalog import NAMES
+
+    if world.size > 4 and not EVERY:
+        pytest.skip("2 and 4 ranks tell")
+    m, wrong, expected = 2 * world.size, [], {}
+    asked = dict.fromkeys(("chunks", "group", "segments", "times", "memory_limit", "weight_memory"))
+    for name in list(NAMES)[half::2]:
+        path = world.bcast(str(tmp_path / f"{name}.{form}"))
+        if world.rank == 0:
+            answer(name, {**asked, "stages": world.size, "microbatches": m}, None, Files(table=path), json=True)
+        world.barrier()
+        by_name, by_table = config_of(world, name, m), config_of(world, path, m)
+        if table_of(by_table).ranks != table_of(by_name).ranks or by_table.pipeline.chunks != by_name.pipeline.chunks:
+            wrong.append(f"{name}: another table, or {by_table.pipeline.chunks} chunks for {by_name.pipeline.chunks}")
+        key = name if name in OTHER_ORDER else "1f1b"
+        expected[key] = expected.get(key) or train(world, config_of(world, key, m), num_steps=1)
+        wrong += [f"{name}: {what}" for what in differing(train(world, by_table, num_steps=1), expected[key])]
+    agree(world, not wrong, "; ".join(wrong))
+
+
+@pytest.mark.parametrize(("form", "half"), halves(*FORMATS))
+def test_pytorchs_tables_train_to_the_bits_of_ours(world, tmp_path, form, half):
+    """Of 1 to 3 stages a rank, in loops and Vs, with its messages and without."""
+    if world.size > 4 and not EVERY:
+        pytest.skip("2 and 4 ranks tell")
+    m, wrong = 2 * world.size, []
+    expected = train(world, config_of(world, "1f1b", m), num_steps=1)
+    for number, (key, text) in enumerate(list(tables(world.size, m, form, CHUNKS).items())[half::2]):
+        config = config_of(world, written(world, tmp_path / f"{number}.csv", text), m)
+        wrong += [f"{key}: {what}" for what in differing(train(world, config, num_steps=1), expected)]
+    agree(world, not wrong, "; ".join(wrong))
+
+
+def test_pytorchs_older_letters_train(world, tmp_path):
+    """What its own test folder holds: B for inputs beside W, p = 2."""
+    if world.size != 2:
+        pytest.skip("2 ranks")
+    text = torch_table("InterleavedZeroBubble", 2, 8, 2).replace("I", "B")
+    found = train(world, config_of(world, written(world, tmp_path / "old.csv", text), 8), num_steps=1)
+    wrong = differing(found, train(world, config_of(world, "interleaved-zb", 8), num_steps=1))
+    agree(world, not wrong, "; ".join(wrong))
+
+
+ODD = {  # placements that no name has: consecutive stages on one rank, ranks upside down, a V that begins on the other side
+    "blocks": "rank 0: F0@0 F0@1 F1@0 F1@1 B0@1 B0@0 B1@1 B1@0\nrank 1: F0@2 F0@3 B0@3 B0@2 F1@2 F1@3 B1@3 B1@2",
+    "reversed": "rank 0: F0@1 B0@1 F1@1 B1@1\nrank 1: F0@0 F1@0 B0@0 B1@0",
+    "inner": "rank 0: F0@1 F0@2 B0@2 B0@1 F1@1 F1@2 B1@2 B1@1\nrank 1: F0@0 F1@0 F0@3 B0@3 B0@0 F1@3 B1@3 B1@0",
+    "three": "rank 0: F0@0 F0@2 F0@3 B0@3 B0@2 B0@0 F1@0 F1@2 F1@3 B1@3 B1@2 B1@0\n"
+    "rank 1: F0@1 F0@4 F0@5 B0@5 B0@4 B0@1 F1@1 F1@4 F1@5 B1@5 B1@4 B1@1",
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("more", [("model.tied=true",), ("parallel.zero=3",), ("model.mtp=1",)])
+def test_any_placement_trains_to_the_same_bits(world, tmp_path, case, more):
+    if world.size != 2:
+        pytest.skip("2 ranks")
+    expected = train(world, config_of(world, "1f1b", 2, *more), num_steps=1)
+    found = train(world, config_of(world, written(world, tmp_path / "odd.txt", ODD[case]), 2, *more), num_steps=1)
+    wrong = differing(found, expected)
+    agree(world, not wrong, "; ".join(wrong))
