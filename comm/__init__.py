@@ -2,7 +2,3 @@
 
 What sends nothing never does: on a login node MPI may refuse to start. Python runs this file before every module of the package.
 """
-
-import mpi4py
-
-mpi4py.rc.initialize = False

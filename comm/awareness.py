@@ -13,9 +13,8 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from mpi4py import MPI
-
 from mpitrain.comm import library
+from mpitrain.comm.mpi import MPI
 from mpitrain.comm.world import World
 from mpitrain.errors import MeshError
 

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from mpi4py import MPI
 
 from mpitrain.comm import levels, messages, native, shared
 from mpitrain.comm.account import Account
-from mpitrain.comm.buffers import NOTHING, Array, Scratch, on_device
+from mpitrain.comm.buffers import NOTHING, Array, Scratch, on_device, require_memory
 from mpitrain.comm.carried import AUTO_SHARED, READING, Carried
 from mpitrain.comm.device import reachable
 from mpitrain.comm.levels import Nodes, carried_near_and_far
+from mpitrain.comm.mpi import MPI
 from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.comm.tap import Started, Tap, followed
@@ -102,6 +102,9 @@ class Axis:
         other ranks do their part of it; the one that runs here, if not given.
         """
         assert self.carried.allows(name, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
+        if self.size > 1:  # else nothing is sent
+            for x in (*reads, *writes):
+                require_memory(x)
         self.account.note(name, num_bytes)
         steps = reachable(operation, reads, writes, given, self.device_aware)
         if self.tap is not None:
@@ -119,16 +122,17 @@ class Axis:
         self._tag = (self._tag + 1) % self.num_tags
         return self._tag
 
-    def transport(self, x: Array, *, pairs: bool = False):
+    def transport(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None):
         """Choose the transport module for a buffer: by where it lies, by its size, and by what the user asked for.
 
         pairs: each pair of ranks has a count of its own, so no rank knows the total, and the choice can't depend on it: messages.
+        num_bytes: of all ranks, where each has a part of another size.
         """
-        return self.one_level(x, pairs=pairs) if self.nodes is None or pairs else levels
+        return self.one_level(x, pairs=pairs, num_bytes=num_bytes) if self.nodes is None or pairs else levels
 
-    def one_level(self, x: Array, *, pairs: bool = False):
+    def one_level(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None):
         """Choose the transport module for a buffer as if there were no nodes."""
-        return messages if on_device(x) else self.by_size(x.nbytes, pairs=pairs)
+        return messages if on_device(x) else self.by_size(x.nbytes if num_bytes is None else num_bytes, pairs=pairs)
 
     def by_size(self, num_bytes: int, *, pairs: bool = False):
         """Choose it for a buffer in host memory."""
@@ -164,6 +168,12 @@ class Axis:
         """Return every rank's counterpart of `x` if it lies in an allocation of this axis, else None."""
         held = next((allocation for allocation in self._allocations if allocation.holds(x)), None)
         return held.views(x) if held else None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this rank's window and of scratch memory, those of both levels included; not what was allocated for others."""
+        levels = sum(level.num_bytes for level in (self.near, self.far) if level is not None)
+        return levels + self.scratch.num_bytes + (shared.WINDOW if self.window else 0)
 
     def free(self) -> None:
         """Free the communicators and the windows. Collective; no buffer from allocate() may be used afterwards."""

@@ -19,6 +19,12 @@ ALL, NOTHING = slice(None), slice(0, 0)  # of a buffer
 
 Array = Any  # a numpy array or a torch tensor
 
+SUMMED = (  # dtypes of tensors
+    "float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
+)  # fmt: skip
+MOVED = (*SUMMED, "bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+SIGNED = {"torch.uint64": "int64", "torch.uint32": "int32", "torch.uint16": "int16"}  # torch can't add what stands first
+
 
 def is_tensor(x: Array) -> bool:
     """Tell whether `x` is a torch tensor."""
@@ -31,19 +37,64 @@ def on_device(x: Array) -> bool:
     return is_tensor(x) and x.is_cuda
 
 
-def flat(x: Array) -> Array:
-    """Return `x` as a one-dimensional view of the same memory. Raises DtypeError if it isn't contiguous or holds objects."""
+def flat(x: Array, *, written: bool = False, summed: bool = False) -> Array:
+    """Return `x` as a one-dimensional view of the same memory.
+
+    written: the operation writes it.  summed: it adds elements.  Raises DtypeError if `x` can't be sent as the bytes in its memory, or
+    that can't be done; by `x` alone, so alike on all ranks whose buffers are alike.
+    """
     if is_tensor(x):
-        if not x.is_contiguous():
-            raise DtypeError(f"a tensor of shape {tuple(x.shape)} and strides {x.stride()} is not contiguous; pass x.contiguous()")
+        _require_plain_tensor(x, summed)
         return x.detach().as_strided((x.numel(),), (1,))  # view(-1) keeps odd strides of arrays of length 0 and 1
+    _require_plain_array(x, summed)
+    if written and not x.flags.writeable:
+        raise DtypeError(f"an array of shape {x.shape} is read-only, and is to be written; pass x.copy()")
+    return x.reshape(-1)
+
+
+def _require_plain_tensor(x: Array, summed: bool) -> None:
+    """Refuse a tensor that isn't an array of numbers."""
+    dtype = str(x.dtype).removeprefix("torch.")
+    if dtype not in MOVED:
+        raise DtypeError(f"a tensor of {dtype} can't be sent; needed one of {', '.join(MOVED)}")
+    if summed and dtype not in SUMMED:
+        raise DtypeError(f"a tensor of {dtype} can't be summed; needed one of {', '.join(SUMMED)}")
+    torch = sys.modules["torch"]
+    if x.layout != torch.strided or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise DtypeError(f"a {type(x).__name__} of layout {x.layout} can't be sent; needed a plain dense tensor")
+    if x.is_neg():
+        raise DtypeError("a tensor that is a negated view can't be sent; pass x.resolve_neg()")
+    if not x.is_contiguous():
+        raise DtypeError(f"a tensor of shape {tuple(x.shape)} and strides {x.stride()} is not contiguous; pass x.contiguous()")
+
+
+def require_memory(x: Array) -> None:
+    """Raise DtypeError unless `x` has memory that can be sent. A rehearsal starts operations on tensors without any, and sends nothing."""
+    if is_tensor(x) and x.device.type not in ("cpu", "cuda"):
+        raise DtypeError(f"a tensor on device {x.device.type} can't be sent; needed one in host memory or on a GPU")
+
+
+def _require_plain_array(x: Array, summed: bool) -> None:
+    """Refuse what isn't a numpy array of numbers as this machine has them."""
     if not isinstance(x, np.ndarray):
         raise DtypeError(f"found {type(x).__name__}, needed a numpy array or a torch tensor")
+    if type(x) not in (np.ndarray, np.memmap):
+        masked = "; its mask would be lost" * isinstance(x, np.ma.MaskedArray)
+        raise DtypeError(f"a {type(x).__name__} can't be sent{masked}; pass np.asarray(x), or x.filled(...) of a masked one")
     if x.dtype.kind not in "fiub":
         raise DtypeError(f"dtype {x.dtype} can't be sent; use a float or an integer type")
+    if summed and x.dtype.kind == "b":
+        raise DtypeError("an array of bool can't be summed; use an integer type")
+    if not x.dtype.isnative:
+        raise DtypeError(f"dtype {x.dtype.str} has its bytes in another order than this machine; pass x.astype(x.dtype.newbyteorder('='))")
     if not x.flags.c_contiguous:
         raise DtypeError(f"an array of shape {x.shape} and strides {x.strides} is not contiguous; pass np.ascontiguousarray(x)")
-    return x.reshape(-1)
+
+
+def overlap(x: Array, y: Array) -> bool:
+    """Tell whether two flat arrays share memory."""
+    begin, other = address(x), address(y)
+    return begin < other + y.nbytes and other < begin + x.nbytes and x.nbytes > 0 and y.nbytes > 0
 
 
 def same_kind(x: Array, y: Array) -> None:
@@ -93,6 +144,11 @@ class Scratch:
     def __init__(self):
         self._free: list[np.ndarray] = []
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are kept for the next operation."""
+        return sum(map(len, self._free))
+
     def lend(self, x: Array, length: int) -> tuple[Array, np.ndarray | None]:
         """Return a flat array of `length` elements like `x`, and the memory to hand to give_back()."""
         if on_device(x):
@@ -124,6 +180,7 @@ def sum_in_order(parts: list[Array], out: Array) -> None:
     So a sum over an axis has the same bits as one inside groups of 2**k neighbours followed by one over the groups.
     parts, out: [P] each, one dtype. 16-bit floats are added in fp32 and rounded once, at the end; or not, if `out` is fp32.
     """
+    parts, out = [_addable(part) for part in parts], _addable(out)
     narrow = is_narrow(parts[0])
     if len(parts) == 1 and parts[0].dtype == out.dtype:
         return copy(parts[0], out)
@@ -133,6 +190,12 @@ def sum_in_order(parts: list[Array], out: Array) -> None:
     for begin in range(0, len(out), block):
         _round_to(_sum_of_pairs([part[begin : begin + block] for part in parts], narrow), out[begin : begin + block])
     return None
+
+
+def _addable(x: Array) -> Array:
+    """Return `x`, or the same bits as signed integers: sums modulo 2**n are the same."""
+    signed = SIGNED.get(str(x.dtype)) if is_tensor(x) else None
+    return x if signed is None else x.view(getattr(sys.modules["torch"], signed))
 
 
 def _sum_of_pairs(parts: list[Array], narrow: bool) -> Array:

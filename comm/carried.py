@@ -2,7 +2,7 @@
 
     nothing                           neither: the axis is coordinates only, like `dp` and `pp`, whose ranks meet on other axes
     any operation                     a communicator
-    all_reduce, by `collectives`      a second one: its two phases are matched each for itself, see comm/native.py
+    two phases, by `collectives`      a second one, of all_reduce and reduce: each phase is matched for itself, see comm/native.py
     what reads the others' memory     a window, if the ranks share a node, by `shared`, and by `auto` if buffers can be large enough
 
 An axis of one rank sends nothing, needs nothing, and may be given any operation.
@@ -13,8 +13,13 @@ waits for a message of its own. So it is said before, alike on all ranks, what a
 
 from typing import NamedTuple
 
+HEADER = 4096  # bytes of a window; the two counters lie on cache lines of their own
+SLOT = 1 << 20  # bytes of one of its two slots
+WINDOW = HEADER + 2 * SLOT  # bytes of a rank
 AUTO_SHARED = 1 << 15  # bytes from which the window beats messages between ranks of one node: see benchmarks/collectives.py
-READING = frozenset({"all_reduce", "reduce_scatter", "all_gather", "broadcast"})  # by transport `shared`; the others are messages there
+SUMS_AND_GATHERS = frozenset({"all_reduce", "reduce_scatter", "all_gather", "reduce"})  # of which each node sends a part only
+READING = SUMS_AND_GATHERS | {"broadcast", "gather", "scatter"}  # by transport `shared`; the others are messages there
+TWO_PHASES = frozenset({"all_reduce", "reduce"})
 
 
 class Carried(NamedTuple):
@@ -25,7 +30,7 @@ class Carried(NamedTuple):
 
     def needs_second(self, transport: str) -> bool:
         """Tell whether an axis of several ranks needs a second communicator."""
-        return transport == "collectives" and "all_reduce" in self.operations
+        return transport == "collectives" and bool(TWO_PHASES & self.operations)
 
     def needs_window(self, transport: str) -> bool:
         """Tell whether an axis of several ranks of one node needs a window."""

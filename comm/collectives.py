@@ -1,18 +1,38 @@
 """The collectives: each is started with one call over one axis and returns a Pending.
 
+    operation        each rank gives           what comes of it                                    result of the Pending
+    all_reduce       x [P]                     the sum of all x, in place                          x, on all ranks
+    reduce           x [P], unchanged          the sum of all x                                    out [P] on the root, else None
+    reduce_scatter   x [P], unchanged          its part of the sum of all x                        out, its part of [P]
+    all_gather       its part of [P]           all parts in order                                  out [P], on all ranks
+    gather           its part of [P]           all parts in order                                  out [P] on the root, else None
+    scatter          the root: x [P]           its part of the root's x                            out, its part of [P]
+    broadcast        the root: x [P]           the root's x, in place                              None
+    all_to_all       x, `size` equal parts     part r comes from rank r, and goes to rank r        out, as long as x
+    all_to_all_v     x, parts of any lengths   the same                                            out
+    shift            x [P], unchanged          the x of the rank `distance` before                 out [P]
+    barrier          nothing                   complete when every rank has started its own        None
+
 MPI moves bytes; we add. All arithmetic is local, neighbours in pairs, so the bits of a result depend neither on the MPI, nor on the
 transport, nor on timing. Every operation is collective over `axis`, and all ranks of the axis start the same operations in the same
-order: by it they are matched, not by when their data is there. Buffers are contiguous numpy arrays or torch tensors of any float or
-integer dtype and any length, 0 included; they belong to the operation until wait(). DtypeError is raised before anything is sent.
+order: by it they are matched, not by when their data is there.
+
+Buffers belong to the operation until wait(). They are contiguous numpy arrays or torch tensors of any length, 0 included, of float and
+integer dtypes in the byte order of the machine; what is written is not read-only. What isn't summed may be bool and, in tensors, float8.
+An output may share memory with the input, which costs a copy where it doesn't say so below. DtypeError is raised before anything is sent.
 
 Which rank owns which part of a buffer of P elements: rank r owns elements [P*r // size, P*(r+1) // size) (see grid.split).
 """
+
+import operator
+from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 
 from mpitrain.comm import messages
 from mpitrain.comm.axis import Axis
-from mpitrain.comm.buffers import ALL, NOTHING, Array, copy, empty_like, flat, same_kind
+from mpitrain.comm.buffers import ALL, NOTHING, Array, address, copy, empty_like, flat, overlap, same_kind
 from mpitrain.comm.grid import split
 from mpitrain.comm.progress import Pending, Steps
 from mpitrain.errors import DtypeError
@@ -23,8 +43,23 @@ def all_reduce(x_P: Array, axis: Axis) -> Pending:
 
     x_P: [P], neighbours summed in pairs, 16-bit floats in fp32.
     """
-    x = flat(x_P)
+    x = flat(x_P, written=True, summed=True)
     return axis.start(lambda x: axis.transport(x).all_reduce(x, axis), "all_reduce", x.nbytes, writes=[x], given=ALL, result=x_P)
+
+
+def reduce(x_P: Array, axis: Axis, root: int = 0, out: Array | None = None) -> Pending:
+    """Start summing `x_P` over `axis` on coordinate `root`: the Pending's result is the sum there, and None elsewhere.
+
+    x_P: [P], left unchanged; summed as by all_reduce.  out: [P], on the root only, made if not given; it may be `x_P` itself.
+    """
+    x, root = flat(x_P, summed=True), _root(root, axis, "reduce")
+    out = _on_root(out, x, len(x), axis, root, "reduce")
+    writes = [] if out is None else [out]
+
+    def operation(x: Array, out: Array | None = None) -> Steps:
+        return _beside(x, out, x, lambda found: axis.transport(x).reduce(x, found, root, axis))
+
+    return axis.start(operation, "reduce", x.nbytes, reads=[x], writes=writes, result=out)
 
 
 def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
@@ -32,13 +67,16 @@ def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
 
     x_P: [P], left unchanged.  out: [shard], made if not given; it may be the own shard of `x_P`, then the rest stays unchanged.
     """
-    x = flat(x_P)
-    bounds = split(len(x), axis.size)
-    length = bounds[axis.rank + 1] - bounds[axis.rank]
-    out = empty_like(x, length) if out is None else flat(out)
+    x = flat(x_P, summed=True)
+    own = _own(len(x), axis)
+    length = own.stop - own.start
+    out = empty_like(x, length) if out is None else flat(out, written=True)
     _require_length(out, length, "reduce_scatter: the shard")
     same_kind(x, out)
-    operation = lambda x, out: axis.transport(x).reduce_scatter(x, out, axis)  # noqa: E731
+
+    def operation(x: Array, out: Array) -> Steps:
+        return _beside(x, out, x[own], lambda found: axis.transport(x).reduce_scatter(x, found, axis))
+
     return axis.start(operation, "reduce_scatter", x.nbytes, reads=[x], writes=[out], result=out)
 
 
@@ -47,21 +85,65 @@ def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
 
     out: [P].  shard: the elements this rank owns of the P; it may be that very part of `out`.
     """
-    out, shard = flat(out), flat(shard)
+    out, shard = flat(out, written=True), flat(shard)
     same_kind(shard, out)
-    bounds = split(len(out), axis.size)
-    _require_length(shard, bounds[axis.rank + 1] - bounds[axis.rank], "all_gather: the shard")
-    own = slice(bounds[axis.rank], bounds[axis.rank + 1])
-    copy(shard, out[own])
+    own = _own(len(out), axis)
+    _require_length(shard, own.stop - own.start, "all_gather: the shard")
+    copy(_apart(shard, out, out[own]), out[own])
     operation = lambda out: axis.transport(out).all_gather(out, axis)  # noqa: E731
     return axis.start(operation, "all_gather", out.nbytes, writes=[out], given=own, result=out)
 
 
+def gather(shard: Array, axis: Axis, length: int, root: int = 0, out: Array | None = None) -> Pending:
+    """Start collecting every rank's shard on coordinate `root`: the Pending's result is the whole there, and None elsewhere.
+
+    length: P, alike on all ranks.  shard: the elements this rank owns of the P, left unchanged.  out: [P], on the root only, made if not
+    given; `shard` may be its own part of it.
+    """
+    shard, root = flat(shard), _root(root, axis, "gather")
+    length, own = _index(length, "gather: length"), _own(length, axis)
+    _require_length(shard, own.stop - own.start, "gather: the shard")
+    out = _on_root(out, shard, length, axis, root, "gather")
+    if out is not None:
+        shard = _apart(shard, out, out[own])
+    num_bytes, writes = length * shard.dtype.itemsize, [] if out is None else [out]
+
+    def operation(shard: Array, out: Array | None = None) -> Steps:
+        return axis.transport(shard, num_bytes=num_bytes).gather(shard, out, length, root, axis)
+
+    return axis.start(operation, "gather", num_bytes, reads=[shard], writes=writes, result=out)
+
+
+def scatter(x_P: Array | None, axis: Axis, out: Array, length: int, root: int = 0) -> Pending:
+    """Start sending each rank the part it owns of the `x_P` of coordinate `root`; the Pending's result is that part, in `out`.
+
+    length: P, alike on all ranks.  x_P: [P], left unchanged; on the root only, and None elsewhere.  out: the elements this rank owns of
+    the P; on the root it may be that very part of `x_P`.
+    """
+    out, root = flat(out, written=True), _root(root, axis, "scatter")
+    length, own = _index(length, "scatter: length"), _own(length, axis)
+    _require_length(out, own.stop - own.start, "scatter: the part")
+    if (x_P is None) == (axis.rank == root):
+        found, needed = ("None", "an array") if x_P is None else ("an array", "None")
+        raise DtypeError(f"scatter: found {found} on coordinate {axis.rank}, root {root}; needed {needed}: only the root gives one")
+    reads = [] if x_P is None else [flat(x_P)]
+    for x in reads:
+        _require_length(x, length, "scatter: the input")
+        same_kind(x, out)
+    reads = [x if address(out) == address(x[own]) else _apart(x, out, None) for x in reads]
+    num_bytes = length * out.dtype.itemsize
+
+    def operation(*buffers: Array) -> Steps:
+        *given, out = buffers
+        x = given[0] if given else None
+        return axis.transport(out, num_bytes=num_bytes).scatter(x, out, length, root, axis)
+
+    return axis.start(operation, "scatter", num_bytes, reads=reads, writes=[out], result=out)
+
+
 def broadcast(x_P: Array, axis: Axis, root: int = 0) -> Pending:
     """Start sending `x_P` of coordinate `root` to all ranks of `axis`, in place; return a Pending."""
-    if not 0 <= root < axis.size:
-        raise DtypeError(f"broadcast: root {root} is not on axis {axis.name} of size {axis.size}")
-    x = flat(x_P)
+    x, root = flat(x_P, written=True), _root(root, axis, "broadcast")
     given = ALL if axis.rank == root else NOTHING
     return axis.start(lambda x: axis.transport(x).broadcast(x, root, axis), "broadcast", x.nbytes, writes=[x], given=given)
 
@@ -89,10 +171,11 @@ def all_to_all_v(x_P: Array, send_counts: list[int], receive_counts: list[int], 
 def _exchange(name: str, x_P: Array, send_counts: list[int], receive_counts: list[int], axis: Axis, out: Array | None) -> Pending:
     x = flat(x_P)
     sent, received = _bounds(send_counts, axis, "send_counts"), _bounds(receive_counts, axis, "receive_counts")
-    out = empty_like(x, received[-1]) if out is None else flat(out)
+    out = empty_like(x, received[-1]) if out is None else flat(out, written=True)
     _require_length(x, sent[-1], f"{name}: the input")
     _require_length(out, received[-1], f"{name}: the output")
     same_kind(x, out)
+    x = _apart(x, out, None)
 
     own, own_out = slice(*sent[axis.rank :][:2]), slice(*received[axis.rank :][:2])
 
@@ -106,13 +189,14 @@ def _exchange(name: str, x_P: Array, send_counts: list[int], receive_counts: lis
 def shift(x_P: Array, axis: Axis, distance: int = 1, out: Array | None = None) -> Pending:
     """Start sending `x_P` to the rank `distance` further along `axis`, modulo its size; the Pending's result is what came, in `out`.
 
-    x_P: [P], left unchanged; it may be read before wait().  out: [P], other memory than `x_P`.  P and `distance` are alike on all
+    x_P: [P], left unchanged; it may be read before wait().  out: [P].  P and `distance` are alike on all
     ranks. The adjoint is the shift by -distance.
     """
-    x = flat(x_P)
-    out = empty_like(x, len(x)) if out is None else flat(out)
+    x, distance = flat(x_P), _index(distance, "shift: distance")
+    out = empty_like(x, len(x)) if out is None else flat(out, written=True)
     _require_length(out, len(x), "shift: the output")
     same_kind(x, out)
+    x = _apart(x, out, None)
 
     def operation(x: Array, out: Array) -> Steps:
         return axis.transport(x).shift(x, out, distance, axis) if distance % axis.size else messages.copied(x, out)
@@ -130,6 +214,7 @@ def barrier(axis: Axis) -> Pending:
 
 def _bounds(counts: list[int], axis: Axis, what: str) -> list[int]:
     """Turn counts into the bounds of consecutive parts."""
+    counts = [_index(count, f"all_to_all_v: {what}") for count in counts]
     if len(counts) != axis.size or min(counts) < 0:
         raise DtypeError(f"all_to_all_v: {what} = {counts}; needed {axis.size} counts of at least 0, one for each rank of {axis.name}")
     bounds = [0]
@@ -141,3 +226,56 @@ def _bounds(counts: list[int], axis: Axis, what: str) -> list[int]:
 def _require_length(x: Array, length: int, what: str) -> None:
     if len(x) != length:
         raise DtypeError(f"{what} has {len(x)} elements, needed {length}")
+
+
+def _own(length: int, axis: Axis) -> slice:
+    """Return which of `length` elements this rank owns."""
+    begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
+    return slice(begin, end)
+
+
+def _on_root(out: Array | None, like: Array, length: int, axis: Axis, root: int, what: str) -> Array | None:
+    """Return where the result goes: on the root `out`, or what is made for it, and None elsewhere."""
+    if axis.rank != root:
+        if out is not None:
+            raise DtypeError(f"{what}: found an output on coordinate {axis.rank}; needed None: the result is on root {root} only")
+        return None
+    out = empty_like(like, length) if out is None else flat(out, written=True)
+    _require_length(out, length, f"{what}: the output")
+    same_kind(like, out)
+    return out
+
+
+def _index(value: object, what: str) -> int:
+    """Return a whole number as an int."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DtypeError(f"{what}: found {value!r}, needed a whole number") from None
+
+
+def _root(root: int, axis: Axis, what: str) -> int:
+    root = _index(root, f"{what}: root")
+    if not 0 <= root < axis.size:
+        raise DtypeError(f"{what}: root {root} is not on axis {axis.name} of size {axis.size}")
+    return root
+
+
+def _apart(x: Array, out: Array, allowed: Array | None) -> Array:
+    """Return `x`, or a copy of it if it shares memory with `out` and isn't `allowed` there."""
+    if not overlap(x, out) or (allowed is not None and address(x) == address(allowed)):
+        return x
+    copied = empty_like(x, len(x))
+    copy(x, copied)
+    return copied
+
+
+def _beside(x: Array, out: Array | None, allowed: Array, steps: Callable[[Array | None], Steps]) -> Steps:
+    """Run steps that write to `out`, by way of other memory if it shares some with `x` and isn't `allowed` there.
+
+    Here `x` itself stays what is read: whether others can read it where it lies is alike on all ranks.
+    """
+    if out is None or not overlap(x, out) or address(out) == address(allowed):
+        return steps(out)
+    found = empty_like(out, len(out))
+    return chain(steps(found), messages.copied_later(found, out))

@@ -1,8 +1,8 @@
 """Ranks that hand what they have to the first of them: those of a node, or all."""
 
 import numpy as np
-from mpi4py import MPI
 
+from mpitrain.comm.mpi import MPI
 from mpitrain.comm.world import Place, World
 
 MESSAGE_BYTES = 1 << 30  # at most: a count of more than 2^31 - 1 is one that not every MPI takes

@@ -4,21 +4,10 @@ import ctypes
 import os
 from collections.abc import Mapping
 
-import mpi4py
-from mpi4py import MPI
+from mpitrain.comm import launchers
+from mpitrain.comm.mpi import MPI
 
-LAUNCHERS = {  # who sets the variable; the first one that is set counts
-    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
-    "SLURM_STEP_ID": "srun",
-    "PMI_SIZE": "a PMI launcher (MPICH's mpirun, srun)",
-}
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")  # the number of ranks; the later, the likelier another launcher left it
-LEVELS = {
-    MPI.THREAD_SINGLE: "single",
-    MPI.THREAD_FUNNELED: "funneled",
-    MPI.THREAD_SERIALIZED: "serialized",
-    MPI.THREAD_MULTIPLE: "multiple",
-}
+LEVELS = ("single", "funneled", "serialized", "multiple")
 
 
 def vendor() -> str:
@@ -28,6 +17,8 @@ def vendor() -> str:
 
 def versions() -> str:
     """Return the versions of this MPI, of the standard it follows and of mpi4py."""
+    import mpi4py
+
     version = ".".join(map(str, MPI.get_vendor()[1]))
     return f"{vendor()} {version}, standard {MPI.VERSION}.{MPI.SUBVERSION}, mpi4py {mpi4py.__version__}"
 
@@ -44,7 +35,8 @@ def host() -> str:
 
 def threads() -> str:
     """Return how far threads may enter MPI. Needs MPI to be initialised."""
-    return LEVELS[MPI.Query_thread()]
+    level = MPI.Query_thread()
+    return next(name for name in LEVELS if getattr(MPI, f"THREAD_{name.upper()}") == level)
 
 
 class _Symbol(ctypes.Structure):
@@ -68,15 +60,19 @@ def loaded() -> ctypes.CDLL:
 
 def launcher() -> str | None:
     """Return what started this process, or None if nothing says so."""
-    return next((what for name, what in LAUNCHERS.items() if name in os.environ), None)
+    found = launchers.launch()
+    if launchers.torchrun() and MPI.COMM_WORLD.size == 1:
+        return "torchrun, which starts copies that MPI doesn't connect"
+    return found.name if found else None
 
 
-def contradiction(num_ranks: int, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
+def contradiction(num_ranks: int, started: launchers.Launch | None, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
     """Return the variable of a launcher that started another number of ranks than this MPI sees, and that number; ("", 0) if none did.
 
-    A launcher leaves the variables of another one, whose shell it was started in, as they are. Ranks that are connected need one that
-    agrees. A rank that is alone may be one of N singletons, and a 1 that was left would hide them: there only the first variable counts.
+    A launcher leaves the variables of another one, whose shell it was started in, as they are: ranks that are connected need one that
+    agrees. A rank that is alone may be one of N singletons: of these only the launcher counts that started it.
     """
-    said = [(name, int(environment[name])) for name in SIZES if environment.get(name, "").isdecimal()]
-    deciding = said[:1] if num_ranks == 1 else said
-    return ("", 0) if not said or num_ranks in dict(deciding).values() else said[0]
+    if num_ranks == 1:
+        return ("", 0) if started is None or not started.variable or started.size == 1 else (started.variable, started.size)
+    said = [(name, int(environment[name])) for name in launchers.SIZES if environment.get(name, "").isdecimal()]
+    return ("", 0) if not said or num_ranks in dict(said).values() else said[0]

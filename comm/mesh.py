@@ -13,14 +13,13 @@ Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 i
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mpi4py import MPI
-
 from mpitrain.comm.account import Usage
 from mpitrain.comm.awareness import STAGED, Way
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.carried import EVERYTHING, NOTHING, Carried
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.levels import nodes_of
+from mpitrain.comm.mpi import MPI
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.shared import Budget
 from mpitrain.comm.stopwatch import Clock

@@ -1,17 +1,18 @@
 """Transport `messages`: our own Isend and Irecv. Works for host buffers and, under a CUDA-aware MPI, for device buffers.
 
 Every operation has its own tag, taken when it is called, so operations overtake one another freely. Large buffers go pairwise, small
-ones in log2(size) rounds (Bruck et al. 1997, for all-gather), broadcasts down a binomial tree.
+ones in log2(size) rounds (Bruck et al. 1997, for all-gather), broadcasts down a binomial tree. What is for one rank goes to it straight.
 """
 
 from functools import wraps
 from itertools import chain
 
-from mpi4py import MPI
+import numpy as np
 
 from mpitrain.comm.buffers import Array, copy, empty_like, raw, sum_in_order
 from mpitrain.comm.device import settled
 from mpitrain.comm.grid import split
+from mpitrain.comm.mpi import MPI
 from mpitrain.comm.progress import Posted, Steps, arrived
 from mpitrain.comm.wire import SMALL, pieces
 
@@ -157,4 +158,72 @@ def broadcast(x: Array, root: int, axis, tag: int) -> Steps:
     while reach := reach // 2:
         if me + reach < size:
             requests += send(axis, x, (me + reach + root) % size, tag)
+    yield arrived(requests)
+
+
+def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
+    """Write the sum of `x` over the axis to `out` of `root`: reduce-scatter and gather, or for small `x` one gather and a sum."""
+    if x.nbytes <= SMALL:
+        return _gather_and_sum_at(x, out, root, axis)
+    part, memory = part_for(x, out, axis)
+    return chain(reduce_scatter(x, part, axis), gather(part, out, len(x), root, axis), given_back(memory, axis))
+
+
+def part_for(x: Array, out: Array | None, axis) -> tuple[Array, np.ndarray | None]:
+    """Return where this rank's part of a sum goes: its place in `out`, or where there is none, lent memory; and what to give back."""
+    own = own_shard(x, axis)
+    return axis.scratch.lend(x, len(own)) if out is None else (own_shard(out, axis), None)
+
+
+def given_back(memory: np.ndarray | None, axis) -> Steps:
+    """Give lent memory back, when the steps before are over."""
+    axis.scratch.give_back(memory)
+    yield from ()
+
+
+@tagged
+def _gather_and_sum_at(x: Array, out: Array | None, root: int, axis, tag: int) -> Steps:
+    """Send every rank's `x` to `root`, which sums them in axis order."""
+    size, me, length = axis.size, axis.rank, len(x)
+    yield from settled(x, axis)
+    if me != root:
+        yield arrived(send(axis, x, root, tag))
+        return
+    found = empty_like(x, size * length)
+    yield from settled(found, axis)
+    parts = [x if rank == me else found[rank * length : (rank + 1) * length] for rank in range(size)]
+    yield arrived([posted for rank in range(size) if rank != me for posted in receive(axis, parts[rank], rank, tag)])
+    sum_in_order(parts, out)
+
+
+@tagged
+def gather(part: Array, out: Array | None, length: int, root: int, axis, tag: int) -> Steps:
+    """Collect every rank's part of `length` elements in `out` of `root`."""
+    size, me = axis.size, axis.rank
+    if me != root:
+        yield from settled(part, axis)
+        yield arrived(send(axis, part, root, tag))
+        return
+    bounds = split(length, size)
+    copy(part, out[bounds[me] : bounds[me + 1]])
+    yield from settled(out, axis)
+    requests = []
+    for rank in ((me + shift) % size for shift in range(1, size)):
+        requests += receive(axis, out[bounds[rank] : bounds[rank + 1]], rank, tag)
+    yield arrived(requests)
+
+
+@tagged
+def scatter(x: Array | None, out: Array, length: int, root: int, axis, tag: int) -> Steps:
+    """Send every rank its part of the `length` elements in `x` of `root`."""
+    size, me = axis.size, axis.rank
+    if me != root:
+        yield from settled(out, axis)
+        yield arrived(receive(axis, out, root, tag))
+        return
+    yield from settled(x, axis)
+    bounds, requests = split(length, size), []
+    for rank in ((me + shift) % size for shift in range(1, size)):
+        requests += send(axis, x[bounds[rank] : bounds[rank + 1]], rank, tag)
+    copy(x[bounds[me] : bounds[me + 1]], out)
     yield arrived(requests)

@@ -10,16 +10,15 @@ MPI chooses the way of a gather or a broadcast; counted as sent is what the othe
 from collections.abc import Callable
 from itertools import chain
 
-from mpi4py import MPI
-
 from mpitrain.comm import messages
 from mpitrain.comm.buffers import Array, raw
 from mpitrain.comm.grid import split
+from mpitrain.comm.mpi import MPI
 from mpitrain.comm.progress import Posted, Ready, Steps, arrived
 from mpitrain.errors import DtypeError
 
 LIMIT = (1 << 31) - 1  # bytes an operation can address: displacements are C ints
-WIDEST = 8  # bytes of an element
+WIDEST = 16  # bytes of an element, a long double
 
 
 def addresses(num_bytes: int, size: int) -> bool:
@@ -80,6 +79,36 @@ def broadcast(x: Array, root: int, axis) -> Steps:
     """Send the `x` of `root` to all others."""
     others = (axis.size - 1) * (axis.rank == root)
     return _in_turn(axis.turnstile, lambda: axis.comm.Ibcast([raw(x), MPI.BYTE], root), x.nbytes * others, axis, others)
+
+
+def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
+    """Write the sum of `x` over the axis to `out` of `root`: reduce-scatter and gather."""
+    part, memory = messages.part_for(x, out, axis)
+    gathered = _gather(part, out, root, axis, axis.second, axis.second_turnstile)
+    return chain(reduce_scatter(x, part, axis), gathered, messages.given_back(memory, axis))
+
+
+def gather(part: Array, out: Array | None, length: int, root: int, axis) -> Steps:
+    """Collect every rank's part in `out` of `root`."""
+    return _gather(part, out, root, axis, axis.comm, axis.turnstile)
+
+
+def scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
+    """Send every rank its part of the `x` of `root`."""
+    if axis.rank != root:
+        return _in_turn(axis.turnstile, lambda: axis.comm.Iscatterv(None, [raw(out), MPI.BYTE], root), 0, axis, 0)
+    blocks, own = _blocks(x, split(len(x), axis.size)), messages.own_shard(x, axis)
+    sent = x.nbytes - own.nbytes
+    post = lambda: axis.comm.Iscatterv(blocks, MPI.IN_PLACE, root)  # noqa: E731
+    return messages.copied(own, out, _in_turn(axis.turnstile, post, sent, axis))
+
+
+def _gather(part: Array, out: Array | None, root: int, axis, comm: MPI.Comm, turnstile: Turnstile) -> Steps:
+    if axis.rank != root:
+        return _in_turn(turnstile, lambda: comm.Igatherv([raw(part), MPI.BYTE], None, root), part.nbytes, axis, 1)
+    blocks = _blocks(out, split(len(out), axis.size))
+    steps = _in_turn(turnstile, lambda: comm.Igatherv(MPI.IN_PLACE, blocks, root), 0, axis, 0)
+    return messages.copied(part, messages.own_shard(out, axis), steps)
 
 
 def _all_gather(out: Array, axis, comm: MPI.Comm, turnstile: Turnstile) -> Steps:

@@ -8,25 +8,28 @@ from mpitrain.comm.wire import phases, sent_bytes, sent_messages
 TRANSPORTS = {messages: "messages", native: "collectives", shared: "shared"}
 
 
-def predicted(operation: str, num_bytes: int, axis: Axis, x: Array) -> tuple[int, int]:
-    """Return the messages and bytes of an operation with a buffer of `num_bytes`, which is started with `x`."""
+def predicted(operation: str, num_bytes: int, axis: Axis, x: Array, root: int = 0) -> tuple[int, int]:
+    """Return the messages and bytes of an operation with a buffer of `num_bytes`, which is started with `x`.
+
+    root: of an operation that has one.
+    """
     narrow, itemsize = is_narrow(x), x.dtype.itemsize
     found = None
     if axis.nodes is not None:
         places = (axis.near.rank, axis.near.size), (axis.far.rank, axis.far.size)
-        found = phases(operation, num_bytes, *places, itemsize=itemsize, narrow=narrow)
+        found = phases(operation, num_bytes, *places, itemsize=itemsize, narrow=narrow, root=root)
     if found is None:
-        transport = TRANSPORTS[axis.one_level(x, pairs=operation.startswith("all_to_all"))]
-        return _sent(operation, num_bytes, axis, itemsize, transport)
+        transport = TRANSPORTS[axis.one_level(x, pairs=operation.startswith("all_to_all"), num_bytes=num_bytes)]
+        return _sent(operation, num_bytes, axis, itemsize, transport, root)
     total = [0, 0]
-    for far, each, length, width in found:
+    for far, each, length, width, of in found:
         level, by_messages = axis.far if far else axis.near, narrow and not far and each == "reduce_scatter"
         module = messages if by_messages else level.by_size(length)
-        for at, number in enumerate(_sent(each, length, level, width, TRANSPORTS[module])):
+        for at, number in enumerate(_sent(each, length, level, width, TRANSPORTS[module], of)):
             total[at] += number
     return total[0], total[1]
 
 
-def _sent(operation: str, num_bytes: int, axis: Axis, itemsize: int, transport: str) -> tuple[int, int]:
-    what, how = (operation, num_bytes, axis.size, axis.rank), {"itemsize": itemsize, "transport": transport}
+def _sent(operation: str, num_bytes: int, axis: Axis, itemsize: int, transport: str, root: int) -> tuple[int, int]:
+    what, how = (operation, num_bytes, axis.size, axis.rank), {"itemsize": itemsize, "transport": transport, "root": root}
     return sent_messages(*what, **how), sent_bytes(*what, **how)

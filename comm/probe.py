@@ -9,8 +9,8 @@ import time
 from statistics import median
 
 import numpy as np
-from mpi4py import MPI
 
+from mpitrain.comm.mpi import MPI
 from mpitrain.comm.world import World
 
 NUM_BYTES = 1 << 20

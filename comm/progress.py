@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from os import cpu_count, sched_yield
 from typing import Any, NamedTuple
 
-from mpi4py import MPI
-
 from mpitrain.comm.account import Account
+from mpitrain.comm.mpi import MPI
 from mpitrain.comm.stopwatch import Mark, Spans
 from mpitrain.comm.world import NOWHERE, Owed, Place
 from mpitrain.errors import HangError, MessageError

@@ -19,17 +19,15 @@ from collections.abc import Sequence
 from functools import wraps
 
 import numpy as np
-from mpi4py import MPI
 
 from mpitrain.comm import messages
 from mpitrain.comm.buffers import Array, address, copy, sum_in_order, typed_like
+from mpitrain.comm.carried import HEADER, SLOT, WINDOW
 from mpitrain.comm.grid import split
+from mpitrain.comm.mpi import MPI
 from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Ready, Steps
 
-HEADER = 4096  # bytes; the two counters lie on cache lines of their own
-SLOT = 1 << 20  # bytes of one slot
-WINDOW = HEADER + 2 * SLOT  # bytes of a rank
 UNKNOWN = 64 << 20  # bytes that a rank takes where nobody says how much there is
 FOLDER = "/dev/shm"  # where MPI libraries keep shared memory on Linux
 
@@ -267,6 +265,59 @@ def _all_gather(out: Array, axis) -> Steps:
     yield from _through_slots(-(-longest // room), put, take, axis)
 
 
+def _gather(part: Array, out: Array | None, length: int, root: int, axis) -> Steps:
+    """Put every rank's part in its slots; only `root` takes them."""
+    bounds, slots = split(length, axis.size), axis.window.slots
+    room = SLOT // part.dtype.itemsize
+    longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
+
+    def place(rank: int, half: int, num_elements: int) -> Array:
+        return typed_like(part, slots[rank][half][: num_elements * part.dtype.itemsize])
+
+    def put(piece: int, half: int) -> None:
+        if axis.rank != root:
+            mine = part[piece * room : (piece + 1) * room]
+            copy(mine, place(axis.rank, half, len(mine)))
+
+    def take(piece: int, half: int) -> None:
+        for rank in range(axis.size) if axis.rank == root else ():
+            if rank != root:
+                target = out[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
+                axis.account.num_bytes += target.nbytes
+                copy(place(rank, half, len(target)), target)
+
+    if axis.rank == root:
+        copy(part, out[bounds[root] : bounds[root + 1]])
+    yield from _through_slots(-(-longest // room), put, take, axis)
+
+
+def _scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
+    """Put the others' parts in the slots of `root`; each rank takes its own."""
+    bounds, slot_of = split(length, axis.size), axis.window.slots[root]
+    room = SLOT // axis.size // out.dtype.itemsize  # elements of one rank's part in one slot
+    longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
+
+    def place(rank: int, half: int, num_elements: int) -> Array:
+        memory = slot_of[half][rank * room * out.dtype.itemsize :]
+        return typed_like(out, memory[: num_elements * out.dtype.itemsize])
+
+    def put(piece: int, half: int) -> None:
+        for rank in range(axis.size) if axis.rank == root else ():
+            if rank != root:
+                source = x[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
+                copy(source, place(rank, half, len(source)))
+
+    def take(piece: int, half: int) -> None:
+        if axis.rank != root:
+            target = out[piece * room : (piece + 1) * room]
+            axis.account.num_bytes += target.nbytes
+            copy(place(axis.rank, half, len(target)), target)
+
+    if axis.rank == root:
+        copy(x[bounds[root] : bounds[root + 1]], out)
+    yield from _through_slots(-(-longest // room), put, take, axis)
+
+
 def _broadcast(x: Array, root: int, axis) -> Steps:
     room = SLOT // x.dtype.itemsize
 
@@ -346,6 +397,33 @@ def _fetch_shards(views: list[Array], out: Array, axis) -> None:
 def broadcast(x: Array, root: int, axis) -> Steps:
     """Send the `x` of `root` to all others through the slots of `root`."""
     yield from _broadcast(x, root, axis)
+
+
+@_in_turn
+def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
+    """Write the sum of `x` over the axis to `out` of `root`: each rank adds up its shard, and `root` collects them."""
+    views = axis.views(x)
+    part, memory = messages.part_for(x, out, axis)
+    if views is None:
+        yield from _reduce_scatter(x, part, axis)
+    else:
+        yield from axis.window.handshake()
+        _sum_shard(views, part, axis)
+        yield from axis.window.handshake()  # now nobody reads `x` any more
+    yield from _gather(part, out, len(x), root, axis)
+    axis.scratch.give_back(memory)
+
+
+@_in_turn
+def gather(part: Array, out: Array | None, length: int, root: int, axis) -> Steps:
+    """Collect every rank's part of `length` elements in `out` of `root`."""
+    yield from _gather(part, out, length, root, axis)
+
+
+@_in_turn
+def scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
+    """Send every rank its part of the `length` elements in `x` of `root`."""
+    yield from _scatter(x, out, length, root, axis)
 
 
 exchange = messages.exchange  # counts that differ from pair to pair: no rank knows how many pieces there are in all

@@ -9,6 +9,7 @@ device is, comm/ doesn't know: the child is given the name of a function, and it
 Not tried: a path between nodes, and one between two devices.
 """
 
+import ctypes
 import importlib
 import os
 import resource
@@ -16,25 +17,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import IO
 
 import numpy as np
 
+from mpitrain.comm.launchers import without_launcher
+
 SIZES = (1 << 6, 1 << 14, 1 << 20, 1 << 24)  # bytes: a short message, and some that are taken where they lie
 LIMIT_S = 120.0  # to import torch, on a node where all ranks do, and to start a device
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 DONE = "mpitrain: all came as it was sent"
-
-# What launchers tell their ranks: a child that heard it would claim to be one of them. Settings of a user's (OMPI_MCA_pml) are kept.
-OF_LAUNCHERS = ("PMI_", "PMI2_", "PMIX_", "PRTE_", "OMPI_", "HYDRA_", "HYDI_", "MPI_LOCAL", "PALS_", "ALPS_", "FLUX_", "JSM_", "SLURM_")
-SETTINGS, NO_SETTINGS = "OMPI_MCA_", ("OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_initial_wdir")
-
-
-def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what a launcher has put there."""
-    kept = lambda name: name.startswith(SETTINGS) and not name.startswith(NO_SETTINGS)  # noqa: E731
-    return {name: value for name, value in inherited.items() if kept(name) or not name.startswith(OF_LAUNCHERS)}
 
 
 def attempt(factory: str, argument: str, limit_s: float = LIMIT_S) -> str:
@@ -44,14 +38,17 @@ def attempt(factory: str, argument: str, limit_s: float = LIMIT_S) -> str:
     """
     code = f"import sys; sys.path[:] = {sys.path!r}; from mpitrain.comm.trial import main; main()"
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:  # no pipes: what it leaves behind could hold them open
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, factory, argument],
-            env=environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
-        )
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-c", code, factory, argument],
+                env=without_launcher(os.environ),  # a child that heard a launcher would claim to be one of its ranks
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:  # of processes there can be no more
+            return f"could not be started: {error.strerror}"
         try:
             child.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -81,6 +78,7 @@ def _failure(code: int, errors: str) -> str:
 def main() -> None:
     """Send buffers of some sizes to this process itself, and look at what came."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an answer here
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # stopped, it would stay when its rank is killed
     from mpitrain.comm.world import finalize, start
 
     start()
@@ -93,9 +91,8 @@ def main() -> None:
 
 
 def _send(num_bytes: int, put: Callable, get: Callable) -> None:
-    from mpi4py import MPI
-
     from mpitrain.comm.buffers import raw
+    from mpitrain.comm.mpi import MPI
 
     sent = np.random.default_rng(num_bytes).integers(0, 256, num_bytes, np.uint8)
     source, target = put(sent), put(~sent)

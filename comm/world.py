@@ -2,23 +2,29 @@
 
 import ctypes
 import os
+import select
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from mpi4py import MPI
+from mpitrain.comm import launchers, library
+from mpitrain.comm.mpi import MPI
+from mpitrain.errors import InputError, MeshError, MpitrainError, StoppedEarly
 
-from mpitrain.comm import library
-from mpitrain.errors import InputError, MeshError
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm as Communicator  # for annotations elsewhere: only comm/ calls it
+else:
+    Communicator = object
 
-Communicator = MPI.Intracomm  # for annotations elsewhere: only comm/ calls it
-STARTING = "in MPI_Init"  # what `ps` calls a rank there
+STARTING = "mpitrain:init"  # what `ps` calls a rank inside MPI_Init
 NAP_S = 0.1  # between two looks whether rank 0 is done with something long
 BEAT_S = 1.0  # between two signs of life of a rank that others wait for
+AT_WORK, SHARED, OVER = "at work", "shared", "over"  # what rank 0 tells the others within on_first_rank()
 FORWARD_S = 0.5  # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
 ABORT_S = 3.0  # MPI_Abort can hang, or return
 
@@ -62,15 +68,19 @@ NOWHERE = Nowhere()
 
 
 class World:
-    """All ranks of this job, and those of this node. Every call is collective over all ranks; meanwhile `place` says what it is for."""
+    """All ranks of this job, and those of this node. Every call is collective over all ranks; meanwhile `place` says what it is for.
 
-    def __init__(self, comm: MPI.Intracomm, place: Place):
-        self.comm, self.place, self.rank, self.size = comm, place, comm.rank, comm.size
+    is_asked: returns whether this rank was asked to leave; beat() tells rank 0 of the others.
+    """
+
+    def __init__(self, comm: Communicator, place: Place, is_asked: Callable[[], bool] = lambda: False):
+        self.comm, self.place, self.rank, self.size, self._is_asked = comm, place, comm.rank, comm.size, is_asked
         with place.waiting("finding the ranks of this node"):
             self.node = comm.Split_type(MPI.COMM_TYPE_SHARED)
             self.num_nodes = comm.allreduce(int(self.node.rank == 0))
             self.node_ranks = self._ranks_of_each_node()
         self._beaten = 0.0
+        self._help: Callable[[Any], Any] = _no_help
 
     def _ranks_of_each_node(self) -> int:
         """Return how many ranks a node has, if all have as many and those of one are neighbours; else 0."""
@@ -78,25 +88,58 @@ class World:
         in_place = self.node.size == size and first % size == 0 and self.rank == first + self.node.rank
         return size if self.comm.allreduce(in_place, MPI.LAND) else 0
 
-    def on_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
-        """Run `action` on rank 0 and return its result on all ranks; an InputError there is raised on all.
+    def on_first_rank(
+        self, what: str, action: Callable[[], Any], help: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """Run `action` on rank 0 and return its result on all ranks; an InputError or StoppedEarly there is raised on all.
 
-        An action that may take long calls beat().
+        An action that may take long calls beat(), or share().
+        help: what each rank does with its item of share().
         """
+        self._help = help or _no_help
         result = error = None
         if self.rank == 0:
             try:
                 result = action()
-            except InputError as found:
+            except (InputError, StoppedEarly) as found:
                 error = found
         with self.place.waiting(f"for rank 0: {what}"):
-            over, result, error = self.comm.bcast((True, result, error))
-        while not over:
+            state, result, error = self.comm.bcast((OVER, result, error))
+        while state != OVER:
+            if state == SHARED:
+                self._take_part(what)
             with self.place.waiting(f"for rank 0: {what}"):
-                over, result, error = self.comm.bcast(None)
+                if state == AT_WORK:
+                    self.comm.allreduce(self._is_asked(), MPI.LOR)
+                state, result, error = self.comm.bcast(None)
         if error is not None:
             raise _of_all(error)
         return result
+
+    def share(self, items: Sequence[Any]) -> list[Any]:
+        """Give each rank its item, and return what `help` makes of each; None stays None.
+
+        Rank 0 calls it within on_first_rank(). Raises the InputError of the first rank that has one.
+        """
+        self.comm.bcast((SHARED, None, None))
+        found = self._take_part("sharing the work", items)
+        for _, error in found:
+            if error is not None:
+                raise error
+        return [result for result, _ in found]
+
+    def _take_part(self, what: str, items: Sequence[Any] | None = None) -> list[tuple[Any, InputError | None]]:
+        """Do this rank's part of share(); return all results on rank 0."""
+        with self.place.waiting(f"for rank 0: {what}"):
+            item = self.comm.scatter(items)
+        result = error = None
+        try:
+            if item is not None:
+                result = self._help(item)
+        except InputError as found:
+            error = found
+        with self.place.waiting(f"for all ranks: {what}"):
+            return self.comm.gather((result, error)) or []
 
     def from_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0 and return its result on all ranks. An error there is that rank's alone, and the end of the job."""
@@ -115,11 +158,18 @@ class World:
         with self.place.waiting(f"for the ranks of this node: {what}"):
             return self.node.allgather(mine)
 
-    def beat(self) -> None:
-        """Tell the others, within on_first_rank(), that rank 0 still works."""
-        if time.monotonic() - self._beaten > BEAT_S:
-            self.comm.bcast((False, None, None))
-            self._beaten = time.monotonic()
+    def beat(self) -> bool:
+        """Tell the others, within on_first_rank(), that rank 0 still works. Return whether one was asked to leave; seen once a second."""
+        if time.monotonic() - self._beaten <= BEAT_S:
+            return False
+        self.comm.bcast((AT_WORK, None, None))
+        asked = self.comm.allreduce(self._is_asked(), MPI.LOR)
+        self._beaten = time.monotonic()
+        return asked
+
+    def first_of(self, what: str, mine: str) -> str:
+        """Return the text of the first rank that gives one; "" if none does."""
+        return next(filter(None, self.all_gather(what, mine)), "")
 
     def on_every_rank(self, what: str, action: Callable[[], Any]) -> Any:
         """Run `action` on each rank and return its result there; the first rank's InputError is raised on all, with its rank."""
@@ -184,29 +234,58 @@ class World:
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:4]))}{more}"
 
 
-def _of_all(error: InputError) -> InputError:
+def _no_help(item: Any) -> Any:
+    raise TypeError("share() needs an on_first_rank() with help")
+
+
+def _of_all(error: MpitrainError) -> MpitrainError:
     error.everywhere = True
     return error
 
 
-def connect(place: Place) -> World:
+def connect(place: Place, is_asked: Callable[[], bool] = lambda: False, may_be_alone: bool = False) -> World:
     """Start MPI and return the world of this job. Raises MeshError if the launcher started another number of ranks.
 
     A launcher of another MPI starts N processes of which each believes to be rank 0 of 1, without a word.
+    is_asked: see World.  may_be_alone: a process that no launcher started may be alone wherever it runs, also where it could be one of
+    several copies.
     """
+    started, left, copies = launchers.launch(), launchers.inherited(), launchers.torchrun()
+    unset = " ".join(f"-u {name}" for name in left.launcher.variables if name in os.environ) if left else ""
     with place.waiting("for all ranks to call MPI_Init"), _called(STARTING):
         start()
     world = MPI.COMM_WORLD
-    name, size = library.contradiction(world.size)
+    name, size = library.contradiction(world.size, started)
+    if world.size == 1 and not may_be_alone:
+        _require_no_copy(left, unset, copies)
     if name:
         found = library.name().split(",")[0].strip()
+        launcher = next(each.name for each in launchers.LAUNCHERS if name in each.sizes)
         raise _of_all(
             MeshError(
-                f"{library.LAUNCHERS.get(name, 'Slurm')} started {size} ranks ({name}), but {found} sees {world.size}: launcher and "
+                f"{launcher} started {size} ranks ({name}), but {found} sees {world.size}: launcher and "
                 "MPI library don't belong together; use the mpirun of this MPI, or srun --mpi with the PMI it was built for"
             )
         )
-    return World(world, place)
+    return World(world, place, is_asked)
+
+
+def _require_no_copy(left: launchers.Launch | None, unset: str, copies: tuple[int, int] | None) -> None:
+    """Raise MeshError where this process, which is alone, is probably one of several that want to be ranks of one job."""
+    if copies and copies[1] > 1:
+        raise _of_all(
+            MeshError(
+                f"torchrun started {copies[1]} copies ({launchers.TORCHRUN}), which MPI doesn't connect: each would train the whole "
+                f"model alone; start ranks with mpirun -n {copies[1]} mpitrain run ..., or srun"
+            )
+        )
+    if left and left.size > 1:
+        raise _of_all(
+            MeshError(
+                f"{left.name} started {left.size} ranks ({left.variable}), and this process has their variables, but is none of them: "
+                f"a rank, or a shell that was one, started it; let mpirun start mpitrain, or for one rank type: env {unset} mpitrain ..."
+            )
+        )
 
 
 def alone() -> Communicator:
@@ -216,10 +295,14 @@ def alone() -> Communicator:
 
 @contextmanager
 def _called(name: str) -> Iterator[None]:
-    """Give this process another name meanwhile, which the ranks of its node can see when they have no other way to know."""
+    """Give this process another name meanwhile, which the ranks of its node can see when they have no other way to know.
+
+    A name is one word: Slurm's proctrack/linuxproc and proctrack/pgid take /proc/PID/stat apart at white space, and neither signal
+    nor kill a process whose name has a space or a line break (the kernel ends what it shows with one, and keeps one that is written).
+    """
     path, before = Path("/proc/self/comm"), None
     with suppress(OSError):  # no Linux, or a container that keeps it from changing: then only a report says less
-        before = path.read_text()
+        before = path.read_text().removesuffix("\n")
         path.write_text(name)
     yield
     with suppress(OSError):
@@ -228,9 +311,15 @@ def _called(name: str) -> Iterator[None]:
 
 
 def start() -> None:
-    """Call MPI_Init_thread, unless that was done. By ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched."""
+    """Call MPI_Init_thread, unless that was done. By ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched.
+
+    Where this process has the variables of a rank, and is none, they are removed: MPI would look for a server that isn't there.
+    """
     if MPI.Is_initialized():
         return
+    if launchers.inherited() is not None:
+        for name in os.environ.keys() - launchers.without_rank(os.environ).keys():
+            del os.environ[name]
     provided = ctypes.c_int()
     ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
     for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
@@ -246,8 +335,20 @@ def finalize() -> None:
 def flush() -> None:
     """Write what this rank has said. It waits no longer than launchers need to forward that: a pipe may be full, and nobody reads it."""
     writing = threading.Thread(target=_flush, daemon=True)
-    writing.start()
+    try:
+        writing.start()
+    except (RuntimeError, MemoryError):  # of threads there can be no more
+        if all(_takes_some(number) for number in (1, 2)):
+            _flush()
+        return
     writing.join(FORWARD_S)
+
+
+def _takes_some(number: int) -> bool:
+    """Return whether a write to a descriptor doesn't wait for a reader."""
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _flush() -> None:
@@ -256,15 +357,37 @@ def _flush() -> None:
             stream.flush()
 
 
+def _exit_in(seconds: float, code: int) -> None:
+    """Have this process end after a while, wherever it is then: with a code, or where no thread can be started by SIGALRM."""
+    try:
+        threading.Timer(seconds, os._exit, [code]).start()
+    except (RuntimeError, MemoryError):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
 def abort(code: int) -> None:
     """End the whole job at once with an exit code; doesn't return. The other ranks may be waiting for this one for ever."""
     flush()
     time.sleep(FORWARD_S)
-    threading.Timer(ABORT_S, os._exit, [code]).start()
-    if not MPI.Is_initialized() and any(name in os.environ for name in library.SIZES):
-        start()  # where the others wait: MPICH's launcher doesn't mind a rank that ends before
+    _exit_in(ABORT_S, code)
+    with suppress(MeshError):  # without a library there is no more to do
+        _abort(code)
+    os._exit(code)
+
+
+def _others_wait_for_ever() -> bool:
+    """Return whether the other ranks, in MPI_Init, don't end with this one. Open MPI's launcher ends all with the first that fails.
+
+    There this rank may be in MPI_Init, too, and a second call would be an error of its own. MPICH's launcher doesn't mind.
+    """
+    started = launchers.launch()
+    return started is not None and started.name != launchers.OPEN_MPI
+
+
+def _abort(code: int) -> None:
+    if not MPI.Is_initialized() and _others_wait_for_ever():
+        start()
     if MPI.Is_initialized() and not MPI.Is_finalized():
         handle = ctypes.c_int if MPI._sizeof(MPI.Comm) == ctypes.sizeof(ctypes.c_int) else ctypes.c_void_p
         comm = handle.from_address(MPI._addressof(MPI.COMM_WORLD))
         ctypes.CDLL(MPI.__file__).MPI_Abort(comm, code)  # as in start(), or the timer would wait for the lock
-    os._exit(code)

@@ -4,7 +4,6 @@ No MPI here takes any: what it would say is planted, and what a child tries is h
 """
 
 import os
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -98,24 +97,13 @@ def test_the_loaded_library_is_found_whoever_opened_it():
         assert any(line.rstrip().endswith(os.path.realpath(mpi._name)) for line in maps)
 
 
-def test_the_launcher_is_told_by_what_it_sets(monkeypatch):
-    from mpitrain.comm import library
-
-    for name in library.LAUNCHERS:
-        monkeypatch.delenv(name, raising=False)
-    assert library.launcher() is None
-    for name, what in reversed(library.LAUNCHERS.items()):  # the first one that is set counts
-        monkeypatch.setenv(name, "2")
-        assert library.launcher() == what
-
-
 def test_a_child_hears_nothing_of_the_launcher_and_all_of_the_user():
-    from mpitrain.comm.trial import environment
+    from mpitrain.comm.launchers import without_launcher
 
     of_launchers = "PMI_RANK PMI_FD PMIX_RANK OMPI_COMM_WORLD_RANK OMPI_UNIVERSE_SIZE PRTE_LAUNCHED HYDI_CONTROL_FD MPI_LOCALRANKID"
     of_launchers += " SLURM_PROCID PALS_RANKID OMPI_MCA_ess OMPI_MCA_orte_hnp_uri OMPI_MCA_ess_base_jobid FLUX_TASK_RANK"
     of_users = "PATH CUDA_VISIBLE_DEVICES OMPI_MCA_pml MPIR_CVAR_ENABLE_GPU MPICH_GPU_SUPPORT_ENABLED UCX_TLS I_MPI_OFFLOAD"
-    found = environment({name: "1" for name in (of_launchers + " " + of_users).split()})
+    found = without_launcher({name: "1" for name in (of_launchers + " " + of_users).split()})
     assert set(found) == set(of_users.split())
 
 
@@ -129,9 +117,7 @@ def test_how_a_child_ended_is_told(factory, expected):
 def test_a_child_that_hangs_is_ended_with_all_that_it_started():
     from mpitrain.comm.trial import attempt
 
-    begin = time.monotonic()
     assert attempt("trials:hangs", "0", limit_s=3.0) == "hadn't ended after 3 s"
-    assert time.monotonic() - begin < 10
 
 
 # ---------------------------------------------------------------- among ranks

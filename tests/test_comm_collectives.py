@@ -130,6 +130,85 @@ def test_broadcast_from_every_root(axis):
     agree(axis.comm, not wrong, f"wrong at (root, length) {wrong}")
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "uint8"])
+def test_reduce_gives_the_root_the_sum_and_keeps_the_input(axis, dtype):
+    """The bits of all_reduce, on every root, in memory of its own or in the input."""
+    import torch
+
+    from mpitrain.comm.collectives import reduce
+
+    wrong = []
+    for root in range(axis.size):
+        for length in lengths(axis):
+            x, wanted = values(axis.rank, length, dtype), expected_sum(axis.size, length, dtype)
+            found = reduce(x, axis, root).wait()
+            ok = same(x, values(axis.rank, length, dtype))
+            ok = ok and (same(found, wanted) if axis.rank == root else found is None)
+            out = torch.zeros_like(x) if length % 2 else x
+            reduce(x, axis, root, out if axis.rank == root else None).wait()
+            ok = ok and (axis.rank != root or same(out, wanted))
+            wrong += [] if ok else [(root, length)]
+    agree(axis.comm, not wrong, f"wrong at (root, length) {wrong}")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int8", "float8_e4m3fn"])
+def test_gather_and_scatter_are_inverse_from_every_root(axis, dtype):
+    import torch
+
+    from mpitrain.comm.collectives import gather, scatter
+    from mpitrain.comm.grid import split
+
+    wrong = []
+    for root in range(axis.size):
+        for length in lengths(axis):
+            whole = values(99, length, dtype)
+            begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
+            part = torch.zeros_like(whole[begin:end])
+            there = scatter(whole if axis.rank == root else None, axis, part, length, root).wait()
+            ok = bits(there) == bits(part) == bits(whole[begin:end])
+            found = gather(part, axis, length, root).wait()
+            ok = ok and (found is None if axis.rank != root else bits(found) == bits(whole))
+            if axis.rank == root:  # in place: the own part lies in the whole already
+                here, again = whole.clone(), whole.clone()
+                again[:begin], again[end:] = 0, 0
+            else:
+                here, again = None, None
+            own = part.clone() if here is None else here[begin:end]
+            scatter(here, axis, own, length, root).wait()
+            gather(own if again is None else again[begin:end], axis, length, root, again).wait()
+            ok = ok and bits(own) == bits(part) and (again is None or bits(again) == bits(whole))
+            wrong += [] if ok else [(root, length)]
+    agree(axis.comm, not wrong, f"wrong at (root, length) {wrong}")
+
+
+def bits(x):
+    """Return the bytes of a tensor."""
+    import torch
+
+    return x.contiguous().view(torch.uint8).numpy().tobytes() if x.numel() else b""
+
+
+def test_reduce_gather_and_scatter_take_numpy_arrays_and_many_are_in_flight(axis):
+    from mpitrain.comm.collectives import all_reduce, gather, reduce, scatter
+    from mpitrain.comm.grid import split
+
+    size, rank, pending, wrong = axis.size, axis.rank, [], []
+    for i in range(6):
+        length, root = 3000 * i + 7, i % size
+        begin, end = split(length, size)[rank : rank + 2]
+        whole, at_root = values(99, length, "float32", "numpy"), rank == root
+        pending.append((reduce(values(rank, length, "float32", "numpy"), axis, root), expected_sum(size, length, "float32"), at_root))
+        pending.append((gather(whole[begin:end].copy(), axis, length, root), whole, at_root))
+        part = np.empty(end - begin, np.float32)
+        pending.append((scatter(whole.copy() if at_root else None, axis, part, length, root), whole[begin:end], True))
+        pending.append((all_reduce(values(rank, length, "float32", "numpy"), axis), expected_sum(size, length, "float32"), True))
+    for at in np.random.default_rng(rank).permutation(len(pending)):
+        operation, wanted, here = pending[at]
+        found = operation.wait()
+        wrong += [] if (same(found, wanted) if here else found is None) else [int(at)]
+    agree(axis.comm, not wrong, f"wrong: {sorted(wrong)}")
+
+
 def test_all_to_all_is_its_own_inverse(axis):
     from mpitrain.comm.collectives import all_to_all
 
@@ -216,32 +295,174 @@ def test_many_operations_in_flight_finish_in_any_order(axis):
     agree(axis.comm, ok and (gathered == range(axis.size)).all())
 
 
-def test_wrong_buffers_are_refused_before_anything_is_sent(axis):
+def refused(size, rank, axis):
+    """Return what DtypeError is raised for, by what is wrong."""
     import torch
 
-    from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all_v, broadcast, reduce_scatter, shift
+    from mpitrain.comm import collectives as c
+    from mpitrain.comm.grid import split
+
+    x, own = np.arange(8.0), slice(*split(8, size)[rank : rank + 2])
+    fixed, part = np.ones(8), np.ones(own.stop - own.start)
+    fixed.flags.writeable = False
+    narrow = torch.ones(8).to(torch.float8_e5m2)
+    counts = [0] * size
+    return {
+        "a transposed tensor": lambda: c.all_reduce(torch.zeros(4, 4).t(), axis),
+        "every other column": lambda: c.all_reduce(np.zeros((4, 4))[:, ::2], axis),
+        "a list": lambda: c.all_reduce([1.0, 2.0], axis),
+        "text": lambda: c.all_reduce(np.array(["a"]), axis),
+        "no shard": lambda: c.reduce_scatter(torch.zeros(8), axis, out=torch.zeros(9)),
+        "another dtype": lambda: c.reduce_scatter(torch.zeros(8), axis, out=torch.zeros(8 // size, dtype=torch.float64)),
+        "another length": lambda: c.all_gather(np.zeros(3), axis, out=np.zeros(3 * size + 5 * size)),
+        "too many counts": lambda: c.all_to_all_v(np.zeros(3), [3] * (size + 1), [3] * size, axis),
+        "no root": lambda: c.broadcast(np.zeros(3), axis, root=size),
+        "half a root": lambda: c.broadcast(np.zeros(3), axis, root=0.5),
+        "a longer output": lambda: c.shift(torch.zeros(8), axis, out=torch.zeros(9)),
+        "an output of integers": lambda: c.shift(torch.zeros(8), axis, out=torch.zeros(8, dtype=torch.int32)),
+        "float8 summed": lambda: c.all_reduce(narrow, axis),
+        "float8 summed on one rank": lambda: c.reduce(narrow, axis),
+        "float8 summed in shards": lambda: c.reduce_scatter(narrow, axis),
+        "a complex tensor": lambda: c.all_reduce(torch.ones(8, dtype=torch.complex64), axis),
+        "complex numbers": lambda: c.broadcast(np.ones(8, complex), axis),
+        "bool summed": lambda: c.all_reduce(torch.ones(8, dtype=torch.bool), axis),
+        "bool of numpy summed": lambda: c.reduce(np.ones(8, bool), axis),
+        "big-endian": lambda: c.all_reduce(np.ones(8, ">f2"), axis),
+        "big-endian moved": lambda: c.shift(np.ones(8, ">i4"), axis),
+        "a matrix": lambda: c.all_reduce(np.matrix(np.ones((2, 4))), axis),
+        "a masked array": lambda: c.all_reduce(np.ma.masked_equal(np.arange(8.0), 3), axis),
+        "a record array": lambda: c.broadcast(np.ones(8).view(np.recarray), axis),
+        "read-only": lambda: c.all_reduce(fixed, axis),
+        "read-only, broadcast": lambda: c.broadcast(fixed, axis),
+        "read-only output": lambda: c.shift(x, axis, out=fixed),
+        "read-only output of a gather": lambda: c.all_gather(part, axis, fixed),
+        "read-only output of an exchange": lambda: c.all_to_all(np.ones(8 // size * size), axis, fixed[: 8 // size * size]),
+        "read-only part": lambda: c.scatter(x if rank == 0 else None, axis, fixed[own], 8),
+        "quantized": lambda: c.all_reduce(torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8), axis),
+        "sparse": lambda: c.all_reduce(torch.eye(4).to_sparse(), axis),
+        "negated": lambda: c.shift(torch._neg_view(torch.arange(8.0)), axis),
+        "a tensor of another class": lambda: c.all_reduce(_fake(), axis),
+        "half a distance": lambda: c.shift(x, axis, 0.5),
+        "counts of floats": lambda: c.all_to_all_v(np.ones(0), [0.0] * size, counts, axis),
+        "a part for a whole": lambda: c.gather(np.ones(9), axis, 8),
+        "half a length": lambda: c.gather(part, axis, 8.0),
+        "an output that isn't on the root": lambda: c.reduce(x, axis, (rank + 1) % size if size > 1 else 7, np.ones(8)),
+        "an input that isn't on the root": lambda: c.scatter(x if rank or size == 1 else None, axis, part, 8, 0 if size > 1 else 7),
+    } | ({} if size == 1 else {  # of one rank nothing is sent
+        "a meta tensor": lambda: c.all_reduce(torch.ones(8, device="meta"), axis),
+        "a meta tensor shifted": lambda: c.shift(torch.ones(8, device="meta"), axis),
+    })  # fmt: skip
+
+
+def _fake():
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        import torch
+
+        return torch.ones(8)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_wrong_buffers_are_refused_before_anything_is_sent(axis, library):
+    """On all ranks; the operation that comes next meets its own."""
+    import torch
+
+    from mpitrain.comm.collectives import all_reduce
     from mpitrain.errors import DtypeError
 
-    attempts = [
-        lambda: all_reduce(torch.zeros(4, 4).t(), axis),
-        lambda: all_reduce(np.zeros((4, 4))[:, ::2], axis),
-        lambda: all_reduce([1.0, 2.0], axis),
-        lambda: all_reduce(np.array(["a"]), axis),
-        lambda: reduce_scatter(torch.zeros(8), axis, out=torch.zeros(9)),
-        lambda: reduce_scatter(torch.zeros(8), axis, out=torch.zeros(8 // axis.size, dtype=torch.float64)),
-        lambda: all_gather(np.zeros(3), axis, out=np.zeros(3 * axis.size + 5 * axis.size)),
-        lambda: all_to_all_v(np.zeros(3), [3] * (axis.size + 1), [3] * axis.size, axis),
-        lambda: broadcast(np.zeros(3), axis, root=axis.size),
-        lambda: shift(torch.zeros(8), axis, out=torch.zeros(9)),
-        lambda: shift(torch.zeros(8), axis, out=torch.zeros(8, dtype=torch.int32)),
-    ]
-    refused = 0
-    for attempt in attempts:
+    cases, wrong = refused(axis.size, axis.rank, axis), []
+    for name, attempt in cases.items():
         try:
             attempt()
+            wrong.append(f"{name}: taken")
         except DtypeError:
-            refused += 1
-    agree(axis.comm, refused == len(attempts), f"{refused} of {len(attempts)} refused")
+            pass
+        except Exception as error:
+            wrong.append(f"{name}: {type(error).__name__}: {error}")
+        y = np.full(5, axis.rank + 1.0) if library == "numpy" else torch.full((20_000,), axis.rank + 1.0)
+        all_reduce(y, axis).wait()
+        wrong += [] if (y == axis.size * (axis.size + 1) / 2).all() else [f"the sum after {name}"]
+    agree(axis.comm, not wrong, "; ".join(wrong))
+
+
+@pytest.mark.parametrize("allocated", [False, True])
+@pytest.mark.parametrize("length", [8 * 5, 70_000 * 8])
+def test_outputs_that_share_memory_with_the_input_are_right(axis, length, allocated):
+    """On some ranks it is the part that may be, on others another: what comes next must meet its own, too."""
+    import torch
+
+    from mpitrain.comm import collectives as c
+    from mpitrain.comm.grid import split
+
+    begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
+    own, wrong = end - begin, []
+    summed, mine, left = expected_sum(axis.size, length, "float32"), values(axis.rank, length, "float32"), (axis.rank - 1) % axis.size
+    memory = axis.allocate(4 * (length + 3)) if allocated else np.zeros(4 * (length + 3), np.uint8)
+    whole = torch.from_numpy(memory).view(torch.float32)
+
+    def fresh(whole):
+        whole[:length].copy_(mine)
+        return whole[:length]
+
+    def check(what, found, wanted):
+        wrong.extend([] if same(found, wanted) else [what])
+
+    for at in (0, 2):  # of the part, or beside it
+        x = fresh(whole)
+        check("reduce_scatter", c.reduce_scatter(x, axis, whole[at : at + own]).wait(), summed[begin:end])
+        x = fresh(whole)
+        found = c.reduce(x, axis, 0, whole[at : at + length] if axis.rank == 0 else None).wait()
+        check("reduce", summed if found is None else found, summed)
+        x = fresh(whole)
+        whole[at : at + own].copy_(mine[:own])
+        parts = torch.cat([values(r, length, "float32")[: e - b] for r, (b, e) in enumerate(_parts(length, axis.size))])
+        check("all_gather", c.all_gather(whole[at : at + own], axis, x).wait(), parts)
+        x = fresh(whole)
+        whole[at : at + own].copy_(mine[:own])
+        found = c.gather(whole[at : at + own], axis, length, 0, x if axis.rank == 0 else None).wait()
+        check("gather", parts if found is None else found, parts)
+        x = fresh(whole)
+        found = c.scatter(x if axis.rank == 0 else None, axis, whole[at : at + own], length).wait()
+        check("scatter", found, values(0, length, "float32")[begin:end])
+        x = fresh(whole)
+        check("shift", c.shift(x, axis, 1, whole[at : at + length]).wait(), values(left, length, "float32"))
+        x = fresh(whole)
+        equal = length // axis.size
+        swapped = torch.cat([values(r, length, "float32")[axis.rank * equal :][:equal] for r in range(axis.size)])
+        check("all_to_all", c.all_to_all(x, axis, whole[at : at + length]).wait(), swapped)
+    del whole, x, found, memory
+    agree(axis.comm, not wrong, f"wrong: {wrong}")
+
+
+def _parts(length, size):
+    from mpitrain.comm.grid import split
+
+    bounds = split(length, size)
+    return list(zip(bounds, bounds[1:]))
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+def test_unsigned_integers_are_summed_modulo_their_range(axis, dtype):
+    import torch
+
+    from mpitrain.comm.collectives import all_reduce, reduce, reduce_scatter
+    from mpitrain.comm.grid import split
+
+    wrong, width = [], np.dtype(dtype).itemsize
+    for length in (3, 4099, 70_001):
+        each = [np.random.default_rng([rank, length]).integers(0, 256, length * width, np.uint8).view(dtype) for rank in range(axis.size)]
+        wanted = each[0].copy()
+        for other in each[1:]:
+            wanted += other
+        begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
+        for x in (torch.from_numpy(each[axis.rank].copy()), each[axis.rank].copy()):
+            shard, whole = reduce_scatter(x, axis).wait(), reduce(x, axis, axis.size - 1).wait()
+            ok = (np.asarray(shard) == wanted[begin:end]).all() and shard.dtype == x.dtype
+            ok = ok and (whole is None or ((np.asarray(whole) == wanted).all() and whole.dtype == x.dtype))
+            all_reduce(x, axis).wait()
+            wrong += [] if ok and (np.asarray(x) == wanted).all() else [length]
+    agree(axis.comm, not wrong, f"wrong at lengths {wrong}")
 
 
 def test_buffers_the_axis_allocated_give_the_same_bits(axis):

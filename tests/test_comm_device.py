@@ -106,7 +106,7 @@ def host(x):
 
 
 VIEWS = {"detach", "as_strided", "view", "reshape", "swapaxes", "__getitem__"}  # reshape: of what is contiguous
-FACTS = {"__len__", "__get__", "data_ptr", "is_contiguous", "stride", "numel", "__dlpack__", "__dlpack_device__"}
+FACTS = {"__len__", "__get__", "data_ptr", "is_contiguous", "is_neg", "stride", "numel", "__dlpack__", "__dlpack_device__"}
 IN_PLACE = {"copy_", "add", "add_"}  # torch.add(out=...)
 MADE = {"clone", "float"}
 
@@ -212,6 +212,41 @@ def reduce_scatter_in_place(case):
     return [(reduce_scatter(x, case.axis, case.shard(x)), x, expected)]
 
 
+def reduce(case):
+    from mpitrain.comm.collectives import reduce
+
+    root, x = int(case.random.integers(case.size)), case.buffer(case.values(case.me))
+    given = case.random.random() < 0.5  # drawn alike on all ranks
+    pending = reduce(x, case.axis, root, case.out(case.length) if given and case.me == root else None)
+    summed = [(pending, None, case.total())] if case.me == root else []
+    return [*summed, (pending, x, case.values(case.me))]
+
+
+def reduce_in_place(case):
+    from mpitrain.comm.collectives import reduce
+
+    root, x = int(case.random.integers(case.size)), case.buffer(case.values(case.me))
+    is_root = case.me == root
+    return [(reduce(x, case.axis, root, x if is_root else None), x, case.total() if is_root else case.values(case.me))]
+
+
+def gather(case):
+    from mpitrain.comm.collectives import gather
+
+    root, shard = int(case.random.integers(case.size)), case.buffer(case.shard(case.values(0)))
+    pending = gather(shard, case.axis, case.length, root)
+    whole = [(pending, None, case.values(0))] if case.me == root else []
+    return [*whole, (pending, shard, case.shard(case.values(0)))]
+
+
+def scatter(case):
+    from mpitrain.comm.collectives import scatter
+
+    root, expected = int(case.random.integers(case.size)), case.shard(case.values(0))
+    x = case.buffer(case.values(0)) if case.me == root else None
+    return [(scatter(x, case.axis, case.out(len(expected)), case.length, root), None, expected)]
+
+
 def all_gather(case):
     from mpitrain.comm.collectives import all_gather
 
@@ -272,7 +307,10 @@ def barrier(case):
     return [(barrier(case.axis), x, x)]
 
 
-OPERATIONS = [all_reduce, reduce_scatter, reduce_scatter_in_place, all_gather, broadcast, all_to_all, all_to_all_v, shift, link, barrier]
+OPERATIONS = [
+    all_reduce, reduce, reduce_in_place, reduce_scatter, reduce_scatter_in_place, all_gather, gather, scatter, broadcast, all_to_all,
+    all_to_all_v, shift, link, barrier,
+]  # fmt: skip
 
 
 def joined(parts):
@@ -367,6 +405,9 @@ def test_only_what_is_read_is_carried_to_the_host_and_only_what_is_written_back(
         "all_reduce": (lambda: collectives.all_reduce(x, axis), n, n),
         "reduce_scatter": (lambda: collectives.reduce_scatter(x, axis, part), n, n // axis.size),
         "all_gather": (lambda: collectives.all_gather(shard, axis, out), n // axis.size, n),
+        "reduce": (lambda: collectives.reduce(x, axis, 1, out if axis.rank == 1 else None), n, n if axis.rank == 1 else 0),
+        "gather": (lambda: collectives.gather(shard, axis, n, 1, out if axis.rank == 1 else None), len(shard), n * (axis.rank == 1)),
+        "scatter": (lambda: collectives.scatter(x if axis.rank == 1 else None, axis, part, n, 1), n * (axis.rank == 1), len(part)),
         "broadcast": (lambda: collectives.broadcast(x, axis, 1), n if axis.rank == 1 else 0, n),
         "all_to_all": (lambda: collectives.all_to_all(x, axis, out), n, n),
         "shift": (lambda: collectives.shift(x, axis, 1, out), n, n),
@@ -415,6 +456,9 @@ def test_an_axis_of_one_rank_carries_nothing_to_the_host_and_has_nobody_wait_for
         "all_reduce": lambda: collectives.all_reduce(x, axis),
         "reduce_scatter": lambda: collectives.reduce_scatter(x, axis, out),
         "all_gather": lambda: collectives.all_gather(x, axis, out),
+        "reduce": lambda: collectives.reduce(x, axis, 0, out),
+        "gather": lambda: collectives.gather(x, axis, 40_000, 0, out),
+        "scatter": lambda: collectives.scatter(x, axis, out, 40_000),
         "broadcast": lambda: collectives.broadcast(x, axis),
         "all_to_all": lambda: collectives.all_to_all(x, axis, out),
         "all_to_all_v": lambda: collectives.all_to_all_v(x, [40_000], [40_000], axis, out),
@@ -518,7 +562,7 @@ def test_what_matches_an_operation_is_taken_by_a_plain_call():
 
     from mpitrain.comm import messages, native, shared
 
-    names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "exchange", "shift")
+    names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "exchange", "shift", "reduce", "gather", "scatter")
     late = [(m.__name__, name) for m in (messages, native, shared) for name in names if inspect.isgeneratorfunction(getattr(m, name))]
     assert not late
 

@@ -34,7 +34,7 @@ def test_a_node_sends_each_byte_across_once_to_each_other_node(m, k, operation):
 
     num_bytes, across = 4 * m * k * 4096, 0
     for place, node in itertools.product(range(m), [0]):
-        for far, each, length, width in phases(operation, num_bytes, (place, m), (node, k), itemsize=4, narrow=False):
+        for far, each, length, width, _ in phases(operation, num_bytes, (place, m), (node, k), itemsize=4, narrow=False):
             across += sent_bytes(each, length, k, node, itemsize=width) if far else 0
     times = 2 if operation == "all_reduce" else 1
     assert across == times * num_bytes * (k - 1) // k
@@ -87,6 +87,14 @@ def results(axis, length, dtype):
         sent = x.clone()
         collectives.broadcast(sent, axis, root).wait()
         yield f"broadcast from {root}", sent, x
+    last = axis.size - 1
+    for root in (0, last):
+        whole = collectives.reduce(x, axis, root).wait()
+        yield f"reduce to {root}", x[:0] if whole is None else whole, x
+        whole = collectives.gather(x[begin:end], axis, length, root).wait()
+        yield f"gather to {root}", x[:0] if whole is None else whole, x
+        out = torch.empty(end - begin, dtype=x.dtype)
+        yield f"scatter from {root}", collectives.scatter(x if axis.rank == root else None, axis, out, length, root).wait(), x
     counts = [[(a * b + length) % 5 for b in range(axis.size)] for a in range(axis.size)]
     there, back = counts[axis.rank], [row[axis.rank] for row in counts]
     yield "all_to_all_v", collectives.all_to_all_v(values(axis.rank, sum(there), dtype), there, back, axis).wait(), None
@@ -134,8 +142,9 @@ def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, numbe
             used = mesh.usage()["dp"].minus(before)
             if (operation, bits(found)) != expected:
                 wrong.append(f"{operation} of {length} {dtype}: other bits")
-            if x is not None and not operation.startswith("broadcast"):
-                sent = predicted(operation, x.nbytes, axis, x)
+            if x is not None:
+                name, _, root = operation.partition(" ")
+                sent = predicted(name, x.nbytes, axis, x, int(root.split()[-1]) if root else 0)
                 if (used.messages, used.num_bytes) != sent:
                     wrong.append(f"{operation} of {length} {dtype}: {used.messages, used.num_bytes} sent, {sent} predicted")
     mesh.free()

@@ -108,7 +108,9 @@ def test_a_mesh_makes_what_is_used_and_nothing_else(counted, layout, expected):
     world = counted.world
     if world.size not in (1, 2, 4):
         pytest.skip("1, 2 and 4 ranks tell")
-    sizes = ("model.layers=8", "model.heads=4", "batch.global=16", "batch.micro=1", "comm.timeout_s=60")
+    if world.size == 1 and "context=gather" in layout:
+        pytest.skip("parallel.context does nothing on one rank, and is refused")
+    sizes = ("model.layers=8", "model.heads=4", "batch.global=16", "batch.micro=1", "comm.timeout_s=200")
     words = layout.format(n=world.size).split()
     if world.size == 1:
         words, expected = [word for word in words if "dualpipe" not in word], {}

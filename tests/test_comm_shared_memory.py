@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import agree
-from launch import MPIRUN, environment
+from launch import MPIRUN, environment, finished
 
 CONTAINER = "mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "
 may_mount = pytest.mark.skipif(
@@ -42,7 +42,7 @@ finalize()
 def in_container(size, ranks, *command):
     """Run ranks that have `size` of shared memory; return what they say."""
     shell = f"{CONTAINER.format(size=size)} {MPIRUN} -n {ranks} " + " ".join(command)
-    done = subprocess.run(["unshare", "-m", "bash", "-c", shell], capture_output=True, text=True, env=environment(), timeout=120)
+    done = finished(["unshare", "-m", "bash", "-c", shell], capture_output=True, text=True, env=environment(), timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -124,5 +124,5 @@ def test_a_page_that_is_not_there_is_no_signal(tmp_path):
     program += "f = open('/dev/shm/f', 'w+b'); f.truncate(1 << 25); a.memory = np.frombuffer(mmap.mmap(f.fileno(), 1 << 25), np.uint8);"
     program += "print(a.clear()); a.memory = a.memory[: 1 << 16]; print(a.clear())"
     shell = f"{CONTAINER.format(size='1m')} {sys.executable} -c \"$0\""
-    done = subprocess.run(["unshare", "-m", "bash", "-c", shell, program], capture_output=True, text=True, env=os.environ, timeout=60)
+    done = finished(["unshare", "-m", "bash", "-c", shell, program], capture_output=True, text=True, env=os.environ, timeout=60)
     assert done.stdout.split() == ["False", "True"], done
