@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain.data.order import Sampler
-from mpitrain.data.split import split
+from mpitrain.data.split import split, tail
+from mpitrain.data.text import Text
 from mpitrain.errors import DataError
 
 TOKENS = np.arange(1000, dtype=np.uint16)  # a token is its own position
@@ -62,28 +63,49 @@ def test_validation_order_is_the_text_itself_in_every_epoch():
 def test_training_and_validation_never_overlap(num_tokens, val_fraction, sequence):
     if num_tokens < 2 * (sequence + 1):
         return
-    train, val = split(TOKENS[:num_tokens], val_fraction, sequence)
-    seen = [Sampler(part, sequence, seed) for part, seed in ((train, 5), (val, None))]
+    texts = [Text(TOKENS, stretches) for stretches in tail(num_tokens, val_fraction, sequence)[:2]]
+    seen = [Sampler(text, sequence, seed) for text, seed in zip(texts, (5, None), strict=True)]
     trained, validated = (set(sampler.sequences(range(sampler.num_sequences)).flat) for sampler in seen)
     assert trained and validated and max(trained) < min(validated)
-    assert len(train) + len(val) == num_tokens
+    assert sum(map(len, texts)) == num_tokens
 
 
-def test_validation_is_the_tail():
-    train, val = split(TOKENS, 0.05, 10)
-    assert (len(train), val[0], len(val)) == (950, 950, 50)
+def test_validation_of_an_older_run_is_the_tail():
+    train, val, _ = tail(1000, 0.05, 10)
+    assert (train.tolist(), val.tolist()) == ([[0, 950]], [[950, 1000]])
+
+
+@given(
+    ends=st.sets(st.integers(1, 99), max_size=20),
+    cuts=st.sets(st.integers(1, 99), min_size=2, max_size=20),
+    starts=st.lists(st.integers(0, 60), min_size=1, max_size=5),
+)
+def test_rows_of_stretches_say_where_documents_end(ends, cuts, starts):
+    """Held against tokens and marks that are put together at once. Where a stretch is cut off, a document ends, too."""
+    cuts = sorted(cuts)[: len(cuts) // 2 * 2]
+    stretches = np.array(cuts).reshape(-1, 2)
+    marks = np.isin(np.arange(1, 101), [*ends, *stretches[:, 1]])
+    tokens, marks = (np.concatenate([x[begin:end] for begin, end in stretches]) for x in (TOKENS, marks))
+    text = Text(TOKENS[:100], stretches, np.array(sorted(ends | {100}), "<i8"))
+    assert len(text) == len(tokens)
+    length = max(1, len(tokens) // 2)
+    for start in (start for start in starts if start + length <= len(tokens)):
+        rows = text.rows(np.array([start]), length)
+        assert rows.tokens[0].tolist() == tokens[start : start + length].tolist()
+        assert rows.ends[0].tolist() == marks[start : start + length].tolist()
 
 
 def test_split_and_sampler_of_a_memmap_copy_only_the_rows(tmp_path):
     TOKENS.tofile(tmp_path / "t")
-    train, _ = split(np.memmap(tmp_path / "t", np.uint16, mode="r"), 0.05, 10)
-    assert isinstance(train, np.memmap)
-    assert type(Sampler(train, 10, 0).sequences([0])) is np.ndarray
+    tokens = np.memmap(tmp_path / "t", np.uint16, mode="r")
+    text = Text(tokens, tail(len(tokens), 0.05, 10).train)
+    assert np.shares_memory(text._tokens, tokens)
+    assert type(Sampler(text, 10, 0).sequences([0])) is np.ndarray
 
 
 def test_sequence_longer_than_the_data_is_refused_with_numbers():
     with pytest.raises(DataError, match=r"data\.sequence = 512 needs 1026 tokens .* has 1000; use a smaller data\.sequence or more text"):
-        split(TOKENS, 0.05, 512)
+        split(np.array([1000]), 0.05, 512, 1)
     with pytest.raises(DataError, match=r"data\.sequence = 1000 needs 1001 tokens, there are 1000"):
         Sampler(TOKENS, 1000, 0)
 
@@ -91,4 +113,68 @@ def test_sequence_longer_than_the_data_is_refused_with_numbers():
 @pytest.mark.parametrize(("val_fraction", "sequence"), [(0, 8), (1, 8), (-0.1, 8), (float("nan"), 8), (0.05, 0)])
 def test_impossible_settings_are_refused(val_fraction, sequence):
     with pytest.raises(DataError, match="must"):
-        split(TOKENS, val_fraction, sequence)
+        split(np.array([1000]), val_fraction, sequence, 1)
+
+
+# ---------------------------------------------------------------- whole documents are held out
+
+
+def documents_in(stretches, ends):
+    """Return the numbers of the documents that stretches have whole; fail if one is cut."""
+    begins = [0, *ends[:-1].tolist()]
+    found = []
+    for begin, end in stretches.tolist():
+        first, last = begins.index(begin), ends.tolist().index(end)
+        found += range(first, last + 1)
+    return found
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=120, max_size=200), val_fraction=st.floats(0.06, 0.5), seed=st.integers(0, 2**63 - 1)
+)
+def test_whole_documents_are_held_out_and_no_token_is_in_both(lengths, val_fraction, seed):
+    ends = np.cumsum(lengths)
+    if val_fraction * ends[-1] < max(*lengths, 9):
+        return
+    train, validation, told = split(ends, val_fraction, 8, seed)
+    trained, validated = documents_in(train, ends), documents_in(validation, ends)
+    assert sorted(trained + validated) == list(range(len(lengths)))
+    held_out = sum(lengths[each] for each in validated)
+    assert 0 <= held_out - val_fraction * ends[-1] < max(lengths)
+    assert told.startswith(f"{held_out:,} tokens: {len(validated):,} whole documents")
+    assert (train[1:, 0] > train[:-1, 1]).all() and (validation[1:, 0] > validation[:-1, 1]).all()
+
+
+def test_a_corpus_that_is_ordered_by_its_sources_is_validated_with_all_of_them():
+    ends = np.arange(1, 2001) * 10
+    found = np.array(documents_in(split(ends, 0.05, 8, 1).validation, ends))
+    assert [int(((found >= begin) & (found < begin + 500)).sum()) for begin in (0, 500, 1000, 1500)] == [20, 23, 30, 27]
+
+
+def test_which_documents_are_held_out_is_the_same_in_every_version():
+    """Written down once: a change here would mix the validation of everybody's runs into their training."""
+    ends = np.arange(1, 201) * 10
+    found = [documents_in(split(ends, 0.05, 8, seed).validation, ends) for seed in (1, 2)]
+    assert found == [[10, 11, 77, 84, 90, 116, 133, 143, 151, 164], [10, 27, 31, 35, 47, 55, 81, 133, 146, 152]]
+
+
+def test_of_long_documents_the_end_is_held_out():
+    """Each of them, in its part: three files, one of each source."""
+    train, validation, told = split(np.array([1000, 1500, 3000]), 0.1, 8, 1)
+    assert validation.tolist() == [[900, 1000], [1450, 1500], [2850, 3000]]
+    assert train.tolist() == [[0, 900], [1000, 1450], [1500, 2850]] and told == "300 tokens: the end of 3 long documents"
+    one = split(np.array([1000]), 0.05, 10, 7)
+    assert [one.train.tolist(), one.validation.tolist()] == [each.tolist() for each in tail(1000, 0.05, 10)[:2]]
+
+
+def test_a_giant_document_among_short_ones_gives_its_part():
+    ends = np.cumsum([10] * 50 + [10_000] + [10] * 50)
+    found = split(ends, 0.05, 8, 3)
+    assert [10_500 - 500, 10_500] in found.validation.tolist() and "the end of 1 long document" in found.told
+    assert 500 + 50 <= sum(end - begin for begin, end in found.validation.tolist()) <= 500 + 60
+
+
+@pytest.mark.parametrize("val_fraction", [0.001, 0.999])
+def test_where_documents_give_too_little_the_tail_is_held_out(val_fraction):
+    found = split(np.arange(1, 101) * 10, val_fraction, 99, 1)
+    assert found.told.endswith("the end of the text") and len(found.train) == len(found.validation) == 1

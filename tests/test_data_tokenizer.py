@@ -1,5 +1,7 @@
 """Bytes and tokenizers files: ids, the way back, and the token between documents."""
 
+import json
+import os
 import sys
 
 import numpy as np
@@ -7,8 +9,9 @@ import pytest
 from launch import words_file
 
 from mpitrain.config import Data
+from mpitrain.data.panics import panics_unprinted
 from mpitrain.data.tokenizer import dtype_for, load_tokenizer, separator
-from mpitrain.errors import DataError
+from mpitrain.errors import ConfigError, DataError
 
 TEXT = "def naïve(模型): return 🚀\0\n"
 
@@ -33,7 +36,7 @@ def test_bytes_come_back():
     tokenizer = load_tokenizer("bytes")
     ids = tokenizer.encode(TEXT.encode())
     assert (tokenizer.vocab, tokenizer.end_of_text, ids.dtype) == (256, 0, np.uint8)
-    assert ids.tolist() == list(TEXT.encode())
+    assert ids.tolist() == list(TEXT.encode().replace(b"\0", b"\xc0\x80"))
     assert tokenizer.decode(ids) == tokenizer.decode(ids.tolist()) == TEXT
 
 
@@ -56,6 +59,62 @@ def test_file_tokenizer_finds_its_end_of_text(tmp_path, name):
     assert tokenizer.decode([tokenizer.end_of_text]) == name
 
 
+def unigram(words):
+    """Return a model that knows its special tokens as words, as those of SentencePiece do: it prefers them to their letters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((word, -5.0) for word in words)]
+    tokenizer = Tokenizer(models.Unigram(pieces, 0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
+    return tokenizer
+
+
+def words(known):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2} | {word: 3 + n for n, word in enumerate(known)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def letters(known):
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE({"<unk>": 0, "<s>": 1, "</s>": 2} | {word: 3 + n for n, word in enumerate(known)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.normalizer = normalizers.NFKC()
+    return tokenizer
+
+
+SPELLED_OUT = ["a </s> b", "</s>", "</s></s>", "a<s>b</s>", "</s" + "</s>" * 50 + ">", "a ＜/ｓ＞ b", "</s>" * 3 + "a", "<unk> </s>"]
+
+
+@pytest.mark.parametrize("text", SPELLED_OUT)
+@pytest.mark.parametrize("model", [unigram, words, letters])
+def test_a_special_token_that_is_spelled_out_is_text(tmp_path, model, text):
+    """A page that shows it must not end its document, or write any other control token."""
+    found = model(["Ġ", "▁", *"<>/absunk"])
+    found.add_special_tokens(["<unk>", "<s>", "</s>"])
+    found.save(str(tmp_path / "t.json"))
+    tokenizer = load_tokenizer(tmp_path / "t.json")
+    ids = tokenizer.encode(text.encode())
+    assert ids.size and not {1, 2} & {*ids.tolist()}
+    assert tokenizer.unknown == 0 or model is letters
+    if model is unigram and "＜" not in text and "unk" not in text:
+        assert tokenizer.decode(ids) == text
+
+
+def test_added_tokens_that_are_not_special_are_found_in_text(tmp_path):
+    """Gemma-3's HTML tags, Qwen3's <think>: words like others."""
+    from tokenizers import AddedToken
+
+    found = words("ab")
+    found.add_tokens([AddedToken("</td>")])
+    found.save(str(tmp_path / "t.json"))
+    assert load_tokenizer(tmp_path / "t.json").encode(b"a </td> b").tolist() == [3, 5, 4]
+
+
 def test_file_tokenizer_without_end_of_text(tmp_path):
     assert load_tokenizer(words_file(tmp_path / "t.json", {"a": 0, "b": 1})).end_of_text is None
 
@@ -72,7 +131,7 @@ def test_separate_documents_end_with_the_end_of_text_of_the_tokenizer(tmp_path):
 
 def test_a_tokenizer_without_end_of_text_cannot_separate_documents(tmp_path):
     file = str(words_file(tmp_path / "t.json", {"a": 0, "b": 1}))
-    with pytest.raises(DataError, match=r't.json" has none of <\|endoftext\|>.*; use another tokenizer, or data.documents = "joined"'):
+    with pytest.raises(DataError, match=r't.json" has no special token .*; name one by data.end_of_text, use another tokenizer, or'):
         separator(Data(documents="separate", tokenizer=file), load_tokenizer(file))
 
 
@@ -112,3 +171,154 @@ def test_missing_library_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(DataError, match=r"pip install 'mpitrain\[hf\]'"):
         load_tokenizer(path)
+
+
+def test_a_panic_of_the_library_prints_nothing_but_our_message(tmp_path, capfd):
+    """Its pattern goes back and forth without end; the library gives up, and would print the stack of its own code."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?:a+)+$|(x+x+)+y"), "isolated")
+    tokenizer.save(str(tmp_path / "slow.json"))
+    with pytest.raises(DataError, match=r"cannot encode the text: .*retry-limit-in-match over.*; use another tokenizer"):
+        load_tokenizer(tmp_path / "slow.json").encode(b"x" * 60 + b"a" * 3000 + b"b")
+    assert capfd.readouterr().err == ""
+
+
+def test_what_others_print_while_text_is_encoded_is_not_lost(tmp_path, capfd):
+    for _ in range(2):
+        with panics_unprinted():
+            os.write(2, b"of another thread\n")
+        assert capfd.readouterr().err == "of another thread\n"
+
+
+# ---------------------------------------------------------------- rows of a model
+
+
+def with_special(path, *, own, special, plain=()):
+    """Write a tokenizer of words; special tokens, and then plain ones, have the ids behind its own words."""
+    from tokenizers import AddedToken, Tokenizer
+
+    words_file(path, {word: number for number, word in enumerate(own)})
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
+    tokenizer.add_tokens([AddedToken(each, special=False) for each in plain])
+    tokenizer.save(str(path))
+    return load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    ("own", "special", "plain", "needed"),
+    [
+        (["a", "b"], [], [], 2),
+        (["a", "b"], ["<image>", "<end_of_image>"], [], 2),  # Gemma 3's 1B
+        (["a", "b"], ["<image>", "</s>", "<video>"], [], 4),  # what ends a document is put into the tokens
+        (["a", "b"], ["<image>"], ["word"], 4),
+        (["a", "b", "<unk>"], ["<unk>", "<image>"], [], 3),  # a word of its own can be found in a text
+    ],
+)
+def test_special_tokens_above_all_others_need_no_row(tmp_path, own, special, plain, needed):
+    from mpitrain import config as settings
+    from mpitrain.layout.resolve import resolve
+
+    tokenizer = with_special(tmp_path / "t.json", own=own, special=special, plain=plain)
+    assert tokenizer.needed == needed and tokenizer.vocab == len({*own, *special, *plain})
+
+    def rows(*overrides):
+        return resolve(settings.load(None, overrides), 1, tokenizer.vocab, needed=tokenizer.needed).model.vocab
+
+    assert rows() == tokenizer.vocab and rows(f"model.vocab={needed}") == needed
+    with pytest.raises(ConfigError, match=rf"the tokenizer has {tokenizer.vocab} tokens.*; needed at least {needed}"):
+        rows(f"model.vocab={needed - 1}")
+
+
+def test_a_special_token_that_is_spelled_out_is_no_row_beyond_the_models(tmp_path):
+    tokenizer = with_special(tmp_path / "t.json", own=["a", "b", "<", "image", ">"], special=["<image>"])
+    assert tokenizer.encode(b"a <image> b").tolist() == [0, 2, 3, 4, 1] and tokenizer.needed == 5
+
+
+# ---------------------------------------------------------------- which tokens stand between documents, and before each
+
+ENDS = {  # special tokens of published models, and which of them parted documents in pretraining; eos_token of a chat model is a turn's
+    "Qwen3": (["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "<|im_end|>", "<|endoftext|>"),
+    "Llama-3.1": (["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"], "<|eot_id|>", "<|end_of_text|>"),
+    "Gemma-3": (["<pad>", "<eos>", "<bos>", "<end_of_turn>"], "<end_of_turn>", "<eos>"),
+    "gpt-oss": (["<|startoftext|>", "<|endoftext|>", "<|return|>"], "<|return|>", "<|endoftext|>"),
+    "DeepSeek-V3": (["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"], "<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+    "Command R": (["<BOS_TOKEN>", "<EOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"], "<|END_OF_TURN_TOKEN|>", "<EOS_TOKEN>"),
+    "MiniMax-01": (["<beginning_of_sentence>", "<end_of_sentence>"], "<end_of_sentence>", "<end_of_sentence>"),
+    "Seed-OSS": (["<seed:bos>", "<seed:eos>"], "<seed:eos>", "<seed:eos>"),
+    "Mistral": (["<s>", "</s>", "[INST]"], "</s>", "</s>"),
+    "two that are known": (["<|endoftext|>", "</s>"], "</s>", "</s>"),
+    "one that only its model knows": (["<fin>", "<x>"], "<fin>", "<fin>"),
+    "a turn alone": (["<|im_end|>"], "<|im_end|>", None),
+    "none that is special": ([], "</s>", None),
+}
+
+
+def model_file(folder, special, words=(), first=None, **config):
+    """Write a tokenizer, and tokenizer_config.json beside it. words: added tokens that aren't special.  first: what is put in front."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.add_tokens([AddedToken(word) for word in words])
+    if first:
+        pair = [(first, tokenizer.token_to_id(first))]
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{first} $A", pair=f"{first} $A $B", special_tokens=pair)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("as_object", [False, True])
+@pytest.mark.parametrize("model", ENDS)
+def test_documents_are_parted_as_in_pretraining(tmp_path, model, as_object):
+    special, eos, wanted = ENDS[model]
+    file = model_file(tmp_path, special, ["</s>"] if model == "Gemma-3" else [], eos_token={"content": eos} if as_object else eos)
+    tokenizer = load_tokenizer(file)
+    found = None if tokenizer.end_of_text is None else tokenizer.decode([tokenizer.end_of_text])
+    assert found == wanted
+    assert (f"{wanted} ({tokenizer.end_of_text}, " if wanted else "nothing between documents: ") in tokenizer.told
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, '{"eos_token": 3}', '{"eos_token": null}'])
+def test_an_odd_tokenizer_config_says_nothing(tmp_path, content):
+    file = model_file(tmp_path, ["</s>", "<fin>"])
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    assert load_tokenizer(file).told.startswith("</s> (")
+
+
+@pytest.mark.parametrize(
+    ("special", "first", "config", "wanted"),
+    [
+        (["<|begin_of_text|>", "<|end_of_text|>"], "<|begin_of_text|>", {}, "<|begin_of_text|>"),
+        (["<bos>", "<eos>"], None, {"add_bos_token": True, "bos_token": "<bos>"}, "<bos>"),
+        (["<bos>", "<eos>"], "<bos>", {"add_bos_token": False, "bos_token": "<bos>"}, None),
+        (["<|endoftext|>"], None, {"bos_token": "<|endoftext|>"}, None),
+        (["[CLS]", "[SEP]"], "[CLS]", {}, None),
+        (["<s>", "</s>"], None, {"add_bos_token": True, "bos_token": "<gone>"}, None),
+    ],
+)
+def test_a_token_before_each_document_is_that_of_the_family(tmp_path, special, first, config, wanted):
+    tokenizer = load_tokenizer(model_file(tmp_path, special, first=first, **config))
+    found = None if tokenizer.begin_of_text is None else tokenizer.decode([tokenizer.begin_of_text])
+    assert found == wanted and (f"{wanted} (" in tokenizer.told and "before each" in tokenizer.told) == bool(wanted)
+    assert tokenizer.encode(b"a").size == 1
+
+
+def test_both_can_be_named_or_left_out(tmp_path):
+    file = model_file(tmp_path, ["<bos>", "<eos>", "<turn>"], first="<bos>")
+    named = load_tokenizer(file, "<turn>", "<eos>")
+    assert [named.decode([each]) for each in (named.end_of_text, named.begin_of_text)] == ["<turn>", "<eos>"]
+    none = load_tokenizer(file, "", "")
+    assert (none.end_of_text, none.begin_of_text, none.told) == (None, None, "nothing between documents")
+    for key, given in (("end_of_text", ("<gone>", None)), ("begin_of_text", (None, "<gone>"))):
+        with pytest.raises(DataError, match=f'data.{key} = "<gone>" is no token .*: it has <bos>, <eos>, <turn>; name one'):
+            load_tokenizer(file, *given)
+    with pytest.raises(DataError, match='"bytes" has no tokens with names'):
+        load_tokenizer("bytes", "</s>")
+    assert load_tokenizer("bytes", "").end_of_text is None

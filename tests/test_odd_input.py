@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from launch import MPITRAIN, environment, lines_in, loss_lines, tiny, write_text
+from launch import MPITRAIN, environment, finished, lines_in, loss_lines, patience, tiny, write_text
 
 from mpitrain import inputs
 from mpitrain.cli import cli
@@ -29,8 +29,8 @@ DEEP = "[" * 100_000 + "]" * 100_000
 def mpitrain(*words, cwd=None, timeout=30, memory=4 * GB, **env) -> subprocess.CompletedProcess:
     """Run a command as a user does, without mpirun, in little time and little memory."""
     limit = (lambda: resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))) if memory else None
-    return subprocess.run(
-        [MPITRAIN, *words], capture_output=True, timeout=timeout, cwd=cwd, env=environment(**env), preexec_fn=limit, check=False
+    return finished(
+        [MPITRAIN, *words], capture_output=True, timeout=timeout, cwd=cwd, env=environment(**env), preexec_fn=limit
     )
 
 
@@ -139,7 +139,7 @@ def test_odd_names_of_schedules(name):
 
 @pytest.mark.parametrize("name", [*catalog.NAMES, "compare"])
 def test_sizes_without_end_are_refused(name):
-    begin = time.perf_counter()
+    begin = time.process_time()
     for stages, microbatches in ((10**9, 10**9), (2, 10**9), (10**9, 2), (1, 2**31 - 1), (1000, 1002)):
         words = ["schedule", name, "--stages", str(stages), "--microbatches", str(microbatches)]
         done = CliRunner().invoke(cli, words, standalone_mode=False)
@@ -147,7 +147,7 @@ def test_sizes_without_end_are_refused(name):
             assert "undefined: gpipe" in done.output and "1,000,000 fit in memory" in done.output
         else:
             assert isinstance(done.exception, InputError), done.output[:200]
-    assert time.perf_counter() - begin < 20
+    assert time.process_time() - begin < 20
 
 
 def test_chunks_and_segments_count():
@@ -165,7 +165,7 @@ def test_the_size_in_a_process_of_little_memory(tmp_path):
         ["pipeline.schedule=seq1f1b", "pipeline.segments=1000000000"],
         ["pipeline.schedule=interleaved", "pipeline.chunks=1000000000"],
         ["batch.global=1000000000"],
-        ["batch.global=1000000", "pipeline.schedule=seq1f1b", "data.sequence=128"],
+        ["batch.global=4000000", "pipeline.schedule=seq1f1b", "data.sequence=128"],
         ["batch.global=1000000", "parallel.zero=3"],
         ["batch.global=1000000", "parallel.zero=2", "parallel.reduce=microbatch"],
     ],
@@ -173,9 +173,9 @@ def test_the_size_in_a_process_of_little_memory(tmp_path):
 )
 @pytest.mark.parametrize("command", ["check", "program", "memory"])
 def test_configurations_without_end_are_refused(command, settings):
-    begin = time.perf_counter()
-    text = invoked(command, *(word for setting in settings for word in ("--set", setting)))
-    assert time.perf_counter() - begin < 20 and ("at most 1,000,000" in text or "a stage needs at least one block" in text)
+    begin = time.process_time()  # of this process: no matter how busy the machine is
+    text = invoked(command, "--ranks", 2, *(word for setting in settings for word in ("--set", setting)))
+    assert time.process_time() - begin < 20 and ("at most 1,000,000" in text or "a stage needs at least one block" in text)
 
 
 def test_many_ranks_are_answered():
@@ -318,7 +318,7 @@ def test_names_that_are_not_utf8(tmp_path):
 
 def shell(line: str, timeout: float = 60, **env) -> subprocess.CompletedProcess:
     command = ["bash", "-c", line.replace("mpitrain", MPITRAIN)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment(**env), check=False)
+    return finished(command, capture_output=True, text=True, timeout=timeout, env=environment(**env))
 
 
 LONG = "mpitrain schedule gpipe --stages 10 --microbatches 700 --json"  # more than a pipe holds
@@ -391,13 +391,14 @@ def test_training_needs_no_reader(tmp_path, read, end):
 
 
 def test_a_report_whose_console_is_gone_falls_silent(tmp_path, monkeypatch):
+    from mpitrain.layout.log_pace import LogPace
     from mpitrain.training.console import Report
 
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w", buffering=1) as gone:
         monkeypatch.setattr(sys, "stdout", gone)
-        with Report(0, 3) as report:
+        with Report(0, 3, LogPace(0, 5.0)) as report:
             for _ in range(2):
                 report.say("somebody?")
         assert not report.speaks
@@ -406,14 +407,14 @@ def test_a_report_whose_console_is_gone_falls_silent(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- what takes long
 
 
-IMPATIENT = "from mpitrain.commands import waiting; waiting.SOON_S = 0.3; from mpitrain.cli import main; main()"
+IMPATIENT = "from mpitrain.commands import waiting; waiting.SOON_S = {}; from mpitrain.cli import main; main()"
 
 
-def on_a_terminal(*words, **env) -> tuple[bytes, bytes]:
-    """Run a command whose stderr is a terminal, and to which a third of a second is long; return its stdout and what the terminal got."""
+def on_a_terminal(*words, soon_s=0.3, **env) -> tuple[bytes, bytes]:
+    """Run a command whose stderr is a terminal, and to which `soon_s` seconds are long; return its stdout and what the terminal got."""
     ours, theirs = pty.openpty()
     with tempfile.TemporaryFile() as out:
-        command = [sys.executable, "-c", IMPATIENT, *words]
+        command = [sys.executable, "-c", IMPATIENT.format(soon_s), *words]
         process = subprocess.Popen(command, stdout=out, stderr=theirs, env=environment(**{"TERM": "xterm", **env}))
         os.close(theirs)
         shown = b""
@@ -424,7 +425,7 @@ def on_a_terminal(*words, **env) -> tuple[bytes, bytes]:
             pass
         finally:
             os.close(ours)
-        assert process.wait(60) == 0
+        assert process.wait(patience(60)) == 0
         out.seek(0)
         return out.read(), shown
 
@@ -440,7 +441,7 @@ def test_a_long_search_shows_a_bar_on_a_terminal_only():
 
 
 def test_a_quick_answer_shows_none():
-    assert on_a_terminal("schedule", "1f1b", *SIZE)[1] == b""
+    assert on_a_terminal("schedule", "1f1b", *SIZE, soon_s=patience(10))[1] == b""
 
 
 def test_a_dumb_terminal_shows_none():

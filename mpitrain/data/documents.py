@@ -12,16 +12,24 @@ import torch
 IGNORED = -1  # a target that carries no loss
 
 
-def documents_of(inputs_BT: torch.Tensor, end_of_text: int) -> torch.Tensor:
+Ends = torch.Tensor | int  # where a document ends, true at its last token, as many as there are tokens; or the token that ends each
+
+
+def documents_of(inputs_BT: torch.Tensor, ends: Ends) -> torch.Tensor:
     """Return the number of each position's document, counted from 0 in its row. Any leading dims."""
-    ends_BT = inputs_BT == end_of_text
+    ends_BT = _ends(inputs_BT, ends)
     return ends_BT.cumsum(-1) - ends_BT.long()
 
 
-def separate(tokens: torch.Tensor, end_of_text: int) -> tuple[torch.Tensor, torch.Tensor]:
+def separate(tokens: torch.Tensor, ends: Ends) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (documents, targets) of rows of tokens [..., T + 1], [..., T] each; IGNORED where a target carries no loss."""
     inputs, targets = tokens[..., :-1], tokens[..., 1:]
-    return documents_of(inputs, end_of_text), targets.masked_fill(inputs == end_of_text, IGNORED)
+    ends_BT = _ends(tokens, ends)[..., :-1]
+    return documents_of(inputs, ends_BT), targets.masked_fill(ends_BT, IGNORED)
+
+
+def _ends(tokens: torch.Tensor, ends: Ends) -> torch.Tensor:
+    return tokens == ends if isinstance(ends, int) else ends
 
 
 def further_targets(targets_BT: torch.Tensor, depths: int) -> tuple[torch.Tensor, ...]:

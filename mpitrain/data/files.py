@@ -1,102 +1,286 @@
-"""The files of a corpus, in the same order on every machine, and everything that can be wrong with them."""
+"""The files of a corpus, in the same order on every machine; what is left out of it, and everything that can be wrong with files.
 
+A folder is read with all that is in it, linked folders too: of JSON lines the files with a suffix of theirs, of text every file. A file
+that is named, or matched by a pattern, is read whatever its suffix. Of files with the same content the first one is read.
+"""
+
+import glob
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
 from mpitrain.errors import DataError
-from mpitrain.inputs import require_file, shown
+from mpitrain.inputs import PIECE, is_there, listed, open_file, require_file, shown
 
 MOST_BYTES = {"python-stdlib": 1 << 30, "text": 1 << 32, "jsonl": 1 << 50}  # of a file: a document is in memory at once
 
-SUFFIX = {"python-stdlib": ".py", "text": "", "jsonl": ".jsonl"}  # of the files that are read when a folder is given
-SOURCES = tuple(SUFFIX)
+SUFFIXES = {"python-stdlib": (".py",), "text": ("",), "jsonl": (".jsonl", ".ndjson", ".jsonlines")}  # of files in a folder, in any case
+SOURCES = tuple(SUFFIXES)
+OTHER_SUFFIXES = {  # what files in a folder of JSON lines are instead
+    ".json": "JSON that is no lines of JSON",
+    ".gz": "gzip",
+    ".zst": "zstd",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".zip": "zip",
+    ".parquet": "Parquet",
+    ".arrow": "Arrow",
+}
+HIDDEN, SUFFIX, EMPTY, NO_FILE, AGAIN = "hidden", "of another suffix", "empty", "no files", "the same as a file before"
+IN_VALIDATION = "in data.val_path, too"
 
 # Tests hold odd encodings on purpose; installed packages and customisation differ from machine to machine.
 STDLIB_WITHOUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "sitecustomize.py", "usercustomize.py"}
 
+Paths = str | Path | Sequence[str] | None
 
-def check_source(source: str, path: str | Path | None) -> None:
+
+class File(NamedTuple):
+    """name: within the corpus, for messages.  chosen: it was named itself, and not found in a folder."""
+
+    name: str
+    path: Path
+    chosen: bool = False
+
+
+class Listing(NamedTuple):
+    """The files of a corpus. left_out: the names of others, by reason."""
+
+    files: list[File]
+    left_out: dict[str, list[str]]
+
+
+def check_source(source: str, path: Paths, key: str = "data.path") -> None:
     """Raise DataError unless the corpus exists, may be read and is not empty. Opens no file and writes nothing."""
-    sizes = []
-    for _, file in list_files(source, path):
-        sizes.append(_stat(file).st_size)
+    problems, size = [], 0
+    for file in list_files(source, path, key).files:
         try:
-            require_file(file, MOST_BYTES[source])
+            size += _stat(file.path).st_size
+            require_file(file.path, MOST_BYTES[source])
+            if not os.access(file.path, os.R_OK):
+                problems.append(f"{shown(file.path)} cannot be read: permission denied")
         except OSError as error:
-            raise unreadable(file, error.strerror) from error
-        if not os.access(file, os.R_OK):
-            raise unreadable(file, "permission denied")
-    if not any(sizes):
-        raise no_text(source, path)
+            problems.append(f"{shown(file.path)} cannot be read: {error.strerror}")
+        except DataError as error:
+            problems.append(error.args[0].removeprefix("data.path: ").partition(";")[0])
+    if problems:
+        raise refused(problems, f"change {key} or the file", key)
+    if not size:
+        raise no_text(source, path, key=key)
 
 
-def list_files(source: str, path: str | Path | None) -> list[tuple[str, Path]]:
-    """Return (name, file) for every file of the corpus, sorted by name. Hidden files and folders are left out."""
-    root = _root(source, path)
-    if root.is_file():
-        return [(root.name, root)]
-    is_left_out = _is_no_stdlib_source if source == "python-stdlib" else _is_hidden
+def list_files(source: str, path: Paths, key: str = "data.path") -> Listing:
+    """Return every file of the corpus, those of each folder sorted by name. Hidden files and folders are left out."""
+    roots, left_out = _roots(source, path, key), defaultdict[str, list[str]](list)
+    files: list[File] = []
+    for root in roots:
+        if not root.is_dir():
+            files.append(File(root.name, root, chosen=True))
+            continue
+        prefix = f"{root.name}/" if len(roots) > 1 else ""
+        files += (File(prefix + name, file) for name, file in _in_folder(source, root, left_out))
+    if not files:
+        raise no_text(source, path, left_out, key)
+    return Listing(files, left_out)
+
+
+def _in_folder(source: str, root: Path, left_out: dict[str, list[str]]) -> list[tuple[str, Path]]:
+    """Return name and path of the files below a folder, sorted; note what else is there."""
+    is_stdlib = source == "python-stdlib"
+    is_left_out = _is_no_stdlib_source if is_stdlib else _is_hidden
+    found = []
     try:
-        files = [(file.relative_to(root).as_posix(), file) for file in _walk(root, is_left_out) if file.name.endswith(SUFFIX[source])]
+        for file, reason in _walk(root, is_left_out, links=not is_stdlib):
+            name = file.relative_to(root).as_posix()
+            if not reason and not name.lower().endswith(SUFFIXES[source]):
+                reason = OTHER_SUFFIXES.get(file.suffix.lower(), SUFFIX)
+            if reason:
+                left_out[reason].append(name)
+            else:
+                found.append((name, file))
     except RecursionError:  # os.walk, before Python 3.12
         raise unreadable(root, "folders within folders, too deep") from None
-    if not files:
-        raise no_text(source, path)
-    return sorted(files)
+    if is_stdlib:
+        left_out.clear()  # nobody has put anything there to be read
+    return sorted(found)
 
 
-def fingerprint(source: str, path: str | Path | None) -> str:
+def unique(source: str, listing: Listing, each: Callable[[str], object] = lambda what: None) -> Listing:
+    """Leave out empty files, and those with the content of another: a link or a copy. Files of equal size are read for it.
+
+    A text that is read twice counts twice, and its part that is held out lies in the training text as well.
+    """
+    if source == "python-stdlib":
+        return listing
+    left_out = defaultdict(list, listing.left_out)
+    stats = [_stat(file.path) for file in listing.files]
+    sizes = defaultdict(int)
+    for stat in {(stat.st_dev, stat.st_ino): stat for stat in stats}.values():
+        sizes[stat.st_size] += 1
+    files, places, contents = [], set(), dict[tuple[int, str], Path]()
+    for file, stat in zip(listing.files, stats, strict=True):
+        place, same = (stat.st_dev, stat.st_ino), None
+        if stat.st_size and place not in places and sizes[stat.st_size] > 1:
+            same = contents.setdefault((stat.st_size, _digest(file, each)), file.path)
+        if not stat.st_size:
+            left_out[EMPTY].append(file.name)
+        elif place in places or same not in (None, file.path):
+            left_out[AGAIN].append(file.name)
+        else:
+            files.append(file)
+        places.add(place)
+    return Listing(files, left_out)
+
+
+def with_validation(training: Listing, validation: Listing) -> Listing:
+    """Return training files and then those of data.val_path, without training files that are among these, or copies of one."""
+    of_validation = {file.path for file in validation.files}
+    both = unique("", Listing([*validation.files, *training.files], {}))
+    kept = {file.path for file in both.files}
+    left_out = defaultdict(list, training.left_out)
+    for reason, names in validation.left_out.items():
+        left_out[reason] += names
+    left_out[IN_VALIDATION] += [file.name for file in training.files if file.path not in kept or file.path in of_validation]
+    files = [file for file in training.files if file.path in kept and file.path not in of_validation]
+    return Listing([*files, *validation.files], {reason: names for reason, names in left_out.items() if names})
+
+
+def _digest(file: File, each: Callable[[str], object]) -> str:
+    digest = xxhash.xxh3_128()
+    try:
+        with open(open_file(file.path, MOST_BYTES["jsonl"]), "rb", buffering=0) as opened:
+            while piece := opened.read(PIECE):
+                each(f"comparing the content of {file.name}")
+                digest.update(piece)
+    except OSError as error:
+        raise unreadable(file.path, error.strerror) from error
+    return digest.hexdigest()
+
+
+def content_of(listing: Listing, each: Callable[[str], object]) -> str:
+    """Digest the content of all files, in their order, wherever they lie and whatever they are called."""
+    digest = xxhash.xxh3_128()
+    for file in listing.files:
+        digest.update(_digest(file, each).encode())
+    return digest.hexdigest()
+
+
+def newest_of(listing: Listing) -> int:
+    """Return when the newest of the files was written, in nanoseconds."""
+    return max(_stat(file.path).st_mtime_ns for file in listing.files)
+
+
+def sizes_of(listing: Listing) -> list[int]:
+    """Return the bytes of each file."""
+    return [_stat(file.path).st_size for file in listing.files]
+
+
+def fingerprint(listing: Listing) -> str:
     """Digest the names, sizes and times of the files: it changes when the corpus does, and no file has to be read."""
     digest = xxhash.xxh3_128()
-    for name, file in list_files(source, path):
-        stat = _stat(file)
-        digest.update(os.fsencode(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0"))
+    for file in listing.files:
+        stat = _stat(file.path)
+        digest.update(os.fsencode(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0"))
     return digest.hexdigest()
+
+
+def refused(problems: Sequence[str], advice: str, key: str = "data.path") -> DataError:
+    """Return the error that names all that can't be read."""
+    many = f"{len(problems):,} files can't be read: " if len(problems) > 1 else ""
+    more = f" and {len(problems) - 8:,} more" * (len(problems) > 8)
+    return DataError(f"{key}: {many}{'; '.join(problems[:8])}{more}; {advice}")
 
 
 def unreadable(file: str | Path, reason: str) -> DataError:
     return DataError(f"data.path: {shown(file)} cannot be read: {reason}; change data.path or the file")
 
 
-def no_text(source: str, path: str | Path | None) -> DataError:
+def no_text(
+    source: str, path: Paths, left_out: dict[str, list[str]] | None = None, key: str = "data.path"
+) -> DataError:
     if source == "python-stdlib":
-        return DataError(f'{_root(source, path)} holds no text: this Python came without its sources; use data.source = "text"')
+        return DataError(f'{_stdlib()} holds no text: this Python came without its sources; use data.source = "text"')
     wanted = "a .jsonl file with text" if source == "jsonl" else "a file with text"
-    return DataError(f'data.path = "{shown(path)}" holds no text; put {wanted} there or change data.path')
+    others = "; ".join(f"{reason}: {listed(names, 4)}" for reason, names in (left_out or {}).items())
+    found = f" ({others})" if others else ""
+    return DataError(f'{key} = "{named(path)}" holds no text{found}; put {wanted} there or change {key}')
 
 
-def _root(source: str, path: str | Path | None) -> Path:
-    """Return the file or folder that the two settings mean, or say which of them is wrong."""
+def named(path: Paths) -> str:
+    """Return the setting for a message, and for what is written of a corpus."""
+    return shown(path or "") if isinstance(path, (str, Path)) or path is None else listed(path)
+
+
+def _stdlib() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _roots(source: str, path: Paths, key: str = "data.path") -> list[Path]:
+    """Return the files and folders that the two settings mean, or say which of them is wrong."""
     if source not in SOURCES:
         raise DataError(f'data.source = "{shown(source)}" is unknown; use one of {", ".join(SOURCES)}')
     if source == "python-stdlib":
         if path:
-            found = f'data.path = "{shown(path)}"'
+            found = f'{key} = "{named(path)}"'
             raise DataError(f'{found} has no use with data.source = "python-stdlib"; use data.source = "text" or "jsonl"')
-        return Path(sysconfig.get_path("stdlib"))
+        return [_stdlib()]
     if not path:
-        raise DataError(f'data.source = "{source}" needs data.path; set it to a file or a folder')
-    root = Path(path)
-    _stat(root)
-    if not root.is_file() and not root.is_dir():
-        raise DataError(f'data.path = "{shown(path)}" is neither a file nor a folder; set it to one')
-    return root
+        raise DataError(f'data.source = "{source}" needs {key}; set it to a file or a folder')
+    names = [path] if isinstance(path, (str, Path)) else path
+    roots = [root for name in names for root in _matches(name, key)]
+    for root in roots:
+        _stat(root)
+        if not root.is_file() and not root.is_dir():
+            raise DataError(f'{key} = "{shown(root)}" is neither a file nor a folder; set it to one')
+    return roots
 
 
-def _walk(root: Path, is_left_out: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield the files below `root`: regular ones, links to them, and broken links, so that reading them gives an error."""
+def _matches(name: str | Path, key: str) -> list[Path]:
+    """Return what a path or a pattern means, sorted."""
+    text = str(name)
+    if not glob.has_magic(text) or is_there(text):
+        return [Path(text)]
+    found = [Path(each) for each in sorted(glob.glob(text, recursive=True))]
+    if any(each.is_file() for each in found):
+        found = [each for each in found if not each.is_dir()]  # a/** matches folders besides what is in them
+    if not found:
+        raise DataError(f'{key} = "{shown(text)}" matches nothing; change the pattern')
+    return found
+
+
+def _walk(root: Path, is_left_out: Callable[[str], bool], links: bool) -> Iterator[tuple[Path, str]]:
+    """Yield what is below `root`, and why it is left out, if it is. Broken links are not, so that reading them gives an error."""
 
     def refuse(error: OSError):
         raise unreadable(error.filename, error.strerror) from error
 
-    for folder, folders, names in os.walk(root, onerror=refuse):
-        folders[:] = [name for name in folders if not is_left_out(name)]  # os.walk goes only where this list still says
-        paths = (os.path.join(folder, name) for name in names if not is_left_out(name))
-        yield from (Path(path) for path in paths if os.path.isfile(path) or not os.path.exists(path))
+    seen = {_identity(root)}
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=links):
+        for name in sorted(folders):
+            inside = Path(folder, name)
+            reason = HIDDEN if is_left_out(name) else AGAIN if _identity(inside) in seen else ""
+            if reason:
+                folders.remove(name)  # os.walk goes only where this list still says
+                yield inside, reason
+            seen.add(_identity(inside))
+        folders.sort()
+        for name in sorted(names):
+            file = os.path.join(folder, name)
+            regular = os.path.isfile(file) or not os.path.exists(file)
+            yield Path(file), HIDDEN if is_left_out(name) else "" if regular else NO_FILE
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    try:
+        found = folder.stat()
+    except OSError as error:
+        raise unreadable(folder, error.strerror) from error
+    return found.st_dev, found.st_ino
 
 
 def _is_hidden(name: str) -> bool:

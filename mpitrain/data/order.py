@@ -10,28 +10,32 @@
 
 import numpy as np
 
+from mpitrain.data.text import Rows, Text
 from mpitrain.errors import DataError
 
 
 class Sampler:
-    """The sequences of `tokens` in an order of their own for every epoch, or, when `seed` is None, always as they lie."""
+    """The sequences of a text in an order of their own for every epoch, or, when `seed` is None, always as they lie."""
 
-    def __init__(self, tokens: np.ndarray, sequence: int, seed: int | None = None):
-        if len(tokens) < sequence + 1:
+    def __init__(self, text: Text | np.ndarray, sequence: int, seed: int | None = None):
+        if len(text) < sequence + 1:
             raise DataError(
-                f"data.sequence = {sequence} needs {sequence + 1} tokens, there are {len(tokens)}; "
+                f"data.sequence = {sequence} needs {sequence + 1} tokens, there are {len(text)}; "
                 "use a smaller data.sequence or more text"
             )
-        self.num_sequences = (len(tokens) - 1) // sequence
-        self._tokens = np.asarray(tokens)  # an ndarray view of the memmap: rows are then ndarrays too
+        self.num_sequences = (len(text) - 1) // sequence
+        self._text = text if isinstance(text, Text) else Text(text)
         self._sequence = sequence
         self._seed = seed
         self._cached = (None, np.empty(0, np.int64))
 
+    def rows(self, slots) -> Rows:
+        """Return the windows for `slots`, in the order asked: [len(slots), sequence + 1]."""
+        return self._text.rows(self._windows(np.asarray(slots, np.int64)) * self._sequence, self._sequence + 1)
+
     def sequences(self, slots) -> np.ndarray:
-        """Return the windows for `slots`, in the order asked: int64 [len(slots), sequence + 1]."""
-        starts = self._windows(np.asarray(slots, np.int64)) * self._sequence
-        return self._tokens[starts[:, None] + np.arange(self._sequence + 1)].astype(np.int64)
+        """Return the tokens of these windows."""
+        return self.rows(slots).tokens
 
     def _windows(self, slots: np.ndarray) -> np.ndarray:
         """Return the index of each slot's window."""

@@ -1,24 +1,135 @@
-"""Training and validation tokens: the tail of the corpus is held out."""
+"""Training and validation text: stretches of the tokens that share none.
+
+Whole documents are held out, chosen by a hash of their place in the corpus and the seed: a corpus that is ordered by its sources is
+validated with all of them. Of a document that is longer than all that is held out its end is taken instead.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 
 from mpitrain.errors import DataError
 
 
-def split(tokens: np.ndarray, val_fraction: float, sequence: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (training, validation) views of `tokens` that share no token.
+class Split(NamedTuple):
+    """Stretches [n, 2] of the tokens: begin and end of each, in their order. told: how they were chosen."""
 
-    Validation is the last `val_fraction` of the tokens, but at least one sequence; training keeps at least one as well.
+    train: np.ndarray
+    validation: np.ndarray
+    told: str
+
+
+def split(ends: np.ndarray, val_fraction: float, sequence: int, seed: int) -> Split:
+    """Hold out documents of about `val_fraction` of the tokens. ends: of documents; the last one is the number of tokens.
+
+    Where that is less than a sequence, or leaves less to train on, the tail of all tokens is held out.
     """
+    count, window = int(ends[-1]), sequence + 1
+    _require_enough(count, val_fraction, sequence)
+    begins = np.concatenate([[0], ends[:-1]])
+    lengths = ends - begins
+    is_long = lengths > count * val_fraction
+    whole = _chosen(np.flatnonzero(~is_long), lengths, val_fraction, seed)
+    long = np.flatnonzero(is_long)
+    tails = (lengths[long] * val_fraction).astype(np.int64)
+    held_out = np.stack([np.append(begins[whole], ends[long] - tails), np.append(ends[whole], ends[long])], axis=1)
+    held_out = held_out[held_out[:, 1] > held_out[:, 0]]
+    held_out = held_out[np.argsort(held_out[:, 0])]
+    num_held_out = int((held_out[:, 1] - held_out[:, 0]).sum())
+    if not window <= num_held_out <= count - window:
+        return tail(count, val_fraction, sequence)
+    parts = [f"{len(whole):,} whole documents, by a hash of their place and run.seed"] * bool(len(whole))
+    parts += [f"the end of {len(long):,} long document{'s' * (len(long) > 1)}"] * bool(len(long))
+    return Split(_between(held_out, count), _joined(held_out), f"{num_held_out:,} tokens: {', '.join(parts)}")
+
+
+def without(found: Split, ends: np.ndarray, copies: np.ndarray, sequence: int) -> Split:
+    """Leave copies of held-out documents out of training, unless nothing would be left to train on."""
+    if not copies.size:
+        return found
+    begins = np.concatenate([[0], ends[:-1]])
+    parts = np.stack([begins[copies], ends[copies]], axis=1)
+    train = _minus(found.train, _joined(parts))
+    many = f"{len(copies):,} document{'s' * (len(copies) > 1)}"
+    if (train[:, 1] - train[:, 0]).sum() <= sequence:
+        why = "are copies of them, without which it is too short"
+        return found._replace(told=f"{found.told}; of the training text {many} {why}")
+    told = f"{found.told}; {many} that are copies of them are left out of training"
+    return found._replace(train=train, told=told)
+
+
+def _minus(stretches: np.ndarray, parts: np.ndarray) -> np.ndarray:
+    """Return stretches without parts of them; both are in order."""
+    left = []
+    for begin, end in stretches.tolist():
+        first, behind = np.searchsorted(parts[:, 1], begin, side="right"), np.searchsorted(parts[:, 0], end)
+        inner = parts[first:behind]
+        left.append(np.stack([np.append(begin, inner[:, 1]), np.append(inner[:, 0], end)], axis=1))
+    found = np.concatenate(left)
+    return found[found[:, 1] > found[:, 0]]
+
+
+def tail(count: int, val_fraction: float, sequence: int) -> Split:
+    """Hold out the last `val_fraction` of the tokens, but at least one sequence; training keeps at least one as well."""
+    _require_enough(count, val_fraction, sequence)
+    window = sequence + 1
+    held_out = min(max(int(count * val_fraction), window), count - window)
+    return _at(count, count - held_out, "the end of the text")
+
+
+def apart(ends: np.ndarray, num_training: int, sequence: int) -> Split:
+    """Hold out the documents behind the first ones, which are those of data.val_path."""
+    count, window = int(ends[-1]), sequence + 1
+    place = int(ends[num_training - 1]) if num_training else 0
+    for key, found in (("data.path", place), ("data.val_path", count - place)):
+        if found < window:
+            needed = f"data.sequence = {sequence} needs {window} tokens, {key} has {found}"
+            raise DataError(f"{needed}; use a smaller data.sequence or more text")
+    return _at(count, place, "those of data.val_path")
+
+
+def _at(count: int, place: int, told: str) -> Split:
+    return Split(np.array([[0, place]]), np.array([[place, count]]), f"{count - place:,} tokens: {told}")
+
+
+def _require_enough(count: int, val_fraction: float, sequence: int) -> None:
     if not 0 < val_fraction < 1:
         raise DataError(f"data.val_fraction = {val_fraction}; it must lie between 0 and 1, such as 0.05")
     if sequence < 1:
         raise DataError(f"data.sequence = {sequence}; it must be at least 1")
     window = sequence + 1  # inputs and, one further, targets
-    if len(tokens) < 2 * window:
+    if count < 2 * window:
         raise DataError(
             f"data.sequence = {sequence} needs {2 * window} tokens (one sequence to train on and one to validate with), "
-            f"the corpus has {len(tokens)}; use a smaller data.sequence or more text"
+            f"the corpus has {count}; use a smaller data.sequence or more text"
         )
-    held_out = min(max(int(len(tokens) * val_fraction), window), len(tokens) - window)
-    return tokens[:-held_out], tokens[-held_out:]
+
+
+def _chosen(documents: np.ndarray, lengths: np.ndarray, val_fraction: float, seed: int) -> np.ndarray:
+    """Return the first of `documents`, in the order of their hashes, that have `val_fraction` of their tokens together."""
+    if not documents.size:
+        return documents
+    order = documents[np.argsort(_hashes(documents, seed), kind="stable")]
+    sums = np.cumsum(lengths[order])
+    return order[: int(np.searchsorted(sums, sums[-1] * val_fraction)) + 1]
+
+
+def _hashes(places: np.ndarray, seed: int) -> np.ndarray:
+    """Hash places with a seed: splitmix64, the same on every machine and in every version of NumPy."""
+    mixed = (np.array([seed], np.uint64) * np.uint64(0xD1B54A32D192ED03)) ^ places.astype(np.uint64)
+    mixed = (mixed + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _between(stretches: np.ndarray, count: int) -> np.ndarray:
+    """Return what lies between stretches, which are in order."""
+    found = np.stack([np.append(0, stretches[:, 1]), np.append(stretches[:, 0], count)], axis=1)
+    return found[found[:, 1] > found[:, 0]]
+
+
+def _joined(stretches: np.ndarray) -> np.ndarray:
+    """Return the same tokens in as few stretches as there can be."""
+    apart = stretches[1:, 0] > stretches[:-1, 1]
+    return np.stack([stretches[np.append(True, apart), 0], stretches[np.append(apart, True), 1]], axis=1)

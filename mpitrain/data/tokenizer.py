@@ -1,48 +1,99 @@
-"""Text to token ids and back: plain bytes, or a tokenizers JSON file."""
+"""Text to token ids and back: plain bytes, or a tokenizers JSON file (tokenizer_file.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import xxhash
 
 from mpitrain.config import Data
 from mpitrain.errors import DataError
-from mpitrain.inputs import read_file, shown
+from mpitrain.inputs import shown
 
-MOST_BYTES = 1 << 28  # of a tokenizer.json; those of the largest models have a tenth of it
-
-# What well-known models call the token between two documents; the first that the file has is used.
-END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+NUL, ESCAPED_NUL = b"\0", b"\xc0\x80"  # the latter is no UTF-8 for anything: modified UTF-8, as Java has it
 
 
 class Tokenizer(Protocol):
-    """Ids are below `vocab`; `end_of_text` goes between two documents; `identity` is equal when the ids would be."""
+    """Ids are below `vocab`, and those of texts below `needed`; `identity` is equal when the ids would be.
+
+    end_of_text: goes between two documents, and is the id of no text; None: nothing does.  begin_of_text: the same, before each.
+    older_end_of_text: that of tokens of form 1.  unknown: the id of what it has no token for.  told: which these are, for a line.
+    memory_per_byte: what it takes for each byte of a text, at most.  memory: what it takes itself, about.
+    """
 
     vocab: int
+    needed: int
     end_of_text: int | None
+    begin_of_text: int | None
+    older_end_of_text: int | None
+    unknown: int | None
     identity: str
+    told: str
+    memory_per_byte: int
+    memory: int
+
+    def pieces(self, text: bytes) -> Iterator[bytes]:
+        """Yield the pieces of a long text, whose ids are those of the whole, one after the other."""
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Return the ids of UTF-8 `text`: [tokens], of the type `dtype_for(vocab)`."""
+        """Return the ids of UTF-8 `text`: [tokens], of the type `dtype_for(vocab)`; never those of control tokens."""
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str: ...
 
-
-def load_tokenizer(name: str | Path) -> Tokenizer:
-    """Return the tokenizer that data.tokenizer names: "bytes", or the path of a tokenizers JSON file."""
-    return ByteTokenizer() if name == "bytes" else FileTokenizer(Path(name))
+    def files(self) -> dict[str, bytes]:
+        """Return the files, by name, from which load_tokenizer() and tokenizer_from() make the same one."""
 
 
-def separator(data: Data, tokenizer: Tokenizer) -> int | None:
+class Vocabulary(NamedTuple):
+    """What all ranks have to know of a tokenizer, which one of them has: see Tokenizer."""
+
+    vocab: int
+    needed: int
+    end_of_text: int | None
+    begin_of_text: int | None
+    older_end_of_text: int | None
+    identity: str
+    told: str
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary(*(getattr(tokenizer, name) for name in Vocabulary._fields))
+
+
+def load_tokenizer(name: str | Path, end_of_text: str | None = None, begin_of_text: str | None = None) -> Tokenizer:
+    """Return the tokenizer that data.tokenizer names: "bytes", or the path of a tokenizers JSON file.
+
+    end_of_text, begin_of_text: the names of these tokens; "": there is none; None: as the model was trained (special_tokens.py).
+    """
+    if name == "bytes":
+        return ByteTokenizer(end_of_text, begin_of_text)
+    from mpitrain.data.tokenizer_file import read_tokenizer
+
+    return read_tokenizer(Path(name), end_of_text, begin_of_text)
+
+
+def tokenizer_from(files: Mapping[str, bytes], data: Data) -> Tokenizer:
+    """Return the tokenizer of a configuration from Tokenizer.files(), which another rank has read."""
+    if data.tokenizer == "bytes":
+        return tokenizer_of(data)
+    from mpitrain.data.tokenizer_file import tokenizer_in
+
+    return tokenizer_in(files, Path(data.tokenizer), data.end_of_text, data.begin_of_text)
+
+
+def tokenizer_of(data: Data) -> Tokenizer:
+    """Return the tokenizer of a configuration."""
+    return load_tokenizer(data.tokenizer, data.end_of_text, data.begin_of_text)
+
+
+def separator(data: Data, tokenizer: Tokenizer | Vocabulary) -> int | None:
     """Return the token that ends a document; None if documents are joined. Raises DataError if there is no such token."""
     if data.documents == "joined":
         return None
     if tokenizer.end_of_text is None:
         raise DataError(
-            f'data.documents = "separate" needs a token between documents, data.tokenizer = "{shown(data.tokenizer)}" has none of '
-            f'{", ".join(END_OF_TEXT)}; use another tokenizer, or data.documents = "joined"'
+            f'data.documents = "separate" needs a token between documents, data.tokenizer = "{shown(data.tokenizer)}" has no special '
+            'token that is known for it; name one by data.end_of_text, use another tokenizer, or data.documents = "joined"'
         )
     return tokenizer.end_of_text
 
@@ -53,72 +104,31 @@ def dtype_for(vocab: int) -> np.dtype:
 
 
 class ByteTokenizer:
-    """A token is a byte. Byte 0, which text does not use, stands between documents, so that vocab stays 256."""
+    """A token is a byte. Byte 0 stands between documents, so that vocab stays 256; U+0000 of a text is written in two other bytes."""
 
-    vocab = 256
-    end_of_text = 0
+    vocab = needed = 256
+    older_end_of_text = 0
+    begin_of_text = unknown = None
     identity = "bytes"
+    memory_per_byte, memory = 4, 0
+
+    def __init__(self, end_of_text: str | None = None, begin_of_text: str | None = None):
+        for key, name in (("data.end_of_text", end_of_text), ("data.begin_of_text", begin_of_text)):
+            if name:
+                found = f'{key} = "{shown(name)}": data.tokenizer = "bytes" has no tokens with names'
+                raise DataError(f'{found}; leave it out for byte 0 between documents, or "" for none')
+        self.end_of_text = None if end_of_text == "" else 0
+        self.told = "nothing between documents" if end_of_text == "" else "byte 0 between documents"
+
+    def files(self) -> dict[str, bytes]:
+        return {}
+
+    def pieces(self, text: bytes) -> Iterator[bytes]:
+        yield text
 
     def encode(self, text: bytes) -> np.ndarray:
-        return np.frombuffer(text, np.uint8)
+        return np.frombuffer(text.replace(NUL, ESCAPED_NUL), np.uint8)
 
     def decode(self, ids) -> str:
-        return bytes(np.asarray(ids).tolist()).decode(errors="replace")  # tolist: an id over 255 raises instead of wrapping
-
-
-class FileTokenizer:
-    """The tokenizer of a Hugging Face model, from its tokenizer.json."""
-
-    def __init__(self, file: Path):
-        content = _read(file)
-        self._file = file
-        self._tokenizer = _parse(content, file)
-        # A tokenizer.json keeps the padding and truncation it was last used with: it would cut documents silently.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        if not ids:
-            raise DataError(f'data.tokenizer = "{shown(file)}" has an empty vocabulary; use a trained tokenizer or "bytes"')
-        self.vocab = max(ids.values()) + 1  # ids may have gaps, and then their number is too small
-        self.end_of_text = next((ids[name] for name in END_OF_TEXT if name in ids), None)
-        self.identity = f"xxh3:{xxhash.xxh3_128_hexdigest(content)}"
-
-    def encode(self, text: bytes) -> np.ndarray:
-        try:
-            ids = self._tokenizer.encode(text.decode(), add_special_tokens=False).ids
-        except BaseException as error:
-            _raise_what_is_not_the_librarys(error)
-            found = f'data.tokenizer = "{shown(self._file)}"'
-            raise DataError(f"{found} cannot encode the text: {shown(error)}; use another tokenizer") from error
-        return np.array(ids, dtype_for(self.vocab))
-
-    def decode(self, ids) -> str:
-        return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return read_file(file, MOST_BYTES)
-    except OSError as error:
-        advice = 'use "bytes" or the path of a tokenizer.json'
-        raise DataError(f'data.tokenizer = "{shown(file)}" cannot be read: {error.strerror}; {advice}') from error
-
-
-def _parse(content: bytes, file: Path):
-    try:
-        import tokenizers  # here, because most runs use bytes and every rank would pay for the import
-    except ImportError as error:
-        raise DataError(f"data.tokenizer = \"{file}\" needs the tokenizers library; pip install 'mpitrain[hf]'") from error
-    try:
-        return tokenizers.Tokenizer.from_str(content.decode())
-    except BaseException as error:
-        _raise_what_is_not_the_librarys(error)
-        advice = 'use the tokenizer.json of a model, or "bytes"'
-        found = f'data.tokenizer = "{shown(file)}"'
-        raise DataError(f"{found} is not a tokenizers JSON file: {shown(error)}; {advice}") from error
-
-
-def _raise_what_is_not_the_librarys(error: BaseException) -> None:
-    """Raise an error again that isn't the library's own: plain Exception, or a panic, which is no Exception."""
-    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-        raise error
+        found = bytes(np.asarray(ids).tolist())  # tolist: an id over 255 raises instead of wrapping
+        return found.replace(ESCAPED_NUL, NUL).decode(errors="replace")

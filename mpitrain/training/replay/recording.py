@@ -2,6 +2,7 @@
 
     about              JSON: the configuration, the rank, the step; what it gave to each operation and its gradients, as digests
     tokens             of its data-parallel rank
+    ends               where documents end in these, if they are separate
     state/0 ...        its weights, masters and moments before the step, in the order of state_of()
     came/AXIS/7/0 ...  the buffers that operation 7 of an axis has filled, those of axes of several ranks
 
@@ -23,6 +24,7 @@ from mpitrain.comm.buffers import Array
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.tap import Started
 from mpitrain.config import to_toml
+from mpitrain.data.text import Rows
 from mpitrain.inputs import replacing
 from mpitrain.training.checks.digests import as_bytes, digest
 
@@ -50,8 +52,8 @@ class Recording:
     facts: of the step, for `about`: JSON can hold them.  failed: why there is no file, if there is none.
     """
 
-    def __init__(self, path: Path, actor: Actor, mesh: Mesh, tokens: np.ndarray, facts: dict[str, Any]):
-        self._path, self._actor, self._mesh, self._tokens, self._facts = path, actor, mesh, tokens, facts
+    def __init__(self, path: Path, actor: Actor, mesh: Mesh, rows: Rows, facts: dict[str, Any]):
+        self._path, self._actor, self._mesh, self._rows, self._facts = path, actor, mesh, rows, facts
         self.failed = ""
         self._given: list[tuple[str, int, str, str, int]] = []
         self._sizes = {name: axis.size for name, axis in mesh.axes.items()}
@@ -68,7 +70,9 @@ class Recording:
     def _begin(self) -> None:
         draft = self._opened.enter_context(replacing(self._path))
         self._file = self._opened.enter_context(closing(zipfile.ZipFile(draft, "w", zipfile.ZIP_STORED)))
-        self._write("tokens", self._tokens)
+        self._write("tokens", self._rows.tokens)
+        if self._rows.ends is not None:
+            self._write("ends", self._rows.ends)
         for number, x in enumerate(state_of(self._actor)):
             self._write(f"state/{number}", as_bytes(x))
 

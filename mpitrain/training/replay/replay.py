@@ -6,30 +6,43 @@ gradients must be what they were; the first that isn't is named, with its instru
 
 import bdb
 import json
+import math
+import os
 import pdb
+import struct
 import sys
 import tomllib
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 from zipfile import BadZipFile
 
+import msgspec
 import numpy as np
 import torch
+from msgspec import Meta
 
 from mpitrain.actor.actor import Actor, Work
 from mpitrain.cluster.board import Place
 from mpitrain.comm.buffers import Array
 from mpitrain.comm.replay import ReplayMesh, fill
 from mpitrain.comm.tap import Started
-from mpitrain.config import parse
-from mpitrain.errors import DONE, FAILED, DataError
-from mpitrain.inputs import shown
+from mpitrain.config import MOST_THREADS, parse
+from mpitrain.errors import DONE, FAILED, DataError, DtypeError
+from mpitrain.inputs import open_file, shown
+from mpitrain.layout.plan import Plan
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.training.checks.digests import digest
 from mpitrain.training.machine import compiler
 from mpitrain.training.microbatches import microbatches_of
 from mpitrain.training.replay.recording import FORMAT, gradients_of, state_of
+
+MOST_BYTES = 1 << 50  # of a file, whose arrays are read one by one
+MOST_ABOUT_BYTES, MOST_HEADER_BYTES = 1 << 28, 1 << 14
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, MemoryError, BadZipFile, NotImplementedError, RuntimeError, struct.error, zlib.error)
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class Stops(Place):
@@ -45,31 +58,125 @@ class Stops(Place):
             pdb.Pdb().set_trace(sys._getframe(1))  # where the actor walks its program
 
 
+class About(msgspec.Struct):
+    """What a recording says of itself (recording.py).
+
+    given: of each operation axis, number, name, instruction, digest.  gradients: of each name, first and last element, digest.
+    """
+
+    format: str
+    config: str
+    rank: Count
+    size: Count
+    step: Count
+    lr: float
+    updates: Count
+    threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)]
+    device: Literal["cpu", "cuda"]
+    loss_scale: tuple[Annotated[float, Meta(gt=0)], Count]
+    given: list[tuple[str, int, str, str, int]]
+    gradients: list[tuple[str, int, int, int]]
+    separator: Count | None = None  # what ends a document, in older recordings
+
+
+class Recorded:
+    """The arrays of a file, which somebody else may have written. Raises DataError for what no run has."""
+
+    def __init__(self, path: str):
+        self._path = path
+        try:
+            self._file = zipfile.ZipFile(os.fdopen(open_file(path, MOST_BYTES), "rb"))
+        except (OSError, ValueError, BadZipFile, NotImplementedError, struct.error) as error:
+            raise self.damaged(getattr(error, "strerror", None) or error) from None
+        self.names = {name.removesuffix(".npy") for name in self._file.namelist()}
+
+    def damaged(self, why: object) -> DataError:
+        """Return the error that says so."""
+        return DataError(f"{shown(self._path)}: not a recording that can be read: {shown(why)}; give a file of mpitrain run --record")
+
+    def read(self, name: str, most_bytes: int) -> np.ndarray:
+        """Return an array of at most so many bytes. A recording has it as it is, not packed."""
+        try:
+            member = self._file.getinfo(f"{name}.npy")
+            if member.compress_type != zipfile.ZIP_STORED or member.file_size > most_bytes + MOST_HEADER_BYTES:
+                raise ValueError(f"{name} is packed, or has more than {most_bytes:,} bytes")
+            with self._file.open(member) as file:
+                return np.lib.format.read_array(file, allow_pickle=False)
+        except UNREADABLE as error:
+            raise self.damaged(error) from None
+
+    def fill(self, names: Sequence[str], buffers: Sequence[Array]) -> None:
+        """Copy arrays over flat buffers."""
+        try:
+            fill([self.read(name, x.nbytes) for name, x in zip(names, buffers)], buffers)
+        except (ValueError, TypeError, DtypeError) as error:
+            raise self.damaged(f"{names[0]}: {error.args[0]}") from None
+
+    def about(self) -> About:
+        """Return what it says of itself."""
+        try:
+            found = json.loads(self.read("about", MOST_ABOUT_BYTES).tobytes())
+            version = found.get("format") if isinstance(found, dict) else None
+            if version != FORMAT:
+                what = f"{shown(self._path)}: found {shown(version)}, needed {FORMAT!r}"
+                raise DataError(f"{what}; record it with this version")
+            about = msgspec.convert(found, About)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise self.damaged(error) from None
+        if not (math.isfinite(about.lr) and math.isfinite(about.loss_scale[0])):
+            raise self.damaged("lr or loss_scale is not finite")
+        return about
+
+    def plan(self, about: About) -> Plan:
+        """Return the plan of the run. Raises ConfigError, too."""
+        try:
+            plan = plan_of(parse(tomllib.loads(about.config)))
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(error) from None
+        if about.size != plan.axes.grid.size or about.rank >= about.size:
+            raise self.damaged(f"rank {about.rank} of {about.size}, in a layout of {plan.axes.grid.size}")
+        return plan
+
+    def tokens(self, plan: Plan) -> np.ndarray:
+        """Return the tokens of the rank: [sequences, tokens of a sequence and the one that follows]."""
+        config = plan.config
+        shape = config.batch.global_ // config.parallel.dp, config.data.sequence + 1
+        tokens = self.read("tokens", 8 * math.prod(shape))
+        known = tokens.dtype.kind in "iu" and tokens.shape == shape
+        if not known or tokens.min() < 0 or tokens.max() >= config.model.vocab:
+            raise self.damaged(f"tokens are not {list(shape)} numbers below {config.model.vocab:,}")
+        return tokens
+
+    def ends(self, plan: Plan) -> np.ndarray | None:
+        """Return where documents end in these, of the same shape; None if they are joined, or the file is older."""
+        if "ends" not in self.names:
+            return None
+        shape = plan.config.batch.global_ // plan.config.parallel.dp, plan.config.data.sequence + 1
+        ends = self.read("ends", math.prod(shape))
+        if ends.dtype != bool or ends.shape != shape:
+            raise self.damaged(f"ends are not {list(shape)} truth values")
+        return ends
+
+
 class Replay:
     """Runs what a file tells. at: the instruction before which the debugger is called, if any. Raises DataError."""
 
     def __init__(self, path: str, at: str | None = None):
-        self._path = path
-        try:
-            self._file = np.load(path, allow_pickle=False)
-            self.about: dict[str, Any] = json.loads(self._file["about"].tobytes())
-            known = self.about.get("format") == FORMAT
-        except (OSError, ValueError, KeyError, EOFError, AttributeError, BadZipFile) as error:
-            why = getattr(error, "strerror", None)
-            what = f"{shown(path)}: not a recording that can be read" + (f": {why}" if why else "")
-            raise DataError(f"{what}; give a file of mpitrain run --record") from None
-        if not known:
-            raise DataError(f"{shown(path)}: found {shown(self.about.get('format'))}, needed {FORMAT!r}; record it with this version")
-        self.plan = plan_of(parse(tomllib.loads(self.about["config"])))
-        torch.set_num_threads(self.about["threads"])
+        self._file = Recorded(path)
+        self.about = about = self._file.about()
+        self.plan = self._file.plan(about)
+        self._tokens, self._ends = self._file.tokens(self.plan), self._file.ends(self.plan)
+        if about.device == "cuda" and not torch.cuda.is_available():
+            raise DataError(f"{shown(path)}: recorded on a GPU, and there is none here; replay it where there is one")
+        torch.set_num_threads(about.threads)
         if self.plan.config.run.compile:
-            compiler.require(None if self.about["device"] == "cpu" else "cuda")
-        axes, rank = self.plan.axes, self.about["rank"]
+            compiler.require(None if about.device == "cpu" else "cuda")
+        axes, rank = self.plan.axes, about.rank
         self.place = Stops(rank, at)
         self.mesh = ReplayMesh(rank, axes.of(rank), axes.carried)
         self._given: list[tuple[str, int, str, str, int]] = []
         self.mesh.listen(self, self._fill, self.place)
-        self.actor = Actor(self.plan, self.mesh, torch.device(self.about["device"]), place=self.place)
+        self.actor = Actor(self.plan, self.mesh, torch.device(about.device), place=self.place)
         if at is not None and at not in map(str, self.actor.training):
             raise DataError(f"--stop-at {shown(at)}: rank {rank} has no such instruction; mpitrain program prints those that it has")
         self._restore()
@@ -77,8 +184,9 @@ class Replay:
     def run(self, say: Callable[[str], None]) -> int:
         """Run the step up to the update; say whether it is the recorded one, and return the exit code."""
         about, gradients = self.about, list[Sequence]()
-        tokens = torch.from_numpy(self._file["tokens"]).to(self.actor.site.device)
-        microbatches = microbatches_of(self.actor, tokens, about["separator"])
+        tokens = torch.from_numpy(self._tokens).to(self.actor.site.device)
+        ends = about.separator if self._ends is None else torch.from_numpy(self._ends).to(self.actor.site.device)
+        microbatches = microbatches_of(self.actor, tokens, ends)
 
         def compute_and_look(compute: Callable[[], Work]) -> Work:
             work = compute()
@@ -88,7 +196,7 @@ class Replay:
 
         self.mesh.listen(self, self._fill, self.place)  # what building has started isn't of the step
         self._given.clear()
-        self.actor.run_step(about["step"], microbatches, about["lr"], sure=compute_and_look)
+        self.actor.run_step(about.step, microbatches, about.lr, sure=compute_and_look)
         return self._compare(gradients, say)
 
     def given(self, which: Started, parts: Sequence[Array]) -> None:
@@ -101,27 +209,31 @@ class Replay:
     def _fill(self, which: Started, buffers: Sequence[Array]) -> None:
         """Fill buffers with what came. What is started before the step, and after its update, isn't recorded."""
         names = [f"came/{which.axis}/{which.number}/{number}" for number in range(len(buffers))]
-        if all(name in self._file for name in names):
-            fill([self._file[name] for name in names], buffers)
+        if all(name in self._file.names for name in names):
+            self._file.fill(names, buffers)
 
     def _restore(self) -> None:
         for number, x in enumerate(state_of(self.actor)):
-            fill([self._file[f"state/{number}"]], [x.detach().flatten()])
-        self.actor.optimizer.set_step(self.about["updates"])
-        self.actor.loss_scale.state = tuple(self.about["loss_scale"])
+            self._file.fill([f"state/{number}"], [x.detach().flatten()])
+        self.actor.optimizer.set_step(self.about.updates)
+        self.actor.loss_scale.state = self.about.loss_scale
 
     def _compare(self, gradients: list[Sequence], say: Callable[[str], None]) -> int:
         about = self.about
         given = {tuple(each[:2]): each for each in map(list, self._given)}
-        say(f"rank {about['rank']} of {about['size']}, step {about['step']}: {len(about['given'])} operations, {len(gradients)} gradients")
-        for axis, number, operation, instruction, wanted in about["given"]:
+        say(f"rank {about.rank} of {about.size}, step {about.step}: {len(about.given)} operations, {len(gradients)} gradients")
+        for axis, number, operation, instruction, wanted in about.given:
             found = given.get((axis, number))
             if found is None or found[-1] != wanted:
-                say(f"not the same bits: first in {instruction}, what it gives to {operation} {number} of {axis}")
+                where = f"{shown(instruction)}, what it gives to {shown(operation)} {number} of {shown(axis)}"
+                say(f"not the same bits: first in {where}")
                 return FAILED
-        wrong = [name for (name, *_, a), (*_, b) in zip(about["gradients"], gradients, strict=True) if a != b]
+        if len(gradients) != len(about.gradients):
+            say(f"not the same: {len(gradients)} gradients, {len(about.gradients)} recorded")
+            return FAILED
+        wrong = [name for (name, *_, a), (*_, b) in zip(about.gradients, gradients, strict=True) if a != b]
         if wrong:
-            say(f"not the same bits: the gradient of {wrong[0]}, and {len(wrong) - 1} more")
+            say(f"not the same bits: the gradient of {shown(wrong[0])}, and {len(wrong) - 1} more")
             return FAILED
         say("all that this rank gave to others, and all gradients, have the recorded bits")
         return DONE
@@ -129,8 +241,6 @@ class Replay:
 
 def main(path: str, at: str | None, say: Callable[[str], None]) -> int:
     """Replay a file."""
-    if not Path(path).is_file():
-        raise DataError(f"{shown(path)}: no such file; give a file of mpitrain run --record")
     try:
         return Replay(path, at).run(say)
     except bdb.BdbQuit:

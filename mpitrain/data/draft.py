@@ -1,0 +1,199 @@
+"""Tokens that aren't complete yet: what is prepared is kept when a run has to leave or is killed, and its next start goes on there.
+
+    tokens.bin.tmp, ends.bin.tmp      so far, and perhaps some that aren't noted yet
+    tokens.part.json                  Kept: how much of them is on disk. Written after each sync; digests say whether it is still the same
+"""
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import xxhash
+
+from mpitrain.data.corpus import BEGIN, Position
+from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, Origin, Tally
+from mpitrain.inputs import open_regular, read_regular, remove, replacing
+
+DRAFT, DRAFT_ENDS, PART = "tokens.bin.tmp", "ends.bin.tmp", "tokens.part.json"
+BLOCK_BYTES = 1 << 20
+KEEP_S = 20.0  # of work that a kill can cost
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What is on disk of a draft. digest, ends: xxh3-128 of the first `count` tokens, and of the ends of all documents but the last.
+
+    after: where the next document begins.
+    """
+
+    origin: Origin
+    count: Count
+    digest: str
+    after: Position
+    ends: str
+    tally: Tally
+
+
+class GrowingFile:
+    """An array that grows on disk. count, digest: of all its elements so far."""
+
+    def __init__(self, path: Path, dtype: np.dtype):
+        self.path, self._dtype = path, dtype
+        self.count, self.digest = 0, xxhash.xxh3_128()
+
+    def begin(self) -> None:
+        """Make the file, which is not there. Raises OSError."""
+        self.count, self.digest = 0, xxhash.xxh3_128()
+        new = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        self._file = open(open_regular(self.path, new, OWN), "r+b")  # noqa: SIM115  # closed in close() and cut()
+
+    def take_up(self, count: int, digest: str, below: int, each: Callable[[str], object]) -> bool:
+        """Go on after the first `count` elements, all below a limit; return False if the file hasn't these."""
+        try:
+            self._file = open(open_regular(self.path, os.O_RDWR, OWN), "r+b")  # noqa: SIM115
+        except OSError:
+            return False
+        if self._read(count, below, each) and self.digest.hexdigest() == digest:
+            self._file.truncate(self._file.tell())
+            return True
+        self._file.close()
+        return False
+
+    def add(self, elements: np.ndarray) -> None:
+        self.digest.update(elements)
+        self._file.write(elements)
+        self.count += elements.size
+
+    def sync(self) -> None:
+        """Bring all to the disk. Raises OSError."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def mapped(self) -> np.ndarray:
+        return np.memmap(self._file, self._dtype, mode="r", shape=(self.count,))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def cut(self, count: int) -> None:
+        """Leave the first `count` elements, and close the file."""
+        descriptor = os.dup(self._file.fileno())
+        with suppress(OSError):  # a disk that is full: the error that is raised says so
+            self._file.close()
+        os.ftruncate(descriptor, count * self._dtype.itemsize)
+        os.close(descriptor)
+
+    def _read(self, count: int, below: int, each: Callable[[str], object]) -> bool:
+        """Read the first `count` elements; return whether there are as many."""
+        left = count * self._dtype.itemsize
+        while left and (block := self._file.read(min(BLOCK_BYTES, left))):
+            each("checking the tokens that were kept")
+            if len(block) % self._dtype.itemsize or int(np.frombuffer(block, self._dtype).max()) >= below:
+                return False
+            self.digest.update(block)
+            left -= len(block)
+        self.count = count
+        return not left
+
+
+class Draft:
+    """The growing files of one rank. tally: of all that was read so far.  after: the document to go on with."""
+
+    def __init__(self, folder: Path, origin: Origin, dtype: np.dtype, each: Callable[[str], object]):
+        """Go on with what is kept, if it was made from `origin` and is whole; else begin anew. each: called while it is checked."""
+        self._folder, self._origin = folder, origin
+        self._tokens, self._ends = GrowingFile(folder / DRAFT, dtype), GrowingFile(folder / DRAFT_ENDS, ENDS_DTYPE)
+        self.after, self.tally, self._kept_at = BEGIN, Tally(), time.monotonic()
+        self._noted = self.tally
+        kept = read_kept(folder)
+        if kept is None or not self._take_up(kept, each):
+            self.drop()
+            self._tokens.begin()
+            self._ends.begin()
+        self._kept = self._counts
+
+    @property
+    def count(self) -> int:
+        return self._tokens.count
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        """Those of the tokens, and of the ends."""
+        return self._tokens.digest.hexdigest(), self._ends.digest.hexdigest()
+
+    def add(self, between: np.ndarray, ids: np.ndarray, after: Position, tally: Tally) -> None:
+        """Append the tokens of a document. between: what ends the document before it, if there is one."""
+        if self.count:
+            self._tokens.add(between)
+            self._end_document()
+        self._tokens.add(ids)
+        self.after, self.tally, self._noted = after, tally, tally
+        if time.monotonic() - self._kept_at > KEEP_S:
+            self.keep()
+
+    def keep(self) -> None:
+        """Bring what there is to the disk, and note it. Raises OSError."""
+        self._sync()
+        if self.count:
+            digest, ends = self.digests
+            kept = Kept(self._origin, self.count, digest, self.after, ends, self._noted)
+            with replacing(self._folder / PART, OWN) as file:
+                file.write(msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
+        self._kept, self._kept_at = self._counts, time.monotonic()
+
+    def complete(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bring all tokens and ends to the disk, and return both."""
+        self._end_document()
+        self._sync()
+        return self._tokens.mapped(), self._ends.mapped()
+
+    def close(self) -> None:
+        self._tokens.close()
+        self._ends.close()
+
+    def stop(self) -> None:
+        """Leave what is noted for another start, and nothing where nothing is."""
+        tokens, ends = self._kept
+        self._tokens.cut(tokens)
+        self._ends.cut(ends)
+        if not tokens:
+            self.drop()
+
+    def drop(self) -> None:
+        """Remove what is kept. Raises OSError."""
+        for name in (PART, DRAFT, DRAFT_ENDS):
+            remove(self._folder / name, OWN)
+
+    @property
+    def _counts(self) -> tuple[int, int]:
+        return self._tokens.count, self._ends.count
+
+    def _end_document(self) -> None:
+        self._ends.add(np.array([self.count], ENDS_DTYPE))
+
+    def _sync(self) -> None:
+        self._tokens.sync()
+        self._ends.sync()
+
+    def _take_up(self, kept: Kept, each: Callable[[str], object]) -> bool:
+        """Open what is kept, and drop what comes after it; return False if it isn't what it was."""
+        if not kept.origin.gives_the_same_as(self._origin) or not kept.tally.documents:
+            return False
+        if not self._tokens.take_up(kept.count, kept.digest, self._origin.vocab, each):
+            return False
+        if not self._ends.take_up(kept.tally.documents - 1, kept.ends, kept.count + 1, each):
+            self._tokens.close()
+            return False
+        self.after, self.tally, self._noted = kept.after, kept.tally, kept.tally
+        return True
+
+
+def read_kept(folder: Path) -> Kept | None:
+    """Return what is noted of a draft; None if nothing is, or it can't be read."""
+    try:
+        return msgspec.json.decode(read_regular(folder / PART, MOST_BYTES, OWN), type=Kept)
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return None

@@ -1,0 +1,120 @@
+"""Turn the documents of a corpus into ids: in pieces, a share for each rank, in the order of the corpus.
+
+    documents      one   a long one   three          cutting.py cuts the long one
+    shares         [one, a lo] [ng on] [e, three]    of SHARE_BYTES at most; a round has one for each rank
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from mpitrain.data.corpus import Document
+from mpitrain.data.cutting import MEMORY_PER_BYTE, PIECE_BYTES
+from mpitrain.data.memory_left import available_bytes
+from mpitrain.data.tokenizer import Tokenizer
+from mpitrain.errors import DataError
+from mpitrain.inputs import shown
+
+SHARE_BYTES = PIECE_BYTES
+DOCUMENT_BYTES = 128  # what a document takes of a share besides its text: there may be millions of empty ones
+
+Texts = Sequence[bytes]
+
+
+class Encoder(Protocol):
+    """Encodes several shares at once, one on each rank that takes part."""
+
+    num_shares: int
+
+    def __call__(self, shares: Sequence[Texts]) -> list[list[np.ndarray]]: ...
+
+
+class Alone:
+    """Encodes on this rank."""
+
+    num_shares = 1
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+
+    def __call__(self, shares: Sequence[Texts]) -> list[list[np.ndarray]]:
+        return [encode_share(self._tokenizer, share) for share in shares]
+
+
+class Piece(NamedTuple):
+    """A part of a document. is_last: the document ends with it."""
+
+    document: Document
+    text: bytes
+    is_last: bool
+
+
+def encode_share(tokenizer: Tokenizer, share: Texts) -> list[np.ndarray]:
+    """Return the ids of each text."""
+    return [tokenizer.encode(text) for text in share]
+
+
+def encoded(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    encoder: Encoder,
+    each: Callable[[Piece], object] = lambda piece: None,
+) -> Iterator[tuple[Document, np.ndarray]]:
+    """Yield each document with its ids, in their order. each: called with each piece that is encoded."""
+    parts = list[np.ndarray]()
+    for shares in _rounds(_pieces(documents, tokenizer), encoder.num_shares):
+        found = encoder([[piece.text for piece in share if piece.text] for share in shares])
+        ids = (part for parts in found for part in parts)
+        for piece in (piece for share in shares for piece in share):
+            if piece.text:
+                parts.append(next(ids))
+            each(piece)
+            if piece.is_last:
+                yield (
+                    piece.document,
+                    parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0, np.uint8)]),
+                )
+                parts = []
+
+
+def _pieces(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Piece]:
+    for document in documents:
+        before = b""
+        for text in tokenizer.pieces(document.text):
+            if before:
+                yield Piece(document, before, False)
+            _require_memory(document.name, text, tokenizer)
+            before = text
+        yield Piece(document, before, True)
+
+
+def _require_memory(name: str, text: bytes, tokenizer: Tokenizer) -> None:
+    """Raise DataError if a text that can't be cut takes more memory than there is."""
+    needed = len(text) * tokenizer.memory_per_byte
+    if needed <= MEMORY_PER_BYTE * 4 * PIECE_BYTES:
+        return
+    found = available_bytes()
+    if found is not None and needed > found:
+        raise DataError(
+            f"data.path: {shown(name)} has {len(text):,} bytes that this tokenizer can't be given in pieces: "
+            f"they need {needed / 1e9:,.1f} GB of memory, {found / 1e9:,.1f} GB are available; "
+            "divide the document, or use another data.tokenizer"
+        )
+
+
+def _rounds(pieces: Iterable[Piece], num_shares: int) -> Iterator[list[list[Piece]]]:
+    """Yield shares of SHARE_BYTES at most, `num_shares` together; a longer piece is a share by itself."""
+    shares, size = [list[Piece]()], 0
+    for piece in pieces:
+        num_bytes = len(piece.text) + DOCUMENT_BYTES
+        if shares[-1] and size + num_bytes > SHARE_BYTES:
+            if len(shares) == num_shares:
+                yield shares
+                shares = []
+            shares.append([])
+            size = 0
+        shares[-1].append(piece)
+        size += num_bytes
+    if shares[-1]:
+        yield shares

@@ -1,0 +1,53 @@
+"""Errors of the tokenizers library that are panics of its own code: told from others, and kept from printing their stacks."""
+
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+STDERR, MOST_KEPT_BYTES = 2, 1 << 20
+
+
+def raise_what_is_not_the_librarys(error: BaseException) -> None:
+    """Raise an error again that isn't the library's own: plain Exception, or a panic, which is no Exception."""
+    if not isinstance(error, Exception) and not _is_panic(error):
+        raise error
+
+
+def _is_panic(error: BaseException | None) -> bool:
+    return type(error).__name__ == "PanicException"
+
+
+@functools.cache
+def _kept() -> int:
+    """Return the descriptor of a file in memory. Made once: documents are many, and some take less time than to make it."""
+    if hasattr(os, "memfd_create"):  # Linux
+        return os.memfd_create("stderr", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+@contextmanager
+def panics_unprinted() -> Iterator[None]:
+    """Keep what a panic of the library prints by itself from the console: some forty lines above the one message.
+
+    It writes to descriptor 2, which leads elsewhere meanwhile. What others have written there is written again, unless it is a panic's.
+    """
+    panic, console = False, os.dup(STDERR)
+    os.dup2(_kept(), STDERR)
+    try:
+        yield
+    except BaseException as error:
+        panic = _is_panic(error)
+        raise
+    finally:
+        os.dup2(console, STDERR)
+        os.close(console)
+        if size := os.fstat(_kept()).st_size:
+            text = b"" if panic else os.pread(_kept(), min(size, MOST_KEPT_BYTES), 0)
+            os.ftruncate(_kept(), 0)
+            os.lseek(_kept(), 0, os.SEEK_SET)
+            sys.stderr.buffer.write(text)
+            sys.stderr.flush()

@@ -1,0 +1,70 @@
+"""Tokens that runs share: data.tokens names a folder, which has one of each corpus and tokenizer.
+
+    data.tokens/KEY/tokens.bin, ends.bin, tokens.json    KEY: a digest of all files and the tokenizer
+
+Each run has its own name of the same files (a hard link), or a copy where that is another file system: a run
+directory is whole. Runs that publish at once write the same bytes, each under its own names first.
+"""
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from mpitrain.data.files import Listing, content_of
+from mpitrain.data.origin import OWN, Origin
+from mpitrain.inputs import folder_of, kind_of, open_regular, remove, rename, replacing, shown
+
+
+class SharedFolder:
+    """The place of one corpus and tokenizer in data.tokens."""
+
+    def __init__(self, folder: str | Path, origin: Origin, listing: Listing, each: Callable[[str], object]):
+        left_out = {reason: len(names) for reason, names in listing.left_out.items()}
+        what = msgspec.json.encode((of_content(origin), content_of(listing, each), left_out), order="sorted")
+        self.path = Path(folder) / xxhash.xxh3_128_hexdigest(what)
+
+    def is_there(self, description: str) -> bool:
+        """Return whether anything was published. description: the name of the file that is published last."""
+        with suppress(OSError):
+            return kind_of(self.path / description) is not None
+        return False
+
+    def publish(self, folder: Path, names: Sequence[str]) -> str:
+        """Give a run's files to others, the last one after the rest; return what is wrong, "" if nothing."""
+        token = secrets.token_hex(8)
+        drafts = {name: f"{name}.{token}" for name in names}
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for name, draft in drafts.items():
+                link_or_copy(folder / name, self.path / draft)
+            for name, draft in drafts.items():
+                rename(self.path / draft, name, OWN)
+        except OSError as error:
+            for draft in drafts.values():
+                with suppress(OSError):
+                    remove(self.path / draft, OWN)
+            found = f"data.tokens: {shown(self.path)} cannot be written: {error.strerror}"
+            return f"{found}; this run keeps its tokens to itself"
+        return ""
+
+
+def of_content(origin: Origin) -> Origin:
+    """Return an origin without what says where a corpus lies and when it was written."""
+    return msgspec.structs.replace(origin, path="", files="")
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give a file another name, or copy it where that can't be. Raises OSError."""
+    remove(target, OWN)
+    try:
+        with folder_of(source, OWN) as (before, name), folder_of(target, OWN) as (after, new):
+            os.link(name, new, src_dir_fd=before, dst_dir_fd=after, follow_symlinks=False)
+    except OSError:  # another file system, one without links, another's file
+        with open(open_regular(source, own=OWN), "rb") as opened, replacing(target, OWN) as copy:
+            shutil.copyfileobj(opened, copy, 1 << 20)

@@ -1,0 +1,192 @@
+"""The tokenizer of a Hugging Face model, from its tokenizer.json.
+
+A special token that is spelled out in a text is text. The library says so of what it cuts out of a text before its model sees it
+(`encode_special_tokens`); a model that has the token among its own words finds it all the same. Then the text is cut within that word.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from mpitrain.data.cutting import MEMORY_PER_BYTE, cutting
+from mpitrain.data.panics import panics_unprinted, raise_what_is_not_the_librarys
+from mpitrain.data.rows import rows_needed
+from mpitrain.data.special_tokens import (
+    CONFIG,
+    OLDER_END_OF_TEXT,
+    Declared,
+    begin_of_text,
+    declared,
+    declared_in,
+    end_of_text,
+)
+from mpitrain.data.tokenizer import dtype_for
+from mpitrain.errors import DataError
+from mpitrain.inputs import read_file, shown
+
+MOST_BYTES = 1 << 28  # of a tokenizer.json; those of the largest models have a tenth of it
+MEMORY_OF_FILE = 20  # bytes that a tokenizer takes for each of its file's: Gemma-3's 33 MB take 616
+FILE = "tokenizer.json"
+
+
+def read_tokenizer(file: Path, end: str | None = None, begin: str | None = None) -> "FileTokenizer":
+    """Read a tokenizers JSON file, and what lies beside it. Raises DataError."""
+    return FileTokenizer(_read(file), declared(file), file, end, begin)
+
+
+def tokenizer_in(
+    files: Mapping[str, bytes], file: Path, end: str | None, begin: str | None
+) -> "FileTokenizer":
+    """Return the tokenizer whose files() these are. file: where it was read, for messages."""
+    return FileTokenizer(files[FILE], declared_in(files[CONFIG]), file, end, begin)
+
+
+class FileTokenizer:
+    """The tokenizer of a tokenizers JSON file."""
+
+    memory_per_byte = MEMORY_PER_BYTE
+
+    def __init__(
+        self, content: bytes, says: Declared, file: Path, end: str | None = None, begin: str | None = None
+    ):
+        self._file, self._declared = file, says
+        self._tokenizer = _parse(content, file)
+        # A tokenizer.json keeps the padding and truncation it was last used with: it would cut documents silently.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not ids:
+            raise DataError(f'data.tokenizer = "{shown(file)}" has an empty vocabulary; use a trained tokenizer or "bytes"')
+        self.vocab = max(ids.values()) + 1  # ids may have gaps, and then their number is too small
+        self.older_end_of_text = next((ids[name] for name in OLDER_END_OF_TEXT if name in ids), None)
+        self.unknown = _unknown(content, ids)
+        self.identity = f"xxh3:{xxhash.xxh3_128_hexdigest(content)}"
+        special = {token.content: id_ for id_, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._choose(self._declared, special, ids, end, begin)
+        chosen = [id_ for id_ in (self.end_of_text, self.begin_of_text) if id_ is not None]
+        self._is_control = np.zeros(self.vocab, bool)
+        self._is_control[[*special.values(), *chosen]] = True
+        if self.unknown is not None:
+            self._is_control[self.unknown] = False  # what any text may give
+            chosen.append(self.unknown)
+        self.needed = rows_needed(self._tokenizer, ids, chosen)
+        self.memory = MEMORY_OF_FILE * len(content)
+        self._cutting = cutting(content, self._tokenizer.get_vocab(with_added_tokens=False))
+
+    def files(self) -> dict[str, bytes]:
+        content = _read(self._file)
+        if f"xxh3:{xxhash.xxh3_128_hexdigest(content)}" != self.identity:
+            raise DataError(f'data.tokenizer = "{shown(self._file)}" has changed since the run began to read it; start again')
+        return {FILE: content, CONFIG: self._declared.as_config()}
+
+    def _choose(self, says: Declared, special: dict[str, int], ids: dict[str, int], end: str | None, begin: str | None) -> None:
+        """Settle which tokens stand between documents and before each."""
+        found = end_of_text(end, special, ids, says), begin_of_text(begin, special, ids, says, self._first_of_a_text())
+        self.end_of_text, self.begin_of_text = (None if each is None else each.id for each in found)
+        nothing = "nothing between documents" + ": the tokenizer has no special token known for it (data.end_of_text)" * (end is None)
+        between, before = (f"{shown(each.name)} ({each.id}, {each.why})" if each else "" for each in found)
+        self.told = (f"{between} between documents" if between else nothing) + f", {before} before each" * bool(before)
+
+    def _first_of_a_text(self) -> str:
+        """Return the name of the token that the tokenizer itself puts in front of a text; "" if it puts none there."""
+        try:
+            with panics_unprinted():
+                (found,) = self._tokenizer.encode_batch(["a"], add_special_tokens=True)
+                return found.tokens[0] if found.special_tokens_mask[:1] == [1] else ""
+        except BaseException as error:
+            raise_what_is_not_the_librarys(error)
+            return ""
+
+    def pieces(self, text: bytes) -> Iterator[bytes]:
+        return self._cutting.pieces(text)
+
+    def encode(self, text: bytes) -> np.ndarray:
+        try:
+            # encode() holds Python's lock to the end, of a long text for minutes: no thread would hear a signal meanwhile.
+            with panics_unprinted():
+                (found,) = self._tokenizer.encode_batch_fast([text.decode()], add_special_tokens=False)
+            ids = np.array(found.ids, dtype_for(self.vocab))
+            if self._is_control[ids].any():
+                ids = self._without_control_tokens(text.decode())
+        except DataError:
+            raise
+        except BaseException as error:
+            raise_what_is_not_the_librarys(error)
+            found = f'data.tokenizer = "{shown(self._file)}"'
+            raise DataError(f"{found} cannot encode the text: {shown(error)}; use another tokenizer") from error
+        return ids
+
+    def decode(self, ids) -> str:
+        try:
+            with panics_unprinted():
+                return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+        except BaseException as error:
+            raise_what_is_not_the_librarys(error)
+            found = f'data.tokenizer = "{shown(self._file)}"'
+            raise DataError(f"{found} cannot decode the tokens: {shown(error)}; use another tokenizer") from error
+
+    def _without_control_tokens(self, text: str) -> np.ndarray:
+        """Encode a text in pieces: it is cut after the first character of each word that is a control token's."""
+        with panics_unprinted():
+            (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        ids = np.array(found.ids, dtype_for(self.vocab))
+        spans = [found.offsets[place] for place in np.flatnonzero(self._is_control[ids])]
+        if not spans:
+            return ids
+        cuts = sorted({begin + 1 for begin, end in spans if end - begin > 1})
+        if not cuts:  # one character
+            what = f'data.tokenizer = "{shown(self._file)}" makes its control token {int(ids[self._is_control[ids]][0])} of a character'
+            raise DataError(f"{what} ({shown(text[slice(*spans[0])])}); use another tokenizer")
+        pieces = [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])]
+        return np.concatenate([self._without_control_tokens(piece) for piece in pieces if piece])
+
+
+def _unknown(content: bytes, ids: dict[str, int]) -> int | None:
+    """Return the id of what the tokenizer has no token for; None if there is none, as with bytes."""
+    try:
+        model = msgspec.json.decode(content, type=_File).model
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # the library reads more than JSON has
+        return None
+    if isinstance(model.unk_token, str):
+        return ids.get(model.unk_token)
+    return model.unk_id if isinstance(model.unk_id, int) and 0 <= model.unk_id <= max(ids.values()) else None
+
+
+class _Model(msgspec.Struct):
+    unk_token: Any = None
+    unk_id: Any = None
+
+
+class _File(msgspec.Struct):
+    """The part of a tokenizer.json that says what is unknown: its words aren't kept."""
+
+    model: _Model
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return read_file(file, MOST_BYTES)
+    except OSError as error:
+        advice = 'use "bytes" or the path of a tokenizer.json'
+        raise DataError(f'data.tokenizer = "{shown(file)}" cannot be read: {error.strerror}; {advice}') from error
+
+
+def _parse(content: bytes, file: Path):
+    try:
+        import tokenizers  # here, because most runs use bytes and every rank would pay for the import
+    except ImportError as error:
+        raise DataError(f"data.tokenizer = \"{file}\" needs the tokenizers library; pip install 'mpitrain[hf]'") from error
+    try:
+        with panics_unprinted():
+            return tokenizers.Tokenizer.from_str(content.decode())
+    except BaseException as error:
+        raise_what_is_not_the_librarys(error)
+        advice = 'use the tokenizer.json of a model, or "bytes"'
+        found = f'data.tokenizer = "{shown(file)}"'
+        raise DataError(f"{found} is not a tokenizers JSON file: {shown(error)}; {advice}") from error

@@ -1,0 +1,89 @@
+"""Tokenize a corpus on all ranks: rank 0 reads text and writes tokens, each encodes a share of a round.
+
+    rank 0     read | share | encode | gather, write | read | share | encode ...
+    others            take    encode   give                   take    encode ...
+
+Rank 0 alone reads the tokenizer's file. The ranks that take part get it from there, if there is work.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpitrain.comm.world import World
+from mpitrain.config import Data
+from mpitrain.data.encoding import SHARE_BYTES, Alone, Encoder, Texts, encode_share
+from mpitrain.data.memory_left import available_bytes
+from mpitrain.data.tokenizer import Tokenizer, Vocabulary, tokenizer_from, vocabulary_of
+
+# For each rank that takes part: less is encoded sooner than a tokenizer is sent and read.
+LEAST_SHARES = 4
+
+
+class OneTokenizer:
+    """The tokenizer of a run, which rank 0 has. Others get its numbers, and its files if they encode."""
+
+    def __init__(self, world: World, data: Data):
+        self._world, self._data = world, data
+        self._tokenizer: Tokenizer | None = None
+
+    def read(self, read: Callable[[], Tokenizer]) -> Vocabulary:
+        """Have rank 0 read it; return its numbers. Collective; an InputError of rank 0 is raised on all."""
+        return self._world.on_first_rank("reading the tokenizer", lambda: vocabulary_of(self._take(read())))
+
+    def _take(self, tokenizer: Tokenizer) -> Tokenizer:
+        self._tokenizer = tokenizer
+        return tokenizer
+
+    @property
+    def whole(self) -> Tokenizer:
+        """The tokenizer itself, on rank 0."""
+        if self._tokenizer is None:
+            raise TypeError("this rank has no tokenizer")
+        return self._tokenizer
+
+    def encoder(self, tokenizer: Tokenizer, num_bytes: int) -> Encoder:
+        """Return what encodes so many bytes, on rank 0, within on_first_rank() with help()."""
+        ranks = _ranks_to_help(self._world, tokenizer, num_bytes)
+        return _OnRanks(self._world, ranks, tokenizer.files()) if len(ranks) > 1 else Alone(tokenizer)
+
+    def help(self, item: Mapping[str, bytes] | Texts) -> list[np.ndarray] | None:
+        """Do this rank's part of World.share(): read a tokenizer from its files, or encode texts."""
+        if isinstance(item, Mapping):
+            self._tokenizer = tokenizer_from(item, self._data)
+            return None
+        return encode_share(self.whole, item)
+
+    def leave(self) -> None:
+        """Forget the tokenizer, which may take much memory."""
+        self._tokenizer = None
+
+
+class _OnRanks:
+    """Encodes on several ranks; a share goes to each of them."""
+
+    def __init__(self, world: World, ranks: Sequence[int], files: Mapping[str, bytes]):
+        self._world, self._ranks, self._files = world, ranks, files
+        self.num_shares = len(ranks)
+
+    def __call__(self, shares: Sequence[Texts]) -> list[list[np.ndarray]]:
+        if self._files:
+            self._give({rank: self._files for rank in self._ranks if rank})
+            self._files = {}
+        found = self._give(dict(zip(self._ranks, shares)))
+        return [found[rank] for rank in self._ranks[: len(shares)]]
+
+    def _give(self, items: Mapping[int, Any]) -> list[Any]:
+        return self._world.share([items.get(rank) for rank in range(self._world.size)])
+
+
+def _ranks_to_help(world: World, tokenizer: Tokenizer, num_bytes: int) -> list[int]:
+    """Return the ranks that have memory for a tokenizer, and enough to do: the first ones of each node."""
+    if not tokenizer.memory:  # bytes: there is nothing to encode
+        return [0]
+    of_node = world.node_ranks or world.size
+    each, found = tokenizer.memory + SHARE_BYTES * tokenizer.memory_per_byte, available_bytes()
+    fit = of_node if found is None else found // 2 // each
+    able = [rank for rank in range(world.size) if rank == 0 or rank % of_node < fit]
+    return able[: max(1, num_bytes // (LEAST_SHARES * SHARE_BYTES))]
