@@ -43,6 +43,7 @@ def mixture(p, h, experts, losses, loads):
         most = math.ceil(experts["capacity"] * hits.sum().item() / count)
         taken = hits.flatten(0, 1).cumsum(0) <= most
         weights = weights * taken.view_as(weights)
+        losses["dropped"] = losses.get("dropped", 0.0) + (hits.flatten(0, 1) * ~taken).sum()
     made = torch.stack([gated(h, *(p[f"experts.{name}.weight"][e] for name in ("gate", "up", "down"))) for e in range(count)], -1)
     out = (made * (experts["scale"] * weights).unsqueeze(-2)).sum(-1)
     if experts["shared"]:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.sizes(4)]
 PAIRS = int(os.environ.get("MPITRAIN_PAIRS", "3"))
 SETTINGS = (
     "model.layers=4", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=64", "data.sequence=16", "batch.global=8",
-    "batch.micro=1", "comm.bucket_mb=0.03", "comm.timeout_s=60", "numerics.reproducible=layout",
+    "batch.micro=1", "comm.bucket_mb=0.03", "comm.timeout_s=200", "numerics.reproducible=layout",
 )  # fmt: skip
 MODELS = {
     "tied": ("model.tied=true",),

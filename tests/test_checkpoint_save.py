@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from checkpoints import killed_at, meta_of
 
 from mpitrain.checkpoint.boxes import run_boxes
 from mpitrain.checkpoint.files import drain
+from mpitrain.checkpoint.folders import discard, publish
 from mpitrain.checkpoint.load import open_latest, steps
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
 from mpitrain.errors import CheckpointError
@@ -196,17 +198,16 @@ def test_unwritable_folder_is_named(tmp_path):
 
 def test_unreadable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file cannot be read: Not a directory"):
+    with pytest.raises(CheckpointError, match="file cannot be read: file is a file, needed a folder"):
         open_latest(tmp_path / "file")
 
 
 def test_full_disk_is_an_error_and_not_a_crash(tmp_path):
     save(tmp_path, 20, 1.0)
     tmp = begin(tmp_path, 30)
-    (tmp / "shard-00000.h5").symlink_to("/dev/full")
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError) as caught, files_of_at_most(1000):
         write_shard(tmp, 0, {"w": np.zeros(100_000)})
-    assert f"{tmp_path}: checkpoint cannot be written: No space left on device; free some space" in str(caught.value)
+    assert f"{tmp_path}: checkpoint cannot be written: File too large; free some space" in str(caught.value)
     assert newest(tmp_path) == (20, 1.0)
 
 
@@ -283,10 +284,35 @@ def test_nothing_is_left_of_a_staged_save_that_fails_and_no_link_there_is_follow
     array = {"w": np.zeros((10, 10), np.float32)}
     write_shard(tmp, 0, array, staging=staging)
     assert victim.read_text() == "mine" and (tmp / "shard-00000.h5").stat().st_size > 400 and not list(staging.parent.iterdir())
-    (tmp / "shard-00001.h5").symlink_to("/dev/full")
-    with pytest.raises(CheckpointError, match=r"run: checkpoint cannot be written: No space left.* change run\.dir"):
+    (tmp / "shard-00001.h5").symlink_to(victim)
+    with pytest.raises(CheckpointError, match=r"run: checkpoint cannot be written: it is a symbolic link.* change run\.dir"):
         write_shard(tmp, 1, array, staging=staging)
-    assert not list(staging.parent.iterdir())
+    assert victim.read_text() == "mine" and not list(staging.parent.iterdir())
+
+
+@pytest.mark.parametrize("what", ["checkpoints", "step-00000010.tmp"])
+def test_a_folder_that_becomes_a_link_while_a_step_is_saved_is_not_written_through(tmp_path, what):
+    """Nor is anything removed there: a save takes minutes, and somebody else may write into the run directory."""
+    folder, outside = tmp_path / "checkpoints", tmp_path / "outside"
+    for step in (5, 7):
+        save(folder, step, 1.0)
+    tmp = begin(folder, 10)
+    write_shard(tmp, 0, {"w": np.zeros(10)})
+    path = folder if what == "checkpoints" else tmp
+    shutil.copytree(path, outside)
+    path.rename(tmp_path / "away")
+    path.symlink_to(outside)
+    before = {each: each.is_file() and each.read_bytes() for each in outside.rglob("*")}
+    for action in (
+        lambda: write_shard(tmp, 1, {"v": np.zeros(10)}),
+        lambda: commit(tmp, meta_of(10)),
+        lambda: discard(folder / "step-00000005"),
+        lambda: publish(tmp),
+        lambda: begin(folder, 12),
+    )[: 2 if what != "checkpoints" else 5]:
+        with pytest.raises((CheckpointError, OSError), match="is a symbolic link"):
+            action()
+    assert {each: each.is_file() and each.read_bytes() for each in outside.rglob("*")} == before
 
 
 def test_a_staging_directory_that_fails_is_named_with_its_own_setting(tmp_path):

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
@@ -13,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 from checkpoints import digest_of, meta_of
-from launch import MPIRUN, several, started
+from launch import MPIRUN, finished, several, started
 
 from mpitrain.checkpoint.boxes import run_boxes
 from mpitrain.checkpoint.dtypes import BF16
@@ -103,7 +102,7 @@ def test_what_is_no_checkpoint_is_bad_input(tmp_path, folder, command):
     name, *options = command.split()
     for path in (tmp_path / "nowhere", tmp_path / "empty", tmp_path / "a.txt", folder / "run" / "checkpoints" / "step-00000040"):
         code = f"import sys; sys.argv[1:] = {['ckpt', name, str(path), *options]!r}\nfrom mpitrain.cli import main\nmain()"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        done = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert done.returncode == 2 and done.stderr.count("CheckpointError: ") == 1 and "give a run directory" in done.stderr, done.stderr
 
 
@@ -309,5 +308,5 @@ def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, a
 def test_commands_load_neither_torch_nor_mpi(folder):
     code = f"import sys; from mpitrain.cli import cli\nfor each in ('inspect', 'verify'): cli(['ckpt', each, {str(folder / 'run')!r}], "
     code += "standalone_mode=False)\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert not {"torch", "mpi4py.MPI", "rich"} & set(done.stdout.split())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mpitrain.comm.carried import NOTHING
 from mpitrain.comm.grid import Grid
-from mpitrain.layout.axes import Axes
+from mpitrain.layout.axes import MEANINGS, Axes
 
 GRID = ("tp", "cp", "dp", "pp")
 
@@ -106,6 +106,7 @@ def test_the_ranks_of_each_axis_are_those_that_a_list_of_all_has(axes):
 def test_an_axis_carries_something_if_and_only_if_ranks_share_it(axes):
     shared = {name for name, groups in listed(axes).items() if any(len(ranks) > 1 for ranks in groups)}
     carrying = {name for name, carried in axes.carried.items() if carried != NOTHING}
+    assert carrying <= MEANINGS.keys()  # the table at the end of a run explains its axes
     assert carrying == shared - {"dp", "pp"}  # these are coordinates; they meet as data, shard and links
 
 

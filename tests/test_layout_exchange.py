@@ -1,9 +1,13 @@
 """What is left open until links between nodes are known follows from bytes and seconds: when weights are fetched, how long the tail is."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from mpitrain import config as settings
+from mpitrain.errors import ConfigError
 from mpitrain.layout.exchange import Machine, axes_between, choose, exchanged, left_open, took
+from mpitrain.layout.idle import told_of_idle
 from mpitrain.layout.program import gather_of
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
@@ -13,6 +17,7 @@ SETTINGS = (
     f"model.layers={LAYERS}", f"model.width={WIDTH}", "model.heads=4", "model.kv_heads=4", f"model.ffn={FFN}", f"model.vocab={VOCAB}",
     "model.tied=false", f"data.sequence={SEQUENCE}", f"batch.global={BATCH}", "batch.micro=1",
 )  # fmt: skip
+ONCE = "parallel.zero=3", "parallel.reduce=step"
 MATRICES = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * FFN) + VOCAB * WIDTH  # that multiply: the embedding is looked up
 FLOPS = 6 * MATRICES * SEQUENCE * BATCH / 2  # of a step and rank, attention's few not counted
 
@@ -61,7 +66,7 @@ def test_weights_are_kept_over_the_step_where_fetching_them_takes_longer_than_co
 def test_what_was_asked_for_stays():
     for gather in ("use", "step"):
         assert choice("parallel.zero=3", f"parallel.gather={gather}", link=1.0)[0] == gather
-        assert choice("parallel.zero=3", f"parallel.gather={gather}", "pipeline.tail=3", link=1e15)[:2] == (gather, 3)
+        assert choice(*ONCE, f"parallel.gather={gather}", "pipeline.tail=3", link=1e15)[:2] == (gather, 3)
 
 
 def test_the_tail_is_as_long_as_reductions_take_twice():
@@ -70,19 +75,21 @@ def test_the_tail_is_as_long_as_reductions_take_twice():
     backward = 2 / 3 * took(plan, Machine({"shard": 1.0}, 1e12)).computing / (BATCH / 2)
     for share, tail in ((0.4, 1), (0.6, 2), (1.1, 3), (1.6, 4), (50, 4)):
         assert choice("parallel.zero=1", link=gradients / (share * backward))[1] == tail, share
-    assert choice("parallel.zero=3", "parallel.gather=use", link=1e15)[1] == 4  # these weights are fetched once for all of its backwards
-    assert choice("parallel.zero=3", "parallel.gather=step", link=1e15)[1] == 1
+    assert choice(*ONCE, "parallel.gather=use", link=1e15)[1] == 4  # these weights are fetched once for all of its backwards
+    assert choice(*ONCE, "parallel.gather=step", link=1e15)[1] == 1
+    assert choice("parallel.zero=3", "parallel.gather=use", link=1e15)[1] == 1  # each microbatch is reduced: there is no tail
     assert choice("parallel.zero=1", "batch.global=4", link=1.0)[1] == 2  # there are no more
 
 
 def test_nothing_is_open_where_all_was_said_or_one_node_has_all():
     gather, tail = "parallel.gather", "pipeline.tail"
     for more, keys in (
-        (("parallel.zero=3", "parallel.gather=use", "pipeline.tail=1"), ()),
-        (("parallel.zero=3", "pipeline.tail=1"), (gather,)),
+        ((*ONCE, "parallel.gather=use", "pipeline.tail=1"), ()),
+        ((*ONCE, "pipeline.tail=1"), (gather,)),
         (("parallel.zero=1", "pipeline.tail=1"), ()),
         (("parallel.zero=1",), (tail,)),
-        (("parallel.zero=3",), (gather, tail)),
+        (ONCE, (gather, tail)),
+        (("parallel.zero=3",), (gather,)),
         (("parallel.dp=1", "parallel.pp=2"), ()),  # nothing travels between data ranks
     ):
         assert left_open(planned(*more)) == keys, more
@@ -99,8 +106,10 @@ def test_nothing_is_open_where_all_was_said_or_one_node_has_all():
 def test_no_tail_is_told_where_none_is_walked(more):
     plan = planned("parallel.dp=2", *more, ranks=4 if "parallel.pp=2" in more else 2)
     assert left_open(plan) == ()
-    longer = planned("parallel.dp=2", "pipeline.tail=4", *more, ranks=4 if "parallel.pp=2" in more else 2)
-    assert longer.training.ranks == plan.training.ranks
+    several = plan.training.table.num_stages > 1
+    with pytest.raises(ConfigError, match=r"pipeline\.tail = 4 does nothing with") if several else nullcontext():
+        longer = planned("parallel.dp=2", "pipeline.tail=4", *more, ranks=4 if "parallel.pp=2" in more else 2)
+        assert longer.training.ranks == plan.training.ranks
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4])
@@ -111,7 +120,7 @@ def test_the_tail_is_as_long_as_fits(most):
 
 def test_what_changes_nothing_makes_no_other_programs():
     for batch, changes in ((2, False), (4, True)):  # of one microbatch there is no tail
-        plan = planned("parallel.zero=3", f"batch.global={batch}")
+        plan = planned(*ONCE, f"batch.global={batch}")
         found, _ = choose(plan, Machine(dict.fromkeys(axes_between(plan), 1e15), 1e12), lambda _: True)
         assert (found is not plan) == changes
 
@@ -126,3 +135,13 @@ def test_a_key_that_a_run_wrote_down_is_no_choice_of_its_user():
     """config.toml of a run before has parallel.gather = "use", whatever ZeRO it was of."""
     plan = planned("parallel.zero=1", "parallel.gather=use")
     assert plan.config.parallel.gather == "use"
+    assert told_of_idle(plan.config) == ['parallel.gather = "use" does nothing with parallel.zero = 1: weights are whole']
+    assert not told_of_idle(planned("parallel.zero=3", "parallel.gather=use").config) + told_of_idle(planned("parallel.zero=1").config)
+
+
+def test_a_size_of_buckets_that_zero_3_doesnt_have_is_said_to_do_nothing():
+    """The same one, so that stages of ZeRO can be compared; each block is a bucket then, whatever the size."""
+    sized, plain = (planned("parallel.zero=3", *more) for more in (["comm.bucket_mb=0.5"], []))
+    assert sized.training.ranks == plain.training.ranks and not told_of_idle(plain.config)
+    assert "comm.bucket_mb = 0.5 does nothing with parallel.zero = 3" in told_of_idle(sized.config)[0]
+    assert not told_of_idle(planned("parallel.zero=2", "comm.bucket_mb=0.5").config)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from launch import finished
 
 from mpitrain import config as settings
 from mpitrain.comm.rehearsal import SilentMesh
@@ -301,6 +301,6 @@ print((kilobytes("VmHWM") - begin) * 1024 - held)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_making_weights_takes_no_memory_to_speak_of(dtype):
     """Beyond the weights themselves less than 16 MB, for 8 million of them, a slice of columns: in fp64 they would take 64."""
-    run = subprocess.run([sys.executable, "-c", MEMORY, dtype, str(2**23)], capture_output=True, text=True, timeout=300)
+    run = finished([sys.executable, "-c", MEMORY, dtype, str(2**23)], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) < 16e6

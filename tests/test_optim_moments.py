@@ -50,7 +50,7 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world, layout, optimizer)
     keys = (*(f"parallel.{word}" for word in layout.split()), *optimizer, NARROW, "batch.micro=4")
     expected = moments_of(world, resolved(world, *keys))
     for zero in (1, 2, 3) if EVERY or layout == "dp=2" else (2, 3):
-        found = moments_of(world, resolved(world, *keys, f"parallel.zero={zero}"))
+        found = moments_of(world, resolved(world, *keys, f"parallel.zero={zero}", "parallel.reduce=step"))
         agree(world, found[0] == expected[0], f"zero={zero}: {found[0]} instead of {expected[0]}")
         agree(world, not differing(found, expected), f"zero={zero}: {differing(found, expected)[:3]}")
 

@@ -32,7 +32,7 @@ def test_offloading_shows_in_no_bit(world, layout, choice, monkeypatch):
     lines, weights = train(world, resolved(world, *keys))
     for number, zero in enumerate((0, 1, 2, 3) if "dp=2" in layout else (0,)):
         mode, loads = ("optimizer", "all")[number % 2], []
-        config = resolved(world, *keys, f"parallel.zero={zero}", f"memory.offload={mode}")
+        config = resolved(world, *keys, f"parallel.zero={zero}", "parallel.reduce=step", f"memory.offload={mode}")
         found = train(world, config, lambda actor, loads=loads: loads.append(actor.optimizer._loads))
         agree(world, found[0] == lines, f"zero={zero}: {found[0]} instead of {lines}")
         different = [name for name in weights if not (weights[name] == found[1][name]).all()]

@@ -18,7 +18,7 @@ SETTINGS = (
     "batch.micro=2",
     "optimizer.clip=0.5",
     "comm.bucket_mb=0.03",
-    "comm.timeout_s=60",
+    "comm.timeout_s=200",
 )
 DEGREES = {"dp": 1, "pp": 1, "tp": 1, "cp": 1}
 LAYOUTS = [
@@ -129,7 +129,7 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world, name, layout, prec
     found = {}
     undivided = " ".join(word for word in layout.split() if not word.startswith("dp_shard"))
     for zero in (0, 1, 2, 3):
-        config = resolved(world, name, f"{layout if zero else undivided} zero={zero}", f"precision.compute={precision}")
+        config = resolved(world, name, f"{layout if zero else undivided} zero={zero} reduce=step", f"precision.compute={precision}")
         lines, mine = [], []
 
         def note(actor, step, result, lines=lines, mine=mine):

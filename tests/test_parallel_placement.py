@@ -1,9 +1,9 @@
 """Where positions lie and which tiles they make, by counting; and the arithmetic of one tile. One process, no messages."""
 
-import subprocess
 import sys
 
 import pytest
+from launch import finished
 
 from mpitrain.errors import ConfigError
 from mpitrain.layout.sequence import Placement, placement_of
@@ -88,7 +88,7 @@ def test_what_cannot_work_is_refused_with_what_would(kind, sequence, size, heads
 def test_settings_are_checked_without_torch():
     """A dry run on 512 ranks refuses what cannot work, and counts what is sent, without importing it."""
     code = "import sys, mpitrain.layout.sequence, mpitrain.layout.traffic; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert finished([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_traffic_in_numbers():

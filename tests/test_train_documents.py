@@ -16,7 +16,7 @@ SETTINGS = (
     "data.sequence=16",
     "batch.global=16",
     f"batch.micro={1 if EVERY else 4}",
-    "comm.timeout_s=60",
+    "comm.timeout_s=200",
 )
 END = 0
 LAYOUTS = {1: ("parallel.dp=1",), 2: ("parallel.pp=2",), 4: ("parallel.tp=2", "parallel.cp=2"), 8: ("parallel.pp=4", "parallel.dp=2")}

@@ -11,7 +11,7 @@ LAYERS, HEADS, KV_HEADS, LR = 4, 4, 2, 0.3
 SETTINGS = (
     "model.family=mixtral", f"model.layers={LAYERS}", "model.width=16", f"model.heads={HEADS}", f"model.kv_heads={KV_HEADS}",
     "model.ffn=24", "model.vocab=64", "experts.count=8", "data.sequence=8", "batch.global=8", "batch.micro=2", "precision.compute=fp64",
-    "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.decay=0", "comm.bucket_mb=0.002", "comm.timeout_s=60",
+    "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.decay=0", "comm.bucket_mb=0.002", "comm.timeout_s=200",
 )  # fmt: skip
 VARIANTS = {
     "mixtral": (),
@@ -52,7 +52,8 @@ ON_NODES = {
     ),
 }  # fmt: skip
 TABLES = {"recompute": "memory", "offload": "memory", "buffer": "experts", "schedule": "pipeline", "micro": "batch"} | {
-    "node_ranks": "comm", "wire": "experts", "active": "experts", "compute": "precision",
+    "node_ranks": "comm", "documents": "data", "wire": "experts", "active": "experts", "compute": "precision",
+    "global": "batch", "sequence": "data",
 }  # fmt: skip
 
 
@@ -203,6 +204,57 @@ def require_as_plain_torch(world, layout, variant):
     agree(world, not wrong, f"{mesh}: {wrong[:4]}")
 
 
+@pytest.mark.parametrize("variant", ["z", "sequence", "global", "deepseek"])
+@pytest.mark.parametrize("layout", ["", "ep=2", "cp=2 ep=2", "tp=2", "pp=2 micro=1"])
+def test_the_losses_of_a_router_that_are_reported_are_those_that_are_trained(world, layout, variant):
+    """Divided by the targets that carry loss: the last position of each row ends a document, so its target carries none."""
+    import torch
+    from oracle_experts import microbatch_loss
+
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
+
+    if world.size != (2 if "=2" in layout else 1):
+        pytest.skip("runs on other ranks")
+    plan, end = plan_of_case(world.size, f"{layout} documents=separate", variant), 0
+    mesh, config = build_mesh(plan, world), plan.config
+    actor, weights = Actor(plan, mesh, torch.device("cpu")), {s.name: initial(s) for s in plan_of_case(1, "", variant).parameters()}
+    taught(actor, weights)
+    rows = torch.randint(1, 64, (8, 9), generator=torch.Generator().manual_seed(1))
+    rows[:6, 7] = end
+    settings, expected = {key: getattr(config.experts, key) for key in config.experts.__struct_fields__}, 0.0
+    for microbatch in rows.split(config.batch.micro):
+        plain, whole = microbatch_loss(weights, microbatch, LAYERS, HEADS, KV_HEADS, settings, {})
+        expected += (whole - plain).item()
+    mine = actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp], end)
+    told = actor.run_step(1, mine, LR).told
+    mesh.free()
+    found, expected = told["balance_loss"] + told["z_loss"], expected / (8 * 8 - 6)
+    agree(world, abs(found - expected) < 1e-12 * expected, f"{layout}: {found}, not {expected}")
+
+
+@pytest.mark.parametrize("layout", ["", "micro=1", "buffer=0.3", "ep=2", "tp=2 ep=2", "cp=2", "pp=2"])
+def test_validation_is_dropless_and_the_same_in_every_layout(world, layout):
+    import torch
+    from oracle_experts import microbatch_loss
+
+    from mpitrain.actor.actor import Actor
+    from mpitrain.training.trainer import build_mesh
+
+    if world.size != (2 if "=2" in layout else 1):
+        pytest.skip("runs on other ranks")
+    plan = plan_of_case(world.size, layout, "capacity")
+    mesh, config = build_mesh(plan, world), plan.config
+    actor, weights = Actor(plan, mesh, torch.device("cpu")), {s.name: initial(s) for s in plan_of_case(1, "", "capacity").parameters()}
+    taught(actor, weights)
+    rows = torch.randint(0, 64, (8, 9), generator=torch.Generator().manual_seed(1))
+    settings = {key: getattr(config.experts, key) for key in config.experts.__struct_fields__}
+    expected = microbatch_loss(weights, rows, LAYERS, HEADS, KV_HEADS, {**settings, "capacity": 0.0}, {})[0].item()
+    found, count, _ = actor.evaluate(1, actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp]))
+    mesh.free()
+    agree(world, count == 64 and abs(found - expected) < 1e-10 * expected, f"{layout}: {found}, not {expected}")
+
+
 @pytest.mark.parametrize(("wire", "most"), [("bf16", 0.01), ("fp8", 0.06)])
 @pytest.mark.parametrize("layout", ["ep=2", "ep=2 node_ranks=1", "ep=4 node_ranks=2", "ep=2 etp=2"])
 def test_rounded_rows_change_gradients_by_little(world, layout, wire, most):
@@ -258,3 +310,49 @@ def test_an_expert_with_exactly_the_mean_load_keeps_its_bias(world):
             assert torch.equal(piece.weight != bias, piece.grad != 24), f"step {step}, {piece.spec.name}: choices {piece.grad.tolist()}"
     mesh.free()
     assert even > 2, "hardly a case was tried"
+
+
+OF_COUNTS = ("dp=2", "dp=2 zero=2", "dp=2 zero=3", "ep=2 zero=1", "tp=2", "pp=2 schedule=dualpipe", "dp=4 dp_shard=2 zero=3")
+
+
+@pytest.mark.parametrize("layout", OF_COUNTS)
+@pytest.mark.parametrize("precision", ["compute=fp32", "compute=bf16", "compute=bf16 offload=optimizer", "compute=fp16"])
+def test_what_is_counted_is_rounded_neither_on_the_wire_nor_where_it_is_used(world, layout, precision):
+    """More choices than 16 bits can count: 1,536 tokens with 3 experts each. Weights, and gradients on their way, are rounded."""
+    import msgspec
+    import torch
+
+    from mpitrain.actor.actor import Actor
+    from mpitrain.model.families.catalog import plan_of
+    from mpitrain.training.trainer import build_mesh
+
+    if world.size != (4 if "4" in layout else 2):
+        pytest.skip("runs on other ranks")
+    plan = plan_of_case(world.size, f"{layout} {precision} micro=4 global=32 sequence=48", "deepseek")
+    config = plan.config
+    if config.parallel.dp > 1:
+        config = msgspec.structs.replace(config, precision=msgspec.structs.replace(config.precision, reduce="bf16"))
+        plan = plan_of(config)
+    mesh, wrong = build_mesh(plan, world), []
+    actor = Actor(plan, mesh, torch.device("cpu"))
+    batch, sequence = config.batch.global_, config.data.sequence
+    for step in (1, 2):
+        rows = torch.randint(0, 64, (batch, sequence + 1), generator=torch.Generator().manual_seed(step))
+        actor.run_step(step, actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank]), LR)
+        for piece in (each for each in actor.gradients.pieces if not each.spec.trained):
+            wrong += [f"{piece.spec.name}: {piece.grad.sum():g} choices"] if piece.grad.sum() != batch * sequence * 3 else []
+            wrong += [f"{piece.spec.name}: {piece.grad.tolist()}"] if (piece.grad != piece.grad.round()).any() else []
+    actor.settle()
+    masters = {piece.spec.name: piece.weight.flatten() for piece in actor.gradients.pieces if not piece.spec.trained}
+    for stage in actor.stages.values():
+        for bucket in (each for each in stage.state.buckets if each.plan.domain == "counted"):
+            kept = bucket.weights.whole if bucket.weights.whole is not None else bucket.weights.shard
+            wrong += [f"weights of {kept.dtype}"] if kept.dtype != torch.float32 else []
+        if config.parallel.zero < 3:
+            used = {spec.name: data.flatten() for spec, data in stage.state.weights() if spec.name in masters}
+            wrong += [f"{name}: computed with {w.tolist()}" for name, w in used.items() if not torch.equal(w, masters[name])]
+    domains = {bucket.plan.domain for stage in actor.stages.values() for bucket in stage.state.buckets}
+    rounds = config.precision.compute != "fp32" or config.precision.reduce == "bf16"
+    wrong += [f"buckets of {domains}"] if ("counted" in domains) != rounds else []
+    mesh.free()
+    agree(world, not wrong, f"{mesh}: {'; '.join(wrong[:4])}")

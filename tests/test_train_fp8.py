@@ -70,7 +70,7 @@ def test_the_bits_are_those_of_one_rank_for_every_pipeline(world, size, layout):
 def test_the_bits_are_the_same_for_every_stage_of_zero(world):
     if world.size != 2:
         pytest.skip("2 ranks tell")
-    layout = (FP8, SINGLE, f"parallel.dp={world.size}")
+    layout = (FP8, SINGLE, f"parallel.dp={world.size}", "parallel.reduce=microbatch")
     expected = train(world, resolved(world, *layout))
     for zero in (1, 2, 3):
         found = train(world, resolved(world, *layout, f"parallel.zero={zero}"))

@@ -30,7 +30,7 @@ SETTINGS = (
     "batch.micro=2",
     "optimizer.clip=0.5",
     "comm.bucket_mb=0.02",
-    "comm.timeout_s=60",
+    "comm.timeout_s=200",
 )
 STAGES = {1: [None], 2: [None, [4, 1]], 4: [None, [1, 1, 1, 2]]}
 LAYOUTS = [
@@ -134,7 +134,7 @@ def rows_of_documents(step, batch, sequence):
 
 @pytest.mark.parametrize(("dp", "pp", "stages", "tied", "schedule", "tail"), PLAIN)
 def test_steps_equal_a_plain_torch_loop(world, dp, pp, stages, tied, schedule, tail):
-    extra = (f"pipeline.tail={tail}",) + ((f"pipeline.stages={stages}",) if stages else ())
+    extra = (f"pipeline.tail={tail}",) * (pp == 1) + ((f"pipeline.stages={stages}",) if stages else ())
     compare_with_plain_torch(world, dp, pp, tied, schedule, *extra)
 
 
@@ -154,7 +154,7 @@ def test_spread_sequences_equal_a_plain_torch_loop(world, kind, cp, tp, dp, pp, 
 @pytest.mark.parametrize(("tp", "cp", "kind", "dp", "pp", "tied", "kv_heads"), ASYNCHRONOUS)
 def test_layers_by_chunks_equal_a_plain_torch_loop(world, tp, cp, kind, dp, pp, tied, kv_heads):
     """16 positions: chunks of 2 to 8; a part of the key-value heads is repeated where there are fewer than ranks."""
-    layout = ("parallel.async_tp=true", f"parallel.tp={tp}", f"parallel.cp={cp}", f"parallel.context={kind}")
+    layout = ("parallel.async_tp=true", f"parallel.tp={tp}", f"parallel.cp={cp}", *[f"parallel.context={kind}"] * (cp > 1))
     model = ("data.sequence=16", "model.vocab=259", f"model.kv_heads={kv_heads}")
     compare_with_plain_torch(world, dp, pp, tied, "zbv" if pp > 1 else "1f1b", *layout, *model, num_steps=FIRST)
 
@@ -162,7 +162,8 @@ def test_layers_by_chunks_equal_a_plain_torch_loop(world, tp, cp, kind, dp, pp, 
 @pytest.mark.parametrize(("dp", "pp", "tp", "cp", "division", "schedule"), SEPARATE)
 def test_separate_documents_equal_documents_by_themselves(world, dp, pp, tp, cp, division, schedule):
     tied = "true" if division in ("sequence=true", "context=ring", "context=ulysses") else "false"
-    layout = (f"parallel.tp={tp}", f"parallel.cp={cp}", f"parallel.{division}", *["pipeline.segments=4"] * (schedule == "seq1f1b"))
+    divided = [f"parallel.{division}"] * (tp * cp > 1) + ["pipeline.segments=4"] * (schedule == "seq1f1b")
+    layout = (f"parallel.tp={tp}", f"parallel.cp={cp}", *divided)
     data = ("batch.global=16", "data.documents=separate", "data.sequence=16", "model.vocab=259")
     compare_with_plain_torch(world, dp, pp, tied, schedule, *layout, *data, num_steps=FIRST)
 

@@ -6,6 +6,7 @@ import pytest
 from conftest import EVERY, agree
 from test_train_memory import one_step
 from test_train_zero import resolved, train
+from training import of_tensors
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -18,13 +19,20 @@ CHOICES = (
 )
 MODELS = {
     2: ((), ("model.family=mixtral", "experts.count=4", "experts.buffer=0.5")),
-    4: ((), ("model.family=mixtral", "experts.count=4", "parallel.ep=2"), ("parallel.sequence=false", "parallel.cp=2")),
+    4: ((), ("model.family=mixtral", "experts.count=4", "parallel.ep=2"), ("parallel.cp=2",)),
 }
+
+
+def walks(size, choice):
+    """Whether anything is walked in parts: on 2 ranks, both of a pipeline, ZeRO divides nothing."""
+    return size > 2 or "parallel.reduce=microbatch" in choice
+
+
 CASES = [
     (size, schedule, choice, model)
     for size, models in MODELS.items()
     for (a, schedule), (b, choice), (c, model) in itertools.product(*map(enumerate, (SCHEDULES, CHOICES, models)))
-    if EVERY or (a + b + c) % len(models) == 0
+    if (EVERY or (a + b + c) % len(models) == 0) and walks(size, choice)
 ]
 
 
@@ -63,7 +71,7 @@ HELD = [
     (size, *each)
     for size in MODELS
     for number, each in enumerate(itertools.product(MEMORY, CHOICES, KEPT))
-    if EVERY or number % (6 if size == 2 else 13) == size // 2
+    if (EVERY or number % (6 if size == 2 else 13) == size // 2) and walks(size, each[1])
 ]
 
 
@@ -72,6 +80,7 @@ def test_what_was_predicted_is_held(world, size, schedule, choice, kept):
     """Weights, gradients and buffers to the byte, activations within 5%, in host memory within 2%."""
     layout = layout_of(world, size, (), *LARGE, *schedule, *choice, *kept, "pipeline.pairs=parts")
     predicted, _, held = one_step(world, *layout)
-    agree(world, predicted == held._replace(activations=predicted.activations, host=predicted.host), f"predicted {predicted}, held {held}")
+    found = of_tensors(predicted, held)._replace(activations=held.activations, host=held.host)
+    agree(world, found == held, f"predicted {predicted}, held {held}")
     agree(world, abs(predicted.activations - held.activations) < 0.05 * held.activations, f"predicted {predicted}, held {held}")
     agree(world, abs(predicted.host - held.host) <= 0.02 * held.host, f"predicted {predicted}, held {held}")

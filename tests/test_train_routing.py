@@ -10,7 +10,7 @@ SETTINGS = (
     "model.ffn=24", "model.vocab=64",
     f"experts.count={COUNT}", f"experts.active={ACTIVE}", f"data.sequence={LENGTH}", f"batch.global={SEQUENCES}",
     f"batch.micro={1 if EVERY else 2}",
-    "precision.compute=fp64", "comm.timeout_s=60",
+    "precision.compute=fp64", "comm.timeout_s=200",
 )  # fmt: skip
 LAYOUTS = {2: ("ep=2", "etp=2", "tp=2 ep=2"), 4: ("ep=4", "tp=4 ep=2", "cp=2 ep=2 etp=2", "pp=2 ep=2 schedule=dualpipev layers=4 micro=1")}
 BUFFERS = (0.1, 0.5, 1, 2, 8)

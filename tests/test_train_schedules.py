@@ -22,7 +22,7 @@ SETTINGS = (
     "data.sequence=16",
     "batch.micro=1",
     "parallel.zero=0",  # all copies of a weight are whole, and can be compared
-    "comm.timeout_s=60",
+    "comm.timeout_s=200",
 )
 OTHER_ORDER = ("dualpipe", "seq1f1b")  # two copies; sums over segments: equal in fp64 to 1e-10
 SEEDS = range(int(os.environ.get("MPITRAIN_SEEDS", "1")))

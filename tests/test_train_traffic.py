@@ -29,7 +29,7 @@ SETTINGS = (
     f"data.sequence={SEQUENCE}",
     f"batch.global={BATCH}",
     "comm.transport=messages",
-    "comm.timeout_s=60",
+    "comm.timeout_s=200",
 )
 
 
@@ -129,11 +129,12 @@ def whole_traffic(config, _):
 ZERO = [
     (("parallel.zero=0",), whole_traffic),
     (("parallel.zero=1",), lambda config, _: zero_traffic(config)),
-    (("parallel.zero=2",), lambda config, _: zero_traffic(config)),
-    (("parallel.zero=2", "parallel.reduce=microbatch"), lambda config, _: zero_traffic(config, reductions=BATCH // config.parallel.dp)),
+    (("parallel.zero=2", "parallel.reduce=step"), lambda config, _: zero_traffic(config)),
+    (("parallel.zero=2",), lambda config, _: zero_traffic(config, reductions=BATCH // config.parallel.dp)),
+    (("parallel.zero=1", "parallel.reduce=microbatch"), lambda config, _: zero_traffic(config, reductions=BATCH // config.parallel.dp)),
     (("parallel.zero=1", "precision.compute=bf16"), lambda config, _: zero_traffic(config, weight=2)),
     (
-        ("parallel.zero=2", "precision.compute=bf16", "precision.reduce=bf16"),
+        ("parallel.zero=2", "precision.compute=bf16", "precision.reduce=bf16", "parallel.reduce=step"),
         lambda config, _: zero_traffic(config, weight=2, gradient=2),
     ),
     (("parallel.zero=1", "precision.compute=fp64"), lambda config, _: zero_traffic(config, weight=8, gradient=8)),
@@ -177,12 +178,12 @@ def fetched_traffic(config, order, blocks, *, each=False, kept=False, weight=4):
 
 
 ZERO_3 = [
-    ((), {}),
-    (("parallel.gather=step",), {"kept": True}),
-    (("parallel.reduce=microbatch",), {"each": True}),
-    (("parallel.ahead=2",), {}),
-    (("precision.compute=bf16",), {"weight": 2}),
-    (("parallel.dp_shard=2",), {}),
+    (("parallel.reduce=step",), {}),
+    (("parallel.gather=step", "parallel.reduce=step"), {"kept": True}),
+    ((), {"each": True}),
+    (("parallel.ahead=2",), {"each": True}),
+    (("precision.compute=bf16",), {"weight": 2, "each": True}),
+    (("parallel.dp_shard=2", "parallel.reduce=step"), {}),
 ]
 
 
@@ -214,8 +215,8 @@ def test_zero_3_under_a_pipeline_fetches_in_the_order_of_the_schedule(world, sch
         blocks = (MODEL[: 1 + half], MODEL[1 + half :])[rank]
         return fetched_traffic(config, [(kind, rank) for kind in steps[schedule, rank]], {rank: blocks})
 
-    stages = f"pipeline.stages=[{half}, {half}]"
-    check(world, ("parallel.dp=2", "parallel.pp=2", "parallel.zero=3", f"pipeline.schedule={schedule}", stages), expected)
+    stages = f"pipeline.stages=[{half}, {half}]", "parallel.reduce=step"
+    check(world, ("parallel.dp=2", "parallel.pp=2", "parallel.zero=3", f"pipeline.schedule={schedule}", *stages), expected)
 
 
 # ---------------------------------------------------------------- tensor and context parallelism

@@ -38,15 +38,26 @@ MORE = {
     ],
     8: [("parallel.dp=2", "parallel.pp=2", "parallel.tp=2", "pipeline.schedule=zbv"), ("parallel.dp=8", "parallel.dp_shard=4")],
 }
-CHOSEN = [layout for size in LAYOUTS for layout in LAYOUTS[size] + (MORE.get(size, []) if EVERY else [])]
+CHOSEN = [
+    (layout, reduce)
+    for size in LAYOUTS
+    for layout in LAYOUTS[size] + (MORE.get(size, []) if EVERY else [])
+    for reduce in ("step", "microbatch")
+    if reduce == "step" or not any("pipeline.tail" in s for s in layout)  # a tail is there to reduce once
+]
 
 
-@pytest.mark.parametrize("layout", CHOSEN, ids=lambda layout: ",".join(s.split(".")[-1] for s in layout))
-def test_the_run_is_the_same_for_every_stage_of_zero(world, layout):
+@pytest.mark.parametrize(
+    ("layout", "reduce"), CHOSEN, ids=lambda each: each if isinstance(each, str) else ",".join(s.split(".")[-1] for s in each)
+)
+def test_the_run_is_the_same_for_every_stage_of_zero(world, layout, reduce):
+    """With equal parallel.reduce. Sums after each microbatch go over all data ranks without shards, and over those of a shard with them."""
     whole = tuple(s for s in layout if not s.startswith("parallel.dp_shard"))
-    lines, weights = train(world, resolved(world, *whole, "parallel.zero=0"))
-    for zero in (1, 2, 3):
-        found = train(world, resolved(world, *layout, f"parallel.zero={zero}"))
+    first = 1 if reduce == "microbatch" and whole != layout else 0
+    how = f"parallel.reduce={reduce}"
+    lines, weights = train(world, resolved(world, *(layout if first else whole), how, f"parallel.zero={first}"))
+    for zero in range(first + 1, 4):
+        found = train(world, resolved(world, *layout, how, f"parallel.zero={zero}"))
         agree(world, found[0] == lines, f"zero={zero}: {found[0]} instead of {lines}")
         different = [name for name in weights if not (weights[name] == found[1][name]).all()]
         agree(world, found[1].keys() == weights.keys() and not different, f"zero={zero}: {different[:3]}")
@@ -100,7 +111,8 @@ def test_a_rank_keeps_its_share_of_the_state(world):
         kept[zero] = (weights, grads, moments)
 
     for zero in (0, 1, 2, 3):
-        train(world, resolved(world, f"parallel.dp={world.size}", "model.tied=false", f"parallel.zero={zero}"), partial(look, zero))
+        settings = f"parallel.dp={world.size}", "model.tied=false", f"parallel.zero={zero}"
+        train(world, resolved(world, *settings), partial(look, zero))
     share, (weights, grads, _) = world.size, kept[1]
     count = kept[0][2]  # a shard can hold more of the padding than another
     sums = [sum(each) for each in zip(*world.allgather([kept[zero][2] for zero in (1, 2, 3)]))]
@@ -183,7 +195,7 @@ def test_the_sum_of_shards_starts_with_the_next_instruction_and_not_only_with_th
             actor.mesh[name].place = actor.place
         actor.mesh.listen(SimpleNamespace(given=lambda which, parts: started.append(which), came=lambda which, parts: None))
 
-    layout = "parallel.dp=4", "parallel.dp_shard=2", "parallel.zero=2", "pipeline.schedule=interleaved", "pipeline.chunks=2"
+    layout = "parallel.dp=4", "parallel.dp_shard=2", "parallel.zero=2", "parallel.reduce=step", "pipeline.schedule=interleaved"
     train(world, resolved(world, *layout), before=listen)
     scattered = next(which.instruction for which in started if which.operation == "reduce_scatter")
     summed = next(which.instruction for which in started if which.axis == "replicate")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mpitrain.layout.arena import Arena
 from mpitrain.layout.buckets import layout_of
 from mpitrain.layout.parameters import Spec
 from mpitrain.model.linear import Product, add_product
@@ -21,8 +22,9 @@ def gradient_of(stage):
     for parameter in parameters.values():
         gradient.bind(parameter)
     if stage >= 2:
-        sharding.gradients.reserve({gradient.kind: 1})
-        sharding.gradients.give_back(sharding.gradients.take(gradient.kind).fill_(torch.nan))
+        sharding.gradients.reserve(Arena(layout.length, {"training": [0, 0]}), torch.float32, torch.device("cpu"))
+        sharding.gradients.begin("training")
+        sharding.gradients.give_back(sharding.gradients.take(layout.length).fill_(torch.nan))
     else:
         gradient.whole.fill_(torch.nan)
     gradient.zero()

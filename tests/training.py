@@ -17,7 +17,7 @@ SETTINGS = (
     "data.sequence=16",
     "batch.global=8",
     "comm.bucket_mb=0.03",
-    "comm.timeout_s=60",
+    "comm.timeout_s=200",
 )
 
 _made: dict[object, Any] = {}
@@ -168,3 +168,8 @@ def part(tensors, piece):
     spec = piece.spec
     box = tensors[spec.name][tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))]
     return box.reshape(-1)[piece.begin : piece.end]
+
+
+def of_tensors(predicted, held):
+    """Return a prediction with what a look at the tensors between instructions doesn't see, or sees otherwise, as it was found."""
+    return predicted._replace(recomputed=held.recomputed, working=held.working, messages=held.messages)

@@ -28,6 +28,17 @@ THEIR_LATENT = dict(
 )  # fmt: skip
 MODELS = {  # name: (its configuration in transformers, keys there, our family, our tables)
     "mistral": ("MistralConfig", dict(sliding_window=None, rms_norm_eps=1e-5), "llama", {}),
+    "llama3.1": (
+        "LlamaConfig",
+        dict(
+            rms_norm_eps=1e-5,
+            rope_parameters=dict(
+                rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=60,
+            ),
+        ),
+        "llama", dict(attention=dict(theta=500.0, llama3_factor=8.0, llama3_length=60)),
+    ),
     "qwen3": ("Qwen3Config", dict(head_dim=16, rope_theta=1e6), "qwen3", dict(attention=dict(head_width=16))),
     "mixtral": (
         "MixtralConfig", dict(num_local_experts=4, rope_theta=1e6), "mixtral",

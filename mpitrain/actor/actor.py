@@ -28,8 +28,9 @@ from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.comm.world import Owed
-from mpitrain.data.documents import further_targets, separate
-from mpitrain.layout.buffers_needed import needed_by
+from mpitrain.data.documents import IGNORED, Ends, further_targets, separate
+from mpitrain.layout.buffers_needed import EVALUATION, TRAINING, needed_by
+from mpitrain.layout.layer import is_loss
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
@@ -95,6 +96,7 @@ class Work:
 
     microbatches: list[Microbatch]
     ends: Mapping[Action, int]  # where the other ends of messages stand in the programs of other ranks
+    between: Callable[[], None]  # called between items of a block
     step: int = 0
     lr: float = 0.0
     asked: Asked = NOTHING
@@ -146,8 +148,9 @@ class Actor:
         self._ends, self._ends_of_evaluation = (each.other_ends(self.pp.rank) for each in (plan.training, plan.evaluation))
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
-        reserve(self.shardings, needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank)), self.site.dtype, device)
-        self.gradients = Gradients(states, self.table, self.training, mesh)
+        needed = needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank))
+        reserve(self.shardings, needed, self.site.dtype, device)
+        self.gradients = Gradients(states, self.table, self.training, mesh, needed.waits)
         own = [stage.plan for stage in self.stages.values()]
         self.optimizer = optimizer_of(config, own, self.gradients.pieces, mesh, self._owned[0].master, device)
         self.links = Links(mesh["links"], self.table.num_stages, self.table.num_microbatches, synchronous=config.comm.synchronous)
@@ -189,15 +192,16 @@ class Actor:
         """The positions of a sequence that this rank has, [T]."""
         return torch.from_numpy(self.plan.positions(self.cp.rank))
 
-    def cut(self, tokens: torch.Tensor, separator: int | None = None) -> list[Microbatch]:
+    def cut(self, tokens: torch.Tensor, ends: Ends | None = None, counted: torch.Tensor | None = None) -> list[Microbatch]:
         """Cut this data-parallel rank's rows of a step [batch, sequence + 1] into microbatches, and these into segments.
 
         Inputs and targets are those of this rank's positions; targets are one position ahead in the row, wherever that is.
-        separator: the token that ends a document, if documents are separate.
+        ends: where documents end, if they are separate.  counted: of each row, whether its targets carry loss; None: all do.
         """
         micro, length = self.config.batch.micro, len(self.positions) // self.table.segments
         here = self.positions.to(tokens.device)
-        documents, targets = (None, tokens[:, 1:]) if separator is None else separate(tokens, separator)
+        documents, targets = (None, tokens[:, 1:]) if ends is None else separate(tokens, ends)
+        targets = targets if counted is None else targets.masked_fill(~counted[:, None], IGNORED)
         whole = repeat(None) if documents is None else documents.split(micro)  # queries here meet keys of the whole sequence
         every = (tokens, targets, *further_targets(targets, self.config.model.mtp if self.last else 0))
         rows = zip(*(each[:, here].split(micro) for each in every), whole)
@@ -237,12 +241,13 @@ class Actor:
         before, after = self.training[: self._update_at], self.training[self._update_at :]
 
         def compute_gradients() -> Work:
+            self._lend(TRAINING)
             for stage in self.stages.values():
                 stage.state.zero_grad()
             if self.recorded:
                 self.recorded.clear()  # of a pass before
             self.recorder.begin(step)
-            return self._walk(before, Work(microbatches, self._ends, step, lr, asked), self.recorder, watch)
+            return self._walk(before, Work(microbatches, self._ends, self._between(watch), step, lr, asked), self.recorder, watch)
 
         with nullcontext() if watch is None else watch.watching():
             work = self._walk(after, sure(compute_gradients), self.recorder, watch, len(before))
@@ -251,11 +256,27 @@ class Actor:
 
     def evaluate(self, step: int, microbatches: list[Microbatch], asked: Asked = NOTHING) -> tuple[float, float, int]:
         """Return (summed loss, tokens, how urgent it is to stop) of all ranks, without gradients. Collective over all ranks."""
-        work = Work(microbatches, self._ends_of_evaluation, step, asked=asked)
+        self._lend(EVALUATION)
+        work = Work(microbatches, self._ends_of_evaluation, self.progress.poll, step, asked=asked)
         with torch.no_grad():
             self._walk(self.evaluation, work, UNRECORDED)
         total = together(self._totals(work, []))
         return math.fsum(total.loss), total.count, total.stop
+
+    def _between(self, watch: Watch | None) -> Callable[[], None]:
+        """Return what is done between two items of a block: messages are moved on."""
+
+        def watched() -> None:
+            self.progress.poll()
+            watch.look_inside()
+
+        return self.progress.poll if watch is None else watched
+
+    def _lend(self, program: str) -> None:
+        """Begin a program: its buffers are taken in its order."""
+        for sharding in self.shardings.values():
+            sharding.weights.begin(program)
+            sharding.gradients.begin(program)
 
     def _walk(
         self, instructions: list[Action], work: Work, recorder: Recorder, watch: Watch | None = None, first: int = 0
@@ -285,7 +306,7 @@ class Actor:
     # ------------------------------------------------------------ compute
 
     def _forward(self, action: Action, work: Work) -> None:
-        self._end_forward(action, run(self._forward_walk(action, work), self.progress.poll), work)
+        self._end_forward(action, run(self._forward_walk(action, work), work.between), work)
 
     def _end_forward(self, action: Action, made: torch.Tensor, work: Work) -> None:
         _, m, stage, part = action
@@ -298,7 +319,7 @@ class Actor:
         work.told.setdefault(name, []).append(value.detach())
 
     def _backward(self, action: Action, work: Work) -> None:
-        self._end_backward(action, run(self._backward_walk(action, work), self.progress.poll), work)
+        self._end_backward(action, run(self._backward_walk(action, work), work.between), work)
 
     def _end_backward(self, action: Action, grad: torch.Tensor | None, work: Work) -> None:
         if action.index in self.stages[action.stage].stashes:
@@ -311,16 +332,16 @@ class Actor:
         _, m, stage, part = action
         self.gradients.hold(action)
         walk = self.stages[stage].input_backward(m, self._grad_of_output(stage, m, work), part)
-        self._end_backward(action, run(walk, self.progress.poll), work)
+        self._end_backward(action, run(walk, work.between), work)
 
     def _weight_backward(self, action: Action, work: Work) -> None:
         self.gradients.hold(action)
-        run(self.stages[action.stage].weight_backward(action.index, action.part), self.progress.poll)
+        run(self.stages[action.stage].weight_backward(action.index, action.part), work.between)
         self.gradients.added(action)
 
     def _pair(self, forward: Action, backward: Action, work: Work) -> None:
         walks = [self._forward_walk(forward, work), self._backward_walk(backward, work)]
-        made, grad = run_together(walks, self.progress.poll)
+        made, grad = run_together(walks, work.between)
         self._end_forward(forward, made, work)
         self._end_backward(backward, grad, work)
 
@@ -422,7 +443,9 @@ class Actor:
         result.num_tokens, count = int(total.count), total.count or math.nan  # no target, no mean: nothing to learn, the step is skipped
         result.loss, result.grad_norm = math.fsum(total.loss) / count, norm(total.squares) / (count * self.loss_scale.value)
         result.stop, result.beside, result.peak_in_flight = total.stop, total.beside, [part.peak for part in parts[:: self.tp.size]]
-        result.told = {name: math.fsum(numbers) for name, numbers in zip(self.plan.tells, total.told)}
+        sums = {name: math.fsum(numbers) for name, numbers in zip(self.plan.tells, total.told)}
+        # A layer's losses are divided as training divides them: by the targets that carry loss, not by all tokens.
+        result.told = {name: value / (count if is_loss(name) else 1) for name, value in sums.items()}
         result.skipped = not math.isfinite(result.grad_norm)
         result.spike = work.asked.leaves_out(result.loss)
 

@@ -28,14 +28,15 @@ class _Saved:
 
 
 class Watch:
-    """The most bytes that the stages of a rank have held at once, as seen whenever `look` is called.
+    """The most bytes that the stages of a rank have held at once: between instructions, and within them where blocks are recomputed.
 
     constants: what is there all the time, and isn't counted.
     """
 
     def __init__(self, stages: Iterable[Stage], constants: Iterable[torch.Tensor]):
-        self._stages, self._saved, self.peak = list(stages), weakref.WeakSet(), 0
+        self._stages, self._saved, self.peak, self.inside = list(stages), weakref.WeakSet(), 0, 0
         self._there = {_address(x) for x in constants}
+        self._recomputes = any(stage.plan.groups for stage in self._stages)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -49,14 +50,23 @@ class Watch:
         return saved
 
     def look(self) -> None:
-        """Count what is held now."""
+        """Count what is held now, between two instructions."""
+        self.peak = max(self.peak, self._held())
+        self.inside = max(self.inside, self.peak)
+
+    def look_inside(self) -> None:
+        """Count what is held within an instruction, between two items of a block. Without recomputation it is never the most."""
+        if self._recomputes:
+            self.inside = max(self.inside, self._held())
+
+    def _held(self) -> int:
         held = [saved.tensor for saved in self._saved]
         for stage in self._stages:
             held += _tensors_in([stage.stashes, stage.put_off, stage.contexts.histories])
             held += stage.shelves.tensors() if stage.shelves is not None else ()
         sizes = {_address(x): x.untyped_storage().nbytes() for x in held if x.is_floating_point()}
         numbers = {x.data_ptr(): x.nbytes for x in held if not x.is_floating_point()}
-        self.peak = max(self.peak, sum(size for address, size in sizes.items() if address not in self._there) + sum(numbers.values()))
+        return sum(size for address, size in sizes.items() if address not in self._there) + sum(numbers.values())
 
 
 def _address(tensor: torch.Tensor) -> int:

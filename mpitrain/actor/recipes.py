@@ -10,10 +10,11 @@ import msgspec
 
 from mpitrain.cluster.board import Place
 from mpitrain.cluster.launch import launched, rank_of_launcher
-from mpitrain.cluster.processes import used
+from mpitrain.cluster.processes import no_more, used
+from mpitrain.comm.launchers import without_launcher
 from mpitrain.config import Config
+from mpitrain.errors import MpitrainError
 
-OF_LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_")  # a process that isn't a rank doesn't need to know
 REHEARSAL = "from mpitrain.actor.rehearsal import main; main()"
 LOOK_S = 0.25
 
@@ -28,10 +29,13 @@ class Rehearsals:
         self._process = self._started() if launched() and rank_of_launcher()[0] == 0 else None
 
     def _started(self) -> subprocess.Popen:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
+        environment = without_launcher(os.environ)  # it is no rank
         self._out, self._said = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  read when it has ended
         streams = {"stdin": subprocess.PIPE, "stdout": self._out, "stderr": self._said}
-        return subprocess.Popen([sys.executable, "-P", "-c", REHEARSAL], env=environment, **streams)
+        try:
+            return subprocess.Popen([sys.executable, "-P", "-c", REHEARSAL], env=environment, **streams)
+        except OSError as error:
+            raise MpitrainError(f"the process that rehearses the ranks could not be started: {error.strerror}; {no_more()}") from None
 
     def begin(self, config: Config) -> None:
         """Let it rehearse the ranks of a resolved configuration."""

@@ -30,10 +30,11 @@ class Gradients:
     """All gradients of a rank. `pieces`: what this rank updates.
 
     counted: those of them that count for the norm and are saved here; each element of the model is counted by one rank.
+    waits: see Needed in layout/buffers_needed.py.
     """
 
-    def __init__(self, stages: dict[int, StageState], table: Table, program: Sequence[Action], mesh: Mesh):
-        self.stages, self.table, self.mesh = stages, table, mesh
+    def __init__(self, stages: dict[int, StageState], table: Table, program: Sequence[Action], mesh: Mesh, waits: Sequence[int] = ()):
+        self.stages, self.table, self.mesh, self._waits = stages, table, mesh, waits
         self._completed = completed_by(program, stages, table)
         owned = [(number, bucket) for number, stage in stages.items() for bucket in stage.buckets if bucket.owned]
         found = [(number, bucket, piece) for number, bucket in owned for piece in pieces_of(bucket.weights, bucket.gradients[0])]
@@ -52,8 +53,10 @@ class Gradients:
     def hold(self, action: Action) -> None:
         """Have buffers for what a backward, or one part of it, adds to."""
         group = group_of(self.table, action.index)
-        for gradient in added_to(action, self.stages):
-            self._make_room(gradient, group)
+        every = added_to(action, self.stages)
+        if not all(gradient.holds(group) for gradient in every):
+            self._make_room()
+        for gradient in every:
             gradient.hold(group)
 
     def added(self, action: Action) -> None:
@@ -106,6 +109,7 @@ class Gradients:
     def _begin(self) -> None:
         self._summing: dict[tuple[int, int], Pending] = {}  # by stage and bucket
         self._reducing: deque[_Reduction] = deque()
+        self._takings = self._num_reduced = 0  # how often buffers were taken in this step, and reductions that are over
 
     def advance(self) -> None:
         """Let every reduction go on whose turn it is: between instructions, too, so that the rank computes meanwhile."""
@@ -119,14 +123,14 @@ class Gradients:
             reduction.start_summing()
         while self._reducing:
             self._reducing.popleft().wait()
+            self._num_reduced += 1
 
-    def _make_room(self, gradient: Gradient, group: int) -> None:
-        """Wait until a buffer of this length comes back, if all are lent out.
-
-        Only then: ranks that read each other's buffers must have taken the same ones, whenever each sees a reduction complete.
-        """
-        while not gradient.can_hold(group):
+    def _make_room(self) -> None:
+        """Wait for the reductions in whose memory the next buffers may lie, as many as the plan says (layout/buffers_needed.py)."""
+        while self._num_reduced < self._waits[self._takings]:
             self._reducing.popleft().wait()
+            self._num_reduced += 1
+        self._takings += 1
 
     # ------------------------------------------------------------ over other axes
 
@@ -154,12 +158,18 @@ class _Reduction:
 
     The second is started when the first is complete, in the order in which all ranks started the first. last: nothing more will be
     added to the bucket in this step; otherwise its shard waits for the rest.
+
+    ZeRO-0 has no shards: all that a microbatch has added is summed over `replicate`, in the order in which a shard is.
     """
 
     def __init__(self, gradient: Gradient, last: bool):
         self._gradient, self._sharding, self._last = gradient, gradient.sharding, last
         whole, shard = gradient.to_reduce()
-        self._scattering, self._lent = reduce_scatter(whole, gradient.sharding.shard, shard), gradient.lend()
+        if self._sharding.sums_whole:
+            self._scattering = all_reduce(whole, self._sharding.replicate)
+        else:
+            self._scattering = reduce_scatter(whole, self._sharding.shard, shard)
+        self._lent = gradient.lend()
         self._summing: Pending | None = None
         self._started = False
 
@@ -177,7 +187,7 @@ class _Reduction:
         if self._sharding.each:
             self._gradient.take(reduced)
             reduced = self._gradient.shard
-        if self._last:
+        if self._last and not self._sharding.sums_whole:
             self._summing = all_reduce(reduced, self._sharding.replicate)
 
     def wait(self) -> None:

@@ -4,6 +4,8 @@ The actor itself walks the rank's program, on axes on which nothing travels, wit
 the items of blocks is the code that trains; of itself, each item says what it starts for the shape it is given (parallel/walk.py).
 """
 
+import json
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,10 +17,12 @@ import torch
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.step_totals import Measure, Totals
 from mpitrain.cluster.board import Place
+from mpitrain.cluster.processes import signal_when_parent_ends
+from mpitrain.comm.carried import AUTO_SHARED
 from mpitrain.comm.levels import nodes_of
 from mpitrain.comm.recipe import At, Event, Start, encoded
 from mpitrain.comm.rehearsal import Script, SilentMesh
-from mpitrain.comm.wire import sent_bytes, sent_over_nodes
+from mpitrain.comm.wire import sent_bytes, sent_over_nodes, transport_on_a_node
 from mpitrain.config import Config
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.stages import StagePlan
@@ -66,10 +70,7 @@ class Rehearsal:
         return _by_axis(self._mesh.script.take())
 
     def table(self) -> str:
-        """Return what a training step sends over each axis by each operation, as text.
-
-        Bytes sent are those of transport `messages`, in two levels where comm.node_ranks says that the axis lies on several nodes.
-        """
+        """Return what a training step sends over each axis by each operation, as text: the way that `way` says."""
         rows = [("axis", "ranks", "operation", "calls", "MB of buffers", "MB sent")]
         for name, operations in self.training().items():
             axis, buffers = self._mesh[name], defaultdict(list)
@@ -81,8 +82,31 @@ class Rehearsal:
         return aligned(rows)
 
 
+    def way(self) -> str:
+        """Say by which transport the bytes of the table are sent."""
+        keys = self._plan.config.comm
+        if self._on_gpu:
+            return "by messages, from and to buffers of GPUs"
+        if keys.node_ranks:
+            return f"by messages, on nodes of {keys.node_ranks} ranks; what shared memory of a node would read isn't told apart"
+        reads = "read from the memory of the others"
+        ways = {
+            "auto": f"on one node: sums and gathers of {AUTO_SHARED >> 10} KiB and more are {reads} (shared), the rest are messages",
+            "shared": f"on one node: sums and gathers are {reads} (shared), the rest are messages",
+            "collectives": "by MPI's collectives; what goes to one rank by messages",
+            "messages": "by messages",
+        }
+        return f"comm.transport = {json.dumps(keys.transport)}, {ways[keys.transport]}"
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._plan.config.run.device == "cuda"
+
     def _sent(self, operation: str, num_bytes: int, name: str) -> int:
         axis, ranks, keys = self._mesh[name], self._plan.axes.of(self._mesh.rank)[name], self._plan.config.comm
+        if not keys.node_ranks and not self._on_gpu:
+            way = transport_on_a_node(keys.transport, operation, num_bytes)
+            return sent_bytes(operation, num_bytes, axis.size, axis.rank, transport=way)
         nodes = nodes_of([rank // keys.node_ranks for rank in ranks]) if keys.node_ranks and keys.levels == "auto" else None
         return sent_over_nodes(operation, num_bytes, nodes, axis.rank) if nodes else sent_bytes(operation, num_bytes, axis.size, axis.rank)
 
@@ -181,6 +205,7 @@ class _EmptyItem:
 
 def main() -> None:
     """Read a resolved configuration from stdin; write the recipe of each rank of a step, a line each, as JSON (actor/recipes.py)."""
+    signal_when_parent_ends(signal.SIGKILL)  # stopped, it would stay when its rank is killed
     config = sys.stdin.buffer.read()
     plan = plan_of(msgspec.json.decode(config, type=Config)) if config else None  # empty: who asked is gone
     for rank in range(plan.axes.grid.size if plan else 0):

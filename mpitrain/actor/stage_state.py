@@ -7,6 +7,7 @@ import torch
 
 from mpitrain.layout.buckets import Bucket as Plan
 from mpitrain.layout.buckets import layout_of
+from mpitrain.layout.domains import COUNTED
 from mpitrain.layout.parameters import Shard, Spec
 from mpitrain.layout.stages import StagePlan
 from mpitrain.parallel.precision import TYPES, rounds_products
@@ -46,15 +47,17 @@ class StageState:
         config, self.embedding = stage.config, embedding
         rounded = rounds_products(config.precision, device)
         self.by_block = [[Parameter(spec, rounded=rounded) for spec in block] for block in stage.specs(shard)]
-        every = [parameter for block in self.by_block for parameter in block]
+        part_of = {block: number for number, part in enumerate(stage.parts) for block in part}
+        every = [(parameter, part_of[number]) for number, block in enumerate(self.by_block) for parameter in block]
         self.buckets: list[Bucket] = []
+        dtype = TYPES[config.precision.compute]
         for plan in stage.buckets(shard):
-            sharding = shardings[plan.domain] if shardings else Sharding()
+            sharding = shardings[plan.domain] if shardings else Sharding(exact=plan.domain == COUNTED)
             layout = layout_of(plan.specs, sharding.size)
             shared = self.embedding if plan.tied else None
-            weights = shared or Weights(layout, TYPES[config.precision.compute], device, sharding, config.run.seed)
+            weights = shared or Weights(layout, sharding.type_of_weights(dtype), device, sharding, config.run.seed)
             names = {spec.name for spec in plan.specs}
-            users = [parameter for parameter in every if parameter.spec.name in names]
+            users = [parameter for parameter, part in every if parameter.spec.name in names and part in plan.parts]
             for parameter in users:
                 weights.bind(parameter)
             uses = [[p] for p in users] if plan.tied else [users]

@@ -2,9 +2,9 @@
 
 import ctypes
 import errno
+import io
 import os
 import re
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,12 +17,13 @@ import numpy as np
 from h5py import h5d, h5p, h5s
 
 from mpitrain.checkpoint.dtypes import to_hdf5
-from mpitrain.checkpoint.hdf5_bytes import ForeignError
+from mpitrain.checkpoint.hdf5_bytes import FILE, ForeignError
 from mpitrain.errors import CheckpointError
-from mpitrain.inputs import shown
+from mpitrain.inputs import open_regular, shown
 
 # This file format has checksums over all metadata, and every HDF5 since 1.10 (2016, the first with virtual datasets) reads it.
 FORMAT = ("v110", "v110")
+WRITTEN = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 STAGING = "run.staging"  # the setting that chooses a directory of the node
 DRAIN_BYTES = 1 << 24
 SEND_BYTES = 1 << 22  # written since the disk was last told
@@ -90,7 +91,7 @@ class Filler:
         kind, space = to_hdf5(array.dtype), space_of(array.shape)
         offset = h5d.create(file.id, name.encode(), kind, space, ROOM_AT_ONCE, INTERMEDIATE_GROUPS).get_offset()
         if offset is not None:  # there are numbers in it
-            self._writing.append(self._pool.submit(self._write, offset, array))
+            self._writing.append(self._submitted(offset, array))
 
     def wait(self, ahead: int) -> None:
         """Wait until at most so many arrays are to be written. Raises OSError."""
@@ -103,6 +104,16 @@ class Filler:
     def close(self) -> None:
         """Wait for what is being written, and write no more."""
         self._pool.shutdown(cancel_futures=True)
+
+    def _submitted(self, offset: int, array: np.ndarray) -> Future[int]:
+        """Have the thread write; without one, write here."""
+        try:
+            return self._pool.submit(self._write, offset, array)
+        except RuntimeError:  # no thread can be started; what was submitted is cancelled
+            self.close()
+        written = Future()
+        written.set_result(self._write(offset, array))
+        return written
 
     def _write(self, offset: int, array: np.ndarray) -> int:
         content = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
@@ -127,7 +138,8 @@ def creating(
     synced: or else it is only written; a file of a disk that nobody reads after a crash, in a directory that may be everybody's: no link
     that waits there is followed.
     """
-    with open(path, "wb+" if synced else "xb+") as raw:
+    descriptor = open_regular(path, WRITTEN, FILE) if synced else open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    with open(descriptor, "wb+") as raw:
         file = PatientFile(raw)
         with h5py.File(file, "w", libver=FORMAT) as hdf5, closing(Filler(raw.fileno())) as filler:
             yield hdf5, filler
@@ -149,7 +161,8 @@ def drain(source: Path, target: Path) -> None:
         with saving(source.parent, STAGING):
             return reading.readinto(buffer)
 
-    with open(source, "rb", buffering=0) as reading, open(target, "wb", buffering=0) as writing:
+    written = open_regular(target, WRITTEN, FILE)
+    with open(written, "wb", buffering=0) as writing, open(open_regular(source), "rb", buffering=0) as reading:
         buffer = memoryview(bytearray(DRAIN_BYTES))
         while count := read():
             at = 0
@@ -162,12 +175,15 @@ def drain(source: Path, target: Path) -> None:
 
 @contextmanager
 def in_memory() -> Iterator[tuple[h5py.File, list[bytes]]]:
-    """Yield a new HDF5 file that is in memory only, and a list, which has its bytes when the block ends."""
-    image = list[bytes]()
-    with h5py.File("none", "w", libver=FORMAT, driver="core", backing_store=False) as file:
+    """Yield a new HDF5 file that is in memory only, and a list, which has its bytes when the block ends.
+
+    They are those of a closed file. get_file_image() of an open one clears a flag in the superblock; before HDF5 2.0 (h5py 3.16)
+    the checksum there is not computed again, and no HDF5 program opens the file.
+    """
+    image, raw = list[bytes](), io.BytesIO()
+    with h5py.File(raw, "w", libver=FORMAT) as file:
         yield file, image
-        file.flush()
-        image.append(file.id.get_file_image())
+    image.append(raw.getvalue())
 
 
 def add_dataset(file: h5py.File, name: str, array: np.ndarray) -> None:
@@ -183,26 +199,10 @@ def space_of(shape: tuple[int, ...]) -> h5s.SpaceID:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
+    with open(open_regular(path, WRITTEN, FILE), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk: a synced file may still be without one."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def require_space(folder: Path, num_bytes: int) -> None:
@@ -219,7 +219,8 @@ def saving(folder: Path, setting: str = "run.dir") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{folder}: checkpoint cannot be written: {reason(error)}; free some space or change {setting}") from error
+        why = f"checkpoint cannot be written: {reason(error)}"
+        raise CheckpointError(f"{shown(folder)}: {why}; free some space or change {setting}") from error
 
 
 def reason(error: Exception) -> str:

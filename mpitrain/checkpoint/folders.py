@@ -13,8 +13,10 @@ import os
 import re
 from pathlib import Path
 
-from mpitrain.checkpoint.files import reason, remove, sync_folder
+from mpitrain.checkpoint.files import reason
+from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.errors import CheckpointError
+from mpitrain.inputs import names_in, remove, rename, shown, sync_folder
 
 TMP, OLD, GONE = ".tmp", ".old", ".gone"
 
@@ -32,7 +34,7 @@ def step_of(path: Path) -> int | None:
 def require_own(folder: Path) -> None:
     """Raise CheckpointError if the folder of the checkpoints is a link: what is read and removed there would be somewhere else."""
     if folder.is_symlink():
-        raise CheckpointError(f"{folder} is a symbolic link; set run.dir to the place itself")
+        raise CheckpointError(f"{shown(folder)} is a symbolic link; set run.dir to the place itself")
 
 
 def find(folder: Path) -> dict[int, Path]:
@@ -42,6 +44,13 @@ def find(folder: Path) -> dict[int, Path]:
         if path.suffix == "" or (path.suffix == OLD and not path.with_suffix("").is_dir()):
             committed[step_of(path)] = path
     return dict(sorted(committed.items()))
+
+
+def find_one(folder: Path, step: int) -> Path | None:
+    """Return the folder of one committed step, without looking at the others; None if there is none."""
+    require_own(folder)
+    final = folder / name_of(step)
+    return next((path for path in (final, final.with_suffix(OLD)) if path.is_dir()), None)
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -54,28 +63,28 @@ def publish(tmp: Path) -> Path:
     """Give a complete step its final name. At no moment is there less than before: neither this step's old state nor any other."""
     final, old = tmp.with_suffix(""), tmp.with_suffix(OLD)
     if os.path.lexists(final):
-        remove(old)
-        final.rename(old)
-    tmp.rename(final)
+        remove(old, STEP)
+        rename(final, old.name, STEP)
+    rename(tmp, final.name, STEP)
     sync_folder(final.parent)
-    remove(old)
+    remove(old, STEP)
     return final
 
 
 def discard(path: Path) -> None:
     """Remove a committed step. Its name goes first, and for good: what a kill leaves of it is no checkpoint."""
     gone = path.with_suffix(GONE)
-    remove(gone)
-    path.rename(gone)
+    remove(gone, STEP)
+    rename(path, gone.name, STEP)
     sync_folder(path.parent)
-    remove(gone)
+    remove(gone, STEP)
 
 
 def _step_folders(folder: Path) -> list[Path]:
     require_own(folder)
     try:
-        return [path for path in folder.iterdir() if step_of(path) is not None and path.is_dir()]
+        return [folder / name for name, is_folder in names_in(folder) if is_folder and step_of(folder / name) is not None]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {reason(error)}; give a run directory") from error
+        raise CheckpointError(f"{shown(folder)} cannot be read: {reason(error)}; give a run directory") from error

@@ -30,6 +30,7 @@ REFUSED = {0x07: "external storage", 0x0B: "a filter", 0x11: "an old group", 0x1
 LINK_KINDS = {1: "a soft link", 64: "an external link"}
 CONTIGUOUS, VIRTUAL = 1, 3
 INTEGER, VARIABLE_LENGTH = 0, 9  # classes of datatypes
+HEAP_HEAD_BYTES, LEAST_HEAP_BYTES = 16, 4096  # of a collection and of each object; HDF5 makes no smaller collection
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Hdf5File(Bytes):
         self._only = only
         self.datasets: dict[str, Dataset] = {}
         self.attributes: dict[str, int | str] = {}
+        self._heaps: dict[int, dict[int, tuple[int, int]]] = {}  # by address: place and size of each object
         try:
             self._walk(self._superblock())
         except BaseException:
@@ -197,18 +199,30 @@ class Hdf5File(Bytes):
 
     def heap_object(self, address: int, index: int) -> bytes:
         """Return an object of a global heap collection."""
-        start = Cursor(self.bytes_at(address, 16))
+        if address not in self._heaps:
+            self._heaps[address] = self._objects_of(address)
+        if index not in self._heaps[address]:
+            raise ForeignError(f"the heap at {address} has no object {index}")
+        return self.bytes_at(*self._heaps[address][index])
+
+    def _objects_of(self, address: int) -> dict[int, tuple[int, int]]:
+        """Return place and size of each object of a global heap collection. They fill it; object 0 is what is free."""
+        start = Cursor(self.bytes_at(address, HEAP_HEAD_BYTES))
         start.expect(b"GCOL\x01\0\0\0", f"the heap at {address}")
-        end, at = address + start.number(8), address + 16
-        while at + 16 <= end:
-            head = Cursor(self.bytes_at(at, 16))
+        num_bytes = start.number(8)
+        end, at, objects = address + num_bytes, address + HEAP_HEAD_BYTES, {}
+        if num_bytes < LEAST_HEAP_BYTES or num_bytes % 8 or end > self.size:
+            raise ForeignError(f"the heap at {address} has {num_bytes:,} bytes")
+        while at + HEAP_HEAD_BYTES <= end:
+            head = Cursor(self.bytes_at(at, HEAP_HEAD_BYTES))
             number, _, size = head.number(2), head.number(6), head.number(8)
-            if number == index and index:
-                return self.bytes_at(at + 16, size)
-            if number == 0:
-                break
-            at += 16 + -(-size // 8) * 8
-        raise ForeignError(f"the heap at {address} has no object {index}")
+            used = HEAP_HEAD_BYTES + -(-size // 8) * 8 if number else size  # what is free counts its own head
+            if used < HEAP_HEAD_BYTES or number in objects or at + used > end:
+                raise ForeignError(f"object {number} of the heap at {address} is not as mpitrain writes it")
+            objects[number] = at + HEAP_HEAD_BYTES, size
+            at += used
+        objects.pop(0, None)
+        return objects
 
 
 def _datatype(body: Cursor) -> bytes:

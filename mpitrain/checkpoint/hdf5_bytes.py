@@ -7,6 +7,7 @@ from mpitrain.checkpoint.lookup3 import lookup3
 from mpitrain.inputs import open_regular
 
 UNDEFINED = 2**64 - 1  # an address of nothing
+STEP, FILE = 2, 3  # names that are a run's own: checkpoints/step-00000030/index.h5; none of them may be a link
 MOST_BLOCK_BYTES = 1 << 20  # of a block of headers, of which HDF5 writes less than 64 KiB
 
 
@@ -49,7 +50,7 @@ class Bytes:
     """An open file. Owns its descriptor until close().  sums: whether to check HDF5's own checksums."""
 
     def __init__(self, path: Path, sums: bool):
-        self.descriptor, self.sums = open_regular(path), sums
+        self.descriptor, self.sums = open_regular(path, own=FILE), sums
         self.size = os.fstat(self.descriptor).st_size
         self.blocks_read: set[int] = set()  # by address
         self._unread = 2 * self.size  # structures don't share bytes; the beginning of a header is read twice
@@ -85,9 +86,9 @@ class Bytes:
         self.blocks_read.add(address)
         if count > MOST_BLOCK_BYTES:
             raise ForeignError(f"a structure of {count:,} bytes; needed at most {MOST_BLOCK_BYTES:,}")
-        data = self.bytes_at(address, count)
+        data, name = self.bytes_at(address, count), "the superblock" if address == 0 else signature[:4].decode("latin-1")
         if not data.startswith(signature):
-            raise ForeignError(f"no {signature.decode('latin-1')} at {address}")
+            raise ForeignError(f"no {name.removeprefix('the ')} at {address}")
         if checked and self.sums and lookup3(data[:-4]) != int.from_bytes(data[-4:], "little"):
-            raise ForeignError(f"the checksum of {signature.decode('latin-1')} at {address} is wrong")
+            raise ForeignError(f"the checksum of {name} at {address} is wrong")
         return Cursor(data[len(signature) : -4] if checked else data[len(signature) :])

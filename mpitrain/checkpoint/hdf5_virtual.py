@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from mpitrain.checkpoint.boxes import Box
 from mpitrain.checkpoint.hdf5_bytes import Cursor, ForeignError
+from mpitrain.checkpoint.lookup3 import lookup3
 
 MOST_SOURCES = 1_000_000  # 100,000 writers have three each at most
 NOTHING, HYPERSLABS, ALL = 0, 2, 3  # kinds of a selection
@@ -18,6 +19,10 @@ def sources_of(description: bytes) -> Iterator[tuple[str, str, Box | None, Box |
         raise ForeignError(f"a virtual dataset has {count:,} sources, at most {MOST_SOURCES:,} can be")
     for _ in range(count):
         yield body.text(), body.text(), _selection(body), _selection(body)
+
+
+def has_right_checksum(description: bytes) -> bool:
+    return lookup3(description[:-4]) == int.from_bytes(description[-4:], "little")
 
 
 def _selection(body: Cursor) -> Box | None:

@@ -25,8 +25,8 @@ from mpitrain.checkpoint.boxes import Box, Chunks, whole
 from mpitrain.checkpoint.dtypes import BY_CODE, code_of, to_hdf5
 from mpitrain.checkpoint.files import INTERMEDIATE_GROUPS, add_dataset, in_memory, space_of, write_bytes
 from mpitrain.checkpoint.hdf5 import Hdf5File
-from mpitrain.checkpoint.hdf5_bytes import ForeignError
-from mpitrain.checkpoint.hdf5_virtual import sources_of
+from mpitrain.checkpoint.hdf5_bytes import FILE, ForeignError
+from mpitrain.checkpoint.hdf5_virtual import has_right_checksum, sources_of
 from mpitrain.checkpoint.meta import NOBODY, About, read_about, read_meta
 from mpitrain.checkpoint.shards import OWN, is_file_name, part_name
 from mpitrain.inputs import open_regular, shown
@@ -45,7 +45,7 @@ def write_index(
 ) -> None:
     """Write the index of a step and its seal, both synced. meta: what read_meta() takes. Raises OSError, ForeignError.
 
-    It is made in memory: of hundreds of small writes each would be a call of Python's.
+    It is made in memory, since it takes hundreds of small writes.
     """
     arrays = sorted(arrays, key=lambda array: array.name)
     text = json.dumps(dict(meta), sort_keys=True)
@@ -65,7 +65,7 @@ def write_index(
 def seal_of(folder: Path) -> str:
     """Return what the seal of an index must say. HDF5's own checksums leave out some bytes: the texts among the attributes."""
     path, digest = folder / INDEX, xxhash.xxh3_128()
-    with open(open_regular(path), "rb") as file:
+    with open(open_regular(path, own=FILE), "rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > MOST_INDEX_BYTES:
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, at most {MOST_INDEX_BYTES:,} can be an index", str(path))
         while block := file.read(1 << 20):
@@ -77,11 +77,11 @@ class Index:
     """An open index of a stranger: all it says is held against what write_index writes. Raises OSError or ForeignError.
 
     step: the step it was written for. meta, digest: as saved, a text each. about: who wrote it. shards: sizes by name.
-    names: of the arrays, sorted.
+    names: of the arrays, sorted. sums: whether to check HDF5's checksums: the seal covers more, but other programs need them.
     """
 
-    def __init__(self, path: Path):
-        self.file = Hdf5File(path, sums=False)  # its seal covers more
+    def __init__(self, path: Path, sums: bool = False):
+        self.file = Hdf5File(path, sums)
         try:
             self._check_attributes()
             self.shards = self._read_shards()
@@ -137,8 +137,10 @@ class Index:
         """Return an array with the pieces that the virtual dataset itself names; they make it whole."""
         dataset = self.file.datasets[name]
         array = LogicalArray(name, BY_CODE[dataset.datatype], dataset.shape)
-        sources = sources_of(self.file.heap_object(*dataset.virtual))
-        array.pieces = [self._piece(array, *source) for source in sources] if array.chunks.count else []
+        description = self.file.heap_object(*dataset.virtual)
+        if self.file.sums and not has_right_checksum(description):
+            raise ForeignError(f"{name}: the checksum of its sources is wrong")
+        array.pieces = [self._piece(array, *source) for source in sources_of(description)]
         check_tiles(array)
         rows = self._every_digest[name] if self.version > 2 else self._digests(f"{DIGESTS}/{name}", array.chunks.count)
         array.digests = dict(enumerate(rows))
@@ -161,7 +163,8 @@ class Index:
 
     def _piece(self, array: LogicalArray, file: str, dataset: str, source: Box | None, box: Box | None) -> Piece:
         box = whole(array.shape) if box is None else box
-        fits = len(box.start) == len(array.shape) and box.size and box.overlap(whole(array.shape)) == box
+        inside = len(box.start) == len(array.shape) and box.overlap(whole(array.shape)) == box
+        fits = inside and (box.size or not array.chunks.count)
         known = file in self.shards and dataset == part_name(array.name, box, array.shape)
         if not (fits and known and source in (None, whole(box.shape))):
             raise ForeignError(f"{array.name}: {shown(file)} {shown(dataset)} is no part of it in a shard")

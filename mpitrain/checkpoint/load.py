@@ -12,11 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from mpitrain.checkpoint.folders import find
+from mpitrain.checkpoint.folders import find, find_one
 from mpitrain.checkpoint.reader import Checkpoint, Needs
 from mpitrain.checkpoint.verify import Part, check_sizes, verify_data
 from mpitrain.errors import CheckpointError
+from mpitrain.inputs import listed, shown
 
+MOST_WARNINGS = 8  # steps that are named; a folder may have any number of them
+MOST_REFUSED = 1000  # steps, one after the other; then somebody has to look at the folder
 NOTHING: Needs = MappingProxyType({})
 T = TypeVar("T")
 
@@ -31,11 +34,11 @@ def open_step(folder: Path, step: int, needs: Needs = NOTHING) -> Checkpoint:
 
     needs: arrays it must have, with these dtypes and shapes.
     """
-    committed = find(folder)
-    if step not in committed:
-        found = ", ".join(map(str, committed)) or "none"
-        raise CheckpointError(f"{folder} has no checkpoint of step {step}, found: {found}; use one of these")
-    return _opened(committed[step], needs, check_sizes)
+    path = find_one(folder, step)
+    if path is None:
+        found = listed(find(folder)) or "none"
+        raise CheckpointError(f"{shown(folder)} has no checkpoint of step {step}, found: {found}; use one of these")
+    return _opened(path, needs, check_sizes)
 
 
 def _opened(path: Path, needs: Needs, check: Callable[[Checkpoint], None]) -> Checkpoint:
@@ -69,17 +72,25 @@ def verified(path: Path, part: Part, needs: Needs, each: Callable[[str], object]
 
 def newest_of(folder: Path, committed: Sequence[Path], judge: Callable[[Path], T], warn: Callable[[str], object]) -> T | None:
     """Return what `judge` returns of the newest step for which it doesn't raise CheckpointError; otherwise as open_latest."""
-    refused = []
+    refused = list[str]()
     for path in reversed(committed):
         try:
             found = judge(path)
         except CheckpointError as error:
-            refused += error.args
-            warn(refused[-1])
+            refused.append(shown(error.args[0]))
+            if len(refused) <= MOST_WARNINGS:
+                warn(refused[-1])
+            if len(refused) == MOST_REFUSED:
+                break
             continue
         if refused:
-            warn(f"using {path.name}")
+            more = f", after {len(refused) - MOST_WARNINGS:,} more that can't be used" if len(refused) > MOST_WARNINGS else ""
+            warn(f"using {path.name}{more}")
         return found
     if refused:
-        raise CheckpointError(f"{folder}: no checkpoint can be used: {'; '.join(refused)}; restore one from a copy, or change run.dir")
+        why = "; ".join(refused[:MOST_WARNINGS])
+        more = f"; and {len(refused) - MOST_WARNINGS:,} more" if len(refused) > MOST_WARNINGS else ""
+        more += "; earlier ones weren't looked at" * (len(refused) < len(committed))
+        what = f"{shown(folder)}: no checkpoint can be used: {why}{more}"
+        raise CheckpointError(f"{what}; restore one from a copy, or change run.dir")
     return None

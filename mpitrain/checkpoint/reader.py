@@ -10,6 +10,7 @@ from mpitrain.checkpoint.boxes import select
 from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.checkpoint.files import reason
 from mpitrain.checkpoint.folders import step_of
+from mpitrain.checkpoint.hdf5_bytes import FILE
 from mpitrain.checkpoint.index import INDEX, SEAL, Index, seal_of
 from mpitrain.checkpoint.meta import read_meta
 from mpitrain.checkpoint.shards import Shards
@@ -90,7 +91,7 @@ def _open_index(path: Path) -> Index:
     try:
         if kind_of(path) == "a symbolic link":
             raise CheckpointError(f"{path.name} is a symbolic link; needed the folder of a step itself")
-        if seal_of(path) != read_regular(path / SEAL, 1000).decode():
+        if seal_of(path) != read_regular(path / SEAL, 1000, FILE).decode():
             raise CheckpointError(f"{path.name}: {INDEX} or {SEAL} is altered")
         return Index(path / INDEX)
     except FileNotFoundError as error:

@@ -49,7 +49,7 @@ class Retention:
     folder: Path
     policy: Policy
     damaged: set[int] = field(default_factory=set)
-    _losses: dict[int, float | None] = field(default_factory=dict)  # of the steps that can be read
+    _losses: dict[int, object] = field(default_factory=dict)  # by step; UNREADABLE of those that can't be read
 
     def surplus(self, good: int, loss: float | None) -> list[int]:
         """Return the steps up to `good`, which is whole and has this loss, that the policy doesn't keep. Raises CheckpointError."""
@@ -59,9 +59,10 @@ class Retention:
         committed = {step: path for step, path in find(self.folder).items() if step <= good and step not in self.damaged}
         known = self._losses | {good: loss}
         found = {step: known[step] if step in known else _loss_of(path) for step, path in committed.items()}
-        self._losses = {step: loss for step, loss in found.items() if loss is not UNREADABLE}
-        kept = self.policy.kept(self._losses) | {good}
-        return [step for step in self._losses if step not in kept]
+        self._losses = found
+        readable = {step: loss for step, loss in found.items() if loss is not UNREADABLE}
+        kept = self.policy.kept(readable) | {good}
+        return [step for step in readable if step not in kept]
 
     def prune(self, good: int, loss: float | None) -> list[int]:
         """Remove them, and return which. A kill at any moment leaves whole steps, and what the next save removes."""

@@ -19,13 +19,14 @@ import numpy as np
 from mpitrain.checkpoint.arrays import LogicalArray, by_shard, check_tiles, digest, root_digest
 from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.dtypes import NAMES, check_dtype
-from mpitrain.checkpoint.files import STAGING, creating, drain, remove, require_space, saving, sync_folder
+from mpitrain.checkpoint.files import STAGING, creating, drain, require_space, saving
 from mpitrain.checkpoint.folders import TMP, leftovers, name_of, publish, require_own, step_of
-from mpitrain.checkpoint.hdf5_bytes import ForeignError
+from mpitrain.checkpoint.hdf5_bytes import STEP, ForeignError
 from mpitrain.checkpoint.index import write_index
 from mpitrain.checkpoint.meta import NOBODY, About
 from mpitrain.checkpoint.shards import OWN, Part, Shards, file_name, gather, write_parts
 from mpitrain.errors import CheckpointError
+from mpitrain.inputs import make_folder, remove, shown, sync_folder
 
 Each = Callable[[str], object]
 
@@ -46,16 +47,18 @@ def begin(folder: Path, step: int, num_bytes: int = 0) -> Path:
     with saving(folder):
         require_own(folder)
         if not folder.exists():
-            folder.mkdir(parents=True)
+            with suppress(FileExistsError):
+                folder.parent.mkdir(parents=True)
+            make_folder(folder)
             sync_folder(folder.parent)
         for path in leftovers(folder):
-            remove(path)
+            remove(path, STEP)
         require_space(folder, num_bytes)
         tmp = folder / (name_of(step) + TMP)
         for path in (tmp, folder / name_of(step)):
             if os.path.lexists(path) and not path.is_dir():
-                raise CheckpointError(f"{path} is no folder; needed there is the checkpoint of step {step}: move it away")
-        tmp.mkdir()
+                raise CheckpointError(f"{shown(path)} is no folder; needed there is the checkpoint of step {step}: move it away")
+        make_folder(tmp, STEP)
     return tmp
 
 

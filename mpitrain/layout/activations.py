@@ -28,15 +28,21 @@ class Activations:
         inner = 0 if self.offloaded else self._inner(segment, blocks)
         history = self._history() if self.segments > 1 else 0  # for later segments
         ends = sum(layer.kept(self.sizes, segment) for layer in self._layers(blocks, inner=False))
-        return inner + history + self._mask(segment) * self.sizes.itemsize + self._documents() + ends
+        return inner + history + self._mask(segment) * self.sizes.itemsize + self._documents(segment) + ends
 
     def on_host(self, segment: int = 0) -> int:
         """Return what it leaves in host memory instead."""
         return self._inner(segment, self.blocks) if self.offloaded else 0
 
-    def left(self) -> int:
-        """Return what a backward for inputs (I) leaves for the one for weights (W)."""
-        return sum(layer.left(self.sizes) for inner in (True, False) for layer in self._layers(self.blocks, inner=inner))
+    def left(self, first: int = 0, end: int | None = None) -> int:
+        """Return what a backward for inputs (I) leaves for the one for weights (W): factors of products, and gradients of vectors.
+
+        first, end: of the parts of the stage, those that I has walked, and W hasn't; None: to the last.
+        """
+        blocks = [block for part in self.stage.parts[first:end] for block in part]
+        specs = self.stage.specs(self.stage.shard(0))
+        of_vectors = sum(spec.numel for block in blocks for spec in specs[block] if spec.group == "vector") * self.sizes.itemsize
+        return of_vectors + sum(layer.left(self.sizes) for inner in (True, False) for layer in self._layers(blocks, inner=inner))
 
     def returned(self, segment: int) -> int:
         """Return the gradients of earlier keys and values that wait when the backward of a segment is done: first as one tensor."""
@@ -56,10 +62,14 @@ class Activations:
         """Return the layers of blocks: of those between the ends of the model, or of the ends."""
         return [placed.layer for block in blocks if (block in self.stage.inner) == inner for placed in self.stage.blocks[block]]
 
-    def _documents(self) -> int:
-        """Numbers of documents of whole sequences: attention over cp keeps them, and makes its masks again."""
+    def _documents(self, segment: int) -> int:
+        """Numbers of documents of whole sequences: attention over cp keeps them, and makes its masks again.
+
+        Where activations are offloaded they stay here, once for all segments: the first is the last to go.
+        """
         data, recompute = self.config.data, self.config.memory.recompute
-        if self.config.parallel.cp == 1 or data.documents == "joined" or recompute in ("full", "every-k"):
+        of_tiles = self.config.parallel.cp > 1 and recompute not in ("full", "every-k")
+        if data.documents == "joined" or not (of_tiles or self.offloaded) or (self.offloaded and segment):
             return 0
         return self.config.batch.micro * data.sequence * 8
 

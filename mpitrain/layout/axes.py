@@ -38,6 +38,26 @@ CARRIED = {  # what an axis shared by several ranks carries; `data` and `model` 
     "experts_near": carried("all_to_all_v"),
     "experts_far": carried("all_to_all_v"),
 }
+MEANINGS = {  # for the table at the end of a run: what travels, between which ranks
+    "tp": "parts of each layer's activations, between ranks that divide the layers",
+    "cp": "keys and values, between ranks with parts of the same sequences",
+    "data": "totals of a step, between ranks with the same parameters and other tokens",
+    "links": "activations and their gradients, between pipeline ranks",
+    "model": "totals of a step, between ranks with the same tokens and other parameters",
+    "tied": "gradients of the tied embedding, between the first and the last stage",
+    "mirror": "gradients, between pipeline ranks with the same stages of two copies of the model",
+    "shard": "gradients and weights, between ranks that divide them",
+    "replicate": "gradients, between ranks that have the same shard",
+    "kv": "gradients of key-value heads, between ranks that have the same ones",
+    "matrix": "parts of matrices for the optimiser, between the ranks that have them",
+    "tokens": "gradients and losses of routers, between ranks with parts of the same sequences",
+    "experts": "rows of tokens, between ranks that have other experts of a block",
+    "experts_near": "rows of tokens, between ranks of a node with other experts",
+    "experts_far": "rows of tokens, between nodes with other experts",
+    "expert_shard": "gradients and weights of experts, between ranks that divide them",
+    "expert_replicate": "gradients of experts, between ranks that have the same shard",
+    "expert_matrix": "parts of experts' matrices for the optimiser, between the ranks that have them",
+}
 OF_DOMAIN = carried("reduce_scatter", "all_gather"), carried("all_reduce"), carried("all_to_all_v")  # shard, replicate, matrix
 OF_EXPERTS = "tokens", "experts", "experts_near", "experts_far", *DOMAINS[EXPERT][:3]
 ATTENTION = {

@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from mpitrain.config import Config
-from mpitrain.layout.domains import DENSE
+from mpitrain.layout.domains import COUNTED, DENSE, domain_of
 from mpitrain.layout.parameters import Spec
 from mpitrain.schedules.sums import MIRROR, TIED
 
@@ -105,14 +105,18 @@ def parts_of(config: Config, blocks: list[list[Spec]], joined: set[int]) -> list
 def buckets_of(config: Config, blocks: list[list[Spec]], parts: list[range], copies: int = 1) -> list[Bucket]:
     """Return the buckets of a stage: those of the parts, the tied embedding's, and those of copies that have part of a gradient each.
 
+    What is counted (layout/domains.py) is one bucket, for its few numbers are padded to blocks of every shard.
+
     The last are norms with sequence parallelism and repeated key-value heads, whose copies are summed over the tensor-parallel axis. Where
     the pipeline has two copies of the model, each bucket is then summed with its mirror image. The tied embedding's axis joins both: its
-    uses are added first, unless sums over microbatches and data ranks are one tree.
+    uses are added first, unless sums over microbatches and data ranks are one tree, or each microbatch is reduced. Then each use is a
+    bucket, so that no gradient is whole from the head's backward to the embedding's.
     """
     part_of = {block: number for number, part in enumerate(parts) for block in part}
     placed = [(spec, part_of[number]) for number, block in enumerate(blocks) for spec in block]
     tied = [(spec, part) for spec, part in placed if spec.tied]
-    plain = [(spec, part) for spec, part in placed if not spec.partial and not spec.tied]
+    plain = [(spec, part) for spec, part in placed if not spec.partial and not spec.tied and domain_of(config, spec) != COUNTED]
+    counted = [(spec, part) for spec, part in placed if not spec.partial and domain_of(config, spec) == COUNTED]
     mirror = (MIRROR,) if copies == 2 else ()
     buckets = []
     for domain in dict.fromkeys((DENSE, *(spec.domain for spec, _ in plain))):
@@ -120,11 +124,17 @@ def buckets_of(config: Config, blocks: list[list[Spec]], parts: list[range], cop
             specs = tuple(spec for spec, part in plain if part == number and spec.domain == domain)
             if specs or domain == DENSE:  # a part without parameters of its own has a bucket, too
                 buckets.append(Bucket(specs, (number,), mirror, domain=domain))
+    if counted:
+        uses = tuple(sorted({part for _, part in counted}))
+        buckets.append(Bucket(tuple(spec for spec, _ in counted), uses, mirror, domain=COUNTED))
     if tied:
-        tree = config.numerics.reproducible == "layout"
-        buckets.append(Bucket((tied[0][0],), tuple(part for _, part in tied), () if tree else (TIED,), (TIED,) if tree else ()))
-    for over in sorted({(spec.copies, spec.over, spec.domain) for spec, _ in placed if spec.partial}):
-        found = [(spec, part) for spec, part in placed if spec.partial and (spec.copies, spec.over, spec.domain) == over]
+        tree, each = config.numerics.reproducible == "layout", config.parallel.reduce == "microbatch"
+        over, then = ((), (TIED,)) if tree or each else ((TIED,), ())
+        uses = [part for _, part in tied]
+        every = [[use for use in uses if use == part] for part in dict.fromkeys(uses)] if each else [uses]
+        buckets += [Bucket((tied[0][0],), tuple(parts), over, then) for parts in every]
+    for over in sorted({(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in placed if spec.partial}):
+        found = [(spec, part) for spec, part in placed if spec.partial and (spec.copies, spec.over, domain_of(config, spec)) == over]
         together = tuple(sorted({part for _, part in found}))
         buckets.append(Bucket(tuple(spec for spec, _ in found), together, (over[1], *mirror), domain=over[2]))
     return buckets

@@ -1,89 +1,196 @@
-"""How many buffers of each kind a program needs at once: with ZeRO-2, or sums in a tree, for gradients; with ZeRO-3 for weights too."""
+"""The buffers that a program borrows: with ZeRO-3 weights; with ZeRO-2 and 3, sums after each microbatch, or sums in a tree, gradients.
 
-from collections import Counter, defaultdict
+    weights      from GATHER to RELEASE
+    gradients    from the first backward that adds to them until they are reduced. A reduction travels under the next computation.
+                 A backward that takes buffers after that waits for it, for they may lie in its memory.
+"""
+
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from mpitrain.layout.arena import Arena, Stay, arena_of
+from mpitrain.layout.domains import domains_of, lends_gradients
 from mpitrain.layout.gradient_uses import Stage, added_to, completed_by, group_of, summed_in
 from mpitrain.layout.held import FIRST, held_by
 from mpitrain.layout.plan import Plan
-from mpitrain.schedules.actions import OF_GRADIENTS, Action
+from mpitrain.schedules.actions import COMPUTE, OF_GRADIENTS, Action
+from mpitrain.schedules.pairs import grouped
 from mpitrain.schedules.table import Table
 
-Lent = tuple[str, int]  # domain, elements
+TRAINING, EVALUATION = "training", "evaluation"
+Borrowed = dict[str, list[Stay]]  # by domain, in the order in which they are taken
 
 
 class Needed(NamedTuple):
-    """Buffers that are in use at once, at most."""
+    """The memory that is lent, by domain.
 
-    weights: Counter[Lent]
-    gradients: Counter[Lent]
+    waits: for each instruction that takes buffers of gradients, how many reductions of the step have to be complete then.
+    """
+
+    weights: dict[str, Arena]
+    gradients: dict[str, Arena]
+    waits: list[int]
 
 
 def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> Needed:
     """Return what the programs of a pipeline rank will borrow. place: as in held_by."""
-    zero, tree = plan.config.parallel.zero, plan.config.numerics.reproducible == "layout"
+    lends, tree = lends_gradients(plan.config.parallel), plan.config.numerics.reproducible == "layout"
     stages, training, evaluation = held_by(plan, rank, place), plan.training.ranks[rank], plan.evaluation.ranks[rank]
-    weights = most_fetched(training, stages) | most_fetched(evaluation, stages)
-    gradients = most_added_to(training, stages, plan.table, zero, tree=tree) if zero >= 2 or tree else Counter[Lent]()
-    if zero >= 2:
-        gradients.update(gradients.keys())  # one more while one is being reduced
-    return Needed(weights, gradients)
+    weights = {TRAINING: weights_of(training, stages), EVALUATION: weights_of(evaluation, stages)}
+    borrowed, waits = gradients_of(training, stages, plan.table, lends=lends, tree=tree) if lends or tree else ({}, [])
+    every = weights, {TRAINING: borrowed}
+    return Needed(*({name: _arena(name, each) for name in domains_of(plan.config)} for each in every), waits)
 
 
-def most_fetched(program: Sequence[Action], stages: Mapping[int, Stage]) -> Counter[Lent]:
-    """Play what weights do with their buffers, and return how many of each kind are in use at once."""
-    users, held, most = Counter[int](), Counter[Lent](), Counter[Lent]()
+def _arena(domain: str, borrowed: Mapping[str, Borrowed]) -> Arena:
+    return arena_of({program: by_domain.get(domain, []) for program, by_domain in borrowed.items()})
+
+
+class _Lender:
+    """Notes what is taken and given back. takings: how many there were so far."""
+
+    def __init__(self):
+        self.takings = 0
+        self._stays: dict[str, list[list[int]]] = defaultdict(list)
+        self._open: dict[object, list[int]] = {}
+        self._sent: list[list[int]] = []  # in the order in which they were
+
+    def has(self, key: object) -> bool:
+        return key in self._open
+
+    def take(self, key: object, domain: str, length: int) -> None:
+        """Lend a buffer in the present taking, which is the last one."""
+        self._open[key] = [length, self.takings - 1, 0]
+        self._stays[domain].append(self._open[key])
+
+    def send(self, key: object) -> None:
+        """Have a buffer reduced: it isn't added to any more, and not free yet."""
+        self._sent.append(self._open.pop(key))
+
+    def arrive(self, number: int) -> None:
+        """Have the first so many buffers that were sent free for the next taking."""
+        for stay in self._sent[:number]:
+            stay[2] = self.takings
+        del self._sent[:number]
+
+    def give_back(self, key: object) -> None:
+        """Have a buffer free for the next taking."""
+        self.send(key)
+        self._sent.pop()[2] = self.takings
+
+    def borrowed(self) -> Borrowed:
+        """Return all buffers; those that nobody gave back stay to the end."""
+        for key in list(self._open):
+            self.give_back(key)
+        self.arrive(len(self._sent))
+        return {domain: [Stay(*stay) for stay in stays] for domain, stays in self._stays.items()}
+
+
+def weights_of(program: Sequence[Action], stages: Mapping[int, Stage]) -> Borrowed:
+    """Play what weights do with their buffers."""
+    users, lender = defaultdict[int, int](int), _Lender()
     for action in program:
-        if action.kind in ("GATHER", "RELEASE"):
-            bucket = stages[action.stage].buckets[action.index]
-            users[id(bucket.weights)] += 1 if action.kind == "GATHER" else -1
-            if users[id(bucket.weights)] == (action.kind == "GATHER"):
-                held[bucket.plan.domain, bucket.weights.length] += 1 if action.kind == "GATHER" else -1
-                most |= held
-    return most
+        if action.kind not in ("GATHER", "RELEASE"):
+            continue
+        bucket = stages[action.stage].buckets[action.index]
+        key = id(bucket.weights)
+        users[key] += 1 if action.kind == "GATHER" else -1
+        if action.kind == "GATHER" and users[key] == 1:
+            lender.takings += 1
+            lender.take(key, bucket.plan.domain, bucket.weights.length)
+        elif action.kind == "RELEASE" and not users[key]:
+            lender.give_back(key)
+    return lender.borrowed()
 
 
-def most_added_to(
-    program: Sequence[Action], stages: Mapping[int, Stage], table: Table, zero: int, *, tree: bool
-) -> Counter[Lent]:
-    """Play what gradients do with their buffers: a tree has one for each group of microbatches, and for each sum that waits."""
-    completed, open_, held, most = completed_by(program, stages, table), set(), Counter[Lent](), Counter[Lent]()
-    waiting: dict[int, list[int]] = defaultdict(list)  # by gradient: levels of sums
-    buckets = [bucket for state in stages.values() for bucket in state.buckets]
-    lent = {id(gradient): (bucket.plan.domain, gradient.length) for bucket in buckets for gradient in bucket.gradients}
-    for action in program:
-        for gradient in added_to(action, stages):
-            key = (id(gradient), group_of(table, action.index) if tree else 0)
-            if key not in open_:
-                open_.add(key)
-                held[lent[id(gradient)]] += 1
-        most |= held
-        for gradient, _ in completed.get(action, ()) if tree else ():
-            level, levels = 0, waiting[id(gradient)]
-            while levels and levels[-1] == level:
-                level = levels.pop() + 1
-                held[lent[id(gradient)]] -= 1
-            levels.append(level)
-        for gradient in given_back(action, stages, zero):
-            held[lent[id(gradient)]] -= 1
-            open_ -= {key for key in open_ if key[0] == id(gradient)}
-            waiting[id(gradient)].clear()
-    return most
+def gradients_of(
+    program: Sequence[Action], stages: Mapping[int, Stage], table: Table, *, lends: bool, tree: bool
+) -> tuple[Borrowed, list[int]]:
+    """Play what gradients do with their buffers; return these, and Needed.waits.
+
+    A tree has a buffer for each group of microbatches, and for each sum that waits.
+    """
+    player = _Gradients(program, stages, table, lends, tree)
+    for group in grouped(program):
+        player.play(group)
+    return player.lender.borrowed(), player.waits
 
 
-def given_back(action: Action, stages: Mapping[int, Stage], zero: int) -> list:
+class _Gradients:
+    """The gradients of a rank while its program is played."""
+
+    def __init__(self, program: Sequence[Action], stages: Mapping[int, Stage], table: Table, lends: bool, tree: bool):
+        self.stages, self.table, self.lends, self.tree = stages, table, lends, tree
+        self.lender, self.waits = _Lender(), list[int]()
+        self._completed, self._sums = completed_by(program, stages, table) if tree else {}, _Sums()
+        self._domains = {id(each): b.plan.domain for state in stages.values() for b in state.buckets for each in b.gradients}
+        self._num_started = self._num_travelled = self._num_over = 0  # reductions; under which something was computed; waited for
+
+    def play(self, group: Sequence[Action]) -> None:
+        """Play what starts together."""
+        for action in group:
+            self._take(action)
+        if any(action.kind in COMPUTE for action in group):
+            self._num_travelled = self._num_started
+        for action in group:
+            for gradient, number in self._completed.get(action, ()):
+                self._sums.complete(id(gradient), number, self.lender)
+            self._give_back(action)
+
+    def _take(self, action: Action) -> None:
+        keys = {(id(each), group_of(self.table, action.index) if self.tree else 0): each for each in added_to(action, self.stages)}
+        taken = {key: gradient for key, gradient in keys.items() if not self.lender.has(key)}
+        if not taken:
+            return
+        self.lender.arrive(self._num_travelled - self._num_over)
+        self._num_over = self._num_travelled
+        self.waits.append(self._num_over)
+        self.lender.takings += 1
+        for key, gradient in taken.items():
+            self.lender.take(key, self._domains[id(gradient)], gradient.length)
+
+    def _give_back(self, action: Action) -> None:
+        for gradient in given_back(action, self.stages, self.lends):
+            key = id(gradient), self._sums.last(id(gradient)) if self.tree else 0
+            if self.lends and action.kind == "REDUCE":
+                self.lender.send(key)
+                self._num_started += 1
+            else:
+                self.lender.give_back(key)
+
+
+class _Sums:
+    """The sums of a tree that wait for others, by gradient: their levels, and in whose buffer they are (parallel/zero/tree.py)."""
+
+    def __init__(self):
+        self._waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def complete(self, gradient: int, group: int, lender: _Lender) -> None:
+        """Add a group to its neighbours, and give its buffer back."""
+        level, waiting = 0, self._waiting[gradient]
+        while waiting and waiting[-1][0] == level:
+            lender.give_back((gradient, group))
+            level, group = level + 1, waiting.pop()[1]
+        waiting.append((level, group))
+
+    def last(self, gradient: int) -> int:
+        """Return in whose buffer the sum of all groups is, and forget it."""
+        return self._waiting.pop(gradient)[0][1]
+
+
+def given_back(action: Action, stages: Mapping[int, Stage], lends: bool) -> list:
     """Return the gradients whose buffers an instruction gives back.
 
-    Below ZeRO-2 what a tree has lent is copied to what is always there, as soon as all microbatches are summed. From 2 on a use of a
-    tied embedding is given back when it has been added to the first, all else when it has been reduced.
+    Where gradients are whole all the time, what a tree has lent is copied to them, as soon as all microbatches are summed. Else a use of
+    a tied embedding is given back when it has been added to the first, all else when it has been reduced.
     """
     if action.kind not in OF_GRADIENTS:
         return []
     bucket = stages[action.stage].buckets[action.index]
     if action.kind == "REDUCE":
         read = bucket.gradients[:1] if bucket.plan.over else bucket.gradients
-        return read if zero >= 2 or not bucket.plan.over else []
+        return read if lends or not bucket.plan.over else []
     if action.part or not bucket.plan.over:
         return []
-    return summed_in(bucket, stages)[1 if zero >= 2 else 0 :]
+    return summed_in(bucket, stages)[1 if lends else 0 :]

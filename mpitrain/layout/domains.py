@@ -7,8 +7,8 @@ have. Everything that ZeRO divides (weights, gradients, the optimiser's state, w
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpitrain.config import Config
-from mpitrain.layout.parameters import EXPERT
+from mpitrain.config import Config, Parallel
+from mpitrain.layout.parameters import EXPERT, Spec, itemsizes_of
 
 
 class Domain(NamedTuple):
@@ -37,13 +37,48 @@ def _ranks_that_divide_experts(config: Config) -> int:
     return (near // inside if near % inside == 0 else 1) if parallel.zero else 1
 
 
-DENSE = "dense"
+DENSE, COUNTED = "dense", "counted"  # counted: what isn't trained (optim/balance.py), never rounded; divided as the dense state is
 DOMAINS = {
     DENSE: Domain("shard", "replicate", "matrix", _data_ranks_that_divide),
+    COUNTED: Domain("shard", "replicate", "matrix", _data_ranks_that_divide),
     EXPERT: Domain("expert_shard", "expert_replicate", "expert_matrix", _ranks_that_divide_experts),
 }
 
 
+def lends_gradients(parallel: Parallel) -> bool:
+    """Return whether a rank keeps shards of gradients only, and whole ones are in memory that is lent."""
+    return parallel.zero >= 2 or parallel.reduce == "microbatch"
+
+
+def divided(config: Config) -> bool:
+    """Return whether parallel.zero divides anything: there is more than one rank to divide it over."""
+    return any(domain.num_shards(config) > 1 for domain in domains_of(config).values())
+
+
 def domains_of(config: Config) -> dict[str, Domain]:
     """Return the domains that a model has parameters of."""
-    return {name: domain for name, domain in DOMAINS.items() if name != EXPERT or config.experts.count}
+    absent = [COUNTED] * (not counts_apart(config)) + [EXPERT] * (not config.experts.count)
+    return {name: domain for name, domain in DOMAINS.items() if name not in absent}
+
+
+def counts_apart(config: Config) -> bool:
+    """Return whether what is counted has buckets of its own: where other weights, or other gradients on their way, are rounded."""
+    narrow, wide = itemsizes_of(config)
+    return bool(config.experts.count) and (narrow < wide or config.precision.reduce != "same")
+
+
+def domain_of(config: Config, spec: Spec) -> str:
+    """Return the domain of the bucket that a parameter is in."""
+    return spec.domain if spec.trained or not counts_apart(config) else COUNTED
+
+
+def itemsize_of_weights(config: Config, domain: str) -> int:
+    """Return the bytes of a number of the weights of a domain, as a layer computes with them."""
+    narrow, wide = itemsizes_of(config)
+    return wide if domain == COUNTED else narrow
+
+
+def itemsize_on_the_wire(config: Config, domain: str) -> int:
+    """Return the bytes of a number of the gradients of a domain, as data ranks exchange them."""
+    rounded = config.precision.reduce == "bf16" and domain != COUNTED
+    return 2 if rounded else itemsizes_of(config)[1]

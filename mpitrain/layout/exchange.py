@@ -19,9 +19,8 @@ from typing import NamedTuple
 import msgspec
 
 from mpitrain.comm.wire import sent_bytes
-from mpitrain.layout.domains import domains_of
+from mpitrain.layout.domains import domains_of, itemsize_of_weights, itemsize_on_the_wire
 from mpitrain.layout.held import HeldBucket, held_by
-from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.program import gather_of
 from mpitrain.schedules.lower import walks_together
@@ -60,7 +59,7 @@ class Machine(NamedTuple):
 
 def axes_between(plan: Plan) -> tuple[str, ...]:
     """Return the axes of data ranks on which something travels."""
-    names = [name for domain in domains_of(plan.config).values() for name in (domain.shard, domain.replicate)]
+    names = dict.fromkeys(name for domain in domains_of(plan.config).values() for name in (domain.shard, domain.replicate))
     return tuple(name for name in names if plan.axes.carried[name].operations)
 
 
@@ -159,14 +158,14 @@ def _changed(plan: Plan, **tables: dict) -> Plan:
 def _fetched(plan: Plan, bucket: HeldBucket) -> Counter[str]:
     """Return what a rank sends so that all have a bucket's weights."""
     domain, layout = domains_of(plan.config)[bucket.plan.domain], bucket.weights.layout
-    narrow, _ = itemsizes_of(plan.config)
-    return Counter({domain.shard: sent_bytes("all_gather", layout.length * narrow, layout.num_shards)})
+    size = itemsize_of_weights(plan.config, bucket.plan.domain)
+    return Counter({domain.shard: sent_bytes("all_gather", layout.length * size, layout.num_shards)})
 
 
 def _reduced(plan: Plan, bucket: HeldBucket) -> Counter[str]:
     """Return what a rank sends for the sum of a bucket's gradient: in shards, and of each shard over those that have the same."""
     domain, layout = domains_of(plan.config)[bucket.plan.domain], bucket.weights.layout
-    size = 2 if plan.config.precision.reduce == "bf16" else itemsizes_of(plan.config)[1]
+    size = itemsize_on_the_wire(plan.config, bucket.plan.domain)
     scattered = sent_bytes("reduce_scatter", layout.length * size, layout.num_shards)
     alike = len(plan.axes.of(0)[domain.replicate])
     return Counter({domain.shard: scattered, domain.replicate: sent_bytes("all_reduce", layout.length // layout.num_shards * size, alike)})

@@ -11,10 +11,13 @@ folding, arXiv:2504.14960, section 3.2). With tp=2 dp=2 and ep=2:
 import json
 import math
 
-from mpitrain.config import EXPERTS, Config, Experts, Model, Parallel
+import msgspec
+
+from mpitrain.config import EXPERTS, NEUTRAL, Config, Experts, Model, Parallel
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
+OF_A_LAYOUT = {key: getattr(Experts(), key) for key in ("capacity", "buffer", "dispatch")}  # which every family has
 OF_A_LOSS, OF_A_BIAS = 0.01, 1e-3  # Switch Transformers (arXiv:2101.03961, section 2.2); DeepSeek-V3 (arXiv:2412.19437, section 4.2)
 
 
@@ -26,16 +29,15 @@ def ranks_of_pipeline_rank(parallel: Parallel) -> int:
 def resolve_experts(config: Config, model: Model, preset: dict) -> Experts:
     """Fill in what the table `experts` left open. Raises ConfigError for what would do nothing, and for what can't be."""
     values = {key: getattr(config.experts, key) for key in Experts.__struct_fields__}
-    given = {key: value for key, value in values.items() if value is False or value not in (0, "", None)}
-    given |= {key: 0 for key in ("shared", "first", "balance_weight", "z_weight") if values[key] == 0}
+    given = {key: value for key, value in values.items() if value is not None and value != ""}
     if model.family not in EXPERTS:
         if config.run.routing:
             raise ConfigError(f"run.routing = {config.run.routing}: model.family = {json.dumps(model.family)} has no experts; leave it out")
         for key, value in given.items():
-            if value != getattr(Experts(), key):
+            if value != (NEUTRAL["experts"] | OF_A_LAYOUT).get(key):
                 none = f"does nothing with model.family = {json.dumps(model.family)}, which has no experts"
                 raise ConfigError(f"experts.{key} = {shown(json.dumps(value))} {none}; leave it out, or use {', '.join(EXPERTS)}")
-        return config.experts
+        return msgspec.structs.replace(config.experts, **NEUTRAL["experts"])
     defaults = {"width": model.ffn, **EXPERTS[model.family], **preset}
     balance = given.get("balance", defaults["balance"])
     if balance != defaults["balance"]:  # of another one weight and rate say nothing
@@ -51,6 +53,12 @@ def resolve_experts(config: Config, model: Model, preset: dict) -> Experts:
 
 
 def _refuse_impossible(experts: Experts) -> None:
+    for key in NEUTRAL["experts"]:
+        if not getattr(experts, key):
+            raise ConfigError(
+                f"experts.{key} = 0 in a family with experts; needed 1 or more; leave it out for the family's own number, or choose "
+                "another model.family"
+            )
     if experts.active > experts.count:
         raise ConfigError(f"experts.active = {experts.active} of experts.count = {experts.count}; send a token to fewer, or have more")
     if experts.count % experts.groups:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mpitrain.layout.buckets import Bucket as BucketPlan
+from mpitrain.layout.parameters import EXPERT
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
@@ -43,10 +44,13 @@ def completed_by(program: Sequence[Action], stages: Mapping[int, Stage], table: 
 
 
 def added_to(action: Action, stages: Mapping[int, Stage]) -> list:
-    """Return the gradients that an instruction adds to."""
+    """Return the gradients that an instruction adds to: a backward for inputs only to those of experts, whose rows can come in rounds."""
     if action.kind not in ("B", "I", "W"):
         return []
-    buckets = [b for b in stages[action.stage].buckets if action.part is None or action.part in b.plan.parts]
+    found = stages[action.stage].buckets
+    buckets = [b for b in found if action.part is None or action.part in b.plan.parts]
+    if action.kind == "I":
+        buckets = [b for b in buckets if b.plan.domain == EXPERT]
     return [gradient for bucket in buckets for gradient in bucket.gradients]
 
 

@@ -13,10 +13,23 @@ from mpitrain.layout import probabilities
 from mpitrain.layout.parameters import Spec, itemsizes_of
 
 
+def is_loss(name: str) -> bool:
+    """Return whether a number that a layer makes besides its output is a sum over tokens that is reported as a mean."""
+    return name.endswith("_loss")
+
+
+class Working(NamedTuple):
+    """The bytes that a layer's computation takes at most, beside what it keeps, what it is given and what it hands on."""
+
+    forward: int
+    backward: int
+
+
 class Layer(Protocol):
     """A part of a block, or an end of the model. Counts are of one token or of one microbatch on one rank.
 
-    tells: names of the numbers that it makes besides its output (Context.tell, parallel/microbatch.py).
+    tells: names of the numbers that it makes besides its output (Context.tell, parallel/microbatch.py). A loss is a sum over tokens,
+    and its name ends with `_loss`.
     """
 
     tells: tuple[str, ...]
@@ -39,6 +52,9 @@ class Layer(Protocol):
 
     def left(self, sizes: "Sizes") -> int:
         """Return the bytes that a backward for inputs (I) leaves for the one for weights (W)."""
+
+    def working(self, sizes: "Sizes") -> Working:
+        """Return what its forward and its backward work with. The backward frees what was kept only as it goes."""
 
     def history(self, sizes: "Sizes") -> int:
         """Return the bytes that a segment of a sequence leaves for later segments."""
@@ -146,3 +162,16 @@ class Sizes:
         in_pieces = self.tp > 1  # a message is between norm and product
         norm = (self.shared if in_pieces else self.positions) * self.norm(width)
         return norm + (0 if self.selective and not in_pieces else self.positions * width * itemsize)
+
+    def stream(self, width: int) -> int:
+        """Return the bytes of one tensor of the residual stream, [B, T, D]."""
+        return self.shared * width * self.itemsize
+
+    def gathered(self, width: int) -> int:
+        """Return the bytes of the same tensor of all ranks of tp, which a layer gathers before it computes and scatters after."""
+        return self.positions * width * self.itemsize if self.tp > 1 else 0
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether attention makes its probabilities itself, some queries at a time: in 16 bits on a CPU."""
+        return self.itemsize == 2 and not self.on_gpu

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
-from mpitrain.layout.domains import domains_of
-from mpitrain.layout.memory import num_moments, predict_rank
+from mpitrain.layout.domains import domain_of, domains_of
+from mpitrain.layout.memory import Usage, num_moments, predict_rank
 from mpitrain.layout.parameters import EXPERT, itemsizes_of
 from mpitrain.layout.plan import Plan
 
@@ -19,7 +19,7 @@ def require_memory(plan: Plan) -> None:
     config, stages = plan.config, plan.stages
     each = {name: _bytes_of_state(config, name) / (config.parallel.ep if name == EXPERT else 1) for name in domains_of(config)}
     specs = [{spec.name: spec for block in stage.specs() for spec in block} for stage in stages]  # tied ones once
-    of_each = [sum(spec.numel * each[spec.domain] for spec in found.values()) for found in specs]
+    of_each = [sum(spec.numel * each[domain_of(config, spec)] for spec in found.values()) for found in specs]
     gathered = _bytes_saved(config) * sum(spec.numel for spec in plan.parameters()) if config.run.shards == "one" else 0  # by rank 0
     found, needed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), round(max(of_each) + gathered)
     if needed <= found or (config.run.device != "cpu" and _finds_a_gpu()):
@@ -34,10 +34,12 @@ def require_memory(plan: Plan) -> None:
 def require_gpu_memory(plan: Plan, pipeline_ranks: Sequence[int], name: str, found_bytes: int) -> None:
     """Raise ConfigError if what the ranks on one GPU keep at least can't fit into its memory: what `mpitrain memory` says of each.
 
-    pipeline_ranks: the coordinate along pp of each rank on it.  Activations of experts aren't counted: for these it says the most.
+    pipeline_ranks: the coordinate along pp of each rank on it.  Activations of experts aren't counted, for these it says the most; nor
+    is what kernels work with, which is measured on CPUs, nor what messages take on the host.
     """
     usages = {rank: predict_rank(plan, rank, on_gpu=True) for rank in set(pipeline_ranks)}
-    uncounted = {rank: usage.activations if plan.config.experts.count else 0 for rank, usage in usages.items()}
+    of_experts = bool(plan.config.experts.count)
+    uncounted = {rank: usage.working + usage.messages + of_experts * _activations(usage) for rank, usage in usages.items()}
     needed = sum(usages[rank].on_device - uncounted[rank] for rank in pipeline_ranks)
     if needed <= found_bytes:
         return
@@ -48,6 +50,10 @@ def require_gpu_memory(plan: Plan, pipeline_ranks: Sequence[int], name: str, fou
         f"{found_bytes / 2**30:,.1f} GiB; {fewer if many > 1 else ''}choose a smaller model or more stages (parallel.pp), or look at "
         f"{tail}parallel.zero and memory.offload (mpitrain memory shows what each rank holds)"
     )
+
+
+def _activations(usage: Usage) -> int:
+    return usage.activations + usage.recomputed
 
 
 def _finds_a_gpu() -> bool:

@@ -22,6 +22,7 @@ from mpitrain.layout.axes import Axes, axes_of
 from mpitrain.layout.layer import Family, Layer, Sizes
 from mpitrain.layout.parameters import Spec, itemsizes_of
 from mpitrain.layout.program import Programs
+from mpitrain.layout.recompute import with_every
 from mpitrain.layout.routing import Trace
 from mpitrain.layout.sequence import Placement, placement_of
 from mpitrain.layout.stages import StagePlan, stages_of
@@ -44,7 +45,8 @@ class Plan:
     def stages(self) -> tuple[StagePlan, ...]:
         """Of one copy of the model. A schedule's name tells where they are; only a table from a file has to be read for it."""
         rank_of, copies = placement_in(self.config) or (self.table.rank_of[: self.table.depth], self.table.copies)
-        return stages_of(self.config, self.family, rank_of, copies)
+        stages = stages_of(self.config, self.family, rank_of, copies)
+        return with_every(stages, self.table, self.sizes) if self.config.memory.recompute == "every-k" else stages
 
     @cached_property
     def training(self) -> Programs:

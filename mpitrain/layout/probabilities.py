@@ -6,6 +6,8 @@ of a sequence, everything else with its length.
 
 ROWS = 128  # queries whose probabilities are made at once
 LONGEST = 512  # positions of a sequence
+LOGITS, LOGITS_ON_A_DEVICE = 2**17, 2**24  # of the head, made fp32 at once; on a device three times 64 MiB
+SCORES = 2**18  # that are made at once, if they are of more than one key-value head
 
 
 def are_kept(length: int, width: int) -> bool:
@@ -16,3 +18,9 @@ def are_kept(length: int, width: int) -> bool:
 def count(length: int) -> int:
     """Return how many a head has: queries some at a time, which see the keys up to the last of them."""
     return sum((end - begin) * end for begin in range(0, length, ROWS) for end in [min(begin + ROWS, length)])
+
+
+def piece(batch: int, heads: int, kv_heads: int, length: int) -> int:
+    """Return how many are made at once at most, of some queries of one key-value head at least."""
+    rows = min(ROWS, length) * (heads // kv_heads) * length
+    return rows * min(max(1, SCORES // rows), batch * kv_heads)

@@ -32,7 +32,7 @@ def training(config: Config, table: Table, stages: Sequence[StagePlan]) -> Progr
     parallel = config.parallel
     _refuse_idle_pairs(config, table)
     reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
-    zero = {"residency": _residency(config, table, stages), "reduce_each": parallel.zero >= 2 and parallel.reduce == "microbatch"}
+    zero = {"residency": _residency(config, table, stages), "reduce_each": parallel.reduce == "microbatch"}
     tail = min(config.pipeline.tail or 1, table.num_microbatches)  # what is left open is settled where links have been measured
     head = tail if parallel.zero else 1  # else weights are whole when a step begins
     programs = lower(table, reduces, tail=tail, head=head, pairs=config.pipeline.pairs, **zero)

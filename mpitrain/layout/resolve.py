@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from mpitrain import config_hints
 from mpitrain.config import (
     FIRST_FAMILY,
+    NEUTRAL,
     OPTIMIZERS,
     PRESETS,
     Batch,
@@ -25,47 +27,66 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.layout.attention import resolve_attention, with_heads
 from mpitrain.layout.dispatch import resolve_dispatch
+from mpitrain.layout.domains import divided
 from mpitrain.layout.experts import refuse_unfolded, resolve_experts
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
+from mpitrain.layout.idle import refuse_idle_keys, refuse_long_decay
+from mpitrain.layout.log_pace import log_pace
 from mpitrain.layout.sequence import placement_of
-from mpitrain.schedules.catalog import chunks_of
+from mpitrain.layout.table import chunks_in, microbatches_in, own_table, require_size_of
+from mpitrain.schedules.catalog import chunks_of, require_known
 from mpitrain.schedules.limits import MOST_FORWARDS
 from mpitrain.schedules.seq1f1b import SEGMENTS
+from mpitrain.schedules.table import Table
 
 
 def resolve(
-    config: Config, num_ranks: int, vocab: int, num_nodes: int = 1, node_ranks: int = 0, counted: str = "mpirun started"
+    config: Config,
+    num_ranks: int,
+    vocab: int,
+    num_nodes: int = 1,
+    node_ranks: int = 0,
+    counted: str = "mpirun started",
+    needed: int | None = None,
 ) -> Config:
     """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and check that it fits together.
 
     node_ranks: neighbours on each node, 0 if nodes differ; the key of this name goes before what was found.
-    counted: what an error says of the number of ranks.
+    counted: what an error says of the number of ranks.  needed: rows for what texts have of these tokens; None: for all.
     """
     if config.comm.node_ranks:
         node_ranks = config.comm.node_ranks
         num_nodes = -(-num_ranks // node_ranks)
     preset = _preset(config.model)
-    model = _model(config.model, preset, vocab)
+    model = _model(config.model, preset, vocab, needed or vocab)
     attention = resolve_attention(config, model, preset.get("attention", {}))
     experts = resolve_experts(config, model, preset.get("experts", {}))
-    parallel, batch = _layout(config, model.layers, num_ranks, counted)
-    pipeline = _pipeline(config.pipeline, parallel, model.layers)
+    own = own_table(config.pipeline)
+    if own is None:
+        require_known(config.pipeline.schedule)
+    parallel, batch = _layout(config, own, model.layers, num_ranks, counted)
+    if own is not None:
+        require_size_of(own, parallel, batch)
+    pipeline = _pipeline(config.pipeline, own, parallel, model.layers)
     _refuse_unseen(model, config.data.sequence)
     _refuse_undivided(model, config.data.sequence, parallel)
     refuse_unfolded(model, experts, parallel, config)
     experts, comm = resolve_dispatch(config, experts, parallel, num_nodes, node_ranks)
     _refuse_unsharded(parallel)
+    parallel = with_reduce(parallel, msgspec.structs.replace(config, parallel=parallel, experts=experts))
     if config.precision.compute == "fp8":
         width = attention.head_width or model.width // model.heads
         refuse_odd_sides(model, width, config.data.sequence, batch.micro, parallel)
     _refuse_idle(config.memory, parallel.zero)
     _refuse_unkept(config.run)
+    log_pace(config.run)
     _refuse_unrounded(config.precision)
     _refuse_irreproducible(config, parallel)
     _refuse_incomparable(config.numerics)
-    _refuse_endless(batch.global_ // (parallel.dp * batch.micro), parallel, pipeline, model.layers)
+    segments = own.segments if own else _segments(pipeline)
+    _refuse_endless(batch.global_ // (parallel.dp * batch.micro), segments, parallel, pipeline, model.layers)
     optimizer = _optimizer(config.optimizer)
-    return msgspec.structs.replace(
+    resolved = msgspec.structs.replace(
         config,
         model=model,
         attention=attention,
@@ -76,12 +97,16 @@ def resolve(
         optimizer=optimizer,
         comm=comm,
     )
+    refuse_idle_keys(resolved)
+    refuse_long_decay(resolved)
+    return resolved
 
 
 def on_one_rank(config: Config) -> Config:
     """Return a resolved configuration for the same model on one rank, in one stage."""
     experts = msgspec.structs.replace(config.experts, dispatch="auto", wire="")
-    return msgspec.structs.replace(config, experts=experts, parallel=Parallel(dp=1, pp=1, zero=0), pipeline=Pipeline(chunks=1, tail=1))
+    alone = Parallel(dp=1, pp=1, zero=0, reduce="step")
+    return msgspec.structs.replace(config, experts=experts, parallel=alone, pipeline=Pipeline(chunks=1, tail=1))
 
 
 def _refuse_unkept(run: Run) -> None:
@@ -142,7 +167,7 @@ def _refuse_unsharded(parallel: Parallel) -> None:
     """Raise ConfigError unless the data-parallel ranks can divide the state among them as asked."""
     if parallel.dp_shard and not parallel.zero:
         raise ConfigError(f"parallel.dp_shard = {parallel.dp_shard} with parallel.zero = 0 divides nothing; set parallel.zero to 1, 2 or 3")
-    for key, least in (("reduce", 2), ("gather", 3), ("ahead", 3)):
+    for key, least in (("gather", 3), ("ahead", 3)):
         value = getattr(parallel, key)
         idle = (Parallel.__struct_defaults__[Parallel.__struct_fields__.index(key)], "use")
         if parallel.zero < least and value not in idle:
@@ -152,6 +177,16 @@ def _refuse_unsharded(parallel: Parallel) -> None:
         raise ConfigError(f"parallel.dp_shard = {parallel.dp_shard} doesn't divide parallel.dp = {parallel.dp}; use {fitting}")
 
 
+def with_reduce(parallel: Parallel, config: Config) -> Parallel:
+    """Settle when gradients are reduced; and take ZeRO for none where there is one data rank, over which nothing is divided."""
+    if not divided(config):
+        parallel = msgspec.structs.replace(parallel, zero=0, gather="auto", ahead=1, dp_shard=0)
+    if parallel.reduce != "auto":
+        return parallel
+    each = parallel.zero >= 2 and config.numerics.reproducible == "run"  # a tree sums over microbatches first
+    return msgspec.structs.replace(parallel, reduce="microbatch" if each else "step")
+
+
 def _refuse_idle(memory: Memory, zero: int) -> None:
     """Raise ConfigError for a key of the memory table that would do nothing."""
     if memory.every and memory.recompute != "every-k":
@@ -159,10 +194,10 @@ def _refuse_idle(memory: Memory, zero: int) -> None:
             f'memory.every = {memory.every} does nothing with memory.recompute = {json.dumps(memory.recompute)}; set it to "every-k", or '
             "leave memory.every out"
         )
-    if memory.every > 1 and zero == 3:
+    if memory.recompute == "every-k" and zero == 3 and memory.every != 1:
         raise ConfigError(
-            f"memory.every = {memory.every} with parallel.zero = 3: weights are fetched and dropped block by block, and so are blocks "
-            'computed again; use memory.recompute = "full"'
+            'memory.recompute = "every-k" with parallel.zero = 3: weights are fetched and dropped block by block, and so blocks are '
+            'computed again one by one; use memory.recompute = "full"'
         )
 
 
@@ -173,7 +208,7 @@ def _refuse_unseen(model: Model, sequence: int) -> None:
             f"model.mtp = {model.mtp} with data.sequence = {sequence}: no position has so many tokens after the next one; use a model.mtp "
             f"below {sequence}"
         )
-    if not model.mtp and model.mtp_weight != Model().mtp_weight:
+    if not model.mtp and model.mtp_weight != NEUTRAL["model"]["mtp_weight"]:
         raise ConfigError(f"model.mtp_weight = {model.mtp_weight} does nothing with model.mtp = 0; leave it out, or set model.mtp")
 
 
@@ -203,9 +238,12 @@ def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
         )
 
 
-def _refuse_endless(num_microbatches: int, parallel: Parallel, pipeline: Pipeline, layers: int) -> None:
+def _segments(pipeline: Pipeline) -> int:
+    return pipeline.segments or SEGMENTS if pipeline.schedule == "seq1f1b" else 1
+
+
+def _refuse_endless(num_microbatches: int, segments: int, parallel: Parallel, pipeline: Pipeline, layers: int) -> None:
     """Raise ConfigError if the programs of a step don't fit in memory. Where weights or gradients come and go, each block has its own."""
-    segments = pipeline.segments or SEGMENTS if pipeline.schedule == "seq1f1b" else 1
     stages, walked = parallel.pp * pipeline.chunks, parallel.zero == 3 or parallel.reduce == "microbatch"
     forwards = num_microbatches * segments * (layers if walked else stages)
     if forwards > MOST_FORWARDS:
@@ -217,8 +255,10 @@ def _refuse_endless(num_microbatches: int, parallel: Parallel, pipeline: Pipelin
         )
 
 
-def _pipeline(pipeline: Pipeline, parallel: Parallel, layers: int) -> Pipeline:
-    pp, chunks, stages = parallel.pp, chunks_of(pipeline.schedule, pipeline.chunks), pipeline.stages
+def _pipeline(pipeline: Pipeline, own: Table | None, parallel: Parallel, layers: int) -> Pipeline:
+    """Fill in the stages a rank: a schedule's name has its number, and the user's own table says it."""
+    chunks = chunks_of(pipeline.schedule, pipeline.chunks) if own is None else chunks_in(own)
+    pp, stages = parallel.pp, pipeline.stages
     if pp * chunks > layers:
         raise ConfigError(
             f"parallel.pp = {pp} x {chunks} stages a rank ({pipeline.schedule}) = {pp * chunks} stages for model.layers = {layers} blocks; "
@@ -235,20 +275,32 @@ def _pipeline(pipeline: Pipeline, parallel: Parallel, layers: int) -> Pipeline:
 def _preset(model: Model) -> dict[str, Any]:
     """Return the keys of a preset: those of the model, and of the tables that are about parts of it."""
     if model.preset not in PRESETS:
-        near = difflib.get_close_matches(model.preset, PRESETS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(PRESETS)}"
-        raise ConfigError(f"model.preset = {shown(repr(model.preset))}; {hint}")
+        raise ConfigError(f"model.preset = {shown(repr(model.preset))}{_of_no_preset(model.preset)}")
     return PRESETS[model.preset]
 
 
-def _model(model: Model, preset: dict[str, Any], vocab: int) -> Model:
+def _of_no_preset(name: str) -> str:
+    """Return what to use instead of a preset that there isn't; a name may be that of a model elsewhere, or of its folder."""
+    if found := config_hints.recognised(name):
+        sizes = config_hints.keys_of_model(name)
+        trained = f"; such a model is trained from the beginning with {sizes}" if sizes else ""
+        return f" is {found}, needed a name of sizes{trained}; known: {', '.join(PRESETS)}"
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), PRESETS, 1)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(PRESETS)}"
+
+
+def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Model:
     values = {f: getattr(model, f) for f in model.__struct_fields__}
-    given = {f: value for f, value in values.items() if value is False or value not in (0, "", None)}  # False == 0, but it is an answer
+    given = {key: value for key, value in values.items() if value is not None and value != ""}
     own = {key: value for key, value in preset.items() if key in Model.__struct_fields__}
-    model = Model(**{"family": FIRST_FAMILY, "vocab": vocab, **own, **given})
-    if model.vocab < vocab:
-        raise ConfigError(f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens; raise model.vocab or leave it out")
-    return with_heads(model, given.get("kv_heads", 0))
+    model = Model(**{"family": FIRST_FAMILY, "vocab": vocab, **NEUTRAL["model"], **own, **given})
+    if model.vocab < needed:
+        without = f", {vocab - needed} of them special ones above all others" if needed < vocab else ""
+        raise ConfigError(
+            f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens{without}; needed at least {needed}: raise model.vocab or "
+            "leave it out"
+        )
+    return with_heads(model, given.get("kv_heads"))
 
 
 def _optimizer(optimizer: Optimizer) -> Optimizer:
@@ -270,9 +322,14 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
     return msgspec.structs.replace(optimizer, **known | given | ahead)
 
 
-def _layout(config: Config, layers: int, num_ranks: int, counted: str) -> tuple[Parallel, Batch]:
-    """Choose the degrees left open: as much data parallelism as the batch divides into, pipeline stages for the rest."""
+def _layout(config: Config, own: Table | None, layers: int, num_ranks: int, counted: str) -> tuple[Parallel, Batch]:
+    """Choose the degrees left open: as much data parallelism as the batch divides into, pipeline stages for the rest.
+
+    own: the user's own table, which says how many pipeline ranks and microbatches it is for.
+    """
     dp, pp, batch = config.parallel.dp, config.parallel.pp, config.batch
+    if own is not None and not pp:
+        pp = len(own.ranks)
     inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
     if num_ranks % inside:
         raise ConfigError(
@@ -298,7 +355,8 @@ def _layout(config: Config, layers: int, num_ranks: int, counted: str) -> tuple[
             f"{num_ranks} ranks / parallel.dp = {dp} leaves {pp} stages for model.layers = {layers} blocks; raise parallel.dp"
         )
     per_round = dp * batch.micro
-    total = batch.global_ or -(-24 // per_round) * per_round
+    rounds = -(-24 // per_round) if own is None else microbatches_in(own)
+    total = batch.global_ or rounds * per_round
     if total % per_round:
         raise ConfigError(
             f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} on parallel.dp = {dp} ranks; "

@@ -7,7 +7,9 @@ it. Steps that it lacks, before the first or after the last, take those that it 
 
 import hashlib
 import io
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,7 +82,7 @@ def read(config: Config, loads: list[Spec]) -> Trace:
     except OSError as error:
         why = error.strerror or "not a routing trace"
         raise ConfigError(f"{name} can't be read: {why}; give a file that run.routing has made") from None
-    except (ValueError, zipfile.BadZipFile, EOFError, MemoryError):
+    except (ValueError, KeyError, zipfile.BadZipFile, EOFError, MemoryError, RuntimeError, struct.error, zlib.error):
         raise ConfigError(f"{name}: not a routing trace; give a file that run.routing has made") from None
     for found, array in experts.items():
         if array.dtype.kind not in "iu" or array.ndim != 4 or array.shape[1:] != needed or not len(array):

@@ -1,6 +1,5 @@
 """Which layers each stage of a model has, and which of its blocks are computed again, reduced and fetched together. Integers only."""
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -18,8 +17,8 @@ from mpitrain.schedules.reductions import Reduction
 class StagePlan:
     """Stage `index` of a model. Its first and last block can be part of one, of which another stage has the rest.
 
-    blocks: in forward order.  copies: of the model, in the pipeline.  groups: runs of blocks that are computed again together.
-    parts: of the backward, runs of blocks too.
+    blocks: in forward order.  copies: of the model, in the pipeline.  every: blocks of a group.  groups: runs of blocks that are
+    recomputed together.  parts: of the backward, runs of blocks too.
     """
 
     config: Config
@@ -28,6 +27,7 @@ class StagePlan:
     last: bool
     blocks: tuple[tuple[Placed, ...], ...]
     copies: int = 1
+    every: int = 1
 
     def shard(self, rank: int, expert_rank: int = 0) -> Shard:
         """Return what rank `rank` of the tensor-parallel axis has, `expert_rank` being its rank on the axis `experts`."""
@@ -54,13 +54,10 @@ class StagePlan:
     @cached_property
     def groups(self) -> list[range]:
         """With ZeRO-3 a group is one block: weights are fetched and dropped block by block."""
-        memory, inner = self.config.memory, self.inner
-        if memory.recompute not in ("full", "every-k"):
+        inner = self.inner
+        if self.config.memory.recompute not in ("full", "every-k"):
             return []
-        every = 1
-        if memory.recompute == "every-k" and self.config.parallel.zero < 3:
-            every = memory.every or max(1, round(math.sqrt(len(inner))))
-        return [inner[i : i + every] for i in range(0, len(inner), every)]
+        return [inner[i : i + self.every] for i in range(0, len(inner), self.every)]
 
     @cached_property
     def parts(self) -> list[range]:

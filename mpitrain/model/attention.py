@@ -18,7 +18,7 @@ from mpitrain.model.site import Site
 from mpitrain.parallel.context.attention import ContextAttention
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.tensor_overlap import Chunked
-from mpitrain.parallel.walk import Item, Later, Residual, Shape, Walk, sends
+from mpitrain.parallel.walk import Addend, Item, Later, Residual, Shape, Walk, WeightGradients, sends
 from mpitrain.parallel.zero.parameters import Parameter
 
 
@@ -154,7 +154,7 @@ class SpreadAttention:
         grads = yield from self.core.backward(restored(attended), grad, self._sinks)
         if self.sinks is not None:
             *grads, of_sinks = grads
-            self.sinks.grad += of_sinks
+            later(WeightGradients([Addend(self.sinks, of_sinks)]))
         return (yield from self.projection.backward(projected, tuple(grads), later))
 
     @property

@@ -24,9 +24,9 @@ from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradie
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def embedding(weight: Parameter, site: Site, *, deferred: bool = False) -> list[Item]:
-    """Return the items of the first layer. deferred: a head adds to the same gradient, so rows wait for their turn as its products do."""
-    return [VocabularyEmbedding(weight, deferred), site.out()] if site.tp else [Embedding(weight, deferred)]
+def embedding(weight: Parameter, site: Site) -> list[Item]:
+    """Return the items of the first layer."""
+    return [VocabularyEmbedding(weight), site.out()] if site.tp else [Embedding(weight)]
 
 
 def head(norm: Parameter, weight: Parameter, site: Site) -> list[Item]:
@@ -54,8 +54,8 @@ class Rows(NamedTuple):
 class Embedding(Local):
     """Token numbers to vectors. Written by hand: integers have no gradient."""
 
-    def __init__(self, weight: Parameter, deferred: bool):
-        self.weight, self.deferred = weight, deferred
+    def __init__(self, weight: Parameter):
+        self.weight = weight
 
     def forward(self, x: None, context: Context) -> Walk:
         """Look up the tokens [B, T] of the context."""
@@ -65,14 +65,7 @@ class Embedding(Local):
 
     def backward(self, saved: torch.Tensor, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
-        self.add(Rows(self.weight, saved, grad_of_output), later)
-
-    def add(self, rows: Rows, later: Later) -> None:
-        """Add gradients, now or in their turn."""
-        if self.deferred:
-            later(WeightGradients([rows]))
-        else:
-            rows.add()
+        later(WeightGradients([Rows(self.weight, saved, grad_of_output)]))
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -131,7 +124,7 @@ class VocabularyEmbedding(Embedding):
         yield None
         rows_BT, here_BT = saved
         grad_BTD = grad_of_output.masked_fill(~here_BT.unsqueeze(-1), 0)  # picked by a mask, the host would wait for their number
-        self.add(Rows(self.weight, rows_BT, grad_BTD), later)
+        later(WeightGradients([Rows(self.weight, rows_BT, grad_BTD)]))
 
 
 class VocabularyHead:

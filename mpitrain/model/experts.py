@@ -31,7 +31,7 @@ from mpitrain.parallel.expert.exchange import Choices, Exchange, Flat, Home, Tri
 from mpitrain.parallel.expert.hierarchical import Hierarchical
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.precision import wide
-from mpitrain.parallel.walk import Begun, Item, Later, Residual, Shape, Walk, WeightGradients, run
+from mpitrain.parallel.walk import Addend, Begun, Item, Later, Residual, Shape, Walk, WeightGradients, run
 from mpitrain.parallel.zero.parameters import Parameter
 
 
@@ -96,7 +96,7 @@ class Experts:
         """Return the weighted sum of what the experts of each token make of it, and what the shared ones do."""
         keeps, x_ND = torch.is_grad_enabled(), x_BTD.flatten(0, 1)
         chosen = self._route(x_ND, context)
-        choices = self._choices(chosen.experts)
+        choices = self._choices(chosen.experts, self.settings.capacity if keeps else 0.0)
         trip = yield from self.exchange.agree(choices)
         here = router.statistics(chosen, self.settings, self._sets(x_BTD), chosen.experts.numel() - len(choices.order))
         everywhere = None if self.tokens is None else all_reduce(here.vector, self.tokens)
@@ -134,16 +134,17 @@ class Experts:
         routes.record(self.load.name, positions, chosen.experts.cpu().numpy().reshape(-1, len(positions), self.settings.active))
         return chosen
 
-    def _choices(self, experts_NK: torch.Tensor) -> Choices:
+    def _choices(self, experts_NK: torch.Tensor, capacity: float) -> Choices:
         """Return the choices in the order of the experts, those of one in that of the tokens.
 
         With a capacity, the later tokens of a rank's microbatch are dropped: they keep what other experts, and the residual, give them.
+        Validation and sampling are dropless: what they compute would depend on the layout, and on where a prompt ends.
         """
         experts = experts_NK.flatten()
         order = experts.argsort(stable=True)
         counts = torch.bincount(experts, minlength=self.settings.count)
-        if self.settings.capacity:
-            most = math.ceil(self.settings.capacity * len(experts) / self.settings.count)
+        if capacity:
+            most = math.ceil(capacity * len(experts) / self.settings.count)
             place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[experts[order]]
             order, counts = order[place < most], counts.clamp(max=most)
         return Choices(experts_NK, order, counts.cpu().numpy())
@@ -177,10 +178,9 @@ class Experts:
         if context.segment == self.site.plan.table.segments - 1:
             whole = router.Statistics(sum(sums), len(statistics.counts))
             losses["balance_loss"] = router.balance_loss(self._shares(whole), whole.scores, self.settings)
-        batch, length = self.site.plan.config.batch, self.site.plan.config.data.sequence
         ranks = self.site.cp.size if self.site.cp else 1  # each of these tells, and they are summed
         for name, value in losses.items():
-            context.tell(name, value / (ranks * batch.global_ * length))
+            context.tell(name, value / ranks)
         context.tell("dropped", statistics.dropped / ranks)
         return sums
 
@@ -220,7 +220,7 @@ class Experts:
         of_weights = torch.zeros_like(saved.chosen.weights)
         for home in homes:
             of_weights.view(-1)[home.choices] = home.weights
-        routed_ND = self._summed(homes, len(x_ND)).add_(self._route_back(saved, x_ND, of_weights))
+        routed_ND = self._summed(homes, len(x_ND)).add_(self._route_back(saved, x_ND, of_weights, later))
         routed_BTD = routed_ND.view_as(saved.x)
         return routed_BTD if grad_BTD is None else grad_BTD + routed_BTD
 
@@ -253,17 +253,16 @@ class Experts:
         # In the wider type: on a CPU the sums of a bag of 16-bit numbers are rounded away from zero.
         return functional.embedding_bag(places, rows.to(self.wide), torch.searchsorted(kept, first), mode="sum").to(rows.dtype)
 
-    def _route_back(self, saved: Saved, x_ND: torch.Tensor, of_weights_NK: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the input by way of the router; add that of its weight, and the loads."""
+    def _route_back(self, saved: Saved, x_ND: torch.Tensor, of_weights_NK: torch.Tensor, later: Later) -> torch.Tensor:
+        """Return the gradient of the input by way of the router; hand over that of its weight, and the loads."""
         shares = self._shares(router.Statistics(sum(saved.sums), self._sets(saved.x)))
         of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, shares, saved.scale, self.settings)
-        self.router.grad += of_logits.t() @ x_ND.to(of_logits.dtype)
-        if self.logit_bias is not None:
-            self.logit_bias.grad += of_logits.sum(0)
         counts = torch.bincount(saved.chosen.experts.flatten(), minlength=self.settings.count)
-        for parameter in (self.load, self.bias):
-            if parameter is not None:
-                parameter.grad += counts
+        small = [Addend(parameter, counts) for parameter in (self.load, self.bias) if parameter is not None]
+        small.append(Addend(self.router, of_logits.t() @ x_ND.to(of_logits.dtype)))
+        if self.logit_bias is not None:
+            small.append(Addend(self.logit_bias, of_logits.sum(0)))
+        later(WeightGradients(small))
         return (of_logits @ self.router.data.to(of_logits.dtype)).to(x_ND.dtype)
 
     # ------------------------------------------------------------ messages

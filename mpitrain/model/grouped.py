@@ -1,8 +1,12 @@
 """Products of rows that stand in groups, each group with a matrix of its own: all experts of a rank at once.
 
 N rows, of which the first sizes[0] belong to matrix 0, and so on. torch's grouped_mm is one kernel on CUDA; on a CPU it is a loop of
-MKL's products within one call, faster than ours up to groups of some size, from which on oneDNN's products are (benchmarks/grouped.py).
-Which one is a function of processor, types, shapes and alignment alone, as in model/linear.py.
+products within one call, MKL's in fp32.
+
+oneDNN keeps a kernel of each shape it has multiplied, of 0.3 to 0.6 MB, and each microbatch brings groups of
+other sizes: a thousand of them held 600 MB. So fp32 groups are MKL's whatever their size. Of one shape again and
+again oneDNN's are 2 to 20 % faster; of new ones they aren't, for a kernel takes a millisecond to make. bf16
+groups, which no other library multiplies as they are, keep theirs.
 
 Weight gradients are a loop on all devices: each is added in place, and summed in the type of the buffer. grouped_mm would make a second
 buffer of them, and round it to the type of its factors.
@@ -16,10 +20,9 @@ import torch
 from torch.nn import functional
 
 from mpitrain.model.linear import add_product, product
-from mpitrain.parallel.processor import mkl_is_slow, multiplied_as
+from mpitrain.parallel.processor import multiplied_as
 from mpitrain.parallel.zero.parameters import Parameter
 
-LARGE, LARGE_BY_SLOW_MKL = 2**24, 2**21  # multiplications for the mean group: from here on oneDNN makes up for what the loop costs
 ALIGNED = 16  # bytes, of which grouped_mm wants all strides to be multiples, and on CUDA addresses
 
 
@@ -28,14 +31,18 @@ def grouped_product(x_NX: torch.Tensor, weights_EYX: torch.Tensor, sizes: Sequen
     if _at_once(x_NX, weights_EYX):
         ends = torch.tensor(list(accumulate(sizes)), dtype=torch.int32, device=x_NX.device)
         return functional.grouped_mm(x_NX, weights_EYX.transpose(1, 2), offs=ends)
-    return torch.cat([product(rows, weight) for rows, weight in zip(x_NX.split(sizes), weights_EYX)])
+    multiply = functional.linear if _by_mkl(x_NX) else product
+    return torch.cat([multiply(rows, weight) for rows, weight in zip(x_NX.split(sizes), weights_EYX)])
+
+
+def _by_mkl(x: torch.Tensor) -> bool:
+    return x.is_cpu and x.dtype == torch.float32
 
 
 def _at_once(x_NX: torch.Tensor, weights_EYX: torch.Tensor) -> bool:
     """Return whether grouped_mm can multiply these, and is faster."""
-    large = x_NX.numel() * weights_EYX.shape[1] >= (LARGE_BY_SLOW_MKL if mkl_is_slow() else LARGE) * len(weights_EYX)
     if x_NX.is_cpu:
-        fit = x_NX.dtype == torch.bfloat16 == multiplied_as(x_NX.dtype) or (x_NX.dtype == torch.float32 and not large)
+        fit = x_NX.dtype == torch.bfloat16 == multiplied_as(x_NX.dtype) or _by_mkl(x_NX)
     else:  # for other types it copies sizes to the host, and loops
         fit = x_NX.is_cuda and x_NX.dtype == torch.bfloat16
         fit = fit and x_NX.data_ptr() % ALIGNED == 0 and weights_EYX.data_ptr() % ALIGNED == 0
@@ -65,7 +72,9 @@ class GroupedProduct:
     def add(self) -> None:
         """Add them to their buffers."""
         for total, grad, x in zip(self.parameter.grad, self.grad.split(self.sizes), self.x.split(self.sizes)):
-            if len(x):
+            if len(x) and _by_mkl(x) and total.dtype == x.dtype:
+                total.addmm_(grad.t(), x)
+            elif len(x):
                 add_product(total, grad, x, self.parameter.rounded)
 
     def tensors(self) -> Iterator[torch.Tensor]:

@@ -26,7 +26,7 @@ from mpitrain.parallel.zero.parameters import Parameter
 def multi_token(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
     """Return the item of the last layer."""
     main = embedding_and_head.head(own["head.norm.weight"], own[layer.head.weight], site)
-    lookup = embedding_and_head.embedding(own[EMBEDDING], site, deferred=layer.head.tied)
+    lookup = embedding_and_head.embedding(own[EMBEDDING], site)
     depths = []
     for depth, placed in enumerate(layer.placed):
         prefix = f"mtp.{depth}."
@@ -65,7 +65,7 @@ class MultiToken:
         self.main, self.depths, self.weight, self.site = main, depths, weight, site
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
-        """Return the loss of the next token, and tell the mean of the others'."""
+        """Return the loss of the next token, and tell the mean over depths of the others'."""
         y, of_main = yield from forward(self.main, x, context)
         if not torch.is_grad_enabled():
             return y, None
@@ -76,8 +76,7 @@ class MultiToken:
             x, of_join = yield from depth.join.forward((x, token), there)
             x, of_block = yield from forward(depth.block, x, there)
             loss, of_head = yield from forward(depth.head, x, there)
-            batch, length = self.site.plan.config.batch, self.site.plan.config.data.sequence
-            context.tell("mtp_loss", loss / (len(self.depths) * batch.global_ * length))
+            context.tell("mtp_loss", loss / len(self.depths))
             of_depths.append((of_lookup, of_join, of_block, of_head))
             tokens = targets
         return y, (of_main, of_depths)

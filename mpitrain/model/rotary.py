@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from mpitrain.model.layers.rope import Rope
+from mpitrain.model.layers.rope import Llama3, Rope
 from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.precision import wide
 
@@ -43,6 +43,8 @@ class _Turned(torch.autograd.Function):
 def rates(rope: Rope) -> torch.Tensor:
     """Return by how much each pair of features turns from one position to the next, fp64 [C/2]."""
     found = rope.theta ** (-torch.arange(0, rope.width, 2, dtype=torch.float64) / rope.width)
+    if rope.llama3 is not None:
+        return _scaled_as_llama3(found, rope.llama3)
     if rope.factor == 1:
         return found
     first, last = (rope.width * math.log(rope.length / (2 * math.pi * turns)) / (2 * math.log(rope.theta)) for turns in (FAST, SLOW))
@@ -51,3 +53,10 @@ def rates(rope: Rope) -> torch.Tensor:
     first, last = max(first, 0), min(last, rope.width - 1)
     slowed = ((torch.arange(len(found), dtype=torch.float64) - first) / max(last - first, 1e-3)).clamp(0, 1)
     return found * (1 - slowed) + found / rope.factor * slowed
+
+
+def _scaled_as_llama3(found: torch.Tensor, scaling: Llama3) -> torch.Tensor:
+    """Return the rates [C/2] after Llama 3.1's scaling."""
+    turns = found * scaling.length / (2 * math.pi)
+    kept = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+    return found * kept + found / scaling.factor * (1 - kept)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from mpitrain.config import Experts as Settings
+from mpitrain.model.engine import gradients
 
 LITTLE = 1e-20  # DeepSeek-V3's inference/model.py adds it to the sum of the chosen scores, which sigmoids can make 0
 
@@ -102,7 +103,7 @@ def grad_of_logits(chosen: Chosen, grad_of_weights: torch.Tensor, shares: torch.
         weights = weigh(logits, chosen.experts, settings)
         scores = _parts(logits, settings).view(len(shares), -1, settings.count).sum(1)
         loss = balance_loss(shares, scores, settings) + z_loss(_z(logits), settings)
-        return torch.autograd.grad([weights, loss], logits, [grad_of_weights, loss.new_tensor(scale)])[0]
+        return gradients([weights, loss], [logits], [grad_of_weights, loss.new_tensor(scale)])[0]
 
 
 def _parts(logits: torch.Tensor, settings: Settings) -> torch.Tensor:

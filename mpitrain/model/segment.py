@@ -2,7 +2,7 @@
 
 Weight gradients of matrix products don't go through autograd: the graph leaves (input, gradient of output) pairs behind, and the products
 are added straight into the gradient buffer, then or later. They run under no_grad, or the buffer would keep the history of every
-microbatch alive. Gradients of vectors, and of the embedding, are never put off.
+microbatch alive. Gradients of vectors wait with them: until they are added, no buffer is needed.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
 from mpitrain.model import fp8, linear, selective
+from mpitrain.model.engine import gradients
 from mpitrain.model.sequence_history import Attended
 from mpitrain.model.window import Windowed
 from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Later, Local, Product, Walk, WeightGradients
+from mpitrain.parallel.walk import Addend, Later, Local, Product, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
 
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
@@ -107,11 +108,12 @@ class Tape:
             return y, partial(Windowed.again, y.grad_fn) if again else None
         return selective.attention(*qkv, visible, again, self.selective)
 
-    def add_vectors(self) -> None:
-        """Add the gradients of vectors to their buffers and forget them: the graph and these lists hold each other, a cycle."""
-        while self.small:
-            parameter, grad = self.small.pop()
-            parameter.grad += grad
+    def weight_gradients(self) -> WeightGradients:
+        """Return all that is to be added, and forget it: the graph and these lists hold each other, a cycle."""
+        found = [*self.deferred, *(Addend(*each) for each in self.small)]
+        self.deferred.clear()
+        self.small.clear()
+        return WeightGradients(found)
 
 
 class Segment(Local):
@@ -132,21 +134,20 @@ class Segment(Local):
         return _each(y, torch.Tensor.detach), (_each(x, get_gradient_edge), _each(y, get_gradient_edge), tape)
 
     def backward(self, saved: tuple, grad_of_output: Tensors | None, later: Later) -> Walk:
-        """Add the gradients of vectors to their buffers, hand over those of matrices, and return that of the input."""
+        """Hand over the gradients of weights, and return that of the input."""
         yield None
         x, y, tape = saved
         grad = self._differentiate(x, y, grad_of_output, tape.attended)
-        tape.add_vectors()
-        later(WeightGradients(tape.deferred))
+        later(tape.weight_gradients())
         return grad
 
     def _differentiate(self, x: Edges, y: Edges, grad_of_output: Tensors | None, attended: Attended | None) -> Tensors:
         inputs, made, grads = _list(x), _list(y), _list(grad_of_output)
         if attended is None:
-            found = torch.autograd.grad(made, inputs, grads)
+            found = gradients(made, inputs, grads)
         else:
             outputs, left = attended.outputs_and_grads()
-            found = torch.autograd.grad([*made, *outputs], [*inputs, *attended.leaves()], [*grads, *left])
+            found = gradients([*made, *outputs], [*inputs, *attended.leaves()], [*grads, *left])
             attended.leave(found[len(inputs) :])
         return found[0] if len(inputs) == 1 else found[: len(inputs)]
 

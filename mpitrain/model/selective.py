@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
+from mpitrain.model.engine import gradients
 from mpitrain.parallel.context import by_blocks, by_onednn, flash
 from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.zero.parameters import Parameter
@@ -85,8 +86,9 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def again(ctx):
-        """Return the output."""
-        out, ctx.made = by_blocks.attend(*ctx.saved_tensors, keep=True)
+        """Return the output. Probabilities of long sequences are made once more in the backward: those of all heads are most memory."""
+        q, _, _, visible = ctx.saved_tensors
+        out, ctx.made = by_blocks.attend(*ctx.saved_tensors, keep=by_blocks.keeps(q, visible))
         return out
 
     @staticmethod
@@ -135,7 +137,7 @@ class AttendByTorch(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_of_output):
         (out, leaves), ctx.made = ctx.made, None
-        return *torch.autograd.grad(out, leaves, grad_of_output), None
+        return *gradients([out], leaves, [grad_of_output]), None
 
 
 def attention(q, k, v, visible, again: bool, selective: bool):

@@ -4,8 +4,8 @@
     bias    of the scores that choose: up for an expert with less than the mean load, down for one with more (arXiv:2408.15664)
 
 They are neither divided by tokens nor clipped: rounded, an expert with the mean load would seem to have more, or less. A vector of at
-most BLOCK elements is never cut by ZeRO, so that its mean is here. With precision.reduce = "bf16" counts are rounded like all gradients,
-and with 16-bit weights a layer computes with a rounded bias: its master keeps what a step of `rate` adds.
+most BLOCK elements is never cut by ZeRO, so that its mean is here. Where precision.reduce rounds gradients on their way, or
+precision.compute weights, they have buckets of their own, which aren't rounded (layout/domains.py).
 """
 
 import math

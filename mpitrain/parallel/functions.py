@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from mpitrain.layout.probabilities import LOGITS, LOGITS_ON_A_DEVICE
 from mpitrain.parallel.precision import wide
 
-AT_ONCE, AT_ONCE_ON_A_DEVICE = 2**17, 2**24  # numbers; on a device three times 64 MiB of fp32
 LOG2_E = math.log2(math.e)
 Tensor = torch.Tensor
 
@@ -104,7 +104,7 @@ def _exp(x: Tensor) -> Tensor:
 def _pieces(logits_NV: Tensor) -> Iterator[slice]:
     """Yield positions some at a time: what is computed of them in fp32 stays in a cache, or is little on a device."""
     count, vocab = logits_NV.shape
-    many = max(1, (AT_ONCE if logits_NV.is_cpu else AT_ONCE_ON_A_DEVICE) // vocab)
+    many = max(1, (LOGITS if logits_NV.is_cpu else LOGITS_ON_A_DEVICE) // vocab)
     return (slice(begin, begin + many) for begin in range(0, count, many))
 
 

@@ -9,7 +9,7 @@ MPI call hides in an autograd function: the list is what happens, and whoever wa
 Both directions are generators: they yield at least once per item, a started operation or None, and are resumed with its result. So the
 actor decides what to do while a message travels: something between, or another walk.
 
-The weight gradients of matrix products are handed over undone. A whole backward (B) adds them when the next item has begun, so
+Weight gradients are handed over: those of matrix products undone. A whole backward (B) adds them when the next item has begun, so
 that a sum of input gradients travels meanwhile; a split one (I) leaves them for W.
 
 Two walks take turns at what they start. Of a forward through experts, and a backward (DeepSeek-V3, arXiv:2412.19437, section 3.2.1):
@@ -31,19 +31,36 @@ import torch
 from mpitrain.comm.progress import Pending
 from mpitrain.layout.traffic import Traffic
 from mpitrain.parallel.microbatch import Context
+from mpitrain.parallel.zero.parameters import Parameter
 
 Walk = Generator["Pending | Turn | None", Any, Any]
 Shape = tuple[int, int, int]  # of the residual stream at some item: sequences, positions on this rank, width
 
 
 class Product(Protocol):
-    """Weight gradients of one matrix product."""
+    """Weight gradients that are still to be added: of one matrix product, or made already."""
 
     def add(self) -> None:
         """Add them to their buffers."""
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what is held for them."""
+
+
+@dataclass
+class Addend:
+    """A gradient of a small parameter, made already. The buffer that it belongs in may be there only later."""
+
+    parameter: Parameter
+    grad: torch.Tensor
+
+    def add(self) -> None:
+        """Add it to its buffer."""
+        self.parameter.grad += self.grad
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what is held for it."""
+        yield self.grad
 
 
 @dataclass

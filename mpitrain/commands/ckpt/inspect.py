@@ -11,10 +11,12 @@ from mpitrain.checkpoint.folders import leftovers
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.verify import check_sizes
 from mpitrain.commands.ckpt.steps import Steps, steps_at
+from mpitrain.data.files import named
 from mpitrain.errors import DONE, FAILED, CheckpointError
-from mpitrain.inputs import shown
+from mpitrain.inputs import as_argument, listed, shown
 from mpitrain.layout.text import aligned
 
+MOST_SHOWN = 1000  # steps
 MODEL = ("family", "layers", "width", "heads", "kv_heads", "ffn", "vocab", "tied")
 CODE, LIBRARIES = "the code of mpitrain", "the version of "  # as cluster/preflight.py calls them
 
@@ -22,15 +24,19 @@ CODE, LIBRARIES = "the code of mpitrain", "the version of "  # as cluster/prefli
 def inspect(given: str, step: int | None, arrays: bool, as_json: bool) -> tuple[str, int]:
     """Return what to print, and 0, or 1 if a step is damaged. Raises CheckpointError if there is none. Reads no arrays."""
     steps = steps_at(given, step)
-    every = [facts for facts in (_facts(steps, each) for each in steps.committed) if "damage" not in facts or not steps.gone(facts["step"])]
+    looked_at = steps.committed if as_json else steps.committed[-MOST_SHOWN:]
+    facts_of_all = (_facts(steps, each) for each in looked_at)
+    every = [facts for facts in facts_of_all if "damage" not in facts or not steps.gone(facts["step"])]
     code = FAILED if any("damage" in facts for facts in every) else DONE
     newest = next((facts for facts in reversed(every) if "damage" not in facts), None)
     if as_json:
         return json.dumps({"folder": str(steps.folder), "steps": every}, indent=1), code
     lines = [f"{shown(steps.folder)}: {len(every)} step{'s' * (len(every) > 1)}, {_size(sum(facts.get('bytes', 0) for facts in every))}"]
     lines += [aligned([("step", "saved at", "size", "shards", "val loss", "health"), *map(_row, every)])]
+    if len(looked_at) < len(steps.committed):
+        lines.append(f"  and {len(steps.committed) - MOST_SHOWN:,} earlier ones; --json prints all, --step one of them")
     if left := leftovers(steps.folder):
-        lines.append(f"  beside them, being written or removed, or left by a killed run: {shown(', '.join(path.name for path in left))}")
+        lines.append(f"  beside them, being written or removed, or left by a killed run: {listed([path.name for path in left])}")
     if newest is None:
         return "\n".join([*lines, "none of them can be used"]), code
     with steps.open(newest["step"]) as checkpoint:
@@ -83,14 +89,14 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
     if model := [f"{key} {shown(settings[f'model.{key}'])}" for key in MODEL if settings.get(f"model.{key}") not in (None, "", 0)]:
         yield f"  model         {', '.join(model)}"
     if "data.source" in settings:
-        yield f"  data          {shown(settings['data.source'])} {shown(settings.get('data.path', ''))}, digest {shown(meta['data'])}"
+        yield f"  data          {shown(settings['data.source'])} {named(settings.get('data.path', ''))}, digest {shown(meta['data'])}"
     position = f", {meta['sequences']:,} sequences" if "sequences" in meta else ""
     counts = f"{meta['tokens']:,} tokens; {meta['updates']:,} updates, {meta['skipped']:,} skipped"
     yield f"  trained       {meta['step']:,} steps{position}, {counts}"
     for what, (count, numbers, num_bytes, dtypes) in _groups(checkpoint).items():
         yield f"  {shown(what):13} {count} arrays, {numbers / 1e6:.2f} M numbers, {_size(num_bytes)}, {', '.join(sorted(dtypes))}"
     yield f"  root digest   {facts['digest']}"
-    yield f"  to be sure    mpitrain ckpt verify {shown(checkpoint.path)}"
+    yield f"  to be sure    mpitrain ckpt verify {as_argument(checkpoint.path)}"
 
 
 def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int, set[str]]]:

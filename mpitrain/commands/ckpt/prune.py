@@ -6,7 +6,9 @@ from mpitrain.checkpoint.load import open_latest
 from mpitrain.checkpoint.retention import Policy, Retention
 from mpitrain.commands.ckpt.steps import steps_at
 from mpitrain.errors import DONE, CheckpointError
-from mpitrain.inputs import shown
+from mpitrain.inputs import listed, shown
+
+MOST_SHOWN = 100  # steps
 
 
 def prune(given: str, keep: int, every: int, best: int, dry_run: bool, say: Callable[[str], None]) -> int:
@@ -24,4 +26,4 @@ def prune(given: str, keep: int, every: int, best: int, dry_run: bool, say: Call
 
 
 def _steps(steps: list[int]) -> str:
-    return f"{len(steps)} step{'s' * (len(steps) != 1)} ({', '.join(map(str, steps))})" if steps else "nothing"
+    return f"{len(steps)} step{'s' * (len(steps) != 1)} ({listed(steps, MOST_SHOWN)})" if steps else "nothing"

@@ -11,14 +11,14 @@ import numpy as np
 
 from mpitrain.checkpoint import save
 from mpitrain.checkpoint.boxes import Box, run_boxes, whole
-from mpitrain.checkpoint.files import remove
+from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.commands.ckpt.progress import Progress
 from mpitrain.commands.ckpt.steps import steps_at
 from mpitrain.commands.ckpt.team import Team, same_everywhere
 from mpitrain.errors import DONE, CheckpointError
-from mpitrain.inputs import shown
+from mpitrain.inputs import remove, shown
 
 
 class Later:
@@ -78,7 +78,7 @@ def _begin(folder: Path, step: int, num_bytes: int) -> tuple[Path, list[Path]]:
 
 
 def _undo(tmp: Path, made: list[Path]) -> None:
-    remove(tmp)
+    remove(tmp, STEP)
     _remove_empty(made)
 
 

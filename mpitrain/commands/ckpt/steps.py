@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from mpitrain.checkpoint.folders import find, step_of
+from mpitrain.checkpoint.folders import find, find_one, step_of
 from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.reader import Checkpoint
+from mpitrain.config_hints import RUN_DIRECTORY, recognised
 from mpitrain.errors import CheckpointError
-from mpitrain.inputs import kind_of, shown
+from mpitrain.inputs import kind_of, listed, shown
 
 CHECKPOINTS = "checkpoints"
 
@@ -26,7 +27,14 @@ class Steps(NamedTuple):
 
     def gone(self, step: int) -> bool:
         """Tell whether a step was removed meanwhile, as a run does that keeps few."""
-        return step not in find(self.folder)
+        return find_one(self.folder, step) is None
+
+    def path(self, step: int) -> Path:
+        """Return the folder of a step. Raises CheckpointError if it was removed meanwhile."""
+        path = find_one(self.folder, step)
+        if path is None:
+            raise CheckpointError(f"step {step}: removed meanwhile")
+        return path
 
     def open(self, step: int) -> Checkpoint:
         """Open a step; its index is verified. Raises CheckpointError."""
@@ -51,6 +59,8 @@ def steps_at(given: str, step: int | None = None) -> Steps:
     if of_name in committed and folder == path.absolute().parent and committed[of_name].name != path.absolute().name:
         raise CheckpointError(f"{shown(given)} is what was replaced or removed; step {of_name} is {shown(committed[of_name])}")
     if not committed or (step is not None and step not in committed):
-        found = f"of step {step}, found {', '.join(map(str, committed)) or 'none'}" if step is not None else "there"
+        found = f"of step {step}, found {listed(committed) or 'none'}" if step is not None else "there"
+        if other := recognised(path, own=False):
+            found += f", it is {other}" * (other != RUN_DIRECTORY)
         raise CheckpointError(f"{shown(given)}: no checkpoint {found}; give a run directory, its checkpoints, or one of them")
     return Steps(folder, step, tuple(committed) if step is None else (step,))

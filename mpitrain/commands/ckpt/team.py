@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.cluster.launch import launched
+from mpitrain.cluster.launch import is_single
 from mpitrain.errors import CheckpointError, InputError
 
 LIMIT_S = 3600.0  # for which a rank may do nothing while the others wait for it
@@ -44,7 +44,7 @@ class Alone:
 
 def together(body: Callable[[Team], int], tell: Callable[[InputError], None]) -> int:
     """Run body(team) and return the exit code: with the ranks that a launcher started, or alone. tell: shows an error of all, once."""
-    if not launched():
+    if is_single():
         return body(Alone())
     from mpitrain.cluster.board import BUSY
     from mpitrain.cluster.guard import Guard, guarded

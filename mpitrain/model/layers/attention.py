@@ -8,6 +8,8 @@ attention's log-sum-exp H in fp32 at least:
     selective   n D + n + n H C + 2 n K C              input | q, k, v
     from I to W 2 n D + 2 n H C + 2 n K C              both factors of each weight gradient, in every mode
     normed      n (H + K) (C + 1)                      besides: unit queries and keys, in every mode
+    working     3 n D, 3 n D or n (H + 2 K) C          forward, backward: gradients of q, k and v; selective 2.5 n H C more; in bf16
+                                                       on a CPU pieces of probabilities, and gradients of k and v in fp32
 
 With fp8 these factors (normed input, result) have one byte a number, the rest two. tp divides H and K, cp divides n; with
 `sequence`, tp divides what stands before the gather, too. There the normed input has travelled, or the result will have: it is kept in
@@ -18,7 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mpitrain.layout.layer import Sizes
+from mpitrain.layout import probabilities
+from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, bias, matrix, product_flops, residual_std, vector
 from mpitrain.model.layers.rope import Rope
 
@@ -91,6 +94,9 @@ class Attention:
         heads = 2 * self.heads // sizes.tp + 2 * self._kv_heads(sizes)
         return (2 * self.width + heads * self.rope.width) * sizes.factor * sizes.positions
 
+    def working(self, sizes: Sizes) -> Working:
+        return working_of_core(sizes, self.width, self.heads // sizes.tp, self._kv_heads(sizes), self.rope.width)
+
     def history(self, sizes: Sizes) -> int:
         """Keys and values."""
         return 2 * sizes.positions * self._kv_heads(sizes) * self.rope.width * sizes.itemsize
@@ -137,3 +143,18 @@ def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_widt
     elif not by_tiles:
         kept += heads * width * sizes.factor
     return kept
+
+
+def working_of_core(sizes: Sizes, width: int, heads: int, kv_heads: int, head_width: int) -> Working:
+    """Return what attention works with. width: of the residual stream.  heads, kv_heads: of this rank."""
+    stream, number = sizes.stream(width), sizes.positions * head_width
+    rotated = number * (heads + 2 * kv_heads) * sizes.itemsize
+    forward, backward = 3 * stream + sizes.gathered(width), max(3 * stream, rotated) + sizes.gathered(width)
+    if sizes.selective:
+        backward += 5 * number * heads * sizes.itemsize // 2
+    if sizes.in_pieces:
+        piece = probabilities.piece(sizes.config.batch.micro, heads, kv_heads, sizes.length) * sizes.itemsize
+        forward, backward = max(forward, 2 * piece), backward + 4 * piece + 2 * number * kv_heads * 4
+        if sizes.selective and probabilities.are_kept(sizes.length, head_width):
+            backward += sizes.config.batch.micro * heads * probabilities.count(sizes.length) * sizes.itemsize
+    return Working(forward, backward)

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mpitrain.layout.layer import Sizes
+from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import EPS, ROWS, Spec, matrix, vector
+from mpitrain.layout.probabilities import LOGITS, LOGITS_ON_A_DEVICE
 
 if TYPE_CHECKING:
     from mpitrain.model.site import Site
@@ -38,7 +39,13 @@ class Embedding:
         return (9 if sizes.tp > 1 else 8) * sizes.positions
 
     def left(self, sizes: Sizes) -> int:
-        return 0
+        """Rows of the gradient, and which they are."""
+        return (self.width * sizes.itemsize + 8) * sizes.positions
+
+    def working(self, sizes: Sizes) -> Working:
+        """The gradient of the rows in the type of their sum, if that is wider."""
+        wider = sizes.positions * self.width * 4 if sizes.itemsize == 2 else 0
+        return Working(sizes.gathered(self.width), wider + sizes.gathered(self.width))
 
     def history(self, sizes: Sizes) -> int:
         return 0
@@ -82,6 +89,14 @@ class Head:
 
     def left(self, sizes: Sizes) -> int:
         return (self.width + self.vocab // sizes.tp) * sizes.itemsize * sizes.positions
+
+    def working(self, sizes: Sizes) -> Working:
+        """Logits some positions at a time, in fp32 at least; the gradient of logits takes their place."""
+        vocab = self.vocab // sizes.tp
+        at_once = min(LOGITS_ON_A_DEVICE if sizes.on_gpu else LOGITS, sizes.positions * vocab) * max(4, sizes.itemsize)
+        at_once *= 2 if sizes.itemsize == 2 or sizes.on_gpu else 1
+        stream = sizes.stream(self.width) + sizes.gathered(self.width)
+        return Working(at_once + stream, 3 * stream)
 
     def history(self, sizes: Sizes) -> int:
         return 0

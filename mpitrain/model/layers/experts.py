@@ -8,6 +8,7 @@ expert, R rows that have come to this rank (at most layout/experts.py: rows_at_o
     R (D + 2 F / etp)    rows, gate, up;  R weights in fp32 at least
     4 n S                of S hidden units of shared experts (3 n S with run.compile; 2 n S, if what is cheap to make again isn't kept)
     from I to W          R (2 D + 3 F / etp), n (2 D + 3 S): both factors of each weight gradient
+    working              R (D + 2 F / etp), R (2 D + 4 F / etp), and 3 n D: forward, backward
 
 What comes in further rounds is sent again in the backward, and not kept. Shared experts and the router are whole on every rank of tp,
 which has other positions.
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.config import Experts as Settings
 from mpitrain.layout.experts import most_rows
-from mpitrain.layout.layer import Sizes
+from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import COLUMNS, EPS, EXPERT, ROWS, STD, Spec, product_flops, residual_std, stack, vector
 
 if TYPE_CHECKING:
@@ -108,7 +109,18 @@ class Experts:
         rows, parallel = most_rows(sizes.config, sizes.segments), sizes.config.parallel
         of_rows = rows * (2 * self.width + 3 * self.settings.width // parallel.etp)
         of_shared = sizes.shared * (2 * self.width + 3 * self.shared_width) if self.shared_width else 0
-        return (of_rows + of_shared) * sizes.itemsize
+        of_router = self.settings.count * (self.width * max(4, sizes.itemsize) + 8)  # its gradient and the counts are made by I
+        return (of_rows + of_shared) * sizes.itemsize + of_router
+
+    def working(self, sizes: Sizes) -> Working:
+        rows, hidden = most_rows(sizes.config, sizes.segments), self.settings.width // sizes.config.parallel.etp
+        stream, wide = sizes.stream(self.width), max(4, sizes.itemsize)
+        of_shared = sizes.shared * self.shared_width * sizes.itemsize
+        home = sizes.shared * self.settings.active * self.width * (sizes.itemsize + wide)
+        compared = 2 * hidden * wide if sizes.itemsize < wide else 0  # for the gradient of weights
+        forward = max(rows * (2 * hidden + self.width) * sizes.itemsize, home, of_shared) + 3 * stream
+        backward = max(rows * ((4 * hidden + 2 * self.width) * sizes.itemsize + compared), home, 3 * of_shared) + 3 * stream
+        return Working(forward, backward)
 
     def history(self, sizes: Sizes) -> int:
         """Sums for the balance loss."""

@@ -5,6 +5,7 @@ Kept of it, with n = B T positions on this rank, width D, F hidden units:
     none        2 n D + n + 4 n F      unit and normed input | gate, silu(gate), up, product; with run.compile not silu(gate)
     selective   n D + n + 2 n F        input | gate, up
     from I to W 2 n D + 3 n F          both factors of each weight gradient, in every mode
+    working     3 n D, 3 n F           forward, backward; selective 2 n F, 5 n F: what isn't kept is made, and made again
 
 tp divides F. What fp8, tp, `sequence` and cp change is told in layers/attention.py.
 """
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mpitrain.layout.layer import Sizes
+from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ class FeedForward:
 
     def left(self, sizes: Sizes) -> int:
         return (2 * self.width + 3 * self.ffn // sizes.tp) * sizes.factor * sizes.positions
+
+    def working(self, sizes: Sizes) -> Working:
+        stream, hidden = sizes.stream(self.width), sizes.positions * self.ffn // sizes.tp * sizes.itemsize
+        gathered = sizes.gathered(self.width)
+        if sizes.selective:
+            return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 5 * hidden) + gathered)
+        return Working(3 * stream + gathered, 3 * max(stream, hidden) + gathered)
 
     def history(self, sizes: Sizes) -> int:
         return 0

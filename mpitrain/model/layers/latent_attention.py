@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mpitrain.layout.layer import Sizes
+from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
-from mpitrain.model.layers.attention import kept_by_core, seen
+from mpitrain.model.layers.attention import kept_by_core, seen, working_of_core
 from mpitrain.model.layers.rope import Rope
 
 if TYPE_CHECKING:
@@ -101,6 +101,11 @@ class LatentAttention:
         down = sizes.shared * (self.width + self.q_rank + self.kv_rank + self.rope.width)
         up = latent + heads * (self.key_width + self.head_width + 2 * self.value_width) + self.width
         return (down + sizes.positions * up) * sizes.itemsize
+
+    def working(self, sizes: Sizes) -> Working:
+        heads, latent = self.heads // sizes.tp, sizes.positions * sum(self.latent_widths) * sizes.itemsize
+        forward, backward = working_of_core(sizes, self.width, heads, heads, self.key_width)
+        return Working(forward + latent, backward + latent)
 
     def history(self, sizes: Sizes) -> int:
         """Keys and padded values."""

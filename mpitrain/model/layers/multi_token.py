@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mpitrain.config import Memory
-from mpitrain.layout.layer import Family, Layer, Placed, Sizes
+from mpitrain.layout.layer import Family, Layer, Placed, Sizes, Working
 from mpitrain.layout.parameters import STD, Spec, vector
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 
@@ -72,7 +72,7 @@ class MultiToken:
         return self.head.flops(sequence) + self.depths * further
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        all_kept = replace(sizes, config=msgspec.structs.replace(sizes.config, memory=Memory()))
+        all_kept = _all_kept(sizes)
         joined = 2 * sizes.shared * (self.head.width * sizes.itemsize + sizes.norm(self.head.width))
         further = self.embedding.kept(sizes, segment) + joined + sum(layer.kept(all_kept, segment) for layer in self.block)
         return (1 + self.depths) * self.head.kept(sizes, segment) + self.depths * further
@@ -83,6 +83,11 @@ class MultiToken:
             further += (self.head.width * sizes.itemsize + 8) * sizes.positions  # gradients of rows, and which these are
         return (1 + self.depths) * self.head.left(sizes) + self.depths * further
 
+    def working(self, sizes: Sizes) -> Working:
+        each = [layer.working(_all_kept(sizes)) for layer in (self.head, *self.block)]
+        stream = 3 * sizes.stream(self.head.width)
+        return Working(*(max(numbers) + stream for numbers in zip(*each)))
+
     def history(self, sizes: Sizes) -> int:
         return self.depths * sum(layer.history(sizes) for layer in self.block)
 
@@ -90,3 +95,8 @@ class MultiToken:
         from mpitrain.model.multi_token import multi_token  # torch
 
         return multi_token(self, own, site)
+
+
+def _all_kept(sizes: Sizes) -> Sizes:
+    """Return the sizes without recomputation, which isn't done here."""
+    return replace(sizes, config=msgspec.structs.replace(sizes.config, memory=Memory()))

@@ -23,7 +23,7 @@ from mpitrain.parallel.processor import multiplied_as
 
 ROWS = {2: probabilities.ROWS, 4: 64, 8: 64}  # queries of a piece, by bytes of a number
 LONG = 1024  # keys from which on a piece of 16-bit queries, whose head shares its keys with no other, has twice as many
-SCORES = 2**18  # of a piece, if it is of more than one key-value head
+SCORES = probabilities.SCORES
 
 
 def fits(q: torch.Tensor) -> bool:

@@ -66,9 +66,12 @@ def initialise(layout: Layout, first: int, last: int, seed: int, out: torch.Tens
         shared, threads = table(), min(torch.get_num_threads(), len(pieces))
         if threads == 1:
             return _make(pieces, seed, shared)
-        with ThreadPoolExecutor(threads) as pool:
-            for done in [pool.submit(_make, pieces[number::threads], seed, shared) for number in range(threads)]:
-                done.result()
+        try:
+            with ThreadPoolExecutor(threads) as pool:
+                for done in [pool.submit(_make, pieces[number::threads], seed, shared) for number in range(threads)]:
+                    done.result()
+        except RuntimeError:  # so many threads can't be started
+            _make(pieces, seed, shared)
 
 
 def _pieces(layout: Layout, first: int, last: int, out: torch.Tensor) -> Iterator[Piece]:

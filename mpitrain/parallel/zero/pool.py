@@ -1,41 +1,51 @@
-"""Buffers that are lent and given back. They are allocated once: a step asks for the same lengths in the same order as the one before."""
+"""Memory that is lent and given back: each buffer lies where layout/arena.py has placed it. It is allocated once."""
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
-Kind = tuple[int, torch.dtype, torch.device]  # elements, and what they are
+from mpitrain.layout.arena import Arena
 
 
 class Pool:
-    """Buffers by length and dtype.
+    """The arena of one kind of buffers, of one dtype.
 
-    allocate(length, dtype, device): where they come from. It may be collective, so `reserve` allocates them, on all ranks alike, and
+    allocate(length, dtype, device): where its memory comes from. It may be collective, so `reserve` allocates, on all ranks alike, and
     `take` never does.
     """
 
     def __init__(self, allocate: Callable[[int, torch.dtype, torch.device], torch.Tensor]):
         self._allocate = allocate
-        self._free: dict[Kind, list[torch.Tensor]] = defaultdict(list)
-        self.num_bytes = 0
+        self._offsets: dict[str, list[int]] = {}
+        self._memory: torch.Tensor | None = None
+        self._program, self._taken = "", 0
+        self._lent: dict[int, int] = {}  # where each buffer that is lent begins, and where it ends
 
-    def reserve(self, counts: Mapping[Kind, int]) -> None:
-        """Allocate so many buffers of each kind."""
-        for kind, count in counts.items():
-            for _ in range(count):
-                buffer = self._allocate(*kind)
-                self.num_bytes += buffer.nbytes
-                self._free[kind].append(buffer)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arena."""
+        return 0 if self._memory is None else self._memory.nbytes
 
-    def has(self, kind: Kind) -> bool:
-        """Whether `take` would find one."""
-        return bool(self._free[kind])
+    def reserve(self, arena: Arena, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate the memory of all buffers."""
+        self._offsets, self._memory = arena.offsets, self._allocate(arena.length, dtype, device)
 
-    def take(self, kind: Kind) -> torch.Tensor:
-        """Return a buffer, with whatever it last held."""
-        return self._free[kind].pop(0)
+    def begin(self, program: str) -> None:
+        """Lend the buffers of a program, from its first one on. Those of a program before have been given back."""
+        assert not self._lent, f"{len(self._lent)} buffers are lent when a program begins"
+        self._program, self._taken = program, 0
+
+    def take(self, length: int) -> torch.Tensor:
+        """Return the next buffer of the program, with whatever its memory last held."""
+        begin = self._offsets[self._program][self._taken]
+        self._taken += 1
+        taken = [end for at, end in self._lent.items() if at < begin + length and begin < end]
+        assert not taken, f"buffer {self._taken - 1} of the {self._program} is lent before its memory is given back"
+        if length:
+            self._lent[begin] = begin + length
+        return self._memory[begin : begin + length]
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """Take a buffer back that nobody reads any more."""
-        self._free[len(buffer), buffer.dtype, buffer.device].append(buffer)
+        if len(buffer):
+            del self._lent[buffer.storage_offset() - self._memory.storage_offset()]

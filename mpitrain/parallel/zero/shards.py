@@ -4,9 +4,14 @@
     0               whole                        whole                                      whole: the shard axis has size 1
     1               whole                        whole                                      shard
     2               whole                        whole from the first backward that adds    shard
-                                                 to them until they are reduced
+                                                 to them until they are reduced: in each
+                                                 microbatch, or with parallel.reduce =
+                                                 "step" once
     3               whole from GATHER to         the same                                   shard
                     RELEASE, else the shard
+
+With parallel.reduce = "microbatch" 0 and 1 have whole gradients in lent buffers as well: 0 adds them up whole, 1 in shards. Then all four
+add the same numbers in the same order.
 
 The ranks of `shard` divide the state among them; those of `replicate` have the same shard (HSDP, arXiv:2304.11277, section 3.2). A
 gradient is summed by a reduce-scatter over the first and an all-reduce of the shard over the second. Which axes these are, a bucket's
@@ -25,13 +30,13 @@ from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
 from mpitrain.layout.buckets import Layout
 from mpitrain.layout.buffers_needed import Needed
-from mpitrain.layout.domains import domains_of
+from mpitrain.layout.domains import COUNTED, domains_of
 from mpitrain.layout.parameters import Spec
 from mpitrain.parallel.precision import wide, wire_type
 from mpitrain.parallel.zero.host import on_host
 from mpitrain.parallel.zero.initial import initialise
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.parallel.zero.pool import Kind, Pool
+from mpitrain.parallel.zero.pool import Pool
 
 
 class Sharding:
@@ -39,17 +44,28 @@ class Sharding:
 
     each: gradients are reduced after every microbatch.  tree: microbatches are summed in a tree (parallel/zero/tree.py).
     wire: what gradients are rounded to before they are sent; None, if they aren't.  offload: master weights are in host memory.
+    exact: weights are computed with as the optimiser has them, whatever the others are rounded to.
     weights, gradients: lend the buffers of what isn't kept whole.
     """
 
     def __init__(self, stage: int = 0, shard: Axis | None = None, replicate: Axis | None = None, *,
         each: bool = False, tree: bool = False, wire: torch.dtype | None = None, offload: bool = False,
+        exact: bool = False,
     ):  # fmt: skip
         self.stage, self.shard, self.replicate, self.each, self.tree, self.wire = stage, shard, replicate, each, tree, wire
-        self.offload = offload
+        self.exact, self.offload, self.lends_gradients = exact, offload, stage >= 2 or each
         self.rank, self.size = (shard.rank, shard.size) if shard is not None else (0, 1)
         self._reduced = shard if self.size > 1 else replicate  # the axis that reads the gradients of the others first
         self.weights, self.gradients = Pool(self.allocate), Pool(self.allocate)
+
+    def type_of_weights(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the type of weights beside those of `dtype`."""
+        return wide(dtype) if self.exact else dtype
+
+    @property
+    def sums_whole(self) -> bool:
+        """Whether what a microbatch has added is summed whole: ZeRO-0 has no shards."""
+        return self.each and self.stage == 0
 
     @property
     def first(self) -> bool:
@@ -74,16 +90,17 @@ def shardings_of(config: Config, mesh: Mesh) -> dict[str, Sharding]:
     for name, domain in domains_of(config).items():
         shard, replicate = mesh[domain.shard], mesh[domain.replicate]
         sent = shard.size * replicate.size > 1
-        found[name] = Sharding(config.parallel.zero, shard, replicate, wire=wire_type(config.precision) if sent else None, **facts)
+        exact = name == COUNTED
+        wire = wire_type(config.precision) if sent and not exact else None
+        found[name] = Sharding(config.parallel.zero, shard, replicate, wire=wire, exact=exact, **facts)
     return found
 
 
 def reserve(shardings: Mapping[str, Sharding], needed: Needed, dtype: torch.dtype, device: torch.device) -> None:
     """Allocate what programs will borrow. Collective over each domain's ranks, which have the same programs. dtype: of weights."""
     for domain, sharding in shardings.items():
-        pools = (sharding.weights, needed.weights, dtype), (sharding.gradients, needed.gradients, wide(dtype))
-        for pool, counts, kind in pools:
-            pool.reserve({(length, kind, device): count for (lender, length), count in counts.items() if lender == domain})
+        sharding.weights.reserve(needed.weights[domain], sharding.type_of_weights(dtype), device)
+        sharding.gradients.reserve(needed.gradients[domain], wide(dtype), device)
 
 
 class Piece(NamedTuple):
@@ -135,11 +152,6 @@ class Weights:
                 initialise(self.layout, first, last, seed, self.whole[first:last])
 
     @property
-    def kind(self) -> Kind:
-        """What buffer the whole needs."""
-        return self.layout.length, self.shard.dtype, self.shard.device
-
-    @property
     def divided(self) -> bool:
         """Whether other ranks have parts of it."""
         return self._sharding.size > 1
@@ -158,7 +170,7 @@ class Weights:
         """Start fetching the other parts. ZeRO-3 only."""
         self._users += 1
         if self._users == 1:
-            self.whole = self._sharding.weights.take(self.kind)
+            self.whole = self._sharding.weights.take(self.layout.length)
             for parameter in self._bound:
                 parameter.data = _view(self.whole, self.layout, parameter.spec)
             self.spread()
@@ -217,10 +229,10 @@ class Gradient:
     """
 
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: Sharding):
-        self.layout, self.kind, self.sharding, self._bound = layout, (layout.length, dtype, device), sharding, []
+        self.layout, self.sharding, self._bound = layout, sharding, []
         begin, end = layout.bounds(sharding.rank)
         self.whole: torch.Tensor | None = None
-        if sharding.stage >= 2:
+        if sharding.lends_gradients:
             self.shard = torch.zeros(end - begin, dtype=dtype, device=device)
         else:
             self.whole = sharding.allocate(layout.length, dtype, device)
@@ -239,14 +251,14 @@ class Gradient:
         elif self.sharding.each:
             self.shard.zero_()
 
-    def can_hold(self, group: int) -> bool:
-        """Whether there is a buffer, or one to take."""
-        return self.whole is not None or self.sharding.gradients.has(self.kind)
+    def holds(self, group: int) -> bool:
+        """Whether there is a buffer to add to."""
+        return self.whole is not None
 
     def hold(self, group: int) -> None:
         """Have a buffer to add to, from the pool if there is none yet. group: of microbatches that are summed apart."""
         if self.whole is None:
-            self.whole = self.sharding.gradients.take(self.kind)
+            self.whole = self.sharding.gradients.take(self.layout.length)
             self._look_at(self.whole)
             self._begin()
 
@@ -270,15 +282,17 @@ class Gradient:
             parameter.grad = _view(flat, self.layout, parameter.spec)
 
     def to_reduce(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what to sum over the shard axis, and where this rank's shard of the sum goes."""
+        """Return what to sum over the shard axis, and where this rank's shard of the sum goes; the same twice, if it is summed in place."""
         sharding, wire = self.sharding, self.sharding.wire
-        out = torch.empty_like(self.shard, dtype=wire or self.shard.dtype) if sharding.each or wire else self.shard
-        return self.whole if wire is None else self.whole.to(wire), out
+        whole = self.whole if wire is None else self.whole.to(wire)
+        if sharding.sums_whole:
+            return whole, whole
+        return whole, torch.empty_like(self.shard, dtype=whole.dtype) if sharding.each or wire else self.shard
 
     def lend(self) -> torch.Tensor | None:
         """Let go of the buffer that is being reduced, if it is lent; it is to be given back after that."""
         whole = self.whole
-        if self.sharding.stage < 2:
+        if not self.sharding.lends_gradients:
             return None
         self.drop()
         return whole
@@ -292,7 +306,7 @@ class Gradient:
 
     def give_back(self) -> None:
         """Give the buffer back, if it is lent: its content is somewhere else now."""
-        if self.sharding.stage >= 2:
+        if self.sharding.lends_gradients:
             self.sharding.gradients.give_back(self.whole)
             self.drop()
 

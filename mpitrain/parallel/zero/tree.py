@@ -25,13 +25,13 @@ class TreeGradient(Gradient):
     def zero(self) -> None:
         """Start a step; every buffer is zeroed when it is taken."""
 
-    def can_hold(self, group: int) -> bool:
-        return group in self._groups or self.sharding.gradients.has(self.kind)
+    def holds(self, group: int) -> bool:
+        return group in self._groups
 
     def hold(self, group: int) -> None:
         """Have a zeroed buffer for a group, and let the parameters look at it."""
         if group not in self._groups:
-            self._groups[group] = self.sharding.gradients.take(self.kind)
+            self._groups[group] = self.sharding.gradients.take(self.layout.length)
             self._groups[group].zero_()
         self._look_at(self._groups[group])
 

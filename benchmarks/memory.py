@@ -1,0 +1,166 @@
+"""Predicted and measured growth of resident memory over a process without a model, of several layouts.
+
+    python benchmarks/memory.py [--only PART_OF_A_NAME]... [--steps 6] [--set KEY=VALUE]...
+
+Each row is a run; its numbers are those of its own table of rank 0 (`memory of rank 0, MB`).
+Growth is the most that was resident and that no file backs, pages of shared memory once a node, less what
+there was before the model.
+
+%s
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+MEASURED = """2026-11-25, AMD EPYC with AVX-512, two cores that others used, torch 2.13.0, MPICH 5.0.2,
+3 steps (mixtral: 5), MB of rank 0:
+
+                             ranks  predicted   measured  ratio     bare
+    quickstart                   1       42.4       60.2   1.42    177.3
+    large, 1 microbatch          1     1581.7     1905.5   1.20    176.9
+    large, 16 microbatches       1     1208.2     1262.6   1.05    176.9
+    mixtral                      1      473.7      541.9   1.14    176.9
+    mixtral ep=4                 4      263.8      319.4   1.21    181.5
+    mixtral etp=4                4      142.6      203.0   1.42    181.5
+
+No row counts holes of the heap. With MALLOC_MMAP_THRESHOLD_=131072, where large pieces leave none, the
+second was 1.01 (3 steps).
+"""
+BIN = Path(sys.executable).parent
+SMALL = (
+    "model.layers=8",
+    "model.width=384",
+    "model.heads=6",
+    "model.kv_heads=2",
+    "model.ffn=1024",
+    "data.sequence=256",
+)
+LARGE = (
+    "model.layers=12",
+    "model.width=512",
+    "model.heads=8",
+    "model.kv_heads=8",
+    "model.ffn=1408",
+    "data.sequence=256",
+)
+MIXTRAL = (
+    "model.family=mixtral",
+    "model.layers=4",
+    "model.width=256",
+    "model.ffn=512",
+    "experts.count=8",
+    "data.sequence=256",
+)
+BF16 = "precision.compute=bf16"
+
+
+def batch(microbatches: int, dp: int = 1, micro: int = 1) -> tuple[str, str]:
+    """Return the keys for so many microbatches on each data-parallel rank."""
+    return f"batch.global={microbatches * dp * micro}", f"batch.micro={micro}"
+
+
+CASES = {  # name: (ranks, settings)
+    "quickstart": (1, ()),
+    "large, 1 microbatch": (1, (*LARGE, *batch(1, micro=4))),
+    "large, 16 microbatches": (1, (*LARGE, *batch(16))),
+    "large, full recomputation": (1, (*LARGE, *batch(2, micro=4), "memory.recompute=full")),
+    "large, bf16": (1, (*LARGE, *batch(2, micro=4), BF16)),
+    "dp=2 zero=1": (2, (*SMALL, *batch(4, 2), "parallel.dp=2", "parallel.zero=1")),
+    "dp=2 zero=3": (2, (*SMALL, *batch(4, 2), "parallel.dp=2", "parallel.zero=3")),
+    "dp=4 zero=2": (4, (*SMALL, *batch(2, 4), "parallel.dp=4", "parallel.zero=2")),
+    "dp=8 zero=3 bf16": (8, (*SMALL, *batch(2, 8), "parallel.dp=8", "parallel.zero=3", BF16)),
+    "pp=2 gpipe": (2, (*SMALL, *batch(8), "parallel.pp=2", "pipeline.schedule=gpipe")),
+    "pp=4 v-half": (4, (*SMALL, *batch(8), "parallel.pp=4", "pipeline.schedule=v-half")),
+    "tp=2": (2, (*SMALL, *batch(2, micro=4), "parallel.tp=2")),
+    "cp=2": (2, (*SMALL, *batch(2, micro=4), "parallel.cp=2")),
+    "mixtral": (1, (*MIXTRAL, *batch(2, micro=4))),
+    "mixtral ep=4": (4, (*MIXTRAL, *batch(1, 4, micro=4), "parallel.dp=4", "parallel.ep=4")),
+    "mixtral etp=4": (4, (*MIXTRAL, *batch(2, micro=4), "parallel.tp=4", "parallel.etp=4")),
+}
+
+
+class Row(NamedTuple):
+    """Bytes of 10**6: growth predicted and measured, and what there was before."""
+
+    predicted: float
+    measured: float
+    bare: float
+
+    @property
+    def ratio(self) -> float:
+        return self.measured / self.predicted
+
+
+def read(output: str) -> Row:
+    """Read the table at the end of a run."""
+    last = {
+        line.split("(")[0].strip().rsplit("  ", 1)[0].strip(): line.split()[-2:]
+        for line in output.splitlines()
+    }
+    library = next(numbers for name, numbers in last.items() if name.startswith("library"))
+    most = next(numbers for name, numbers in last.items() if name.startswith("resident at most"))
+    predicted, measured = (
+        float(a.replace(",", "")) - float(b.replace(",", "")) for a, b in zip(most, library)
+    )
+    return Row(predicted, measured, float(library[1].replace(",", "")))
+
+
+def run(ranks: int, settings: tuple[str, ...], steps: int, show: bool) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        every = (
+            f"run.dir={folder}/run",
+            f"run.steps={steps}",
+            "run.eval_batches=1",
+            "run.preflight=off",
+            *settings,
+        )
+        launched = [str(BIN / "mpirun"), "-n", str(ranks)] if ranks > 1 else []
+        command = [*launched, str(BIN / "mpitrain"), "run", *(f"--set={setting}" for setting in every)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    if show:
+        print(done.stdout[done.stdout.index("memory of rank 0") :].split("done:")[0])
+    return read(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__ % MEASURED, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        help="cases whose name has this in it; may be given several times",
+    )
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument(
+        "--set", dest="settings", action="append", default=[], help="further settings of every run"
+    )
+    parser.add_argument("--rows", action="store_true", help="show each run's own table, too")
+    arguments = parser.parse_args()
+    print(
+        f"{date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores, MB of rank 0"
+    )
+    print(f"{'':<28} ranks {'predicted':>10} {'measured':>10} {'ratio':>6} {'bare':>8}")
+    for name, (ranks, settings) in CASES.items():
+        if not arguments.only or any(part in name for part in arguments.only):
+            row = run(ranks, (*settings, *arguments.settings), arguments.steps, arguments.rows)
+            print(
+                f"{name:<28} {ranks:>5} {row.predicted:>10.1f} {row.measured:>10.1f} {row.ratio:>6.2f} {row.bare:>8.1f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""How often a run shows a step where nobody watches it: run.log_every, in steps or in seconds."""
+
+import math
+import re
+from typing import NamedTuple
+
+from mpitrain.config import Run
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+
+SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600}
+
+
+class LogPace(NamedTuple):
+    """A step is shown if its number is a multiple of `steps`, or if so many seconds have passed since one was; inf, 0: not for that."""
+
+    steps: int
+    seconds: float
+
+    def due(self, step: int, since_s: float) -> bool:
+        return since_s >= self.seconds or bool(self.steps and step % self.steps == 0)
+
+
+def log_pace(run: Run) -> LogPace:
+    """Read run.log_every: a number of steps, or a text with seconds such as "30s". Raises ConfigError."""
+    every = run.log_every
+    if isinstance(every, int):
+        return LogPace(every, math.inf)
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?) ?(s|m|min|h)", every.strip())
+    if found is None or not float(found[1]):
+        raise ConfigError(
+            f'run.log_every = "{shown(every)}": needed steps, such as run.log_every = 10, or seconds, such as run.log_every = "30s"'
+        )
+    return LogPace(0, float(found[1]) * SECONDS[found[2]])

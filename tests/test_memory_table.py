@@ -1,0 +1,112 @@
+"""What `mpitrain memory` says: every part of a process, bytes a parameter, whether it fits, and the cheapest change that does."""
+
+import ast
+import mmap
+import sys
+
+import pytest
+from launch import mpirun
+
+from mpitrain import config as settings
+from mpitrain.cluster.resident import peak_resident, resident
+from mpitrain.commands.inspect import show_memory
+from mpitrain.layout.memory import predict
+from mpitrain.layout.memory_table import LIBRARY, compare, told_of_fit, told_of_parameters
+from mpitrain.layout.resolve import resolve
+from mpitrain.model.families.catalog import plan_of
+
+BF16 = "precision.compute=bf16"
+
+
+def planned(*given, ranks=1):
+    return plan_of(resolve(settings.load(None, given), ranks, 256))
+
+
+def test_every_part_of_a_process_has_a_row():
+    given = "parallel.dp=2", "parallel.pp=2", "parallel.zero=3", BF16, "memory.recompute=full"
+    text = show_memory(None, given, 4)
+    for row in ("weights", "gradients", "moments", "gathered", "unreduced", "activations", "recomputed", "working", "messages", "library"):
+        assert f"\n  {row}" in text, row
+    assert "together by parallel.zero" in text and "together by memory.recompute" in text and "and fit, with" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "begins"),
+    [
+        ((), "16 bytes each: weight 4, gradient 4, moments 8"),
+        ((BF16,), "18 bytes each: weight 2, its master 4, gradient 4, moments 8; where gradients are 16-bit it is 2 less"),
+        ((BF16, "optimizer.moments=bf16"), "14 bytes each"),
+        (("optimizer.name=sgd", "optimizer.momentum=0"), "8 bytes each"),
+    ],
+)
+def test_bytes_of_a_parameter_are_what_its_state_takes(given, begins):
+    plan = planned("parallel.zero=0", "model.preset=smollm2-135m", *given)
+    assert begins in told_of_parameters(plan)
+    usage, count = predict(plan)[0], sum(spec.numel for spec in plan.parameters())
+    stated = int(told_of_parameters(plan).split(" parameters, ")[1].split()[0])
+    assert 1 <= (usage.weights + usage.gradients + usage.moments) / (stated * count) < 1.15  # buffers are padded, tied gradients two
+
+
+def test_what_does_not_fit_says_by_how_much_and_the_cheapest_change_that_does():
+    plan = planned("model.preset=smollm2-135m", "parallel.dp=2", "parallel.zero=0", ranks=2)
+    usages, others = predict(plan), {"parallel.zero = 1": predict(plan)[0].on_device - 400_000_000, "parallel.zero = 2": 10}
+    needed = 2 * (sum(usages[0]) + LIBRARY)
+    assert f"fit, with {1.0:,.2f} MB to spare" in told_of_fit(plan, usages, [0], others, needed + 1_000_000)
+    assert "the cheapest change that fits: parallel.zero = 1" in told_of_fit(plan, usages, [0], others, needed - 700_000_000)
+    assert "the cheapest change that fits: parallel.zero = 2" in told_of_fit(plan, usages, [0], others, needed - 900_000_000)
+    assert "900.00 MB too much" in told_of_fit(plan, usages, [0], others, needed - 900_000_000)
+    assert "take more ranks" in told_of_fit(plan, usages, [0], {}, needed - 1)
+
+
+def test_the_table_at_the_end_has_the_peak_of_the_process_beside_its_prediction():
+    usage = predict(planned())[0]
+    text = compare(usage, usage._replace(activations=1_000_000), (0, 0), 170_000_000, 180_000_000)
+    activations, last = next(line for line in text.splitlines() if "activations" in line), text.splitlines()[-1]
+    assert activations.split()[-2:] == [f"{usage.activations / 1e6:,.2f}", "1.00"]
+    assert last.split()[-1] == "180.00" and "resident at most" in last
+    assert compare(usage, usage, (0, 0), None, None).splitlines()[-1].split()[-1] == "-"
+
+
+def test_what_is_resident_grows_with_what_is_touched():
+    before = resident()
+    if before is None:
+        pytest.skip("this system doesn't say")
+    with mmap.mmap(-1, 64 << 20) as pages:  # new ones; a bytearray may take what this process has freed and still holds
+        pages.write(b"x" * len(pages))
+        assert resident() >= before + 60_000_000 and peak_resident() >= before + 60_000_000
+
+
+SHARED = """
+import sys
+from mpi4py import MPI
+from mpitrain.cluster.resident import peak_resident, resident
+
+world = MPI.COMM_WORLD
+before = resident()
+window = MPI.Win.Allocate_shared(64_000_000, 1, comm=world)
+for rank in range(world.size):
+    memoryview(window.Shared_query(rank)[0]).cast("B")[::4096] = bytes(15_625)
+world.Barrier()
+grown = world.allgather(None if before is None else (resident() - before, peak_resident() - before))
+window.Free()
+if world.rank == 0:
+    print(grown)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_shared_pages_count_once_a_node(ranks):
+    """Each rank touches what all of them have: 64 MB of each in sum, not that times the ranks."""
+    done = mpirun(ranks, sys.executable, "-c", SHARED)
+    assert done.returncode == 0, done.output
+    grown = ast.literal_eval(done.output.strip().splitlines()[-1])
+    if grown[0] is None:
+        pytest.skip("this system doesn't say")
+    for now, most in grown:
+        assert 60_000_000 < now < 80_000_000 and 60_000_000 < most < 90_000_000, grown
+
+
+def test_scratch_of_sums_over_nodes_is_counted():
+    given = "model.preset=smollm2-135m", "parallel.dp=4", "parallel.zero=1"
+    within, between = (predict(planned(*given, *more, ranks=4))[0] for more in ((), ("comm.node_ranks=2",)))
+    assert between.messages > within.messages + 2 * 4 * 576 * 1536
