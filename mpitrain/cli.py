@@ -10,12 +10,13 @@ import click
 
 from mpitrain import __version__
 from mpitrain.cluster import streams
-from mpitrain.cluster.launch import RANKS
-from mpitrain.errors import FAILED, ConfigError, MpitrainError
-from mpitrain.inputs import shown
+from mpitrain.comm import launchers
+from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault
+from mpitrain.inputs import printable, shown
 
 LIBRARIES = {  # what they read from the environment when they load
     "THP_MEM_ALLOC_ENABLE": "1",  # torch takes huge pages: steps on a CPU are a little faster
+    "TOKENIZERS_PARALLELISM": "false",  # one document at a time: threads would have nothing to do, and forks are warned of
     "OMPI_MCA_osc": "^ucx",  # Open MPI's wheel reports an error for each window of shared memory, which that component doesn't make anyway
 }
 PATIENCE_S = 5  # of ranks that have nothing to show
@@ -39,10 +40,40 @@ def _require_number(_: click.Context, parameter: click.Parameter, value: float |
     return value
 
 
+class MissingCommand(click.UsageError):
+    """A group of commands was called without one: its help on standard error, whatever version of click is there, and exit code 2."""
+
+    def __init__(self, context: click.Context):
+        super().__init__("a command is missing", context)
+
+    def show(self, file: object = None) -> None:
+        click.echo(self.ctx.get_help(), err=True)
+
+
+class Command(click.Command):
+    """Stands in the help of its group with its whole first sentence, which click would cut at the end of the line."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        return super().get_short_help_str(INTEGERS)
+
+
+class Group(click.Group):
+    """A group of such commands."""
+
+    command_class = Command
+    group_class = type
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        return super().get_short_help_str(INTEGERS)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            raise MissingCommand(ctx)
+        return super().parse_args(ctx, args)
+
+
 CONFIG = click.argument("config", required=False, type=click.Path(), callback=_require_name)
-NUM_RANKS = click.option(
-    "--ranks", default=1, show_default=True, type=click.IntRange(1, MOST_RANKS), help="Number of ranks of the layout."
-)
+NUM_RANKS = click.option("--ranks", default=1, show_default=True, type=click.IntRange(1, MOST_RANKS), help="Number of ranks of the layout.")
 OVERRIDE = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key, for example --set parallel.pp=2.")
 
 
@@ -61,6 +92,11 @@ def main() -> None:
     except MpitrainError as error:
         _tell_error(error)
         code = error.exit_code
+    except ImportError as error:
+        if (fault := library_fault(error)) is None:
+            raise
+        _tell_error(fault)
+        code = fault.exit_code
     except click.Abort:
         code = FAILED
     sys.stdout.flush()
@@ -73,36 +109,37 @@ def _tell(show, code: int) -> int:
     Open MPI's launcher ends a job with the first rank that fails, and what rank 0 was about to show would be lost. Ranks that MPI
     connects leave together; before that, the others give it time.
     """
-    if next((os.environ[name] for name in RANKS if name in os.environ), "0") == "0":
+    launch, copy = launchers.launch(), launchers.torchrun()
+    if (launch is None or launch.rank == 0) and (copy is None or copy[0] == 0):
         show()
-    elif "OMPI_COMM_WORLD_RANK" in os.environ and "mpi4py.MPI" not in sys.modules:
+    elif launch is not None and launch.name == launchers.OPEN_MPI and "mpi4py.MPI" not in sys.modules:
         time.sleep(PATIENCE_S)
     return code
 
 
 def _tell_error(error: MpitrainError) -> None:
-    _tell(partial(click.echo, str(error), err=True), error.exit_code)
+    _tell(partial(click.echo, printable(str(error)), err=True), error.exit_code)
 
 
 def _answer(text: str) -> None:
     """Print what a command was asked for. Raises MpitrainError if it is lost."""
-    click.echo(text)
+    click.echo(printable(text))
     streams.require_written(sys.stdout)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__)
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="mpitrain")
 def cli() -> None:
     """Train language models on any cluster that speaks MPI.
 
     \b
-    mpirun -n 2 mpitrain run                   train a small model on Python's own source code
-    mpirun -n 8 mpitrain run my.toml           train as a configuration says; the same command resumes
+    mpirun -n 2 mpitrain run                   train a small model
+    mpirun -n 8 mpitrain run my.toml           train as a file says, or resume
     mpitrain generate runs/my --prompt "..."   sample text from it
     """
 
 
-@cli.command()
+@cli.command(short_help="Train a model, from the newest checkpoint if there is one.")
 @CONFIG
 @click.option("--record", metavar="RANK:STEP", help="Write what one rank begins a step with, and what comes to it, to a file.")
 @click.option("--time-limit", metavar="HH:MM:SS", help="Leave with a checkpoint before this time is over: run.time_limit.")
@@ -122,7 +159,7 @@ def cli() -> None:
 )
 @OVERRIDE
 def run(config: str | None, record: str | None, time_limit: str | None, dry_run: bool, overrides: tuple[str, ...], **dry) -> int:
-    """Train. Without CONFIG: a small model on the quickstart corpus. Resumes by itself from the newest checkpoint.
+    """Train a model; the same command resumes from the newest checkpoint. Without CONFIG: a small one on the quickstart corpus.
 
     Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (start it again).
     """
@@ -161,7 +198,7 @@ def _dry_run(config: str | None, overrides: tuple[str, ...], chosen: dict[str, f
     return walk(config, overrides, Options(**chosen), guard, _answer)
 
 
-@cli.command()
+@cli.command(short_help="Run one rank's recorded step again and compare the bits.")
 @click.argument("file", type=click.Path())
 @click.option("--stop-at", metavar="INSTRUCTION", help="Call Python's debugger before an instruction, for example B2@1.")
 def replay(file: str, stop_at: str | None) -> int:
@@ -171,10 +208,10 @@ def replay(file: str, stop_at: str | None) -> int:
     """
     from mpitrain.training.replay.replay import main
 
-    return main(file, stop_at, click.echo)
+    return main(file, stop_at, _answer)
 
 
-@cli.command()
+@cli.command(short_help="Print the instructions of a training step.")
 @CONFIG
 @NUM_RANKS
 @click.option("--rank", default=None, type=click.IntRange(0), help="Rank whose program is printed; all pipeline ranks if absent.")
@@ -187,7 +224,7 @@ def program(config: str | None, ranks: int, rank: int | None, traffic: bool, ove
     _answer(layout.show_program(config, overrides, ranks, rank, traffic))
 
 
-@cli.command()
+@cli.command(short_help="Prove a layout complete, in order and free of deadlock; draw it.")
 @CONFIG
 @NUM_RANKS
 @OVERRIDE
@@ -198,7 +235,7 @@ def check(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
     _answer(layout.show_proof(config, overrides, ranks))
 
 
-@cli.command()
+@cli.command(short_help="Print the memory that ranks of each stage will hold.")
 @CONFIG
 @NUM_RANKS
 @OVERRIDE
@@ -209,7 +246,7 @@ def memory(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
     _answer(layout.show_memory(config, overrides, ranks))
 
 
-@cli.command()
+@cli.command(short_help="Compare a layout with one rank, by a small copy in fp64.")
 @CONFIG
 @click.option("--layout", required=True, metavar="AXIS=N,...", help="Degrees of the axes, for example tp=2,pp=2.")
 @OVERRIDE
@@ -218,11 +255,11 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
 
     Exit codes: 0 it does, 1 it doesn't, 2 bad input.
     """
-    from mpitrain.cluster.launch import launched, start
+    from mpitrain.cluster.launch import is_single, start
     from mpitrain.commands.inspect import degrees
 
     overrides, num_ranks = degrees(layout, overrides)
-    if num_ranks > 1 and not launched():
+    if num_ranks > 1 and is_single():
         return start(num_ranks, ["verify", *([config] if config else []), "--layout", layout, *(f"--set={o}" for o in overrides)])
     from mpitrain.cluster.guard import Guard, guarded
 
@@ -234,7 +271,7 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
     return guarded(body, _tell_error)
 
 
-@cli.group()
+@cli.group(short_help="Write, explain and submit the script of a scheduler's job.")
 def job() -> None:
     """Write the script of a job for a cluster's scheduler, explain it, submit it; it comes again until the run is done."""
 
@@ -271,7 +308,7 @@ for _kind, _title in {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF", "flux": "Flu
     _for_scheduler(_kind, _title)
 
 
-@job.command()
+@job.command(short_help="Say whether to start a run again after an exit code.")
 @click.argument("code", type=click.IntRange(0, 255))
 @CONFIG
 @OVERRIDE
@@ -319,26 +356,37 @@ def generate(run_dir: str, prompt: str, tokens: int, temperature: float, seed: i
 @click.option("--weight-memory", type=float, metavar="SHARE", help="Share of a stash held between I and W; 1 if absent.")
 @click.option("--trace", metavar="FILE", help="With compare: the trace.json of a run, held against its simulation.")
 @click.option("--out", metavar="FILE", help="Draw the timeline: .svg, .png or .txt.")
+@click.option("--table", metavar="FILE", help="Write the table, which can be read back and trained: .txt or .csv.")
 @click.option("--json", is_flag=True, help="Print one JSON object.")
-def schedule(name: str, trace: str | None, out: str | None, json: bool, **asked) -> None:
+def schedule(name: str, trace: str | None, out: str | None, table: str | None, json: bool, **asked) -> None:
     """Prove a pipeline schedule, play it with given times, draw it. Runs nothing.
 
     NAME is a schedule's, for example zbv; FILE holds a table of your own, as text or CSV. Printed are the makespan of a step, the
     bubble, and the most microbatches a rank keeps. `compare` prints all schedules at one size, or a run's measured timeline under its
     simulation.
+
+    \b
+    A table, text or CSV, has a line for each rank; F3@1: microbatch 3 on stage 1
+        rank 0: F0@0 F1@0 B0@0 B1@0            F forward, B whole backward,
+        rank 1: F0@1 B0@1 F1@1 I1@1 W1@1       I for inputs, W for weights
+    Train it with pipeline.schedule=FILE; what PyTorch's _dump_csv writes, too.
     """
     from mpitrain.commands.schedule import command as report
 
-    _answer(report.answer(name, asked, trace, out, json))
+    _answer(report.answer(name, asked, trace, report.Files(out, table), json))
 
 
-@cli.command()
+@cli.command(short_help="Report on MPI, launcher, ranks, nodes, GPUs and bandwidth.")
 def doctor() -> int:
     """Report on MPI, launcher, ranks, nodes, CUDA-awareness and bandwidth. Under mpirun: of all its ranks."""
-    from mpitrain.cluster.guard import guarded
-    from mpitrain.commands.doctor import main
+    from mpitrain.cluster.guard import Guard, guarded
 
-    return guarded(lambda guard: main(guard, click.echo), _tell_error)
+    def body(guard: Guard) -> int:
+        from mpitrain.commands.doctor import main
+
+        return main(guard, click.echo)
+
+    return guarded(body, _tell_error)
 
 
 @cli.group()
@@ -353,7 +401,7 @@ PATH = click.argument("path", type=click.Path(), callback=_require_name)
 STEP = click.option("--step", type=click.IntRange(0), help="The step that is meant; else the newest.")
 
 
-@ckpt.command("inspect")
+@ckpt.command("inspect", short_help="Say who wrote checkpoints, what they hold, what is damaged.")
 @PATH
 @click.option("--step", type=click.IntRange(0), help="Only this step; else all of them.")
 @click.option("--arrays", is_flag=True, help="Also a line for each array.")
@@ -374,7 +422,7 @@ def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -
     return together(lambda team: team.on_first_rank("looking at checkpoints", on_first_rank), _tell_error)
 
 
-@ckpt.command("verify")
+@ckpt.command("verify", short_help="Read a step and hold every byte against its digests.")
 @PATH
 @STEP
 @click.option("--all", "every", is_flag=True, help="Every step.")
@@ -382,9 +430,9 @@ def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -
     "--sample", default=1.0, type=click.FloatRange(0, 1, min_open=True), callback=_require_number, help="Share of the chunks to read."
 )
 def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) -> int:
-    """Read a step and hold every byte against its digests.
+    """Read a step and hold every byte against its digests; check that its index is valid HDF5.
 
-    Exit codes: 0 whole, 1 damaged, 2 there is none.
+    Exit codes: 0 whole, 1 damaged, or an index that other programs can't open; 2 there is none.
     """
     from mpitrain.commands.ckpt.team import together
     from mpitrain.commands.ckpt.verify import verify
@@ -408,7 +456,7 @@ def diff_checkpoints(one: str, other: str, only: str) -> int:
     return together(lambda team: diff(team, one, other, only, _answer), _tell_error)
 
 
-@ckpt.command("reshard")
+@ckpt.command("reshard", short_help="Write a step into another number of files.")
 @PATH
 @click.argument("target", type=click.Path(), callback=_require_name)
 @STEP
@@ -422,6 +470,20 @@ def reshard_checkpoint(path: str, target: str, step: int | None, shards: int) ->
     from mpitrain.commands.ckpt.team import together
 
     return together(lambda team: reshard(team, path, target, step, shards, _answer), _tell_error)
+
+
+@ckpt.command("repair", short_help="Mend the index of steps that HDF5 refuses.")
+@PATH
+@click.option("--step", type=click.IntRange(0), help="Only this step; else all of them.")
+def repair_checkpoints(path: str, step: int | None) -> int:
+    """Write the index of steps anew where other programs can't open it, as of those written with h5py before 3.16. Reads no arrays.
+
+    Exit codes: 0 done, or nothing to do; 1 a step has another damage; 2 there is none, or a run uses them.
+    """
+    from mpitrain.commands.ckpt.repair import repair
+    from mpitrain.commands.ckpt.team import together
+
+    return together(lambda team: team.on_first_rank("writing indexes anew", lambda: repair(path, step, _answer)), _tell_error)
 
 
 @ckpt.command("prune")

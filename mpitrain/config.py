@@ -18,8 +18,9 @@ import msgspec
 import tomli_w
 from msgspec import Meta
 
+from mpitrain import config_hints
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import read_text, shown
+from mpitrain.inputs import as_argument, is_one_line, read_text, shown
 
 MOST_BYTES = 1 << 18  # of a configuration file
 MOST_DOTS = 1_000  # in a line: tomllib's memory grows with the square of a dotted key's parts
@@ -28,8 +29,9 @@ MOST_THREADS = 1_024  # no node has more cores; glibc ends a process that can't 
 
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 CountOrNone = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # 0: derived, or never
-Length = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # of a side of a tensor
-Heads = Annotated[int, Meta(ge=0, le=2**16)]
+Length = Annotated[int, Meta(ge=1, le=2**31 - 1)]  # of a side of a tensor
+LengthOrNone = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Heads = Annotated[int, Meta(ge=1, le=2**16)]
 Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 
@@ -54,6 +56,8 @@ class Run(Table):
     eval_batches: Count = 2  # validation batches of batch.global sequences each
     max_skips: CountOrNone = 50  # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first
     routing: CountOrNone = 0  # steps whose routing is recorded in routing.npz, of runs with experts
+    log_every: CountOrNone | str = "5s"  # steps, or with "30s" seconds, between lines of steps where no terminal shows them; 0: first and
+    # last only. Steps that are validated have a line, too
     logs: bool = False  # each rank writes to a log of its own in the run directory; jobs that mpitrain makes have it true
     # space, clocks and devices, looked at before the first step; full: and the bandwidth of each axis, always told; off: not
     preflight: Literal["auto", "off", "full"] = "auto"
@@ -67,54 +71,59 @@ class Run(Table):
 
 class Model(Table):
     preset: str = "quickstart"
-    family: str = ""  # the kind of model: its layers; "" and 0 in this table: as the preset says
-    layers: Annotated[int, Meta(ge=0, le=10_000)] = 0
-    width: Length = 0
-    heads: Heads = 0
-    kv_heads: Heads = 0
-    ffn: Length = 0
-    vocab: Length = 0  # 0: as many as the tokenizer has
+    family: str = ""  # the kind of model: its layers; "" and absent keys of this table: as the preset says
+    layers: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    width: Length | None = None
+    heads: Heads | None = None
+    kv_heads: Heads | None = None
+    ffn: Length | None = None
+    vocab: Length | None = None  # absent, and the preset has none: as many as the tokenizer has
     tied: bool | None = None
-    mtp: Annotated[int, Meta(ge=0, le=16)] = 0  # further tokens that each position foretells in training, by a block each
-    mtp_weight: Annotated[float, Meta(ge=0)] = 0.3  # of the mean of their losses, beside that of the next token
+    mtp: Annotated[int, Meta(ge=0, le=16)] | None = None  # further tokens that each position predicts in training, by a block each
+    mtp_weight: Annotated[float, Meta(ge=0)] | None = None  # of the mean of their losses, beside that of the next token; absent: 0.3
 
 
 class Attention(Table):
-    """What a family's attention has besides heads; 0 and absent, unless it says otherwise: as the preset, or the family, says."""
+    """What a family's attention has besides heads; absent: as the preset, or else the family, says."""
 
-    head_width: Length = 0  # of queries and keys, else model.width / model.heads; latent attention: of their part without positions
+    head_width: LengthOrNone | None = None  # of queries and keys; 0: model.width / model.heads; latent: of their part without positions
     theta: Annotated[float, Meta(gt=1)] | None = None  # rotary positions: the slowest features turn once in 2 pi theta of them
     yarn_factor: Annotated[float, Meta(ge=1)] | None = None  # sequences longer than were trained with, by this factor; 1: none
-    yarn_length: CountOrNone = 0  # positions that were trained with before
+    yarn_length: CountOrNone | None = None  # positions that were trained with before
     yarn_mscale: Annotated[float, Meta(ge=0)] | None = None  # how much sharper scores are then; 0: not
+    llama3_factor: Annotated[float, Meta(ge=1)] | None = None  # Llama 3.1's scaling for longer sequences, by this factor; 1: none
+    llama3_length: CountOrNone | None = None  # positions that were trained with before
+    llama3_low: Annotated[float, Meta(gt=0)] | None = None  # pairs that turn less often within that length are slowed by the factor
+    llama3_high: Annotated[float, Meta(gt=0)] | None = None  # pairs that turn more often stay; those between are interpolated
     window: CountOrNone | None = None  # positions that a query sees where the family has a window, its own included; 0: all
     q_rank: CountOrNone | None = None  # latent attention: width of what queries are made of; 0: the layer's input
-    kv_rank: Length = 0  # latent attention: width of what keys and values are made of
-    rotary_width: Length = 0  # latent attention: features of queries and keys with positions
-    value_width: Length = 0  # latent attention: of a head
+    kv_rank: LengthOrNone | None = None  # latent attention: width of what keys and values are made of
+    rotary_width: LengthOrNone | None = None  # latent attention: features of queries and keys with positions
+    value_width: LengthOrNone | None = None  # latent attention: of a head
 
 
 class Experts(Table):
-    """Of families with experts; 0, "" and absent: as the preset, or the family, says."""
+    """Of families with experts; "" and absent: as the preset, or else the family, says."""
 
-    count: Annotated[int, Meta(ge=0, le=1024)] = 0  # loads of one layer are never cut then (optim/balance.py)
-    active: Annotated[int, Meta(ge=0, le=2**10)] = 0  # experts that a token is sent to
+    count: Annotated[int, Meta(ge=0, le=1024)] | None = None  # loads of one layer are never cut then (optim/balance.py)
+    active: Annotated[int, Meta(ge=0, le=2**10)] | None = None  # experts that a token is sent to
     shared: Annotated[int, Meta(ge=0, le=2**10)] | None = None  # experts that every token meets besides
-    width: Length = 0  # hidden units of an expert
+    width: LengthOrNone | None = None  # hidden units of an expert
     score: Literal["", "softmax", "sigmoid"] = ""  # what the router makes of its logits
     normalised: bool | None = None  # the weights of a token's experts add up to 1, before `scale`
     scale: Annotated[float, Meta(gt=0)] | None = None  # factor of these weights
-    groups: CountOrNone = 0  # groups of experts, of which `groups_active` are open to a token: on few nodes then
-    groups_active: CountOrNone = 0
+    groups: CountOrNone | None = None  # groups of experts, of which `groups_active` are open to a token: on few nodes then
+    groups_active: CountOrNone | None = None
     first: CountOrNone | None = None  # blocks at the beginning that have no experts, but model.ffn
-    every: CountOrNone = 0  # of those that follow, each every-th has experts
+    every: CountOrNone | None = None  # of those that follow, each every-th has experts
     balance: Literal["", "none", "microbatch", "sequence", "global", "bias"] = ""  # how experts come to have equal loads:
     # by a loss over microbatches, sequences or the step before; or by a bias of the scores that choose, without a loss
     balance_weight: Annotated[float, Meta(ge=0)] | None = None  # of that loss; with bias, of one over sequences besides
     bias_rate: Annotated[float, Meta(gt=0)] | None = None  # bias: how far it moves in a step
     z_weight: Annotated[float, Meta(ge=0)] | None = None  # of the router's z-loss
     replay: str = ""  # a routing.npz: tokens go where they went when it was recorded, with the weights that the router gives them now
-    capacity: Annotated[float, Meta(ge=0)] = 0.0  # tokens that an expert takes of a rank's microbatch, over the mean; 0: all
+    capacity: Annotated[float, Meta(ge=0)] = 0.0  # capacity factor: tokens that an expert takes of a rank's microbatch in training,
+    # over the mean; 0: all (dropless). Validation and sampling are dropless
     buffer: Annotated[float, Meta(gt=0)] = 2.0  # rows that a rank receives at once, over the mean; what is more comes in rounds
     dispatch: Literal["auto", "flat", "hierarchical"] = "auto"  # a token crosses to a node for each of its experts, or once for all of
     # them that are there; auto: once, where experts are spread over several nodes (comm.node_ranks)
@@ -123,11 +132,17 @@ class Experts(Table):
 
 class Data(Table):
     source: Literal["python-stdlib", "text", "jsonl"] = "python-stdlib"
-    path: str = ""
+    path: str | tuple[str, ...] = ""  # a file, a folder or a pattern such as "a/**/*.txt"; or several
+    val_path: str | tuple[str, ...] = ""  # what is validated with, in the same form; "": documents of data.path, which are held out
+    text_key: str = "text"  # jsonl: the key of each line that has the text
     tokenizer: str = "bytes"
+    end_of_text: str | None = None  # the token between documents; "": none; absent: as the tokenizer's model was trained
+    begin_of_text: str | None = None  # the token before each document, likewise
     documents: Literal["joined", "separate"] = "joined"  # separate: attention stays within a document, and none foretells the next
     sequence: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128  # tokens
     val_fraction: Fraction = 0.05
+    # a folder of tokens that runs share: one makes those of a text and tokenizer, others take them; "": none
+    tokens: str = ""
 
 
 class Batch(Table, rename={"global_": "global"}):
@@ -148,15 +163,17 @@ class Parallel(Table):
     zero: Annotated[int, Meta(ge=0, le=3)] | None = None  # divided over data ranks: 1 optimiser, 2 and gradients, 3 and weights;
     # absent: 1 where there is more than one data rank: the same bits as 0, sent in halves that both overlap with computation
     dp_shard: CountOrNone = 0  # with zero: data-parallel ranks that divide the state among them; 0: all
-    reduce: Literal["step", "microbatch"] = "step"  # zero 2 and 3: gradients stay whole until the last microbatch, or never
+    # gradients are summed over data ranks after each microbatch, or once, after the last one, and are whole until then; auto: after each
+    # with zero 2 and 3, which are there for memory, once with 0 and 1
+    reduce: Literal["auto", "step", "microbatch"] = "auto"
     # zero 3: weights are fetched for each use and dropped after it, or kept over the step; auto: by what links between nodes carry
     gather: Literal["auto", "use", "step"] = "auto"
     ahead: Count = 1  # zero 3: blocks that are fetched before they are needed
 
 
 class Pipeline(Table):
-    schedule: str = "1f1b"  # a name, or the path of a table
-    chunks: Count | None = None  # stages per rank; absent: as the schedule has
+    schedule: str = "1f1b"  # a name, or the path of a table; its form: mpitrain schedule --help
+    chunks: Count | None = None  # stages per rank; absent: as the schedule, or its table, has
     stages: list[Annotated[float, Meta(gt=0, multiple_of=0.5)]] | None = None  # blocks per stage, halves too; absent: balanced
     group: Count | None = None  # interleaved: microbatches that go through a chunk before the next chunk's turn
     segments: Count | None = None  # seq1f1b: segments of a microbatch's sequence
@@ -172,7 +189,7 @@ class Pipeline(Table):
 
 class Memory(Table):
     recompute: Literal["none", "full", "every-k", "selective"] = "none"  # what the backward computes again instead of keeping it
-    every: CountOrNone = 0  # every-k: blocks of which only the first one's input is kept; 0: about the square root of the stage's
+    every: CountOrNone = 0  # every-k: blocks of which only the first one's input is kept; 0: as many as hold least
     # for GPUs, kept in host memory: what waits for the backward; master weights and moments, which are updated there; both
     offload: Literal["none", "activations", "optimizer", "all"] = "none"
 
@@ -218,6 +235,7 @@ class Schedule(Table):
     name: Literal["cosine", "wsd", "constant"] = "cosine"
     warmup: CountOrNone = 10  # steps
     decay: CountOrNone = 0  # wsd: steps of the final decay; 0: a tenth of the run
+    steps: CountOrNone = 0  # that the schedule is for; later ones keep its last rate; 0: run.steps
     final: Annotated[float, Meta(ge=0, le=1)] = 0.1  # the last learning rate as a share of optimizer.lr
 
 
@@ -260,14 +278,21 @@ _GPT_OSS = dict(
 PRESETS: dict[str, dict[str, Any]] = {
     "quickstart": dict(layers=6, width=128, heads=4, kv_heads=2, ffn=384, tied=True),
     "reference": dict(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False),
-    "smollm2-135m": dict(layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49152, tied=True),
-    "llama3.2-1b": dict(layers=16, width=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256, tied=True),
-    "llama3-8b": dict(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False),
+    "smollm2-135m": dict(
+        layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49152, tied=True, attention=dict(theta=100_000.0)
+    ),
+    "llama3.2-1b": dict(
+        layers=16, width=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256, tied=True,
+        attention=dict(theta=500_000.0, llama3_factor=32.0, llama3_length=8192),
+    ),
+    "llama3-8b": dict(
+        layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False, attention=dict(theta=500_000.0)
+    ),
     "mixtral-8x7b": dict(
         family="mixtral", layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, tied=False, attention=dict(theta=1e6)
     ),
     "mixtral-8x22b": dict(
-        family="mixtral", layers=56, width=6144, heads=48, kv_heads=8, ffn=16384, vocab=32768, tied=False, attention=dict(theta=1e6)
+        family="mixtral", layers=56, width=6144, heads=48, kv_heads=8, ffn=16384, vocab=32000, tied=False, attention=dict(theta=1e6)
     ),
     "qwen3-30b-a3b": dict(
         family="qwen3-moe", layers=48, width=2048, heads=32, kv_heads=4, ffn=6144, vocab=151936, tied=False,
@@ -293,14 +318,24 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {  # the keys that each has, and their v
     "muon": dict(**ADAMW, momentum=0.95, nesterov=True, ns_steps=5),
 }
 
-_ROTARY = dict(head_width=0, theta=10_000.0, yarn_factor=1.0, yarn_length=0, yarn_mscale=1.0)
+_ROTARY = dict(
+    head_width=0, theta=10_000.0, yarn_factor=1.0, yarn_length=0, yarn_mscale=1.0,
+    llama3_factor=1.0, llama3_length=0, llama3_low=1.0, llama3_high=4.0,
+)  # fmt: skip
 ATTENTION: dict[str, dict[str, Any]] = {  # the keys that each family's attention has, and their values where none is given
     "llama": _ROTARY,
     "qwen3": dict(_ROTARY, theta=1_000_000.0),
     "qwen3-moe": dict(_ROTARY, theta=1_000_000.0),
     "mixtral": _ROTARY,
     "gpt-oss": dict(_ROTARY, theta=150_000.0, window=128),
-    "deepseek-v3": dict(_ROTARY, q_rank=None, kv_rank=0, rotary_width=0, value_width=0),  # these by the width of a head
+    "deepseek-v3": dict(_ROTARY, q_rank=None, kv_rank=None, rotary_width=None, value_width=None),  # by a head's width
+}
+
+# What a resolved configuration has of a key that was left open, where neither the preset nor the family says anything.
+NEUTRAL: dict[str, dict[str, Any]] = {
+    "model": dict(mtp=0, mtp_weight=0.3),  # the weight: DeepSeek-V3 (arXiv:2412.19437, section 4.2), for most of its training
+    "attention": dict(head_width=0, yarn_length=0, llama3_length=0, kv_rank=0, rotary_width=0, value_width=0),
+    "experts": dict(count=0, active=0, width=0, groups=0, groups_active=0, every=0),
 }
 
 FIRST_FAMILY = "llama"  # of presets that say nothing else; runs made before there was a choice are of it, too
@@ -317,7 +352,18 @@ EXPERTS: dict[str, dict[str, Any]] = {  # of families that have some, where neit
     ),
 }
 
+DERIVED = "derived"  # the table of a run directory's config.toml that a run doesn't read, and its readers do
+
+PATHS = (
+    *("run.dir", "run.staging", "data.path", "data.val_path", "data.tokenizer", "data.tokens", "experts.replay"),
+    "pipeline.schedule",
+)
+
 # What makes two runs the same computation; the rest (layout, transport, length, where it is kept) may change when a run goes on.
+BY_CONTENT = (
+    *("data.path", "data.val_path", "data.text_key", "data.tokenizer", "data.tokens", "data.end_of_text"),
+    "data.begin_of_text",
+)
 IDENTITY = ("run.seed", "model", "attention", "experts", "data", "batch", "precision", "optimizer", "schedule")
 
 
@@ -341,17 +387,42 @@ def parse(tree: Mapping[str, Any]) -> Config:
     """Check a tree of tables against the typed keys and return the Config."""
     _refuse_unknown(tree, Config, "")
     try:
-        config = msgspec.convert(tree, Config, strict=True)
-    except (ValueError, OverflowError, RecursionError) as error:
-        what, _, place = str(error).partition(" - at `$.")
+        config = msgspec.convert(_at_home(tree), Config, strict=True)
+    except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:  # until msgspec 0.21 the first is no ValueError
+        what, _, place = str(error).replace(" | null`", "`").partition(" - at `$.")  # TOML has no null: the key is left out
         place = place.rstrip("`")
         raise ConfigError(f"{shown(place)}: {what[0].lower()}{shown(what[1:])}{_instead(tree, place)}") from None
     for key, value in flatten(config).items():
-        if isinstance(value, str):
-            _require_writable(key, value)
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str):
+                _require_writable(key, text)
         if isinstance(value, float) and not math.isfinite(value):  # TOML has inf and nan, and nan passes some limits
             raise ConfigError(f"{key}: expected a finite number, got {value}")
     return config
+
+
+def _at_home(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree with `~` in front of paths replaced by the home folder, which no shell does behind `--set run.dir=`."""
+    found = {table: dict(keys) for table, keys in tree.items()}
+    for key in PATHS:
+        table, _, name = key.partition(".")
+        value = found.get(table, {}).get(name)
+        if isinstance(value, list | tuple):
+            found[table][name] = [_expanded(key, each) for each in value]
+        elif value is not None:
+            found[table][name] = _expanded(key, value)
+    return found
+
+
+def _expanded(key: str, value: Any) -> Any:
+    """Return a path with the home folder in place of `~`; anything else as it is."""
+    if not isinstance(value, str) or not value.startswith("~"):
+        return value
+    path = os.path.expanduser(value)
+    if path == value:
+        user = shown(value.partition("/")[0])
+        raise ConfigError(f'{key} = "{shown(value)}": found no home folder of {user}; write the whole path, or ./{user} for a name')
+    return path
 
 
 def _instead(tree: Mapping[str, Any], place: str) -> str:
@@ -363,8 +434,11 @@ def _instead(tree: Mapping[str, Any], place: str) -> str:
         kind, tree = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}[name], tree[name]
     choices = [choice for some in (kind, *get_args(kind)) if get_origin(some) is Literal for choice in get_args(some) if choice]
     if choices:
-        return f"; needed one of {', '.join(choices)}"
-    return f": {shown(tree)!r}" if isinstance(tree, str) else f": {shown(tree)}"
+        instead = config_hints.instead_of_value(place, tree)
+        return f"; needed one of {', '.join(choices)}" + f": {instead}" * bool(instead)
+    found = f": {shown(tree)!r}" if isinstance(tree, str) else f": {shown(tree)}"
+    works = config_hints.form_that_works(place, tree, kind)
+    return f"{found}; write {works}" if works else found
 
 
 def _require_writable(key: str, value: str) -> None:
@@ -373,6 +447,9 @@ def _require_writable(key: str, value: str) -> None:
         raise ConfigError(f'{key} = "{shown(value)}": found a NUL character, which no path and no name has; leave it out')
     try:
         value.encode()
+        if not is_one_line(value):
+            found = f'{key} = "{shown(value)}": found a line break, or another character that controls a terminal'
+            raise ConfigError(f"{found}; rename it, or link to it by another name")
     except UnicodeEncodeError:
         found = f'{key} = "{shown(value)}": found bytes that are not UTF-8'
         raise ConfigError(f"{found}, which config.toml can't hold; rename it, or link to it by another name") from None
@@ -385,13 +462,14 @@ def _read(path: Path, seen: dict[str, Path]) -> dict[str, Any]:
         real = os.path.realpath(path)
     except OSError as error:
         asked = f", the base of {shown(list(seen.values())[-1])}" if seen else ""
-        raise ConfigError(f"{shown(path)}{asked}: {error.strerror}; give the path of a TOML file") from None
+        raise ConfigError(f"{shown(path)}{asked}: {error.strerror}; {_to_give(path)}") from None
     if real in seen:
         raise ConfigError(f"{shown(path)}: base leads back to itself through {shown(' -> '.join(map(str, seen.values())))}")
     if len(seen) > MOST_BASES:
         raise ConfigError(f"{shown(path)}: found a base of a base, {len(seen)} times; at most {MOST_BASES} are read, join some of them")
-    tree = _toml(text, shown(path))
+    tree = _toml(text, path)
     base = tree.pop("base", None)
+    tree.pop(DERIVED, None)  # another number of ranks gives others
     _refuse_unknown(tree, Config, "", f" in {shown(path)}")
     if base is None:
         return tree
@@ -400,7 +478,19 @@ def _read(path: Path, seen: dict[str, Path]) -> dict[str, Any]:
     return _merged(_read(path.parent / base, {**seen, real: path}), tree)
 
 
-def _toml(text: str, where: str) -> dict[str, Any]:
+def _to_give(path: Path) -> str:
+    """Return what to give instead of a path that holds no TOML, if it is known what it holds; else that TOML is needed."""
+    found = config_hints.recognised(path)
+    if not found:
+        return "give the path of a TOML file"
+    if found == config_hints.RUN_DIRECTORY:
+        return f"it is {found}: give {shown(path / 'config.toml')}"
+    sizes = config_hints.keys_of_model(path)
+    return f"it is {found}, needed a TOML file" + f"; such a model is trained from the beginning with {sizes}" * bool(sizes)
+
+
+def _toml(text: str, path: Path) -> dict[str, Any]:
+    where = shown(path)
     dots, number = max(((line.count("."), number) for number, line in enumerate(text.splitlines(), start=1)), default=(0, 0))
     if dots > MOST_DOTS:
         raise ConfigError(f"{where}: found {dots:,} dots in line {number}, at most {MOST_DOTS:,} are read; divide it")
@@ -409,7 +499,7 @@ def _toml(text: str, where: str) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{where}: not TOML that can be read: brackets within brackets, too deep; no key needs more than one") from None
     except ValueError as error:  # besides what is no TOML, numbers of more than 4,300 digits
-        raise ConfigError(f"{where}: not TOML: {shown(error)}") from None
+        raise ConfigError(f"{where}: not TOML: {shown(error)}; {_to_give(path)}") from None
 
 
 def _merged(under: dict, over: dict) -> dict:
@@ -448,6 +538,15 @@ def _value(text: str, override: str) -> Any:
     return text.strip() if isinstance(found["value"], datetime.time) else found["value"]  # 12:00:00 is a length here, not an hour
 
 
+def as_override(key: str, text: str) -> str:
+    """Return `key=text` as a word for a shell behind --set; text that TOML would take for a number, or for a date, is quoted."""
+    try:
+        plain = _value(text, key) == text
+    except ConfigError:
+        plain = False
+    return as_argument(f"{key}={text}" if plain else f"{key}={json.dumps(text, ensure_ascii=False)}")
+
+
 def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: str = "") -> None:
     """Raise ConfigError for the first key that `kind` doesn't have, with the nearest ones it has. where: the file, if it is known."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
@@ -455,7 +554,7 @@ def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: s
         if key not in fields:
             every = [f"{t.encode_name}.{f.encode_name}" for t in msgspec.structs.fields(Config) for f in msgspec.structs.fields(t.type)]
             near = difflib.get_close_matches(prefix + key, [prefix + f for f in fields], 1) or difflib.get_close_matches(key, every, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
+            hint = config_hints.of_another_name(key) or (f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}")
             raise ConfigError(f"unknown key {shown(prefix + key)}{where}; {hint}")
         if isinstance(fields[key], type) and issubclass(fields[key], msgspec.Struct):
             if not isinstance(value, Mapping):
@@ -474,8 +573,35 @@ def flatten(config: Config) -> dict[str, Any]:
 
 def to_toml(config: Config) -> str:
     """Write the configuration as TOML that load() reads back to the same Config."""
+    return tomli_w.dumps(_as_tables(config))
+
+
+def to_toml_with_derived(asked: Config, resolved: Config) -> str:
+    """Write what was asked as TOML that load() reads, and what was derived from it in a table that only parse_resolved() reads."""
+    tables, whole = _as_tables(asked), _as_tables(resolved)
+    changed = {
+        table: {key: value for key, value in keys.items() if key not in tables[table] or tables[table][key] != value}
+        for table, keys in whole.items()
+    }
+    derived = tomli_w.dumps({DERIVED: {table: keys for table, keys in changed.items() if keys}})
+    layout = resolved.parallel
+    num_ranks = layout.dp * layout.pp * layout.tp * layout.cp
+    return f"{to_toml(asked)}\n# Derived from the keys above on {num_ranks} ranks. A run that reads this file derives them anew.\n{derived}"
+
+
+def parse_resolved(tree: Mapping[str, Any]) -> Config:
+    """Check what a run has written to its directory, its derived keys included, and return the resolved Config."""
+    asked = dict(tree)
+    derived = asked.pop(DERIVED, {})
+    if not isinstance(derived, Mapping):
+        raise ConfigError(f"{DERIVED}: expected a table, got {shown(derived)}")
+    return parse(_merged(asked, dict(derived)))
+
+
+def _as_tables(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the keys that have a value, by their tables: TOML has no null."""
     tree = msgspec.to_builtins(config)
-    return tomli_w.dumps({table: {key: value for key, value in keys.items() if value is not None} for table, keys in tree.items()})
+    return {table: {key: value for key, value in keys.items() if value is not None} for table, keys in tree.items()}
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -483,10 +609,15 @@ def identity(config: Config) -> dict[str, Any]:
     found = {key: value for key, value in flatten(config).items() if key in IDENTITY or key.split(".")[0] in IDENTITY}
     for key in ("buffer", "dispatch"):  # the same rows, in more rounds or in fewer, by other ways: a matter of the layout, like ep
         del found[f"experts.{key}"]
+    del found["schedule.steps"]  # like run.steps, by which a run is made longer
+    for key in BY_CONTENT:  # what lies there says whether it is the same, not where: data/tokens.json and checkpoints have its digest
+        del found[key]
+    found["experts.replay"] = bool(found["experts.replay"])  # likewise: checkpoints have the digest of the routing
     found["model.family"] = found["model.family"] or FIRST_FAMILY
+    neutral = {f"{table}.{key}": value for table, keys in NEUTRAL.items() for key, value in keys.items()}
+    found |= {key: value for key, value in neutral.items() if found[key] is None}  # in runs older than the key
     of_family = {f"attention.{key}": value for key, value in ATTENTION.get(found["model.family"], {}).items()}
-    absent = {f"attention.{key}": getattr(Attention(), key) for key in Attention.__struct_fields__}  # in runs older than the key
-    return found | {key: value for key, value in of_family.items() if found[key] == absent[key]}
+    return found | {key: value for key, value in of_family.items() if found[key] == neutral.get(key)}
 
 
 def digest(config: Config) -> str:

@@ -3,6 +3,8 @@
 This module is the bottom of the package: it imports nothing of ours.
 """
 
+import sys
+
 DONE, FAILED, BAD_INPUT, STOPPED_EARLY = 0, 1, 2, 75  # 75 is EX_TEMPFAIL: "start me again", what batch schedulers requeue on
 
 
@@ -30,6 +32,10 @@ class MeshError(InputError):
     """A layout that does not fit the ranks that were started."""
 
 
+class LibraryError(InputError):
+    """A library of others that isn't installed, or that can't be loaded."""
+
+
 class ScheduleError(InputError):
     """A pipeline schedule that is undefined, incomplete or would deadlock."""
 
@@ -42,6 +48,19 @@ class CheckpointError(InputError):
     """A run directory or a checkpoint that cannot be used."""
 
 
+class StoppedEarly(MpitrainError):
+    """A rank has to leave where there is nothing to save. where: it is.  why: it has to.  kept: what isn't lost."""
+
+    exit_code = STOPPED_EARLY
+
+    def __init__(self, where: str, why: str, kept: str = "no step was made"):
+        super().__init__(where, why, kept)
+        self.where, self.why, self.kept = where, why, kept
+
+    def __str__(self) -> str:
+        return f"mpitrain: the run leaves in phase {self.where}: {self.why}; {self.kept}; start the same command again to go on"
+
+
 class DtypeError(MpitrainError):
     """A buffer that a collective cannot take: wrong dtype, not contiguous, wrong length. Raised before anything is sent."""
 
@@ -52,3 +71,14 @@ class MessageError(MpitrainError):
 
 class HangError(MpitrainError):
     """A message that did not come within comm.timeout_s."""
+
+
+def library_fault(error: BaseException) -> LibraryError | None:
+    """Return what to report of an import that failed; None if it is another error, or one of our own code."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else "mpitrain"
+    if name == "mpitrain":
+        return None
+    if isinstance(error, ModuleNotFoundError) and name:
+        package = name.replace("_", "-")
+        return LibraryError(f"{package} is not installed for {sys.executable}; pip install {package}, or mpitrain again, which needs it")
+    return LibraryError(f"a library can't be loaded: {error}; reinstall it, or load the modules that it was built with")

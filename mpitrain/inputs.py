@@ -1,17 +1,24 @@
 """Read what a user named, or what lies in a run directory: whole files of a stated size at most, never waiting for what isn't a file.
 
 A user's names may be links. A run directory is often somebody else's: a link in it can lead anywhere, and is not followed, nor written
-through. And both are quoted in messages: on one line, without what a terminal would obey.
+through, also one that is put there while a run goes on. And both are quoted in messages: on one line, without what a terminal would obey.
+
+    open_file, read_file, read_text            what a user names
+    open_regular, read_regular, replacing      a file of a run directory; a test holds that nothing else opens one
 """
 
 import errno
 import os
+import shlex
 import stat
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
+T = TypeVar("T")
 KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a FIFO",
@@ -22,6 +29,10 @@ KINDS = {
     stat.S_IFREG: "a file",
 }
 PIECE = 1 << 20  # bytes
+FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # O_PATH: of Linux; needs no right to list it
+CONTROL = {"Cc", "Cs", "Zl", "Zp"}  # categories of Unicode: control characters, halves of pairs, separators of lines and paragraphs
+UNSHOWN = {"Cs", "Zl", "Zp"}  # no text, or no longer a line
+TURNS = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))  # embeddings, overrides and isolates of direction
 LONGEST = 300  # characters of anything quoted in a message
 
 
@@ -46,11 +57,15 @@ def open_file(path: str | Path, most_bytes: int) -> int:
 def read_file(path: str | Path, most_bytes: int) -> bytes:
     """Return the content of a regular file; OSError as in open_file."""
     with open(open_file(path, most_bytes), "rb", buffering=0) as file:
-        pieces, size = [], 0
-        while piece := os.read(file.fileno(), PIECE):  # not file.read(), which gives None where /proc says "later"
-            pieces.append(piece)
-            size += len(piece)
-            _require_size(size, most_bytes)  # files in /proc say that they are empty
+        return _content(file.fileno(), most_bytes)
+
+
+def _content(descriptor: int, most_bytes: int) -> bytes:
+    pieces, size = [], 0
+    while piece := os.read(descriptor, PIECE):  # not file.read(), which gives None where /proc says "later"
+        pieces.append(piece)
+        size += len(piece)
+        _require_size(size, most_bytes)  # files in /proc say that they are empty, and others grow
     return b"".join(pieces)
 
 
@@ -71,52 +86,163 @@ def kind_of(path: Path) -> str | None:
         return None
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file that is no link and return its descriptor. Raises OSError for anything else, without waiting for it.
+# ---------------------------------------------------------------- files of a run directory, by whoever
 
-    flags: of os.open(); with O_CREAT it is made if there is none.
+
+@contextmanager
+def folder_of(path: Path, own: int = 1) -> Iterator[tuple[int, str]]:
+    """Yield a descriptor of the folder that `path` is in, and its name there, for what takes dir_fd. Raises OSError.
+
+    own: how many names at the end of the path are a run's own. None of the folders among them may be a link, and while the descriptor is
+    held nobody can put another folder in its place. What comes before them is the user's, who may have links there.
     """
-    kind = kind_of(path)
-    if kind not in (None, "a file"):  # None: open() says what is missing
-        raise OSError(errno.EINVAL, f"it is {kind}, needed a regular file", str(path))
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    names = path.relative_to(path.anchor).parts[-own:]
+    if not names:
+        raise OSError(errno.EINVAL, "it is no name of a file", str(path))
+    place = path.parents[len(names) - 1]
+    descriptor = os.open(place, FOLDER)
+    try:
+        for name in names[:-1]:
+            place /= name
+            inner = _open_folder(descriptor, name, place)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor, names[-1]
+    finally:
+        os.close(descriptor)
+
+
+def _open_folder(folder: int, name: str, path: Path) -> int:
+    found = KINDS.get(stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode))
+    if found != "a folder":
+        raise OSError(errno.ENOTDIR, f"{shown(path.name)} is {found}, needed a folder", str(path))
+    return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
+    """Open a regular file of a run directory and return its descriptor. Raises OSError for anything else, without waiting for it.
+
+    flags: of os.open(); with O_CREAT it is made if there is none.  own: as folder_of() has it.
+    """
+    with folder_of(path, own) as (folder, name):
+        try:
+            kind = KINDS.get(stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode))
+        except FileNotFoundError:
+            kind = None  # open() says what is missing, or makes it
+        if kind not in (None, "a file"):
+            raise OSError(errno.EINVAL, f"it is {kind}, needed a regular file", str(path))
+        try:
+            descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        except OSError as error:
+            error.filename = str(path)
+            raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return descriptor
 
 
-def read_regular(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file that is no link, of at most `most_bytes`. Raises OSError."""
-    with open(open_regular(path), "rb") as file:
-        content = file.read(most_bytes + 1)
-    _require_size(len(content), most_bytes)
-    return content
+def read_regular(path: Path, most_bytes: int, own: int = 1) -> bytes:
+    """Return the content of a regular file of a run directory, of at most `most_bytes`. Raises OSError.  own: as folder_of() has it."""
+    with open(open_regular(path, own=own), "rb", buffering=0) as file:
+        _require_size(os.fstat(file.fileno()).st_size, most_bytes)
+        return _content(file.fileno(), most_bytes)
+
+
+def make_folder(path: Path, own: int = 1) -> None:
+    """Make a folder of a run directory. Raises OSError, FileExistsError if there is something.  own: as folder_of() has it."""
+    with folder_of(path, own) as (folder, name):
+        os.mkdir(name, dir_fd=folder)
+
+
+def names_in(path: Path) -> list[tuple[str, bool]]:
+    """Return the names in a folder that is no link, and whether each is that of a folder or leads to one. Raises OSError."""
+    with folder_of(path) as (folder, name):
+        inner = _open_folder(folder, name, path)
+        readable = _readable(inner)
+        try:
+            with os.scandir(readable) as entries:
+                return [(entry.name, _is_folder(entry)) for entry in entries]
+        finally:
+            os.close(inner)
+            os.close(readable)
+
+
+def rename(path: Path, name: str, own: int = 1) -> None:
+    """Give what is at `path` another name in its folder. Raises OSError.  own: as folder_of() has it."""
+    with folder_of(path, own) as (folder, before):
+        os.rename(before, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def remove(path: Path, own: int = 1) -> None:
+    """Remove what is at `path`, a folder with all that is in it; a link alone. Raises OSError.  own: as folder_of() has it."""
+    with folder_of(path, own) as (folder, name):
+        try:
+            kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(kind):
+                import shutil  # --help removes nothing
+
+                shutil.rmtree(name, dir_fd=folder)
+            else:
+                os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            return
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk: a synced file may still be without one. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, own: int = 1) -> Iterator[BinaryIO]:
     """Yield a new file that takes the name `path` when it is complete and synced; after an error or a kill that is what it was before.
 
-    Raises OSError.
+    Raises OSError.  own: as folder_of() has it.
     """
     draft = path.with_name(path.name + ".tmp")
+    with folder_of(path, own) as (folder, name):
+        try:
+            remove_link(folder, draft.name)  # as a link, it would lead what is written elsewhere
+            with open(draft, "xb", opener=lambda _, flags: os.open(draft.name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):  # the error that is raised says what is wrong
+                remove_link(folder, draft.name)
+            raise
+        readable = _readable(folder)
+        try:
+            os.fsync(readable)  # the new name itself is on disk only when the folder is synced
+        finally:
+            os.close(readable)
+
+
+def remove_link(folder: int, name: str) -> None:
+    """Remove a name that isn't a folder's from an open folder, if it is there. Raises OSError."""
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def _readable(folder: int) -> int:
+    """Return another descriptor of an open folder, for what can't take one that only finds names."""
+    return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
     try:
-        draft.unlink(missing_ok=True)  # as a link, it would lead what is written elsewhere
-        with open(draft, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        with suppress(OSError):  # the error that is raised says what is wrong
-            draft.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name itself is on disk only when the folder is synced
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        return entry.is_dir()
+    except OSError:  # a link that leads back to itself
+        return False
+
+
+# ---------------------------------------------------------------- what is said of them
 
 
 def is_there(path: str | Path) -> bool:
@@ -140,6 +266,43 @@ def require_file(path: str | Path | int, most_bytes: int) -> None:
 def _require_size(size: int, most_bytes: int) -> None:
     if size > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes, the most that are read of such a file")
+
+
+def is_one_line(text: str) -> bool:
+    """Return whether a name is one line of a script and of a message: without control characters, and with characters that UTF-8 has."""
+    return not any(unicodedata.category(c) in CONTROL for c in text)
+
+
+def obeyed(c: str) -> bool:
+    """Return whether a terminal does something else with a character than to show it in its place: controls, and turns of direction."""
+    return (unicodedata.category(c) == "Cc" and c not in "\n\t") or c in TURNS
+
+
+def printable(text: str) -> str:
+    """Return text for a terminal or a log, of any number of lines, without what a terminal would obey."""
+    return "".join(ascii(c)[1:-1] if obeyed(c) or unicodedata.category(c) in UNSHOWN else c for c in text)
+
+
+def as_argument(path: str | Path) -> str:
+    """Return a path as a word for a shell, in a command that a user may type: no command takes it for an option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
+def listed(items: Collection[object], most: int = 8) -> str:
+    """Return a list for a message: the first few, and how many more there are."""
+    told = ", ".join(shown(each) for each in islice(items, most))
+    return told + (f" and {len(items) - most:,} more" if len(items) > most else "")
+
+
+def decoded(content: bytes, kind: type[T]) -> T:
+    """Return what JSON of a stranger means. Raises ValueError that says what is wrong in one line."""
+    import msgspec  # --help reads no such file
+
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, what a type refuses
+        raise ValueError(shown(error)) from None
 
 
 def shown(value: object) -> str:

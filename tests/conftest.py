@@ -4,10 +4,16 @@ MPI is imported only in ranks that mpirun started. The process that runs plain `
 an MPI process when it does: both launchers read the environment that MPI_Init leaves behind.
 """
 
+import atexit
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
+import uuid
+from pathlib import Path
 
+import hypothesis
 import pytest
 
 EVERY = os.environ.get("MPITRAIN_LAYOUTS") == "all"  # take every layout, not the few that tell most
@@ -21,14 +27,15 @@ UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_
 
 @pytest.hookimpl(trylast=True)  # the terminal reporter has to be there before it can go
 def pytest_configure(config):
+    _measure_no_time(config)
     if not UNDER_MPIRUN:
-        if INDUCTOR not in os.environ:  # what tests compile is compiled once for all of them, and isn't there the next time
-            folder = tempfile.TemporaryDirectory(prefix="mpitrain-test-")
-            os.environ[INDUCTOR] = folder.name
-            config.add_cleanup(folder.cleanup)
+        _begin_harness(config)
         return
     from mpi4py import MPI
 
+    folder = tempfile.mkdtemp(prefix="mpitrain-rank-")  # pytest sweeps it at the end, and two ranks would sweep away the same links
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # after what pytest registers
     if MPI.COMM_WORLD.rank:  # rank 0 speaks for all: votes make every rank fail alike
         config.pluginmanager.unregister(name="terminalreporter")
         for plugin in [p for p in config.pluginmanager.get_plugins() if type(p).__name__ == "LogXML"]:
@@ -39,6 +46,30 @@ def pytest_configure(config):
         MPI.COMM_WORLD.Abort(1)
 
     sys.excepthook = abort
+
+
+def _measure_no_time(config):
+    """Let no time of an example fail a test; --hypothesis-profile chooses another profile."""
+    hypothesis.settings.register_profile("mpitrain", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    if not config.getoption("--hypothesis-profile", None):
+        hypothesis.settings.load_profile("mpitrain")
+
+
+def _begin_harness(config):
+    """Have all that tests start marked, with its temporary files in one folder, and a process that ends it whatever becomes of this one."""
+    import launch
+
+    folder = tempfile.mkdtemp(prefix="mpitrain-test-")
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path stays for a look at what failed
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ.setdefault(INDUCTOR, f"{folder}/inductor")  # compiled once for all tests, and gone the next time
+    os.environ[launch.MARK] = uuid.uuid4().hex[: launch.SESSION_LENGTH]
+    command = [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py")), folder]
+    reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    config.add_cleanup(reaper.communicate)  # closes its stdin, and waits
+    if config.pluginmanager.hasplugin("faulthandler"):
+        stderr = os.dup(sys.__stderr__.fileno())  # tests have another one
+        launch.HANG_LIMIT.use(float(config.getini("faulthandler_timeout") or 0), stderr)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -88,10 +119,31 @@ def pytest_collection_finish(session):
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
-    """Start the next one after a test: to start a job ends the limit of the test that runs."""
+    """Start the next lane between two tests."""
     yield
+    if not UNDER_MPIRUN:
+        from launch import HANG_LIMIT
+
+        HANG_LIMIT.end()
     if EARLY in item.config.stash:
         item.config.stash[EARLY].go_on()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Show the stacks of a test that takes long, and let it go on; a rank has pytest's own timer, which ends it."""
+    if not UNDER_MPIRUN:
+        from launch import HANG_LIMIT
+
+        HANG_LIMIT.begin()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    """Hold the process that starts ranks free of MPI: both launchers read what it leaves in the environment."""
+    found = None if UNDER_MPIRUN else sys.modules.get("mpi4py.MPI")
+    if found is not None and found.Is_initialized():
+        pytest.exit(f"{item.nodeid} has started MPI in the process that starts ranks; mark it mpi", returncode=3)
 
 
 def pytest_sessionfinish(session):

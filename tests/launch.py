@@ -4,8 +4,9 @@
     with started(2, MPITRAIN, "run", ...) as job:                  to do something to it meanwhile
     one, two = several(2, ["run", ...], ["run", ...])              one after the other in the same ranks: torch is loaded once
 
-Whatever happens, no process of a job outlives the call. Under MPICH ranks have their libraries loaded already, as tests/preload.py
-says; MPITRAIN_PRELOAD=no starts everything from nothing.
+Whatever happens, no process of a job outlives the call, nor pytest if that is killed (tests/reaper.py). Seconds of limits are those of
+an idle machine: see patience(). Under MPICH ranks have their libraries loaded already, as tests/preload.py says; MPITRAIN_PRELOAD=no
+starts everything from nothing.
 """
 
 import atexit
@@ -25,7 +26,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from preload import MARK, name_of
+import reaper
+from preload import MARK, SESSION_LENGTH, name_of
 
 HERE = Path(sys.executable).parent
 MPITRAIN = str(HERE / "mpitrain")
@@ -45,7 +47,72 @@ MORE_RANKS_THAN_CORES = {
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # for AMD's, too
 NO_GPU = {VISIBLE: ""}
 WITH_GPU = {VISIBLE: os.environ.get(VISIBLE)}  # of tests marked gpu
+PATIENCE = 3  # limits are for what hangs: what passes on an idle machine has so many times as long there
+SLOWEST = 20.0  # times slower than an idle machine: for one that is slower still, what hangs would take hours
+NICE = 1.25  # by so much a step of niceness lessens the share of a core that others want, too
 OF_ANOTHER_JOB = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_")
+
+
+class HangLimit:
+    """The time after which all stacks are shown, in the process that starts jobs, of a test that still runs.
+
+    pytest's own timer would end that process: no summary, and ranks that nobody ends. A rank keeps pytest's.
+    """
+
+    def __init__(self):
+        self._limit_s, self._file, self._within_a_test = 0.0, None, False
+
+    def use(self, limit_s: float, file: int) -> None:
+        """Show stacks after `limit_s` seconds, on a descriptor. 0: never."""
+        self._limit_s, self._file = limit_s, file
+
+    def begin(self) -> None:
+        """A test begins: replace pytest's timer."""
+        self._within_a_test = True
+        self._arm()
+
+    def end(self) -> None:
+        self._within_a_test = False
+        faulthandler.cancel_dump_traceback_later()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the timer around a wait that has a limit of its own; then the test has the whole time again."""
+        if self._within_a_test:
+            faulthandler.cancel_dump_traceback_later()
+        try:
+            yield
+        finally:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._within_a_test and self._limit_s:
+            faulthandler.dump_traceback_later(self._limit_s, repeat=True, file=self._file)
+
+
+HANG_LIMIT = HangLimit()  # conftest.py begins and ends it
+
+
+def slowness() -> float:
+    """Return how many times longer than on an idle machine something may take now, by the load and by this process's niceness."""
+    competition = max(0.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)) - 1)
+    return min(1 + competition * NICE ** max(0, os.nice(0)), SLOWEST)
+
+
+def short(limit_s: float) -> int:
+    """Return a limit of the program that a test waits out, and in which a healthy rank is to get something done on a busy machine."""
+    return round(limit_s * slowness())
+
+
+def patience(timeout: float) -> float:
+    """Return the limit of a wait that may take `timeout` seconds on an idle machine."""
+    return timeout * PATIENCE * slowness()
+
+
+def finished(command: Sequence[str], timeout: float = 60, **given) -> subprocess.CompletedProcess:
+    """Run a process that is no job to its end, as subprocess.run() does: at most `timeout` seconds of an idle machine."""
+    with HANG_LIMIT.held():
+        return subprocess.run(command, timeout=patience(timeout), check=given.pop("check", False), **given)
 
 
 @dataclass
@@ -72,35 +139,36 @@ class Job:
         return sorted(pid for pid in self._pids() if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0])
 
     def kill(self) -> None:
-        """End every process of the job as a power cut does."""
-        end = time.monotonic() + 20
-        while pids := self._pids():
-            assert time.monotonic() < end, f"processes {pids} of the job can't be killed:\n{self.text()}"
-            for pid in pids:
-                _signal(pid, signal.SIGKILL)
-            self.process.poll()
-            time.sleep(0.01)
-        self.process.wait()
+        """End every process of the job as a power cut does, and remove the shared memory that it leaves."""
+        with HANG_LIMIT.held():
+            left = reaper.kill(self._pids, patience(20), each_time=self.process.poll)
+            assert not left, f"processes {left} of the job can't be killed:\n{self.text()}"
+            self.process.wait()
 
     def signal(self, pid: int, number: signal.Signals) -> None:
         assert pid in self._pids()
         _signal(pid, number)
 
     def wait(self, timeout: float) -> Done:
+        """Wait for the end, at most `timeout` seconds of an idle machine. Every wait for a job is this one or wait_for()."""
+        limit_s = patience(timeout)
         try:
-            self.process.wait(timeout)
+            with HANG_LIMIT.held():
+                self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            return Done(None, f"{self.text()}\nkilled after {timeout} s", time.monotonic() - self._begin)
+            return Done(None, f"{self.text()}\nkilled after {limit_s:.0f} s", time.monotonic() - self._begin)
         return Done(self.process.returncode, self.text(), time.monotonic() - self._begin)
 
     def wait_for(self, ready: Callable[[], bool], timeout: float) -> None:
-        """Poll until `ready()`; fail with the output if the job ends before or it takes too long."""
-        end = time.monotonic() + timeout
-        while not ready():
-            assert self.process.poll() is None, f"ended with {self.process.returncode} while waited for:\n{self.text()}"
-            assert time.monotonic() < end, f"not ready after {timeout} s:\n{self.text()}"
-            time.sleep(0.002)
+        """Poll until `ready()`; fail with the output if the job ends before, or after `timeout` seconds of an idle machine."""
+        limit_s = patience(timeout)
+        end = time.monotonic() + limit_s
+        with HANG_LIMIT.held():
+            while not ready():
+                assert self.process.poll() is None, f"ended with {self.process.returncode} while waited for:\n{self.text()}"
+                assert time.monotonic() < end, f"not ready after {limit_s:.0f} s:\n{self.text()}"
+                time.sleep(0.002)
 
     def text(self) -> str:
         self._output.flush()
@@ -111,14 +179,7 @@ class Job:
 
         A fork of tests/preload.py shows the environment of what it was forked from; it has a name for it.
         """
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if self._mark in (folder / "environ").read_bytes() or _name(int(folder.name)).startswith(self._name):
-                    found.append(int(folder.name))
-            except OSError:
-                continue
-        return found
+        return reaper.processes(lambda pid, given: self._mark in given or _name(pid).startswith(self._name))
 
 
 def _name(pid: int) -> str:
@@ -153,9 +214,8 @@ def started(
     assert MPIRUN, "no mpirun beside this Python or on the path"
     if forked and not UNTOUCHED & {*(env or {})}:
         command = preloaded(command)
-    faulthandler.cancel_dump_traceback_later()  # every wait for a job has its own limit, that of a whole lane above pytest's
     launcher = [MPIRUN, "-n", str(num_ranks)] if num_ranks else []
-    mark = f"{MARK}={uuid.uuid4().hex}"
+    mark = f"{MARK}={os.environ.get(MARK, '')[:SESSION_LENGTH]:0<{SESSION_LENGTH}}{uuid.uuid4().hex}"
     with tempfile.NamedTemporaryFile(prefix="mpitrain-test-") as output:
         process = subprocess.Popen(
             [*launcher, *command],
@@ -165,6 +225,7 @@ def started(
             env=environment(**(env or {}), **dict([mark.split("=")])),
             cwd=cwd,
             start_new_session=True,  # a Ctrl-C is for pytest, which then ends the job
+            preexec_fn=hear_all,
         )
         job = Job(process, output, mark.encode())
         try:
@@ -200,6 +261,12 @@ def preloaded(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-S", "-E", PRELOAD, address, *program]
 
 
+def hear_all() -> None:
+    """Hear, in a child, what the shell ignores for a pytest that it starts in the background, or below nohup."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @functools.cache
 def _server() -> str | None:
     """Start the one that forks ranks, once; it ends with this process. None under an MPI for which there is none."""
@@ -207,13 +274,19 @@ def _server() -> str | None:
         return None
     address = f"mpitrain-test-{uuid.uuid4().hex}"
     server = subprocess.Popen(
-        [sys.executable, PRELOAD, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), start_new_session=True
+        [sys.executable, PRELOAD, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        start_new_session=True,
+        preexec_fn=hear_all,
     )
     atexit.register(server.communicate)  # closes its stdin
     assert server.stdout.readline() == b"ready\n"
     return address
 
 
+LONGEST_ARGUMENT = 100_000  # Linux takes 131,071 characters
 SEVERAL = Path(__file__).with_name("several.py")
 
 
@@ -227,8 +300,11 @@ def several(
 ) -> list[Done]:
     """Run commands of mpitrain one after the other in the same ranks, as tests/several.py says; return how each ended.
 
-    program: one that calls several.main().
+    program: one that calls several.main(). More of them than one argument holds are run in two jobs.
     """
+    if len(json.dumps(commands)) > LONGEST_ARGUMENT:
+        how, half = dict(program=program, env=env, cwd=cwd, timeout=timeout), len(commands) // 2
+        return several(num_ranks, *commands[:half], **how) + several(num_ranks, *commands[half:], **how)
     with tempfile.TemporaryDirectory(prefix="mpitrain-test-") as folder:
         env = {**(env or {}), "PYTHONPATH": os.pathsep.join(filter(None, (str(SEVERAL.parent), os.environ.get("PYTHONPATH"))))}
         job = mpirun(num_ranks, sys.executable, str(program), folder, json.dumps(commands), env=env, cwd=cwd, timeout=timeout)
@@ -280,7 +356,7 @@ TINY = {
     "batch.micro": 1,
     "run.steps": 30,
     "run.eval_every": 10,
-    "comm.timeout_s": 60,
+    "comm.timeout_s": 200,
 }
 LOSS_KEYS = ("step", "loss", "grad_norm", "lr", "tokens", "skipped", "val_loss")
 

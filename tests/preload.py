@@ -24,7 +24,8 @@ import sys
 import threading
 from contextlib import suppress
 
-MARK = "MPITRAIN_TEST_JOB"  # the variable by which tests/launch.py knows the processes of a job
+MARK = "MPITRAIN_TEST_JOB"  # the variable by which tests/launch.py knows the processes of a job, and tests/reaper.py those of a pytest
+SESSION_LENGTH = 12  # so many of its characters name the pytest, the others the job
 LOADED = ["mpitrain.cli", "mpitrain.training.trainer", "numpy.ma", "numpy.random", "pytest"]
 LOADED += ["torch.fx.experimental.symbolic_shapes"]  # the first backward loads it, and sympy with it
 LOADED += ["torch._dynamo"]  # and the first operation on tensors without values
@@ -33,12 +34,12 @@ WHAT, LIBRARIES = "MPITRAIN_PRELOAD", "libraries"  # of mpitrain nothing: it is 
 FIRST_FREE = 200  # descriptors below it may be the launcher's
 MOST_BYTES = 1 << 17
 MOST_DESCRIPTORS = 64
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def name_of(mark: str) -> str:
     """Return what the names of a job's forks begin with, before their ranks; Linux keeps 15 characters. mark: of the job."""
-    return mark[:10] + "."
+    return mark[SESSION_LENGTH:][:10] + "."
 
 
 # ---------------------------------------------------------------- what mpirun starts
@@ -88,6 +89,7 @@ def serve(address: str) -> None:
     for each in (listener, sys.stdin, wakes):
         poll.register(each, select.POLLIN)
     print("ready", flush=True)
+    closed = False
     while True:
         ready = dict(poll.poll())
         if wakes in ready:
@@ -107,7 +109,10 @@ def serve(address: str) -> None:
                 return _become(connection)
             forks[pid] = connection
             poll.register(connection, 0)  # of what it sends the fork hears; here, of its end
-        if sys.stdin.fileno() in ready:
+        if sys.stdin.fileno() in ready:  # tests/reaper.py ends those that stay, and looks at their memory before
+            poll.unregister(sys.stdin)
+            closed = True
+        if closed and not forks:
             os._exit(0)
 
 

@@ -19,10 +19,11 @@ from mpitrain.cluster.board import LEFT
 from mpitrain.comm.world import finalize
 
 
-def leave(self: guard.Guard) -> None:
-    """Leave a command, but not MPI: its watchdog goes, and nothing limits the time of what comes then."""
+def leave(self: guard.Guard, code: int) -> None:
+    """Leave a command with its exit code, but not MPI: its watchdog goes, and nothing limits the time of what comes then."""
     self.place.enter("end", "leaving", LEFT)
     self.place.name("a rank between two commands", float("inf"))
+    self._joined = False  # so that its end isn't a watchdog that was killed
     if self._watchdog is not None:
         self._watchdog.shutdown(socket.SHUT_RDWR)
 

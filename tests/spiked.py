@@ -16,22 +16,24 @@ import several
 
 from mpitrain.actor.actor import Actor
 from mpitrain.data.order import Sampler
+from mpitrain.data.text import Rows
 
 BATCH = 8  # sequences, as in launch.TINY
 
 
 def main() -> None:
     """Turn sequences of the noisy batches of the training text into random tokens, the same every time."""
-    noisy, sequences = set(json.loads(os.environ["NOISE"])), Sampler.sequences
+    noisy, rows = set(json.loads(os.environ["NOISE"])), Sampler.rows
 
-    def spiked(sampler: Sampler, slots) -> np.ndarray:
-        found = sequences(sampler, slots)
+    def spiked(sampler: Sampler, slots) -> Rows:
+        found = rows(sampler, slots)
+        tokens = found.tokens.copy()
         for row, slot in enumerate(slots):
             if sampler._seed is not None and slot // BATCH in noisy:
-                found[row] = np.random.default_rng(slot).integers(128, 256, found.shape[1])
-        return found
+                tokens[row] = np.random.default_rng(slot).integers(128, 256, tokens.shape[1])
+        return found._replace(tokens=tokens)
 
-    Sampler.sequences = spiked
+    Sampler.rows = spiked
     if "OVERFLOW" in os.environ:
         _overflow(int(os.environ["OVERFLOW"]))
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from launch import patience
 from watched import Played, listener_at
 
 from mpitrain.cluster import nodes, watchdog
@@ -148,7 +149,7 @@ def connected(hub: Nodes, token: str) -> tuple[Nodes, int]:
     thread.start()
     descriptor = hub.accept()
     hub.hear(descriptor)
-    thread.join(10)
+    thread.join(patience(10))
     return spoke, descriptor
 
 
@@ -162,7 +163,7 @@ def test_watchdogs_of_two_nodes_talk(hub):
     heard = []
     while not heard:
         heard = hub.hear(at_hub)
-    sending.join(10)
+    sending.join(patience(10))
     hub.tell({"say": "over"})
     assert heard == [(1, {"say": "board", "ranks": [long]})] and spoke.hear(at_spoke) == [(0, {"say": "over"})]
 
@@ -189,7 +190,7 @@ def test_what_a_hub_says_with_its_welcome_is_heard(hub, monkeypatch):
     def send_and_wait(link, message):
         done = send(link, message)
         if "token" in message:
-            assert sent.wait(10)
+            assert sent.wait(patience(10))
         return done
 
     def answer():
@@ -202,7 +203,7 @@ def test_what_a_hub_says_with_its_welcome_is_heard(hub, monkeypatch):
     thread.start()
     spoke = Nodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, "secret"))
     spoke.connect()
-    thread.join(10)
+    thread.join(patience(10))
     (at_spoke,) = spoke.links
     spoke.links[at_spoke].socket.settimeout(5)
     assert spoke.hear(at_spoke) == [(0, {"say": "where"})]
@@ -221,7 +222,7 @@ class Node:
         """Let a rank be known to the watchdog, and return it."""
         played = Played(self.address, rank, limit_s)
         played.place.enter("save", f"at work for rank {rank}", state)
-        assert played.connection.recv(16) == watchdog.READY
+        assert played.connection.recv(16).startswith(watchdog.READY)
         played.connection.settimeout(0.1)
         return played
 
@@ -243,12 +244,12 @@ def test_ranks_that_wait_for_one_at_work_on_another_node_wait_on(hub, monkeypatc
         assert not any(node.told_to_end() for node in nodes)
     nodes[0].rank.place.enter("save", "for all ranks", WAITING)
     nodes[0].rank.place.name("rank 0", 0.2)
-    until = time.monotonic() + 30
+    until = time.monotonic() + patience(30)
     while not any(node.told_to_end() for node in nodes):
         assert time.monotonic() < until
     for node in nodes:
         node.rank.die()
-        node.thread.join(10)
+        node.thread.join(patience(10))
     assert "waits for" in capfd.readouterr().err
 
 
@@ -260,11 +261,11 @@ def test_a_rank_that_gave_up_a_wait_and_is_gone_is_not_the_trouble(monkeypatch, 
     gone = node.joined_by(1, WAITING, 60.0)
     gone.connection.send(watchdog.GAVE_UP + b"1 mpitrain: rank 1 waits for rank 0")
     gone.die()
-    until = time.monotonic() + 30
+    until = time.monotonic() + patience(30)
     while not node.told_to_end():
         assert time.monotonic() < until
     node.rank.die()
-    node.thread.join(10)
+    node.thread.join(patience(10))
     said = capfd.readouterr().err
     assert "first behind: rank 0" in said and "is gone" not in said
 
@@ -295,7 +296,7 @@ def test_a_hub_that_can_have_no_more_descriptors_goes_on(hub, monkeypatch):
     spoke.connect()
     assert not spoke.links and node.thread.is_alive()
     node.rank.die()
-    node.thread.join(10)
+    node.thread.join(patience(10))
     assert not node.thread.is_alive()
 
 

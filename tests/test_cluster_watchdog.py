@@ -3,12 +3,12 @@
 import os
 import resource
 import socket
-import subprocess
 import sys
 import threading
 from contextlib import suppress
 
 import pytest
+from launch import finished, patience
 from watched import Played, listener_at
 
 from mpitrain.cluster import console
@@ -117,7 +117,7 @@ def test_a_number_that_is_anothers_by_now_is_not_taken_for_its_first_owner(monke
 
 def started_with(ulimit: str, address: str) -> None:
     script = f"from mpitrain.cluster import finding; finding.start({address!r})"
-    subprocess.run(["bash", "-c", f'ulimit {ulimit}; exec "$0" -c "$1"', sys.executable, script], check=True, timeout=60)
+    finished(["bash", "-c", f'ulimit {ulimit}; exec "$0" -c "$1"', sys.executable, script], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("num_ranks", [60])
@@ -127,7 +127,7 @@ def test_there_may_be_more_ranks_than_a_shell_allows_descriptors(num_ranks):
     ranks = [Played(address, number) for number in range(num_ranks)]
     for rank in ranks:
         rank.connection.settimeout(20)
-        assert rank.connection.recv(16) == READY
+        assert rank.connection.recv(16).startswith(READY)
     for rank in ranks:
         rank.connection.send(BYE)
         rank.die()
@@ -142,7 +142,7 @@ def test_a_watchdog_that_can_have_no_more_descriptors_turns_away_and_goes_on(mos
         with suppress(OSError):  # closed at the other end
             rank = Played(address, number)
             rank.connection.settimeout(20)
-            known += [rank] if rank.connection.recv(16) == READY else []
+            known += [rank] if rank.connection.recv(16).startswith(READY) else []
     told, door = Meeting(names=("here", "there")).written(), socket.create_server(("", 0))
     socket.send_fds(known[0].connection, [MEET + b"%d" % len(known)], [2, told, door.fileno()])
     assert 5 < len(known) < 15 and known[0].connection.recv(16) in (READY, REFUSED)
@@ -174,7 +174,7 @@ def test_nodes_meet_whatever_numbers_their_links_have(beyond_select):
     answers = threading.Thread(target=lambda: hub.hear(hub.accept()))
     answers.start()
     spoke.connect()
-    answers.join(10)
+    answers.join(patience(10))
     assert spoke.reached == {0} and min(spoke.links) > 1023
     for each in (hub, spoke):
         for link in each.links.values():
@@ -202,5 +202,5 @@ time.sleep(60)
 
 def test_a_rank_watches_its_limit_whatever_numbers_it_has(beyond_select):
     """Where no watchdog does."""
-    done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
+    done = finished([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "rank 0 in phase start, starting: is stuck" in done.stderr

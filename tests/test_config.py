@@ -1,6 +1,8 @@
 import os
 import re
+import shlex
 import tomllib
+from math import inf
 
 import msgspec
 import pytest
@@ -8,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain import config as settings
+from mpitrain import config_hints
 from mpitrain.cluster.threads import num_threads
 from mpitrain.errors import ConfigError
+from mpitrain.layout.log_pace import log_pace
 from mpitrain.layout.resolve import resolve
 from mpitrain.optim.rates import learning_rate
 
@@ -23,13 +27,31 @@ def resolved(*overrides, ranks=1, vocab=256):
     [
         ("run.stepz=3", "unknown key run.stepz; did you mean run.steps"),
         ("steps=3", "unknown key steps; did you mean run.steps"),
-        ("optimizer.learning_rate=1", "unknown key optimizer.learning_rate; "),
+        ("optimizer.learning_rate=1", "unknown key optimizer.learning_rate; use optimizer.lr"),
+        ("lr=1", "unknown key lr; use optimizer.lr"),
+        ("num_hidden_layers=1", "unknown key num_hidden_layers; use model.layers"),
+        ("tensor-parallel-size=2", "unknown key tensor-parallel-size; use parallel.tp"),
+        ("run.wandb=x", "unknown key run.wandb; metrics.jsonl in the run directory has one JSON object a step"),
+        ("gradient_accumulation_steps=4", "follow from batch.global / batch.micro / parallel.dp"),
+        ("optimizer.lr=.0001", "optimizer.lr: expected `float`, got `str`: '.0001'; write 0.0001"),
+        ("run.steps=1e3", "run.steps: expected `int`, got `float`: 1000.0; write 1000"),
+        ("model.layers='12'", "model.layers: expected `int`, got `str`: '12'; write 12"),
+        ("parallel.async_tp=True", "parallel.async_tp: expected `bool`, got `str`: 'True'; write true"),
+        ("model.tied=no", "model.tied: expected `bool`, got `str`: 'no'; write false"),
+        ("run.logs=1", "run.logs: expected `bool`, got `int`: 1; write true"),
+        ("optimizer.betas=0.9,0.95", r"optimizer.betas: expected `array`, got `str`: '0.9,0.95'; write \[0.9, 0.95\]"),
+        ("run.time_limit=3600", "run.time_limit: expected `str`, got `int`: 3600; write 1:00:00"),
+        ("data.path=2024", 'data.path: expected `str | array`, got `int`: 2024; write "2024"'),
+        ("run.dir=~nobody-of-this-name/x", "run.dir = .*: found no home folder of ~nobody-of-this-name; write the whole path"),
         ("run=3", "run: expected a table, got 3"),
         ("run.steps=many", "run.steps: expected `int`, got `str`"),
         ("run.steps=1.5", "run.steps: expected `int`, got `float`"),
         ("run.steps=0", "run.steps: expected `int` >= 1"),
         ("run.steps=true", "run.steps: expected `int`, got `bool`"),
         ("optimizer.lr=-1", "optimizer.lr: expected `float` > 0"),
+        ("model.layers=0", "model.layers: expected `int` >= 1: 0"),
+        ("model.vocab=0", "model.vocab: expected `int` >= 1: 0"),
+        ("model.layers=many", "model.layers: expected `int`, got `str`"),
         ("optimizer.betas=[0.9]", "optimizer.betas: expected `array` of length 2"),
         ("optimizer.name=adam", "optimizer.name: invalid enum value 'adam'"),
         ("optimizer.momentum=1.0", "optimizer.momentum: expected `float` < 1.0"),
@@ -67,6 +89,11 @@ def test_bad_keys_and_values_are_named(override, message):
         (["parallel.tp=6", "model.heads=12", "model.width=144", "model.kv_heads=4"], 6, "one must divide the other"),
         (["model.mtp=8", "data.sequence=8"], 1, "no position has so many tokens after the next one; use a model.mtp below 8"),
         (["model.mtp_weight=0.5"], 1, "model.mtp_weight = 0.5 does nothing with model.mtp = 0; leave it out, or set model.mtp"),
+        (["model.mtp_weight=0"], 1, "model.mtp_weight = 0.0 does nothing with model.mtp = 0"),
+        (["model.preset=mixtral-8x7b", "experts.count=0"], 1, "experts.count = 0 in a family with experts; needed 1 or more"),
+        (["model.preset=deepseek-v3", "experts.groups=0"], 1, "experts.groups = 0 in a family with experts"),
+        (["model.preset=deepseek-v3", "attention.kv_rank=0"], 1, "attention.kv_rank = 0: latent attention needs at least 1"),
+        (["model.preset=deepseek-v3", "attention.yarn_length=0"], 1, "yarn_factor = 40.0 without attention.yarn_length"),
         (["batch.global=1000001"], 1, "1,000,001 microbatches on 1 stages"),
         (["parallel.pp=7"], 7, "parallel.pp = 7 stages for model.layers = 6 blocks"),
         (["batch.global=7", "parallel.dp=2"], 2, "batch.global = 7 sequences don't divide .* use a multiple of 2"),
@@ -76,7 +103,8 @@ def test_bad_keys_and_values_are_named(override, message):
         (["model.preset=quikstart"], 1, "did you mean quickstart"),
         (["numerics.reproducible=layout", "precision.reduce=bf16"], 1, "each rank rounds its sum"),
         (["memory.every=2"], 1, r'memory.every = 2 does nothing with memory.recompute = "none"'),
-        (["memory.every=2", "memory.recompute=every-k", "parallel.zero=3"], 1, 'use memory.recompute = "full"'),
+        (["memory.every=2", "memory.recompute=every-k", "parallel.zero=3"], 2, 'use memory.recompute = "full"'),
+        (["memory.recompute=every-k", "parallel.zero=3"], 2, 'use memory.recompute = "full"'),
         (["model.heads=5"], 1, "not a multiple of model.heads = 5"),
         (["model.heads=4", "model.kv_heads=3"], 1, "not a multiple of model.kv_heads = 3"),
         (["model.width=12", "model.heads=4", "model.kv_heads=4"], 1, "even width of a head"),
@@ -86,6 +114,7 @@ def test_bad_keys_and_values_are_named(override, message):
         (["optimizer.name=sgd", "optimizer.ns_steps=5"], 1, "optimizer.ns_steps = 5 does nothing"),
         (["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.nesterov=true"], 1, "true with optimizer.momentum = 0 looks ahead"),
         (["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.moments=bf16"], 1, "does nothing with optimizer.momentum = 0"),
+        (["schedule.name=wsd", "schedule.decay=111"], 1, "run.steps = 120 and schedule.warmup = 10: 110 steps follow .* use at most 110"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, ranks, message):
@@ -97,13 +126,16 @@ def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, r
     ("overrides", "found"),
     [
         (["pipeline.schedule=1f1b", "parallel.zero=3"], 'found 0 pairs in pipeline.schedule = "1f1b", with parallel.zero = 3 and'),
-        (["pipeline.schedule=dualpipev", "parallel.zero=2"], 'with parallel.zero = 2 and parallel.reduce = "step"; needed pairs'),
+        (
+            ["pipeline.schedule=dualpipev", "parallel.zero=2", "parallel.reduce=step"],
+            'with parallel.zero = 2 and parallel.reduce = "step"; needed pairs',
+        ),
     ],
 )
 def test_pairs_of_parts_are_refused_where_there_are_none(overrides, found):
     from mpitrain.model.families.catalog import plan_of
 
-    config = resolved("parallel.pp=2", "parallel.dp=1", "batch.global=8", "pipeline.pairs=parts", *overrides, ranks=2)
+    config = resolved("parallel.pp=2", "parallel.dp=2", "batch.global=8", "pipeline.pairs=parts", *overrides, ranks=4)
     with pytest.raises(ConfigError, match=re.escape(found) + ".* change them, or leave pipeline.pairs out"):
         plan_of(config).training  # noqa: B018 - made when it is asked for
 
@@ -142,7 +174,8 @@ def test_fp8_counts_the_positions_of_a_segment_that_the_schedule_cuts():
 @pytest.mark.parametrize("preset", [name for name, keys in settings.PRESETS.items() if keys.get("family") not in settings.EXPERTS])
 def test_presets_without_experts_are_fit_for_fp8(preset):
     tp = 4 if settings.PRESETS[preset]["heads"] % 4 == 0 else 1
-    for layout in ((), ("parallel.cp=4",), (f"parallel.tp={tp}",), (f"parallel.tp={tp}", "parallel.async_tp=true")):
+    divided = ((f"parallel.tp={tp}",), (f"parallel.tp={tp}", "parallel.async_tp=true")) if tp > 1 else ()
+    for layout in ((), ("parallel.cp=4",), *divided):
         assert resolved("precision.compute=fp8", f"model.preset={preset}", *layout, ranks=4, vocab=200)
 
 
@@ -164,7 +197,62 @@ def test_written_toml_reads_back_the_same(tmp_path):
     assert settings.load(tmp_path / "config.toml") == config
 
 
-@pytest.mark.parametrize("name", ["a 🚀 b", "模型/ü", 'a "b" \\ c', "line\nbreak\ttab", "\x7f\x1b[0m", "#=[]", "'''", '"""'])
+@pytest.mark.parametrize(
+    ("overrides", "ranks"),
+    [
+        ((), 2),
+        (("parallel.zero=3",), 1),
+        (("model.preset=deepseek-v3", "parallel.ep=2", "data.sequence=64"), 2),
+        (("optimizer.name=muon", "pipeline.schedule=zbv", "parallel.pp=2"), 4),
+        (("optimizer.betas=[0.8, 0.9]", "schedule.name=wsd", "batch.global=48"), 4),
+    ],
+)
+def test_what_was_asked_and_what_was_derived_are_apart(tmp_path, overrides, ranks):
+    """A run that reads the file derives anew, for as many ranks as it has; a reader of the run directory has every key."""
+    asked = settings.load(None, ["run.dir=x", *overrides])
+    config = resolve(asked, ranks, 256)
+    file = tmp_path / "config.toml"
+    file.write_text(settings.to_toml_with_derived(asked, config), encoding="utf-8")
+    assert settings.load(file) == asked and resolve(settings.load(file), ranks, 256) == config
+    assert settings.parse_resolved(tomllib.loads(file.read_text())) == config
+    assert settings.load(file, ["run.steps=7"]).run.steps == 7
+    (tmp_path / "mine.toml").write_text('base = "config.toml"\n[run]\nsteps = 9\n')
+    assert settings.load(tmp_path / "mine.toml").run.steps == 9
+
+
+@pytest.mark.parametrize("derived", ["derived = 3", "[derived]\nmodel = 3", "[derived.model]\nwide = 3", "[derived.model]\nwidth = 0"])
+def test_a_damaged_table_of_what_was_derived_is_bad_input(tmp_path, derived):
+    with pytest.raises(ConfigError):
+        settings.parse_resolved(tomllib.loads(derived))
+
+
+def test_no_key_is_derived_on_a_command_line():
+    with pytest.raises(ConfigError, match="unknown key derived"):
+        settings.load(None, ["derived.parallel.dp=2"])
+
+
+@pytest.mark.parametrize("text", ["runs/x", "3", "2024-01-01", "true", "a b", 'a"b', "'a'", "-x", "1e3", "[1]", "ü", "#", "a # b"])
+def test_a_path_in_a_command_that_is_printed_is_read_as_it_is(text):
+    words = shlex.split(f"mpitrain run --set {settings.as_override('run.dir', text)}")
+    assert settings.load(None, words[3:]).run.dir == text
+
+
+@pytest.mark.parametrize("key", settings.PATHS)
+def test_a_tilde_in_front_of_a_path_is_the_home_folder(monkeypatch, key):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert settings.flatten(settings.load(None, [f"{key}=~/x"]))[key] == "/home/me/x"
+    assert settings.flatten(settings.load(None, [f"{key}=./~/x"]))[key] == "./~/x"
+
+
+def test_other_names_lead_to_keys_that_there_are():
+    from mpitrain.config_hints import INSTEAD, OTHER_NAMES, OURS
+
+    own = settings.flatten(settings.Config())
+    assert OTHER_NAMES.keys() <= own.keys() and not OURS.keys() & INSTEAD.keys()
+    assert len(OURS) == sum(len(names.split()) for names in OTHER_NAMES.values()), "a name stands for two keys"
+
+
+@pytest.mark.parametrize("name", ["a 🚀 b", "模型/ü", 'a "b" \\ c', "#=[]", "'''", '"""'])
 def test_any_path_in_utf8_is_read_back(tmp_path, name):
     config = resolve(msgspec.convert({"run": {"dir": name}, "data": {"path": name}}, settings.Config), 1, 256)
     (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
@@ -173,15 +261,24 @@ def test_any_path_in_utf8_is_read_back(tmp_path, name):
 
 def test_a_configuration_of_an_earlier_version_is_read():
     """Its strings were written as JSON, which is TOML but for characters beyond the first 65,536."""
-    text = '[run]\ndir = "a \\"b\\" \\\\ \\u00fc \\t"\n[optimizer]\nlr = 1e-09\nbetas = [0.9, 0.95]\n'
-    assert settings.parse(tomllib.loads(text)).run.dir == 'a "b" \\ ü \t'
+    text = '[run]\ndir = "a \\"b\\" \\\\ \\u00fc"\n[optimizer]\nlr = 1e-09\nbetas = [0.9, 0.95]\n'
+    assert settings.parse(tomllib.loads(text)).run.dir == 'a "b" \\ ü'
 
 
 # ---------------------------------------------------------------- odd input
 
 
 @pytest.mark.parametrize("key", ["run.dir", "data.path", "data.tokenizer", "pipeline.schedule", "model.preset"])
-@pytest.mark.parametrize(("value", "message"), [("a\0b", "NUL"), (os.fsdecode(b"caf\xe9"), "not UTF-8"), ("\ud83d", "not UTF-8")])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("a\0b", "NUL"),
+        ("a\nb", "a line break"),
+        ("\x1b[0m", "controls a terminal"),
+        (os.fsdecode(b"caf\xe9"), "not UTF-8"),
+        ("\ud83d", "not UTF-8"),
+    ],
+)
 def test_text_that_toml_cannot_hold_is_refused(key, value, message):
     with pytest.raises(ConfigError, match=rf"{key} = .*{message}"):
         settings.load(None, [f"{key}={value}"])
@@ -323,6 +420,79 @@ def test_a_base_is_overridden_key_by_key_and_loops_are_refused(tmp_path):
         settings.load(tmp_path / "mine.toml")
 
 
+@pytest.mark.parametrize(
+    ("idle", "because", "active"),
+    [
+        ("data.val_fraction=0.2", 'data.val_path = "x"', "data.val_path="),
+        ("schedule.decay=5", 'schedule.name = "cosine"', "schedule.name=wsd"),
+        ("schedule.final=0.5", 'schedule.name = "constant"', "schedule.name=cosine"),
+        ("schedule.steps=50", 'schedule.name = "constant"', "schedule.name=wsd"),
+        ("pipeline.tail=2", "parallel.pp = 2 and pipeline.chunks = 1", "parallel.pp=1"),
+        ("pipeline.weight_memory=0.5", "no pipeline.memory_limit", "pipeline.memory_limit=4"),
+        ("parallel.context=ring", "parallel.cp = 1", "parallel.cp=2"),
+        ("parallel.async_tp=true", "parallel.tp = 1", "parallel.tp=2"),
+        ("parallel.sequence=false", "parallel.tp = 1", "parallel.tp=2"),
+        ("precision.reduce=bf16", "parallel.dp = 1 and parallel.cp = 1", "parallel.dp=2"),
+        ("experts.buffer=3", "parallel.ep = 1 and parallel.etp = 1", "parallel.ep=2"),
+        ("experts.buffer=3", "parallel.ep = 1 and parallel.etp = 1", "experts.buffer=0.5"),
+        ("spikes.window=9", 'spikes.do = "nothing"', "spikes.do=count"),
+        ("spikes.threshold=9", 'spikes.do = "nothing"', "spikes.do=skip"),
+        ("spikes.most=9", 'spikes.do = "count"', "spikes.do=rollback"),
+        ("comm.synchronous=true", "parallel.pp = 1", "parallel.pp=2"),
+    ],
+)
+def test_a_key_that_does_nothing_is_refused_where_it_does_nothing(idle, because, active):
+    """The same key is taken where it does something: beside `active`."""
+    table = idle.partition(".")[0]
+    beside = {
+        "data": ["data.source=text", "data.path=y", "data.val_path=x"],
+        "experts": ["model.family=mixtral", "experts.count=4"],
+        "pipeline": ["pipeline.schedule=zb-auto", "parallel.pp=2"] if "weight" in idle else ["parallel.pp=2"],
+        "spikes": ["spikes.do=count"] if "most" in idle else [],
+        "schedule": [] if "decay" in idle else ["schedule.name=constant"],
+        "precision": ["parallel.dp=1"],
+    }.get(table, [])
+    ranks = 2 if "parallel.pp=2" in beside else 1
+    key = idle.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"{re.escape(key)} = \S+ does nothing with {re.escape(because)}; leave it out"):
+        resolved(*beside, idle, ranks=ranks)
+    resolved(*beside, idle, active, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (["model.mtp=1", "model.mtp_weight=0"], "model.mtp_weight", 0.0),
+        (["model.mtp=1"], "model.mtp_weight", 0.3),
+        (["model.preset=gpt-oss-20b", "model.heads=48", "attention.head_width=0"], "attention.head_width", 0),
+        (["model.preset=gpt-oss-20b"], "attention.head_width", 64),
+        (["model.preset=gpt-oss-20b", "attention.window=0"], "attention.window", 0),
+        (["model.preset=deepseek-v3", "experts.shared=0"], "experts.shared", 0),
+        (["model.preset=deepseek-v3", "experts.first=0"], "experts.first", 0),
+        (["model.preset=deepseek-v3", "experts.balance_weight=0"], "experts.balance_weight", 0.0),
+        (["model.preset=deepseek-v3", "experts.normalised=false"], "experts.normalised", False),
+        (["model.preset=deepseek-v3", "attention.q_rank=0"], "attention.q_rank", 0),
+        (["model.preset=quickstart", "model.tied=false"], "model.tied", False),
+    ],
+)
+def test_zero_and_false_are_answers_and_no_preset_replaces_them(overrides, key, value):
+    assert settings.flatten(resolved(*overrides))[key] == value
+
+
+def test_a_run_that_wrote_zeros_for_what_it_had_not_is_the_same_run(tmp_path):
+    """config.toml of earlier versions has `count = 0`, `kv_rank = 0`, ... for a family that has neither."""
+    for overrides in ([], ["model.preset=mixtral-8x7b"], ["model.preset=deepseek-v3"]):
+        config = resolved(*overrides)
+        (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
+        again = settings.load(tmp_path / "config.toml")
+        assert again == config and resolve(again, 1, 256) == config
+    zeros = "[experts]\ncount = 0\nwidth = 0\n[attention]\nhead_width = 0\nkv_rank = 0\nyarn_length = 0\n[model]\nmtp = 0\n"
+    (tmp_path / "config.toml").write_text(zeros)
+    older, newer = settings.load(tmp_path / "config.toml"), settings.load(None, ["run.dir=runs/config"])
+    assert settings.identity(resolve(older, 1, 256)) == settings.identity(resolve(newer, 1, 256))
+    assert settings.identity(older) == settings.identity(newer)
+
+
 def test_a_run_from_before_there_were_families_is_the_same_run():
     config = resolved()
     old = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, family=""))
@@ -367,6 +537,114 @@ def test_wsd_is_stable_then_falls_linearly():
     assert found[80:] == pytest.approx([1 - 0.9 * i / 20 for i in range(1, 21)])
 
 
+# ---------------------------------------------------------------- files and names of other programs
+
+
+GZIP, PARQUET = b"\x1f\x8b\x08\x00\xff", b"PAR1\xff\x00PAR1"
+HUGGING_FACE = '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "architectures": null}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.toml", GZIP, "it is a gzip file, needed a TOML file"),
+        ("a.toml", PARQUET, "it is a Parquet file, needed a TOML file"),
+        ("config.json", b"{}", "it is a JSON file, needed a TOML file"),
+        ("run.yaml", b"run: 1", "it is a YAML file, needed a TOML file"),
+        ("hf/config.json", HUGGING_FACE.encode(), r"\(llama\), needed a TOML file; .* --set model.layers=2 --set model.width=64 --set"),
+        ("run/config.toml", b"", "it is a run directory of mpitrain: give .*/run/config.toml"),
+        ("weights/model.safetensors", b"", "it is a folder of another program's weights"),
+        ("set/dataset_info.json", b"{}", "it is the folder of a Hugging Face data set"),
+        ("other/readme", b"", "give the path of a TOML file"),
+    ],
+)
+def test_what_is_given_instead_of_a_configuration_is_recognised(tmp_path, name, content, words):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    if name == "run/config.toml":
+        (path.parent / "metrics.jsonl").write_text("")
+    with pytest.raises(ConfigError, match=words):
+        settings.load(path if path.parent == tmp_path else path.parent)
+
+
+def test_a_model_of_hugging_face_is_no_preset(tmp_path):
+    """Its folder has sizes, which are named; its name in the hub is often that of a preset."""
+    (tmp_path / "config.json").write_text(HUGGING_FACE)
+    with pytest.raises(ConfigError, match=r"is the folder of a Hugging Face model \(llama\), .* --set model.layers=2 --set model.width=64"):
+        resolved(f"model.preset={tmp_path}")
+    resolved(*config_hints.keys_of_model(tmp_path).replace("--set ", "").split(), "model.vocab=300", ranks=1)
+    with pytest.raises(ConfigError, match=r"did you mean llama3\.2-1b"):
+        resolved("model.preset=meta-llama/Llama-3.2-1B")
+
+
+STRANGE = ("", "[]", '{"model_type": 3}', "{" * 9999, '{"model_type": "\\u001b[2J", "hidden_size": 1e99}', "\x00")
+
+
+@pytest.mark.parametrize("content", STRANGE)
+def test_a_strangers_config_json_says_nothing_that_a_terminal_obeys(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    assert config_hints.recognised(tmp_path).isprintable() and config_hints.keys_of_model(tmp_path) == ""
+    (tmp_path / "config.json").unlink()
+    os.mkfifo(tmp_path / "config.json")
+    assert config_hints.recognised(tmp_path) == config_hints.recognised(tmp_path / "config.json").partition("a JSON file")[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.source=parquet", 'use data.source = "jsonl"'),
+        ("data.source=gz", 'use data.source = "text", on unpacked files'),
+        ("optimizer.name=adam", 'use optimizer.name = "adamw"'),
+        ("precision.compute=bfloat16", 'use precision.compute = "bf16"'),
+        ("schedule.name=linear", 'use schedule.name = "wsd"'),
+        ("run.device=gpu", 'use run.device = "cuda"'),
+        ("run.steps=100k", "write 100000"),
+        ("run.steps=2M", "write 2000000"),
+    ],
+)
+def test_values_of_other_programs_lead_to_ours(override, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        settings.load(None, [override])
+
+
+def test_no_value_of_another_program_is_one_of_ours():
+    for key, hints in config_hints.OTHER_VALUES.items():
+        for name in " ".join(hints.values()).split():
+            with pytest.raises(ConfigError):
+                settings.load(None, [f"{key}={name}"])
+
+
+# ---------------------------------------------------------------- lines of a log
+
+
+@pytest.mark.parametrize(
+    ("every", "pace"), [("7", (7, inf)), ("0", (0, inf)), ("30s", (0, 30)), ("0.5 s", (0, 0.5)), ("2m", (0, 120)), ("2 h", (0, 7200))]
+)
+def test_a_log_has_its_pace_in_steps_or_in_seconds(every, pace):
+    found = log_pace(resolved(f"run.log_every={every}").run)
+    assert found == pace
+    by_step = [step for step in range(1, 22) if found.due(step, 0.4)]
+    assert by_step == ([7, 14, 21] if every == "7" else [])
+    assert found.due(1, 1e9) == (pace[1] < inf)
+
+
+@pytest.mark.parametrize(("every", "works"), [("soon", "30s"), ("0s", "30s"), ("2.5", '"2.5s"'), ("-1", ">= 0"), ("5 days", "= 10")])
+def test_a_pace_that_is_none_is_answered_with_one_that_is(every, works):
+    with pytest.raises(ConfigError, match=works):
+        resolved(f"run.log_every={every}")
+
+
+# ---------------------------------------------------------------- learning rates of runs that go on
+
+
+@pytest.mark.parametrize("name", ["cosine", "wsd"])
+def test_steps_after_the_schedules_last_keep_its_rate(name):
+    short = rates(f"schedule.name={name}", "run.steps=60")[:60]
+    assert rates(f"schedule.name={name}", "schedule.steps=60") == short + [short[-1]] * 40
+    assert settings.identity(resolved("schedule.steps=60")) == settings.identity(resolved())
+
+
 def test_constant_stays():
     assert set(rates("schedule.name=constant")[9:]) == {1.0}
 
@@ -395,3 +673,53 @@ def test_the_rate_is_a_function_of_the_step_alone():
 def test_checks_that_make_no_sense_are_refused(overrides, told):
     with pytest.raises(ConfigError, match=told):
         resolved(*overrides)
+
+
+V = "rank 0: F0@0 F1@0 F0@3 B0@3 B0@0 F1@3 B1@3 B1@0\nrank 1: F0@1 F0@2 B0@2 B0@1 F1@1 F1@2 B1@2 B1@1\n"
+
+
+def test_a_table_of_ones_own_says_its_ranks_chunks_and_microbatches(tmp_path):
+    (tmp_path / "v.txt").write_text(V)
+    own = f"pipeline.schedule={tmp_path / 'v.txt'}"
+    for ranks, more, dp in ((2, (), 1), (4, (), 2), (4, ("parallel.tp=2",), 1), (2, ("pipeline.chunks=2", "parallel.pp=2"), 1)):
+        config = resolved(own, *more, ranks=ranks)
+        assert (config.parallel.pp, config.parallel.dp, config.pipeline.chunks, config.batch.global_) == (2, dp, 2, 2 * dp)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks", "found"),
+    [
+        (["pipeline.chunks=3"], 2, "found pipeline.chunks = 3, the table has 2; leave it out"),
+        (["pipeline.segments=2"], 2, "found pipeline.segments = 2, the table has 1; leave it out"),
+        (["pipeline.group=2"], 2, "pipeline.group = 2: has no effect on a table of your own"),
+        (["pipeline.times=[1,1,1,0]"], 2, "pipeline.times = [1.0, 1.0, 1.0, 0.0]: has no effect on a table of your own"),
+        (["pipeline.memory_limit=2"], 2, "pipeline.memory_limit = 2.0: has no effect on a table of your own"),
+        (["parallel.pp=4"], 4, "a table of 2 ranks with 2 stages each and 2 microbatches; this layout has 4 pipeline ranks"),
+        (["batch.global=8"], 4, "and 4 microbatches (batch.global / batch.micro / parallel.dp); set parallel.pp=2 and batch.global=4"),
+        (["model.layers=3"], 2, "4 stages for model.layers = 3 blocks"),
+        (["pipeline.stages=[2,4]"], 2, "needed model.layers = 6 blocks on parallel.pp = 2 x pipeline.chunks = 2 stages"),
+    ],
+)
+def test_what_disagrees_with_a_table_of_ones_own_is_refused(tmp_path, overrides, ranks, found):
+    from mpitrain.errors import InputError
+
+    (tmp_path / "v.txt").write_text(V)
+    with pytest.raises(InputError, match=re.escape(found)):
+        resolved(f"pipeline.schedule={tmp_path / 'v.txt'}", *overrides, ranks=ranks)
+
+
+def test_chunks_of_an_unknown_schedule_are_not_what_is_wrong():
+    from mpitrain.errors import InputError
+
+    with pytest.raises(InputError, match="unknown schedule '1f1'; did you mean '1f1b'"):
+        resolved("pipeline.schedule=1f1", "pipeline.chunks=2", "parallel.pp=2", ranks=2)
+
+
+def test_several_paths_are_kept_in_config_toml():
+    config = settings.load(None, ['data.path=["a", "~/b/*.txt"]', "data.source=text"])
+    assert config.data.path == ("a", os.path.expanduser("~/b/*.txt"))
+    assert settings.parse(tomllib.loads(settings.to_toml(config))) == config
+    with pytest.raises(ConfigError, match=r"data.path = .*found a line break"):
+        settings.load(None, ['data.path=["a", "b\\nc"]'])
+    with pytest.raises(ConfigError, match=r"data.path\[1\]: expected `str`, got `int`"):
+        settings.load(None, ['data.path=["a", 3]'])

@@ -36,3 +36,26 @@ def test_what_prevents_it_is_told(metrics, monkeypatch):
     assert "can't be drawn: No such file or directory" in draw(metrics, metrics.parent / "nowhere" / "loads.svg")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install 'mpitrain[plot]'" in draw(metrics, metrics.with_name("loads.svg"))
+
+
+ODD = ["{", "[" * 100_000, '{"step": 5, "expert_loads": 3}', '{"step": 5, "expert_loads": {"0": [1, 2], "1": [1]}}']
+ODD += ['{"step": 5, "expert_loads": {"$\\\\frac{$": [1.0]}}', '{"step": 5, "expert_loads": {"0": ["x"]}}', '{"step": Infinity}', "\x1b[2J"]
+
+
+@pytest.mark.parametrize("line", ODD, ids=range(len(ODD)))
+def test_a_line_of_somebody_else_is_told(metrics, line):
+    with metrics.open("a") as file:
+        file.write(line + "\n")
+    told = draw(metrics, metrics.with_name("loads.svg"))
+    assert "can't be drawn: line 6 of metrics.jsonl: " in told and told.isprintable() and len(told) < 600
+    assert not metrics.with_name("loads.svg").exists()
+
+
+def test_nothing_is_drawn_through_a_link(metrics, tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "loads.svg").symlink_to(tmp_path / "victim")
+    assert draw(metrics, tmp_path / "loads.svg").endswith("loads.svg")
+    assert (tmp_path / "victim").read_text() == "mine" and not (tmp_path / "loads.svg").is_symlink()
+    metrics.rename(tmp_path / "elsewhere")
+    metrics.symlink_to(tmp_path / "elsewhere")
+    assert "can't be drawn: it is a symbolic link" in draw(metrics, tmp_path / "loads.svg")

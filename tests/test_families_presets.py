@@ -6,6 +6,7 @@ import pytest
 
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
+from mpitrain.layout.attention import head_width
 from mpitrain.layout.parameters import STD
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import FAMILIES, plan_of
@@ -41,6 +42,43 @@ def test_presets_have_the_published_sizes(preset, total, active, lookup_counts):
     assert abs(met - float(active)) < (0.06 if preset == "qwen3-30b-a3b" else 0.5 * 10 ** -len(active.partition(".")[2]))
 
 
+_MIXTRAL = dict(theta=1e6, eps=1e-5, num_experts=8, num_active=2)
+_QWEN = dict(theta=1e6, eps=1e-6, head_width=128, vocab=151936, num_experts=128, num_active=8)
+_GPT_OSS = dict(theta=150_000.0, eps=1e-5, head_width=64, vocab=201088, window=128, yarn=(32.0, 4096), num_active=4)
+PUBLISHED = {  # config.json of the repository that is named: rope_theta, rms_norm_eps, head_dim, vocab_size, tie_word_embeddings, ...
+    "smollm2-135m": dict(theta=1e5, eps=1e-5, head_width=64, vocab=49152, tied=True),  # HuggingFaceTB/SmolLM2-135M
+    "llama3.2-1b": dict(  # meta-llama/Llama-3.2-1B; low_freq_factor 1, high_freq_factor 4
+        theta=5e5, eps=1e-5, head_width=64, vocab=128256, tied=True, llama3=(32.0, 8192, 1.0, 4.0)
+    ),
+    "llama3-8b": dict(theta=5e5, eps=1e-5, head_width=128, vocab=128256),  # meta-llama/Meta-Llama-3-8B; rope_scaling null
+    "mixtral-8x7b": dict(_MIXTRAL, vocab=32000),  # mistralai/Mixtral-8x7B-v0.1
+    "mixtral-8x22b": dict(_MIXTRAL, vocab=32000),  # mistral-community/Mixtral-8x22B-v0.1; the instructed one has 32,768
+    "qwen3-30b-a3b": _QWEN,  # Qwen/Qwen3-30B-A3B; norm_topk_prob true
+    "qwen3-235b-a22b": _QWEN,  # Qwen/Qwen3-235B-A22B
+    "deepseek-v3": dict(  # deepseek-ai/DeepSeek-V3; mscale = mscale_all_dim = 1
+        theta=1e4, eps=1e-6, vocab=129280, yarn=(40.0, 4096), num_experts=256, num_active=8, scale=2.5
+    ),
+    "gpt-oss-20b": dict(_GPT_OSS, num_experts=32),  # openai/gpt-oss-20b
+    "gpt-oss-120b": dict(_GPT_OSS, num_experts=128),  # openai/gpt-oss-120b
+}
+
+
+@pytest.mark.parametrize("preset", sorted(settings.PRESETS.keys() - {"quickstart", "reference"}))  # these two are our own
+def test_presets_carry_the_constants_that_were_published(preset):
+    plan, published = planned(f"model.preset={preset}"), PUBLISHED[preset]
+    config, layers = plan.config, [layer for block in plan.family.blocks for layer in block]
+    scaling = lambda name: tuple(getattr(config.attention, f"{name}_{key}") for key in SCALED[name])  # noqa: E731
+    found = dict(
+        theta=config.attention.theta, vocab=config.model.vocab, tied=config.model.tied, head_width=head_width(config),
+        yarn=scaling("yarn"), llama3=scaling("llama3"), window=config.attention.window,
+        num_experts=config.experts.count, num_active=config.experts.active, scale=config.experts.scale,
+    )  # fmt: skip
+    expected = {"tied": False, "yarn": (1.0, 0), "llama3": (1.0, 0, 1.0, 4.0), **published}
+    assert {layer.eps for layer in layers} == {expected.pop("eps")} == {plan.family.last.eps}
+    assert {key: found[key] for key in expected} == expected
+
+
+SCALED = {"yarn": ("factor", "length"), "llama3": ("factor", "length", "low", "high")}
 LATENT = ("model.family=deepseek-v3", "experts.count=8", "experts.active=2", "experts.width=8")
 
 
@@ -53,6 +91,16 @@ LATENT = ("model.family=deepseek-v3", "experts.count=8", "experts.active=2", "ex
         (("attention.yarn_factor=4",), "attention.yarn_factor = 4.0 without attention.yarn_length; set it to the positions"),
         (("attention.yarn_length=64",), "attention.yarn_length = 64 does nothing with attention.yarn_factor = 1"),
         (("attention.yarn_mscale=0",), "attention.yarn_mscale = 0.0 does nothing with attention.yarn_factor = 1"),
+        (("attention.llama3_factor=4",), "attention.llama3_factor = 4.0 without attention.llama3_length; set it to the positions"),
+        (("attention.llama3_low=2",), "attention.llama3_low = 2.0 does nothing with attention.llama3_factor = 1"),
+        (
+            ("attention.llama3_factor=4", "attention.llama3_length=64", "attention.llama3_low=4"),
+            "attention.llama3_low = 4.0 is not below attention.llama3_high = 4.0",
+        ),
+        (
+            ("attention.llama3_factor=4", "attention.llama3_length=64", "attention.yarn_factor=2", "attention.yarn_length=64"),
+            "attention.yarn_factor = 2.0 with attention.llama3_factor = 4.0: positions are scaled in one way",
+        ),
         (("attention.head_width=7",), "attention.head_width = 7: rotary embeddings need an even width of a head"),
         (("model.heads=3",), "model.width = 128 is not a multiple of model.heads = 3"),
         (("attention.head_width=8", "model.heads=3"), "model.heads = 3 is not a multiple of model.kv_heads = 2"),

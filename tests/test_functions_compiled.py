@@ -1,10 +1,14 @@
-"""The functions between products, as they are and compiled, against plain torch in fp64, and what compiling needs."""
+"""The functions between products, as they are and compiled, against plain torch in fp64, and what compiling needs.
+
+MPITRAIN_LAYOUTS=all takes fp64 and fp16, too.
+"""
 
 import os
 from dataclasses import fields
 
 import pytest
 import torch
+from conftest import EVERY
 from torch.nn import functional
 
 from mpitrain.errors import ConfigError
@@ -14,7 +18,8 @@ from mpitrain.parallel.functions import EAGER
 from mpitrain.parallel.precision import wide
 from mpitrain.training.machine.compiler import require
 
-KINDS, MOST_OFF = (torch.float64, torch.float32, torch.bfloat16, torch.float16), 16  # units in the last place
+KINDS = (torch.float32, torch.bfloat16, *(torch.float64, torch.float16) * EVERY)  # each takes ten seconds to compile
+MOST_OFF = 16  # units in the last place
 EPS, WIDTH, HEADS, VOCAB = 1e-5, 44, 3, 91  # no multiples of a vector register
 
 

@@ -5,12 +5,11 @@ Most run in this process; of real processes a part.
 
 import os
 import random
-import subprocess
 
 import click
 import pytest
 from click.testing import CliRunner
-from launch import MPITRAIN, cases, environment
+from launch import MPITRAIN, cases, environment, finished
 
 from mpitrain.cli import cli
 from mpitrain.errors import BAD_INPUT, InputError
@@ -133,7 +132,7 @@ def test_an_answer_or_one_message(folder, number):
 def test_real_processes(folder, number):
     words = [os.fsencode(word) for word in command_line(random.Random(-1 - number))]
     before = tree(folder)
-    done = subprocess.run([MPITRAIN, *words], capture_output=True, timeout=60, env=environment(), check=False)
+    done = finished([MPITRAIN, *words], capture_output=True, timeout=60, env=environment())
     text = done.stderr.decode()
     assert done.returncode in (0, BAD_INPUT) and "Traceback" not in text, (words, text)
     if done.returncode == BAD_INPUT:

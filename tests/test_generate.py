@@ -3,14 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tomllib
 
 import numpy as np
 import pytest
 from checkpoints import meta_of
-from launch import MPITRAIN, environment, several, write_text
+from launch import MPITRAIN, environment, finished, several, write_text
 
 from mpitrain import config as settings
 from mpitrain.checkpoint.save import begin, commit, write_shard
@@ -58,7 +57,7 @@ def copied(run_dir, tmp_path):
 
 
 def command(*given, env=None):
-    return subprocess.run(
+    return finished(
         [MPITRAIN, "generate", *map(str, given)],
         capture_output=True,
         encoding="utf-8",
@@ -118,10 +117,36 @@ def test_terminals_without_the_characters_get_others(run_dir):
     assert done.returncode == 0 and done.stdout.startswith("?") and not done.stderr, done
 
 
+def test_what_is_no_run_directory_is_recognised(tmp_path):
+    """Of a folder that may be a stranger's no link is followed."""
+    (tmp_path / "secret.json").write_text('{"model_type": "secret"}')
+    (tmp_path / "a.gz").write_bytes(b"\x1f\x8b")
+    for name in ("hf", "linked"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "hf/config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "linked/config.json").symlink_to(tmp_path / "secret.json")
+    said = {"hf": "it is the folder of a Hugging Face model (llama)", "a.gz": "it is a gzip file", "linked": "no config.toml"}
+    for name, words in said.items():
+        with pytest.raises(CheckpointError) as caught:
+            text(tmp_path / name)
+        assert f"{words}; give the run directory" in str(caught.value) and "secret" not in str(caught.value).replace(str(tmp_path), "")
+
+
 def test_what_a_terminal_would_obey_is_not_shown():
     from mpitrain.commands.generate import visible
 
     assert visible("a\x1b[2Jb\n\tc\x07é\x9b") == "a\ufffd[2Jb\n\tc\ufffdé\ufffd"
+    assert visible("\u202ea\u2066b\u2069") == "\ufffda\ufffdb\ufffd"  # turns of direction
+
+
+@pytest.mark.parametrize("c", ["\u3000", "\u200d", "\u200c", "\xa0", "\u202f", "\xad", "\u200e", "\ufeff", "\ue000", "🏴\U000e0067"])
+def test_ordinary_characters_that_are_no_letters_are_shown_as_they_are(c):
+    """Ideographic and no-break spaces, joiners, soft hyphens: in text, and in names that a line at the end of a run holds."""
+    from mpitrain.commands.generate import visible
+    from mpitrain.inputs import printable
+
+    assert visible(f"a{c}b") == printable(f"a{c}b") == f"a{c}b"
+    assert printable("a\u2028b\ud800\x1b\u202e") == "a\\u2028b\\ud800\\x1b\\u202e"
 
 
 # ---------------------------------------------------------------- tokens and weights

@@ -173,7 +173,28 @@ def test_cpus_are_timed_as_they_are():
     from mpitrain.training.machine.peak import _of
 
     found = _of(CPU, torch.float64)
-    assert 1e8 < found.flops < 1e14 and found.source == "a float64 product of 512 x 512 matrices, timed on rank 0"
+    assert 1e8 < found.flops < 1e14
+    product, _, how = found.source.partition(", the best of 20 by processor time")
+    assert product == "a float64 product of 512 x 512 matrices" and how.endswith(", on rank 0"), found.source
+
+
+def test_the_peak_of_a_cpu_leaves_out_what_others_do_meanwhile():
+    """A product that waits for 30 ms each time, as beside busy neighbours, has the same peak and says that it was disturbed."""
+    import time
+
+    import torch
+
+    from mpitrain.training.machine.peak import ProcessorTime, fastest
+
+    def disturbed(n, dtype):
+        a = torch.ones(n, n, dtype=dtype)
+        return lambda: (time.sleep(0.03), a @ a)
+
+    alone, beside = ProcessorTime(), ProcessorTime()
+    a = torch.ones(512, 512)
+    rate, *_ = fastest([torch.float32], [512], lambda n, dtype: lambda: a @ a, alone)
+    slower, *_ = fastest([torch.float32], [512], disturbed, beside)
+    assert slower / rate > 0.2 and "of a core)" in beside.disturbed()
 
 
 # ---------------------------------------------------------------- its memory
@@ -193,7 +214,7 @@ def test_all_ranks_on_a_gpu_share_its_memory():
     from mpitrain.layout.node_memory import require_gpu_memory
 
     of_two = plan()
-    first, second = (usage.on_device for usage in predict(of_two))
+    first, second = (usage.on_device - usage.working - usage.messages for usage in predict(of_two, on_gpu=True))
     require_gpu_memory(of_two, [0], "a GPU", first)
     require_gpu_memory(of_two, [0, 1], "a GPU", first + second)
     with pytest.raises(ConfigError, match=r"2 ranks share a GPU, and keep at least .* start fewer ranks on each GPU"):

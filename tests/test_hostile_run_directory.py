@@ -9,16 +9,14 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
-import signal
-import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import xxhash
+from hostile import Hang, Watched, tree
 from launch import MPITRAIN, cases, mpirun, run_tiny, tail, tiny, write_text
 
 from mpitrain.checkpoint import load
@@ -30,7 +28,6 @@ from mpitrain.errors import CheckpointError, InputError
 
 COUNT = cases(60, 2000)
 EVERY_GENERATE, EVERY_RUN = 60, 60  # cases that the command line reads, too
-LIMIT_S, LIMIT_BYTES = 20, 1 << 30
 SMALL = dict(model_layers=2, model_width=16, model_heads=2, model_kv_heads=1, model_ffn=32, run_steps=3, run_save_every=1, run_eval_every=0)
 CLASSES = ("ConfigError:", "MeshError:", "ScheduleError:", "DataError:", "CheckpointError:", "Error:")
 NUMBERS = [0, 1, 2, 7, 8, 255, 256, 4096, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 8, 2**64 - 1]
@@ -316,62 +313,6 @@ CHANGES += [flip_and_put_right] * 4 + [replace_dataset] * 4 + [splice, change_id
 
 
 # ---------------------------------------------------------------- what readers must not do
-
-
-class Hang(BaseException):
-    pass
-
-
-WATCHING: list["Watched"] = []
-sys.addaudithook(lambda event, arguments: [watched.note(event, arguments) for watched in WATCHING])  # there is no way to take one back
-
-
-class Watched:
-    """Within the block: files outside of `allowed` that are opened are noted, time and memory are bounded, h5py can't be used."""
-
-    def __init__(self, *allowed: Path):
-        python = (sys.prefix, sys.base_prefix, Path(__file__).parents[1], "/proc/self", "/sys/devices", "/dev/null")
-        self.allowed = [os.path.realpath(path) for path in (*allowed, *python)]
-        self.opened = []
-
-    def __enter__(self):
-        WATCHING.append(self)
-        self.file, h5py.File = h5py.File, None
-        self.limit = resource.getrlimit(resource.RLIMIT_AS)
-        virtual = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (virtual + LIMIT_BYTES, self.limit[1]))
-        signal.signal(signal.SIGALRM, self._hang)
-        signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-        return self
-
-    def __exit__(self, *_):
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        resource.setrlimit(resource.RLIMIT_AS, self.limit)
-        h5py.File = self.file
-        WATCHING.remove(self)
-
-    def note(self, event, arguments):
-        if event in ("open", "os.listdir", "os.scandir") and isinstance(arguments[0], (str, bytes, os.PathLike)):
-            path = os.path.realpath(os.fsdecode(arguments[0]))
-            if not any(path == allowed or path.startswith(allowed + os.sep) for allowed in self.allowed):
-                self.opened.append(path)
-
-    def _hang(self, *_):
-        raise Hang(f"not done after {LIMIT_S} s")
-
-
-def tree(folder):
-    """Return what is at every path below a folder, links not followed; of files the size and the first bytes."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink():
-            found[path] = os.readlink(path)
-        elif path.is_file():
-            with path.open("rb") as file:
-                found[path] = path.stat().st_size, file.read(1 << 20)
-        else:
-            found[path] = path.lstat().st_mode
-    return found
 
 
 def generated(case):

@@ -1,5 +1,6 @@
 """`mpitrain job`: scripts that are whole, clean and explained, and that do the same under every scheduler: come again until it is done."""
 
+import itertools
 import json
 import os
 import re
@@ -13,13 +14,15 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from launch import MPITRAIN
+from launch import MPITRAIN, finished, patience
 
 from mpitrain.cli import cli
 from mpitrain.commands.job.again import IDLE, judge
 from mpitrain.commands.job.render import template
 from mpitrain.commands.job.schedulers import SCHEDULERS
-from mpitrain.errors import CheckpointError, ConfigError
+from mpitrain.data.tokenizer import ByteTokenizer
+from mpitrain.data.tokens import prepare
+from mpitrain.errors import CheckpointError, ConfigError, StoppedEarly
 
 BATCH = [kind for kind in SCHEDULERS if kind != "kubernetes"]
 SITE = ["--account", "abc123", "--queue", "long", "--gpus", "4", "--ranks-per-node", "4", "--cores", "6"]
@@ -69,11 +72,11 @@ def test_a_script_is_clean_shell(folder, kind):
     """shellcheck finds nothing in it; where there is no shellcheck, bash can at least read it."""
     texts = [written(kind, *SITE), written(kind, "--out", "b", "--launch=srun --mpi=pmi2", "--setup=module load mpi")]
     for text in texts:
-        subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
+        finished(["bash", "-n"], input=text, text=True, check=True, timeout=20)
     if shutil.which("shellcheck") is None:
         pytest.skip("needs shellcheck: apt-get install shellcheck")
     for text in texts:
-        done = subprocess.run(["shellcheck", "-"], input=text, text=True, capture_output=True, timeout=20)
+        done = finished(["shellcheck", "-"], input=text, text=True, capture_output=True, timeout=20)
         assert done.returncode == 0, done.stdout
 
 
@@ -89,7 +92,7 @@ def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
     script = container["args"][0]
     assert "LAUNCH=(mpirun -n 12)" in script and f"cd {folder} || exit 2" in script
     if shutil.which("shellcheck"):
-        done = subprocess.run(["shellcheck", "--shell=bash", "-"], input=script, text=True, capture_output=True, timeout=20)
+        done = finished(["shellcheck", "--shell=bash", "-"], input=script, text=True, capture_output=True, timeout=20)
         assert done.returncode == 0, done.stdout
 
 
@@ -133,6 +136,69 @@ def test_what_cant_run_is_refused_before_anything_is_written(folder, monkeypatch
     done = job("slurm", *options)
     assert isinstance(done.exception, ConfigError) and re.search(message, str(done.exception)), done.exception
     assert [path.name for path in folder.iterdir()] == ["my run.toml"]
+
+
+BREAKS = ["\n", "\r", "\x85", "\u2028", "\x1b[2J"]
+
+
+def test_no_name_puts_a_line_of_its_own_into_a_script(folder, monkeypatch):
+    """Whatever it breaks a line with, it would run before the directives; of every scheduler, and of every name that a script holds."""
+    for kind, end in itertools.product(SCHEDULERS, BREAKS):
+        evil = f"x{end}touch PWNED{end}#.toml"
+        (folder / evil).write_text("[run]\nsteps = 7\n")
+        (folder / f"d{evil}").mkdir(exist_ok=True)
+        before = sorted(folder.rglob("*"))
+        refusals = [
+            ("CONFIG", job(kind, config=evil)),
+            ("--out", job(kind, "--out", evil)),
+            ("the folder of the script", job(kind, "--out", f"d{evil}/job.sh")),
+            ("--set", job(kind, "--set", f"data.path=a{end}touch PWNED")),
+            *((f"--{name}", job(kind, f"--{name}", f"a{end}b")) for name in ("account", "queue", "launch", "image", "claim", "setup")),
+        ]
+        with monkeypatch.context() as there:
+            there.setattr(sys, "prefix", f"/venv{end}touch PWNED")
+            refusals.append(("the folder of Python", job(kind)))
+        monkeypatch.chdir(folder / f"d{evil}")
+        refusals.append(("the working directory", job(kind, "--out", f"{folder}/job.sh", config=f"{folder}/my run.toml")))
+        monkeypatch.chdir(folder)
+        for name, done in refusals:
+            assert isinstance(done.exception, ConfigError) and done.exception.args[0].startswith(f"{name} "), (name, kind, done.exception)
+            assert done.exception.args[0].isprintable()
+        assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_names_that_only_look_odd_are_quoted(folder, monkeypatch, kind):
+    """Bash finds the same words in it, and runs nothing of them; a wide space is no line break."""
+    odd = folder / "a\u3000b $(touch PWNED) `touch PWNED`; touch PWNED 'q\" @setup@ é"
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    Path("-c @body@ $(touch PWNED) #.toml").write_text("[run]\nsteps = 7\n")
+    done = job(kind, "--out", "s c.sh", config="./-c @body@ $(touch PWNED) #.toml")
+    assert done.exit_code == 0, done.exception or done.output
+    text = Path("s c.sh").read_text()
+    if kind == "kubernetes":
+        text = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"][0]
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("ARGUMENTS=", "cd "))]
+    asked = "\n".join([*lines, 'printf "%s\\n" "$PWD" "${ARGUMENTS[0]}"'])
+    found = subprocess.run(["bash", "-c", asked], text=True, capture_output=True, check=True, timeout=20).stdout.splitlines()
+    assert found == [str(odd), "./-c @body@ $(touch PWNED) #.toml"] and not list(folder.rglob("PWNED"))
+
+
+@pytest.mark.parametrize("what", ["FIFO", "sparse", "folder", "device"])
+def test_what_lies_where_a_script_is_to_go_is_left_alone(folder, what):
+    out = folder / "job.sh"
+    if what == "FIFO":
+        os.mkfifo(out)
+    elif what == "folder":
+        out.mkdir()
+    elif what == "device":
+        out.symlink_to("/dev/zero")
+    else:
+        with open(out, "wb") as file:
+            file.truncate(1 << 40)
+    done = job("slurm", "--out", str(out))
+    assert isinstance(done.exception, ConfigError) and "choose another name with --out" in str(done.exception)
 
 
 def test_a_script_that_somebody_changed_is_kept(folder):
@@ -184,7 +250,7 @@ def ended(process, script, signals=()):
             time.sleep(0.05)
         process.send_signal(number)
     output = process.stdout.read()
-    return process.wait(60), output
+    return process.wait(patience(60)), output
 
 
 @pytest.mark.parametrize(
@@ -241,6 +307,47 @@ def test_a_crash_loop_and_many_starts_end_it(steps, again):
     assert judge(steps, most=100).again is again
 
 
+@pytest.mark.parametrize(
+    ("steps", "tokens", "again"),
+    [
+        ([0] * 5, [10, 20, 30, 40, 50], True),  # a corpus that takes several allocations
+        ([0] * 4, [10, 10, 10, 10], False),
+        ([0] * 5, [50, 10, 20, 30, 40], False),  # made anew again and again
+        ([0, 0, 5, 5, 5], [10, 20, 20, 20, 20], True),
+        ([0, 0, 5, 5, 5, 5], [10, 20, 20, 20, 20, 20], False),
+    ],
+)
+def test_tokens_are_progress(steps, tokens, again):
+    assert judge(steps, 100, tokens).again is again
+
+
+def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_three_times(folder, tmp_path):
+    text = tmp_path / "texts"
+    text.mkdir()
+    for number in range(6):
+        (text / f"{number}.txt").write_text(f"some tex{number}")  # copies of a file would be left out
+
+    def start(documents):
+        seen = []
+
+        def each(what):
+            seen.append(what.startswith("preparing"))
+            if sum(seen) > documents:
+                raise StoppedEarly("tokens", "a test")
+
+        with pytest.raises(StoppedEarly):
+            prepare("text", text, ByteTokenizer(), "runs/my run/data", each=each)
+        return CliRunner().invoke(cli, ["job", "again", "75", "my run.toml"], standalone_mode=False)
+
+    for count in (9, 19, 29, 39):  # one more each time
+        done = start(1)
+        assert done.return_value == 0 and f"{count} tokens are prepared, no step is saved: again" in done.output, done.output
+    found = [start(0) for _ in range(3)]
+    assert [each.return_value for each in found] == [0, 0, 1]
+    assert "not again: no newer checkpoint after 3 starts in a row" in found[-1].output
+    assert found[-1].output.rstrip().endswith("if they left for want of time, ask for more")
+
+
 def test_ends_are_counted_in_the_run_directory(folder):
     def again(code, *options):
         return CliRunner().invoke(cli, ["job", "again", str(code), "my run.toml", *options], standalone_mode=False)
@@ -269,6 +376,33 @@ def test_an_end_is_not_noted_through_a_link_of_a_strangers_run_directory(folder,
     with pytest.raises(CheckpointError, match=r"ends\.jsonl is a symbolic link, needed a file"):
         CliRunner().invoke(cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False)
     assert outside.exists() is there and (not there or outside.read_text() == "mine\n")
+
+
+ODD_ENDS = ['{"step": Infinity}', '{"step": NaN}', "[" * 100_000, '{"step": ' + "9" * 5000 + "}", '{"step": "7"}', '{"step": null}', "[]"]
+
+
+def test_lines_that_no_job_has_noted_count_for_nothing(folder):
+    run_dir = Path("runs/my run")
+    run_dir.mkdir(parents=True)
+    (run_dir / "ends.jsonl").write_text("\n".join(ODD_ENDS) + "\n")
+    done = CliRunner().invoke(cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False)
+    assert done.return_value == 0 and "again, start 2 of" in done.output
+    assert json.loads((run_dir / "ends.jsonl").read_text().splitlines()[-1])["step"] == 0
+
+
+@pytest.mark.parametrize("what", ["FIFO", "sparse", "folder"])
+def test_what_is_no_ends_jsonl_is_refused(folder, what):
+    ends = Path("runs/my run/ends.jsonl")
+    ends.parent.mkdir(parents=True)
+    if what == "FIFO":
+        os.mkfifo(ends)
+    elif what == "folder":
+        ends.mkdir()
+    else:
+        with open(ends, "wb") as file:
+            file.truncate(1 << 40)
+    with pytest.raises(CheckpointError, match=r"ends\.jsonl"):
+        CliRunner().invoke(cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False)
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)

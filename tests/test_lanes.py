@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import EVERY as EVERY_LAYOUT
-from launch import WITH_GPU, mpirun, preloaded, started, tail
+from launch import WITH_GPU, mpirun, patience, preloaded, started, tail
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY = (1, 2, 4, 8)
@@ -23,6 +23,7 @@ SIZES = tuple(map(int, os.environ["MPITRAIN_LANES"].split(","))) if "MPITRAIN_LA
 BY_CHOICE = "MPITRAIN_"  # a skip that an environment variable undoes
 TESTS = os.environ.get("MPITRAIN_TESTS", "*")
 SLOWEST_S = 900
+LIMIT_S = 100  # as in setup.cfg
 LANE = (sys.executable, str(ROOT / "tests" / "lane.py"), "--only-mpi", "-p", "no:cacheprovider", "-q")
 TOLD_BY_FEWER = [  # what eight ranks don't show, or on two cores too slowly
     "comm_account", "comm_clock", "comm_device", "comm_gpu", "comm_links", "determinism", "gpu_steps", "model_new_layer", "model_recipe",
@@ -36,7 +37,7 @@ def test_one_rank_stays_away(world):
         world.Barrier()
     else:
         import time
-        time.sleep(1000)
+        time.sleep(10**6)
 """
 VOTE = """
 from conftest import agree
@@ -55,6 +56,11 @@ def test_one_rank_raises(world):
 def lane(num_ranks, *options, cwd=ROOT, timeout=SLOWEST_S):
     """Run the multi-rank tests on `num_ranks` ranks."""
     return mpirun(num_ranks, *preloaded([*LANE, *options]), env=WITH_GPU, cwd=cwd, timeout=timeout)
+
+
+def hang_limit(seconds=None):
+    """Return the options for the limit of a test on ranks: the project's is of an idle machine."""
+    return "-o", f"faulthandler_timeout={seconds or patience(LIMIT_S):.0f}"
 
 
 @pytest.fixture
@@ -103,7 +109,7 @@ class Early:
         if self._waiting and all(job.process.poll() is not None for _, job in self.jobs.values()):
             num_ranks = self._waiting.pop(0)
             report = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
-            behind = ("--beside", "-o", f"faulthandler_timeout={SLOWEST_S}") if num_ranks > 2 else ()
+            behind = ("--beside", *hang_limit(patience(SLOWEST_S))) if num_ranks > 2 else hang_limit()
             command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(num_ranks, report)])
             self.jobs[num_ranks] = report, self._stack.enter_context(started(num_ranks, *command, env=WITH_GPU, cwd=ROOT))
 
@@ -128,7 +134,7 @@ def test_lane(num_ranks, outcomes, tmp_path):
         report, done = EARLY.wait(num_ranks)
     else:
         report = tmp_path / "lane.xml"
-        done = lane(num_ranks, *asked(num_ranks, report))
+        done = lane(num_ranks, *hang_limit(), *asked(num_ranks, report))
     assert done.returncode == 0, f"exit code {done.returncode}\n{tail(done.output)}"
     for case in ET.parse(report).iter("testcase"):
         skips = case.findall("skipped")
@@ -155,7 +161,6 @@ def test_hang_ends_with_stacks_and_an_exit_code(project):
     done = lane(2, "-o", "faulthandler_timeout=5", "tests", cwd=project(HANG), timeout=60)
     assert done.returncode not in (0, None), tail(done.output)
     assert "test_one_rank_stays_away" in done.output and "Timeout (0:00:05)!" in done.output, tail(done.output)
-    assert done.wall_s < 45
 
 
 def test_hang_limit_of_the_project_is_below_two_minutes(pytestconfig):
@@ -168,7 +173,6 @@ def test_vote_of_one_rank_fails_the_lane_with_its_text(project):
     assert done.returncode not in (0, None), tail(done.output)
     assert "rank 1: seven is not eight" in done.output, tail(done.output)
     assert "rank 0:" not in done.output
-    assert done.wall_s < 30
 
 
 def test_lone_error_on_one_rank_ends_the_lane_with_its_text(project):
@@ -176,12 +180,11 @@ def test_lone_error_on_one_rank_ends_the_lane_with_its_text(project):
     done = lane(2, "tests", cwd=project(RAISE), timeout=60)
     assert done.returncode not in (0, None), tail(done.output)
     assert "ValueError: only here" in done.output and "rank 1" in done.output, tail(done.output)
-    assert done.wall_s < 30
 
 
 def test_a_launcher_that_was_killed_is_in_nobodys_way(tmp_path):
     """Open MPI's leaves a folder with its number, and another with that number would not start."""
-    with started(1, sys.executable, "-c", "import time; print('there', flush=True); time.sleep(1000)") as job:
+    with started(1, sys.executable, "-c", "import time; print('there', flush=True); time.sleep(10**6)") as job:
         job.wait_for(lambda: "there" in job.text(), 20)
         number = job.process.pid
         job.kill()

@@ -4,12 +4,12 @@ import ast
 import configparser
 import pkgutil
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launch import finished
 
 import mpitrain
 
@@ -28,12 +28,13 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "layout": "what a configuration means, in integers: who holds, computes and sends what",
     "data": "corpora, tokenizers, tokens and their order",
     "config": "typed keys",
+    "config_hints": "what people type instead of keys and TOML",
     "inputs": "what others wrote, read with limits",
     "comm": "MPI: mesh, collectives, links, transports",
     "schedules": "tables of instructions: families, lowering, proof, simulator",
     "errors": "every error a user can see",
 }
-MOST_ROOMS = 14  # in mpitrain/: folders and files
+MOST_ROOMS = 15  # in mpitrain/: folders and files
 
 
 def imported_names(path: Path) -> list[str]:
@@ -58,7 +59,7 @@ def test_importing_is_light(package):
     """Import every module of the package in a fresh process, and look at what came along."""
     modules = [f"mpitrain.{package}"] + [f"mpitrain.{package}.{m.name}" for m in pkgutil.iter_modules([str(ROOT / package)])]
     code = f"import sys, importlib\nfor name in {modules}: importlib.import_module(name)\nprint(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    run = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert not HEAVY[package] & set(run.stdout.split())
 
@@ -70,7 +71,7 @@ def test_a_plan_is_made_without_torch_and_without_mpi():
     code = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
     code += "from mpitrain.commands.inspect import show_memory\nshow_memory(None, ('parallel.pp=2', 'parallel.zero=3'), 8)\n"
     code += "print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    run = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert not {"torch", "mpi4py.MPI"} & set(run.stdout.split())
 
@@ -78,7 +79,8 @@ def test_a_plan_is_made_without_torch_and_without_mpi():
 def room_of(path: Path, root: Path) -> str:
     """Return the room of a file: a folder or a file of mpitrain/, or one of the two on the top level."""
     top, *rest = path.relative_to(root).parts
-    return rest[0].removesuffix(".py") if top == "mpitrain" else top
+    room = rest[0].removesuffix(".py") if top == "mpitrain" else top
+    return "cli" if room == "__main__" else room
 
 
 def wrong_arrows(root: Path) -> Iterator[str]:
@@ -147,7 +149,7 @@ def test_only_connect_starts_mpi():
     """A command that sends nothing may run where MPI can't be started, and a rank is guarded before it is."""
     modules = [f"mpitrain.comm.{module.name}" for module in pkgutil.iter_modules([str(ROOT / "comm")])]
     code = f"import importlib\nfor name in {modules}: importlib.import_module(name)\nfrom mpi4py import MPI\nprint(MPI.Is_initialized())"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    run = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stdout == "False\n", run.stdout + run.stderr
 
 
@@ -160,7 +162,7 @@ def test_few_rooms_and_each_on_the_map():
 def test_a_run_is_opened_without_torch():
     """A wrong configuration is refused before all ranks load it."""
     code = "import sys, mpitrain.training.opening; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+    assert finished([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
 
 
 def test_nobody_imports_the_bare_packages():
@@ -183,3 +185,90 @@ def test_every_package_is_installed():
     setup.read(ROOT / "setup.cfg")
     folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "mpitrain").rglob("__init__.py")}
     assert folders | {"mpitrain.comm", "mpitrain.schedules", "mpitrain.jobs"} == set(setup["options"]["packages"].split())
+
+
+OPENS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "load", "memmap", "fromfile", "File", "ZipFile"}
+WITH_LIMITS = {"open_regular", "open_file"}  # of mpitrain/inputs.py: a regular file, no FIFO is waited for, the former through no link
+ELSEWHERE = {  # by room or file, what else is opened there, and why that is no file of a run directory or of a stranger's
+    "mpitrain/inputs.py": {"open": "it is the door itself", "os.open": "it is the door itself"},
+    "mpitrain/cluster/allocation.py": {"read_bytes": "/proc", "read_text": "/proc"},
+    "mpitrain/cluster/console.py": {"os.open": "/dev/null"},
+    "mpitrain/cluster/launch.py": {"read_bytes": "/proc", "read_text": "/proc"},
+    "mpitrain/cluster/launcher_stderr.py": {"os.open": "the launcher's own stderr", "open": "/proc"},
+    "mpitrain/cluster/lock.py": {"read_text": "/proc", "read_bytes": "/proc"},
+    "mpitrain/cluster/nodes.py": {"read_text": "/proc"},
+    "mpitrain/cluster/preflight.py": {"read_bytes": "the code of mpitrain itself"},
+    "mpitrain/cluster/processes.py": {"open": "/proc", "read_text": "/proc"},
+    "mpitrain/cluster/resident.py": {"read_text": "/proc"},
+    "mpitrain/cluster/shared_memory.py": {"read_bytes": "/proc"},
+    "mpitrain/cluster/streams.py": {"os.open": "/dev/null"},
+    "mpitrain/training/dry_run.py": {"read_text": "/proc"},
+    "mpitrain/training/machine/gpus.py": {"read_text": "/sys"},
+    "comm/launchers.py": {"read_bytes": "/proc", "read_text": "/proc"},
+    "comm/shared.py": {"open": "/dev/zero"},
+    "comm/world.py": {"read_text": "/proc", "write_text": "/proc"},
+    "mpitrain/checkpoint/files.py": {"h5py.File": "writes to memory, or to an open file"},
+    "mpitrain/commands/job/render.py": {"read_text": "a template beside the code", "open": "a new script, and later the same"},
+    "mpitrain/commands/schedule/command.py": {"write_bytes": "--out, which the user names"},
+    "mpitrain/data/draft.py": {"np.memmap": "an open file"},
+    "mpitrain/data/tokens.py": {"np.memmap": "an open file, or the draft that this process writes"},
+    "mpitrain/layout/routing.py": {"np.load": "bytes that are read", "zipfile.ZipFile": "bytes that are read"},
+    "mpitrain/training/replay/recording.py": {"zipfile.ZipFile": "the draft of replacing()", "self._file.open": "a member of an archive"},
+    "mpitrain/training/replay/replay.py": {"self._file.open": "a member of an archive"},
+}  # fmt: skip
+NO_FILES = {"settings.load", "steps.open", "kept.open", "self.parcel.open"}  # methods of ours that have such a name
+
+
+def opened_elsewhere(root: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield file, call and line of whatever opens a file by a path, and not by a descriptor of mpitrain/inputs.py."""
+    for path in sorted(file for top in ("mpitrain", *HEAVY) for file in (root / top).rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        by_name = {ast.unparse(node.targets[0]) for node in ast.walk(tree) if isinstance(node, ast.Assign) and _is_door(node.value)}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in OPENS:
+                continue
+            if isinstance(node.func, ast.Name) and node.func.id != "open":  # a function of ours
+                continue
+            called, given = ast.unparse(node.func), node.args[0] if node.args else None
+            if called in NO_FILES or called.endswith(").open") or (given is not None and _is_door(given)):
+                continue
+            if given is None or ast.unparse(given) not in by_name:
+                yield str(path.relative_to(root)), called, node.lineno
+
+
+def _is_door(node: ast.expr) -> bool:
+    """Return whether an expression gives a descriptor of mpitrain/inputs.py, perhaps by another function, or one of two."""
+    if isinstance(node, ast.IfExp):
+        return _is_door(node.body) and _is_door(node.orelse)
+    if not isinstance(node, ast.Call):
+        return False
+    name = ast.unparse(node.func)
+    return name in WITH_LIMITS or (name in ("os.fdopen", "zipfile.ZipFile") and bool(node.args) and _is_door(node.args[0]))
+
+
+def _is_known(file: str, called: str) -> bool:
+    known = ELSEWHERE.get(file, {})
+    return called in known or (called.rpartition(".")[2] in known and called not in ("os.open", "np.load"))
+
+
+def test_files_of_a_run_directory_are_opened_by_one_door():
+    """Which reads what is regular and no larger than it may be, waits for no FIFO, and goes through no link."""
+    unknown = [f"{file}:{line} calls {called}()" for file, called, line in opened_elsewhere(ROOT) if not _is_known(file, called)]
+    assert not unknown, "open it by mpitrain/inputs.py, or say in ELSEWHERE why not: " + ", ".join(unknown)
+
+
+def test_what_is_said_to_be_opened_elsewhere_is():
+    found = {(file, called) for file, called, _ in opened_elsewhere(ROOT)}
+    for file, known in ELSEWHERE.items():
+        for name in known:
+            assert any(file == where and (called == name or called.endswith(f".{name}")) for where, called in found), (file, name)
+
+
+@pytest.mark.parametrize("planted", ["open(path)", "path.read_text()", "np.load(path)", "os.open(path, 0)", "with path.open() as x: pass"])
+def test_a_file_that_is_opened_by_its_path_is_found(tmp_path, planted):
+    for top in ("mpitrain", *HEAVY):
+        shutil.copytree(ROOT / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
+    path = tmp_path / "mpitrain/cluster/rundir.py"
+    path.write_text(f"{path.read_text()}\n\ndef late(path):\n    {planted}\n")
+    unknown = [(file, called) for file, called, _ in opened_elsewhere(tmp_path) if not _is_known(file, called)]
+    assert [file for file, _ in unknown] == ["mpitrain/cluster/rundir.py"], unknown

@@ -7,7 +7,7 @@ import time
 
 import launch
 import pytest
-from launch import mpirun, preloaded, started, tail
+from launch import mpirun, patience, preloaded, started, tail
 
 TELLS = """
 import os, sys
@@ -65,7 +65,8 @@ def test_it_hears_signals_and_dies_with_the_other(tmp_path):
         job.wait_for(lambda: told.exists() and told.read_text(), 30)
         job.signal(job.process.pid, signal.SIGUSR1)
         job.wait_for(lambda: "heard" in job.text(), 10)
-    for _ in range(1000):
+    limit = time.monotonic() + patience(10)
+    while time.monotonic() < limit:
         if not os.path.exists(f"/proc/{told.read_text()}"):
             return
         time.sleep(0.01)

@@ -23,7 +23,7 @@ SETTINGS = (
     f"batch.global={16 if EVERY else 8}",
     "batch.micro=2",
     "comm.bucket_mb=0.02",
-    "comm.timeout_s=60",
+    "comm.timeout_s=200",
 )
 FEW = [
     "pp=2 transport=shared",
@@ -42,7 +42,7 @@ FEW = [
     "pp=2 tp=2 schedule=dualpipe memory.recompute=full",
     "pp=2 tp=2 cp=2 schedule=dualpipe context=zigzag",
     "pp=2 dp=2 schedule=dualpipev zero=3 pairs=parts batch.global=16",
-    "pp=2 tp=2 schedule=dualpipe zero=3 pairs=parts",
+    "pp=2 tp=2 schedule=dualpipe reduce=microbatch pairs=parts",
     "dp=2 cp=2 context=gather zero=2 transport=shared",
     "dp=4 dp_shard=2 zero=3",
     "tp=2 dp=2 zero=1 optimizer.name=muon transport=messages",

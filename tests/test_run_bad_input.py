@@ -118,15 +118,18 @@ def test_run_directory_of_another_config(folder):
     refused(folder, 2, ["run.dir = mine", "model.width = 32", "64"], MPITRAIN, "run", *given)
 
 
-@pytest.mark.parametrize(("name", "size"), [("OMPI_COMM_WORLD_SIZE", "2"), ("PMI_SIZE", "3"), ("SLURM_NTASKS", "4")])
-def test_singletons_of_a_wrong_launcher(folder, name, size):
-    """Each rank believes to be rank 0 of 1, and would train alone."""
+@pytest.mark.parametrize(("name", "size"), [("OMPI_COMM_WORLD_SIZE", "2"), ("PMI_SIZE", "3")])
+def test_a_process_with_the_variables_of_a_rank_that_is_none(folder, name, size):
+    """It believes to be rank 0 of 1, and would train alone, as would its neighbours."""
     given = tiny("runs/mine", "text.txt", run_steps=1)
-    refused(folder, 0, [f"started {size} ranks", name, "sees 1"], MPITRAIN, "run", *given, env={name: size})
+    words = [f"started {size} ranks", name, "is none of them", f"env -u {name} mpitrain"]
+    refused(folder, 0, words, MPITRAIN, "run", *given, env={name: size})
 
 
-def test_doctor_refuses_a_wrong_launcher_with_exit_code_2(folder):
-    refused(folder, 0, ["started 2 ranks", "SLURM_NTASKS", "sees 1"], MPITRAIN, "doctor", env={"SLURM_NTASKS": "2"})
+def test_a_process_in_an_allocation_of_several_tasks_is_alone(folder):
+    """sbatch and salloc set SLURM_NTASKS and start one process; srun, which starts the tasks, sets SLURM_STEP_ID besides."""
+    done = mpirun(0, MPITRAIN, "run", *tiny("runs/mine", "text.txt", run_steps=1), env={"SLURM_NTASKS": "4"}, cwd=folder)
+    assert done.returncode == 0 and "done: 1 steps" in done.output, tail(done.output)
 
 
 # ---------------------------------------------------------------- configurations that nothing accepts; `check` reads them as `run` does
@@ -166,7 +169,7 @@ IMPOSSIBLE = [
     (["--set", "precision.compute=fp31"], ["precision.compute", "'fp31'", "needed one of", "bf16"]),
     (["--set", "optimizer.name=Adam"], ["optimizer.name", "'Adam'", "needed one of adamw, sgd, muon"]),
     (["--set", "run.steps=abc"], ["run.steps", "expected `int`, got `str`", "'abc'"]),
-    (["--set", "pipeline.times=1,1,1,0"], ["pipeline.times", "expected `array | null`, got `str`", "'1,1,1,0'"]),
+    (["--set", "pipeline.times=1,1,1,0"], ["pipeline.times", "expected `array`, got `str`", "'1,1,1,0'; write [1, 1, 1, 0]"]),
     (["unknown.toml"], ["unknown key run.step in unknown.toml; did you mean run.steps?"]),
     (["derived.toml"], ["nosuch.toml, the base of derived.toml: No such file"]),
     (["--ranks", "2", "--set", "parallel.tp=3"], ["parallel.tp = 3", "but there are 2 ranks"]),
@@ -208,7 +211,7 @@ def limit_files(job, rank, size):
 @pytest.mark.parametrize(("phase", "code"), [("build", BAD_INPUT), ("save", FAILED)])
 def test_what_one_rank_refuses_is_bad_input_until_steps_begin(monkeypatch, phase, code):
     guard, ended = Guard.__new__(Guard), []
-    guard.place, guard._watchdog = Place(1, "rank 1 of 2"), None
+    guard.place, guard._watchdog, guard._unheard = Place(1, "rank 1 of 2"), None, None
     guard.place.enter(phase, "reading")
     monkeypatch.setattr(guard, "_end", lambda *report_and_code: ended.append(report_and_code))
     monkeypatch.setattr("mpitrain.cluster.guard.abort", lambda code: None)

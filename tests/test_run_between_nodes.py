@@ -3,6 +3,7 @@
 Two nodes are made of one by comm.node_ranks; with MPITRAIN_NETNS=1, two hosts of network namespaces.
 """
 
+import re
 import tomllib
 
 import hosts
@@ -16,7 +17,8 @@ STEPS = {"run_steps": 3, "run_eval_every": 0, "run_eval_batches": 1, "run_prefli
 
 def chosen(output):
     """Return the keys that a run told it has chosen."""
-    return {key: line.split(" = ")[1].split(":")[0] for line in output.splitlines() for key in KEYS if line.startswith(f"{key} = ")}
+    said = [re.match(r"(\S+) = ([^:\s]+): ", line) for line in output.splitlines()]
+    return {found[1]: found[2] for found in said if found and found[1] in KEYS}
 
 
 KEYS = "parallel.gather", "pipeline.tail"
@@ -31,7 +33,8 @@ def test_the_choice_is_told_and_gives_the_same_bits(tmp_path):
         "many, on one node": {**MANY, "parallel_zero": 3},
         "only the tail": {**MANY, "parallel_zero": 1, "comm_node_ranks": 1},
     }
-    commands = [("run", *tiny(tmp_path / name, text, parallel_dp=2, **STEPS, **keys)) for name, keys in runs.items()]
+    every = dict(STEPS, parallel_dp=2, parallel_reduce="step")
+    commands = [("run", *tiny(tmp_path / name, text, **every, **keys)) for name, keys in runs.items()]
     done = dict(zip(runs, several(2, *commands)))
     assert all(each.returncode == 0 for each in done.values()), {name: tail(each.output) for name, each in done.items()}
     assert chosen(done["few"].output) == {"parallel.gather": '"step"', "pipeline.tail": "1"}, done["few"].output

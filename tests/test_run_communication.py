@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from launch import run_tiny, several, tail, write_text
+from launch import run_tiny, several, tail, tiny, write_text
 
 
 @pytest.fixture
@@ -31,6 +31,8 @@ def test_each_step_tells_what_rank_0_sent_and_the_end_what_all_did(tmp_path, tex
     header, *rows = done.output.split("communication, a step and rank (mean of 3 steps):\n")[1].splitlines()[:4]
     assert header.split() == ["axis", "calls", "MB", "sent", "blocked", "ms", "worst", "rank", "overlapped", "ms", "hidden"]
     assert [row.split()[0] for row in rows] == ["links", "model", "tied"]
+    legend = done.output.split(f"{rows[-1]}\n")[1].splitlines()[:3]
+    assert [line.partition(":")[0].strip() for line in legend] == ["links", "model", "tied"] and "between pipeline ranks" in legend[0]
     assert re.fullmatch(r" *links +16 +0\.0328 +[\d.]+ +[\d.]+ \([01]\) +[\d.]+ +\d+%", rows[0]), rows[0]
 
 
@@ -43,3 +45,30 @@ def test_the_same_is_known_before(tmp_path):
     rows = [line.split()[1:] for line in done.output[len(plain.output) :].splitlines() if line.startswith("#   ")]
     assert ["links", "2", "send", "24", "0.786", "0.786"] in rows and ["links", "2", "receive", "24", "0.786", "0"] in rows, rows
     assert refused.returncode == 2 and "--rank" in refused.output, refused.output
+
+
+TRANSPORTS = ("auto", "shared", "messages", "collectives")
+
+
+def test_what_is_gathered_for_a_validation_a_save_or_the_end_is_a_step_s(tmp_path, text):
+    """Weights that are sent at the end of a step are read in the next one, or by what comes before it. As much was known before.
+
+    With transport `shared`, and `auto`, bytes are counted where they are read.
+    """
+    keys = dict(parallel_dp=2, parallel_zero=1, model_width=64, model_ffn=192, run_steps=7)
+    keys |= dict(run_eval_every=3, run_save_every=4, numerics_check_every=5)  # what comes between two steps
+    runs = {name: tiny(tmp_path / name, text, **keys, comm_transport=name) for name in TRANSPORTS}
+    ended = several(2, *(("run", *given) for given in runs.values()))
+    before = several(0, *(("program", "--ranks", "2", "--rank", "0", "--traffic", *given) for given in runs.values()))
+    for name, done, known in zip(runs, ended, before):
+        assert done.returncode == known.returncode == 0, tail(done.output + known.output)
+        steps = steps_of(tmp_path / name)
+        rows = [line.split()[1:] for line in known.output.splitlines() if line.startswith("#   ") and " shard " in line]
+        expected = sum(float(row[-1]) for row in rows)  # MB
+        sent = [step["comm"]["shard"]["bytes"] / 1e6 for step in steps]
+        assert abs(sum(sent) / 7 - expected) < 0.01 * expected, (name, sent, expected)
+        assert abs(sent[0] - expected) < 0.01 * expected, (name, sent)  # so that the table has no other step's
+        (row,) = re.findall(r"^ *shard .*$", done.output, re.MULTILINE)
+        assert abs(float(row.split()[2]) - expected) < 0.01 * expected, (name, row, expected)
+        said = "on one node: sums and gathers" if name in ("auto", "shared") else f'comm.transport = "{name}", by '
+        assert said in known.output, known.output

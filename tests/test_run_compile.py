@@ -2,7 +2,7 @@
 
 import json
 
-from launch import MPITRAIN, mpirun, options
+from launch import MPITRAIN, mpirun, options, slowness
 
 SMALL = {
     "model.layers": 2, "model.width": 32, "model.heads": 2, "model.kv_heads": 1, "model.ffn": 96, "data.sequence": 16, "batch.global": 8,
@@ -11,17 +11,18 @@ SMALL = {
 
 
 def test_it_says_so_and_no_step_has_to_wait_for_a_compiler(tmp_path):
-    """A limit of a second is less than compiling takes; the first stage waits for the last one."""
+    """A limit of a second of an idle machine is less than compiling takes; the first stage waits for the last one."""
+    limit_s = slowness()
     runs = {}
     for compile_ in ("true", "false"):
-        given = {**SMALL, "run.compile": compile_, "comm.timeout_s": 1 if compile_ == "true" else 60, "run.dir": tmp_path / compile_}
+        given = {**SMALL, "run.compile": compile_, "comm.timeout_s": limit_s if compile_ == "true" else 200, "run.dir": tmp_path / compile_}
         done = mpirun(2, MPITRAIN, "run", *options(given), timeout=110)
         assert done.returncode == 0, done.output
         assert ("is compiled (run.compile), in C++" in done.output) == (compile_ == "true")
         runs[compile_] = [json.loads(line) for line in (tmp_path / compile_ / "metrics.jsonl").read_text().splitlines()]
     for step, (found, expected) in enumerate(zip(runs["true"], runs["false"], strict=True)):
         assert all(abs(found[key] / expected[key] - 1) < 1e-5 for key in ("loss", "grad_norm", "val_loss") if key in expected), step
-        assert found.get("step_s", 0) < 1
+        assert found.get("step_s", 0) < limit_s
 
 
 def test_without_a_compiler_it_is_refused_before_anything_is_written(tmp_path):

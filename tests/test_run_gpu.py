@@ -8,7 +8,7 @@ from launch import WITH_GPU, loss_lines, run_tiny, tail, write_text
 
 TOLD = {
     "cpu": ["; cpu, threads a rank"],
-    "cuda": ["; cuda, threads a rank", "the same bits every time: deterministic kernels", "device buffers go", "torch counted"],
+    "cuda": ["; cuda, threads a rank", "the same bits every time: deterministic kernels", "device buffers go", "reserved by torch"],
 }
 
 

@@ -9,12 +9,18 @@ from contextlib import contextmanager
 
 import noted
 import pytest
-from launch import MPITRAIN, loss_lines, run_tiny, started, tail, tiny, write_text
+from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_tiny, slowness, started, tail, tiny, write_text
 
-from mpitrain.cluster.allocation import End
+from mpitrain.cluster.allocation import Allotted, end_after
 from mpitrain.cluster.guard import ECHO_S, Guard
 from mpitrain.training.leaving import ASSUMED_BYTES_S, HURRY, LEAVE, STAY, Leaving
 
+IGNORING = """
+import os, signal, sys
+for number in (signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 SETTINGS = dict(schedule_name="constant", run_eval_every=0)
 
 
@@ -32,11 +38,12 @@ def saved(run_dir):
 
 
 def test_a_run_leaves_before_its_time_is_over_and_goes_on_with_the_same_bits(tmp_path, text):
-    limit_s, margin_s = 10, 5
-    ends = {"MPITRAIN_JOB_END": str(int(time.time()) + limit_s)}
+    limit_s, margin_s = 14 * slowness(), 6 * slowness()
+    mpirun(1, MPITRAIN, "--version")  # libraries are loaded once, which takes a while
+    ends = {"MPITRAIN_JOB_END": str(int(time.time() + limit_s))}
     endless = command(tmp_path / "run", text, run_steps=10**6, run_save_every=0, run_time_margin_s=margin_s)
     with started(2, *endless, env=ends) as job:
-        done = job.wait(limit_s)
+        done = job.wait(60)
     assert done.returncode == 75, tail(done.output)
     (step,) = re.findall(r"stopped after step (\d+) with a checkpoint, (?:\d+) s before .* \(MPITRAIN_JOB_END\)", done.output)
     assert saved(tmp_path / "run") == [f"step-{int(step):08d}"]
@@ -54,15 +61,21 @@ def asked(job, pid):
         if pid in job.ranks():  # it may have left for the first of the two
             job.signal(pid, signal.SIGUSR1)
         time.sleep(0.2)
-    time.sleep(ECHO_S)
+    time.sleep(ECHO_S + slowness())  # what is heard late must not make the next request an echo of this one
 
 
 @contextmanager
 def validating(run_dir, text):
-    """Start a run whose validation takes for ever, and wait until both ranks are in it: before, a signal ends a run at once."""
+    """Start a run whose validation after step 2 takes for ever, and wait until both ranks are in it."""
+    others = run_dir.with_name("others.txt")  # no sequence counts twice, and none that is trained on
+    others.write_text("".join(f"line {number}, which nobody is trained on\n" for number in range(500_000)))
+    long = dict(data_val_path=others, **SETTINGS)
+    done = run_tiny(2, run_dir, text, parallel_pp=2, run_steps=1, **long)
+    assert done.returncode == 0, tail(done.output)
     notes = run_dir.with_name("notes")
     notes.mkdir()
-    program = sys.executable, noted.__file__, str(notes), *command(run_dir, text, run_eval_batches=10**6)[1:]
+    endless = command(run_dir, text, run_eval_batches=10**6, **long | {"run_eval_every": 2})
+    program = sys.executable, noted.__file__, str(notes), *endless[1:]
     with started(2, *program) as job:
         job.wait_for(lambda: sum("in phase validation" in min(noted.read(path)) for path in notes.iterdir()) == 2, 60)
         yield job
@@ -75,9 +88,9 @@ def test_a_second_signal_hurries(tmp_path, text):
             asked(job, job.ranks()[0])
         done = job.wait(20)
     assert done.returncode == 75, tail(done.output)
-    assert saved(run_dir) == ["step-00000001"] and "stopped after step 1 with a checkpoint" in done.output
+    assert saved(run_dir) == ["step-00000001", "step-00000002"] and "stopped after step 2 with a checkpoint" in done.output
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1] and not any("val_loss" in line for line in lines)
+    assert [line["step"] for line in lines] == [0, 1, 2] and "val_loss" not in lines[2]
 
 
 def test_a_third_signal_ends_a_run_that_gets_no_further(tmp_path, text):
@@ -91,7 +104,57 @@ def test_a_third_signal_ends_a_run_that_gets_no_further(tmp_path, text):
         asked(job, first)
         done = job.wait(20)
     assert done.returncode == 75 and done.output.count("was asked to leave") == 1, tail(done.output)
-    assert not (run_dir / "checkpoints").exists()
+    assert saved(run_dir) == ["step-00000001"]
+
+
+@pytest.mark.parametrize("num_ranks", [0, 2])
+@pytest.mark.parametrize("name", ["INT", "HUP"])
+def test_ctrl_c_and_a_closed_terminal_ask_a_run_to_leave_with_a_checkpoint(tmp_path, text, num_ranks, name):
+    run_dir = tmp_path / "run"
+    settings = SETTINGS | dict(run_steps=10**6, run_save_every=0, parallel_pp=max(1, num_ranks))
+    endless = [MPITRAIN, "run", *tiny(run_dir, text, **settings)]
+    with started(num_ranks, *endless) as job:
+        job.wait_for(lambda: lines_in(run_dir) > 0, 60)
+        for pid in job.ranks():
+            job.signal(pid, getattr(signal, f"SIG{name}"))
+        done = job.wait(30)
+    assert done.returncode == 75 and "Traceback" not in done.output, tail(done.output)
+    (step,) = re.findall(r"stopped after step (\d+) with a checkpoint", done.output)
+    said = [line for line in done.output.splitlines() if line.startswith("mpitrain: asked to leave")]
+    assert len(said) == 2 and said[0].startswith(f"mpitrain: asked to leave (SIG{name}): the run ends after this step"), said
+    assert said[1] == f"mpitrain: asked to leave (SIG{name}); step {step} is saved" and saved(run_dir) == [f"step-{int(step):08d}"]
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once_and_says_what_is_saved(tmp_path, text):
+    run_dir = tmp_path / "run"
+    with validating(run_dir, text) as job:
+        first, _ = job.ranks()
+        for _ in range(2):
+            job.signal(first, signal.SIGINT)
+            time.sleep(ECHO_S + slowness())
+        done = job.wait(20)
+    assert done.returncode == 75 and done.output.count("was asked to leave") == 1, tail(done.output)
+    if "stopped after step 2 with a checkpoint" in done.output:  # the second request lets the step hurry, which may be done before the end
+        assert saved(run_dir) == ["step-00000001", "step-00000002"]
+    else:
+        assert "start again to go on; step 1 is saved" in done.output and saved(run_dir) == ["step-00000001"]
+
+
+def test_what_a_shell_ignores_for_a_run_in_the_background_ends_none(tmp_path, text):
+    """nohup has SIGHUP ignored, and a script's `mpitrain run &` SIGINT."""
+    run_dir = tmp_path / "run"
+    words = tiny(run_dir, text, **SETTINGS | dict(run_steps=10**6, run_save_every=0))
+    ignoring = [sys.executable, "-c", IGNORING, MPITRAIN, "run", *words]
+    with started(0, *ignoring, forked=False) as job:
+        job.wait_for(lambda: lines_in(run_dir) > 0, 90)
+        (rank,) = job.ranks()
+        for name in (signal.SIGHUP, signal.SIGINT):
+            job.signal(rank, name)
+        before = lines_in(run_dir)
+        job.wait_for(lambda: lines_in(run_dir) > before + 3, 60)
+        job.signal(rank, signal.SIGUSR1)
+        done = job.wait(30)
+    assert done.returncode == 75 and "asked to leave (SIGUSR1); step" in done.output, tail(done.output)
 
 
 # ---------------------------------------------------------------- when it is time
@@ -101,13 +164,18 @@ def test_a_third_signal_ends_a_run_that_gets_no_further(tmp_path, text):
 def guard():
     """One that hears no signals: what it was asked is set by the test."""
     found = Guard.__new__(Guard)
-    found.num_asked = 0
+    found.num_asked, found.time = 0, None
     return found
 
 
-def test_a_validation_is_remembered_however_long_ago_it_was():
+def timed(guard, left_s, margin_s=0.0):
+    guard.time = Allotted(end_after(left_s, "a test"), margin_s)
+    return guard
+
+
+def test_a_validation_is_remembered_however_long_ago_it_was(guard):
     """Steps are forgotten after 64: with validations further apart, the next one would run into the end."""
-    leaving = Leaving(None, None, 10.0, saved_bytes=0)
+    leaving = Leaving(timed(guard, 3600, 10.0), saved_bytes=0)
     leaving.validated(600.0)
     for _ in range(100):
         leaving.begin_step()
@@ -118,10 +186,12 @@ def test_a_validation_is_remembered_however_long_ago_it_was():
 
 def test_it_is_time_when_a_step_two_saves_and_the_margin_dont_fit_any_more(guard):
     def leaving(left_s):
-        found = Leaving(guard, End(time.time() + left_s, "a test"), 10.0, saved_bytes=3 * ASSUMED_BYTES_S)
-        return found
+        return Leaving(timed(guard, left_s, 10.0), saved_bytes=3 * ASSUMED_BYTES_S)
 
-    assert leaving(17).urgency() == STAY and leaving(15).urgency() == LEAVE  # 2 * 3 s for a save that nobody has measured yet, and 10 s
+    assert leaving(17).urgency() == STAY  # 2 * 3 s for a save that nobody has measured yet, and 10 s
+    late = leaving(17)
+    late.validated(5)
+    assert late.urgency() == LEAVE and leaving(15).urgency() == HURRY  # nothing but the save fits any more
     measured = leaving(12)
     measured.begin_step()
     time.sleep(0.1)
@@ -130,12 +200,15 @@ def test_it_is_time_when_a_step_two_saves_and_the_margin_dont_fit_any_more(guard
 
 
 def test_once_it_is_time_it_stays_so_and_a_signal_is_as_urgent_as_often_as_it_came(guard):
-    leaving = Leaving(guard, None, 60.0, 0.0)
+    leaving = Leaving(guard, 0.0)
     for num_asked, expected in ((0, STAY), (1, LEAVE), (2, HURRY), (3, HURRY)):
         guard.num_asked = num_asked
         assert leaving.urgency() == expected
-    late = Leaving(guard, End(time.time() + 1, "a test"), 60.0, 0.0)
     guard.num_asked = 0
-    assert late.urgency() == LEAVE and late.urgency() == LEAVE
+    late = Leaving(timed(guard, 70, 60.0), 0.0)
+    late.validated(20)
+    assert late.urgency() == LEAVE
+    late.validated(0)
+    assert late.urgency() == LEAVE
     assert "stopped after step 7 with a checkpoint, " in late.told(7) and " (a test); start " in late.told(7)
     assert leaving.told(7) == "stopped after step 7 with a checkpoint; start the same command again to go on"

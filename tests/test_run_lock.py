@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_tiny, started, tail, tiny, write_text
+from launch import MPITRAIN, lines_in, loss_lines, mpirun, patience, run_tiny, started, tail, tiny, write_text
 
 from mpitrain.cluster import lock as locks
 from mpitrain.cluster.lock import NAME, Lock, Owner, read_owner
@@ -126,11 +126,10 @@ def test_a_holder_whose_signs_of_life_are_held_up_by_the_file_system_is_respecte
 def test_a_look_on_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
     left_behind(tmp_path)
 
-    def full(path, content):
-        path.touch()
+    def full(file):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(locks.os, "fsync", full)
     with pytest.raises(CheckpointError, match=r"run\.lock cannot be written: No space left on device"):
         Lock(tmp_path, never).take(nothing)
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
@@ -169,7 +168,7 @@ def test_a_holder_whose_lock_was_taken_is_told(tmp_path, quick):
     lock = Lock(tmp_path, lambda text: told.set())
     lock.take(nothing)
     left_behind(tmp_path, host="far")
-    assert told.wait(5)
+    assert told.wait(patience(5))
 
 
 def test_a_sign_of_life_is_not_written_over_another_lock(tmp_path, quick, monkeypatch):
@@ -186,22 +185,22 @@ def test_a_sign_of_life_is_not_written_over_another_lock(tmp_path, quick, monkey
 
     lock.take(nothing)
     monkeypatch.setattr(locks.msgspec.json, "decode", decode_and_be_taken)
-    assert told.wait(5)
+    assert told.wait(patience(5))
     assert (tmp_path / NAME).read_bytes() == fresh
 
 
 def test_a_lock_that_is_not_seen_for_a_moment_is_not_lost(tmp_path, quick, monkeypatch):
-    lock, opened, missed = Lock(tmp_path, never), Path.open, threading.Event()
+    lock, opened, missed = Lock(tmp_path, never), locks.open_regular, threading.Event()
 
-    def open_but_once(path, *how, **kinds):
+    def open_but_once(path, *flags):
         if path == lock.path and not missed.is_set():
             missed.set()
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return opened(path, *how, **kinds)
+        return opened(path, *flags)
 
     lock.take(nothing)
-    monkeypatch.setattr(Path, "open", open_but_once)
-    assert missed.wait(5)
+    monkeypatch.setattr(locks, "open_regular", open_but_once)
+    assert missed.wait(patience(5))
     beat = lock._beat
     while lock._thread.is_alive() and lock._beat < beat + 2:
         time.sleep(0.05)
@@ -222,6 +221,107 @@ def test_a_damaged_lock_is_refused(tmp_path):
     (tmp_path / NAME).write_bytes(b"{")
     with pytest.raises(CheckpointError, match=r"run\.lock is damaged"):
         Lock(tmp_path, never).take(nothing)
+
+
+HOSTILE = {
+    "a token that is a path": {"token": "../../outside"},
+    "a token with NUL": {"token": "a\0b"},
+    "an empty token": {"token": ""},
+    "a long token": {"token": "a" * 5000},
+    "a number of all processes": {"pid": -1},
+    "a number of no process": {"pid": 2**63},
+    "a long host": {"host": "h" * 5000},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_lock_that_no_run_writes_is_refused(tmp_path, quick, case):
+    owner = msgspec.to_builtins(left_behind(tmp_path))
+    (tmp_path / NAME).write_text(json.dumps(owner | HOSTILE[case]))
+    with pytest.raises(CheckpointError, match=r"run\.lock is damaged") as caught:
+        Lock(tmp_path, never).take(nothing)
+    assert str(caught.value).isprintable() and [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_what_a_lock_says_reaches_no_terminal_as_it_is(tmp_path, quick):
+    evil = "\x1b]0;title\x07\nCheckpointError: faked\u2028"
+    left_behind(tmp_path, host=evil, user=evil, since=evil, job=evil)
+    lock = Lock(tmp_path, never)
+    assert lock.take(nothing).isprintable()
+    lock.release()
+    owner = left_behind(tmp_path, host=evil, user=evil)
+    (tmp_path / NAME).write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, pid=os.getpid(), born=lock._owner.born)))
+    with pytest.raises(CheckpointError, match="is in use by") as caught:
+        Lock(tmp_path, never).take(nothing)
+    assert str(caught.value).isprintable()
+
+
+NO_LOCKS = ["FIFO", "link to a device", "link to a file", "sparse", "deep", "folder"]
+AFTER = f"{NAME}.after-"
+NAMES = [*((name, what) for name in (NAME, AFTER) for what in NO_LOCKS), (AFTER, "itself"), (AFTER, "a circle")]
+
+
+@pytest.mark.parametrize(("name", "what"), NAMES)
+def test_what_is_no_lock_is_neither_read_nor_waited_for(tmp_path, quick, name, what):
+    """Also where one would say who has taken over from a holder that is gone."""
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    folder.mkdir()
+    owner = left_behind(folder)
+    outside.write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, token="secret", host="secret")))
+    path = folder / (name if name == NAME else f"{name}{owner.token}")
+    path.unlink(missing_ok=True)
+    if what == "FIFO":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif what.startswith("link"):
+        path.symlink_to(outside if what == "link to a file" else "/dev/zero")
+    elif what == "sparse":
+        with open(path, "wb") as file:
+            file.truncate(1 << 40)
+    elif what == "deep":
+        path.write_text("[" * 100_000)
+    elif what == "itself":
+        path.write_bytes(msgspec.json.encode(owner))
+    else:
+        other = msgspec.structs.replace(owner, token="other")
+        path.write_bytes(msgspec.json.encode(other))
+        (folder / f"{NAME}.after-other").write_bytes(msgspec.json.encode(owner))
+    before = sorted(folder.iterdir())
+    begin = time.monotonic()
+    with pytest.raises(CheckpointError, match=r"is damaged|names one that is gone|cannot be") as caught:
+        Lock(folder, never).take(nothing)
+    assert str(caught.value).isprintable() and "secret" not in str(caught.value)
+    assert time.monotonic() - begin < 5 and sorted(folder.iterdir()) == before
+
+
+def test_a_lock_that_becomes_a_fifo_holds_up_neither_the_run_nor_its_end(tmp_path, quick):
+    lock = Lock(tmp_path, never)
+    lock.take(nothing)
+    lock.path.unlink()
+    os.mkfifo(lock.path)
+    time.sleep(0.6)
+    beat = lock._beat
+    time.sleep(0.6)
+    assert lock._thread.is_alive() and lock._beat > beat
+    ending = threading.Thread(target=lock.release, daemon=True)
+    ending.start()
+    ending.join(5)
+    assert not ending.is_alive(), "it waits for a writer"
+
+
+def test_a_sign_of_life_is_not_written_through_a_link(tmp_path, quick):
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    run.mkdir()
+    lock = Lock(run, never)
+    lock.take(nothing)
+    victim.write_bytes(lock.path.read_bytes())
+    lock.path.unlink()
+    lock.path.symlink_to(victim)
+    before = victim.read_bytes()
+    time.sleep(0.6)
+    lock.release()
+    assert victim.read_bytes() == before
 
 
 def test_a_holder_of_a_damaged_lock_goes_on_and_ends(tmp_path, quick):

@@ -5,6 +5,7 @@ import os
 import random
 import resource
 import shutil
+import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -198,7 +199,7 @@ def full_disk():
 def test_a_configuration_that_cannot_be_written_is_bad_input_and_leaves_nothing(ended, tmp_path):
     require_refused(ended["no draft"], "config.toml cannot be written: Is a directory; free some space")
     with full_disk(), pytest.raises(CheckpointError, match=r"config\.toml cannot be written: File too large"):
-        RunDir(tmp_path).begin(Config())
+        RunDir(tmp_path).begin(Config(), Config())
     assert not list(tmp_path.iterdir())
 
 
@@ -292,21 +293,65 @@ def test_a_users_own_configuration_is_no_run_and_is_not_replaced(tmp_path):
         with pytest.raises(CheckpointError, match=r"holds a config.toml, but no run, which would replace it"):
             rundir.require_same_run(config)
         assert rundir.config.read_text() == own
-    rundir.begin(config)
+    rundir.begin(config, config)
     rundir.require_same_run(config)
     rundir.metrics.write_text("")
     with pytest.raises(ConfigError, match=r"holds a run with model.width = 32, this one has 64"):
         rundir.require_same_run(resolve(load(None, ["model.width=64"]), 1, 256))
 
 
-def test_lines_that_cannot_be_written_are_kept_until_they_can_be(tmp_path):
-    rundir = RunDir(tmp_path)
+@pytest.mark.parametrize("what", ["full", "link", "FIFO", "folder"])
+def test_lines_that_cannot_be_written_are_kept_until_they_can_be(tmp_path, what):
+    """On a full disk, and where somebody has put something else in the place of the file: a link is not written through."""
+    rundir, victim = RunDir(tmp_path), tmp_path / "victim"
     assert rundir.append_to_metrics('{"step": 1}\n') == "" and rundir.lost() == ""
     real = tmp_path / "real"
     rundir.metrics.rename(real)
-    rundir.metrics.symlink_to("/dev/full")
-    assert "can't be written: No space left on device" in rundir.append_to_metrics('{"step": 2}\n')
+    victim.write_text("line one of a user\nline two\n")
+    if what == "FIFO":
+        os.mkfifo(rundir.metrics)
+    elif what == "folder":
+        rundir.metrics.mkdir()
+    elif what == "link":
+        rundir.metrics.symlink_to(victim)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if what == "full":
+        real.replace(rundir.metrics)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (rundir.metrics.stat().st_size, limits[1]))
+    try:
+        said = rundir.append_to_metrics('{"step": 2}\n')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    wanted = {"full": "File too large", "link": "it is a symbolic link", "FIFO": "it is a FIFO", "folder": "it is a folder"}[what]
+    assert f"can't be written: {wanted}" in said and said.endswith("its lines are kept until they can be")
+    if what == "full":
+        rundir.metrics.rename(real)
+        rundir.metrics.symlink_to("/dev/full")
+    rundir.sync_metrics()
     assert rundir.append_to_metrics('{"step": 3}\n') == "" and "lacks the last 2 lines" in rundir.lost()
+    if what != "folder":
+        with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be written: it is a"):
+            rundir.truncate_metrics(10)
+    assert victim.read_text() == "line one of a user\nline two\n" and not (tmp_path / "metrics.jsonl.damaged").exists()
+    rundir.metrics.rmdir() if what == "folder" else rundir.metrics.unlink()
     real.replace(rundir.metrics)
     assert "has all lines again" in rundir.append_to_metrics('{"step": 4}\n')
     assert [json.loads(line)["step"] for line in rundir.metrics.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+def test_of_a_metrics_jsonl_without_end_little_is_kept_in_memory(tmp_path):
+    """Some lines that no run has written are kept aside; a file of nothing else is refused, with the first of them."""
+    rundir = RunDir(tmp_path)
+    odd = ['{"step": ' + "9" * 5000 + "}", '{"step": true}', '{"step": Infinity}', "[" * 100_000, '{"step": "1"}', "\x1b[2J", ""]
+    lines = ['{"step": 1}', *odd, '{"step": 2}', '{"step": 3}']
+    rundir.metrics.write_text("\n".join(lines) + "\n")
+    assert rundir.truncate_metrics(2).endswith("line 2 can't be read; the file is kept as metrics.jsonl.damaged")
+    assert rundir.metrics.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert (tmp_path / "metrics.jsonl.damaged").read_text() == "\n".join(lines) + "\n"
+    with open(rundir.metrics, "ab") as file:
+        file.write(b"\n" * 20_000_000)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="more than 1,000 lines can't be read, the first is line 3; move the file away"):
+        rundir.truncate_metrics(2)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()

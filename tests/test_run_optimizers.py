@@ -28,7 +28,7 @@ def ended(folder):
     one = [("moments", 3), ("moments whole", 6)]
     alone = [tiny(folder / name, text, **KEYS | dict(parallel_dp=1, run_steps=steps) | MOMENTS) for name, steps in one]
     both = [
-        (run, steps, KEYS | dict(optimizer_name=name, optimizer_moments=moments, parallel_zero=zero))
+        (run, steps, KEYS | dict(optimizer_name=name, optimizer_moments=moments, parallel_zero=zero, parallel_reduce="step"))
         for name, moments in CHOSEN
         for run, steps, zero in [(f"{name} {moments} {which}", steps, zero) for which, steps, zero in DIVISIONS]
     ]

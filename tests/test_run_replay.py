@@ -13,6 +13,7 @@ from launch import MPITRAIN, loss_lines, mpirun, several, tail, tiny, write_text
 
 from mpitrain.comm.tap import Started
 from mpitrain.config import Config
+from mpitrain.data.text import Rows
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.training.replay.recording import Recording
 
@@ -78,7 +79,7 @@ def test_a_step_is_computed_when_its_recording_fills_the_disk(tmp_path, num_byte
     """Before the step, by what comes in it, or behind it."""
     actor = SimpleNamespace(stages={}, gradients=SimpleNamespace(pieces=[]), config=Config(), loss_scale=LossScale(Config().precision))
     mesh = SimpleNamespace(axes={"pp": SimpleNamespace(size=2)}, rank=0, size=2, listen=lambda tap: None)
-    recording = Recording(tmp_path / "record-0-1.npz", actor, mesh, np.zeros(50_000, np.uint8), {})
+    recording = Recording(tmp_path / "record-0-1.npz", actor, mesh, Rows(np.zeros(50_000, np.uint8)), {})
     work, before = SimpleNamespace(result=SimpleNamespace(loss=1.0, grad_norm=1.0)), resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def compute():

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from checkpoints import digest_of
-from launch import MPITRAIN, loss_lines, mpirun, planted, run_several, run_tiny, tail, tiny, write_text
+from launch import MPITRAIN, loss_lines, mpirun, planted, run_several, run_tiny, short, tail, tiny, write_text
 
 from mpitrain.checkpoint.load import open_step, steps
 from mpitrain.cluster.board import Place
@@ -179,7 +179,7 @@ def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, text):
 def test_a_disk_that_hangs_is_named_by_whoever_waits_for_it(tmp_path, text):
     run_dir = tmp_path / "run"
     env = planted({"rank": 1, "phase": "saving", "call": 2000, "fault": "slow"})
-    done = mpirun(2, MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS, parallel_pp=2, comm_timeout_s=4), env=env, timeout=60)
+    done = mpirun(2, MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS, parallel_pp=2, comm_timeout_s=short(4)), env=env, timeout=60)
     assert "planted slow" in done.output and done.returncode == 1, tail(done.output)
     named = r"rank 1 \(.* in phase save, waiting until step \d+ is saved, meanwhile .*(: stuck|,) for \d+ s"
     assert re.search(named, done.output), tail(done.output)

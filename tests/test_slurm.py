@@ -3,98 +3,26 @@
 With MPITRAIN_SLURM=1, as root, with Debian's slurm-wlm and munge: about three minutes for each launcher.
 """
 
-import json
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from launch import HERE, MPITRAIN, TINY, loss_lines, mpirun, options, tail, write_text
-from slurm import ENDED, missing, slurm
+from launch import HERE, MPITRAIN, loss_lines, mpirun, options, run_tiny, tail, tiny, write_text
+from slurm import ENDED, LIMIT_S, SETTINGS, Training, missing, slurm
 
 pytestmark = pytest.mark.skipif("MPITRAIN_SLURM" not in os.environ, reason="MPITRAIN_SLURM=1 starts a Slurm")
 MPICH = (HERE / "mpichversion").exists()
 LAUNCHERS = ["srun --mpi=pmi2", "mpirun -n 2"] if MPICH else ["mpirun -n 2"]  # Open MPI's wheel knows PMIx only, Debian's Slurm has none
-LIMIT_S, MARGIN_S = 60, 40  # the shortest that Slurm has; leaves after a third of it
-SETTINGS = {
-    **{key: value for key, value in TINY.items() if key != "run.steps"},
-    "batch.global": 64,  # slow enough that there aren't thousands of steps to compare
-    "run.eval_every": 50,
-    "run.save_every": 10,
-    "run.time_margin_s": MARGIN_S,
-    "schedule.name": "constant",
-}
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     if missing():
         pytest.fail(missing())
-    with slurm(tmp_path_factory.mktemp("slurm")) as found:
+    with slurm(tmp_path_factory.mktemp("slurm"), cpus=4) as found:  # a script waits for the one that it submits
         yield found
-
-
-class Training:
-    """A job that `mpitrain job` has written and submitted. steps: of the run, which change while it is queued."""
-
-    def __init__(self, cluster, folder: Path, launch: str):
-        self.cluster, self.folder, self.run_dir = cluster, folder, folder / "runs/my"
-        self.text = write_text(folder / "text.txt")
-        self.train_for(10**6)
-        sets = options({**SETTINGS, "data.path": self.text, "parallel.pp": 2})
-        job = [MPITRAIN, "job", "slurm", "my.toml", "--nodes=1", "--ranks-per-node=2", "--cores=1", "--time=0:01:00"]
-        said = cluster.run(*job, f"--launch={launch}", *sets, "--submit", cwd=folder)
-        self.job = said.split()[-1]
-        assert f"Submitted batch job {self.job}" in said
-
-    def train_for(self, steps: int) -> None:
-        (self.folder / "my.toml").write_text(f"[run]\nsteps = {steps}\n")
-
-    def ends(self) -> list[dict]:
-        path = self.run_dir / "ends.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def console(self) -> str:
-        path = self.folder / f"my-{self.job}.out"
-        return path.read_text() if path.exists() else "no console yet"
-
-    def wait_for_end(self, number: int, code: int | None) -> None:
-        """Wait until the run has ended for the `number`th time. code: None for any that tells of a failure."""
-        self.wait_for(f"end {number}", lambda: len(self.ends()) == number)
-        found = self.ends()[-1]["code"]
-        assert found == code or (code is None and found not in (0, 2, 75)), self.console()
-
-    def wait_for_start(self, number: int) -> None:
-        """Wait until the run has taken some steps after its `number`th start."""
-        steps = self.ends()[-1]["step"] + 3
-
-        def stepping():
-            return self.console().count("val loss before training") + self.console().count("going on after") == number
-
-        self.wait_for(f"start {number}", lambda: stepping() and len(loss_lines(self.run_dir)) > steps)
-
-    def wait_for(self, what: str, ready: Callable[[], object]) -> None:
-        """Wait for something while the job lives."""
-
-        def over():
-            return ready() or (self.cluster.state(self.job) in ENDED and not ready())
-
-        self.cluster.wait_for(what, over, LIMIT_S + 60, self.console)
-        assert ready(), f"{what}: the job is {self.cluster.state(self.job)}\n{self.console()}"
-
-    def a_rank(self) -> int:
-        """Return the process of rank 1."""
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                found, command = path.read_bytes().split(b"\0"), path.with_name("cmdline").read_bytes()
-            except OSError:
-                continue
-            names = (b"PMI_RANK=1", b"OMPI_COMM_WORLD_RANK=1")
-            if f"SLURM_JOB_ID={self.job}".encode() in found and any(name in found for name in names) and b"mpitrain\0run" in command:
-                return int(path.parent.name)
-        raise AssertionError(f"no rank 1 of job {self.job}\n{self.console()}")
 
 
 @pytest.mark.parametrize("launch", LAUNCHERS)
@@ -132,13 +60,59 @@ def test_a_launcher_that_starts_singletons_is_refused_and_the_job_doesnt_come_ag
     training = Training(cluster, tmp_path, launch)
     cluster.wait_for("the end of the job", lambda: cluster.state(training.job) in ENDED, LIMIT_S + 60, training.console)
     console = training.console()
-    assert cluster.state(training.job) == "FAILED" and "MeshError: Slurm started 2 ranks" in console, console
+    assert cluster.state(training.job) == "FAILED" and "MeshError: srun started 2 ranks" in console, console
     assert "mpitrain job: not again: the run was refused (exit code 2)" in console and not training.run_dir.exists()
 
 
-def test_a_cancelled_job_doesnt_come_again(cluster, tmp_path):
-    training = Training(cluster, tmp_path, LAUNCHERS[0])
-    cluster.wait_for("steps", lambda: training.run_dir.exists() and "step     1" in training.console(), 60, training.console)
-    subprocess.run(["scancel", training.job], env=cluster.environment, check=True)
-    cluster.wait_for("the end of the job", lambda: cluster.state(training.job) in ENDED, LIMIT_S, training.console)
-    assert cluster.state(training.job) == "CANCELLED", training.console()
+@pytest.mark.skipif(not MPICH, reason="Open MPI's wheel knows PMIx only, Debian's Slurm has none")
+def test_what_a_run_under_srun_prints_is_typed_again(cluster, tmp_path):
+    run = " ".join([MPITRAIN, "run", *tiny("run", write_text(tmp_path / "text.txt"), run_steps=2)])
+    typed = f"srun --mpi=pmi2 -n 2 {run}"
+    env = {**cluster.environment, "PATH": f"{HERE}:{os.environ['PATH']}"}
+    first = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert first.returncode == 0, first.stdout + first.stderr
+    (further,) = re.findall("^  train further +(.*)$", first.stdout, re.MULTILINE)
+    assert further.startswith("srun --mpi=pmi2 -n 2 mpitrain run "), further
+    again = subprocess.run(["bash", "-c", further], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0 and "done: 4 steps" in again.stdout, again.stdout + again.stderr
+
+
+COMMANDS = [
+    "ckpt inspect run",
+    "ckpt verify run",
+    "ckpt diff run run",
+    "ckpt prune run --keep 1",
+    "ckpt reshard run one --shards 1",
+    "doctor",
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a folder with a run that is done, and the command that trains another one."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = run_tiny(1, folder / "run", write_text(folder / "text.txt"), run_steps=2)
+    assert done.returncode == 0, tail(done.output)
+    return folder
+
+
+@pytest.mark.parametrize("inside", ["a batch script", "a step of srun", "the shell of salloc"])
+def test_commands_of_one_process_in_an_allocation_of_several_tasks(cluster, trained, tmp_path, inside):
+    """A script that was submitted within a step has that step's variables, too."""
+    run = " ".join(["run", *tiny(tmp_path / "alone", trained / "text.txt", run_steps=2)])
+    lines = [f"{MPITRAIN} {command} > out 2>&1 && echo fine || {{ echo failed: {command}; cat out; }}" for command in [*COMMANDS, run]]
+    script = tmp_path / "job.sh"
+    script.write_text("\n".join(["#!/bin/bash", f"cd {trained}", "rm -rf one", "env | grep ^SLURM_ | sort", *lines]) + "\n")
+    script.chmod(0o755)
+    out = tmp_path / "console"
+    submit = f"sbatch --wait --ntasks=2 --output={out} {script}"
+    command = {
+        "a batch script": submit,
+        "a step of srun": f"srun --ntasks=2 --mpi=none bash -c 'test $SLURM_PROCID = 1 || {submit}'",
+        "the shell of salloc": f"echo 'exec {script} > {out}' | script --quiet --command 'salloc --ntasks=2' /dev/null",
+    }[inside]
+    env = {**cluster.environment, "SHELL": "/bin/bash"}
+    done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=300, check=False)
+    console = out.read_text() if out.exists() else f"{done.stdout}{done.stderr}\n{cluster.logs()}"
+    assert console.count("fine") == len(lines) and "failed" not in console, console
+    assert "SLURM_PROCID=0" in console and "SLURM_NTASKS=2" in console, console

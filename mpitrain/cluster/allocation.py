@@ -1,11 +1,14 @@
 """When the time that this job was given is over: as the scheduler says, and as the user does. The earlier of the two counts.
 
     MPITRAIN_JOB_END        seconds since 1970; jobs/ sets it where the scheduler tells its jobs nothing (PBS, LSF, Kubernetes)
-    Slurm                   SLURM_JOB_END_TIME (not before 23.02), else `squeue -o %L`
+    Slurm                   SLURM_JOB_END_TIME (not before 23.02), else `squeue -o %L`; only of the job that this process runs in
     Flux                    `flux job timeleft`, in seconds
     LSF                     `bjobs -o time_left`, in hours:minutes
     PBS                     `qstat -f`: its start and its walltime; of Torque PBS_WALLTIME, in seconds from the start of this process
     run.time_limit          of the user, from the start of this process
+
+An end is kept on a clock that nobody sets (now()). What is said as a time of day is converted once, when it is read: a time of day that is
+set later, by hand or by NTP, makes no run leave early, and none train for ever.
 
 Sources: sbatch(1), squeue(1), "Job Array Support" and "Heterogeneous Job Support" of Slurm, flux-job(1), bjobs(1), "Job Arrays" of
 LSF, qstat(1B), and qsub(1B) of Torque.
@@ -13,6 +16,7 @@ LSF, qstat(1B), and qsub(1B) of Torque.
 
 import os
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,27 +24,67 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from mpitrain.cluster.processes import parents_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
 ANSWER_S = 10.0  # a scheduler that takes longer is asked no more
 UNLIMITED_S = 2**32 - 2  # what Flux says of a job without a limit, or more
+FIRST_PROCESS_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of Linux
 YEAR_10000 = 253_402_300_800  # in seconds since 1970; what lies behind it is a mistake, such as milliseconds
 OWN = "MPITRAIN_JOB_END"
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux has the former; macOS' CLOCK_MONOTONIC counts on, too
 
 
 class End(NamedTuple):
-    """When the time is over, in seconds since 1970, and who says so."""
+    """When the time is over, on the clock of now(), and who says so."""
 
-    at: float
+    due: float
     source: str
 
     @property
     def left_s(self) -> float:
-        return self.at - time.time()
+        return self.due - now()
+
+    def distance(self) -> str:
+        """Return how far away the end is, before it or after it, in words."""
+        left_s = self.left_s
+        return f"{abs(left_s):.0f} s {'before' if left_s >= 0 else 'after'} {self}"
 
     def __str__(self) -> str:
-        return f"{time.strftime('%Y-%m-%d %H:%M:%S %z', time.localtime(self.at))} ({self.source})"
+        at = time.localtime(round(time.time() + self.left_s))
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S %z', at)} ({self.source})"
+
+
+class Allotted(NamedTuple):
+    """The time of this job: its end, and for how long before it the run has left."""
+
+    end: End
+    margin_s: float
+
+    @property
+    def is_over(self) -> bool:
+        return self.end.left_s < self.margin_s
+
+
+def allotted(end: End | None, margin_s: float) -> Allotted | None:
+    """Return the time of a job that begins now. Of one that is short at most half is left unused, or it would do nothing at all."""
+    return None if end is None else Allotted(end, min(margin_s, max(0.0, end.left_s) / 2))
+
+
+def now() -> float:
+    """Return the seconds of a clock that nobody sets. It counts on while a machine sleeps, as the time of an allocation does."""
+    return time.clock_gettime(CLOCK)
+
+
+def end_after(seconds: float, source: str) -> End:
+    """Return the end of so many seconds from now on."""
+    return End(now() + seconds, source)
+
+
+def end_at(time_of_day: float, source: str) -> End:
+    """Return the end at a time of day, in seconds since 1970."""
+    return end_after(time_of_day - time.time(), source)
 
 
 def end_of_allocation(
@@ -51,12 +95,11 @@ def end_of_allocation(
     time_limit: run.time_limit, "" for none.  note: is told of an end that is left out because it can't be.  An end that is over is
     another job's, left in the environment of a shell.  Raises ConfigError as end_of_user() does.
     """
-    now, began = time.time(), time.time() - age_s()
-    ends = [End(began + seconds_of(time_limit), "run.time_limit")] if time_limit else []
-    for said in _of_scheduler(environment, began):
-        if said.at >= YEAR_10000:
+    ends = [end_after(seconds_of(time_limit) - age_s(), "run.time_limit")] if time_limit else []
+    for said in _of_scheduler(environment, note):
+        if said.left_s >= YEAR_10000 - time.time():
             note(f"{said.source} says that this job ends after the year 9999: ignored")
-        elif said.at > now:
+        elif said.left_s > 0:
             return min([*ends, said])
     return min(ends, default=None)
 
@@ -68,7 +111,7 @@ def end_of_user(environment: Mapping[str, str] = os.environ) -> End | None:
         return None
     if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or int(text) >= YEAR_10000:
         raise ConfigError(f'{OWN} = "{shown(text)}": expected seconds since 1970, such as $(($(date +%s) + 3600)) for an hour from now')
-    return End(float(text), OWN)
+    return end_at(float(text), OWN)
 
 
 def seconds_of(text: str, name: str = "run.time_limit") -> float:
@@ -89,18 +132,15 @@ def age_s() -> float:
     """Return for how long this process has been there: on a busy file system Python alone takes minutes to start."""
     with suppress(OSError, ValueError, IndexError, AttributeError):  # no Linux
         ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return now() - ticks / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 
-def _of_scheduler(environment: Mapping[str, str], began: float) -> Iterator[End]:
+def _of_scheduler(environment: Mapping[str, str], note: Callable[[str], object]) -> Iterator[End]:
     """Yield what the scheduler of this job says, the best source first."""
     if own := end_of_user(environment):
         yield own
-    if environment.get("SLURM_JOB_END_TIME", "").isdecimal():
-        yield End(float(environment["SLURM_JOB_END_TIME"]), "SLURM_JOB_END_TIME")
-    if job := environment.get("SLURM_JOB_ID"):
-        yield from _from_now(_clock(_line_of(job, _answer("squeue", "-h", "-j", job, "-o", "%A %L"))), "squeue")
+    yield from _of_slurm(environment, note)
     if "FLUX_JOB_ID" in environment:
         yield from _from_now(_number(_answer("flux", "job", "timeleft")), "flux job timeleft")
     if job := environment.get("LSB_JOBID"):
@@ -111,7 +151,51 @@ def _of_scheduler(environment: Mapping[str, str], began: float) -> Iterator[End]
     if job := environment.get("PBS_JOBID"):
         yield from _of_pbs(_answer("qstat", "-f", job))
     if environment.get("PBS_WALLTIME", "").isdecimal():
-        yield End(began + float(environment["PBS_WALLTIME"]), "PBS_WALLTIME")
+        yield end_after(float(environment["PBS_WALLTIME"]) - age_s(), "PBS_WALLTIME")
+
+
+def _of_slurm(environment: Mapping[str, str], note: Callable[[str], object]) -> Iterator[End]:
+    """Yield what Slurm says of this job.
+
+    A shell keeps the variables of a job that it was started in, and programs started there much later inherit them: the end of that job
+    would be taken for this one's.
+    """
+    job, end = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_END_TIME", "")
+    if not job and not end.isdecimal():
+        return
+    if not _runs_under_slurm(environment):
+        inherited = "this process isn't in that job, it only inherited its variables"
+        note(f"the end of Slurm's job {shown(job or '?')} is ignored: {inherited}; set {OWN} if it should count")
+        return
+    if end.isdecimal():
+        yield end_at(float(end), "SLURM_JOB_END_TIME")
+    if job:
+        yield from _from_now(_clock(_line_of(job, _answer("squeue", "-h", "-j", job, "-o", "%A %L"))), "squeue")
+
+
+def _runs_under_slurm(environment: Mapping[str, str]) -> bool:
+    """Return whether this process is in the job that the environment names, as far as can be seen.
+
+    A job's processes have slurmstepd above them, or its cgroup. Those that a launcher started by ssh have neither, but run on the job's
+    nodes. In a container with processes of its own nothing can be seen, and the environment is believed.
+    """
+    if any(name == "slurmstepd" for _, name in parents_of(os.getpid())) or _in_cgroup_of_slurm() or not _sees_all_processes():
+        return True
+    nodes = environment.get("SLURM_JOB_NODELIST", "")
+    return bool(nodes) and socket.gethostname().partition(".")[0] in _answer("scontrol", "show", "hostnames", nodes).split()
+
+
+def _in_cgroup_of_slurm() -> bool:
+    with suppress(OSError):
+        return re.search(r"/job_\d+(/|$)", Path("/proc/self/cgroup").read_text(), re.MULTILINE) is not None
+    return False
+
+
+def _sees_all_processes() -> bool:
+    """Return whether /proc shows this machine's processes, and not those of a container only."""
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid") == FIRST_PROCESS_NAMESPACE
+    return False  # no Linux
 
 
 def _of_pbs(told: str) -> Iterator[End]:
@@ -121,7 +205,7 @@ def _of_pbs(told: str) -> Iterator[End]:
     seconds = _clock(limit[1]) if limit else None
     if start and seconds is not None:
         with suppress(ValueError, OverflowError):
-            yield End(time.mktime(time.strptime(start[1].strip(), "%a %b %d %H:%M:%S %Y")) + seconds, "qstat")
+            yield end_at(time.mktime(time.strptime(start[1].strip(), "%a %b %d %H:%M:%S %Y")) + seconds, "qstat")
 
 
 def _line_of(job: str, told: str) -> str:
@@ -145,7 +229,7 @@ def _answer(*command: str) -> str:
 
 def _from_now(seconds: float | None, source: str) -> Iterator[End]:
     if seconds is not None and seconds < UNLIMITED_S:
-        yield End(time.time() + seconds, source)
+        yield end_after(seconds, source)
 
 
 def _number(text: str) -> float | None:

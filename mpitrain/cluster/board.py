@@ -1,8 +1,9 @@
 """Where each rank of a node is, in memory that its watchdog reads even while the rank is stuck, stopped or dead.
 
     slot      of one rank, in a file of its own that is only memory (memfd); two notes: the one that is valid, and the one written next
-    note      checksum, number, state, rank, process, since when, limit, step, position, where what is owed to it stands, and texts:
-              who, phase, what, what it does beside; and of a wait that lasts: for what, for which ranks, and what they owe
+    note      checksum, number, state, rank, process, since when, limit, step, position, where what is owed to it stands, the newest
+              step that is saved, and texts: who, phase, what, what it does beside; and of a wait that lasts: for what, for which
+              ranks, and what they owe
 
 A rank writes its own slot and no other, and nothing locks. It writes its notes in turn, so that one of the two is whole at any moment,
 even where the rank was stopped or killed while it wrote; a reader takes the newer of those whose checksum is right. The checksum, not
@@ -25,13 +26,14 @@ SLOT = 2048  # bytes
 _NOTE = SLOT // 2
 RETRIES = 10_000
 _CHECKSUM = struct.Struct("<I")
-_HEAD = struct.Struct("<qqqqqdqqqH")
+_HEAD = struct.Struct("<qqqqqdqqqqH")
 _TEXT = _NOTE - _CHECKSUM.size - _HEAD.size
 
 # WORKING: may take its limit. BUSY: as long as it computes, reads or writes. WAITING: for other ranks. HUNG: gave up a wait.
 # LEFT: ends in good order.
 MOST_OWING = 64  # ranks that a wait names
 ABSENT, WORKING, BUSY, WAITING, HUNG, LEFT = range(6)
+NOT_KNOWN = -1  # which step is saved: a command without checkpoints, or nobody has looked yet
 PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "end")
 
 
@@ -50,7 +52,7 @@ class Where:
     """A slot as it was read. since: seconds of time.monotonic(), which all processes of a machine share.
 
     waits_for: the message or the sum that it has waited for, for a while.  owing: ranks that have to do something for it; none: its own
-    device has.  owed: what.
+    device has.  owed: what.  saved: the newest step that is saved, 0 if none is.
     """
 
     state: int
@@ -67,6 +69,7 @@ class Where:
     owing: tuple[int, ...] = ()
     owed: Owed = NOTHING_OWED
     beside: str = ""
+    saved: int = NOT_KNOWN
 
     def __str__(self) -> str:
         return self.told("")
@@ -81,14 +84,16 @@ class Where:
 class Place:
     """Where this rank is. `take` moves it to a slot that others can see.
 
-    beside: what a thread of this rank does meanwhile. Another thread may set it; the next note tells it.
+    beside: what a thread of this rank does meanwhile.  saved: the newest step that is saved.  Another thread may set them; the next note
+    tells them.
     """
 
     def __init__(self, rank: int = 0, who: str = "", limit_s: float = 0.0):
         self._slot, self._number = memoryview(bytearray(SLOT)), 0
         self._pid = os.getpid()
         self.rank, self.who, self.limit_s = rank, who or f"rank {rank}", limit_s
-        self.phase, self.what, self.state, self.beside = PHASES[0], "starting", WORKING, ""
+        self.phase, self.what, self.state = PHASES[0], "starting", WORKING
+        self.beside, self.saved = "", NOT_KNOWN
         self.step = self.position = 0
         self._waits_no_more()
         self._write()
@@ -150,9 +155,16 @@ class Place:
         text = "\0".join(texts).encode(errors="replace")[:_TEXT]
         self._number, self._since = self._number + 1, since or time.monotonic_ns()
         head = self._number, self.state, self.rank, self._pid, self._since, self.limit_s, self.step, self.position, self._owed.position
-        content = _HEAD.pack(*head, len(text)) + text
+        content = _HEAD.pack(*head, self.saved, len(text)) + text
         begin = self._number % 2 * _NOTE
         self._slot[begin : begin + _CHECKSUM.size + len(content)] = _CHECKSUM.pack(crc32(content)) + content
+
+
+def with_saved(report: str, saved: int) -> str:
+    """Return a report whose last line says which step is saved, if that is known."""
+    if saved == NOT_KNOWN:
+        return report
+    return f"{report}; {f'step {saved} is saved' if saved else 'no step is saved yet'}"
 
 
 def shared_slot() -> tuple[int, memoryview]:
@@ -172,10 +184,10 @@ def read_slot(slot: memoryview) -> Where:
     for _ in range(RETRIES):  # both notes are torn only where the rank wrote twice meanwhile
         notes = [note for note in (_whole(slot[:_NOTE]), _whole(slot[_NOTE:])) if note]
         if notes:
-            _number, state, rank, pid, since, limit_s, step, position, owed_at, text = max(notes)
+            _number, state, rank, pid, since, limit_s, step, position, owed_at, saved, text = max(notes)
             who, phase, owing, owed, beside, waits, what = (*text.decode(errors="replace").split("\0"), *[""] * 7)[:7]
             wait = waits, tuple(map(int, owing.split())), Owed(owed, owed_at)
-            return Where(state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what, *wait, beside)
+            return Where(state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what, *wait, beside, saved)
     return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that said nothing yet", PHASES[0], "")
 
 

@@ -15,9 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from mpitrain.cluster.launch import launched, on_one_node, pmi_server
+from mpitrain.cluster.launch import launched, launcher_above, num_ranks_here, on_one_node, pmi_server
 from mpitrain.cluster.launcher_stderr import stderr_of_launcher
 from mpitrain.cluster.processes import peer_of
+from mpitrain.comm.launchers import OPEN_MPI, launch
 
 TRIES, AGAIN_S = 200, 0.01  # while another rank starts it
 BACKLOG = 4096  # ranks that it has not let in yet: it starts while they connect
@@ -60,12 +61,14 @@ def start(address: str) -> bool:
         except OSError:
             return False
         listener.listen(BACKLOG)
-        sure = on_one_node() or "PRTE_LAUNCHED" in os.environ  # the launcher of Open MPI asks ranks to end before it kills them
-        console = stderr_of_launcher()
-        given = [listener.fileno(), *([] if console is None else [console])]
+        started = launch()
+        sure = on_one_node() or (started is not None and started.name == OPEN_MPI)  # which asks ranks to end before it kills them
+        console, launcher = stderr_of_launcher(), launcher_above()
+        numbers = int(sure), num_ranks_here(), listener.fileno(), -1 if console is None else console, *launcher.to_arguments()
+        given = [listener.fileno(), *([] if console is None else [console]), *launcher.descriptors]
         try:
             subprocess.Popen(
-                ["mpitrain-watchdog", "-S", "-s", "-c", code, str(Path(__file__).parents[2]), *map(str, (int(sure), *given))],
+                ["mpitrain-watchdog", "-S", "-s", "-c", code, str(Path(__file__).parents[2]), *map(str, numbers)],
                 executable=sys.executable,
                 env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
                 pass_fds=given,  # and no other: launchers learn from a closed socket of theirs that a rank died
@@ -74,6 +77,7 @@ def start(address: str) -> bool:
                 start_new_session=True,  # launchers kill the session of a rank; the watchdog has to say why
             )
         finally:
+            launcher.close()
             if console is not None:
                 os.close(console)
     return True

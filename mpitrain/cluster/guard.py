@@ -2,7 +2,7 @@
 
     guarded(body, tell)      runs body(guard); whatever happens, this rank ends in one of three ways:
         done                     MPI is finalised, the exit code returned
-        an InputError of all     the same, after the first rank has told it
+        an error of all          the same, after the first rank has told it: an InputError, or a StoppedEarly
         anything else            one report that names rank, phase and cause, then the whole job is ended (MPI_Abort)
 
 A failing rank frees nothing on its way out: communicators are freed by all ranks together, and the others are elsewhere.
@@ -26,13 +26,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from mpitrain.cluster import console, finding, watchdog
+from mpitrain.cluster.allocation import Allotted
 from mpitrain.cluster.behind import MOST_NAMED
-from mpitrain.cluster.board import HUNG, LEFT, WAITING, Place, shared_slot
-from mpitrain.cluster.launch import elsewhere, rank_of_launcher
+from mpitrain.cluster.board import HUNG, LEFT, NOT_KNOWN, PHASES, WAITING, Place, shared_slot, with_saved
+from mpitrain.cluster.launch import elsewhere, launched, launcher_above, rank_of_launcher
 from mpitrain.cluster.nodes import Meeting, addresses_here, told_apart
-from mpitrain.cluster.processes import condition_of, peer_of
+from mpitrain.cluster.processes import condition, condition_of, no_more, peer_of, send_signal
 from mpitrain.comm.world import STARTING, World, abort, finalize, flush
-from mpitrain.errors import FAILED, STOPPED_EARLY, HangError, InputError, MpitrainError
+from mpitrain.errors import BAD_INPUT, FAILED, STOPPED_EARLY, HangError, MpitrainError, StoppedEarly, library_fault
 
 LOOK_S = 0.25
 READY_S = 20.0  # for a process to start, on a node where all ranks do
@@ -41,12 +42,22 @@ TERM_S = 3.0  # Open MPI sends SIGTERM when another rank has failed, SIGKILL 2 s
 ECHO_S = 2.0  # one request comes several times: from the scheduler, from the shell of the job, and through mpirun
 STAGGER_S = 1.5  # without a watchdog first ranks speak first, and end the job before others do
 LIMIT_S = 600.0  # until the configuration is read
-BEFORE_STEPS = ("start", "tokens", "build", "resume")
+KEY_S = 0.3  # without a launcher a key comes once, and a shell's request perhaps twice at once
+WATCHDOG_S = 2.0  # between two looks whether the watchdog is stopped, which of two looks have to find
+ASKS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a rank to leave
+BEFORE_STEPS = ("start", "tokens", "build", "resume")  # there is nothing to save in them
+IN_ORDER_S = 5.0  # for all ranks to leave together where there is nothing to save; then the job is ended as it is
+SAVES_FIRST = "the run ends after this step, with a checkpoint; a second Ctrl-C ends it at once, without"
+FORWARD_S = 0.05  # for a launcher to write what ranks have said before what the watchdog says
 MOST_TEXT = 60_000  # bytes of a report: one message to the watchdog
 
 
 class Guard:
-    """Of one rank. `place` says where it is, `num_asked` how many times a signal asked it to leave (the first two count, see Leaving)."""
+    """Of one rank.
+
+    place: where it is.  num_asked: how many times a signal asked it to leave; the first two count, see Leaving.  asked_by: the last of
+    these signals.  time: that the job has, on the rank that knows it.
+    """
 
     def __init__(self):
         # Before this rank opens anything else. When a process ends, what it has open is closed in the order of the numbers, and
@@ -55,24 +66,47 @@ class Guard:
         found = _found()
         rank, size = rank_of_launcher()
         self.place = Place(rank, f"rank {rank} of {size}", LIMIT_S)
-        self.num_asked = 0
+        self.num_asked, self.asked_by = 0, ""
+        self.time: Allotted | None = None
+        self._unsaved, self._leave_by = PHASES[:-1], float("inf")
         self._asked_at, self._activity = -ECHO_S, watchdog.Activity()
         self._slot: int | None = None
         self._watchdog: socket.socket | None = None
-        self._joined = False
+        self._watchdog_pid = self._watchdog_seen = 0  # its process; how many looks in a row have found it stopped
+        self._look_at = 0.0  # when to look at it
+        self._unheard: tuple[float, str, int] | None = None  # a report that it was given, with the exit code, and when to print it here
+        self._meeting: bytes | None = None  # what the first rank of a node tells another watchdog
+        self._joined = self._alone = False  # whether the watchdog knows the ranks of this node, and whether there is no other node
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # of the watchdog
         self._wakes, wake = os.pipe()
         os.set_blocking(wake, False)
-        for name in (signal.SIGUSR1, signal.SIGTERM):
-            signal.signal(name, _heard_by_the_thread)
+        for name in ASKS:
+            if signal.getsignal(name) != signal.SIG_IGN:  # nohup, and shells that start something in the background, ignore some
+                signal.signal(name, _heard_by_the_thread)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # while this one is inside MPI, too
         self._wake = wake
         self._console = os.dup(2)  # what ends a job is told there, also when this rank writes to a log (run.logs)
         faulthandler.register(signal.SIGUSR2, self._console, all_threads=False)  # the watchdog asks for the stack of a rank that is stuck
-        threading.Thread(target=self._attend, name="mpitrain-guard", daemon=True).start()
+        try:
+            threading.Thread(target=self._attend, name="mpitrain-guard", daemon=True).start()
+        except RuntimeError:
+            self._refuse(found)
         with suppress(OSError, queue.Empty):
             self._share()
             self._be_known(found)
+
+    def _refuse(self, known: socket.socket | None) -> None:
+        """End a job one of whose ranks can start no thread, as bad input; does not return. The watchdog prints the first report."""
+        report = f"mpitrain: {self.place.who} on {os.uname().nodename}: no thread can be started; {no_more()}"
+        try:
+            self._share()
+            socket.send_fds(known, [watchdog.GREETING], [self._slot, self._lifeline])
+            known.send(watchdog.FAILED + b"%d " % BAD_INPUT + report.encode())
+            while _ready([known.fileno()], VERDICT_S) and known.recv(16).startswith(watchdog.READY):
+                continue
+        except (OSError, AttributeError):
+            console.write(self._console, report)
+        abort(BAD_INPUT)
 
     # ------------------------------------------------------------ the watchdog of the node
 
@@ -88,8 +122,10 @@ class Guard:
             return
         known, self._watchdog = self._watchdog, connection
         os.write(self._wake, b"\0")  # the thread has another to listen to
-        if self._answer_of(connection, watchdog.GREETING, self._slot, self._lifeline) != watchdog.READY:
+        answer, _, pid = self._answer_of(connection, watchdog.GREETING, self._slot, self._lifeline).partition(b" ")
+        if answer != watchdog.READY:
             raise ConnectionError("it has ended")
+        self._watchdog_pid = int(pid)
         self._part_from(known)
 
     def _answer_of(self, connection: socket.socket, message: bytes, *given: int) -> bytes:
@@ -109,6 +145,9 @@ class Guard:
             if not self._joined:
                 self._part_from(self._watchdog)
                 self._watchdog = None
+        self._alone = world.num_nodes == 1
+        if self._alone and world.node.rank == 0:
+            self._meeting = watchdog.MEET + b"%d" % world.node.size
         if door is not None:
             door.close()
         os.write(self._wake, b"\0")  # the thread listens to another, or looks no more
@@ -172,13 +211,15 @@ class Guard:
         while True:
             known = self._watchdog
             watched = known is not None and self._joined
-            ready = _ready([self._wakes, *([] if known is None else [known.fileno()])], None if watched else LOOK_S)
+            ready = _ready([self._wakes, *([] if known is None else [known.fileno()])], self._patience_s(watched))
             if self._wakes in ready:
                 self._signalled(os.read(self._wakes, 512))
             if known is not None and known.fileno() in ready:
                 self._hear(known)
             elif not watched:
                 self._look()
+            self._require_left()
+            self._look_at_watchdog(time.monotonic())
 
     def _hear(self, known: socket.socket) -> None:
         """Take what a watchdog says: an answer, or the code to end the job with."""
@@ -188,22 +229,126 @@ class Guard:
             said = b""
         if not said and self._watchdog is known:
             self._watchdog = None
-        if said in (b"", watchdog.READY, watchdog.REFUSED):
+            if self._joined:
+                self._replace_watchdog()
+        if said.partition(b" ")[0] in (b"", watchdog.READY, watchdog.REFUSED):
             self._answers.put(said)
         else:
             abort(int(said))
 
+    def _replace_watchdog(self) -> None:
+        """Have another watchdog in place of one that was killed. This rank's thread calls it: it takes the answer itself.
+
+        Where there are several nodes it doesn't know the others: it reports who is gone, and this rank watches its own limit.
+        """
+        self._joined = False
+        with suppress(OSError):
+            connection = finding.of_this_job()
+            if connection is None:
+                return
+            socket.send_fds(connection, [watchdog.GREETING], [self._slot, self._lifeline])
+            answer = connection.recv(16) if _ready([connection.fileno()], READY_S) else b""
+            if not answer.startswith(watchdog.READY):
+                connection.close()
+                return
+            self._watchdog, self._watchdog_pid, self._joined = connection, int(answer.split()[1]), self._alone
+            if self._meeting:
+                told = Meeting(names=(os.uname().nodename,)).written()
+                socket.send_fds(connection, [self._meeting], [self._console, told])
+                os.close(told)
+                console.write(self._console, "mpitrain: the watchdog of this node was killed: there is another")
+
+    def _look_at_watchdog(self, now: float) -> None:
+        """Continue a watchdog that is stopped, and speak for one that doesn't answer.
+
+        Only what two looks have found: a scheduler that suspends a job stops one process after the other.
+        """
+        if self._unheard is not None and now > self._unheard[0]:
+            self._speak_for_watchdog()
+        if self._watchdog is not None and self._watchdog_pid and now >= self._look_at:
+            self._look_at = now + WATCHDOG_S
+            self._watchdog_seen = self._watchdog_seen + 1 if condition(self._watchdog_pid) == "T" else 0
+            if self._watchdog_seen > 1:
+                send_signal(self._watchdog_pid, signal.SIGCONT)
+
+    def _speak_for_watchdog(self) -> None:
+        """Print what the watchdog was to print, and end the job. The launcher waits for the watchdog, which therefore is killed."""
+        _, report, code = self._unheard
+        if self._watchdog is not None and self._watchdog_pid:
+            send_signal(self._watchdog_pid, signal.SIGKILL)
+        console.write(self._console, report)
+        abort(code)
+
     def _signalled(self, numbers: bytes) -> None:
-        """Leave now if there is nothing to save yet; steps end with a checkpoint first (training/leaving.py), but for a third request."""
-        now, asked = time.monotonic(), any(number in (signal.SIGUSR1, signal.SIGTERM) for number in numbers)
-        if asked and now - self._asked_at > ECHO_S:
-            self.num_asked, self._asked_at = self.num_asked + 1, now
+        """Count a request to leave. Steps end with a checkpoint first (training/leaving.py); a second request, where there is nothing to
+        save, a second Ctrl-C, and a third request anywhere, end the job at once.
+        """
+        now, asked = time.monotonic(), [number for number in numbers if number in ASKS]
+        if not asked:
+            return
+        counts = now - self._asked_at > (ECHO_S if launched() else KEY_S)
+        if counts:
+            self.num_asked, self._asked_at, self.asked_by = self.num_asked + 1, now, signal.Signals(asked[0]).name
+        again = counts and self.num_asked > 1
+        at_once = self.num_asked > 2 or (again and (signal.SIGINT in asked or self._saves_nothing()))
+        self._say_asked(asked[0], "" if at_once or self._saves_nothing() else SAVES_FIRST)
         if not self._joined and signal.SIGTERM in numbers:
-            self._say_asked()
             time.sleep(TERM_S)
+        if at_once:
+            self._leave_now()
+
+    # ------------------------------------------------------------ the end of its time, and where there is nothing to save
+
+    def watch(self, time: Allotted | None) -> None:
+        """Have this rank leave before its time is over."""
+        self.time = time
+        os.write(self._wake, b"\0")
+
+    def begin_steps(self) -> None:
+        """Have steps leave by themselves from now on, with a checkpoint. Until then there is nothing to save in any phase."""
+        self._unsaved = BEFORE_STEPS
+
+    def why_leave(self) -> str:
+        """Return why this rank has to leave, in words; "" if it hasn't."""
+        if self.num_asked:
+            return "it was asked to leave"
+        return f"its time is nearly over, {self.time.end.distance()}" if self.time and self.time.is_over else ""
+
+    def leave_if_asked(self, world: World, *kept: str) -> None:
+        """Raise StoppedEarly on all ranks if one of them has to leave. kept: see there. Collective over all ranks."""
+        phase = self.place.phase
+        if why := world.first_of("whether to leave", self.why_leave()):
+            raise _of_all(StoppedEarly(phase, why, *kept))
+
+    def _saves_nothing(self) -> bool:
+        return self.place.read().phase in self._unsaved
+
+    def _patience_s(self, watched: bool) -> float:
+        """Return for how long the thread may sleep. poll() doesn't count while a machine sleeps, the time of a job does."""
+        if not watched or self._unheard is not None:
+            return LOOK_S
+        if self._leave_by < float("inf"):
+            return max(0.0, min(WATCHDOG_S, self._leave_by - time.monotonic()))
+        if self.time is None:
+            return LOOK_S if self.num_asked else WATCHDOG_S
+        return min(WATCHDOG_S, max(LOOK_S, self.time.end.left_s - self.time.margin_s))
+
+    def _require_left(self) -> None:
+        """End the job if it should have left, has nothing to save, and the ranks don't leave together: one of them is in something long."""
+        if not (self._saves_nothing() and self.why_leave()):
+            self._leave_by = float("inf")
+        elif self._leave_by == float("inf"):
+            patience_s = IN_ORDER_S if self.num_asked else min(IN_ORDER_S, self.time.margin_s / 2)
+            self._leave_by = time.monotonic() + patience_s
+        elif time.monotonic() >= self._leave_by and self._unheard is None:
+            self._leave_now()
+
+    def _leave_now(self) -> None:
         where = self.place.read()
-        if self.num_asked > 2 or (self.num_asked and where.phase in BEFORE_STEPS):
-            self._end(f"mpitrain: {where.told(' was asked to leave')}; what was saved is whole, start again to go on", STOPPED_EARLY)
+        why = " was asked to leave" if self.num_asked else f" is out of time, {self.time.end.distance()},"
+        self._end(f"mpitrain: {where.told(why)}; what was saved is whole, start again to go on", STOPPED_EARLY)
+
+    # ------------------------------------------------------------ waits that take too long
 
     def _look(self) -> None:
         where = self.place.read()
@@ -212,23 +357,41 @@ class Guard:
             how = f"waits for other ranks{_absent()}" if where.state == WAITING else "is stuck"
             report = f"mpitrain: {where.told('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s (comm.timeout_s)"
             self._end(report, FAILED)
-            if self._watchdog is not None:
-                _ready([self._watchdog.fileno()], VERDICT_S)
-            abort(FAILED)
 
-    def _say_asked(self) -> None:
-        """Have the watchdog say nothing of ranks that a launcher ends."""
+    def _say_asked(self, number: int, what: str) -> None:
+        """Have the watchdog know that this rank was asked to leave, and say what it does. what: "": nothing is said."""
         if self._watchdog is not None:
+            text = what and f"mpitrain: asked to leave ({signal.Signals(number).name}): {what}"
             with suppress(OSError):
-                self._watchdog.send(watchdog.ASKED)
+                self._watchdog.send(watchdog.ASKED + b"%d " % number + text.encode())
 
     # ------------------------------------------------------------ how a rank ends
 
-    def leave(self) -> None:
-        """End in good order. Collective over all ranks."""
+    def leave(self, code: int) -> None:
+        """End in good order, with this exit code. Collective over all ranks.
+
+        Open MPI's launcher, asked to end, kills ranks in MPI_Finalize and drops what they have said: the watchdog says it before.
+        """
         self.place.enter("end", "in MPI_Finalize", WAITING)
+        if self.num_asked and code == STOPPED_EARLY and self.place.saved != NOT_KNOWN:
+            self._say_left()
+        above = launcher_above()
+        above.go_on()  # Open MPI's takes part in MPI_Finalize
+        above.close()
+        if self._watchdog is not None and self._watchdog_pid and condition(self._watchdog_pid) == "T":
+            send_signal(self._watchdog_pid, signal.SIGCONT)
         finalize()
         self.place.enter("end", "leaving", LEFT)
+        for name in ASKS:  # srun ends those that are left when the first leaves with 75
+            signal.signal(name, signal.SIG_IGN)  # and Python forgets handlers on its way out, this not
+
+    def _say_left(self) -> None:
+        flush()
+        time.sleep(FORWARD_S)
+        text = with_saved(f"mpitrain: asked to leave ({self.asked_by})", self.place.saved)
+        if self._watchdog is not None:
+            with suppress(OSError):
+                self._watchdog.send(watchdog.LEAVES + b"0 " + text.encode())
 
     def fail(self, error: BaseException) -> None:
         """Report what happened to this rank, and end the whole job; does not return."""
@@ -238,11 +401,12 @@ class Guard:
                 self.place.enter(where.phase, where.what, HUNG)
                 self._end(f"mpitrain: {where}: {error.args[0]}", FAILED, watchdog.GAVE_UP)
             elif isinstance(error, KeyboardInterrupt):
-                self._end(f"mpitrain: {where.told(' was interrupted')}; what was saved is whole, start again to go on", FAILED)
+                self._end(f"mpitrain: {where.told(' was interrupted')}", FAILED)
             else:
                 early = where.phase in BEFORE_STEPS and isinstance(error, MpitrainError)
                 self._end(f"{_traceback(error)}mpitrain: {where.told(' failed')}: {_cause(error)}", error.exit_code if early else FAILED)
-            time.sleep(VERDICT_S if self._watchdog else 0)
+            if self._unheard is not None:
+                time.sleep(VERDICT_S + 2 * LOOK_S)  # meanwhile the thread hears the watchdog, or speaks for it
         finally:
             abort(FAILED)
 
@@ -253,13 +417,17 @@ class Guard:
     def _end(self, report: str, code: int, kind: bytes = watchdog.FAILED) -> None:
         """Have the report printed and the job ended: by the watchdog, which prints the first one only, or here."""
         flush()
+        here = with_saved(report, NOT_KNOWN if code == BAD_INPUT else self.place.saved)
         try:
             if self._watchdog is not None:
                 self._watchdog.send(kind + b"%d " % code + report.encode(errors="replace")[-MOST_TEXT:])
+                send_signal(self._watchdog_pid or os.getpid(), signal.SIGCONT)
+                self._unheard = time.monotonic() + VERDICT_S, here, code
+                os.write(self._wake, b"\0")
                 return
         except OSError:
             self._watchdog = None  # it is gone
-        console.write(self._console, report)
+        console.write(self._console, here)
         abort(code)
 
 
@@ -292,18 +460,24 @@ def _meet(world: World) -> tuple[Meeting, socket.socket | None]:
     return Meeting(node, told_apart(names), *every[0][0]), door
 
 
-def guarded(body: Callable[[Guard], int], tell: Callable[[InputError], None]) -> int:
+def guarded(body: Callable[[Guard], int], tell: Callable[[MpitrainError], None]) -> int:
     """Run body(guard) and return the exit code. `tell` shows an error that all ranks have, on the first of them. Collective."""
     guard = Guard()
     try:
         code = body(guard)
     except BaseException as error:
-        if not (isinstance(error, InputError) and error.everywhere):
+        error = library_fault(error) or error
+        if not (isinstance(error, MpitrainError) and error.everywhere):
             guard.fail(error)
         tell(error)
         code = error.exit_code
-    guard.leave()
+    guard.leave(code)
     return code
+
+
+def _of_all(error: StoppedEarly) -> StoppedEarly:
+    error.everywhere = True
+    return error
 
 
 def _heard_by_the_thread(*signal_and_frame: object) -> None:

@@ -1,38 +1,48 @@
 """What the launcher says of this process, and how to start ranks for commands that need several. Training is started by the user's own."""
 
 import os
-import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
+from mpitrain.cluster.launcher_process import LauncherProcess
 from mpitrain.cluster.processes import parents_of, peer_of
+from mpitrain.comm.launchers import STARTERS, launch, without_rank
 from mpitrain.errors import MeshError
 
-# Of several that are there the first: the later, the likelier left by a launcher in whose shell this one was started.
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 LAUNCHERS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")  # not prte and prted, the daemons of other nodes
 
 
 def launched() -> bool:
-    """Return whether a launcher started this process."""
-    return any(name in os.environ for name in RANKS)
+    """Return whether a launcher started this process as a rank."""
+    return launch() is not None
 
 
 def rank_of_launcher() -> tuple[int, int]:
     """Return the rank and the number of ranks that the launcher gave this process, before MPI is asked; (0, 1) without one."""
-    rank, size = (next((os.environ[name] for name in names if name in os.environ), "") for names in (RANKS, SIZES))
-    return int(rank) if rank.isdecimal() else 0, int(size) if size.isdecimal() else 1
+    found = launch()
+    return (found.rank, found.size) if found else (0, 1)
+
+
+def is_single() -> bool:
+    """Return whether this process is the only rank, as far as can be known before MPI starts; without a launcher it is."""
+    found = launch()
+    return found is None or (found.size == 1 and found.variable != "")
 
 
 def on_one_node() -> bool:
     """Return whether the launcher says that it started all ranks on this node."""
-    here = next((os.environ[name] for name in LOCAL_SIZES if name in os.environ), "")
-    return here == str(rank_of_launcher()[1]) or (not here and os.environ.get("SLURM_STEP_NUM_NODES") == "1")
+    found = launch()
+    if found is not None and found.local_size is not None:
+        return found.local_size == found.size
+    return os.environ.get("SLURM_STEP_NUM_NODES") == "1"
+
+
+def num_ranks_here() -> int:
+    """Return how many ranks the launcher started on this node, as far as it says; else how many it started."""
+    found = launch()
+    return found.local_size or found.size if found else 1
 
 
 def pmi_server() -> int:
@@ -53,6 +63,32 @@ def launcher() -> int:
     return next((pid for pid, name in above if name in LAUNCHERS), 0)
 
 
+def launcher_above() -> LauncherProcess:
+    """Return the launcher of this rank, or what it has on this node where it runs on another: MPICH's proxy, prted, slurmstepd.
+
+    It is one that is never gone where neither is above this process, or the system has no pidfd.
+    """
+    top, server = launcher(), pmi_server()
+    above = [server, *(pid for pid, _ in parents_of(server))] if top and server else [pid for pid, _ in parents_of(os.getpid())]
+    top = top or _daemon()
+    if not top:
+        return LauncherProcess([], [])
+    pids, descriptors = list(reversed(above[: above.index(top) + 1])), []
+    try:
+        for pid in pids:
+            descriptors.append(os.pidfd_open(pid))
+    except (OSError, AttributeError):
+        LauncherProcess(pids, descriptors).close()
+        return LauncherProcess([], [])
+    return LauncherProcess(pids, descriptors)
+
+
+def _daemon() -> int:
+    """Return the process that started the ranks of this node for a launcher elsewhere; 0 if it isn't seen. Ranks are in no group of its."""
+    above = parents_of(os.getpid()) if launched() else ()
+    return next((pid for pid, name in above if name in STARTERS), 0)
+
+
 def job_of_scheduler() -> str:
     """Return what the scheduler calls this job; "" without one."""
     return next((os.environ[name] for name in JOBS if name in os.environ), "")
@@ -64,25 +100,34 @@ def elsewhere(name: str) -> dict[int, int]:
     What /proc says: of one job are processes with one PMIx namespace, or with one parent.
     """
     others, here = dict[int, int](), set[int]()
+    found = launch()
+    if found is None:
+        return {}
+    variable = found.launcher.rank.encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = dict(pair.split(b"=", 1) for pair in (folder / "environ").read_bytes().split(b"\0") if b"=" in pair)
-            rank = int(next(environment[name.encode()] for name in RANKS if name.encode() in environment))
+            rank = int(environment[variable])
             parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
             job, mine = environment.get(b"PMIX_NAMESPACE", b""), os.environ.get("PMIX_NAMESPACE", "").encode()
             if job == mine if mine else parent == os.getppid():
                 others[rank] = int(folder.name)
                 here |= {rank} if (folder / "comm").read_text().strip() == name else set()
-        except (OSError, ValueError, IndexError, StopIteration):
+        except (OSError, ValueError, IndexError, KeyError):
             continue  # gone meanwhile, another user's, or no rank
     return {rank: pid for rank, pid in others.items() if rank not in here}
 
 
 def start(num_ranks: int, arguments: list[str]) -> int:
     """Run `mpitrain ARGUMENTS` on `num_ranks` ranks of this machine with this environment's mpirun; return the exit code."""
+    import shutil
+    import subprocess
+
     beside = Path(sys.executable).with_name("mpirun")
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     if mpirun is None:
         command = f"mpirun -n {num_ranks} mpitrain {' '.join(arguments)}"
         raise MeshError(f"found no mpirun to start {num_ranks} ranks with; start it yourself: {command}")
-    return subprocess.run([mpirun, "-n", str(num_ranks), sys.argv[0], *arguments], check=False).returncode
+    environment = without_rank(os.environ)  # this process may have those of a rank that started it
+    program = [sys.executable, "-m", "mpitrain"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
+    return subprocess.run([mpirun, "-n", str(num_ranks), *program, *arguments], env=environment, check=False).returncode

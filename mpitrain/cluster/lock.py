@@ -17,12 +17,17 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from mpitrain.cluster.launch import job_of_scheduler
+from mpitrain.cluster.processes import no_more
 from mpitrain.errors import CheckpointError
+from mpitrain.inputs import decoded, open_regular, read_regular, shown
 
 NAME = "run.lock"
 BEAT_S = 5.0
@@ -31,25 +36,33 @@ LOOK_S = 0.5
 SLOW_S = 5.0  # a look that takes longer says nothing of the holder: its signs of life may be held up as well
 LOOKS = 3
 WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+NO_LOCK = (errno.EINVAL, errno.EFBIG, errno.ELOOP)  # of what is no file, too large, a link
 BEATS = 12  # digits: the file is written over in place, which a full disk allows
+MOST_BYTES = 1 << 14  # of a lock, which has 400
+MOST_GONE = 8  # who took over, one from the other, and are gone
+
+Text = Annotated[str, Meta(max_length=1024)]
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who holds a lock. system: of the boot and the process namespace, in which `pid` means something; born: the process's start."""
+    """Who holds a lock. system: of the boot and the process namespace, in which `pid` means something; born: the process's start.
 
-    token: str
-    host: str
-    system: str
-    pid: int
-    born: str
-    user: str
-    since: str
-    job: str = ""
-    beat: str = ""
+    It is read from a file that anybody may have written: the token is part of a file's name, and what is said of it goes to terminals.
+    """
+
+    token: Annotated[str, Meta(pattern="^[0-9a-z]{1,64}$")]
+    host: Text
+    system: Text
+    pid: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    born: Text
+    user: Text
+    since: Text
+    job: Text = ""
+    beat: Text = ""
 
     def __str__(self) -> str:
-        job = f", job {self.job}" if self.job else ""
-        return f"process {self.pid} on {self.host}, started {self.since} by {self.user}{job}"
+        job = f", job {shown(self.job)}" if self.job else ""
+        return f"process {self.pid} on {shown(self.host)}, started {shown(self.since)} by {shown(self.user)}{job}"
 
 
 class Lock:
@@ -78,10 +91,15 @@ class Lock:
         try:
             said = self._take(each)
         except OSError as error:
-            advice = "free some space or choose another run.dir"
-            raise CheckpointError(f"run.dir = {self.path.parent}: {NAME} cannot be written: {error.strerror}; {advice}") from None
+            why, advice = f"{NAME} cannot be written: {error.strerror}", "free some space or choose another run.dir"
+            raise CheckpointError(f"run.dir = {shown(self.path.parent)}: {why}; {advice}") from None
         self._thread = threading.Thread(target=self._keep, name="mpitrain-lock", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+            self.release()
+            raise CheckpointError(f"run.dir = {self.path.parent}: no thread can be started to keep {NAME}; {no_more()}") from None
         return said
 
     def release(self) -> None:
@@ -99,7 +117,7 @@ class Lock:
     def _take(self, each: Callable[[str], object]) -> str:
         mine, said = self.path.with_name(f"{NAME}.{self.token}"), ""
         try:
-            mine.write_bytes(self._record())
+            _write(mine, os.O_CREAT | os.O_EXCL, self._record())
             while not said and not _linked(mine, self.path):
                 said = self._take_over(mine, each)
         finally:
@@ -109,12 +127,16 @@ class Lock:
     def _take_over(self, mine: Path, each: Callable[[str], object]) -> str:
         """Take the place of a holder that is gone; return who it was, or "" if the lock changed meanwhile and is to be tried again."""
         first = owner = read_owner(self.path)
-        path, taken = self.path, False
+        path, taken, gone = self.path, False, set[str]()
         while owner is not None and not taken:
+            gone.add(owner.token)
             _require_gone(owner, path, mine, each)
             path = self.path.with_name(f"{NAME}.after-{owner.token}")  # of all who find a holder gone, one can make this file
             taken = _linked(mine, path)
             owner = owner if taken else read_owner(path)  # who was first, perhaps gone by now
+            if owner is not None and not taken and (owner.token in gone or len(gone) == MOST_GONE):
+                what = f"{shown(path.name)} names one that is gone, again and again"
+                raise CheckpointError(f"run.dir = {shown(path.parent)}: {what}; see that no run uses the directory, and remove {NAME}*")
         if not taken:
             return ""
         now = read_owner(self.path)
@@ -123,7 +145,8 @@ class Lock:
             return ""
         mine.replace(self.path)
         for path in self.path.parent.glob(f"{NAME}.after-*"):
-            path.unlink(missing_ok=True)
+            with suppress(IsADirectoryError, PermissionError):  # no run has made that
+                path.unlink(missing_ok=True)
         return f"run.dir was in use by {first}, which is gone: taken over"
 
     def _record(self) -> bytes:
@@ -135,19 +158,19 @@ class Lock:
             self._beat += 1
             try:
                 owner = self._give_sign()
-            except (OSError, msgspec.DecodeError, UnicodeError):
+            except (OSError, ValueError):
                 continue  # a file system that doesn't answer now may do so later; a damaged lock keeps everybody out
             if not self._over.is_set() and (owner is None or owner.token != self.token):
                 how = f"taken by {owner}" if owner else "removed"
-                self._lost(f"{self.path} was {how}: two runs would write into one directory")
+                self._lost(f"{shown(self.path)} was {how}: two runs would write into one directory")
                 return
 
     def _give_sign(self) -> Owner | None:
         """Write a sign of life into the lock, if it is this one's; return whose it is, None if there is none."""
         for _ in range(LOOKS):
             try:
-                with self.path.open("r+b") as file:  # what is read is what is written over: who takes the lock puts another file there
-                    owner = msgspec.json.decode(file.read(), type=Owner)
+                with open(open_regular(self.path, os.O_RDWR), "r+b") as file:  # the one that is read: who takes the lock puts another there
+                    owner = decoded(file.read(MOST_BYTES), Owner)
                     if owner.token == self.token:
                         file.seek(0)
                         file.write(self._record())
@@ -161,14 +184,28 @@ def read_owner(path: Path) -> Owner | None:
     """Return who a lock file names; None if there is no such file. Raises CheckpointError if it is damaged."""
     for _ in range(LOOKS):  # where files can't be linked, one is seen empty for a moment
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Owner)
+            return decoded(read_regular(path, MOST_BYTES), Owner)
         except FileNotFoundError:
             return None
-        except (msgspec.DecodeError, UnicodeError):
+        except OSError as error:
+            if error.errno not in NO_LOCK:
+                raise
+            raise _damaged(path, error.strerror) from None
+        except ValueError:
             time.sleep(LOOK_S)
-    raise CheckpointError(
-        f"run.dir = {path.parent}: {path.name} is damaged, it doesn't say who uses the directory; see that no run does, and remove it"
-    )
+    raise _damaged(path, "it doesn't say who uses the directory")
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    what = f"run.dir = {shown(path.parent)}: {shown(path.name)} is damaged, {why}"
+    return CheckpointError(f"{what}; see that no run uses the directory, and remove the file")
+
+
+def _write(path: Path, flags: int, content: bytes) -> None:
+    """Write a file of this lock from its beginning on, and sync it."""
+    with open(open_regular(path, os.O_WRONLY | flags), "wb", buffering=0) as file:
+        file.write(content)
+        os.fsync(file.fileno())
 
 
 def _require_gone(owner: Owner, path: Path, mine: Path, each: Callable[[str], object]) -> None:
@@ -180,14 +217,12 @@ def _require_gone(owner: Owner, path: Path, mine: Path, each: Callable[[str], ob
     if owner.system == _system():
         lives = _born(owner.pid) == owner.born
     else:
-        lives, since, content = False, time.monotonic(), mine.read_bytes()
+        lives, since, content = False, time.monotonic(), read_regular(mine, MOST_BYTES)
         while not lives and time.monotonic() - since < GONE_S:
             begin = time.monotonic()
             each(f"is {owner} alive?")
             time.sleep(LOOK_S)
-            with mine.open("r+b", buffering=0) as file:
-                file.write(content)
-                os.fsync(file.fileno())
+            _write(mine, 0, content)
             now = read_owner(path)
             if now is None or now.token != owner.token:
                 return  # no longer its lock: to be tried again
@@ -195,7 +230,7 @@ def _require_gone(owner: Owner, path: Path, mine: Path, each: Callable[[str], ob
             if time.monotonic() - begin > SLOW_S:
                 since = time.monotonic()
     if lives:
-        raise CheckpointError(f"run.dir = {path.parent} is in use by {owner}; wait until it ends, or choose another run.dir")
+        raise CheckpointError(f"run.dir = {shown(path.parent)} is in use by {owner}; wait until it ends, or choose another run.dir")
 
 
 def _linked(mine: Path, name: Path) -> bool:
@@ -210,8 +245,7 @@ def _linked(mine: Path, name: Path) -> bool:
         if error.errno not in WITHOUT_LINKS:
             raise
         try:
-            with open(name, "xb") as file:
-                file.write(mine.read_bytes())
+            _write(name, os.O_CREAT | os.O_EXCL, read_regular(mine, MOST_BYTES))
         except FileExistsError:
             return False
     return True

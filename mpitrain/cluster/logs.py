@@ -11,13 +11,14 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from mpitrain.cluster.launch import job_of_scheduler
 from mpitrain.cluster.streams import Unread
 from mpitrain.errors import CheckpointError
-from mpitrain.inputs import open_regular
+from mpitrain.inputs import make_folder, open_regular, shown
 
 
 class Both(Unread):
@@ -39,11 +40,12 @@ def begin(folder: Path, rank: int, num_ranks: int) -> None:
     """
     path = folder / f"rank-{rank:05d}.log"
     try:
-        folder.mkdir(exist_ok=True)
-        log = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with suppress(FileExistsError):
+            make_folder(folder)
+        log = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, own=2)
         os.write(log, _heading(rank, num_ranks).encode(errors="replace"))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error.strerror}; make room for it, or set run.logs = false") from None
+        raise CheckpointError(f"{shown(path)} cannot be written: {error.strerror}; make room for it, or set run.logs = false") from None
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if rank:

@@ -3,7 +3,9 @@
 Standard library only: the watchdog starts in milliseconds.
 """
 
+import ctypes
 import os
+import resource
 import signal
 import socket
 import struct
@@ -11,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 IO_LINES = (0, 1, 4, 5)  # of a thread's io in /proc: rchar and wchar, of calls; read_bytes and write_bytes, of memory-mapped files, too
 CONDITIONS = {
     "T": "stopped by a signal (SIGSTOP)",
@@ -64,6 +67,14 @@ def _stat(pid: int) -> tuple[str, str]:
     return before.partition("(")[2], after
 
 
+def name_of(pid: int) -> str:
+    """Return the name of a process; "" if there is no such process."""
+    try:
+        return _stat(pid)[0]
+    except OSError:
+        return ""
+
+
 def held_in(pid: int) -> str:
     """Return the function of the kernel that a process waits in; "" if it is in none, or that isn't told."""
     try:
@@ -87,6 +98,35 @@ def used(pid: int) -> tuple[int, float]:
         return moved, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return 0, 0.0
+
+
+def no_more() -> str:
+    """Say which limits keep this process from starting threads and processes, and what raises them."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    user = "unlimited" if most == resource.RLIM_INFINITY else f"{most:,}"
+    group, told = _of_cgroup("max"), ""
+    if group not in ("", "max"):
+        told = f", of its cgroup {int(group):,} (pids.max), of which {_of_cgroup('current')} are there"
+    return f"this user may have {user} threads (ulimit -u){told}; raise the limit, or start fewer ranks"
+
+
+def _of_cgroup(name: str) -> str:
+    """Return what the cgroup of this process says of pids; "" if nothing."""
+    try:
+        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        for _, controllers, path in groups:
+            for base in ("/sys/fs/cgroup", "/sys/fs/cgroup/pids"):
+                file = Path(f"{base}{path}/pids.{name}")
+                if controllers in ("", "pids") and file.exists():
+                    return file.read_text().strip()
+    except (OSError, ValueError):
+        pass
+    return ""
+
+
+def signal_when_parent_ends(number: signal.Signals) -> None:
+    """Have the system send this process a signal when the thread that started it ends; SIGKILL and SIGCONT reach a stopped process."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:

@@ -1,7 +1,7 @@
 """The run directory: what a run leaves behind, and whether another start of mpitrain may go on with it.
 
     run.lock         who is using it
-    config.toml      the resolved configuration
+    config.toml      the configuration that was asked for, and in a table of its own what was derived from it
     metrics.jsonl    one object per step
     data/            the tokens
     checkpoints/     one directory per saved step
@@ -22,18 +22,20 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.cluster.lock import Lock, read_owner
-from mpitrain.config import Config, identity, parse, to_toml
+from mpitrain.config import Config, identity, parse_resolved, to_toml_with_derived
 from mpitrain.errors import CheckpointError, ConfigError
-from mpitrain.inputs import kind_of, read_regular, replacing, shown
+from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, shown
 
 DRAWN = ("trace.json", "loads.svg", "routing.npz")
 FILES = ("config.toml", "metrics.jsonl", "ends.jsonl", "metrics.jsonl.damaged", *DRAWN, LOCK)
 FOLDERS = ("data", "checkpoints", "logs")
 ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(FOLDERS, "a folder")  # a link would be written through, too
-MOST_CONFIG_BYTES = 1 << 16  # to_toml() writes 2 KB
+MOST_CONFIG_BYTES = 1 << 16  # a run writes 4 KB
+MOST_DAMAGED = 1000  # lines
 MOST_LINE_BYTES = 1 << 24  # the loads of 100 blocks of 512 experts take 1 MB
 
 
@@ -58,6 +60,11 @@ class RunDir:
     @property
     def data(self) -> Path:
         return self.path / "data"
+
+    @property
+    def tokenizer(self) -> Path:
+        """A copy of the tokenizer's file, of runs that have one."""
+        return self.data / "tokenizer.json"
 
     @property
     def checkpoints(self) -> Path:
@@ -97,7 +104,7 @@ class RunDir:
             said = lock.take(each)
         except OSError as error:
             self.undo()
-            raise CheckpointError(f"run.dir = {self.path} cannot be made: {error.strerror}; choose another run.dir") from None
+            raise CheckpointError(f"run.dir = {shown(self.path)} cannot be made: {error.strerror}; choose another run.dir") from None
         except CheckpointError:
             self.undo()
             raise
@@ -119,16 +126,19 @@ class RunDir:
                 break
             time.sleep(0.2)
         raise CheckpointError(
-            f"run.dir = {self.path}: {self.path.absolute()} on {socket.gethostname()} is not the directory that rank 0 has made; give the "
-            "absolute path of a directory that all nodes share"
+            f"run.dir = {shown(self.path)}: {shown(self.path.absolute())} on {socket.gethostname()} is not the directory that "
+            "rank 0 has made; give the absolute path of a directory that all nodes share"
         )
 
-    def undo(self) -> None:
-        """Release the directory, and remove what take() and the preparation of tokens have made: nothing of the run was written yet."""
-        if self._lock is not None and self._fresh_data:  # without the lock, or after it, the data are another run's
+    def undo(self, keep_data: bool = False) -> None:
+        """Release the directory, and remove what take() and the preparation of tokens have made: nothing of the run was written yet.
+
+        keep_data: what is prepared of the tokens, and where it lies, stays for the next start.
+        """
+        if self._lock is not None and self._fresh_data and not keep_data:  # without the lock, or after it, the data are another run's
             shutil.rmtree(self.data, ignore_errors=True)
         self.release()
-        for path in self._made:
+        for path in (*([self.data] if self._fresh_data else []), *self._made):
             with suppress(OSError):  # another run that was refused here may be looking
                 path.rmdir()
 
@@ -152,31 +162,36 @@ class RunDir:
             nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         except (OSError, ValueError) as error:  # too long, a null byte
             why = getattr(error, "strerror", None) or error
-            raise CheckpointError(f"run.dir = {self.path}: {why}; choose another run.dir") from None
+            raise CheckpointError(f"run.dir = {shown(self.path)}: {why}; choose another run.dir") from None
         if not nearest.is_dir():
-            raise CheckpointError(f"run.dir = {self.path}: {nearest} is not a directory; choose another run.dir")
+            raise CheckpointError(f"run.dir = {shown(self.path)}: {shown(nearest)} is not a directory; choose another run.dir")
         if not os.access(nearest, os.W_OK | os.X_OK):
-            raise CheckpointError(f"run.dir = {self.path}: {nearest} is not writable; choose another run.dir")
+            raise CheckpointError(f"run.dir = {shown(self.path)}: {shown(nearest)} is not writable; choose another run.dir")
         require_own(self.path)
 
-    def require_same_run(self, config: Config) -> None:
-        """Raise ConfigError if the directory holds a run that computes something else, CheckpointError for a config.toml of no run."""
+    def require_same_run(self, config: Config) -> Config | None:
+        """Return the configuration of the run that the directory holds; None if it holds none.
+
+        Raises ConfigError if that run computes something else, CheckpointError for a config.toml of no run.
+        """
         begun = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
         if not self.config.exists():
             if begun:
-                raise CheckpointError(f"run.dir = {self.path} holds a run without its config.toml; choose another run.dir")
-            return
+                raise CheckpointError(f"run.dir = {shown(self.path)} holds a run without its config.toml; choose another run.dir")
+            return None
         if not begun and not self._is_of(config):
-            found = f"run.dir = {self.path} holds a config.toml, but no run, which would replace it by its own"
+            found = f"run.dir = {shown(self.path)} holds a config.toml, but no run, which would replace it by its own"
             raise CheckpointError(f"{found}; move the file away, or choose another run.dir")
-        found, wanted = identity(read_config(self.config)), identity(config)
+        before = read_config(self.config)
+        found, wanted = identity(before), identity(config)
         for key, value in wanted.items():
             if found[key] != value:
-                of_tokenizer = f" and its tokenizer, data.tokenizer = {found['data.tokenizer']!r} as it was then"
+                what = f"{key} = {shown(repr(found[key]))}, this one has {shown(repr(value))}"
                 raise ConfigError(
-                    f"run.dir = {self.path} holds a run with {key} = {found[key]!r}, this one has {value!r}; "
-                    f"choose another run.dir, or go on with the settings of that run{of_tokenizer if key == 'model.vocab' else ''}"
+                    f"run.dir = {shown(self.path)} holds a run with {what}; choose another run.dir, or go on with the settings of "
+                    f"that run{_as_it_was(key, before)}"
                 )
+        return before
 
     def _is_of(self, config: Config) -> bool:
         """Return whether config.toml is what a run writes, and of a run like this one."""
@@ -185,14 +200,14 @@ class RunDir:
         except (ConfigError, CheckpointError):
             return False
 
-    def begin(self, config: Config) -> None:
-        """Write the resolved configuration, when everything is checked: from here on this is the directory of this run.
+    def begin(self, asked: Config, resolved: Config) -> None:
+        """Write the configuration, when everything is checked: from here on this is the directory of this run.
 
         Raises CheckpointError.
         """
         try:
             with replacing(self.config) as file:
-                file.write(to_toml(config).encode())
+                file.write(to_toml_with_derived(asked, resolved).encode())
         except OSError as error:
             raise _unwritable(self.config, error) from None
         self._made, self._fresh_data = [], False
@@ -204,7 +219,8 @@ class RunDir:
         """
         self._unwritten += line.encode()
         try:
-            with open(self.metrics, "ab", buffering=0) as file:
+            descriptor = open_regular(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with open(descriptor, "ab", buffering=0) as file:
                 whole = file.seek(0, os.SEEK_END)
                 try:
                     if file.write(self._unwritten) < len(self._unwritten):
@@ -215,84 +231,127 @@ class RunDir:
                     raise
         except OSError as error:
             told, self._failing = not self._failing, True
-            return f"{self.metrics} can't be written: {error.strerror}; its lines are kept until they can be" if told else ""
+            why = f"{shown(self.metrics)} can't be written: {error.strerror}; its lines are kept until they can be"
+            return why if told else ""
         told, self._failing, self._unwritten = self._failing, False, b""
-        return f"{self.metrics} has all lines again" if told else ""
+        return f"{shown(self.metrics)} has all lines again" if told else ""
 
     def sync_metrics(self) -> None:
         """Bring the lines that are written to the disk. What comes after a checkpoint is computed anew, what comes before it never."""
-        with suppress(OSError), self.metrics.open("rb") as file:  # a step is saved for want of lines, too
+        with suppress(OSError), open(open_regular(self.metrics), "rb") as file:  # a step is saved for want of lines, too
             os.fsync(file.fileno())
 
     def lost(self) -> str:
         """Return what is to be said at the end of lines that could not be written."""
-        return f"{self.metrics} lacks the last {self._unwritten.count(10)} lines, which could not be written" if self._unwritten else ""
+        if not self._unwritten:
+            return ""
+        return f"{shown(self.metrics)} lacks the last {self._unwritten.count(10)} lines, which could not be written"
 
     def truncate_metrics(self, step: int) -> str:
         """Drop the lines after `step`: they come again, bit for bit; return what is to be said.
 
         A last line torn by a kill is dropped too. Others that can't be read are kept in metrics.jsonl.damaged. Raises CheckpointError.
         """
-        kept = [line for line in self._unwritten.splitlines(keepends=True) if (_step_in(line) or 0) <= step]
+        kept = [line for line in self._unwritten.splitlines(keepends=True) if (step_in(line) or 0) <= step]
         self._unwritten = b"".join(kept)
         try:
-            return self._cut(step) if self.metrics.exists() else ""
+            return self._cut(step) if kind_of(self.metrics) else ""
         except OSError as error:
             raise _unwritable(self.metrics, error) from None
 
     def _cut(self, step: int) -> str:
         """Leave the lines up to `step`: where they lie, which takes no room, if nothing is between them."""
-        steps, sizes = list[int | None](), list[int]()
-        for line in _lines(self.metrics):
-            steps.append(_step_in(line))
-            sizes.append(len(line))
-        kept = [found is not None and found <= step for found in steps]
-        damaged = [number for number, found in enumerate(steps[:-1], start=1) if found is None]
-        if damaged:
+        found = _survey(self.metrics, step)
+        if found.damaged:
             with replacing(self.metrics.with_name("metrics.jsonl.damaged")) as file:
-                file.writelines(_lines(self.metrics))
-        if all(kept[: sum(kept)]) and self.metrics.stat().st_nlink == 1:  # another name may be that of a file elsewhere
-            os.truncate(self.metrics, sum(sizes[: sum(kept)]))
-        else:
+                file.writelines(line for line, _ in lines_of(self.metrics))
+        with open(open_regular(self.metrics, os.O_RDWR), "r+b") as file:
+            in_place = found.in_one_piece and os.fstat(file.fileno()).st_nlink == 1  # another name may be that of a file elsewhere
+            if in_place:
+                file.truncate(found.first_bytes)
+        if not in_place:
             with replacing(self.metrics) as file:
-                file.writelines(line for line, keep in zip(_lines(self.metrics), kept) if keep)
-        return f"{self.metrics}: line {damaged[0]} can't be read; the file is kept as metrics.jsonl.damaged" if damaged else ""
+                file.writelines(line for line, known in lines_of(self.metrics) if known is not None and known <= step)
+        return f"{shown(self.metrics)}: line {found.damaged} can't be read; the file is kept as metrics.jsonl.damaged" * bool(found.damaged)
+
+
+def _as_it_was(key: str, before: Config) -> str:
+    """Return how to get the value of a key that was derived in the run before; "" for one that its user gives."""
+    if key == "model.vocab":
+        return f" and its tokenizer, data.tokenizer = {shown(repr(before.data.tokenizer))} as it was then"
+    return f", --set {key}={before.batch.global_}" if key == "batch.global" else ""  # another number of ranks derives another one
+
+
+class _Survey(NamedTuple):
+    """What is in a metrics.jsonl. first_bytes: of the lines up to a step that it begins with.  in_one_piece: there are no more of them.
+
+    damaged: the first line that can't be read, counted from 1, 0 if there is none; the last line, torn by a kill, doesn't count.
+    """
+
+    first_bytes: int
+    in_one_piece: bool
+    damaged: int
+
+
+def _survey(path: Path, step: int) -> _Survey:
+    """Read a metrics.jsonl once. Raises OSError, and CheckpointError if most of it can't be read."""
+    first_bytes, in_first, in_one_piece, damaged = 0, True, True, list[int]()
+    number = 0
+    for number, (line, known) in enumerate(lines_of(path), start=1):
+        if known is None:
+            damaged.append(number)
+        if len(damaged) > MOST_DAMAGED:
+            what = f"{shown(path)}: more than {MOST_DAMAGED:,} lines can't be read, the first is line {damaged[0]}"
+            raise CheckpointError(f"{what}; move the file away, or choose another run.dir")
+        kept = known is not None and known <= step
+        in_first = in_first and kept
+        in_one_piece = in_one_piece and (in_first or not kept)
+        first_bytes += len(line) * in_first
+    return _Survey(first_bytes, in_one_piece, next((each for each in damaged if each < number), 0))
 
 
 def _unwritable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{path} cannot be written: {error.strerror}; free some space or choose another run.dir")
+    return CheckpointError(f"{shown(path)} cannot be written: {error.strerror}; free some space or choose another run.dir")
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a metrics.jsonl. Raises CheckpointError for one that no run has written: a file may be larger than all memory."""
-    with path.open("rb") as file:
+def lines_of(path: Path) -> Iterator[tuple[bytes, int | None]]:
+    """Yield the lines of a metrics.jsonl, and the step that each tells of; None if it is torn or damaged.
+
+    Raises OSError, and CheckpointError for a line that no run has written: a file may be larger than all memory.
+    """
+    with open(open_regular(path), "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
             if len(line) > MOST_LINE_BYTES:
-                what = f"{path}: line {number} has more than {MOST_LINE_BYTES:,} bytes, the most that are read of one"
+                what = f"{shown(path)}: line {number} has more than {MOST_LINE_BYTES:,} bytes, the most that are read of one"
                 raise CheckpointError(f"{what}; move the file away, or choose another run.dir")
-            yield line
+            yield line, step_in(line)
 
 
-def _step_in(line: bytes) -> int | None:
-    """Return the step that a line of metrics tells of; None if it is torn or damaged."""
+def step_in(line: bytes) -> int | None:
+    """Return the step that a line of metrics.jsonl or ends.jsonl tells of; None if it is torn or damaged."""
+    return number_in(line, "step")
+
+
+def number_in(line: bytes, key: str) -> int | None:
+    """Return an integer of a line of metrics.jsonl or ends.jsonl; None if it is torn, damaged, or without it."""
     try:
-        step = json.loads(line)["step"] if line.endswith(b"\n") else None
+        number = json.loads(line)[key] if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return step if isinstance(step, int) else None
+    return number if type(number) is int else None
 
 
 def read_config(path: Path) -> Config:
     """Read the resolved configuration of a run directory, which may be a stranger's: nothing in it may lead elsewhere."""
     try:
         require_own(path.parent)
-        return parse(tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode()))
+        return parse_resolved(tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode()))
     except ConfigError as error:
-        raise ConfigError(f"{path}: {shown(error.args[0])}") from None
+        raise ConfigError(f"{shown(path)}: {shown(error.args[0])}") from None
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}; the run directory is damaged, choose another run.dir") from None
+        raise CheckpointError(f"{shown(path)}: {error.strerror}; the run directory is damaged, choose another run.dir") from None
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, an integer of 5000 digits; a thousand brackets
-        raise CheckpointError(f"{path}: {shown(error)}; the run directory is damaged, choose another run.dir") from None
+        raise CheckpointError(f"{shown(path)}: {shown(error)}; the run directory is damaged, choose another run.dir") from None
 
 
 def require_own(folder: Path) -> None:
@@ -300,5 +359,5 @@ def require_own(folder: Path) -> None:
     for name, needed in ENTRIES.items():
         found = kind_of(folder / name)
         if found not in (None, needed):
-            what = f"{folder / name} is {found}, needed {needed}"
+            what = f"{shown(folder / name)} is {found}, needed {needed}"
             raise CheckpointError(f"{what}; move it away, set run.dir to the place itself, or choose another run.dir")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 PREFIXES = ("mpich_shm_", "sm_segment.", "vader_segment.", "ucx_shm_")  # of MPICH, Open MPI 5 and 4, UCX
+BYTES_OF_A_RANK = 6 << 20  # MPICH 5.0.2 takes 5.4 MB of each in MPI_Init, Open MPI 5.0.11 0.1 MB
 YOUNG_S = 60.0  # a job that just starts has made a file before everybody has it
 
 
@@ -23,6 +24,26 @@ def left_behind(folder: Path = FOLDER) -> list[Path]:
         return []
     mapped = {name for maps in Path("/proc").glob("[0-9]*/maps") for name in _mapped(maps, f" {folder}/".encode())}
     return sorted(path for path in found if path.name not in mapped)
+
+
+def free_bytes(folder: Path = FOLDER) -> int | None:
+    """Return how much room there is; None where that can't be known."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return None
+    return room.f_bavail * room.f_frsize
+
+
+def too_little(free: int | None, num_ranks: int, folder: Path = FOLDER) -> str:
+    """Say so if `free` bytes are too little for MPI_Init of so many ranks on one node: a page that isn't there is SIGBUS, and no error."""
+    needed = num_ranks * BYTES_OF_A_RANK
+    if free is None or free >= needed:
+        return ""
+    return (
+        f"{folder} of {os.uname().nodename} had {free / 1e6:,.0f} MB free, and MPI may need {needed / 1e6:,.0f} MB there for {num_ranks} "
+        f"ranks: make it larger (docker run --shm-size=1g, or mount -o remount,size=1g {folder})"
+    )
 
 
 def told(folder: Path = FOLDER) -> str:

@@ -5,6 +5,7 @@
     a rank gave up a wait          the same; a moment later all have, and of where all ranks of the job are follows who is behind
     a rank is stuck                its place is the same for its limit, and it neither computes nor reads nor writes
     a rank is gone                 its lifeline closed before it said that it leaves
+    the launcher is gone           its process has ended, and ranks haven't (launcher_process.py)
 
 A lifeline is a pipe of which a rank holds the end to write to, and writes nothing. epoll gives what happened in its order, but for a
 descriptor that it has given already: that stays in front. A launcher kills all ranks milliseconds after the first has died, and so it is
@@ -13,7 +14,8 @@ lifelines, which happen once, that tell which was the first, even to a watchdog 
 The first trouble is reported, once; what follows from it isn't. Where ranks wait, the watchdog of the first node asks those of the others
 (nodes.py), and says who is behind (behind.py), unless a rank of any node is still at work. Then the job is ended: a rank is asked to (by
 MPI_Abort, with the exit code), a moment later all are, and what is left is killed. A stopped process can do nothing of this itself, and
-neither can one that was killed, crashed, or is held in a system call: so this is a process of its own.
+neither can one that was killed, crashed, or is held in a system call: so this is a process of its own. It may be stopped itself: it holds
+what the launcher waits for, so a rank continues it (guard.py), and so does the system when the rank that started it ends.
 
 It is there from the first line of the first rank of this node, found as finding.py says. Which ranks are to come, and where the watchdogs
 of other nodes are, it is told when MPI has started; until then each rank watches its own limit, and it reports those that fail or are gone.
@@ -32,11 +34,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpitrain.cluster.behind import Rank, Report, at_fault, report
-from mpitrain.cluster.board import ABSENT, BUSY, LEFT, WAITING, WORKING, Where, read_slot, seen_slot
+from mpitrain.cluster.behind import MOST_NAMED, Rank, Report, at_fault, report
+from mpitrain.cluster.board import ABSENT, BUSY, LEFT, NOT_KNOWN, WAITING, WORKING, Where, read_slot, seen_slot, with_saved
 from mpitrain.cluster.console import STDERR, Console
+from mpitrain.cluster.launcher_process import LauncherProcess
 from mpitrain.cluster.nodes import Meeting, Nodes
-from mpitrain.cluster.processes import CONDITIONS, DEAF, condition, held_in, peer_of, send_signal, used
+from mpitrain.cluster.processes import CONDITIONS, DEAF, condition, held_in, peer_of, send_signal, signal_when_parent_ends, used
+from mpitrain.cluster.shared_memory import free_bytes, too_little
 
 LOOK_S = 0.25
 GATHER_S = 2.0  # waits end at almost the same moment; time for the last rank to say so, and what for
@@ -47,19 +51,23 @@ AGAIN_S = 5.0  # after which they are asked again, where ranks waited for one th
 ELSEWHERE_S = 3.0  # and for the first node's to report, before one that has told it of trouble reports for itself
 CONNECT_S = 60.0  # for the first rank
 LINGER_S = 10.0  # after a report, for ranks that have not come yet: they are told, too, that the job ends
+LAUNCHER_S = 0.05  # for a launcher that is ending: its ranks see that it closes its sockets a moment before it has ended
 COME_S = 2.0  # after the first rank is gone, for one that lives
 APART_S = 0.5  # between the ends of ranks of a node, of which none was ended by the launcher
 STEPPING = ("step", "validation")
 STEP_GRACE_S = 3.0  # in a step the ranks that wait speak first: they know for what
 AT_WORK = (WORKING, BUSY, LEFT)
+BAD_INPUT = 2  # exit code: what is wrong with it is no matter of checkpoints
 SHARE = 0.05  # of a core, that tells work from waiting: there may be many more ranks than cores
 
 GREETING = b"here"  # the first that a rank sends, with its slot and its lifeline
 FAILED, GAVE_UP = b"F", b"W"  # with code and text
-ASKED = b"A"  # a signal asks it to end
+ASKED = b"A"  # with the number of the signal that asks the rank to leave, and what is to be said of it, once
+LEAVES = b"L"  # with 0 and text: all ranks leave in order, because they were asked to
 MEET = b"M"  # all ranks of this node are here, so many; with a stderr, the Meeting, and the door if this node is the hub
 BYE = b"B"  # it has another watchdog now
-READY, REFUSED = b"ready", b"refused"  # answers to GREETING and MEET; what else a rank is sent is the exit code to end the job with
+# Answers to GREETING, with the process of the watchdog, and to MEET. What else a rank is sent is the exit code to end the job with.
+READY, REFUSED = b"ready", b"refused"
 MOST_DESCRIPTORS = 3
 
 
@@ -108,12 +116,17 @@ class Watchdog:
     met: bool = False
     sure: bool = True
     console: Console = field(default_factory=Console)
+    num_ranks: int = 1  # that the launcher has started on this node
+    shared_bytes: int | None = None  # of shared memory that were free before MPI was started
+    launcher: LauncherProcess = field(default_factory=lambda: LauncherProcess([], []))
     seen: dict[int, Seen] = field(default_factory=dict)  # by file descriptor, of ranks that are connected
     lives: dict[int, Seen] = field(default_factory=dict)  # the same by lifeline
     dropped: set[int] = field(default_factory=set)  # descriptors of ranks that are known no more, though the poll may still tell of them
     came: bool = False  # somebody did
     meeting: tuple[Seen, int, list[int]] | None = None  # which rank has said that so many are here, and the descriptors it gave
-    asked_to_end: bool = False
+    launcher_lost: bool = False
+    asked_by: str = ""  # the signal that has asked ranks to leave
+    in_order: bool = False  # ranks leave, and have said so
     unsure: tuple[float, Report] | None = None  # of a rank that is gone, and when that is to be said if others live
     gave_up: dict[int, str] = field(default_factory=dict)  # by number
     suspects: set[tuple[int, float]] = field(default_factory=set)  # of the last look: rank, since when
@@ -123,12 +136,15 @@ class Watchdog:
     again_at: float = 0.0  # before which nobody is blamed for waiting
     ended_at: float = float("inf")
     code: int = 1
+    saved: int = NOT_KNOWN  # of ranks that are gone
     asked: int = 0  # how far the end has come
 
     def run(self) -> None:
         """Watch until no rank is left."""
         self._poll = select.epoll()
         self._poll.register(self.listener, select.EPOLLIN)
+        if self.launcher.descriptor is not None:
+            self._poll.register(self.launcher.descriptor, select.EPOLLIN)
         self._listen_to_nodes()
         self._began = time.monotonic()
         while self.seen or self._expects(time.monotonic()):
@@ -140,6 +156,8 @@ class Watchdog:
                     self._open()
                 elif self.nodes.listener is not None and descriptor == self.nodes.listener.fileno():
                     self._open_to_node()
+                elif descriptor == self.launcher.descriptor:
+                    self._lose_launcher()
                 elif descriptor in self.nodes.links:
                     self._hear_node(descriptor)
                 elif descriptor in self.lives:
@@ -147,6 +165,7 @@ class Watchdog:
                 elif descriptor in self.seen and not self._hear(self.seen[descriptor]):
                     self._hear_no_more(self.seen[descriptor])
             self._act(time.monotonic())
+        self.launcher.go_on()
 
     def _expects(self, now: float) -> bool:
         """Return whether somebody may still come."""
@@ -225,6 +244,8 @@ class Watchdog:
 
     def _drop(self, rank: Seen) -> None:
         """Know a rank no more."""
+        if rank.slot is not None:
+            self.saved = max(self.saved, self._where(rank).saved)
         del self.seen[rank.number]
         self.dropped.add(rank.number)
         rank.connection.close()  # and so it is forgotten by the poll
@@ -255,7 +276,11 @@ class Watchdog:
             self.gave_up[rank.number] = text
             self.ask_at = min(self.ask_at, time.monotonic() + GATHER_S)
         elif kind == ASKED:
-            self.asked_to_end = True
+            self._be_asked(int(code or signal.SIGTERM), text)
+        elif kind == LEAVES:
+            if not self.in_order and self.ended_at == float("inf"):  # each rank that was asked says so
+                self.console.say(text)
+            self.in_order = True
         elif kind == MEET and flags & socket.MSG_CTRUNC:  # not all descriptors came: this process can't have more
             _close(descriptors)
             self._send(rank, REFUSED)
@@ -277,7 +302,7 @@ class Watchdog:
         os.close(slot)
         self.lives[rank.life] = rank
         self._poll.register(rank.life, 0)  # that it is closed, is told in any case
-        self._send(rank, READY)
+        self._send(rank, READY + b" %d" % os.getpid())
         if self.ended_at < float("inf"):
             self._ask([rank])
         elif self.meeting:
@@ -303,13 +328,40 @@ class Watchdog:
     def _miss(self, rank: Seen) -> None:
         """Report a rank that is gone, unless it has said why."""
         where = self._where(rank)
-        if where.state in (ABSENT, LEFT) or rank.number in self.gave_up:
+        if where.state in (ABSENT, LEFT) or rank.number in self.gave_up or (self.in_order and where.phase == "end"):
             return
-        found = Report(f"mpitrain: {where}: the process is gone: killed, out of memory, or crashed in native code")
-        if self.met or (self.sure and not self.asked_to_end):
+        if self.launcher.is_gone(LAUNCHER_S):
+            self._lose_launcher()
+            return
+        text = f"mpitrain: {self._asked}{where}: the process is gone: killed, out of memory, or crashed in native code"
+        if not self.met and (little := too_little(self.shared_bytes, self.num_ranks)):
+            text += f"; {little}"
+        found = Report(text)
+        if self.met or (self.sure and not self.asked_by):
             self._end(found)
-        elif not self.asked_to_end and self.unsure is None:
+        elif not self.asked_by and self.unsure is None:
             self.unsure = time.monotonic() + APART_S, found
+
+    def _lose_launcher(self) -> None:
+        """Report that the launcher is gone, if ranks are left: nothing else ends them where one is stopped."""
+        if self.launcher_lost:
+            return
+        self.launcher_lost = True
+        self._poll.unregister(self.launcher.descriptor)
+        if not self.in_order and any(self._where(rank).state not in (ABSENT, LEFT) for rank in self._ranks):
+            how = "ended before its ranks had left" if self.asked_by else "is gone: killed, crashed, or its terminal was closed"
+            self._end(Report(f"mpitrain: {self._asked}the launcher ({self.launcher}) {how}"))
+
+    def _be_asked(self, number: int, text: str) -> None:
+        """Take note that a signal asks ranks to leave, and say so."""
+        if not self.asked_by and self.met and self.nodes.is_hub and self.ended_at == float("inf") and text:
+            self.console.say(text)
+        self.asked_by = self.asked_by or signal.Signals(number).name
+
+    @property
+    def _asked(self) -> str:
+        """What a report begins with when ranks were asked to leave before."""
+        return f"asked to leave ({self.asked_by}), then " if self.asked_by else ""
 
     @property
     def _ranks(self) -> list[Seen]:
@@ -410,15 +462,22 @@ class Watchdog:
         """Print the report, and begin to end the job. Only the first trouble gets here."""
         if self.ended_at < float("inf"):
             return
-        self.console.say(found.text)
+        stopped = ""
+        if self.launcher.go_on():
+            stopped = f"; the launcher ({self.launcher}) was stopped by a signal"  # and MPICH's ranks may wait for it
+            time.sleep(FORWARD_S)  # it prints what ranks have said before
+        saved = NOT_KNOWN if code == BAD_INPUT else self._saved()
+        self.console.say(found.text if found.behind else with_saved(found.text + stopped, saved))
         self.nodes.tell({"say": "over", "code": code, "behind": found.behind})
-        self.console.close()  # nothing more is said, and a rank that the kernel holds may not end for long
         if not self.met:
             self.console.close_own()
         time.sleep(FORWARD_S)  # launchers forward what they have read of each process, be it half a line: one after the other
-        self._show_stacks(found.behind)
         if found.behind:
+            self._show_stacks(found.behind)
             time.sleep(FORWARD_S)
+            names = f"rank{'s' * (len(found.behind) > 1)} {', '.join(map(str, found.behind[:MOST_NAMED]))}"
+            self.console.say(with_saved(f"mpitrain: the job is ended: {names} did not go on{stopped}", saved))
+        self.console.close()  # nothing more is said, and a rank that the kernel holds may not end for long
         self.ended_at, self.code = time.monotonic(), code
         able = [rank for rank in self._ranks if condition(self._where(rank).pid) not in DEAF]
         if code != 1:
@@ -428,11 +487,16 @@ class Watchdog:
         if not able:
             self._kill()
 
+    def _saved(self) -> int:
+        """Return the newest step that is saved, as far as a rank has said."""
+        others = [rank.where.saved for board in self.boards.values() for rank in board]
+        return max([self.saved, *others, *(self._where(rank).saved for rank in self._ranks)])
+
     def _show_stacks(self, behind: Iterable[int]) -> None:
         """Have ranks of this node print their stacks (guard.py), those that can."""
         for rank in self._ranks:
             where = self._where(rank)
-            if where.rank in behind and condition(where.pid) not in CONDITIONS:
+            if where.rank in behind and where.state != LEFT and condition(where.pid) not in CONDITIONS:
                 send_signal(where.pid, signal.SIGUSR2)
 
     def _go_on_ending(self, now: float) -> None:
@@ -464,10 +528,21 @@ def _close(descriptors: Iterable[int]) -> None:
 
 
 def main() -> None:
-    """Watch. The arguments are Watchdog.sure, and the file descriptors of the listener and, if it is had, of the launcher's stderr."""
-    sure, listener, *launchers = map(int, sys.argv[1:])
+    """Watch. The arguments: Watchdog.sure and num_ranks, the descriptors of the listener and of the launcher's stderr, or -1, and those of
+    a LauncherProcess.
+    """
+    sure, num_ranks, listener, stderr, *launcher = map(int, sys.argv[1:])
+    signal_when_parent_ends(signal.SIGCONT)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)  # a scheduler sends them to every process; this one ends with its ranks
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # it holds three descriptors for each rank; shells often allow 1024
-    Watchdog(socket.socket(fileno=listener), sure=bool(sure), console=Console(*launchers)).run()
+    found = LauncherProcess.from_arguments(launcher)
+    Watchdog(
+        socket.socket(fileno=listener),
+        sure=bool(sure),
+        num_ranks=num_ranks,
+        console=Console(None if stderr < 0 else stderr),
+        shared_bytes=free_bytes(),
+        launcher=found,
+    ).run()

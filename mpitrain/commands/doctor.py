@@ -1,29 +1,31 @@
 """`mpitrain doctor`: what a user wants to know before blaming the trainer."""
 
+import importlib
 import os
 import shutil
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpitrain.cluster import shared_memory
+from mpitrain.cluster.crowding import crowded
 from mpitrain.cluster.guard import Guard
-from mpitrain.comm import awareness, library
-from mpitrain.comm.collectives import all_reduce, barrier
-from mpitrain.comm.grid import Grid
-from mpitrain.comm.mesh import Mesh
+from mpitrain.cluster.launch import rank_of_launcher
+from mpitrain.comm import awareness, launchers, library
 from mpitrain.comm.world import World, connect
-from mpitrain.errors import DONE
+from mpitrain.errors import DONE, LibraryError, MeshError, library_fault
+
+if TYPE_CHECKING:
+    from mpitrain.comm.mesh import Mesh
+    from mpitrain.training.machine.gpus import Gpus
 
 TIMEOUT_S = 60.0  # of one message
+PATIENCE_S = 30.0  # for rank 0 to tell what it knows without MPI
 
-HINTS = {
-    "MPICH": ("MPIR_CVAR_POLLS_BEFORE_YIELD", "MPIR_CVAR_POLLS_BEFORE_YIELD=1 MPIR_CVAR_CH4_PROGRESS_THROTTLE=true"),
-    "Open MPI": ("OMPI_MCA_mpi_yield_when_idle", "OMPI_MCA_mpi_yield_when_idle=true"),
-}
 MANY = {  # hundreds of ranks on one machine, for a dry run
     "MPICH": "of more than 256 ranks on one machine MPICH's mpirun hangs: name it as several nodes, for 512 ranks mpirun -launcher fork "
     "-hosts n0:64,n1:64,n2:64,n3:64,n4:64,n5:64,n6:64,n7:64 -n 512, with MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_CH4_ROOTS_ONLY_PMI=1",
@@ -31,31 +33,75 @@ MANY = {  # hundreds of ranks on one machine, for a dry run
 
 
 def main(guard: Guard, say: Callable[[str], None]) -> int:
-    """Report on the world this process was started in. Collective over all ranks."""
-    world = connect(guard.place)
+    """Report on the world this process was started in. Collective over all ranks.
+
+    Raises MeshError where there is no MPI library, LibraryError where there is no torch, when all else is told.
+    """
+    try:
+        library.vendor()
+    except MeshError:
+        if rank_of_launcher()[0] == 0:
+            _print(say, _without_mpi())
+        else:
+            time.sleep(PATIENCE_S)  # the first report ends the job
+        raise
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.mesh import Mesh
+
+    world = connect(guard.place, may_be_alone=True)
     guard.join(world)
-    gpus = _devices(world)
+    gpus, fault = _devices(world)
     with guard.place.waiting("measuring the bandwidth"):
         mesh = Mesh(world.comm, Grid({"dp": world.size}), {"world": range(world.size)}, timeout_s=TIMEOUT_S)
         hosts = Counter(world.all_gather("their nodes", library.host()))
         bandwidth = _bandwidth(mesh)
     if world.rank == 0:
-        for name, value in (*_facts(world, mesh, hosts, bandwidth), *gpus):
-            say(f"{name:14}{value}")
+        _print(say, (*_facts(world, mesh, hosts, bandwidth), *gpus))
     mesh.free()
+    if fault is not None:
+        raise fault
     return DONE
 
 
-def _facts(world: World, mesh: Mesh, hosts: Counter, bandwidth: str):
+def _print(say: Callable[[str], None], lines: Iterable[tuple[str, str]]) -> None:
+    for name, value in lines:
+        say(f"{name:14}{value}")
+
+
+def _without_mpi() -> Iterator[tuple[str, str]]:
+    """Yield what can be known of this node alone: (name, finding) lines."""
+    yield "MPI", "can't be loaded, see below"
+    started = launchers.launch()
+    yield "launcher", _launcher(started.name if started else None)
+    yield "cores", str(len(os.sched_getaffinity(0)))
+    yield "shared memory", shared_memory.told()
+    try:
+        from mpitrain.training.machine import gpus
+    except ImportError as error:
+        yield "torch", f"can't be loaded: {error}"
+        return
+    found = gpus.of_torch()
+    yield from _torch(found)
+    yield "GPUs", ", ".join(map(str, found.seen)) or "none"
+
+
+def _torch(found: "Gpus") -> list[tuple[str, str]]:
+    from mpitrain.parallel import processor
+    from mpitrain.training.machine import gpus
+
+    return [("torch", gpus.build()), ("CPU products", processor.in_words()), ("GPU driver", found.driver or "none")]
+
+
+def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
     """Yield (name, finding) lines."""
     yield "MPI", library.versions()
     yield "library", f"{library.name()}, {library.loaded()._name}"
-    yield "launcher", _launcher()
+    yield "launcher", _launcher(library.launcher())
     level = library.threads()
     yield "thread level", level + ("" if level == "multiple" else " (multiple is needed for a progress thread)")
     yield "ranks", f"{mesh.size} on {world.num_nodes} nodes: " + ", ".join(f"{host} {count}" for host, count in hosts.items())
     cores = len(os.sched_getaffinity(0))
-    yield "cores", f"{cores} for rank 0" + crowded(library.vendor(), world.node.size)
+    yield "cores", "; ".join(filter(None, [f"{cores} for rank 0", crowded(library.vendor(), world.node.size)]))
     if many := launcher_options(library.vendor(), world.node.size, cores):
         yield "many ranks", many
     yield "shared memory", shared_memory.told()
@@ -63,16 +109,29 @@ def _facts(world: World, mesh: Mesh, hosts: Counter, bandwidth: str):
     yield "bandwidth", bandwidth
 
 
-def _devices(world: World) -> list[tuple[str, str]]:
-    """Return (name, finding) of GPUs: which there are, who shares them, the way of messages. Collective over all ranks."""
+def _devices(world: World) -> tuple[list[tuple[str, str]], LibraryError | None]:
+    """Return (name, finding) of GPUs: which there are, who shares them, the way of messages; and why there is no torch. Collective."""
     try:
-        from mpitrain.parallel import processor
-        from mpitrain.training.machine import device, gpus
-    except ImportError as error:  # the rest is worth telling, too
-        return [("torch", f"can't be loaded: {error}")]
+        world.on_every_rank("loading torch", _load_torch)
+    except LibraryError as fault:
+        return [("torch", "can't be loaded, see below")], fault
+    return _gpus(world), None
+
+
+def _load_torch() -> None:
+    """Raise LibraryError if there is none."""
+    try:
+        importlib.import_module("mpitrain.training.machine.device")
+    except ImportError as error:
+        raise library_fault(error) or error from None
+
+
+def _gpus(world: World) -> list[tuple[str, str]]:
+    from mpitrain.training.machine import device, gpus
+
     found = gpus.of_torch()
     kinds = set(world.all_gather("their devices", found.vendor))
-    lines = [("torch", gpus.build()), ("CPU products", processor.in_words()), ("GPU driver", found.driver or "none")]
+    lines = _torch(found)
     if None in kinds or len(kinds) > 1:
         without = "on no rank" if kinds == {None} else f"not the same on all ranks: {', '.join(sorted(map(_maker, kinds)))}"
         return [*lines, ("GPUs", without), *((f"MPI, {vendor}", _awareness(vendor)) for vendor in gpus.VENDORS)]
@@ -97,8 +156,8 @@ def _awareness(vendor: str) -> str:
     return f"{answer[awareness.verdict(said)]}: {awareness.in_words(said)}"
 
 
-def _launcher() -> str:
-    return f"{library.launcher() or 'none, a single process'}; mpirun on the path: {shutil.which('mpirun') or 'none'}"
+def _launcher(name: str | None) -> str:
+    return f"{name or 'none, a single process'}; mpirun on the path: {shutil.which('mpirun') or 'none'}"
 
 
 def launcher_options(vendor: str, ranks: int, cores: int) -> str:
@@ -106,18 +165,12 @@ def launcher_options(vendor: str, ranks: int, cores: int) -> str:
     return MANY.get(vendor, "") if ranks > cores else ""
 
 
-def crowded(vendor: str, ranks: int) -> str:
-    """Return what to set where a node has more ranks than cores, whichever of these rank 0 is bound to; nothing where it is set."""
-    variable, setting = HINTS.get(vendor, ("", ""))
-    if ranks <= (os.cpu_count() or 1) or not variable or variable in os.environ:
-        return ""
-    return f"; {ranks} ranks on {os.cpu_count()} cores: set {setting}, or waiting ranks keep the cores from working ones"
-
-
-def _bandwidth(mesh: Mesh, num_bytes: int = 16 << 20, repeats: int = 7) -> str:
+def _bandwidth(mesh: "Mesh", num_bytes: int = 16 << 20, repeats: int = 7) -> str:
     """Time an all-reduce of 16 MiB over all ranks."""
     if mesh.size == 1:
         return "needs 2 ranks: mpirun -n 2 mpitrain doctor"
+    from mpitrain.comm.collectives import all_reduce, barrier
+
     x, times = np.zeros(num_bytes // 4, np.float32), []
     for _ in range(repeats):
         barrier(mesh["world"]).wait()

@@ -14,12 +14,13 @@ from mpitrain.actor.stage import Stage, assemble
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.rundir import RunDir, read_config
-from mpitrain.config import Batch, Config, Memory, Numerics, Optimizer
+from mpitrain.config import Batch, Config, Data, Memory, Numerics, Optimizer
+from mpitrain.config_hints import recognised
 from mpitrain.data.documents import documents_of
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
 from mpitrain.data.tokens import DESCRIPTION, describe
 from mpitrain.errors import CheckpointError, ConfigError, DataError
-from mpitrain.inputs import kind_of, shown
+from mpitrain.inputs import kind_of, obeyed, shown
 from mpitrain.layout.node_memory import require_memory
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import on_one_rank, resolve
@@ -39,17 +40,17 @@ def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed:
         raise DataError(f"--temperature {temperature}: needed a finite number; 0 takes the likeliest token")
     rundir = RunDir(run_dir)
     config = _read_config(rundir)
-    tokenizer = _tokenizer(rundir, config.data.tokenizer, tokenizer_file)
+    tokenizer = _tokenizer(rundir, config.data, tokenizer_file)
     _warn_of_another(rundir, tokenizer)
-    ids = _encode(tokenizer, prompt)
+    ends, begin = _special_tokens(rundir, config, tokenizer)
+    ids = [*begin, *_encode(tokenizer, prompt)]
     config = _for_sampling(rundir, config, tokenizer, len(ids) + num_tokens)
-    ends = separator(config.data, tokenizer)
     stage = _load(rundir, plan_of(config))
     generator = torch.Generator().manual_seed(seed)
     shown = ""
     with torch.no_grad():
         for _ in range(num_tokens + 1):
-            text = tokenizer.decode(ids)
+            text = tokenizer.decode(ids[len(begin) :])
             whole = text.rstrip("\ufffd")  # a character of several tokens is shown when it is complete
             if whole.startswith(shown):
                 yield whole[len(shown) :]
@@ -71,8 +72,8 @@ def choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generato
 
 
 def visible(text: str) -> str:
-    """Return text for a terminal, without what it would obey: a model can be taught to say that."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    """Return text for a terminal, without what it would obey: a model can be taught to say that. Ordinary spaces and joiners stay."""
+    return "".join("\ufffd" if obeyed(c) else c for c in text)
 
 
 def _logits(stage: Stage, ids: list[int], ends: int | None) -> torch.Tensor:
@@ -88,26 +89,45 @@ def _read_config(rundir: RunDir) -> Config:
     except OSError as error:
         raise CheckpointError(f"{rundir.path}: {error.strerror}; give the run directory of `mpitrain run`") from error
     if kind is None:
-        raise CheckpointError(f"{rundir.path}: no config.toml; give the run directory of `mpitrain run`")
+        found = recognised(rundir.path, own=False)
+        what = f"it is {found}" if found else "no config.toml"
+        raise CheckpointError(f"{rundir.path}: {what}; give the run directory of `mpitrain run`")
     return read_config(rundir.config)
 
 
-def _tokenizer(rundir: RunDir, name: str, given: str | None) -> Tokenizer:
+def _tokenizer(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:
     """Return the tokenizer that is given, or else the run's own, which must not be a file elsewhere: of all that its reader may read."""
+    name, end, begin = data.tokenizer, data.end_of_text, data.begin_of_text
     if given is not None:
-        return load_tokenizer(given)
+        return load_tokenizer(given, end, begin)
     if name == "bytes":
-        return load_tokenizer(name)
+        return load_tokenizer(name, end, begin)
     try:
         file = Path(os.path.realpath(name))
         inside, kind = file.is_relative_to(os.path.realpath(rundir.path)), kind_of(file)
     except (OSError, ValueError):  # too long; a zero byte
         inside, kind = False, None
     if inside and kind == "a file":
-        return load_tokenizer(file)
+        return load_tokenizer(file, end, begin)
+    with suppress(OSError):
+        if kind_of(rundir.data) == "a folder" and kind_of(rundir.tokenizer) == "a file":
+            return load_tokenizer(rundir.tokenizer, end, begin)
     found = (kind or "missing") if inside else "outside of the run directory, and not read for it"
     named = f"{rundir.config} names the tokenizer {shown(repr(name))}"
     raise DataError(f"{named}, which is {found}; give --tokenizer FILE, the one that the run was trained with")
+
+
+def _special_tokens(rundir: RunDir, config: Config, tokenizer: Tokenizer) -> tuple[int | None, list[int]]:
+    """Return the token that ends a document, if they are separate, and what one begins with: as the run's tokens have them."""
+    ends, begin, separate = tokenizer.end_of_text, tokenizer.begin_of_text, config.data.documents == "separate"
+    with suppress(DataError, OSError):
+        origin = describe(rundir.data).origin
+        older = origin.form == 1
+        ends, begin = (tokenizer.older_end_of_text, None) if older else (origin.end_of_text, origin.begin_of_text)
+    if separate and ends is None:
+        separator(config.data, tokenizer)
+    known = begin is not None and begin < tokenizer.vocab
+    return ends if separate else None, [begin] if known else []
 
 
 def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
@@ -141,7 +161,7 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
         optimizer=Optimizer(name="sgd", momentum=0.0),
     )
     try:
-        one = resolve(one, 1, tokenizer.vocab)
+        one = resolve(one, 1, tokenizer.vocab, needed=tokenizer.needed)
         require_memory(plan_of(one))
     except ConfigError as error:
         raise ConfigError(f"{rundir.config}: {shown(error.args[0])}") from error

@@ -2,33 +2,47 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mpitrain import config as settings
 from mpitrain.commands.waiting import Waiting
-from mpitrain.config import Parallel
-from mpitrain.data.tokenizer import load_tokenizer, separator
+from mpitrain.config import Config, Parallel
+from mpitrain.data.tokenizer import separator, tokenizer_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
+from mpitrain.layout.alternatives import by_recompute, by_stage, costs, idle_recompute, out_of_order, told_of_zero
 from mpitrain.layout.exchange import left_open
-from mpitrain.layout.memory import predict, table_of_usage
+from mpitrain.layout.idle import told_of_idle
+from mpitrain.layout.memory import predict
+from mpitrain.layout.memory_table import table_of_usage, told_of_fit, told_of_parameters
 from mpitrain.layout.plan import Plan
+from mpitrain.layout.recompute import told_of_every
 from mpitrain.layout.resolve import resolve
 from mpitrain.layout.saved import copy_bytes
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.schedules.actions import Action, format_program
 from mpitrain.schedules.check import Report
 from mpitrain.schedules.draw import MOST_LINES, grid, least_lines
+from mpitrain.schedules.table import heads_of
 
 MOST_RANKS = 1_000_000  # more than any machine has; what is asked of each of them is then answered in seconds
+
+ORDER = (
+    "not counted, in host memory of each rank: the order of an epoch, for each sequence of the corpus 8 bytes, 22 while it is made, and 30 "
+    "where one epoch follows another"
+)
 
 
 def planned(path: str | None, overrides: tuple[str, ...], num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
     """Read a configuration and plan it for a number of ranks. num_nodes, node_ranks: as layout/resolve.py: resolve has them."""
-    config = settings.load(path, overrides)
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    return _plan_of(settings.load(path, overrides), num_ranks, num_nodes, node_ranks)
+
+
+def _plan_of(config: Config, num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
+    tokenizer = tokenizer_of(config.data)
     separator(config.data, tokenizer)
-    return plan_of(resolve(config, num_ranks, tokenizer.vocab, num_nodes, node_ranks, "there are"))
+    return plan_of(resolve(config, num_ranks, tokenizer.vocab, num_nodes, node_ranks, "there are", tokenizer.needed))
 
 
 def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False) -> str:
@@ -42,7 +56,8 @@ def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, r
     if rank is None:
         if traffic:
             raise ConfigError("--traffic: pipeline ranks send different things; give --rank too")
-        return "\n\n".join(f"# pipeline rank {pp}\n{format_program(actions)}" for pp, actions in enumerate(programs))
+        heads = [f"{what} {number}" for what, number in heads_of(plan.table)]
+        return "\n\n".join([*heads, *(format_program(actions, first=f"rank {pp}: ") for pp, actions in enumerate(programs))])
     if rank >= num_ranks:
         raise ConfigError(f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number of ranks you start")
     at = plan.axes.grid.coordinates(rank)
@@ -53,16 +68,48 @@ def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, r
 def _traffic(plan: Plan, rank: int) -> str:
     from mpitrain.actor.rehearsal import Rehearsal
 
-    return "\n\n# what it sends in a step:\n" + "\n".join(f"# {line}" for line in Rehearsal(plan, rank).table().splitlines())
+    rehearsal = Rehearsal(plan, rank)
+    lines = "\n".join(f"# {line}" for line in rehearsal.table().splitlines())
+    return f"\n\n# what it sends in a step, {rehearsal.way()}:\n{lines}"
 
 
 def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
-    """Return what a rank of each pipeline rank will hold, as a table in MB."""
-    plan = planned(path, overrides, num_ranks)
+    """Return what a rank of each pipeline rank will hold, as a table in MB, and what other settings would make of it."""
+    given = settings.load(path, overrides)
+    plan = _plan_of(given, num_ranks)
     with Waiting("mpitrain memory"):
         usages, copies = predict(plan), [copy_bytes(plan, rank) for rank in range(plan.config.parallel.pp)]
-    table = table_of_usage(usages, copies)
-    return f"MB (10**6 bytes) of each pipeline rank, with the largest shard of its state:\n{table}{_left_open(plan)}"
+        stages, modes = by_stage(plan), by_recompute(plan)
+    lines = [
+        "Of each pipeline rank, the one with the largest shard of its state; MB are 10**6 bytes:",
+        table_of_usage(usages, copies),
+        told_of_parameters(plan),
+        told_of_fit(plan, usages, copies, _cheapest_first(plan, stages, modes)),
+        told_of_zero(given, plan.config),
+        told_of_every(plan.stages),
+        *told_of_idle(plan.config),
+        *costs(plan),
+        *(_compared("parallel.zero", stages) if len(stages) > 1 else ()),
+        *out_of_order(plan, stages),
+        *_compared("memory.recompute", modes),
+        *idle_recompute(plan, modes),
+        ORDER,
+    ]
+    return "\n".join(filter(None, lines)) + _left_open(plan)
+
+
+def _cheapest_first(plan: Plan, stages: Mapping[int, int], modes: Mapping[str, int]) -> dict[str, int]:
+    """Return what other settings hold: ZeRO 1 and 2 send no more, then what is cheap to make again, then the rest."""
+    zeros = {f"parallel.zero = {stage}": held for stage, held in stages.items() if stage > plan.config.parallel.zero}
+    others = {f'memory.recompute = "{mode}"': held for mode, held in modes.items() if mode != plan.config.memory.recompute}
+    last = "parallel.zero = 3"
+    return {**{key: held for key, held in zeros.items() if key != last}, **others, **{key: zeros[key] for key in zeros if key == last}}
+
+
+def _compared(key: str, found: Mapping[Any, int]) -> list[str]:
+    """Say what the rank that holds most has with each value of a key, the rest as it is."""
+    values = "; ".join(f"{value} {num_bytes / 1e6:,.2f}" for value, num_bytes in found.items())
+    return [f"together by {key}, of the rank that holds most: {values}"]
 
 
 def _left_open(plan: Plan) -> str:
@@ -81,10 +128,16 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
     return (
         f"{_picture(plan)}\n\n"
         f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, {name}, {report.num_microbatches} microbatches each\n"
+        f"{_notes(plan)}"
         f"proved: {report.num_actions} instructions complete and in order, {report.num_messages} messages matched, "
         "no deadlock without buffering\n"
         f"microbatches in flight at most, per pipeline rank: {peaks}{_divided(programs, report, parallel)}"
     )
+
+
+def _notes(plan: Plan) -> str:
+    """Say what was left out or changed of a table from a file, in a line each."""
+    return "".join(f"{note}\n" for note in plan.table.notes)
 
 
 def _picture(plan: Plan) -> str:

@@ -83,7 +83,7 @@ def _shrunken_attention(attention: Attention) -> dict[str, int]:
 
 def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], None]) -> int:
     """Verify the layout of a configuration, say on rank 0 what was found, and return the exit code. Collective over all ranks."""
-    world = connect(guard.place)
+    world = connect(guard.place, may_be_alone=True)
     guard.join(world)
     nodes = world.num_nodes, world.node_ranks
     config = world.on_every_rank("checking the configuration", lambda: planned(path, overrides, world.size, *nodes)).config

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from contextlib import suppress
 
 SOON_S = 2.0
 
@@ -18,7 +19,8 @@ class Waiting:
 
     def __enter__(self) -> "Waiting":
         if sys.stderr.isatty():
-            self._timer.start()
+            with suppress(RuntimeError):  # no thread can be started: there is no bar
+                self._timer.start()
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,9 +1,15 @@
-"""One configuration on all ranks: read on each, compared on all."""
+"""One configuration on all ranks: read on each, compared on all; and the time that they have, which one of them knows."""
+
+from collections.abc import Callable
+from contextlib import suppress
 
 from mpitrain import config as settings
+from mpitrain.cluster.allocation import allotted, end_of_allocation, end_of_user, seconds_of
+from mpitrain.cluster.board import BUSY
+from mpitrain.cluster.guard import Guard
 from mpitrain.comm.world import World
 from mpitrain.config import Config
-from mpitrain.errors import InputError
+from mpitrain.errors import ConfigError, InputError
 
 
 def attempt(path: str | None, overrides: tuple[str, ...]) -> Config | InputError:
@@ -18,3 +24,17 @@ def require_same_configuration(world: World, config: Config) -> None:
     """Raise MeshError, with the first key that differs, unless all ranks have read the same. Collective over all ranks."""
     if len(set(world.all_gather("comparing the configuration", settings.digest(config)))) > 1:
         world.require_same({key: repr(value) for key, value in settings.flatten(config).items()})
+
+
+def require_time(config: Config) -> None:
+    """Raise ConfigError unless what the user says of the time of this job can be read."""
+    if config.run.time_limit:
+        seconds_of(config.run.time_limit)
+    end_of_user()
+
+
+def watch_time(config: Config, guard: Guard, note: Callable[[str], object]) -> None:
+    """Have this rank leave before the time of this job is over. For one rank: it asks the scheduler. note: see end_of_allocation."""
+    guard.place.enter("start", "asking the scheduler for the end of this job", BUSY)
+    with suppress(ConfigError):  # require_time() raises it, on all ranks
+        guard.watch(allotted(end_of_allocation(config.run.time_limit, note=note), config.run.time_margin_s))

@@ -20,21 +20,26 @@ import msgspec
 from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.dry_run import DryRun, Tally, seconds_of
 from mpitrain.actor.recipes import Rehearsals
+from mpitrain.cluster.allocation import age_s
 from mpitrain.cluster.board import BUSY, WAITING
 from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.preflight import code
 from mpitrain.comm.account import Usage
 from mpitrain.comm.recipe import decoded
 from mpitrain.comm.world import World, connect
 from mpitrain.config import Config
-from mpitrain.data.tokenizer import load_tokenizer
+from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
 from mpitrain.errors import DONE, InputError, MessageError
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
 from mpitrain.layout.text import aligned, megabytes
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.training.agreement import attempt, require_same_configuration
+from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
+from mpitrain.training.tokenizing import OneTokenizer
+
+NOTHING = "a dry run saves nothing"
 
 
 @dataclass(frozen=True)
@@ -63,27 +68,33 @@ class Measured(NamedTuple):
 def run(path: str | None, overrides: tuple[str, ...], options: Options, guard: Guard, say: Callable[[str], None]) -> int:
     """Run the steps of a layout dry; rank 0 tells each phase when it is over. Collective over all ranks.
 
-    Raises InputError, alike on all ranks, for a configuration that can't work, and MessageError if another message came than was due.
+    Raises InputError, alike on all ranks, for a configuration that can't work, StoppedEarly, too, when one has to leave, and MessageError
+    if another message came than was due.
     """
-    place, began = guard.place, _began_at()
+    place = guard.place
     place.enter("start", "reading the configuration", BUSY)
     rehearsals = Rehearsals()
     read = attempt(path, overrides)
     if isinstance(read, Config):
         place.name(place.who, Limit(read.comm.timeout_s).seconds)
-    world = connect(place)
-    connected = time.time()
+        if rank_of_launcher()[0] == 0:
+            watch_time(read, guard, say)
+    world = connect(place, lambda: bool(guard.why_leave()))
+    start_s = age_s()
     guard.join(world)
     place.enter("start", "checking the configuration", BUSY)
-    plan = world.on_every_rank("checking the configuration", lambda: _plan(read, world))
+    config = world.on_every_rank("checking the configuration", lambda: _checked(read))
+    vocabulary = OneTokenizer(world, config.data).read(lambda: tokenizer_of(config.data))
+    plan = world.on_every_rank("checking the configuration", lambda: _plan(config, world, vocabulary))
     if world.rank == 0:
         rehearsals.begin(plan.config)
     require_same_configuration(world, plan.config)
     world.require_same(world.on_first_of_node("digesting the code", code))  # hundreds of ranks would take a while
-    times = world.gather("when they started", (began, connected))
+    times = world.gather("how long they took to start", start_s)
     if times is not None:
         say(_title(plan, world, options))
-        say(f"start          {max(there for _, there in times) - min(begin for begin, _ in times):.1f} s, to the last process in MPI")
+        say(f"start          {max(times):.1f} s, to the last process in MPI")
+    guard.leave_if_asked(world, NOTHING)
 
     place.enter("build", "rehearsing the ranks", BUSY)
     begin = time.monotonic()
@@ -95,12 +106,14 @@ def run(path: str | None, overrides: tuple[str, ...], options: Options, guard: G
         mesh = build_mesh(plan, world.comm, place)
     place.name(f"{mesh} on {os.uname().nodename}", Limit(plan.config.comm.timeout_s).seconds)
     _tell("communicators", time.monotonic() - begin, world, say)
+    guard.leave_if_asked(world, NOTHING)
 
     rate = {} if options.tflops is None else {"seconds": seconds_of(plan, options.tflops * 1e12)}
     walk, steps = DryRun(plan, mesh, recipe, place, options.share, **rate), []
     for step in range(1, options.steps + 1):
         steps.append(_timed_step(walk, step, world))
         _tell(f"step {step}", steps[-1], world, say)
+        guard.leave_if_asked(world, NOTHING)
     walk.finish()
     _require_predicted(walk, mesh.usage())
     place.enter("end", "telling how it went")
@@ -119,10 +132,16 @@ def _tell(what: str, seconds: float, world: World, say: Callable[[str], None]) -
         say(f"{what:15}{max(every):.3g} s")
 
 
-def _plan(read: Config | InputError, world: World) -> Plan:
+def _checked(read: Config | InputError) -> Config:
     if isinstance(read, InputError):
         raise read
-    plan = plan_of(resolve(read, world.size, load_tokenizer(read.data.tokenizer).vocab, world.num_nodes, world.node_ranks))
+    require_time(read)
+    return read
+
+
+def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
+    machine = world.size, vocabulary.vocab, world.num_nodes, world.node_ranks
+    plan = plan_of(resolve(config, *machine, needed=vocabulary.needed))
     plan.training  # noqa: B018  # proved here, where trouble is still an InputError of all ranks
     return plan
 
@@ -144,12 +163,6 @@ def _require_predicted(walk: DryRun, usage: dict[str, Usage]) -> None:
             raise MessageError(f"axis {name}: counted {found}, the recipe has {wanted}")
 
 
-def _began_at() -> float:
-    """Return when the launcher started this process, by time.time()."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
-
-
 def _memory() -> tuple[int, int]:
     """Return the bytes of this process in memory: all, and its share of them (what n processes have counts as an n-th)."""
     found = {}
@@ -166,7 +179,8 @@ def _title(plan: Plan, world: World, options: Options) -> str:
     length = "messages of full length" if options.share == 1 else f"messages of {options.share:g} of their length"
     work = "nothing is computed" if options.tflops is None else f"asleep for what {options.tflops:g} TFLOP/s would compute"
     layout = f"{plan.axes.grid}; {plan.config.pipeline.schedule}, {plan.num_microbatches} microbatches a rank"
-    return f"dry run of {world.size} ranks on {world.num_nodes} nodes, {layout}; {length}, {work}"
+    title = f"dry run of {world.size} ranks on {world.num_nodes} nodes, {layout}; {length}, {work}"
+    return "\n".join([title, *(f"{plan.table.name}: {note}" for note in plan.table.notes)])
 
 
 def report(options: Options, every: list[Measured]) -> str:

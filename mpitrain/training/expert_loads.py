@@ -1,12 +1,18 @@
 """How evenly experts are used: what the lines of metrics.jsonl say of it, and a picture of them in the run directory."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from mpitrain.actor.actor import Actor
-from mpitrain.inputs import replacing
+from mpitrain.cluster.rundir import lines_of
+from mpitrain.errors import CheckpointError
+from mpitrain.inputs import decoded, replacing, shown
 
+BlockName = Annotated[str, Meta(pattern=r"^(mtp\.)?[0-9]{1,9}$")]
 KEY = "expert_loads"  # of the lines with a validation: by block, the share of each expert of the choices of that step
 
 
@@ -35,27 +41,50 @@ def draw(metrics: Path, to: Path) -> str:
         return _drawn(metrics, to)
     except ImportError:
         return "pip install 'mpitrain[plot]' for a picture of the loads of experts"
-    except OSError as error:
-        return f"{to}: the loads of experts can't be drawn: {error.strerror}"
+    except (OSError, ValueError, CheckpointError) as error:
+        why = getattr(error, "strerror", None) or error.args[0]
+        return f"{shown(to)}: the loads of experts can't be drawn: {why}"
+
+
+class _Line(msgspec.Struct):
+    """What is drawn of a line of metrics.jsonl; somebody else may have written some of them."""
+
+    step: int
+    load_cv: float | None = None
+    expert_loads: dict[BlockName, list[float]] = {}
+
+    def __post_init__(self) -> None:
+        if len(set(map(len, self.expert_loads.values()))) > 1:
+            raise ValueError("blocks have different numbers of experts")
+
+
+def _lines(metrics: Path) -> Iterator[_Line]:
+    for number, (line, _) in enumerate(lines_of(metrics), start=1):
+        try:
+            yield decoded(line, _Line)
+        except ValueError as error:
+            raise ValueError(f"line {number} of {metrics.name}: {error}") from None
 
 
 def _drawn(metrics: Path, to: Path) -> str:
-    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    known = [line for line in lines if line.get(KEY)]
-    if not known:
+    measured, last_line = list[_Line](), None
+    for line in _lines(metrics):
+        last_line = line if line.expert_loads else last_line
+        if line.load_cv is not None:
+            measured.append(msgspec.structs.replace(line, expert_loads={}))
+    if last_line is None:
         return ""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     over_steps, last = figure.subplots(1, 2, width_ratios=(1, 1.3))
-    measured = [line for line in lines if line.get("load_cv") is not None]
-    over_steps.plot([line["step"] for line in measured], [line["load_cv"] for line in measured], color="#5B7FA6")
+    over_steps.plot([line.step for line in measured], [line.load_cv for line in measured], color="#5B7FA6")
     over_steps.set(title="mean over blocks", xlabel="step", ylabel="coefficient of variation of loads", ylim=(0, None))
     over_steps.spines[["top", "right"]].set_visible(False)
-    blocks = known[-1][KEY]
+    blocks = last_line.expert_loads
     rows = [[share * len(row) for share in row] for row in blocks.values()]
     image = last.imshow(rows, aspect="auto", cmap="RdBu_r", vmin=0, vmax=2, interpolation="nearest")
-    last.set(title=f"loads in step {known[-1]['step']}, 1: the mean", xlabel="expert", ylabel="block")
+    last.set(title=f"loads in step {last_line.step}, 1: the mean", xlabel="expert", ylabel="block")
     last.set_yticks(range(len(rows)), list(blocks))
     figure.colorbar(image, ax=last, extend="max")
     with replacing(to) as file:

@@ -5,12 +5,15 @@ urgent of all ranks (actor/step_totals.py), so all leave after the same step. Th
 
     before the end   | rest of this step | a whole step | a validation | a save, twice its time | run.time_margin_s |
                      ^ asked here: if there isn't time for all of that, this step is the last one
+
+Where only the save and the margin are left, the run hurries. Before the first step there is nothing to save: cluster/guard.py has those
+phases leave.
 """
 
+import math
 import time
 from collections import deque
 
-from mpitrain.cluster.allocation import End
 from mpitrain.cluster.guard import Guard
 
 STAY, LEAVE, HURRY = range(3)  # HURRY: without the validation that is due, and without what is told at the end
@@ -19,22 +22,29 @@ ASSUMED_BYTES_S = 100e6  # of a rank, until a save was measured
 
 
 class Leaving:
-    """Of one rank. end: of its time, None where nobody said, and on all ranks but the first.  saved_bytes: the most that a rank writes."""
+    """Of one rank. guard: knows the time that there is, on one rank.  saved_bytes: the most that a rank writes."""
 
-    def __init__(self, guard: Guard, end: End | None, margin_s: float, saved_bytes: float):
-        self._guard, self._end, self._margin_s = guard, end, margin_s
+    def __init__(self, guard: Guard, saved_bytes: float):
+        self._guard, self._time = guard, guard.time
         self._steps, self._assumed_s, self._longest_save_s = deque[float](maxlen=REMEMBERED), saved_bytes / ASSUMED_BYTES_S, 0.0
         self._late, self._began, self._validation_s = False, time.monotonic(), 0.0
 
     def urgency(self) -> int:
         """Return how urgently this rank has to leave."""
-        self._late = self._late or (self._end is not None and self._end.left_s < self.needed_s)
-        return max(min(self._guard.num_asked, HURRY), LEAVE if self._late else STAY)
+        left_s = self._time.end.left_s if self._time else math.inf
+        self._late = self._late or left_s < self.needed_s
+        late = HURRY if left_s < self._to_save_s else LEAVE if self._late else STAY
+        return max(min(self._guard.num_asked, HURRY), late)
 
     @property
     def needed_s(self) -> float:
         """The time before the end from which on a further step is too much."""
-        return 2 * max(self._steps, default=0.0) + self._validation_s + 2 * self.save_s + self._margin_s
+        return 2 * max(self._steps, default=0.0) + self._validation_s + self._to_save_s
+
+    @property
+    def _to_save_s(self) -> float:
+        """The time before the end that a save needs, and no more than that."""
+        return 2 * self.save_s + (self._time.margin_s if self._time else 0.0)
 
     @property
     def save_s(self) -> float:
@@ -55,11 +65,14 @@ class Leaving:
 
     def announced(self) -> str:
         """Return what is said at the start of the time there is."""
-        if self._end is None:
+        if self._time is None:
             return ""
-        return f"time: until {self._end}; leaves with a checkpoint before that (run.time_margin_s = {self._margin_s:g})"
+        return f"time: until {self._time.end}; leaves {self._time.margin_s:.0f} s before that or earlier, with a checkpoint"
 
     def told(self, step: int) -> str:
         """Return why the run has left after `step`."""
-        late = f", {self._end.left_s:.0f} s before {self._end}" if self._late and self._end else ""
-        return f"stopped after step {step} with a checkpoint{late}; start the same command again to go on"
+        return f"stopped after step {step} with a checkpoint{self._distance}; start the same command again to go on"
+
+    @property
+    def _distance(self) -> str:
+        return f", {self._time.end.distance()}" if self._late and self._time else ""

@@ -12,47 +12,60 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpitrain.cluster import logs, preflight
-from mpitrain.cluster.allocation import End, end_of_allocation, end_of_user, seconds_of
 from mpitrain.cluster.board import BUSY
 from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.world import World, connect
-from mpitrain.config import Config
+from mpitrain.config import Config, as_override
+from mpitrain.data.copies import copies_of
 from mpitrain.data.corpus import check_source
 from mpitrain.data.order import Sampler
-from mpitrain.data.split import split
-from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
-from mpitrain.data.tokens import Description, describe, open_tokens, prepare
-from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError
-from mpitrain.inputs import shown
+from mpitrain.data.split import Split, apart, split, tail, without
+from mpitrain.data.text import Text
+from mpitrain.data.tokenizer import Tokenizer, Vocabulary, load_tokenizer, separator, tokenizer_of
+from mpitrain.data.tokens import Description, describe, keep_tokenizer, keep_trained, num_prepared, open_ends, open_tokens, prepare
+from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly
+from mpitrain.inputs import is_there, kind_of, shown
+from mpitrain.layout.alternatives import told_of_zero
+from mpitrain.layout.idle import told_of_idle
+from mpitrain.layout.log_pace import log_pace
 from mpitrain.layout.node_memory import require_memory
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.training.agreement import attempt, require_same_configuration
+from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
+from mpitrain.training.console import Report
+from mpitrain.training.going_on import change_of_rate, prompt_for
 from mpitrain.training.replay.wish import Wish
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
+from mpitrain.training.tokenizing import OneTokenizer
 
 SEEN_S = 60.0  # for which a network file system may still say that there is no such file
 
 
 @dataclass(frozen=True)
 class Corpora:
-    """The tokens of a run, in an order that is a pure function of seed and slot. separator: what ends a document, if it matters."""
+    """The tokens of a run, in an order that is a pure function of seed and slot.
+
+    separate: rows say where documents end.  told: how validation was chosen.  by_documents: not as of old.
+    """
 
     train: Sampler
     validation: Sampler
     digest: str
-    separator: int | None
+    separate: bool
+    told: str
+    by_documents: bool
 
 
 @dataclass(frozen=True)
 class Opened:
     """A plan that holds, with its run directory, its newest checkpoint and its tokens.
 
-    notes: for the user.  end: of the time this job has, on the first rank, if somebody says.
+    notes: for the user.  prompt: for a sample of what it trains; on rank 0.
     """
 
     plan: Plan
@@ -60,27 +73,41 @@ class Opened:
     corpora: Corpora
     newest: Newest
     notes: list[str]
-    end: End | None
+    prompt: str
 
 
 def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard, record: Wish | None = None) -> tuple[Opened, World]:
     """Start MPI, check everything that needs no device, take the run directory, and prepare the tokens on rank 0.
 
     Collective over all ranks. Raises InputError, alike on all ranks and before anything of a run is changed, for whatever the user has
-    to change.
+    to change, and StoppedEarly on all ranks when one has to leave before it is done.
     """
     guard.place.enter("start", "reading the configuration", BUSY)
     read = attempt(path, overrides)  # before MPI starts: its limit (comm.timeout_s) is for that, too
+    notes, first = list[str](), rank_of_launcher()[0] == 0
     if isinstance(read, Config):
         guard.place.name(guard.place.who, Limit(read.comm.timeout_s).seconds)
-    world = connect(guard.place)
+        if first:  # before MPI starts, which takes some of that time; and no process that uses MPI starts the scheduler's command
+            watch_time(read, guard, notes.append)
+    world = connect(guard.place, lambda: bool(guard.why_leave()))
     guard.join(world)
+    if isinstance(read, Config) and world.rank == 0 and not first:  # a shell had a rank of an earlier job in its environment
+        watch_time(read, guard, notes.append)
     guard.place.enter("start", "checking the configuration", BUSY)
-    plan, tokenizer, same = world.on_every_rank("checking the configuration", lambda: _plan(read, world, record))
+    config = world.on_every_rank("checking the configuration", lambda: _checked(read))
+    require_same_configuration(world, config)
+    tokenizer = OneTokenizer(world, config.data)
+    with guard.place.at("start", "reading the tokenizer", BUSY):
+        vocabulary = tokenizer.read(lambda: _tokenizer(config))
+    plan, same = world.on_every_rank("checking the configuration", lambda: _plan(config, world, record, vocabulary))
     require_same_configuration(world, plan.config)
     world.require_same(same)
+    guard.leave_if_asked(world)
     _require_device(plan, world)
-    return _Opening(plan, tokenizer, world, guard, record, _told_of_moved(path, overrides, plan.config.run.dir)).open(), world
+    guard.leave_if_asked(world)
+    notes += _told_of_moved(path, overrides, plan.config.run.dir)
+    notes += filter(None, [told_of_zero(config, plan.config), *told_of_idle(plan.config)])
+    return _Opening(config, plan, tokenizer, vocabulary, world, guard, record, notes).open(), world
 
 
 def _told_of_moved(path: str | None, overrides: tuple[str, ...], run_dir: str) -> list[str]:
@@ -91,33 +118,51 @@ def _told_of_moved(path: str | None, overrides: tuple[str, ...], run_dir: str) -
     if asked or not own or os.path.realpath(here.path) == os.path.realpath(run_dir):
         return []
     found = f"{shown(path)} is that of a run directory, and leads to another: run.dir = {shown(run_dir)}"
-    return [f"{found}; --set run.dir={shown(here.path)} goes on with the run beside it"]
+    own = as_override("run.dir", str(here.path))
+    return [f"{found}; --set {own} goes on with the run beside it"]
 
 
-def _plan(read: Config | InputError, world: World, record: Wish | None) -> tuple[Plan, Tokenizer, dict[str, str]]:
-    """Resolve the configuration and prove its schedule; return also what all ranks need alike. Writes and sends nothing."""
+def _checked(read: Config | InputError) -> Config:
+    """Return a configuration, if what needs neither ranks nor a tokenizer is right. Writes nothing."""
     if isinstance(read, InputError):
         raise read
     num_threads(read.run)
-    if read.run.time_limit:
-        seconds_of(read.run.time_limit)
-    end_of_user()
+    require_time(read)
     _require_staging(read.run.staging)
-    tokenizer = load_tokenizer(read.data.tokenizer)
-    separator(read.data, tokenizer)
-    plan = plan_of(resolve(read, world.size, tokenizer.vocab, world.num_nodes, world.node_ranks))
+    return read
+
+
+def _plan(
+    config: Config, world: World, record: Wish | None, vocabulary: Vocabulary
+) -> tuple[Plan, dict[str, str]]:
+    """Resolve the configuration and prove its schedule; return also what all ranks need alike. Sends nothing."""
+    if vocabulary.older_end_of_text is None:
+        separator(config.data, vocabulary)  # else a run begun before may have one
+    machine = world.size, vocabulary.vocab, world.num_nodes, world.node_ranks
+    plan = plan_of(resolve(config, *machine, needed=vocabulary.needed))
     require_memory(plan)
     if record:
         record.require(world.size, plan.config.run.steps)
-    table = plan.training.table
     same = {
-        "the tokenizer": tokenizer.identity,
-        "the table of pipeline.schedule": preflight.digest(repr(table)),
+        "the table of pipeline.schedule": preflight.digest(repr(plan.training.table)),
         **({"--record": f"{record.rank}:{record.step}"} if record else {}),
         **preflight.code(),
         **({"the routing of experts.replay": plan.routing.digest} if plan.routing else {}),
     }
-    return plan, tokenizer, same
+    return plan, same
+
+
+def _tokenizer(config: Config) -> Tokenizer:
+    """Return the tokenizer, or the run directory's copy of it where its file is gone."""
+    data, rundir = config.data, RunDir(config.run.dir)
+    try:
+        return tokenizer_of(data)
+    except DataError:
+        with suppress(OSError):
+            own = kind_of(rundir.data) == "a folder" and kind_of(rundir.tokenizer) == "a file"
+            if own and not is_there(data.tokenizer):
+                return load_tokenizer(rundir.tokenizer, data.end_of_text, data.begin_of_text)
+        raise
 
 
 def _require_staging(path: str) -> None:
@@ -147,9 +192,24 @@ def _require_device(plan: Plan, world: World) -> None:
 class _Opening:
     """The run directory and what is in it, step by step; each is collective, and an error in one undoes what was made."""
 
-    def __init__(self, plan: Plan, tokenizer: Tokenizer, world: World, guard: Guard, record: Wish | None, notes: list[str]):
-        self.plan, self.config, self.tokenizer, self.world, self.guard, self.record = plan, plan.config, tokenizer, world, guard, record
-        self.rundir, self.notes = RunDir(self.config.run.dir), notes
+    def __init__(
+        self,
+        asked: Config,
+        plan: Plan,
+        tokenizer: OneTokenizer,
+        vocabulary: Vocabulary,
+        world: World,
+        guard: Guard,
+        record: Wish | None,
+        notes: list[str],
+    ):
+        self.plan, self.config, self.world, self.guard, self.record = plan, plan.config, world, guard, record
+        self.tokenizer, self.vocabulary = tokenizer, vocabulary
+        self.report = Report(world.rank, 0, log_pace(self.config.run))
+        self.asked, self.rundir, self.notes = asked, RunDir(self.config.run.dir), notes
+        self.before: Config | None = None  # what the run directory holds; on rank 0
+        self.gone: DataError | None = None
+        self.copies = np.empty(0, np.int64)  # documents that are left out of training
 
     def open(self) -> Opened:
         world, place = self.world, self.guard.place
@@ -164,30 +224,49 @@ class _Opening:
                 newest = newest_whole(world, folder, share, needs, note, each)
                 if self.record:
                     world.on_first_rank("looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path))
+                self.guard.leave_if_asked(world)
             self.notes += self._told_of_replay(newest)
+            if self.before is not None and newest.step:
+                self.notes += filter(None, [change_of_rate(self.before, self.config, newest.step)])
             with place.at("tokens", "preparing the tokens", BUSY):
-                world.on_first_rank("preparing the tokens", lambda: self._prepare(newest))
+                world.on_first_rank("preparing the tokens", lambda: self._prepare(newest), self.tokenizer.help)
+                self.copies = world.on_first_rank("looking for copies of held-out documents", self._copies)
+                world.on_first_rank("keeping the tokenizer", self._keep_tokenizer)
                 corpora = world.on_every_rank("opening the tokens", self._corpora)
                 world.require_same({"the tokens": corpora.digest})
+                self.notes += [self._told_of_text()] * (world.rank == 0)
+                self.guard.leave_if_asked(world, "the tokens are prepared")
             if self.config.run.logs:
                 with place.at("start", "opening the logs", BUSY):
                     world.on_every_rank("opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size))
-            world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.config))
-        except InputError:
+            world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.asked, self.config))
+        except (InputError, StoppedEarly) as error:
             if world.rank == 0:
-                self.rundir.undo()
+                self.rundir.undo(keep_data=isinstance(error, StoppedEarly))
             raise
-        with place.at("start", "asking the scheduler for the end of this job", BUSY):
-            limit, note = self.config.run.time_limit, self.notes.append
-            end = world.from_first_rank("asking the scheduler", lambda: end_of_allocation(limit, note=note))
-        return Opened(self.plan, self.rundir, corpora, newest, self.notes, end if world.rank == 0 else None)
+        prompt = ""
+        if world.rank == 0:
+            prompt = prompt_for(self.tokenizer.whole, corpora.train.sequences(range(1))[0].tolist())
+        return Opened(self.plan, self.rundir, corpora, newest, self.notes, prompt)
 
     def _take(self) -> str:
         token, said = self.rundir.take(self.guard.end, self._still)
         self.notes += [said] * bool(said)
-        self.rundir.require_same_run(self.config)
-        check_source(self.config.data.source, self.config.data.path)
+        self.before = self.rundir.require_same_run(self.config)
+        data = self.config.data
+        try:
+            check_source(data.source, data.path)
+            if data.val_path:
+                check_source(data.source, data.val_path, "data.val_path")
+        except DataError as error:
+            self.gone = error  # the run directory may have what it needs of it
         return token
+
+    def _told_of_text(self) -> str:
+        """Say what was read and what wasn't: files that are passed over without a word are missed by nobody."""
+        found = describe(self.rundir.data)
+        special = f"{self.vocabulary.told}; special tokens that are spelled out in a text are text"
+        return f"text: {found.tally.told(found.count)}\ntokens: {special}" if found.tally.documents else ""
 
     def _told_of_replay(self, newest: Newest) -> list[str]:
         routing, steps = self.plan.routing, range(newest.step + 1, self.config.run.steps + 1)
@@ -202,32 +281,75 @@ class _Opening:
     def _prepare(self, newest: Newest) -> None:
         self._require_same_routing(newest)
 
-        def accept(description: Description, tokens: np.ndarray) -> None:
-            if newest.step and description.digest != newest.data:
+        def accept(description: Description, tokens: np.ndarray, ends: np.ndarray) -> None:
+            if newest.step and newest.data not in (description.content, description.digest):
                 now = f"{self.config.data.source} gives now{self._with_another_tokenizer()}"
                 raise CheckpointError(f"{self.rundir.checkpoints}: trained on other data than {now}; choose another run.dir")
-            self._samplers(tokens)
+            if ends.size:
+                separator(self.config.data, self.vocabulary)
+            self._samplers(tokens, ends, description.tally.training)
 
         data = self.config.data
-        prepare(data.source, data.path, self.tokenizer, self.rundir.data, accept, self._still)
+        if self.gone and not keep_trained(self.rundir.data, data.source, self.vocabulary, newest.data, self._still):
+            raise self.gone
+        if self.gone:
+            where = f"going on with the tokens in {shown(self.rundir.data)}, which the run has trained on"
+            self.notes.append(f"{self.gone.args[0].partition(';')[0]}; {where}")
+            return
+        given = newest.data, data.text_key, data.val_path
+        try:
+            ways = dict(encoder_of=self.tokenizer.encoder, say=self.report.say, shared=data.tokens)
+            prepare(data.source, data.path, self.tokenizer.whole, self.rundir.data, accept, self._still, *given, **ways)
+        except StoppedEarly as early:
+            count = num_prepared(self.rundir.data)
+            raise StoppedEarly(early.where, early.why, f"{count:,} tokens are prepared and kept") from early
 
     def _with_another_tokenizer(self) -> str:
         """Say so if the tokens that are there were made with another one."""
         with suppress(DataError):
-            if describe(self.rundir.data).origin.tokenizer != self.tokenizer.identity:
+            if describe(self.rundir.data).origin.tokenizer != self.vocabulary.identity:
                 return f', with another tokenizer (data.tokenizer = "{shown(self.config.data.tokenizer)}")'
         return ""
 
     def _corpora(self) -> Corpora:
-        samplers = self._samplers(open_tokens(self.rundir.data))
-        return Corpora(*samplers, describe(self.rundir.data).digest, separator(self.config.data, self.tokenizer))
+        ends = open_ends(self.rundir.data)
+        training = describe(self.rundir.data).tally.training
+        train, validation, told = self._samplers(open_tokens(self.rundir.data), ends, training)
+        content, separate = describe(self.rundir.data).content, self.config.data.documents == "separate"
+        return Corpora(train, validation, content, separate, told, bool(ends.size))
 
-    def _samplers(self, tokens: np.ndarray) -> tuple[Sampler, Sampler]:
-        sequence = self.config.data.sequence
-        train, validation = split(tokens, self.config.data.val_fraction, sequence)
-        return Sampler(train, sequence, self.config.run.seed), Sampler(validation, sequence)
+    def _keep_tokenizer(self) -> None:
+        keep_tokenizer(self.rundir.data, self.tokenizer.whole)
+
+    def _copies(self) -> np.ndarray:
+        """Return the documents that are copies of held-out ones; none for runs that are older than this."""
+        found, ends = describe(self.rundir.data), open_ends(self.rundir.data)
+        if not found.copies_apart:
+            return self.copies
+        held_out = self._split(found.count, ends, found.tally.training).validation
+        num_between = 0 if self.vocabulary.end_of_text is None else 1
+        return copies_of(open_tokens(self.rundir.data), np.asarray(ends), held_out, num_between)
+
+    def _samplers(self, tokens: np.ndarray, ends: np.ndarray, training: int | None) -> tuple[Sampler, Sampler, str]:
+        data, seed = self.config.data, self.config.run.seed
+        found = without(self._split(len(tokens), ends, training), ends, self.copies, data.sequence)
+        known = (ends if ends.size else self.vocabulary.older_end_of_text) if data.documents == "separate" else None
+        texts = [Text(tokens, stretches, known) for stretches in (found.train, found.validation)]
+        return Sampler(texts[0], data.sequence, seed), Sampler(texts[1], data.sequence), found.told
+
+    def _split(self, num_tokens: int, ends: np.ndarray, training: int | None) -> Split:
+        data = self.config.data
+        if not ends.size:  # a run begun by an older version keeps its split
+            return tail(num_tokens, data.val_fraction, data.sequence)
+        if training is not None:
+            return apart(ends, training, data.sequence)
+        return split(ends, data.val_fraction, data.sequence, self.config.run.seed)
 
     def _still(self, what: str) -> None:
-        """Tell the watchdog and the other ranks that this one still works."""
-        self.guard.place.enter(self.guard.place.phase, what, BUSY)
-        self.world.beat()
+        """Tell the watchdog and the other ranks that this one still works. Raises StoppedEarly if one of them was asked to leave."""
+        place = self.guard.place
+        place.enter(place.phase, what, BUSY)
+        another = "another rank was asked to leave" if self.world.beat() else ""
+        if why := self.guard.why_leave() or another:
+            raise StoppedEarly(f"{place.phase}, {what}", why)
+

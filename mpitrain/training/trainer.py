@@ -21,13 +21,23 @@ from mpitrain.actor.trace import Recorder, gather_events, write_trace
 from mpitrain.checkpoint import load
 from mpitrain.cluster import conditions
 from mpitrain.cluster.board import BUSY, WAITING
+from mpitrain.cluster.crowding import crowded
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
+from mpitrain.cluster.resident import peak_resident, resident
+from mpitrain.comm import library
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
+from mpitrain.config import as_override
 from mpitrain.data.order import Sampler
-from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, CheckpointError, MpitrainError
-from mpitrain.layout.memory import compare, predict
+from mpitrain.data.text import Rows
+from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, CheckpointError, MpitrainError, StoppedEarly
+from mpitrain.inputs import as_argument
+from mpitrain.layout.alternatives import costs
+from mpitrain.layout.log_pace import log_pace
+from mpitrain.layout.memory import predict
+from mpitrain.layout.memory_table import compare
+from mpitrain.layout.recompute import told_of_every
 from mpitrain.layout.routing import joined
 from mpitrain.layout.saved import copy_bytes
 from mpitrain.optim.rates import learning_rate
@@ -39,7 +49,8 @@ from mpitrain.training.checks.ledger import Ledger
 from mpitrain.training.checks.spikes import NONE_YET, Spikes
 from mpitrain.training.checks.stragglers import Stragglers
 from mpitrain.training.console import Report
-from mpitrain.training.leaving import HURRY, STAY, Leaving
+from mpitrain.training.going_on import commands
+from mpitrain.training.leaving import HURRY, LEAVE, STAY, Leaving
 from mpitrain.training.machine.between_nodes import settled
 from mpitrain.training.machine.determinism import TOLD
 from mpitrain.training.machine.device import Placement, shared, way_of_messages
@@ -57,17 +68,34 @@ from mpitrain.training.saving.saver import saver_of
 def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) -> int:
     """Train what was opened, and return the exit code. Collective over `world`. record: which rank and step to write to a file.
 
-    Raises InputError, alike on all ranks, if a device or a checkpoint isn't what the configuration needs.
+    Raises, alike on all ranks, InputError if a device or a checkpoint isn't what the configuration needs, and StoppedEarly if one has to
+    leave before the first step.
     """
     config, place = opened.plan.config, guard.place
+    guard.leave_if_asked(world)
     place.enter("build", "looking for the device")
     placement = choose_place(opened.plan, world)
     place.enter("build", "finding out whether MPI takes device buffers")
-    limit, report = Limit(config.comm.timeout_s), Report(world.rank, 0)
+    limit, report = Limit(config.comm.timeout_s), Report(world.rank, 0, log_pace(config.run))
     way = way_of_messages(placement, world, config.comm.device, limit.seconds)
     with place.at("build", "making the communicators", WAITING):
         mesh = build_mesh(opened.plan, world.comm, place, way, placement.use)
     place.name(f"{mesh} on {os.uname().nodename}", limit.seconds)
+    try:
+        code = _built(opened, world, mesh, placement, guard, limit, report, record).train()
+    except StoppedEarly:
+        mesh.free()
+        raise
+    with place.at("end", "freeing the communicators", WAITING):
+        mesh.free()
+    return code
+
+
+def _built(
+    opened: Opened, world: World, mesh: Mesh, placement: Placement, guard: Guard, limit: Limit, report: Report, record: Wish | None
+) -> "Trainer":
+    """Look at the machine, build the model and read the newest checkpoint. Collective over `world`; raises as run() does."""
+    config, place = opened.plan.config, guard.place
     if config.run.preflight != "off":
         with place.at("build", "looking at space, clocks and devices", BUSY):
             device, measure = str(placement.gpu or "CPU"), config.run.preflight == "full"
@@ -75,13 +103,13 @@ def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) 
     with place.at("build", "measuring links between nodes", BUSY):
         plan, why = settled(opened.plan, world, placement)
         report.say(why)
+    guard.leave_if_asked(world)
     with place.at("build", "building the model", BUSY):
         trainer = Trainer(replace(opened, plan=plan), world, mesh, placement, guard, limit, record)
+    guard.leave_if_asked(world)
     trainer.resume()
-    code = trainer.train()
-    with place.at("end", "freeing the communicators", WAITING):
-        mesh.free()
-    return code
+    guard.leave_if_asked(world)
+    return trainer
 
 
 class Trainer:
@@ -91,7 +119,7 @@ class Trainer:
         self.config, self.rundir, self.corpora, self.mesh = opened.plan.config, opened.rundir, opened.corpora, mesh
         self.placement, self.device = placement, placement.device
         self.opened, self.world, self.guard, self.place, self.limit = opened, world, guard, guard.place, limit
-        config = self.config
+        config, self.bare = self.config, resident()
         self.clock = clock_of(self.device)
         mesh.keep_time(self.clock)
         self.recorder = Recorder(range(0), self.clock)
@@ -99,10 +127,12 @@ class Trainer:
         self.actor = Actor(self.plan, mesh, self.device, self.recorder, self.place)
         self.num_microbatches = self.plan.num_microbatches
         self.step_tokens = config.batch.global_ * config.data.sequence  # read, whether their targets carry loss or not
+        asked = config.run.eval_batches * config.batch.global_
+        self.num_validated = min(asked, self.corpora.validation.num_sequences) if self.corpora.by_documents else asked
         self.step = self.tokens = self.updates = self.skipped = 0
-        self.skipped_in_a_row, self.last_words, self.hurry = 0, "", False
+        self.skipped_in_a_row, self.last_words, self.urgency = 0, "", STAY
         self.spikes = Spikes(config.spikes)
-        self.report = Report(mesh.rank, config.run.steps)
+        self.report = Report(mesh.rank, config.run.steps, log_pace(config.run))
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
         self._flops = self.plan.flops_per_token() / self.peak.flops
         self.ledger = Ledger(mesh)
@@ -112,7 +142,7 @@ class Trainer:
         self.to_record, self.recorded = range(0), dict[int, list]()  # steps of which the routing is recorded, and what was
         self.watched = 0  # the step in which activations are counted
         self.saver = saver_of(self.actor, world, self.place, self.rundir, opened.newest, self.report.say)
-        self.leaving = Leaving(guard, opened.end, config.run.time_margin_s, self.saver.most_bytes)
+        self.leaving = Leaving(guard, self.saver.most_bytes)
 
     # ------------------------------------------------------------ the loop
 
@@ -121,6 +151,7 @@ class Trainer:
         self._announce()
         if self.config.run.compile and self.step < self.config.run.steps:
             practise(self.actor, self.step + 1, self._microbatches(self.corpora.train, self.step))
+            self.guard.leave_if_asked(self.world)
         self.watched = self.step + 1
         first = min(self.step + 2, self.config.run.steps)  # the first step is never typical
         self.recorder.steps = range(first, min(first + self.config.run.trace, self.config.run.steps + 1))
@@ -130,7 +161,7 @@ class Trainer:
             code = self._steps()
         self.place.enter("end", "telling how it went")
         self.report.say(self.rundir.lost())
-        if self.hurry:
+        if self.urgency == HURRY:
             self.report.say(self.last_words)
             return code
         self.report.say(self.ledger.table(self.world))
@@ -144,11 +175,11 @@ class Trainer:
             rank, shards = self.actor.pp.rank, self.actor.shards_here
             copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
             predicted = predict(self.plan, shards, self.device.type == "cuda")[rank]
-            self.report.say(compare(predicted, measure(self.actor, self.watch), copies))
+            self.report.say(compare(predicted, measure(self.actor, self.watch), copies, self.bare, peak_resident()))
         self.report.say(self.saver.gathered)
         if self.device.type == "cuda":
-            most = torch.cuda.max_memory_allocated(self.device)
-            self.report.say(f"torch counted {most / 1e6:.2f} MB on the GPU of rank 0 at most, what it computed with meanwhile included")
+            most, reserved = (count(self.device) / 1e6 for count in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved))
+            self.report.say(f"GPU of rank 0, MB at most: {most:,.2f} allocated, with what it works with; {reserved:,.2f} reserved by torch")
         self._say_how_to_go_on()
         self.report.say(self.checks.told())
         return DONE
@@ -157,6 +188,7 @@ class Trainer:
         """Run the steps that are left; return the exit code, the same on all ranks."""
         if self.step == 0:
             self._log({"step": 0, **self._validate()})
+        self.guard.begin_steps()
         code = None
         while self.step < self.config.run.steps and code is None:
             code = self._one_step()
@@ -173,7 +205,7 @@ class Trainer:
         self.place.enter("step", "reading tokens")
         microbatches = self._microbatches(self.corpora.train, self.step + self.spikes.batches_skipped)
         self.actor.recorded = [] if step in self.to_record else None
-        sure = self.checks.sure_of(step, self._tokens_of_step, {"lr": lr, "updates": self.updates, "separator": self.corpora.separator})
+        sure = self.checks.sure_of(step, self._rows_of_step, {"lr": lr, "updates": self.updates})
         asked = Asked(self.leaving.urgency, self.saver.number, self.spikes.leaves_out)
         result = self.actor.run_step(step, microbatches, lr, asked=asked, watch=watch, sure=sure)
         self.place.enter("step", "between two steps")
@@ -188,9 +220,11 @@ class Trainer:
         spike = self.spikes.told(step, result.loss)
         self.report.say(spike)
         line = self._line(result, lr, step_s) | ({"spike": True} if spike else {})
+        if self._is_alone(step, result.stop):
+            self.actor.settle()
         line |= {"waited_for": self.ledger.waits(), "comm": self.ledger.end()} | self.saver.lines()
-        self.hurry = result.stop == HURRY
-        if not self.hurry and (step == run.steps or (run.eval_every and step % run.eval_every == 0)):
+        self.urgency = result.stop
+        if self.urgency < HURRY and (step == run.steps or (run.eval_every and step % run.eval_every == 0)):
             line |= self._validate()
             if self.config.experts.count:
                 mine = expert_loads.shares(self.actor)
@@ -202,7 +236,7 @@ class Trainer:
             self._write_trace()
             self.recorder.steps = range(0)  # complete: what a rollback computes again isn't traced again
         self.leaving.end_step(self.saver.last.took_s)
-        over = step == run.steps or result.stop > STAY
+        over = step == run.steps or self.urgency > STAY
         saving = over or bool(run.save_every and step % run.save_every == 0)
         if corruption := self.checks.corruption(step, saving):
             self.saver.finish()
@@ -210,11 +244,20 @@ class Trainer:
             return FAILED
         last = self._last_saved() if result.spike and self.config.spikes.do == "rollback" else 0
         if last:
-            return self._roll_back(last, result.stop > STAY)
+            return self._roll_back(last, self.urgency > STAY)
         sick = self._count_skips(result)
         if not sick and saving:
             self._save(result, line.get("val_loss"))
         return self._end(sick) if over or sick else None
+
+    def _is_alone(self, step: int, stop: int) -> bool:
+        """Return whether the next step doesn't follow at once: then weights on their way to the others belong to this one's costs.
+
+        Nor does what the first step of a start has sent belong to those of the second, which the table at the end begins with.
+        """
+        run, check_every = self.config.run, self.config.numerics.check_every
+        due = any(every and step % every == 0 for every in (run.eval_every, run.save_every, check_every))
+        return due or step in (self.watched, run.steps) or stop > STAY
 
     def _end(self, sick: str) -> int:
         """Return the exit code after the last step, when nothing is being saved any more. sick: why it isn't worth saving."""
@@ -255,31 +298,46 @@ class Trainer:
             return f"{self.skipped_in_a_row} steps were skipped in a row (run.max_skips = {most})"
         return ""
 
-    def _microbatches(self, sampler: Sampler, step: int) -> list[Microbatch]:
-        """Return this rank's microbatches of a step (counted from 0); stages in the middle look only for documents."""
-        ends = self.corpora.separator
-        tokens = self._tokens(sampler, step) if needs_tokens(self.actor, ends) else torch.empty(0)
-        return microbatches_of(self.actor, tokens.to(self.device), ends)
+    def _microbatches(self, sampler: Sampler, step: int, most: int | None = None) -> list[Microbatch]:
+        """Return this rank's microbatches of a step (counted from 0); stages in the middle look only for documents.
 
-    def _tokens_of_step(self) -> np.ndarray:
-        return self._tokens(self.corpora.train, self.step + self.spikes.batches_skipped).numpy()
+        most: sequences that count, of those of all steps; what fills the last step after them carries no loss.
+        """
+        rows = self._rows(sampler, step) if needs_tokens(self.actor, self.corpora.separate) else Rows(np.empty(0, np.int64))
+        tokens = torch.from_numpy(rows.tokens).to(self.device)
+        ends = None if rows.ends is None else torch.from_numpy(rows.ends).to(self.device)
+        counted = None if most is None else torch.tensor([slot < most for slot in self._slots(step)], device=self.device)
+        return microbatches_of(self.actor, tokens, ends, counted)
 
-    def _tokens(self, sampler: Sampler, step: int) -> torch.Tensor:
+    def _rows_of_step(self) -> Rows:
+        return self._rows(self.corpora.train, self.step + self.spikes.batches_skipped)
+
+    def _rows(self, sampler: Sampler, step: int) -> Rows:
+        return sampler.rows(self._slots(step))
+
+    def _slots(self, step: int) -> range:
+        """Return the places of this data-parallel rank's sequences in the order of the text."""
         batch = self.config.batch
         local = batch.global_ // self.config.parallel.dp
         begin = step * batch.global_ + self.mesh["dp"].rank * local
-        return torch.from_numpy(sampler.sequences(range(begin, begin + local)))
+        return range(begin, begin + local)
 
     def _validate(self) -> dict[str, float]:
-        """Return the mean loss over the validation batches; nothing if a rank is in a hurry before all are computed."""
+        """Return the mean loss over the validation sequences, none of them twice; nothing if a rank is in a hurry before all are computed.
+
+        Raises StoppedEarly on all ranks if one has to leave before the first step: there is nothing to save.
+        """
+        urgency = self.leaving.urgency if self.step else lambda: LEAVE if self.guard.why_leave() else STAY
         totals, begin_s = [], time.monotonic()
         with self.place.at("validation", "reading tokens"):
-            for i in range(self.config.run.eval_batches):
-                microbatches = self._microbatches(self.corpora.validation, i)
-                *total, stop = self.actor.evaluate(self.step, microbatches, Asked(self.leaving.urgency))
+            for i in range(math.ceil(self.num_validated / self.config.batch.global_)):
+                microbatches = self._microbatches(self.corpora.validation, i, self.num_validated)
+                *total, stop = self.actor.evaluate(self.step, microbatches, Asked(urgency))
                 totals.append(total)
-                self.hurry = stop == HURRY
-                if self.hurry:
+                if stop and self.step == 0:
+                    self.guard.leave_if_asked(self.world)
+                self.urgency = max(self.urgency, stop)
+                if self.urgency == HURRY:
                     return {}
         self.leaving.validated(time.monotonic() - begin_s)
         return {"val_loss": sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)}
@@ -327,8 +385,14 @@ class Trainer:
             f"{count / 1e6:.2f} M parameters ({model.layers} blocks of width {model.width}), {config.batch.global_} sequences of "
             f"{config.data.sequence} tokens a step, training on {self.corpora.train.num_sequences:,} sequences of {config.data.source}"
         )
+        self.report.say(self._told_of_validation())
+        self.report.say("\n".join(f"{self.plan.table.name}: {note}" for note in self.plan.table.notes))
+        self.report.say(crowded(library.vendor(), self.world.node.size))
         if not self.mesh["tp"].one_node:
             self.report.say(f"parallel.tp = {config.parallel.tp} spans nodes: every layer waits for the network; use a smaller tp")
+        for line in costs(self.plan):
+            self.report.say(line)
+        self.report.say(told_of_every(self.plan.stages))
         told = self.world.all_gather("which axes lack shared memory", self.mesh.budget.told())
         self.report.say(next(filter(None, told), ""))
         self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
@@ -336,6 +400,12 @@ class Trainer:
             self.report.say(f"what lies between products is compiled (run.compile), in {'Triton' if self.placement.gpu else 'C++'}")
         self.report.say(self.leaving.announced())
         self._announce_devices()
+
+    def _told_of_validation(self) -> str:
+        asked, known = self.config.run.eval_batches * self.config.batch.global_, self.corpora.validation.num_sequences
+        fewer = f", all there are, of {asked:,} asked for (run.eval_batches x batch.global)" if self.num_validated < asked else ""
+        used = fewer or f" of {known:,}"
+        return f"validation on {self.num_validated:,} sequences{used}; held out are {self.corpora.told}"
 
     def _announce_devices(self) -> None:
         """Say which GPU, who shares one, and how messages get there. Collective over all ranks."""
@@ -353,14 +423,15 @@ class Trainer:
         every = self.world.all_gather("the routing of a step", self.actor.recorded)
         self.recorded[step] = [each for part in every for each in part]  # over what a rollback has undone
         if step == self.to_record[-1] and self.mesh.rank == 0:
-            told = f"recorded the routing of steps {min(self.recorded)} to {step}: --set experts.replay={self.rundir.routing}"
+            replayed = as_override("experts.replay", str(self.rundir.routing))
+            told = f"recorded the routing of steps {min(self.recorded)} to {step}: --set {replayed}"
             self._write(self.rundir.routing, joined(self.config, self.recorded).write, told)
 
     def _write_trace(self) -> None:
         with self.place.waiting("for all ranks: their part of the trace"):
             events = gather_events(self.recorder, self.mesh, self.world)
         if events is not None:
-            told = f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace {self.rundir.trace}"
+            told = f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace {as_argument(self.rundir.trace)}"
             self._write(self.rundir.trace, lambda path: write_trace(path, events, self.actor.table, self.mesh["dp"].size), told)
 
     def _write(self, path: Path, write: Callable[[Path], None], told: str) -> None:
@@ -373,13 +444,8 @@ class Trainer:
         self.report.say(told)
 
     def _say_how_to_go_on(self) -> None:
-        path = self.rundir.path
-        self.report.say(
-            f"done: {self.step} steps, everything is in {path}\n"
-            f"  sample text     mpitrain generate {path} --prompt 'def '\n"
-            f"  train further   mpirun -n {self.mesh.size} mpitrain run {path}/config.toml --set run.steps={2 * self.step}\n"
-            f"  your own run    copy {path}/config.toml, change it (data.source = \"text\", data.path = ...) and give it another run.dir"
-        )
+        path, ranks = self.rundir.path, (self.mesh.size, self.world.num_nodes)
+        self.report.say(f"done: {self.step} steps, everything is in {path}\n{commands(self.config, path, self.opened.prompt, *ranks)}")
 
     # ------------------------------------------------------------ checkpoints
 

@@ -2,7 +2,8 @@
 
 PLANTED = {"rank": 1, "phase": "save", "call": 17, "fault": "stop"}: before the 17th call of a function of mpitrain in that phase. With
 "fault": "count" nothing happens but that the number of calls in each phase is written to "file".1; "rank": null counts on all ranks. With
-"blind" no watchdog can be started. "phase": "saving" is what the thread that saves does, whatever the rank itself does meanwhile.
+"blind" no watchdog can be started, with "threadless" no
+thread. "phase": "saving" is what the thread that saves does, whatever the rank itself does meanwhile.
 """
 
 import atexit
@@ -43,7 +44,19 @@ def missing_file() -> None:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "planted")
 
 
+def no_threads() -> None:
+    """Have the system refuse every further thread (EAGAIN), as under RLIMIT_NPROC, which root doesn't heed: no stack is that large."""
+    threading.stack_size(1 << 46)
+
+
+def no_threads_and_fail() -> None:
+    no_threads()
+    fail()
+
+
 FAULTS = {
+    "no threads": no_threads,
+    "no threads and exception": no_threads_and_fail,
     "exception": fail,
     "memory": out_of_memory,
     "full disk": full_disk,
@@ -99,6 +112,8 @@ def no_more_files(*_) -> int:
 
 if PLANTED.get("blind"):
     os.memfd_create = no_more_files
+if PLANTED.get("threadless"):
+    no_threads()
 if PLANTED and PLANTED["rank"] in (RANK, None):
     plant = Plant(**PLANTED)
     sys.setprofile(plant)

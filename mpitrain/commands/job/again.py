@@ -3,22 +3,26 @@
     exit code of the run    again?
     0                       no: done
     2                       no: what was given can't work, and would not the next time
-    75, and any other       yes, unless it was the last of `most` starts, or the last of 3 in a row without a newer checkpoint
+    75, and any other       yes, unless it was the last of `most` starts, or the last of 3 in a row without progress
 
-What it counts is in ends.jsonl of the run directory, a line for each end: `time job code step`.
+Progress is a newer checkpoint, or more tokens prepared: a large corpus takes several starts. What is counted is in ends.jsonl of the run
+directory, a line for each end: `time job code step tokens`.
 """
 
 import json
+import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from mpitrain import config as settings
 from mpitrain.checkpoint.folders import find
 from mpitrain.cluster.launch import job_of_scheduler
-from mpitrain.cluster.rundir import RunDir, require_own
-from mpitrain.errors import BAD_INPUT, DONE, CheckpointError
-from mpitrain.inputs import read_text
+from mpitrain.cluster.rundir import RunDir, number_in, require_own, step_in
+from mpitrain.data.tokens import num_prepared
+from mpitrain.errors import BAD_INPUT, DONE, STOPPED_EARLY, CheckpointError
+from mpitrain.inputs import open_regular, read_regular, shown
 
 AGAIN, ENOUGH = 0, 1  # exit codes of this command: for `&&`
 IDLE = 3  # ends in a row without progress
@@ -37,44 +41,51 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     rundir = RunDir(settings.load(config, overrides).run.dir)
     if code in (DONE, BAD_INPUT):
         return ENOUGH, {DONE: "done", BAD_INPUT: "not again: the run was refused (exit code 2), and would be the next time"}[code]
-    steps = _noted(rundir.ends)
-    steps.append(max(find(rundir.checkpoints), default=0))
-    _note(rundir.ends, {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "job": job_of_scheduler(), "code": code, "step": steps[-1]})
-    verdict = judge(steps, most)
-    return AGAIN if verdict.again else ENOUGH, f"ended with exit code {code}, the newest checkpoint is of step {steps[-1]}: {verdict.why}"
+    noted = _noted(rundir.ends)
+    step, tokens = max(find(rundir.checkpoints), default=0), num_prepared(rundir.data)
+    now = {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "job": job_of_scheduler()}
+    _note(rundir.ends, {**now, "code": code, "step": step, "tokens": tokens})
+    steps, all_tokens = zip(*noted, (step, tokens))
+    verdict = judge(steps, most, all_tokens)
+    found = f"the newest checkpoint is of step {step}" if step or not tokens else f"{tokens:,} tokens are prepared, no step is saved"
+    too_short = " or, if they left for want of time, ask for more" if code == STOPPED_EARLY and not verdict.again else ""
+    return AGAIN if verdict.again else ENOUGH, f"ended with exit code {code}, {found}: {verdict.why}{too_short}"
 
 
-def judge(steps: list[int], most: int) -> Verdict:
-    """Decide, by the step of the newest checkpoint at each end so far; the last one is now's."""
+def judge(steps: Sequence[int], most: int, tokens: Sequence[int] = ()) -> Verdict:
+    """Decide, by the step of the newest checkpoint at each end so far, and by the tokens that were prepared; the last one is now's."""
     if len(steps) >= most:
         return Verdict(False, f"not again: this was start {len(steps)} of at most {most} (--most; ends.jsonl counts them)")
-    best = [max((0, *steps[:end])) for end in range(len(steps))]
-    idle = next((count for count, (step, before) in enumerate(zip(reversed(steps), reversed(best))) if step > before), len(steps))
+    progress = [_grew(steps, end) or _grew(tokens, end) for end in range(len(steps))]
+    idle = next((count for count, grew in enumerate(reversed(progress)) if grew), len(steps))
     if idle >= IDLE:
         return Verdict(False, f"not again: no newer checkpoint after {idle} starts in a row; look into the logs of the last ones")
     return Verdict(True, f"again, start {len(steps) + 1} of at most {most}")
 
 
-def _noted(path: Path) -> list[int]:
-    """Return the steps of all ends so far; a line that a full disk has torn is none."""
+def _grew(counts: Sequence[int], end: int) -> bool:
+    """Return whether a count was higher at an end than at all ends before."""
+    return end < len(counts) and counts[end] > max((0, *counts[:end]))
+
+
+def _noted(path: Path) -> list[tuple[int, int]]:
+    """Return the steps and tokens of all ends so far; a line that a full disk has torn is none."""
     try:
         require_own(path.parent)  # what a link in a stranger's run directory leads to is neither read nor written
-        lines = read_text(path, MOST_BYTES).splitlines() if path.exists() else []
+        content = read_regular(path, MOST_BYTES)
+    except FileNotFoundError:
+        return []
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}; remove it to count from the beginning") from None
-    steps = []
-    for line in lines:
-        try:
-            steps.append(int(json.loads(line)["step"]))
-        except (ValueError, KeyError, TypeError):
-            continue
-    return steps
+        raise CheckpointError(f"{shown(path)}: {error.strerror}; remove it to count from the beginning") from None
+    found = [(step_in(line), number_in(line, "tokens") or 0) for line in content.splitlines(keepends=True)]
+    return [(step, tokens) for step, tokens in found if step is not None]
 
 
 def _note(path: Path, line: dict) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # the run may have ended before it made it
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with open(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as file:
+            file.write(json.dumps(line).encode() + b"\n")
     except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}; nothing counts the starts of this job, so it isn't started again") from None
+        why = "nothing counts the starts of this job, so it isn't started again"
+        raise CheckpointError(f"{shown(path)}: {error.strerror}; {why}") from None

@@ -13,10 +13,11 @@ from pathlib import Path
 from mpitrain.commands.inspect import MOST_RANKS, planned
 from mpitrain.commands.job.schedulers import SCHEDULERS, Asked, Scheduler
 from mpitrain.errors import ConfigError, MpitrainError
-from mpitrain.inputs import shown
+from mpitrain.inputs import is_one_line, is_there, read_file, shown
 from mpitrain.layout.plan import Plan
 
 LOGS = "run.logs=true"  # a job's ranks write where they can be read later
+MOST_BYTES = 1 << 24  # of a script that is there already
 MOST_NAME = 40  # characters; Kubernetes takes 63, with what it appends
 
 
@@ -25,7 +26,8 @@ def main(
 ) -> int:
     """Write the script, explain it, and submit it. Nothing is written where the configuration can't run on that many ranks."""
     scheduler = SCHEDULERS[kind]
-    _require_lines(asked)
+    path = Path(out or f"{_name(config)}.{kind}{Path(scheduler.template).suffix}")
+    _require_lines(config, overrides, asked, path)
     if asked.ranks > MOST_RANKS:
         found = f"--nodes {asked.nodes:,} x --ranks-per-node {asked.ranks_per_node:,} = {asked.ranks:,} ranks"
         raise ConfigError(f"{found}, needed at most {MOST_RANKS:,}")
@@ -34,7 +36,6 @@ def main(
         raise ConfigError(
             f"--submit: found no {scheduler.submit[0]} on the path; leave it out, and submit the script on a login node of the cluster"
         )
-    path = Path(out or f"{_name(config)}.{kind}{Path(scheduler.template).suffix}")
     _write(path, render(scheduler, config, overrides, asked, path))
     say(explain(scheduler, plan, asked, _name(config), path))
     return _submit(scheduler, path) if submit else 0
@@ -74,12 +75,19 @@ def _as_yaml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _require_lines(asked: Asked) -> None:
-    """Raise ConfigError for text that would be more than a line of the script."""
-    texts = {name: getattr(asked, name) for name in ("account", "queue", "launch", "image", "claim")}
-    for name, text in [*texts.items(), *(("setup", line) for line in asked.setup)]:
+def _require_lines(config: str | None, overrides: tuple[str, ...], asked: Asked, path: Path) -> None:
+    """Raise ConfigError for text that would be more than a line of the script: what follows a line break would be a command."""
+    options = [(f"--{name}", getattr(asked, name)) for name in ("account", "queue", "launch", "image", "claim")]
+    options += [("--setup", line) for line in asked.setup] + [("--set", each) for each in overrides]
+    for name, text in options:
         if not text.isprintable():
-            raise ConfigError(f"--{name} {shown(text)}: needed one line that can be printed; give several with an option each")
+            raise ConfigError(f"{name} {shown(text)}: needed one line that can be printed; give several with an option each")
+    places = {"CONFIG": config or "", "--out": path.name, "the folder of the script": str(path.absolute().parent)}
+    places |= {"the working directory": str(Path.cwd()), "the folder of Python": sys.prefix}
+    for name, text in places.items():
+        if not is_one_line(text):
+            found = f"{name} {shown(text)}: found a line break, or another character that controls a terminal"
+            raise ConfigError(f"{found}; the script would run what follows it: rename it")
 
 
 def template(name: str) -> str:
@@ -111,12 +119,17 @@ def _name(config: str | None) -> str:
 
 def _write(path: Path, script: str) -> None:
     """Write the script, but not over one that somebody has changed."""
+    content = script.encode()
     try:
-        if path.exists() and path.read_text(encoding="utf-8", errors="replace") != script:
-            raise ConfigError(f"{path} is there, and is another script; remove it, or choose another name with --out")
-        path.write_text(script, encoding="utf-8")
+        if not is_there(path):
+            with open(path, "xb") as file:
+                file.write(content)
+            return
+        same = read_file(path, MOST_BYTES) == content
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; choose another name with --out") from None
+        raise ConfigError(f"{shown(path)}: {error.strerror}; choose another name with --out") from None
+    if not same:
+        raise ConfigError(f"{shown(path)} is there, and is another script; remove it, or choose another name with --out")
 
 
 def explain(scheduler: Scheduler, plan: Plan, asked: Asked, name: str, path: Path) -> str:
@@ -126,17 +139,17 @@ def explain(scheduler: Scheduler, plan: Plan, asked: Asked, name: str, path: Pat
     rows = {
         "ranks": f"{asked.nodes} nodes x {asked.ranks_per_node} = {asked.ranks}, started by {asked.launch or scheduler.launch(asked)}",
         "layout": f"{plan.axes.grid}; {plan.config.pipeline.schedule}",
-        "run": f"{run.dir}: {run.steps:,} steps, {every}",
+        "run": f"{shown(run.dir)}: {run.steps:,} steps, {every}",
         "time": f"{scheduler.time(asked.seconds)} at a time; leaves with a checkpoint before it is over (run.time_margin_s)",
         "again": f"until it is done: at most {asked.most} times, and no more after 3 in a row without a newer checkpoint",
-        "console": scheduler.console.format(name=name) + f"; each rank also in {run.dir}/logs/",
+        "console": scheduler.console.format(name=name) + f"; each rank also in {shown(run.dir)}/logs/",
         "submit": f"{' '.join(scheduler.submit)} {shlex.quote(str(path))}",
         "watch": scheduler.watch,
         "leave now": f"{scheduler.leave}: with a checkpoint, and comes again",
     }
     if ignored := scheduler.ignored(asked):
         rows["left out"] = f"{', '.join(f'--{name}' for name in ignored)}: {scheduler.title.partition(',')[0]} has none"
-    return f"{path}: a job for {scheduler.title}\n" + "\n".join(f"  {key:10}{value}" for key, value in rows.items())
+    return f"{shown(path)}: a job for {scheduler.title}\n" + "\n".join(f"  {key:10}{value}" for key, value in rows.items())
 
 
 def _submit(scheduler: Scheduler, path: Path) -> int:

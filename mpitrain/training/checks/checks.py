@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor, Work, call
@@ -16,6 +15,8 @@ from mpitrain.cluster.board import BUSY, Place
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
+from mpitrain.data.text import Rows
+from mpitrain.inputs import as_argument
 from mpitrain.training.checks.replicas import different
 from mpitrain.training.checks.rerun import Twice
 from mpitrain.training.replay.recording import Recording
@@ -35,26 +36,26 @@ class Checks:
         self._twice: Twice | None = None
         self._has_recorded = False
 
-    def sure_of(self, step: int, tokens: Callable[[], np.ndarray], facts: dict[str, Any]) -> Sure:
-        """Return how the gradients of a step are computed, once if it is recorded. tokens, facts: for a recording."""
+    def sure_of(self, step: int, rows: Callable[[], Rows], facts: dict[str, Any]) -> Sure:
+        """Return how the gradients of a step are computed, once if it is recorded. rows, facts: for a recording."""
         self._twice, every = None, self._keys.rerun_every
         if self._record and step == self._record.step:
             mine = self._mesh.rank == self._record.rank
-            return partial(self._recorded, self._recording(tokens(), {**facts, "step": step}) if mine else None)
+            return partial(self._recorded, self._recording(rows(), {**facts, "step": step}) if mine else None)
         if every and step % every == 0:
             self._twice = Twice(self._actor, self._mesh, self._world)
         return self._twice or call
 
-    def _recording(self, tokens: np.ndarray, facts: dict[str, Any]) -> Recording:
+    def _recording(self, rows: Rows, facts: dict[str, Any]) -> Recording:
         facts |= {"threads": torch.get_num_threads(), "device": self._actor.site.device.type}
-        return Recording(self._record.path_in(self._rundir.path), self._actor, self._mesh, tokens, facts)
+        return Recording(self._record.path_in(self._rundir.path), self._actor, self._mesh, rows, facts)
 
     def _recorded(self, recording: Recording | None, compute: Callable[[], Work]) -> Work:
         """Compute, on one rank while it is recorded, and say if it could not be. Collective over all ranks."""
         work = (recording or call)(compute)
         failed = "".join(self._world.all_gather("whether the step is recorded", recording.failed if recording else ""))
         if failed:
-            self._say(f"{self._record.path_in(self._rundir.path)} can't be written: {failed}")
+            self._say(f"{as_argument(self._record.path_in(self._rundir.path))} can't be written: {failed}")
         self._has_recorded = not failed
         return work
 
@@ -72,4 +73,4 @@ class Checks:
 
     def told(self) -> str:
         """Say where a recording is, when a run is over."""
-        return f"  look closer     mpitrain replay {self._record.path_in(self._rundir.path)}" if self._has_recorded else ""
+        return f"  look closer     mpitrain replay {as_argument(self._record.path_in(self._rundir.path))}" if self._has_recorded else ""

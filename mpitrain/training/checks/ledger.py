@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mpitrain.comm.account import Usage
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
+from mpitrain.layout.axes import MEANINGS
 from mpitrain.layout.text import aligned, megabytes
 
 MOST_PEERS = 3
@@ -62,7 +63,8 @@ class Ledger:
         names = [name for name in self._mesh.axes if any(name in totals for totals in every)]
         rows = [_row(name, [totals.get(name) for totals in every], self._num_steps) for name in names]
         table = f"communication, a step and rank (mean of {self._num_steps} steps):\n{aligned([HEADER, *rows])}"
-        return "\n".join([table, *_peers(waits, nodes, self._num_steps)])
+        legend = [f"  {name}: {MEANINGS[name]}" for name in names if name in MEANINGS]
+        return "\n".join([table, *legend, *_peers(waits, nodes, self._num_steps)])
 
 
 def _row(name: str, by_rank: list[Usage | None], num_steps: int) -> tuple[str, ...]:

@@ -40,7 +40,8 @@ PART = re.compile(r"\bMIG\b")  # of a GPU: no data sheet has its peak
 
 SIZES_OF_GPU = (2048, 4096, 8192)  # of square matrices; smaller ones leave most of a GPU idle
 SIZES_OF_CPU = (512,)
-REPEATS = 5
+REPEATS = 20
+BUSY = 0.8  # share of a core below which a machine that others use is reported
 
 
 class Peak(NamedTuple):
@@ -93,8 +94,10 @@ def _of(placement: Placement, dtype: torch.dtype) -> One:
         dtypes = {dtype}
     if placement.gpu:
         where, dtypes, sizes = f"{placement.gpu.name}, which no data sheet here has", {dtype}, _fitting(dtype, placement.gpu.memory_bytes)
-    best, kind, n = fastest(dtypes, sizes, _multiply_on(device), timer(device))
-    return One(best, f"a {str(kind).removeprefix('torch.')} product of {n} x {n} matrices, timed on {where}")
+    seconds = _seconds_of_gpu if placement.gpu else ProcessorTime()
+    best, kind, n = fastest(dtypes, sizes, _multiply_on(device), seconds)
+    how = "timed" if placement.gpu else f"the best of {REPEATS} by processor time{seconds.disturbed()},"
+    return One(best, f"a {str(kind).removeprefix('torch.')} product of {n} x {n} matrices, {how} on {where}")
 
 
 def _fitting(dtype: torch.dtype, memory_bytes: int) -> Sequence[int]:
@@ -130,12 +133,8 @@ def _multiply_on(device: torch.device) -> Callable[[int, torch.dtype], Callable[
     return multiply
 
 
-def timer(device: torch.device) -> Callable[[Callable[[], None]], float]:
-    """Return what times work on a device. A GPU goes on when the call has returned: its own events tell when it has begun and ended."""
-    return _seconds_of_gpu if device.type == "cuda" else _seconds_of_cpu
-
-
 def _seconds_of_gpu(work: Callable[[], None]) -> float:
+    """Return how long work takes. A GPU goes on when the call has returned: its own events tell when it has begun and ended."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     work()
@@ -144,7 +143,24 @@ def _seconds_of_gpu(work: Callable[[], None]) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-def _seconds_of_cpu(work: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
+class ProcessorTime:
+    """Times work by what the processor spent on this thread: the time in which others had the core doesn't count.
+
+    By the clock on the wall a machine with a load of 20 on 2 cores had a fifth of its peak, and MFU was five times too high.
+    torch's other threads work meanwhile, and this one waits for them at the end of each product without sleeping.
+    """
+
+    def __init__(self) -> None:
+        self._spent_s = self._passed_s = 0.0
+
+    def __call__(self, work: Callable[[], None]) -> float:
+        passed, spent = time.perf_counter(), time.thread_time()
+        work()
+        spent, passed = time.thread_time() - spent, time.perf_counter() - passed
+        self._spent_s, self._passed_s = self._spent_s + spent, self._passed_s + passed
+        return spent
+
+    def disturbed(self) -> str:
+        """Return what to say of a machine that others used meanwhile; "" if they didn't."""
+        share = self._spent_s / max(self._passed_s, 1e-9)
+        return "" if share >= BUSY else f" (busy: it had {share:.0%} of a core)"

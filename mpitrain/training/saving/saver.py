@@ -10,6 +10,7 @@ Who has to, for the end, to leave, or to save again, does so in finish(), and th
 """
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,20 +21,23 @@ from typing import Any
 
 from mpitrain.actor.actor import Actor
 from mpitrain.checkpoint import save
-from mpitrain.checkpoint.files import remove, saving
+from mpitrain.checkpoint.files import saving
 from mpitrain.checkpoint.folders import TMP, name_of
+from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.checkpoint.meta import About
 from mpitrain.checkpoint.retention import Policy, Retention
 from mpitrain.cluster import preflight
 from mpitrain.cluster.board import BUSY, WORKING, Place
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.lock import user
+from mpitrain.cluster.processes import no_more
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.comm import library
 from mpitrain.comm.group import group_of
 from mpitrain.comm.world import World
 from mpitrain.config import to_toml
 from mpitrain.errors import CheckpointError
+from mpitrain.inputs import remove
 from mpitrain.training.saving import state_io
 from mpitrain.training.saving.gathered import Gathered
 from mpitrain.training.saving.newest import Newest
@@ -49,7 +53,7 @@ class Sick(CheckpointError):
 
 
 class Task:
-    """Something a thread of this rank does, while `place` tells it beside what the rank does itself.
+    """Something a thread of this rank does, while `place` tells it beside what the rank does itself; the rank, if it can have no thread.
 
     over: is set at the end.  what: it does now.  failed: why it could not be done, if the system or the weights (`sick`) are why.
     """
@@ -57,7 +61,12 @@ class Task:
     def __init__(self, place: Place, what: str, action: Callable[[Callable[[str], None]], Any]):
         self.over, self.what, self.failed, self.sick, self.result = threading.Event(), what, "", False, None
         self._place, self._action, self._error = place, action, None
-        threading.Thread(target=self._run, name="mpitrain-save", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="mpitrain-save", daemon=True).start()
+        except RuntimeError:
+            sys.stderr.write(f"mpitrain: {place.who}: no thread can be started, {what} in the foreground: steps wait; {no_more()}\n")
+            with place.at("save", what, BUSY):
+                self._run()
 
     @property
     def number(self) -> int:
@@ -171,7 +180,7 @@ class Saver:
         self._background, self._patience_s = background, patience_s
         self._save: _Save | None = None
         self._task: Task | None = None
-        self.last = Outcome(newest)
+        self.last, place.saved = Outcome(newest), newest
         every = world.all_gather("who writes a shard", (me, snapshot.num_bytes))
         writers = sorted(each for each, _ in every if each)
         self._number, self._num_shards = writers.index(me) if me else None, len(writers)
@@ -210,7 +219,8 @@ class Saver:
             self._snapshot.take()
         self._save = _Save(step, meta, self._folder / (name_of(step) + TMP), begun, time.monotonic() - begun)
         if self._number is not None:
-            self._task = Task(self._place, f"writing a shard of step {step}", self._write)
+            with self.patiently():
+                self._task = Task(self._place, f"writing a shard of step {step}", self._write)
         if not self._background:
             self.finish()
 
@@ -240,7 +250,8 @@ class Saver:
         else:
             self._save.committing, self._task = True, None
             if self._world.rank == 0:
-                self._task = Task(self._place, f"committing step {self._save.step}", self._commit)
+                with self.patiently():
+                    self._task = Task(self._place, f"committing step {self._save.step}", self._commit)
 
     @contextmanager
     def patiently(self) -> Iterator[None]:
@@ -282,6 +293,7 @@ class Saver:
             here = {"host": socket.gethostname(), "user": user(), "time": time.strftime("%Y-%m-%d %H:%M:%S %z")}
             about = replace(self._about, writer={**self._about.writer, "shards": self._num_shards, **here})
             save.commit(self._save.tmp, self._save.meta, self._num_shards, each, about)
+        self._place.saved = self._save.step
         each("removing checkpoints that are not kept")
         try:
             return self._retention.prune(self._save.step, self._save.meta["val_loss"]), ""
@@ -312,7 +324,7 @@ class Saver:
         rank, (reason, sick) = next((rank, found) for rank, found in enumerate(every) if found[0])
         if self._world.rank == 0:
             with suppress(OSError):  # then the next save does
-                remove(self._save.tmp)
+                remove(self._save.tmp, STEP)
         self._end(reason=reason if sick or self._world.size == 1 else f"rank {rank}: {reason}", sick=sick)
 
     def _end(self, **found: Any) -> None:
@@ -323,7 +335,7 @@ class Saver:
     def _tell(self, outcome: Outcome) -> None:
         self._over.append(outcome)
         self.last = outcome
-        self.newest = self.newest if outcome.reason else outcome.step
+        self.newest = self._place.saved = self.newest if outcome.reason else outcome.step
         if outcome.reason:
             newest = f"the newest checkpoint is of step {self.newest}" if self.newest else "there is no checkpoint yet"
             self._say(f"step {outcome.step} is not saved: {outcome.reason}; {newest}")

@@ -1,0 +1,56 @@
+"""The launcher above the ranks of this node, for their watchdog: whether it lives, and that it goes on when the job has ended.
+
+    mpirun -- hydra_pmi_proxy -- ranks      MPICH: a stopped one of the two keeps its processes after every rank has ended
+    prterun -- ranks                        Open MPI
+
+Processes are held by descriptors (pidfd, Linux 5.3): a number may be another process's by the time a signal is sent.
+
+Standard library only, and nothing of comm/: the watchdog starts in milliseconds, without site-packages.
+"""
+
+import os
+import select
+import signal
+from contextlib import suppress
+
+from mpitrain.cluster.processes import condition, name_of
+
+
+class LauncherProcess:
+    """pids: of the launcher, then of what it has between it and the ranks.  descriptors: of the same."""
+
+    def __init__(self, pids: list[int], descriptors: list[int]):
+        self._pids, self.descriptors = pids, descriptors
+        self.descriptor = descriptors[0] if descriptors else None  # readable when the launcher has ended
+        self._name = next((name_of(pid) for pid in pids), "")
+
+    def __str__(self) -> str:
+        return f"{self._name}, process {self._pids[0]}"
+
+    def is_gone(self, patience_s: float = 0.0) -> bool:
+        """Return whether the launcher has ended. patience_s: for which an end that is under way is waited for."""
+        if self.descriptor is None:
+            return False
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        return bool(poll.poll(1000 * patience_s))
+
+    def go_on(self) -> bool:
+        """Continue those that are stopped: nobody else ends them. Return whether there were any."""
+        stopped = [descriptor for pid, descriptor in zip(self._pids, self.descriptors) if condition(pid) == "T"]
+        for descriptor in stopped:
+            with suppress(OSError):  # it has ended meanwhile
+                signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+        return bool(stopped)
+
+    def close(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+    def to_arguments(self) -> list[int]:
+        """Return numbers for the command line of a process that inherits the descriptors."""
+        return [number for pair in zip(self._pids, self.descriptors) for number in pair]
+
+    @staticmethod
+    def from_arguments(numbers: list[int]) -> "LauncherProcess":
+        return LauncherProcess(numbers[::2], numbers[1::2])

@@ -1,0 +1,42 @@
+"""What this process takes of the node's memory, as Linux says (proc(5), /proc/self/status)."""
+
+from pathlib import Path
+
+STATUS = Path("/proc/self/status")
+SHARES = Path("/proc/self/smaps_rollup")  # Pss_Shmem: each page divided by its number of processes
+
+
+def peak_resident() -> int | None:
+    """Return the most bytes that were resident and that no file backs; None where nobody says.
+
+    Linux knows the most of all pages (VmHWM), and how many of those that are there are of files (RssFile): shared libraries, which all
+    processes of a node have once. Pages of shared memory count once a node, too.
+    """
+    found = _status()
+    return None if found is None else found["VmHWM"] - found["RssFile"] - _of_others(found)
+
+
+def resident() -> int | None:
+    """Return the bytes that are resident now, anonymous and shared, of no file."""
+    found = _status()
+    return None if found is None else found["RssAnon"] + found["RssShmem"] - _of_others(found)
+
+
+def _of_others(status: dict[str, int]) -> int:
+    """Return the bytes of shared pages that other processes are charged with; 0 where nobody says."""
+    try:
+        lines = [line.split() for line in SHARES.read_text().splitlines()]
+    except OSError:
+        return 0
+    shares = [int(words[1]) * 1024 for words in lines if words[0] == "Pss_Shmem:"]
+    return max(status["RssShmem"] - shares[0], 0) if shares else 0
+
+
+def _status() -> dict[str, int] | None:
+    """Return the counts of pages in bytes."""
+    try:
+        lines = [line.split() for line in STATUS.read_text().splitlines()]
+    except OSError:
+        return None
+    found = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[0].startswith(("VmHWM", "Rss"))}
+    return found if {"VmHWM", "RssFile", "RssAnon", "RssShmem"} <= found.keys() else None

@@ -1,0 +1,221 @@
+"""What people type instead of our keys and of TOML, and what to type: the hints of configuration errors.
+
+Names are those of transformers, Megatron-LM, DeepSpeed, nanoGPT and torchtitan.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from mpitrain.inputs import decoded, open_file, read_file, read_regular, shown
+
+MOST_CONFIG_BYTES, MOST_BYTES_ANYWHERE = 1 << 20, 1 << 62
+MARKS = {  # how files of other formats begin
+    b"\x1f\x8b": "a gzip file", b"PAR1": "a Parquet file", b"\x28\xb5\x2f\xfd": "a zstd file", b"BZh": "a bzip2 file",
+    b"\xfd7zXZ\x00": "an xz file", b"PK\x03\x04": "a zip file", b"ARROW1": "an Arrow file", b"\x89HDF": "an HDF5 file",
+    b"GGUF": "a GGUF file", b"%PDF": "a PDF file", b"\x80\x02": "a pickle of Python",
+}  # fmt: skip
+LONGEST_MARK = max(map(len, MARKS))
+RUN_DIRECTORY = "a run directory of mpitrain"
+SUFFIXES = {
+    ".json": "a JSON file", ".yaml": "a YAML file", ".yml": "a YAML file", ".safetensors": "a safetensors file", ".py": "a Python file",
+}  # fmt: skip
+OF_MODEL = {  # names in a Hugging Face config.json
+    "num_hidden_layers": "model.layers", "hidden_size": "model.width", "num_attention_heads": "model.heads",
+    "num_key_value_heads": "model.kv_heads", "intermediate_size": "model.ffn", "vocab_size": "model.vocab",
+}  # fmt: skip
+OTHER_VALUES = {  # what others call a value of ours, or what to do instead
+    "data.source": {
+        "write its text as JSONL, an object with a key \"text\" on each line, and use data.source = \"jsonl\"":
+            "parquet arrow huggingface hf hf_dataset dataset csv tsv json webdataset",
+        "use data.source = \"text\", on unpacked files": "gz gzip zip tar zst txt file files folder",
+    },
+    "optimizer.name": {'use optimizer.name = "adamw"': "adam adamw_torch fused_adam fusedadam adam8bit adamw8bit"},
+    "precision.compute": {
+        'use precision.compute = "bf16"': "bfloat16 bf16-mixed amp mixed", 'use precision.compute = "fp16"': "float16 half",
+        'use precision.compute = "fp32"': "float32 float full single 32", 'use precision.compute = "fp64"': "float64 double",
+        'use precision.compute = "fp8"': "float8 e4m3 e5m2",
+    },
+    "run.device": {'use run.device = "cuda", for AMD\'s GPUs, too': "gpu rocm hip nvidia amd"},
+    "schedule.name": {
+        'use schedule.name = "wsd" with schedule.decay = all steps after the warm-up': "linear",
+        'use schedule.name = "wsd"': "trapezoidal warmup_stable_decay warmup-stable-decay",
+        'use schedule.name = "cosine"': "cosine_with_warmup cosine_annealing cosineannealing cos",
+        'use schedule.name = "constant"': "constant_with_warmup none",
+    },
+}  # fmt: skip
+
+OTHER_NAMES = {
+    "batch.global": "batch_size global_batch_size train_batch_size per_device_train_batch_size total_batch_size",
+    "batch.micro": "micro_batch_size microbatch_size train_micro_batch_size_per_gpu local_batch_size",
+    "data.path": "dataset dataset_path data_path train_data data_dir corpus",
+    "data.val_path": "val_data val_data_path valid_data eval_data eval_dataset validation_data validation_file valid_data_path",
+    "data.sequence": "seq_len seq_length sequence_length max_seq_len max_seq_length context_length block_size max_position_embeddings",
+    "data.begin_of_text": "bos_token add_bos_token bos",
+    "data.end_of_text": "eos_token eod_token append_eod add_eos_token eos eod document_separator",
+    "data.text_key": "text_column text_field text_name dataset_text_field json_key content_key json_keys",
+    "data.tokens": "cache_dir dataset_cache tokens_dir data_cache_path dataset_prepared_path",
+    "data.tokenizer": "tokenizer_path tokenizer_file tokenizer_model tokenizer_type",
+    "memory.offload": "cpu_offload offload_optimizer",
+    "memory.recompute": "recompute activation_checkpointing gradient_checkpointing activation_checkpoint recompute_granularity",
+    "model.ffn": "intermediate_size ffn_hidden_size d_ff hidden_dim ffn_dim",
+    "model.heads": "num_attention_heads num_heads n_head n_heads",
+    "model.kv_heads": "num_key_value_heads n_kv_heads num_query_groups",
+    "model.layers": "num_layers num_hidden_layers n_layer n_layers depth",
+    "model.preset": "model_name flavor size",
+    "model.tied": "tie_word_embeddings share_embeddings",
+    "model.vocab": "vocab_size",
+    "model.width": "hidden_size d_model n_embd embed_dim dim",
+    "optimizer.betas": "beta1 beta2 adam_beta1 adam_beta2",
+    "optimizer.clip": "gradient_clipping gradient_clip clip_grad grad_clip max_grad_norm max_norm",
+    "optimizer.decay": "weight_decay wd",
+    "optimizer.lr": "learning_rate lr max_lr peak_lr",
+    "optimizer.name": "optimizer_type optim",
+    "parallel.cp": "context_parallel_size context_parallel cp_size context_parallel_degree",
+    "parallel.dp": "data_parallel_size data_parallel dp_size data_parallel_degree",
+    "parallel.dp_shard": "fsdp_size data_parallel_shard_degree",
+    "parallel.ep": "expert_parallel_size expert_parallel expert_model_parallel_size ep_size expert_parallel_degree",
+    "parallel.pp": "pipeline_parallel_size pipeline_model_parallel_size pipeline_parallel pp_size pipeline_parallel_degree",
+    "parallel.tp": "tensor_parallel_size tensor_model_parallel_size tensor_parallel tp_size tensor_parallel_degree",
+    "parallel.zero": "zero_stage zero_optimization fsdp sharding_strategy stage",
+    "pipeline.chunks": "num_chunks virtual_pipeline_model_parallel_size num_model_chunks",
+    "precision.compute": "dtype precision bf16 fp16 fp8 mixed_precision torch_dtype param_dtype amp",
+    "run.compile": "torch_compile",
+    "run.device": "accelerator",
+    "run.dir": "output_dir out_dir save_dir checkpoint_dir log_dir dump_folder",
+    "run.eval_every": "eval_interval eval_steps eval_iters validation_interval",
+    "run.log_every": "log_interval log_freq logging_steps print_every log_every_n_steps",
+    "run.save_every": "save_interval save_steps checkpoint_interval checkpoint_every",
+    "run.seed": "random_seed",
+    "run.steps": "max_steps train_steps num_steps train_iters max_iters iterations total_steps max_train_steps",
+    "run.threads": "num_threads num_workers",
+    "schedule.name": "lr_scheduler lr_scheduler_type lr_decay_style scheduler",
+    "schedule.warmup": "warmup_steps warmup_iters num_warmup_steps lr_warmup_iters",
+}
+OURS = {theirs: ours for ours, names in OTHER_NAMES.items() for theirs in names.split()}
+INSTEAD = {  # what is reached in another way
+    "epochs": "a run is as long as run.steps; its first lines say how many sequences an epoch has",
+    "num_epochs": "a run is as long as run.steps; its first lines say how many sequences an epoch has",
+    "num_train_epochs": "a run is as long as run.steps; its first lines say how many sequences an epoch has",
+    "gradient_accumulation_steps": "microbatches that are accumulated follow from batch.global / batch.micro / parallel.dp",
+    "resume": "the same command again goes on from the newest checkpoint of run.dir",
+    "resume_from_checkpoint": "the same command again goes on from the newest checkpoint of run.dir",
+    "min_lr": "schedule.final is the last learning rate as a share of optimizer.lr",
+    "wandb": "metrics.jsonl in the run directory has one JSON object a step, for any logger",
+    "tensorboard": "metrics.jsonl in the run directory has one JSON object a step, for any logger",
+    "weights": "one source of text is read; data.path may be a list of files and folders",
+    "dropout": "no layer here drops out",
+}
+
+
+def of_another_name(key: str) -> str:
+    """Return what to say of a key that others call so; "" for a name that nobody has."""
+    name = key.rpartition(".")[2].lower().replace("-", "_")
+    return f"use {OURS[name]}" if name in OURS else INSTEAD.get(name, "")
+
+
+def instead_of_value(key: str, value: Any) -> str:
+    """Return what to use for a value that others have for a key; "" for one that nobody has."""
+    every = OTHER_VALUES.get(key, {}).items()
+    return next((words for words, names in every if str(value).lower() in names.split()), "")
+
+
+def form_that_works(key: str, value: Any, kind: Any) -> str:
+    """Return how a value has to be written for a key of type `kind`, as far as one can guess what was meant; "" if not."""
+    kinds = _kinds(kind)
+    if key == "run.log_every" and isinstance(value, float):
+        return f'"{value:g}s" for seconds'
+    if key == "run.time_limit" and _number(value) is not None:
+        minutes, seconds = divmod(int(_number(value)), 60)
+        return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+    if bool in kinds and str(value).lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+        return "true" if str(value).lower() in ("true", "yes", "on", "1") else "false"
+    number = _number(value)
+    if int in kinds and number is not None and number == int(number) and not isinstance(value, int):
+        return str(int(number))
+    if int in kinds and isinstance(value, str) and (found := re.fullmatch(r"([0-9]{1,9})([kKmM])", value)):
+        return str(int(found[1]) * {"k": 10**3, "m": 10**6}[found[2].lower()])
+    if float in kinds and isinstance(value, str) and number is not None:
+        return repr(number)
+    if {list, tuple} & kinds and isinstance(value, str):
+        parts = [_number(part) for part in value.strip("()[] ").split(",")]
+        return "" if None in parts else f"[{', '.join(f'{part:g}' for part in parts)}]"
+    if str in kinds and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f'"{value}"'
+    return ""
+
+
+def _kinds(kind: Any) -> set[type]:
+    """Return the plain types that a key's annotation allows."""
+    if get_origin(kind) is Annotated:
+        return _kinds(get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        return set()
+    if get_origin(kind) in (list, tuple):
+        return {get_origin(kind)}
+    if isinstance(kind, type):
+        return set() if kind is NoneType else {kind}
+    return set().union(*map(_kinds, get_args(kind)))
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, also one in a spelling that TOML doesn't have, such as `.5` or `1_000`; None for what is none, or isn't finite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) < 2**63 else None
+
+
+# ---------------------------------------------------------------- what people give instead of a file or folder of ours
+
+
+def recognised(path: str | Path, own: bool = True) -> str:
+    """Return what lies at a path, in words, if it is of a kind that others read: "a gzip file"; "" for anything else.
+
+    own: a folder is the user's, where files may be links; in a stranger's none is followed.
+    """
+    try:
+        if os.path.isdir(path):
+            return _recognised_folder(Path(path), read_file if own else read_regular)
+        with open(open_file(path, MOST_BYTES_ANYWHERE), "rb", buffering=0) as file:
+            head = file.read(LONGEST_MARK)
+    except (OSError, ValueError):
+        return ""
+    by_content = (words for mark, words in MARKS.items() if head.startswith(mark))
+    return next(by_content, SUFFIXES.get(Path(path).suffix.lower(), ""))
+
+
+def keys_of_model(folder: str | Path) -> str:
+    """Return the settings that make a model of the sizes that a Hugging Face folder's config.json has; "" if it has none."""
+    sizes = _config_of_model(Path(folder), read_file)
+    found = {key: sizes.get(name) for name, key in OF_MODEL.items()}
+    numbers = {key: value for key, value in found.items() if isinstance(value, int) and not isinstance(value, bool)}
+    return " ".join(f"--set {key}={value}" for key, value in numbers.items() if 0 < value < 2**31)
+
+
+def _recognised_folder(folder: Path, read: Callable[[Path, int], bytes]) -> str:
+    names = set(os.listdir(folder))
+    if "config.toml" in names and names & {"metrics.jsonl", "checkpoints"}:
+        return RUN_DIRECTORY
+    if kind := _config_of_model(folder, read).get("model_type"):
+        return f"the folder of a Hugging Face model ({shown(kind)})"
+    if names & {"dataset_info.json", "dataset_dict.json"} or any(name.endswith(".arrow") for name in names):
+        return "the folder of a Hugging Face data set"
+    if any(name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf")) for name in names):
+        return "a folder of another program's weights"
+    return ""
+
+
+def _config_of_model(folder: Path, read: Callable[[Path, int], bytes]) -> dict[str, Any]:
+    """Return what the config.json of a Hugging Face folder says; nothing for what is none."""
+    try:
+        found = decoded(read(folder / "config.json", MOST_CONFIG_BYTES), dict)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found.get("model_type"), str) else {}

@@ -1,0 +1,95 @@
+"""A run begun by an older version goes on with its tokens and its split: tests/run-form-1 has what one has left after step 2.
+
+There a text's own NUL bytes were ends of documents, validation was the tail, and metrics.jsonl has the steps that came next.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from launch import MPITRAIN, mpirun, run_tiny, tail, write_text
+
+OLDER = Path(__file__).with_name("run-form-1")
+
+
+@pytest.fixture
+def older(tmp_path):
+    shutil.copytree(OLDER, tmp_path / "run")
+    (tmp_path / "run" / "corpus.jsonl").rename(tmp_path / "corpus.jsonl")
+    return tmp_path / "run"
+
+
+def numbers(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [[line.get(key, 0.0) for key in ("step", "loss", "grad_norm", "val_loss")] for line in lines]
+
+
+def test_a_run_of_form_1_goes_on_as_it_would_have(older):
+    done = mpirun(1, MPITRAIN, "run", str(older / "config.toml"), "--set", f"run.dir={older}", cwd=older.parent)
+    assert done.returncode == 0 and "going on after step 2" in done.output, tail(done.output)
+    assert numbers(older) == [pytest.approx(line, rel=1e-4) for line in numbers(OLDER)]
+    assert (older / "data" / "tokens.bin").read_bytes() == (OLDER / "data" / "tokens.bin").read_bytes()
+
+
+def test_damaged_tokens_of_form_1_are_not_replaced_by_others(older):
+    """Made anew, they would be others: the text's NUL is written otherwise."""
+    (older / "data" / "tokens.bin").write_bytes(b"x" + (OLDER / "data" / "tokens.bin").read_bytes()[1:])
+    done = mpirun(1, MPITRAIN, "run", str(older / "config.toml"), "--set", f"run.dir={older}", cwd=older.parent)
+    assert done.returncode == 2 and "trained on other data" in done.output, tail(done.output)
+
+
+# ---------------------------------------------------------------- what lies elsewhere, or nowhere any more
+
+
+def goes_on(run_dir, path, steps, **changes):
+    """Go on with a run for some more steps."""
+    return run_tiny(1, run_dir, path, run_steps=steps, run_save_every=2, schedule_name="constant", **changes)
+
+
+def assert_goes_on(run_dir, path, steps, **changes):
+    done = goes_on(run_dir, path, steps, **changes)
+    assert done.returncode == 0 and "going on after step" in done.output, tail(done.output)
+    return done
+
+
+def test_a_corpus_may_move_and_be_removed(tmp_path):
+    (tmp_path / "a").mkdir()
+    write_text(tmp_path / "a" / "t.txt", 20_000)
+    assert goes_on(tmp_path / "run", tmp_path / "a", 2).returncode == 0
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert "going on with the tokens in" in assert_goes_on(tmp_path / "run", tmp_path / "a", 3).output
+    assert_goes_on(tmp_path / "run", tmp_path / "b", 4)
+    (tmp_path / "a").symlink_to("b")
+    assert_goes_on(tmp_path / "run", f"{tmp_path}/./a", 5)
+    shutil.copyfile(tmp_path / "b" / "t.txt", tmp_path / "copy.txt")  # another name, another time
+    assert_goes_on(tmp_path / "run", tmp_path / "copy.txt", 6)
+    write_text(tmp_path / "copy.txt", 20_001)
+    done = goes_on(tmp_path / "run", tmp_path / "copy.txt", 7)
+    assert done.returncode == 2 and "trained on other data" in done.output, tail(done.output)
+    done = goes_on(tmp_path / "new", tmp_path / "gone", 2)
+    assert done.returncode == 2 and "gone cannot be read" in done.output and not (tmp_path / "new").exists(), tail(done.output)
+
+
+def test_a_tokenizer_may_move_and_be_removed(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<fin>"])
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"eos_token": "<fin>"}')
+    text = write_text(tmp_path / "t.txt", 20_000)
+    named = tmp_path / "model" / "tokenizer.json"
+    assert goes_on(tmp_path / "run", text, 2, data_tokenizer=named).returncode == 0
+    (tmp_path / "model").rename(tmp_path / "moved")
+    assert "<fin> (256, " in assert_goes_on(tmp_path / "run", text, 3, data_tokenizer=named).output
+    assert_goes_on(tmp_path / "run", text, 4, data_tokenizer=tmp_path / "moved" / "tokenizer.json")
+    done = mpirun(0, MPITRAIN, "generate", str(tmp_path / "run"), "--prompt", "def ", "--tokens", "3")
+    assert done.returncode == 0 and done.output.startswith("def "), tail(done.output)
+    done = goes_on(tmp_path / "run", text, 5, data_tokenizer=tmp_path / "moved" / "tokenizer.json", data_end_of_text='""')
+    assert done.returncode == 0, tail(done.output)  # one document: nothing is between
+    done = goes_on(tmp_path / "run", text, 6, data_tokenizer="bytes", model_vocab=257)
+    assert done.returncode == 2 and "trained on other data" in done.output, tail(done.output)
