@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,9 +85,10 @@ class Slurm:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
-    def run(self, *command: str, cwd: Path | None = None, timeout: float = 60) -> str:
+    def run(self, *command: str, cwd: Path | None = None, timeout: float = 60, env: Mapping[str, str] | None = None) -> str:
         """Run a command of Slurm's, or of a user, and return what it prints."""
-        done = subprocess.run(command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=timeout, check=False)
+        given = {"env": {**self.environment, **(env or {})}, "cwd": cwd, "timeout": timeout}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **given)
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}\n{self.logs()}"
         return done.stdout.strip()
 
@@ -216,9 +217,14 @@ def _port() -> int:
 
 
 class Training:
-    """A job that `mpitrain job` has written and submitted. steps: of the run, which change while it is queued."""
+    """A job that `mpitrain job` has written and submitted. steps: of the run, which change while it is queued.
 
-    def __init__(self, cluster: Slurm, folder: Path, launch: str, minutes: int = 1, **changes: object):
+    env: of the shell that submits it, which the job gets.
+    """
+
+    def __init__(
+        self, cluster: Slurm, folder: Path, launch: str, minutes: int = 1, env: Mapping[str, str] | None = None, **changes: object
+    ):
         self.cluster, self.folder, self.run_dir = cluster, folder, folder / "runs/my"
         folder.mkdir(parents=True, exist_ok=True)
         self.text = write_text(folder / "text.txt")
@@ -226,7 +232,7 @@ class Training:
         dotted = {key.replace("_", ".", 1): value for key, value in changes.items()}
         sets = options({**SETTINGS, "data.path": self.text, "parallel.pp": 2, **dotted})
         job = [MPITRAIN, "job", "slurm", "my.toml", "--nodes=1", "--ranks-per-node=2", "--cores=1", f"--time=0:{minutes:02}:00"]
-        said = cluster.run(*job, f"--launch={launch}", *sets, "--submit", cwd=folder)
+        said = cluster.run(*job, f"--launch={launch}", *sets, "--submit", cwd=folder, env=env)
         self.job = said.split()[-1]
         assert f"Submitted batch job {self.job}" in said
 

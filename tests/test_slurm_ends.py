@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from launch import HERE
+from launch import HERE, lines_in, planted
 from slurm import ENDED, TRACKERS, Slurm, Training, missing, slurm
 
 ASKED = os.environ.get("MPITRAIN_SLURM", "")
@@ -23,13 +23,15 @@ KILL_WAIT_S = 10
 GONE_S = 60
 SLOW_S = 400  # for a job to start, where all do at once
 MINUTES, MARGIN_S = 5, 170  # of an allocation; the run leaves after 130 s
+PHASES = ("start", "tokens", "build", "resume", "validation")  # the other tests end jobs that take steps
+EARLY_MARGIN_S = 80  # of two minutes
 
 
 @pytest.fixture(scope="module", params=TRACKERS)
 def cluster(request, tmp_path_factory) -> Iterator[Slurm]:
     if missing():
         pytest.fail(missing())
-    with slurm(tmp_path_factory.mktemp("slurm"), request.param, cpus=2 * AT_ONCE, kill_wait=KILL_WAIT_S) as found:
+    with slurm(tmp_path_factory.mktemp("slurm"), request.param, cpus=2 * max(AT_ONCE, len(PHASES)), kill_wait=KILL_WAIT_S) as found:
         yield found
 
 
@@ -140,6 +142,33 @@ def test_a_job_that_is_signalled_or_loses_its_node_comes_again_and_one_that_is_c
         for training, processes in zip(trainings, before, strict=True):
             ended(training, "CANCELLED", processes)
             assert all(end["code"] == 75 for end in training.ends()), training.ends()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_job_whose_time_ends_in_any_phase_comes_again(cluster, tmp_path, launcher):
+    """A rank takes 100 s for one call in each phase, of each start; then there is time for that."""
+    slow = [{"rank": int(phase != "tokens"), "phase": phase, "call": 1, "fault": "slow"} for phase in PHASES]
+    trainings = {
+        plan["phase"]: Training(cluster, tmp_path / plan["phase"], launcher, 2, planted(plan), run_time_margin_s=EARLY_MARGIN_S)
+        for plan in slow
+    }
+    try:
+        for phase, training in trainings.items():
+            wanted = 2 if phase == "resume" else 1  # the first start of a run resumes nothing: it leaves after a step
+            training.wait_for("the planted wait", lambda: "planted slow" in training.console(), SLOW_S)  # noqa: B023
+            before = cluster.processes(training.job)
+            training.wait_for_restart(wanted, SLOW_S)
+            cluster.run("scontrol", "update", f"jobid={training.job}", "timelimit=50")
+            no_process_left(cluster, training.job, before)
+            ends = training.ends()
+            assert len(ends) == wanted and all(end["code"] == 75 for end in ends), f"{ends}\n{training.console()}"
+            assert "again to go on" in training.console() and "Traceback" not in training.console(), training.console()
+        for training in trainings.values():
+            training.wait_for("steps", lambda: lines_in(training.run_dir) > 3, SLOW_S)  # noqa: B023
+            assert "is in use by" not in training.console(), training.console()
+    finally:
+        for training in trainings.values():
+            cluster.cancel(training.job)
 
 
 def test_a_job_leaves_before_its_time_and_comes_again_and_what_outlives_it_is_killed(cluster, groups):
