@@ -1,0 +1,1 @@
+"""`mpitrain ckpt`: inspect, verify, diff, reshard (other files, the same arrays), prune, repair."""

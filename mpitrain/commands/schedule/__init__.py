@@ -1,0 +1,1 @@
+"""`mpitrain schedule`: a pipeline schedule played, printed, drawn, compared with others and a trace."""
