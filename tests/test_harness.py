@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from launch import environment, finished, hear_all, patience
+from launch import environment, finished, hear_all, patience, short
 from reaper import processes, shared_memory
 
 HERE = Path(__file__).parent
@@ -30,11 +31,11 @@ import subprocess, sys, time
 from launch import started
 
 def test_waits_for_a_job_longer_than_the_limit():
-    with started(1, sys.executable, "-c", "import time; time.sleep(5)") as job:
+    with started(1, sys.executable, "-c", "import time; time.sleep(2 * LIMIT)") as job:
         assert job.wait(60).returncode == 0
 
 def test_computes_longer_than_the_limit():
-    time.sleep(3)
+    time.sleep(1.5 * LIMIT)
 """
 
 
@@ -101,11 +102,12 @@ def test_a_test_that_starts_mpi_where_ranks_are_started_from_is_named(project, t
 
 def test_a_test_that_takes_longer_than_the_limit_shows_its_stacks_and_goes_on(project, tmp_path):
     """In a wait that has a limit of its own it shows nothing."""
-    options = ("-o", "faulthandler_timeout=1", "-o", "faulthandler_exit_on_timeout=true", "-o", "tmp_path_retention_policy=failed")
-    process, temporary = project(SLOW, *options)
+    limit_s = short(2)  # in which a busy machine starts a job
+    options = ("-o", f"faulthandler_timeout={limit_s}", "-o", "faulthandler_exit_on_timeout=true", "-o", "tmp_path_retention_policy=failed")
+    process, temporary = project(SLOW.replace("LIMIT", str(limit_s)), *options)
     output, _ = process.communicate(timeout=patience(60))
     assert process.returncode == 0 and "2 passed" in output, output
-    assert "test_computes_longer_than_the_limit" in output.partition("Timeout (0:00:01)!")[2], output
+    assert "test_computes_longer_than_the_limit" in output.partition(f"Timeout ({timedelta(seconds=limit_s)})!")[2], output
     assert "test_waits_for_a_job" not in output, output
     _ends(process, tmp_path)
     assert not list(temporary.rglob("*"))

@@ -108,8 +108,8 @@ def kept(output):
     return [int(count.replace(",", "")) for count in re.findall(r"([\d,]+) tokens are prepared and kept", output)]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_tokens_go_on_where_a_signal_left_them(tmp_path, corpus, at_once, rank):
+@pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 1)])
+def test_tokens_go_on_where_a_signal_left_them(tmp_path, corpus, at_once, number, rank):
     """Rank 0 prepares them; it hears of a request to another rank."""
     (settings, texts), run_dir, counts = corpus, tmp_path / "run", [0]
     draft = run_dir / "data" / "tokens.bin.tmp"
@@ -120,7 +120,7 @@ def test_tokens_go_on_where_a_signal_left_them(tmp_path, corpus, at_once, rank):
     for _ in range(2):
         with started(2, MPITRAIN, "run", *tiny(run_dir, texts, **settings)) as job:
             job.wait_for(grows, 60)
-            job.signal(job.ranks()[rank], signal.SIGUSR1)
+            job.signal(job.ranks()[rank], number)
             done = job.wait(20)
         assert done.returncode == 75 and "Traceback" not in done.output, tail(done.output)
         assert done.output.count("asked to leave") == 1 and "in phase tokens" in done.output, tail(done.output)

@@ -106,26 +106,6 @@ def test_a_library_that_one_node_lacks(folder):
     assert told in done.output, tail(done.output)
 
 
-# ---------------------------------------------------------------- signals before the first step
-
-
-@pytest.mark.parametrize(("number", "rank"), [(signal.SIGUSR1, 1), (signal.SIGTERM, 0)])
-def test_asked_to_leave_while_tokens_are_prepared(tmp_path, number, rank):
-    """Nothing is saved yet, so nothing is waited for: 75, and the same command starts again."""
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for i in range(3000):
-        write_text(texts / f"{i}.txt", 30_000)
-    given = tiny(tmp_path / "run", texts, run_steps=2, comm_timeout_s=short(20))
-    with started(2, MPITRAIN, "run", *given, forked=False) as job:
-        job.wait_for(lambda: (tmp_path / "run" / "data" / "tokens.bin.tmp").exists(), 60)
-        job.signal(job.ranks()[rank], number)
-        done = job.wait(15)
-    assert done.returncode == 75, f"exit code {done.returncode}\n{tail(done.output)}"
-    counts = [done.output.count(words) for words in ("the run leaves in phase tokens", "was asked to leave", "Traceback")]
-    assert counts == [1, 1, 0], tail(done.output)
-
-
 # ---------------------------------------------------------------- ranks that say nothing any more
 
 
