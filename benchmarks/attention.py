@@ -1,11 +1,13 @@
 """Attention on a CPU, piece by piece against torch's own, both directions, as ratios within one run.
 
-By parallel/context/by_blocks.py; in fp32 where MKL is slow by by_onednn.py, of which the lengths from where on it is taken are told.
+By parallel/context/by_blocks.py; in fp32 where MKL is slow by by_onednn.py, of which the lengths
+from where on it is taken are told.
 
     OMP_NUM_THREADS=1 python benchmarks/attention.py [--turns 20]
 
-They take turns; the table has the median of each in ms of this thread's processor time, and how many times as long torch's needs. The
-backward in 16 bits makes the probabilities again; where a layer keeps them, the last column has its time with those.
+They take turns; the table has the median of each in ms of this thread's processor time, and how
+many times as long torch's needs. The backward in 16 bits makes the probabilities again; where a
+layer keeps them, the last column has its time with those.
 """
 
 import argparse
@@ -39,12 +41,18 @@ def row(dtype: torch.dtype, heads: int, kv_heads: int, width: int, length: int, 
     q, grad = (torch.randn(1, length, heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
     k, v = (torch.randn(1, length, kv_heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
-    there, back = lambda: by_blocks.attend(q, k, v), lambda: by_blocks.attend_backward(grad, q, k, v)
+    there = lambda: by_blocks.attend(q, k, v)
+    back = lambda: by_blocks.attend_backward(grad, q, k, v)
     if dtype == torch.float32 and mkl_is_slow():
         there = lambda: by_onednn.attend(q, k, v, True)  # noqa: E731
         back = lambda: by_onednn.attend_backward(grad, q, k, v, out, lse, True)  # noqa: E731
-    forward = timed(turns, there, lambda: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True))
-    ways = [back, lambda: aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, True)]
+    forward = timed(
+        turns, there, lambda: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    )
+    ways = [
+        back,
+        lambda: aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, True),
+    ]
     if by_blocks.fits(q) and by_blocks.keeps(q, None):
         made = by_blocks.attend(q, k, v, keep=True)[1]
         ways.append(lambda: by_blocks.attend_backward(grad, q, k, v, kept=made))
@@ -56,7 +64,9 @@ def row(dtype: torch.dtype, heads: int, kv_heads: int, width: int, length: int, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--turns", type=int, default=20)
     turns = parser.parse_args().turns
     torch.set_num_threads(1)

@@ -1,9 +1,12 @@
-"""How well each way of balancing works: the coefficient of variation of experts' loads on the quickstart corpus, over 60 steps.
+"""How well each way of balancing works.
+
+The coefficient of variation of experts' loads on the quickstart corpus, over 60 steps.
 
     python benchmarks/balance.py [--steps 60] [--ranks 2] [--set KEY=VALUE ...]
 
-A mixtral of the quickstart's width: 4 blocks of 8 experts, of which a token meets 2. The figure is `load_cv` of metrics.jsonl, the loads of
-a whole step, a mean over blocks; here a mean over the last 5 steps too, and beside it that of the worst of them.
+A mixtral of the quickstart's width: 4 blocks of 8 experts, of which a token meets 2. The figure is
+`load_cv` of metrics.jsonl, the loads of a whole step, a mean over blocks; here a mean over the last
+5 steps too, and beside it that of the worst of them.
 
                 step 1  middle  last 5   worst  val loss
     none          0.58    0.99    1.03    1.07     2.302
@@ -36,12 +39,18 @@ def lines_of(ranks: int, keys: tuple[str, ...]) -> list[dict]:
     """Run, and return what the run said of each step."""
     with tempfile.TemporaryDirectory() as folder:
         settings = [word for key in (*MODEL, *keys, f"run.dir={folder}/run") for word in ("--set", key)]
-        subprocess.run([HERE / "mpirun", "-n", str(ranks), HERE / "mpitrain", "run", *settings], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [HERE / "mpirun", "-n", str(ranks), HERE / "mpitrain", "run", *settings],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         return [json.loads(line) for line in (Path(folder) / "run/metrics.jsonl").read_text().splitlines()]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=60, help="at least 5")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of all runs")
@@ -53,8 +62,7 @@ def main() -> None:
         found = [line["load_cv"] for line in lines if line["step"]]
         last = found[-LAST:]
         print(
-            f"{name:<12}{found[0]:>8.2f}{found[len(found) // 2]:>8.2f}{sum(last) / len(last):>8.2f}{max(last):>8.2f}"
-            f"{lines[-1]['val_loss']:>10.3f}",
+            f"{name:<12}{found[0]:>8.2f}{found[len(found) // 2]:>8.2f}{sum(last) / len(last):>8.2f}{max(last):>8.2f}{lines[-1]['val_loss']:>10.3f}",
             flush=True,
         )
 

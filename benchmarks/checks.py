@@ -1,6 +1,8 @@
-"""What it costs to compare replicas (numerics.check_every) and to compute a step twice (numerics.rerun_every), beside a step.
+"""What it costs to compare replicas (numerics.check_every) and to compute a step twice
+(numerics.rerun_every), beside a step.
 
-    mpirun -n 2 python benchmarks/checks.py --set model.preset=reference --set data.sequence=256 --set batch.global=8
+    mpirun -n 2 python benchmarks/checks.py --set model.preset=reference --set data.sequence=256
+        --set batch.global=8
 
 Prints medians of some steps, on rank 0, in milliseconds.
 """
@@ -37,7 +39,9 @@ def main() -> None:
     plan = plan_of(config)
     mesh = build_mesh(plan, world.comm)
     actor = Actor(plan, mesh, torch.device("cpu"))
-    rows = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (config.batch.global_, config.data.sequence + 1)))
+    rows = torch.from_numpy(
+        np.random.default_rng(1).integers(0, 256, (config.batch.global_, config.data.sequence + 1))
+    )
     microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank])
     done = []
 

@@ -1,20 +1,28 @@
 """A machine with one GPU, for half an hour: what nobody could run before, in the order of what it tells.
 
-    python benchmarks/gpu_first.py                               everything; needs this package and an MPI, no network
-    python benchmarks/gpu_first.py --only speed staging          some parts; --minutes 10: no part begins later
-    python benchmarks/gpu_first.py --device cpu --small          walks through all of it without a GPU, on a model of no use
+    python benchmarks/gpu_first.py                       everything; needs this package and an MPI,
+                                                         no network
+    python benchmarks/gpu_first.py --only speed staging  some parts; --minutes 10: no part begins
+                                                         later
+    python benchmarks/gpu_first.py --device cpu --small  walks through all of it without a GPU, on a
+                                                         model of no use
 
-    facts     GPU, driver, torch, MPI, what `mpitrain doctor` says of two ranks
-    kernels   sums in order equal the CPU's; products into fp32; fp8 products; which attention torch takes, and its bits twice
-    tests     those marked gpu: in one process, on one rank, on two ranks that share the GPU
-    parity    losses of a small model in each layout and precision, beside the CPU's; the same run twice; memory predicted and held
-    speed     llama3.2-1b, 4 x 2048 tokens, bf16: mpitrain, without deterministic kernels, compiled, and plain torch, in turns
-    profile   where the time of such a step goes, and where the host waits for the GPU
-    staging   the same on two ranks that share the GPU: what it costs to go through host memory
+    facts    GPU, driver, torch, MPI, what `mpitrain doctor` says of two ranks
+    kernels  sums in order equal the CPU's; products into fp32; fp8 products; which attention torch
+             takes, and its bits twice
+    tests    those marked gpu: in one process, on one rank, on two ranks that share the GPU
+    parity   losses of a small model in each layout and precision, beside the CPU's; the same run
+             twice; memory predicted and held
+    speed    llama3.2-1b, 4 x 2048 tokens, bf16: mpitrain, without deterministic kernels, compiled,
+             and plain torch, in turns
+    profile  where the time of such a step goes, and where the host waits for the GPU
+    staging  the same on two ranks that share the GPU: what it costs to go through host memory
 
-Each part has a limit, below ten minutes. What it found is printed when it is there, and --out has everything so far, also of what went
-wrong; where a command may not last half an hour, take some parts at a time. Not run on a GPU yet, only on one that isn't there
-(`python tests/without_gpu/run.py python benchmarks/gpu_first.py --small`, which has no cuDNN and computes nothing in Triton).
+Each part has a limit, below ten minutes. What it found is printed when it is there, and --out has
+everything so far, also of what went wrong; where a command may not last half an hour, take some
+parts at a time. Not run on a GPU yet, only on one that isn't there (`python
+tests/without_gpu/run.py python benchmarks/gpu_first.py --small`, which has no cuDNN and computes
+nothing in Triton).
 """
 
 import argparse
@@ -33,13 +41,22 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from launch import MPITRAIN, NO_GPU, WITH_GPU, mpirun, options, tail  # noqa: E402
 
-LARGE = {"model.preset": "llama3.2-1b", "data.sequence": 2048, "batch.micro": 4, "batch.global": 64, "precision.compute": "bf16"}
+LARGE = {
+    "model.preset": "llama3.2-1b",
+    "data.sequence": 2048,
+    "batch.micro": 4,
+    "batch.global": 64,
+    "precision.compute": "bf16",
+}
 SMALL = {
-    "model.preset": "quickstart", "model.layers": 2, "model.width": 32, "model.ffn": 64, "model.heads": 2, "model.kv_heads": 1,
+    "model.preset": "quickstart", "model.layers": 2, "model.width": 32, "model.ffn": 64, "model.heads": 2,
+    "model.kv_heads": 1,
     "data.sequence": 32, "batch.micro": 2, "batch.global": 8, "precision.compute": "bf16",
 }  # fmt: skip
 QUIET = {"run.eval_batches": 1, "run.eval_every": 0, "run.save_every": 0}
-PARITY = {  # ranks, settings beside those of the quickstart in bf16; compared with the CPU's run on one rank in the same precision
+# ranks, settings beside those of the quickstart in bf16; compared with the CPU's run on one rank in
+# the same precision
+PARITY = {
     "one rank": (1, {}),
     "one rank again": (1, {}),
     "zero 1": (2, {"parallel.zero": 1}),
@@ -58,7 +75,10 @@ class Machine:
     """What parts are given: how to run something for at most so long, and where."""
 
     def __init__(self, device: str, small: bool, folder: Path):
-        self.device, self.small, self.folder, self.end = device, small, folder, float("inf")
+        self.device = device
+        self.small = small
+        self.folder = folder
+        self.end = float("inf")
         self.model = SMALL if small else LARGE
         self._runs = 0
 
@@ -69,23 +89,45 @@ class Machine:
             raise TimeoutError("no time is left for it")
         return left
 
-    def run(self, num_ranks: int, settings: dict[str, object], device: str = "", limit: float = 180) -> dict[str, object]:
-        """Train; return the steps, and what was said of memory. Of a run that fails, the end of what it said."""
+    def run(
+        self, num_ranks: int, settings: dict[str, object], device: str = "", limit: float = 180
+    ) -> dict[str, object]:
+        """Train; return the steps, and what was said of memory.
+
+        Of a run that fails, the end of what it said.
+        """
         self._runs += 1
-        where, device = self.folder / str(self._runs), device or self.device
+        where = self.folder / str(self._runs)
+        device = device or self.device
         settings = {**QUIET, **settings, "run.dir": where, "run.device": device}
         env = WITH_GPU if device == "cuda" else None
         done = mpirun(num_ranks, MPITRAIN, "run", *options(settings), env=env, timeout=self.left(limit))
         if done.returncode != 0:
             return {"failed": tail(done.output, 12), "code": done.returncode}
         steps = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()][1:]
-        told = [line for line in done.output.splitlines() if line.startswith(("memory of", "torch counted", "device buffers", "MFU"))]
+        told = [
+            line
+            for line in done.output.splitlines()
+            if line.startswith(("memory of", "torch counted", "device buffers", "MFU"))
+        ]
         return {"steps": steps, "told": told, "wall_s": done.wall_s}
 
     def child(self, what: str, *words: str, limit: float) -> dict[str, object]:
-        """Run a part of this file in a process of its own, which may crash; return the object that it prints."""
-        command = [sys.executable, str(Path(__file__).resolve()), "--child", what, "--device", self.device, *words]
-        done = mpirun(0, *command, *(["--small"] if self.small else []), env=self._env(), timeout=self.left(limit))
+        """Run a part of this file in a process of its own, which may crash; return the object that
+        it prints.
+        """
+        command = [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            "--child",
+            what,
+            "--device",
+            self.device,
+            *words,
+        ]
+        done = mpirun(
+            0, *command, *(["--small"] if self.small else []), env=self._env(), timeout=self.left(limit)
+        )
         if done.returncode != 0:
             return {"failed": tail(done.output, 12), "code": done.returncode}
         return json.loads([line for line in done.output.splitlines() if line.startswith("{")][-1])
@@ -93,13 +135,19 @@ class Machine:
     def _env(self) -> dict[str, str | None]:
         return WITH_GPU if self.device == "cuda" else NO_GPU
 
-    def said(self, *command: str, num_ranks: int = 0, limit: float = 60, lines: int = 20) -> dict[str, object]:
+    def said(
+        self, *command: str, num_ranks: int = 0, limit: float = 60, lines: int = 20
+    ) -> dict[str, object]:
         """Run a command; return its code and the end of what it said."""
         try:
             done = mpirun(num_ranks, *command, env=self._env(), cwd=ROOT, timeout=self.left(limit))
         except OSError as error:
             return {"failed": str(error)}
-        return {"code": done.returncode, "said": tail(done.output, lines).splitlines(), "wall_s": round(done.wall_s, 1)}
+        return {
+            "code": done.returncode,
+            "said": tail(done.output, lines).splitlines(),
+            "wall_s": round(done.wall_s, 1),
+        }
 
 
 # ---------------------------------------------------------------- parts
@@ -107,9 +155,16 @@ class Machine:
 
 def facts(machine, found):
     """Find what the machine is."""
-    code = "import torch; print(torch.__version__, torch.version.cuda, torch.version.hip, torch.backends.cudnn.version(), "
+    code = (
+        "import torch; print(torch.__version__, torch.version.cuda, torch.version.hip, "
+        "torch.backends.cudnn.version(), "
+    )
     code += "[torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())])"
-    found |= {"cores": os.cpu_count(), "python": platform.python_version(), "torch": machine.said(sys.executable, "-c", code)}
+    found |= {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": machine.said(sys.executable, "-c", code),
+    }
     if machine.device == "cuda":
         found["nvidia-smi"] = machine.said("nvidia-smi")
     found["doctor"] = machine.said(MPITRAIN, "doctor", num_ranks=2)
@@ -127,18 +182,28 @@ def tests(machine, found):
     if gpu:
         found["one process"] = machine.said(*pytest, *chosen, limit=120)
     for num_ranks in (1, 2) if gpu else (2,):
-        found[f"{num_ranks} ranks"] = machine.said(*pytest, "--only-mpi", *chosen, num_ranks=num_ranks, limit=150)
+        found[f"{num_ranks} ranks"] = machine.said(
+            *pytest, "--only-mpi", *chosen, num_ranks=num_ranks, limit=150
+        )
 
 
 def parity(machine, found):
     """Find, for each layout and precision, how far its losses are from the CPU's, and its memory."""
-    common = {**(SMALL if machine.small else {}), "precision.compute": "bf16", "run.steps": 3 if machine.small else 20}
+    common = {
+        **(SMALL if machine.small else {}),
+        "precision.compute": "bf16",
+        "run.steps": 3 if machine.small else 20,
+    }
     expected: dict[str, dict] = {}
-    chosen = {name: PARITY[name] for name in ("one rank", "one rank again", "tp")} if machine.small else PARITY
+    chosen = (
+        {name: PARITY[name] for name in ("one rank", "one rank again", "tp")} if machine.small else PARITY
+    )
     for name, (num_ranks, settings) in chosen.items():
         precision = settings.get("precision.compute", "bf16")
         if precision not in expected:
-            expected[precision] = machine.run(1, {**common, "precision.compute": precision}, device="cpu", limit=90)
+            expected[precision] = machine.run(
+                1, {**common, "precision.compute": precision}, device="cpu", limit=90
+            )
         found[name] = beside(machine.run(num_ranks, {**common, **settings}, limit=90), expected[precision])
         print(f"    {name}: {found[name]}", flush=True)
         if name == "one rank again":
@@ -161,14 +226,18 @@ def speed(machine, found):
     turns = {
         "mpitrain": lambda: pace(machine.run(1, settings)),
         "plain torch": lambda: machine.child("torch", limit=180),
-        "mpitrain, not deterministic": lambda: pace(machine.run(1, {**settings, "numerics.deterministic": "false"})),
+        "mpitrain, not deterministic": lambda: pace(
+            machine.run(1, {**settings, "numerics.deterministic": "false"})
+        ),
         "mpitrain, compiled": lambda: pace(machine.run(1, {**settings, "run.compile": "true"}, limit=240)),
     }
     for turn in range(1 if machine.small else 2):
         for name, run in turns.items():
             found.setdefault(name, []).append(run())
             print(f"    turn {turn}, {name}: {found[name][-1]}", flush=True)
-        ours, theirs, fast, fused = (max(run.get("tokens_per_s", 0.0) for run in found[name]) for name in turns)
+        ours, theirs, fast, fused = (
+            max(run.get("tokens_per_s", 0.0) for run in found[name]) for name in turns
+        )
         if ours and fast and theirs:
             found |= {"of plain torch": ours / theirs, "price of deterministic kernels": 1 - ours / fast}
         if ours and fused:
@@ -182,7 +251,9 @@ def pace(run):
     if "failed" in run:
         return run
     steps = run["steps"][2:]
-    return {key: statistics.median(step[key] for step in steps) for key in ("tokens_per_s", "mfu", "step_s")} | {"told": run["told"]}
+    return {
+        key: statistics.median(step[key] for step in steps) for key in ("tokens_per_s", "mfu", "step_s")
+    } | {"told": run["told"]}
 
 
 def profile(machine, found):
@@ -192,19 +263,24 @@ def profile(machine, found):
 def staging(machine, found):
     """Find tokens/s on one rank and on two that share the GPU, and what communication cost."""
     steps = {"run.steps": 3 if machine.small else 5}
-    for name, num_ranks, settings in (("1 rank", 1, {}), ("2 ranks", 2, {}), ("2 ranks, messages", 2, {"comm.transport": "messages"})):
+    for name, num_ranks, settings in (
+        ("1 rank", 1, {}),
+        ("2 ranks", 2, {}),
+        ("2 ranks, messages", 2, {"comm.transport": "messages"}),
+    ):
         run = machine.run(num_ranks, {**machine.model, **steps, **settings, "batch.micro": 2}, limit=150)
         found[name] = pace(run) | ({"comm": run["steps"][-1]["comm"]} if "steps" in run else {})
         print(f"    {name}: {found[name]}", flush=True)
 
 
 PARTS = {  # what, and for how many seconds at most
-    "facts": (facts, 120), "kernels": (kernels, 120), "tests": (tests, 330), "parity": (parity, 420), "speed": (speed, 540),
+    "facts": (facts, 120), "kernels": (kernels, 120), "tests": (tests, 330), "parity": (parity, 420),
+    "speed": (speed, 540),
     "profile": (profile, 150), "staging": (staging, 300),
 }  # fmt: skip
 
 
-# ---------------------------------------------------------------- children: what may crash, or has to be alone
+# ----------------------------------------------------- children: what may crash, or has to be alone
 
 
 def child_kernels(device, small):
@@ -215,21 +291,32 @@ def child_kernels(device, small):
     from mpitrain.config import Numerics
     from mpitrain.training.machine.determinism import settle
 
-    found, length = {}, 1 << (16 if small else 24)
+    found = {}
+    length = 1 << (16 if small else 24)
     for num in (2, 3, 8):
         parts = [torch.randn(length, generator=torch.Generator().manual_seed(i)) for i in range(num)]
-        there, out = [part.to(device) for part in parts], torch.empty(length, device=device)
+        there = [part.to(device) for part in parts]
+        out = torch.empty(length, device=device)
         sum_in_order(parts, expected := torch.empty(length))
         seconds = timed(lambda there=there, out=out: sum_in_order(there, out), device)
-        found[f"sum of {num}"] = {"equal": torch.equal(out.cpu(), expected), "GB/s": (num + 1) * out.nbytes / seconds / 1e9}
+        found[f"sum of {num}"] = {
+            "equal": torch.equal(out.cpu(), expected),
+            "GB/s": (num + 1) * out.nbytes / seconds / 1e9,
+        }
     a = torch.randn(256, 256, device=device).bfloat16()
     found["product into fp32"] = attempt(lambda: str(torch.mm(a, a, out_dtype=torch.float32).dtype))
-    one, e5m2, e4m3 = torch.ones((), device=device), a.to(torch.float8_e5m2), a.to(torch.float8_e4m3fn).t()
-    found["fp8 product"] = attempt(lambda: str(torch._scaled_mm(e5m2, e4m3, one, one, out_dtype=torch.float32).dtype))
+    one = torch.ones((), device=device)
+    e5m2 = a.to(torch.float8_e5m2)
+    e4m3 = a.to(torch.float8_e4m3fn).t()
+    found["fp8 product"] = attempt(
+        lambda: str(torch._scaled_mm(e5m2, e4m3, one, one, out_dtype=torch.float32).dtype)
+    )
     for deterministic in (True, False):
         if device == "cuda":
             settle(Numerics(deterministic=deterministic))
-        found[f"attention, deterministic={deterministic}"] = attempt(lambda: attention_twice(device, 64 if small else 2048))
+        found[f"attention, deterministic={deterministic}"] = attempt(
+            lambda: attention_twice(device, 64 if small else 2048)
+        )
     return found
 
 
@@ -256,11 +343,15 @@ def timed(function, device, times=5):
 
 
 def attention_twice(device, sequence):
-    """Return which kernel torch takes for attention, whether its backward gives the same bits eight times, and its time."""
+    """Return which kernel torch takes for attention, whether its backward gives the same bits eight
+    times, and its time.
+    """
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    q, k, v = (torch.randn(4, heads, sequence, 64, device=device).bfloat16().requires_grad_() for heads in (32, 8, 8))
+    q, k, v = (
+        torch.randn(4, heads, sequence, 64, device=device).bfloat16().requires_grad_() for heads in (32, 8, 8)
+    )
 
     def grads():
         out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -272,17 +363,26 @@ def attention_twice(device, sequence):
 
 
 def child_torch(device, small):
-    """Train the same model in plain torch: bf16 by autocast, compiled blocks, flash attention, fused AdamW, fp32 masters."""
+    """Train the same model in plain torch.
+
+    bf16 by autocast, compiled blocks, flash attention, fused AdamW, fp32 masters.
+    """
     import torch
     from plain_torch import Model
 
     from mpitrain.config import load
     from mpitrain.layout.resolve import resolve
 
-    config = resolve(load(None, [f"{key}={value}" for key, value in (SMALL if small else LARGE).items()]), 1, 256)
-    model, batch, length = Model(config.model, 10_000.0).to(device), config.batch, config.data.sequence
+    config = resolve(
+        load(None, [f"{key}={value}" for key, value in (SMALL if small else LARGE).items()]), 1, 256
+    )
+    model = Model(config.model, 10_000.0).to(device)
+    batch = config.batch
+    length = config.data.sequence
     model.compile_blocks("inductor" if device == "cuda" else "eager")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
     tokens = torch.randint(0, 256, (batch.global_, length + 1), device=device)
 
     def step():
@@ -328,18 +428,25 @@ def child_profile(device, small):
     microbatches = actor.cut(rows)
     for step in (1, 2):
         actor.run_step(step, microbatches, 1e-4)
-    activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if device == "cuda" else [])]
+    activities = [
+        torch.profiler.ProfilerActivity.CPU,
+        *([torch.profiler.ProfilerActivity.CUDA] if device == "cuda" else []),
+    ]
     with torch.profiler.profile(activities=activities) as profiled:
         actor.run_step(3, microbatches, 1e-4)
     order = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     rows = sorted(profiled.key_averages(), key=lambda row: getattr(row, order), reverse=True)[:20]
-    found = {"ms of a step, by operation": {row.key[:60]: [getattr(row, order) / 1e3, row.count] for row in rows}}
+    found = {
+        "ms of a step, by operation": {row.key[:60]: [getattr(row, order) / 1e3, row.count] for row in rows}
+    }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("warn")
         actor.run_step(4, microbatches, 1e-4)
-    places = [f"{Path(each.filename).name}:{each.lineno}" for each in caught if "synchroniz" in str(each.message)]
+    places = [
+        f"{Path(each.filename).name}:{each.lineno}" for each in caught if "synchroniz" in str(each.message)
+    ]
     mesh.free()
     MPI.Finalize()
     return {**found, "the host waits": {place: places.count(place) for place in sorted(set(places))}}
@@ -352,7 +459,9 @@ CHILDREN = {"kernels": child_kernels, "torch": child_torch, "profile": child_pro
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
@@ -364,8 +473,15 @@ def main() -> None:
         sys.path.insert(0, str(ROOT / "benchmarks"))
         print(json.dumps(CHILDREN[given.child](given.device, given.small)))
         return
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    found: dict[str, object] = {"commit": commit, "device": given.device, "small": given.small, "command": " ".join(sys.argv)}
+    commit = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    found: dict[str, object] = {
+        "commit": commit,
+        "device": given.device,
+        "small": given.small,
+        "command": " ".join(sys.argv),
+    }
     over = time.monotonic() + 60 * given.minutes
     with TemporaryDirectory(prefix="gpu-first-") as folder:
         machine = Machine(given.device, given.small, Path(folder))

@@ -1,11 +1,14 @@
-"""Products of rows in groups on a CPU: torch's grouped_mm against a loop, and which of them mpitrain.model.grouped takes.
+"""Products of rows in groups on a CPU.
+
+torch's grouped_mm against a loop, and which of them mpitrain.model.grouped takes.
 
     python benchmarks/grouped.py [--repeats 20] [--threads 1]
 
-Seconds of the processor, the candidates taking turns, medians; in the table, speeds as multiples of the loop's. The loop multiplies group
-by group as mpitrain.model.linear does. "forward" is x @ weight.T, "backward" is grad @ weight, "weights" is what is added to the weights'
-gradients: with grouped_mm a second buffer of them, added to the first; it makes bf16 only of bf16, and is given wider copies here. Prints
-a Markdown table.
+Seconds of the processor, the candidates taking turns, medians; in the table, speeds as multiples of
+the loop's. The loop multiplies group by group as mpitrain.model.linear does. "forward" is x @
+weight.T, "backward" is grad @ weight, "weights" is what is added to the weights'
+gradients: with grouped_mm a second buffer of them, added to the first; it makes bf16 only of bf16,
+and is given wider copies here. Prints a Markdown table.
 """
 
 import argparse
@@ -22,7 +25,8 @@ from mpitrain.model.grouped import GroupedProduct, grouped_product
 from mpitrain.model.linear import product
 
 SHAPES = (  # experts, rows of each, width, hidden units
-    (8, 4, 384, 512), (8, 32, 384, 512), (8, 128, 384, 512), (8, 512, 384, 512), (8, 32, 1024, 2048), (8, 128, 1024, 2048),
+    (8, 4, 384, 512), (8, 32, 384, 512), (8, 128, 384, 512), (8, 512, 384, 512), (8, 32, 1024, 2048),
+    (8, 128, 1024, 2048),
     (32, 128, 512, 256), (64, 8, 256, 128), (128, 4, 256, 64), (128, 32, 256, 128),
 )  # fmt: skip
 
@@ -66,9 +70,11 @@ def measure(functions: Sequence[Callable[[], object]], repeats: int) -> list[flo
 def candidates(shape: tuple[int, ...], kind: torch.dtype) -> dict[str, list[Callable[[], object]]]:
     """Return what makes each product: the loop, grouped_mm, and ours, which for the weights is the loop."""
     count, rows, width, hidden = shape
-    sizes, weight = [rows] * count, torch.randn(count, hidden, width).to(kind)
+    sizes = [rows] * count
+    weight = torch.randn(count, hidden, width).to(kind)
     x, grad = (torch.randn(count * rows, each).to(kind) for each in (width, hidden))
-    ways, total = (loop, grouped_mm, grouped_product), Total(weight)
+    ways = (loop, grouped_mm, grouped_product)
+    total = Total(weight)
     return {
         "forward": [partial(way, x, weight, sizes) for way in ways],
         "backward": [partial(way, grad, weight.transpose(1, 2), sizes) for way in ways],
@@ -83,7 +89,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"{options.threads} thread(s)\n")
-    print("| type | experts x rows, weight | product | loop, ms | grouped_mm | mpitrain |\n|---|---|---|---|---|---|")
+    print(
+        "| type | experts x rows, weight | product | loop, ms | grouped_mm | mpitrain |\n"
+        "|---|---|---|---|---|---|"
+    )
     for kind in (torch.float32, torch.bfloat16):
         for shape in SHAPES:
             count, rows, width, hidden = shape
@@ -91,7 +100,11 @@ def main() -> None:
             for what, functions in candidates(shape, kind).items():
                 seconds = measure(functions, options.repeats)
                 speeds = [f"{seconds[0] / each:.2f}" for each in seconds[1:]]
-                print(f"| {name} | {what} | {seconds[0] * 1e3:.2f} | {speeds[0]} | {(*speeds[1:], 'the loop')[0]} |", flush=True)
+                print(
+                    f"| {name} | {what} | {seconds[0] * 1e3:.2f} | {speeds[0]} | "
+                    f"{(*speeds[1:], 'the loop')[0]} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""Print the shape of this tree's code: long lines, tuple assignments, functions, class names, circles of files, twins of file names.
+"""Print the shape of this tree's code.
+
+Long lines, tuple assignments, functions, class names, circles of files, twins of file names.
 
     python benchmarks/house.py              the tree that this file lies in
     python benchmarks/house.py DIR          another checkout, to compare with
-    python benchmarks/house.py --list KIND  each place of one kind: lines, functions, complexity, classes, circles, twins
+    python benchmarks/house.py --list KIND  each place of one kind: lines, functions, complexity,
+                                            classes, circles, twins
 
-Complexity is McCabe's (A Complexity Measure, 1976): one, and one for each place where the way forks.
+Complexity is McCabe's (A Complexity Measure, 1976): one, and one for each place where the way
+forks.
 """
 
 import argparse
@@ -20,7 +24,17 @@ CODE = ("mpitrain", "schedules", "comm", "jobs")
 BESIDE_CODE = ("tests", "benchmarks")
 LONG, TOO_LONG = 100, 110  # characters
 LONGEST_FUNCTION, MOST_COMPLEX = 60, 15
-FORKS = (ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.With, ast.Assert, ast.comprehension, ast.match_case)
+FORKS = (
+    ast.If,
+    ast.For,
+    ast.While,
+    ast.IfExp,
+    ast.ExceptHandler,
+    ast.With,
+    ast.Assert,
+    ast.comprehension,
+    ast.match_case,
+)
 NAMED_BY_PYTHON = {"__init__.py", "__main__.py"}
 
 
@@ -41,7 +55,12 @@ class Shape:
 
 def python_files(root: Path, folders: Iterable[str]) -> list[Path]:
     """Return the files of Python in some folders; a link to a folder is not followed twice."""
-    return sorted(path for top in folders for path in (root / top).rglob("*.py") if path.resolve().is_relative_to(root / top))
+    return sorted(
+        path
+        for top in folders
+        for path in (root / top).rglob("*.py")
+        if path.resolve().is_relative_to(root / top)
+    )
 
 
 def complexity(function: ast.AST) -> int:
@@ -99,7 +118,10 @@ def two_meanings(shape: Shape) -> dict[str, list[str]]:
 
 
 def imports(root: Path, folders: Iterable[str]) -> dict[str, set[str]]:
-    """Return {file: the files of this tree that it imports when it is loaded}; what a function imports comes later."""
+    """Return {file: the files of this tree that it imports when it is loaded}.
+
+    What a function imports comes later.
+    """
     files = python_files(root, folders)
     names = {_module(path.relative_to(root)): str(path.relative_to(root)) for path in files}
     return {names[_module(path.relative_to(root))]: set(_imported(path, root, names)) for path in files}
@@ -137,8 +159,13 @@ def _at_load(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return the groups of files each of which is reached from the others (Tarjan, Depth-First Search, 1972)."""
-    order, low, path, found = {}, {}, [], []
+    """Return the groups of files each of which is reached from the others (Tarjan, Depth-First
+    Search, 1972).
+    """
+    order = {}
+    low = {}
+    path = []
+    found = []
 
     def visit(file: str) -> None:
         order[file] = low[file] = len(order)
@@ -186,8 +213,14 @@ def rows(root: Path, folders: Iterable[str]) -> Iterator[tuple[str, str]]:
     yield "statements that assign a tuple to a tuple", percent(shape.tuples, shape.num_statements)
     yield "conditional expressions, of statements", percent(shape.conditionals, shape.num_statements)
     ninth = lengths[int(0.9 * (len(lengths) - 1))]
-    yield "lines of a function: median, p90, longest", f"{statistics.median(lengths):.0f}, {ninth}, {lengths[-1]}"
-    yield f"functions over {LONGEST_FUNCTION} lines", str(sum(length > LONGEST_FUNCTION for length in lengths))
+    yield (
+        "lines of a function: median, p90, longest",
+        f"{statistics.median(lengths):.0f}, {ninth}, {lengths[-1]}",
+    )
+    yield (
+        f"functions over {LONGEST_FUNCTION} lines",
+        str(sum(length > LONGEST_FUNCTION for length in lengths)),
+    )
     complexities = list(shape.complexity.values()) or [0]
     over = sum(count > MOST_COMPLEX for count in complexities)
     yield f"complexity: highest, functions over {MOST_COMPLEX}", f"{max(complexities)}, {over}"
@@ -204,7 +237,9 @@ def listed(kind: str, root: Path, folders: Iterable[str]) -> Iterator[str]:
     elif kind == "tuples":
         yield from shape.tuples
     elif kind in ("functions", "complexity"):
-        counts, limit = (shape.lengths, LONGEST_FUNCTION) if kind == "functions" else (shape.complexity, MOST_COMPLEX)
+        counts, limit = (
+            (shape.lengths, LONGEST_FUNCTION) if kind == "functions" else (shape.complexity, MOST_COMPLEX)
+        )
         for name, count in sorted(counts.items(), key=lambda each: -each[1]):
             if count > limit:
                 yield f"{count:4} {name}"

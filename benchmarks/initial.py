@@ -1,9 +1,13 @@
-"""Time to make initial weights: by the definition, as they were until each rank made its own by vectors, and as they are.
+"""Time to make initial weights.
 
-    python benchmarks/initial.py [--elements 1048576] [--repeats 21] [--threads 1] [--layers 16 --width 2048]
+By the definition, as they were until each rank made its own by vectors, and as they are.
 
-Nanoseconds an element, the ways taking turns: medians by the clock and of the processor, and the least of the processor, which is what to
-compare on a machine that others use, too. Then what they are made of, and the weights of a whole model of one rank, bucket by bucket (0
+    python benchmarks/initial.py [--elements 1048576] [--repeats 21] [--threads 1] [--layers 16
+        --width 2048]
+
+Nanoseconds an element, the ways taking turns: medians by the clock and of the processor, and the
+least of the processor, which is what to compare on a machine that others use, too. Then what they
+are made of, and the weights of a whole model of one rank, bucket by bucket (0
 layers: not at all). Prints Markdown tables.
 """
 
@@ -29,7 +33,10 @@ STD = 0.02
 
 
 def by_definition(length: int) -> torch.Tensor:
-    """Return weights as they are defined: bits, uniform numbers, the inverse distribution, each for the whole parameter in fp64."""
+    """Return weights as they are defined.
+
+    bits, uniform numbers, the inverse distribution, each for the whole parameter in fp64.
+    """
     key = np.frombuffer(hashlib.sha256(b"1/w").digest()[:16], np.uint64)
     bits = np.random.Philox(key=key).random_raw(length)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
@@ -39,7 +46,9 @@ def by_definition(length: int) -> torch.Tensor:
 def made(length: int, dtype: torch.dtype) -> torch.Tensor:
     """Return weights as a rank makes them."""
     out = torch.zeros(length, dtype=dtype)
-    initialise(layout_of((Spec("w", (length,), std=STD, whole=(length,), offset=(0,)),), 1), 0, length, 1, out)
+    initialise(
+        layout_of((Spec("w", (length,), std=STD, whole=(length,), offset=(0,)),), 1), 0, length, 1, out
+    )
     return out
 
 
@@ -53,7 +62,10 @@ def columns(length: int) -> torch.Tensor:
 
 def parts() -> dict[str, tuple[Callable, int]]:
     """Return what weights are made of, and of how many elements."""
-    stream, u, out, rounded = Uniform(1, "w"), np.empty(CHUNK), np.empty(CHUNK, np.float32), Rounded(table())
+    stream = Uniform(1, "w")
+    u = np.empty(CHUNK)
+    out = np.empty(CHUNK, np.float32)
+    rounded = Rounded(table())
     stream.fill(u, 0)
     return {
         "uniform numbers from Philox": (lambda: stream.fill(np.empty_like(u), 0), CHUNK),
@@ -67,24 +79,47 @@ def measure(ways: dict[str, tuple[Callable, int]], repeats: int) -> None:
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, (way, length) in ways.items():
-            clock, processor = time.perf_counter(), time.process_time()
+            clock = time.perf_counter()
+            processor = time.process_time()
             way()
-            times[name].append(((time.perf_counter() - clock) / length * 1e9, (time.process_time() - processor) / length * 1e9))
+            times[name].append(
+                (
+                    (time.perf_counter() - clock) / length * 1e9,
+                    (time.process_time() - processor) / length * 1e9,
+                )
+            )
     print("| ns an element | clock, median | processor, median | least |\n|---|---|---|---|")
     for name, found in times.items():
         clock, processor = zip(*found)
-        print(f"| {name} | {statistics.median(clock):.1f} | {statistics.median(processor):.1f} | {min(processor):.1f} |")
+        print(
+            f"| {name} | {statistics.median(clock):.1f} | {statistics.median(processor):.1f} | "
+            f"{min(processor):.1f} |"
+        )
 
 
 def model(layers: int, width: int) -> None:
     """Print how long a rank takes that holds a whole model."""
-    sizes = (f"model.layers={layers}", f"model.width={width}", f"model.heads={width // 64}", f"model.ffn={width * 4}", "model.vocab=32768")
+    sizes = (
+        f"model.layers={layers}",
+        f"model.width={width}",
+        f"model.heads={width // 64}",
+        f"model.ffn={width * 4}",
+        "model.vocab=32768",
+    )
     (stage,) = plan_of(resolve(settings.load(None, sizes), 1, 32768)).stages
-    clock, processor, elements = time.perf_counter(), time.process_time(), 0
+    clock = time.perf_counter()
+    processor = time.process_time()
+    elements = 0
     for bucket in stage.buckets(WHOLE):
-        elements += Weights(layout_of(bucket.specs, 1), torch.float32, torch.device("cpu"), Sharding(), 1).layout.length
-    clock, processor = time.perf_counter() - clock, time.process_time() - processor
-    print(f"\n{elements / 1e9:.2f}e9 elements of a model: {clock:.1f} s by the clock, {processor:.1f} s of the processor")
+        elements += Weights(
+            layout_of(bucket.specs, 1), torch.float32, torch.device("cpu"), Sharding(), 1
+        ).layout.length
+    clock = time.perf_counter() - clock
+    processor = time.process_time() - processor
+    print(
+        f"\n{elements / 1e9:.2f}e9 elements of a model: {clock:.1f} s by the clock, {processor:.1f} s of the "
+        "processor"
+    )
 
 
 def main() -> None:

@@ -1,11 +1,17 @@
-"""Collectives over two hosts in one level and in two (comm/levels.py): times, and the bytes that leave a host.
+"""Collectives over two hosts in one level and in two (comm/levels.py).
 
-    python benchmarks/levels.py --namespaces mtA,mtB --addresses 10.78.0.1,10.78.0.2     as root: two network namespaces as hosts
-    mpirun -n 8 python benchmarks/levels.py --ranks                                      on the hosts of a cluster
+times, and the bytes that leave a host.
 
-The first starts 4 ranks in each namespace (joined by a link of 1 Gbit/s: `ip link add vA type veth peer name vB`, `tc qdisc add dev vA
-root tbf rate 1gbit burst 1mb latency 50ms`) with MPICH's mpirun, which takes them for two nodes. Ways take turns, times are medians of the
-slowest rank. Bytes are those that leave the first host: by its interfaces, headers included, and by the accounts of the far axes.
+    python benchmarks/levels.py --namespaces mtA,mtB --addresses 10.78.0.1,10.78.0.2  as root: two
+        network namespaces as hosts
+    mpirun -n 8 python benchmarks/levels.py --ranks                                   on the hosts
+        of a cluster
+
+The first starts 4 ranks in each namespace (joined by a link of 1 Gbit/s: `ip link add vA type veth
+peer name vB`, `tc qdisc add dev vA root tbf rate 1gbit burst 1mb latency 50ms`) with MPICH's
+mpirun, which takes them for two nodes. Ways take turns, times are medians of the slowest rank.
+Bytes are those that leave the first host: by its interfaces, headers included, and by the accounts
+of the far axes.
 
 %s
 """
@@ -61,20 +67,30 @@ def ranks(repeats: int) -> None:
     from mpitrain.comm.world import NOWHERE, connect, finalize
 
     world = connect(NOWHERE)
-    meshes = {way: Mesh(world.comm, Grid({"dp": world.size}), timeout_s=120, levels=way == "two") for way in ("one", "two")}
+    meshes = {
+        way: Mesh(world.comm, Grid({"dp": world.size}), timeout_s=120, levels=way == "two")
+        for way in ("one", "two")
+    }
     rows = [(name, MIB << 20) for name in OPERATIONS]
     if world.rank == 0:
         print(f"{world.size} ranks on {world.num_nodes} nodes, {meshes['two']['dp'].nodes}")
-        print(f"{'operation':>16} {'KB':>8} | one level: ms, MB over the link | two levels: ms, MB over the link, MB counted | ratio")
+        print(
+            f"{'operation':>16} {'KB':>8} | one level: ms, MB over the link | two levels: ms, MB over the "
+            "link, MB counted | ratio"
+        )
     for name, num_bytes in rows:
-        x, out = np.ones(num_bytes // 4, np.float32), np.zeros(num_bytes // 4, np.float32)
-        times, links, counted = {"one": [], "two": []}, {"one": [], "two": []}, 0
+        x = np.ones(num_bytes // 4, np.float32)
+        out = np.zeros(num_bytes // 4, np.float32)
+        times = {"one": [], "two": []}
+        links = {"one": [], "two": []}
+        counted = 0
         for _ in range(repeats):
             for way, mesh in meshes.items():
                 axis = mesh["dp"]
                 barrier(axis).wait()
                 time.sleep(0.01)
-                link, far = sent_by_link(), axis.far.account.num_bytes if axis.far else 0
+                link = sent_by_link()
+                far = axis.far.account.num_bytes if axis.far else 0
                 barrier(axis).wait()  # nobody begins before all have looked
                 begin = time.perf_counter()
                 started(name, axis, x, out).wait()
@@ -83,11 +99,14 @@ def ranks(repeats: int) -> None:
                 links[way].append(sent_by_link() - link)
                 if axis.far:
                     counted = sum(world.node.allgather(axis.far.account.num_bytes - far))
-        ms, mb = ({way: statistics.median(found[way]) / unit for way in found} for found, unit in ((times, 1e-3), (links, 1e6)))
+        ms, mb = (
+            {way: statistics.median(found[way]) / unit for way in found}
+            for found, unit in ((times, 1e-3), (links, 1e6))
+        )
         if world.rank == 0:
             print(
-                f"{name:>16} {num_bytes / 1e3:8.1f} | {ms['one']:10.2f} {mb['one']:10.3f} | {ms['two']:10.2f} {mb['two']:10.3f} "
-                f"{counted / 1e6:10.3f} | {ms['one'] / ms['two']:5.2f}",
+                f"{name:>16} {num_bytes / 1e3:8.1f} | {ms['one']:10.2f} {mb['one']:10.3f} | "
+                f"{ms['two']:10.2f} {mb['two']:10.3f} {counted / 1e6:10.3f} | {ms['one'] / ms['two']:5.2f}",
                 flush=True,
             )
     for mesh in meshes.values():
@@ -98,23 +117,46 @@ def ranks(repeats: int) -> None:
 def start(namespaces: list[str], addresses: list[str], repeats: int) -> int:
     """Start 4 ranks in each namespace."""
     with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as script:
-        cases = "\n".join(f'[ "$h" = {address} ] && ns={name}' for name, address in zip(namespaces, addresses))
-        script.write(f'#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nh=$1; shift\n{cases}\nexec ip netns exec $ns bash -c "$*"\n')
+        cases = "\n".join(
+            f'[ "$h" = {address} ] && ns={name}' for name, address in zip(namespaces, addresses)
+        )
+        script.write(
+            f"#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nh=$1; shift\n{cases}\nexec ip netns exec "
+            '$ns bash -c "$*"\n'
+        )
     os.chmod(script.name, 0o755)
     hosts = ",".join(f"{address}:4" for address in addresses)
     mpirun = str(Path(sys.executable).with_name("mpirun"))
-    command = [mpirun, "-launcher", "ssh", "-launcher-exec", script.name, "-hosts", hosts, "-n", str(4 * len(addresses))]
-    polite = {"UCX_TLS": "tcp,self", "MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "true"}
+    command = [
+        mpirun,
+        "-launcher",
+        "ssh",
+        "-launcher-exec",
+        script.name,
+        "-hosts",
+        hosts,
+        "-n",
+        str(4 * len(addresses)),
+    ]
+    polite = {
+        "UCX_TLS": "tcp,self",
+        "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
+        "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "true",
+    }
     own = [sys.executable, __file__, "--ranks", "--repeats", str(repeats)]
     try:
-        done = subprocess.run(["ip", "netns", "exec", namespaces[0], *command, *own], env={**os.environ, **polite}, check=False)
+        done = subprocess.run(
+            ["ip", "netns", "exec", namespaces[0], *command, *own], env={**os.environ, **polite}, check=False
+        )
     finally:
         os.unlink(script.name)
     return done.returncode
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__ % MEASURED, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__ % MEASURED, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", action="store_true", help="this is a rank")
     parser.add_argument("--namespaces", default="mtA,mtB")
     parser.add_argument("--addresses", default="10.78.0.1,10.78.0.2")

@@ -2,8 +2,8 @@
 
     python benchmarks/memory.py [--only PART_OF_A_NAME]... [--steps 6] [--set KEY=VALUE]...
 
-Each row is a run; its numbers are those of its own table of rank 0 (`memory of rank 0, MB`).
-Growth is the most that was resident and that no file backs, pages of shared memory once a node, less what
+Each row is a run; its numbers are those of its own table of rank 0 (`memory of rank 0, MB`). Growth
+is the most that was resident and that no file backs, pages of shared memory once a node, less what
 there was before the model.
 
 %s
@@ -157,7 +157,8 @@ def main() -> None:
         if not arguments.only or any(part in name for part in arguments.only):
             row = run(ranks, (*settings, *arguments.settings), arguments.steps, arguments.rows)
             print(
-                f"{name:<28} {ranks:>5} {row.predicted:>10.1f} {row.measured:>10.1f} {row.ratio:>6.2f} {row.bare:>8.1f}",
+                f"{name:<28} {ranks:>5} {row.predicted:>10.1f} {row.measured:>10.1f} {row.ratio:>6.2f} "
+                f"{row.bare:>8.1f}",
                 flush=True,
             )
 

@@ -1,9 +1,12 @@
-"""Time of the exact sum that a gradient norm is of: of floats in Python, as it was, and of integers on the device.
+"""Time of the exact sum that a gradient norm is of.
+
+Of floats in Python, as it was, and of integers on the device.
 
     python benchmarks/norm.py [--repeats 15] [--threads 1] [--device cpu]
 
-Milliseconds of the processor for so many blocks of 1,024 elements, the two taking turns, medians; of the clock on other devices. The
-norms of the blocks, which both need, are not in it. Prints a Markdown table.
+Milliseconds of the processor for so many blocks of 1,024 elements, the two taking turns, medians;
+of the clock on other devices. The norms of the blocks, which both need, are not in it. Prints a
+Markdown table.
 """
 
 import argparse
@@ -47,7 +50,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print("| blocks | floats in Python, ms | integers, ms |\n|---|---|---|")
     for count in BLOCKS:
-        squares = (torch.rand(count, generator=torch.Generator().manual_seed(1)) * 4 + 30).double().square_().to(options.device)
+        squares = (
+            (torch.rand(count, generator=torch.Generator().manual_seed(1)) * 4 + 30)
+            .double()
+            .square_()
+            .to(options.device)
+        )
         assert floats(squares) == integers(squares)
         before, now = measure((floats, integers), squares, options.repeats)
         print(f"| {count:,} | {before:.2f} | {now:.2f} |")

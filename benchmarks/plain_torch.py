@@ -1,7 +1,10 @@
-"""A llama in plain torch, as its trainers write it: what benchmarks/gpu_first.py compares mpitrain with on one GPU.
+"""A llama in plain torch, as its trainers write it.
 
-torch.compile of each block and of the loss, torch's attention (flash on a GPU), RMSNorm, rotary positions with halves rotated, tied
-embedding or not. Master weights in fp32; autocast is the caller's.
+What benchmarks/gpu_first.py compares mpitrain with on one GPU.
+
+torch.compile of each block and of the loss, torch's attention (flash on a GPU), RMSNorm, rotary
+positions with halves rotated, tied embedding or not. Master weights in fp32; autocast is the
+caller's.
 """
 
 import torch
@@ -16,7 +19,8 @@ class Block(nn.Module):
 
     def __init__(self, sizes: Sizes):
         super().__init__()
-        width, self.heads = sizes.width, sizes.width // sizes.heads
+        width = sizes.width
+        self.heads = sizes.width // sizes.heads
         self.norms = nn.ModuleList([nn.RMSNorm(width, eps=1e-5) for _ in range(2)])
         self.q, self.output = (nn.Linear(width, width, bias=False) for _ in range(2))
         self.k, self.v = (nn.Linear(width, sizes.kv_heads * self.heads, bias=False) for _ in range(2))
@@ -25,8 +29,11 @@ class Block(nn.Module):
 
     def forward(self, x, cos, sin):
         h = self.norms[0](x)
-        q, k, v = (made(h).unflatten(-1, (-1, self.heads)).transpose(1, 2) for made in (self.q, self.k, self.v))
-        q, k = turned(q, cos, sin), turned(k, cos, sin)
+        q, k, v = (
+            made(h).unflatten(-1, (-1, self.heads)).transpose(1, 2) for made in (self.q, self.k, self.v)
+        )
+        q = turned(q, cos, sin)
+        k = turned(k, cos, sin)
         a = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.output(a.transpose(1, 2).flatten(-2))
         h = self.norms[1](x)
@@ -41,7 +48,9 @@ def turned(x, cos, sin):
 
 def mean_loss(x, norm, weight, targets):
     """Return the mean cross-entropy of the last norm's logits."""
-    return functional.cross_entropy(functional.linear(norm(x), weight).float().flatten(0, 1), targets.flatten())
+    return functional.cross_entropy(
+        functional.linear(norm(x), weight).float().flatten(0, 1), targets.flatten()
+    )
 
 
 class Model(nn.Module):
@@ -52,8 +61,12 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(sizes.vocab, sizes.width)
         self.blocks = nn.ModuleList([Block(sizes) for _ in range(sizes.layers)])
         self.norm = nn.RMSNorm(sizes.width, eps=1e-5)
-        self.head = self.embedding.weight if sizes.tied else nn.Parameter(torch.empty(sizes.vocab, sizes.width))
-        self.width, self.theta, self.loss = sizes.width // sizes.heads, theta, mean_loss
+        self.head = (
+            self.embedding.weight if sizes.tied else nn.Parameter(torch.empty(sizes.vocab, sizes.width))
+        )
+        self.width = sizes.width // sizes.heads
+        self.theta = theta
+        self.loss = mean_loss
         for weight in self.parameters():
             if weight.ndim > 1:
                 nn.init.normal_(weight, std=0.02)
@@ -68,7 +81,9 @@ class Model(nn.Module):
         angles = torch.arange(tokens.shape[1], device=tokens.device)[:, None] * self.theta ** (
             -torch.arange(0, self.width, 2, device=tokens.device) / self.width
         )
-        x, cos, sin = self.embedding(tokens), angles.cos(), angles.sin()
+        x = self.embedding(tokens)
+        cos = angles.cos()
+        sin = angles.sin()
         for block in self.blocks:
             x = block(x, cos, sin)
         return self.loss(x, self.norm, self.head, targets)

@@ -481,7 +481,8 @@ class Copy:
     """A copy of the tree, in which a bug can be planted."""
 
     def __init__(self, folder: Path):
-        self.folder, self._writes = folder, 1_000_000_000
+        self.folder = folder
+        self._writes = 1_000_000_000
         for part in ("mpitrain", "comm", "schedules", "tests", "benchmarks", "setup.cfg", "pyproject.toml", "README.md"):
             copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
             copy(ROOT / part, folder / part, **({"ignore": shutil.ignore_patterns("__pycache__")} if (ROOT / part).is_dir() else {}))
@@ -556,7 +557,8 @@ class Copy:
             lane = (sys.executable, str(self.folder / "tests" / "lane.py"), "--only-mpi", *options)
             with started(num_ranks, *lane, env={"PYTHONPATH": str(self.folder)}, cwd=self.folder) as job:
                 done = job.wait(LIMIT_S[how])
-            code, text = done.returncode, done.output
+            code = done.returncode
+            text = done.output
         else:
             code, text = self._forked(options)
         if code in (0, 5):  # 5: nothing to run
@@ -587,7 +589,8 @@ def main() -> None:
         for file, old, new in BUGS:
             if given.words and not any(word in file for word in given.words):
                 continue
-            path, begin = copy.folder / file, time.monotonic()
+            path = copy.folder / file
+            begin = time.monotonic()
             text = path.read_text(encoding="utf-8")
             assert text.count(old) == 1, f"{file}: {old!r} is there {text.count(old)} times"
             files = copy.asked(file)

@@ -1,11 +1,14 @@
-"""Speed of matrix products on a CPU: torch's own (MKL), oneDNN's, and which of them mpitrain.model.linear takes.
+"""Speed of matrix products on a CPU.
+
+torch's own (MKL), oneDNN's, and which of them mpitrain.model.linear takes.
 
     python benchmarks/products.py [--rows 256] [--repeats 60] [--threads 1] [--type fp32]
-    ONEDNN_MAX_CPU_ISA=AVX512_CORE python benchmarks/products.py --type bf16      of a processor with less
+    ONEDNN_MAX_CPU_ISA=AVX512_CORE python benchmarks/products.py --type bf16      of a processor
+        with less
 
-GFLOP/s, the libraries taking turns, medians. Shapes: the weights of the reference model and of wider and narrower ones. "forward" is
-x @ weight.T, "backward" is grad @ weight. Of 16-bit types torch's are oneDNN's as well, and the table has fp32 beside them. Prints a
-Markdown table.
+GFLOP/s, the libraries taking turns, medians. Shapes: the weights of the reference model and of
+wider and narrower ones. "forward" is x @ weight.T, "backward" is grad @ weight. Of 16-bit types
+torch's are oneDNN's as well, and the table has fp32 beside them. Prints a Markdown table.
 """
 
 import argparse
@@ -25,13 +28,26 @@ WEIGHTS = ((128, 384), (384, 384), (1024, 384), (384, 1024), (4096, 384), (2048,
 
 
 def ways(dtype: torch.dtype) -> dict[str, tuple[Callable, torch.dtype]]:
-    """Return what is compared: the function, and of which type its factors are. The first is what the last is divided by."""
+    """Return what is compared: the function, and of which type its factors are.
+
+    The first is what the last is divided by.
+    """
     if dtype.itemsize > 2:
-        return {"MKL": (functional.linear, dtype), "oneDNN": (onednn_product, dtype), "mpitrain": (product, dtype)}
-    return {"torch": (functional.linear, dtype), "mpitrain in fp32": (product, torch.float32), "mpitrain": (product, dtype)}
+        return {
+            "MKL": (functional.linear, dtype),
+            "oneDNN": (onednn_product, dtype),
+            "mpitrain": (product, dtype),
+        }
+    return {
+        "torch": (functional.linear, dtype),
+        "mpitrain in fp32": (product, torch.float32),
+        "mpitrain": (product, dtype),
+    }
 
 
-def measure(functions: Iterable[tuple[Callable, torch.dtype]], x: torch.Tensor, weight: torch.Tensor, repeats: int) -> list[float]:
+def measure(
+    functions: Iterable[tuple[Callable, torch.dtype]], x: torch.Tensor, weight: torch.Tensor, repeats: int
+) -> list[float]:
     """Return the median seconds of each function."""
     calls = [partial(function, x.to(dtype), weight.to(dtype)) for function, dtype in functions]
     times: list[list[float]] = [[] for _ in calls]
@@ -53,7 +69,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     compared = ways(TYPES[options.type])
     print(f"{options.type}, {options.rows} rows, {options.threads} thread(s), GFLOP/s\n")
-    print(f"| weight | direction | {' | '.join(compared)} | mpitrain / {next(iter(compared))} |\n|---|---|---|---|---|---|")
+    print(
+        f"| weight | direction | {' | '.join(compared)} | mpitrain / {next(iter(compared))} |\n"
+        "|---|---|---|---|---|---|"
+    )
     for height, width in WEIGHTS:
         weight = torch.randn(height, width)
         for direction, x, of in (

@@ -1,10 +1,12 @@
 """Schedules as they run against schedules as they are simulated, with stages that sleep instead of computing.
 
-    mpirun -n 4 python benchmarks/schedules.py [--times 8,8,8] [--microbatches 8] [--steps 6] [--schedules 1f1b,zbv]
+    mpirun -n 4 python benchmarks/schedules.py [--times 8,8,8] [--microbatches 8] [--steps 6]
+        [--schedules 1f1b,zbv]
 
-Sleeping stages need no core, so that more ranks than cores don't wait for one another. Programs, messages and the update are real.
-Times are milliseconds of F, I and W of a rank's whole share of layers. Each line is a median over the steps: the measured makespan
-up to the update, the simulator's from the times that this run measured, and the simulator's from the nominal times alone.
+Sleeping stages need no core, so that more ranks than cores don't wait for one another. Programs,
+messages and the update are real. Times are milliseconds of F, I and W of a rank's whole share of
+layers. Each line is a median over the steps: the measured makespan up to the update, the
+simulator's from the times that this run measured, and the simulator's from the nominal times alone.
 """
 
 import argparse
@@ -29,14 +31,24 @@ from mpitrain.schedules.options import Times
 from mpitrain.schedules.simulate import simulate_table
 from mpitrain.training.trainer import build_mesh
 
-MODEL = ("model.width=64", "model.heads=2", "model.kv_heads=1", "model.ffn=64", "model.tied=false", "data.sequence=64")
+MODEL = (
+    "model.width=64",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=64",
+    "model.tied=false",
+    "data.sequence=64",
+)
 
 
 class Sleep:
     """An item that sleeps for its part of `times`, in seconds, and hands on zeros."""
 
     def __init__(self, times: Times, shape: tuple[int, ...], *, first: bool, last: bool):
-        self.times, self.shape, self.first, self.last = times, shape, first, last
+        self.times = times
+        self.shape = shape
+        self.first = first
+        self.last = last
 
     def forward(self, x, context):
         yield None
@@ -64,7 +76,10 @@ def sleeping(times: Times, shares: int):
         num_blocks = len(stage.blocks)
         each = Times(*(seconds / shares / num_blocks for seconds in times))
         shape = site.plan.activation_shape()
-        return [[Sleep(each, shape, first=stage.first and n == 0, last=stage.last and n == num_blocks - 1)] for n in range(num_blocks)]
+        return [
+            [Sleep(each, shape, first=stage.first and n == 0, last=stage.last and n == num_blocks - 1)]
+            for n in range(num_blocks)
+        ]
 
     return build
 
@@ -72,7 +87,12 @@ def sleeping(times: Times, shares: int):
 def measure(name: str, times: Times, microbatches: int, steps: int) -> tuple[float, float, float] | None:
     """Return the measured and the two simulated makespans in milliseconds, on rank 0."""
     world = MPI.COMM_WORLD
-    sizes = (f"parallel.pp={world.size}", f"batch.global={microbatches}", f"model.layers={2 * world.size}", f"pipeline.schedule={name}")
+    sizes = (
+        f"parallel.pp={world.size}",
+        f"batch.global={microbatches}",
+        f"model.layers={2 * world.size}",
+        f"pipeline.schedule={name}",
+    )
     config = resolve(settings.load(None, (*MODEL, *sizes)), world.size, 256)
     plan = plan_of(config)
     mesh = build_mesh(plan, world)
@@ -100,7 +120,9 @@ def measure(name: str, times: Times, microbatches: int, steps: int) -> tuple[flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--times", default="8,8,8")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=6)
@@ -112,8 +134,8 @@ def main() -> None:
         if result is not None:
             measured, simulated, nominal = result
             print(
-                f"{name:15} measured {measured:8.2f} ms  simulated from its own times {simulated:8.2f} ms ({simulated / measured - 1:+.1%})"
-                f"  from nominal times {nominal:8.2f} ms",
+                f"{name:15} measured {measured:8.2f} ms  simulated from its own times {simulated:8.2f} ms "
+                f"({simulated / measured - 1:+.1%})  from nominal times {nominal:8.2f} ms",
                 flush=True,
             )
 

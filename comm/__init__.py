@@ -1,4 +1,7 @@
-"""The only code that touches MPI. To import it starts nothing: comm.world.connect() starts MPI, when the rank is guarded.
+"""The only code that touches MPI. To import it starts nothing.
 
-What sends nothing never does: on a login node MPI may refuse to start. Python runs this file before every module of the package.
+comm.world.connect() starts MPI, when the rank is guarded.
+
+What sends nothing never does: on a login node MPI may refuse to start. Python runs this file before
+every module of the package.
 """

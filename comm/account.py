@@ -1,13 +1,18 @@
 """What one axis of a rank has cost: counted where it happens, read as the difference of two readings.
 
-    calls         operations started; a message between stages is one at each end
-    num_bytes     sent by this rank, counted where a message is posted; `shared` sends nothing: read from the others' memory
-    blocked_s     the rank stood still for it: in wait(), or while it posted, copied and added what had come
-    in_flight_s   something was under way, from its start (a receive's too, which is started ahead) until its end was noticed;
+    calls        operations started; a message between stages is one at each end
+    num_bytes    sent by this rank, counted where a message is posted; `shared` sends nothing: read
+                 from the others' memory
+    blocked_s    the rank stood still for it: in wait(), or while it posted, copied and added what
+                 had come
+    in_flight_s  something was under way, from its start (a receive's too, which is started ahead)
+                 until its end was noticed;
                   operations side by side count once
-    messages      sent by this rank, of any length; where MPI chooses the way of a collective, one to each rank that gets something
+    messages  sent by this rank, of any length; where MPI chooses the way of a collective, one to
+              each rank that gets something
 
-Times are those of the clock that the mesh keeps (stopwatch.py); on a GPU, then, the computing queue stood still, or passed by.
+Times are those of the clock that the mesh keeps (stopwatch.py); on a GPU, then, the computing queue
+stood still, or passed by.
 """
 
 from typing import NamedTuple
@@ -26,7 +31,10 @@ class Usage(NamedTuple):
 
     @property
     def overlapped_s(self) -> float:
-        """The time for which something was under way while the rank did something else: computed, or waited for another axis."""
+        """The time for which something was under way while the rank did something else.
+
+        computed, or waited for another axis.
+        """
         return max(0.0, self.in_flight_s - self.blocked_s)
 
     def plus(self, other: "Usage") -> "Usage":
@@ -39,17 +47,23 @@ class Usage(NamedTuple):
 
 
 class Account:
-    """The account of one axis. `log`, if it is a list, gets (operation, bytes of its buffer) of everything that is started.
+    """The account of one axis.
+
+    `log`, if it is a list, gets (operation, bytes of its buffer) of everything that is started.
 
     parts: accounts of axes that this one moves its bytes over, which add theirs.
     """
 
     def __init__(self):
         self.clock: Clock = HOST
-        self.calls, self.num_bytes, self.messages = 0, 0, 0
+        self.calls = 0
+        self.num_bytes = 0
+        self.messages = 0
         self.log: list[tuple[str, int]] | None = None
         self.parts: list[Account] = []
-        self._blocked, self._flights, self._in_flight = Spans(), Spans(), 0
+        self._blocked = Spans()
+        self._flights = Spans()
+        self._in_flight = 0
         self._since: Mark = None
 
     def note(self, operation: str, num_bytes: int) -> None:
@@ -77,5 +91,8 @@ class Account:
     def read(self) -> Usage:
         """Return the sums so far, with what is in flight now. Waits for a device: not within a step."""
         under_way_s = self.clock.seconds(self._since, self.clock.mark()) if self._in_flight else 0.0
-        num_bytes, messages = (sum(getattr(account, what) for account in (self, *self.parts)) for what in ("num_bytes", "messages"))
+        num_bytes, messages = (
+            sum(getattr(account, what) for account in (self, *self.parts))
+            for what in ("num_bytes", "messages")
+        )
         return Usage(self.calls, num_bytes, self._blocked.sum_s, self._flights.sum_s + under_way_s, messages)

@@ -29,28 +29,47 @@ class Surroundings(Protocol):
 
 
 class Axis:
-    """One axis as this rank sees it: its coordinate, the size, communicators that belong to nobody else, and an account of their use.
+    """One axis as this rank sees it.
 
-    comm: of these ranks, from now on the axis's own; None if it carries nothing.  ranks: of the world, in the order of the axis.
-    one_node: they share memory.  nodes: how they lie on several nodes, if evenly.  near, far: then the axes of this rank on its node, and
-    over nodes (comm/levels.py), with accounts of their own.  Construction and free() are collective over the axis.
+    Its coordinate, the size, communicators that belong to nobody else, and an account of their use.
+
+    comm: of these ranks, from now on the axis's own; None if it carries nothing.
+    ranks: of the world, in the order of the axis.
+    one_node: they share memory.
+    nodes: how they lie on several nodes, if evenly.
+    near, far: then the axes of this rank on its node, and over nodes (comm/levels.py), with
+    accounts of their own.  Construction and free() are collective over the axis.
     """
 
     def __init__(
-        self, name: str, comm: MPI.Comm | None, rank: int, ranks: Sequence[int], carried: Carried, one_node: bool, mesh: Surroundings,
+        self, name: str, comm: MPI.Comm | None, rank: int, ranks: Sequence[int], carried: Carried,
+        one_node: bool, mesh: Surroundings,
         nodes: Nodes | None = None, near_shares_memory: bool = False,
     ):  # fmt: skip
-        self.name, self.rank, self.ranks, self.size, self.carried, self.one_node = name, rank, ranks, len(ranks), carried, one_node
-        self.progress, self.place, self._transport = mesh.progress, mesh.place, mesh.transport
+        self.name = name
+        self.rank = rank
+        self.ranks = ranks
+        self.size = len(ranks)
+        self.carried = carried
+        self.one_node = one_node
+        self.progress = mesh.progress
+        self.place = mesh.place
+        self._transport = mesh.transport
         self.device_aware = mesh.device_aware or self.size == 1  # alone, it hands nothing to MPI
         self._budget = mesh.budget
         self.account = Account()
         self.listen(None)
-        self.turnstile, self.second_turnstile, self.scratch = Turnstile(), Turnstile(), Scratch()
-        self.num_tags, self._tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), -1  # Open MPI knows it for COMM_WORLD only
+        self.turnstile = Turnstile()
+        self.second_turnstile = Turnstile()
+        self.scratch = Scratch()
+        # Open MPI knows it for COMM_WORLD only
+        self.num_tags = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        self._tag = -1
         self._allocations: list[shared.Allocation] = []
         self._owns = comm is not None and self.size > 1
-        self.comm, self.second, self.window = comm, None, None
+        self.comm = comm
+        self.second = None
+        self.window = None
         if self._owns:
             comm.Set_name(f"mpitrain.{name}")
             self._furnish()
@@ -65,9 +84,20 @@ class Axis:
         near = self.nodes.num_near
         node, place = divmod(self.rank, near)
         parts = carried_near_and_far(self.carried)
-        neighbours, counterparts = self.ranks[node * near : (node + 1) * near], self.ranks[place::near]
-        self.near = Axis(f"{self.name}.near", self.comm.Split(node, place), place, neighbours, parts, near_shares_memory, mesh)
-        self.far = Axis(f"{self.name}.far", self.comm.Split(place, node), node, counterparts, parts, False, mesh)
+        neighbours = self.ranks[node * near : (node + 1) * near]
+        counterparts = self.ranks[place::near]
+        self.near = Axis(
+            f"{self.name}.near",
+            self.comm.Split(node, place),
+            place,
+            neighbours,
+            parts,
+            near_shares_memory,
+            mesh,
+        )
+        self.far = Axis(
+            f"{self.name}.far", self.comm.Split(place, node), node, counterparts, parts, False, mesh
+        )
         self.account.parts = [self.near.account, self.far.account]
 
     def _furnish(self) -> None:
@@ -75,7 +105,11 @@ class Axis:
         if self.carried.needs_second(self._transport):
             self.second = self.comm.Dup()
             self.second.Set_name(f"mpitrain.{self.name}.second")
-        if self.one_node and self.carried.needs_window(self._transport) and self._budget.take(self.name, shared.WINDOW, self.comm):
+        if (
+            self.one_node
+            and self.carried.needs_window(self._transport)
+            and self._budget.take(self.name, shared.WINDOW, self.comm)
+        ):
             self.window = shared.Window(self.comm, self.ranks)
 
     def __str__(self) -> str:
@@ -94,28 +128,37 @@ class Axis:
         what: object = "",
         owed: Owed | None = None,
     ) -> Pending:
-        """Call operation(*reads, *writes) and run its first steps, as far as its data is there; return its Pending.
+        """Call operation(*reads, *writes) and run its first steps, as far as its data is there.
 
-        Through host memory, if the buffers are on a device that MPI can't read.  given: the part of each written buffer that is read
-        before; what else is there needn't be carried to the host.  num_bytes: what an account calls the size of the operation
-        `name`, see wire.py.  The Pending's result is `result`, and `what` names it in a hang report.  owed: the instruction by which
-        other ranks do their part of it; the one that runs here, if not given.
+        Return its Pending.
+
+        Through host memory, if the buffers are on a device that MPI can't read.
+        given: the part of each written buffer that is read before; what else is there needn't be
+        carried to the host.
+        num_bytes: what an account calls the size of the operation `name`, see wire.py.  The
+        Pending's result is `result`, and `what` names it in a hang report.
+        owed: the instruction by which other ranks do their part of it; the one that runs here, if
+        not given.
         """
-        assert self.carried.allows(name, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
+        assert self.carried.allows(name, self.size), (
+            f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
+        )
         if self.size > 1:  # else nothing is sent
             for x in (*reads, *writes):
                 require_memory(x)
         self.account.note(name, num_bytes)
         steps = reachable(operation, reads, writes, given, self.device_aware)
         if self.tap is not None:
-            which, self._num_heard = Started(self.name, self._num_heard, name, self.place.what), self._num_heard + 1
+            which = Started(self.name, self._num_heard, name, self.place.what)
+            self._num_heard = self._num_heard + 1
             steps = followed(self.tap, which, steps, [*reads, *(x[given] for x in writes)], writes)
         what = what or f"{name} of {num_bytes} bytes on {self.name}"
         return self.progress.start(steps, what, self.account, result, owed=owed)
 
     def listen(self, tap: Tap | None) -> None:
         """Let a tap hear what is started from now on, counted from 0; None: nobody."""
-        self.tap, self._num_heard = tap, 0
+        self.tap = tap
+        self._num_heard = 0
 
     def next_tag(self) -> int:
         """Return a tag for one operation. All ranks start operations in the same order and so agree on it."""
@@ -123,16 +166,23 @@ class Axis:
         return self._tag
 
     def transport(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None):
-        """Choose the transport module for a buffer: by where it lies, by its size, and by what the user asked for.
+        """Choose the transport module for a buffer.
 
-        pairs: each pair of ranks has a count of its own, so no rank knows the total, and the choice can't depend on it: messages.
+        By where it lies, by its size, and by what the user asked for.
+
+        pairs: each pair of ranks has a count of its own, so no rank knows the total, and the choice
+        can't depend on it: messages.
         num_bytes: of all ranks, where each has a part of another size.
         """
         return self.one_level(x, pairs=pairs, num_bytes=num_bytes) if self.nodes is None or pairs else levels
 
     def one_level(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None):
         """Choose the transport module for a buffer as if there were no nodes."""
-        return messages if on_device(x) else self.by_size(x.nbytes if num_bytes is None else num_bytes, pairs=pairs)
+        return (
+            messages
+            if on_device(x)
+            else self.by_size(x.nbytes if num_bytes is None else num_bytes, pairs=pairs)
+        )
 
     def by_size(self, num_bytes: int, *, pairs: bool = False):
         """Choose it for a buffer in host memory."""
@@ -140,15 +190,22 @@ class Axis:
             return messages
         if self._transport == "collectives":
             return native if native.addresses(num_bytes, self.size) else messages
-        return shared if self.window and (self._transport == "shared" or num_bytes >= AUTO_SHARED) else messages
+        return (
+            shared if self.window and (self._transport == "shared" or num_bytes >= AUTO_SHARED) else messages
+        )
 
     def told(self, mine: Any) -> list:
-        """Return what each rank of the axis gives, in their order. Collective, and blocks: not within a step."""
+        """Return what each rank of the axis gives, in their order.
+
+        Collective, and blocks: not within a step.
+        """
         with self.place.waiting(f"for all ranks of axis {self.name}"):
             return self.comm.allgather(mine) if self.size > 1 else [mine]
 
     def allocate(self, num_bytes: int) -> np.ndarray:
-        """Return `num_bytes` of zeroed host memory for a buffer this axis will reduce; shared by its ranks where they can.
+        """Return `num_bytes` of zeroed host memory for a buffer this axis will reduce.
+
+        Shared by its ranks where they can.
 
         Collective; all ranks pass the same size. The memory is the axis's and lives until free().
         """
@@ -171,12 +228,18 @@ class Axis:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of this rank's window and of scratch memory, those of both levels included; not what was allocated for others."""
+        """Bytes of this rank's window and of scratch memory, those of both levels included.
+
+        Not what was allocated for others.
+        """
         levels = sum(level.num_bytes for level in (self.near, self.far) if level is not None)
         return levels + self.scratch.num_bytes + (shared.WINDOW if self.window else 0)
 
     def free(self) -> None:
-        """Free the communicators and the windows. Collective; no buffer from allocate() may be used afterwards."""
+        """Free the communicators and the windows.
+
+        Collective; no buffer from allocate() may be used afterwards.
+        """
         for level in (self.near, self.far):
             if level is not None:
                 level.free()

@@ -1,8 +1,10 @@
 """numpy arrays and torch tensors seen alike: flat views, bytes for the wire, and sums in a fixed order.
 
-torch is never imported: whoever hands in a tensor has imported it already, and a dry run over 512 ranks must not.
+torch is never imported: whoever hands in a tensor has imported it already, and a dry run over 512
+ranks must not.
 
-Sums are taken element by element, neighbours on the axis in pairs, 16-bit floats in fp32: bits depend on the values and their order only.
+Sums are taken element by element, neighbours on the axis in pairs, 16-bit floats in fp32: bits
+depend on the values and their order only.
 """
 
 import sys
@@ -13,17 +15,31 @@ import numpy as np
 from mpitrain.errors import DtypeError
 
 BLOCK = 1 << 16  # elements summed at a time: 256 KiB of fp32 stay in the L2 cache over all parts
-DEVICE_BLOCK = 1 << 24  # the same on a device, where each costs launches: 64 MiB of fp32, for the sum and each level of pairs
+# the same on a device, where each costs launches: 64 MiB of fp32, for the sum and each level of
+# pairs
+DEVICE_BLOCK = 1 << 24
 
-ALL, NOTHING = slice(None), slice(0, 0)  # of a buffer
+# of a buffer
+ALL = slice(None)
+NOTHING = slice(0, 0)
 
 Array = Any  # a numpy array or a torch tensor
 
 SUMMED = (  # dtypes of tensors
-    "float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
+    "float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint64", "uint32",
+    "uint16", "uint8",
 )  # fmt: skip
-MOVED = (*SUMMED, "bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
-SIGNED = {"torch.uint64": "int64", "torch.uint32": "int32", "torch.uint16": "int16"}  # torch can't add what stands first
+MOVED = (
+    *SUMMED,
+    "bool",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)
+# torch can't add what stands first
+SIGNED = {"torch.uint64": "int64", "torch.uint32": "int32", "torch.uint16": "int16"}
 
 
 def is_tensor(x: Array) -> bool:
@@ -40,12 +56,14 @@ def on_device(x: Array) -> bool:
 def flat(x: Array, *, written: bool = False, summed: bool = False) -> Array:
     """Return `x` as a one-dimensional view of the same memory.
 
-    written: the operation writes it.  summed: it adds elements.  Raises DtypeError if `x` can't be sent as the bytes in its memory, or
+    written: the operation writes it.
+    summed: it adds elements.  Raises DtypeError if `x` can't be sent as the bytes in its memory, or
     that can't be done; by `x` alone, so alike on all ranks whose buffers are alike.
     """
     if is_tensor(x):
         _require_plain_tensor(x, summed)
-        return x.detach().as_strided((x.numel(),), (1,))  # view(-1) keeps odd strides of arrays of length 0 and 1
+        # view(-1) keeps odd strides of arrays of length 0 and 1
+        return x.detach().as_strided((x.numel(),), (1,))
     _require_plain_array(x, summed)
     if written and not x.flags.writeable:
         raise DtypeError(f"an array of shape {x.shape} is read-only, and is to be written; pass x.copy()")
@@ -61,17 +79,27 @@ def _require_plain_tensor(x: Array, summed: bool) -> None:
         raise DtypeError(f"a tensor of {dtype} can't be summed; needed one of {', '.join(SUMMED)}")
     torch = sys.modules["torch"]
     if x.layout != torch.strided or type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise DtypeError(f"a {type(x).__name__} of layout {x.layout} can't be sent; needed a plain dense tensor")
+        raise DtypeError(
+            f"a {type(x).__name__} of layout {x.layout} can't be sent; needed a plain dense tensor"
+        )
     if x.is_neg():
         raise DtypeError("a tensor that is a negated view can't be sent; pass x.resolve_neg()")
     if not x.is_contiguous():
-        raise DtypeError(f"a tensor of shape {tuple(x.shape)} and strides {x.stride()} is not contiguous; pass x.contiguous()")
+        raise DtypeError(
+            f"a tensor of shape {tuple(x.shape)} and strides {x.stride()} is not contiguous; pass "
+            "x.contiguous()"
+        )
 
 
 def require_memory(x: Array) -> None:
-    """Raise DtypeError unless `x` has memory that can be sent. A rehearsal starts operations on tensors without any, and sends nothing."""
+    """Raise DtypeError unless `x` has memory that can be sent.
+
+    A rehearsal starts operations on tensors without any, and sends nothing.
+    """
     if is_tensor(x) and x.device.type not in ("cpu", "cuda"):
-        raise DtypeError(f"a tensor on device {x.device.type} can't be sent; needed one in host memory or on a GPU")
+        raise DtypeError(
+            f"a tensor on device {x.device.type} can't be sent; needed one in host memory or on a GPU"
+        )
 
 
 def _require_plain_array(x: Array, summed: bool) -> None:
@@ -80,20 +108,30 @@ def _require_plain_array(x: Array, summed: bool) -> None:
         raise DtypeError(f"found {type(x).__name__}, needed a numpy array or a torch tensor")
     if type(x) not in (np.ndarray, np.memmap):
         masked = "; its mask would be lost" * isinstance(x, np.ma.MaskedArray)
-        raise DtypeError(f"a {type(x).__name__} can't be sent{masked}; pass np.asarray(x), or x.filled(...) of a masked one")
+        raise DtypeError(
+            f"a {type(x).__name__} can't be sent{masked}; pass np.asarray(x), or x.filled(...) of a masked "
+            "one"
+        )
     if x.dtype.kind not in "fiub":
         raise DtypeError(f"dtype {x.dtype} can't be sent; use a float or an integer type")
     if summed and x.dtype.kind == "b":
         raise DtypeError("an array of bool can't be summed; use an integer type")
     if not x.dtype.isnative:
-        raise DtypeError(f"dtype {x.dtype.str} has its bytes in another order than this machine; pass x.astype(x.dtype.newbyteorder('='))")
+        raise DtypeError(
+            f"dtype {x.dtype.str} has its bytes in another order than this machine; pass "
+            "x.astype(x.dtype.newbyteorder('='))"
+        )
     if not x.flags.c_contiguous:
-        raise DtypeError(f"an array of shape {x.shape} and strides {x.strides} is not contiguous; pass np.ascontiguousarray(x)")
+        raise DtypeError(
+            f"an array of shape {x.shape} and strides {x.strides} is not contiguous; pass "
+            "np.ascontiguousarray(x)"
+        )
 
 
 def overlap(x: Array, y: Array) -> bool:
     """Tell whether two flat arrays share memory."""
-    begin, other = address(x), address(y)
+    begin = address(x)
+    other = address(y)
     return begin < other + y.nbytes and other < begin + x.nbytes and x.nbytes > 0 and y.nbytes > 0
 
 
@@ -135,7 +173,11 @@ def is_narrow(x: Array) -> bool:
 
 def widened_like(x: Array, length: int) -> Array:
     """Return an uninitialised flat array of `length` fp32 elements on the device of `x`."""
-    return x.new_empty(length, dtype=sys.modules["torch"].float32) if is_tensor(x) else np.empty(length, np.float32)
+    return (
+        x.new_empty(length, dtype=sys.modules["torch"].float32)
+        if is_tensor(x)
+        else np.empty(length, np.float32)
+    )
 
 
 class Scratch:
@@ -175,12 +217,16 @@ def copy(source: Array, target: Array) -> None:
 
 
 def sum_in_order(parts: list[Array], out: Array) -> None:
-    """Write the sum of `parts` to `out`, neighbours in pairs: (0+1)+(2+3), then fours; `out` may be one of the parts.
+    """Write the sum of `parts` to `out`, neighbours in pairs.
 
-    So a sum over an axis has the same bits as one inside groups of 2**k neighbours followed by one over the groups.
-    parts, out: [P] each, one dtype. 16-bit floats are added in fp32 and rounded once, at the end; or not, if `out` is fp32.
+    (0+1)+(2+3), then fours; `out` may be one of the parts.
+
+    So a sum over an axis has the same bits as one inside groups of 2**k neighbours followed by one
+    over the groups. parts, out: [P] each, one dtype. 16-bit floats are added in fp32 and rounded
+    once, at the end; or not, if `out` is fp32.
     """
-    parts, out = [_addable(part) for part in parts], _addable(out)
+    parts = [_addable(part) for part in parts]
+    out = _addable(out)
     narrow = is_narrow(parts[0])
     if len(parts) == 1 and parts[0].dtype == out.dtype:
         return copy(parts[0], out)
@@ -188,7 +234,9 @@ def sum_in_order(parts: list[Array], out: Array) -> None:
         return _add(parts[0], parts[1], out)
     block = DEVICE_BLOCK if on_device(out) else BLOCK
     for begin in range(0, len(out), block):
-        _round_to(_sum_of_pairs([part[begin : begin + block] for part in parts], narrow), out[begin : begin + block])
+        _round_to(
+            _sum_of_pairs([part[begin : begin + block] for part in parts], narrow), out[begin : begin + block]
+        )
     return None
 
 

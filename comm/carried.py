@@ -1,14 +1,20 @@
-"""What is started on an axis, and what the axis is made of for it: communicators, a window of shared memory, or neither.
+"""What is started on an axis, and what the axis is made of for it.
 
-    nothing                           neither: the axis is coordinates only, like `dp` and `pp`, whose ranks meet on other axes
-    any operation                     a communicator
-    two phases, by `collectives`      a second one, of all_reduce and reduce: each phase is matched for itself, see comm/native.py
-    what reads the others' memory     a window, if the ranks share a node, by `shared`, and by `auto` if buffers can be large enough
+communicators, a window of shared memory, or neither.
+
+    nothing                        neither: the axis is coordinates only, like `dp` and `pp`, whose
+                                   ranks meet on other axes
+    any operation                  a communicator
+    two phases, by `collectives`   a second one, of all_reduce and reduce: each phase is matched for
+                                   itself, see comm/native.py
+    what reads the others' memory  a window, if the ranks share a node, by `shared`, and by `auto`
+                                   if buffers can be large enough
 
 An axis of one rank sends nothing, needs nothing, and may be given any operation.
 
-To make a communicator or a window is collective and blocks. At its first use, within a step, one rank would block there while another
-waits for a message of its own. So it is said before, alike on all ranks, what an axis is for.
+To make a communicator or a window is collective and blocks. At its first use, within a step, one
+rank would block there while another waits for a message of its own. So it is said before, alike on
+all ranks, what an axis is for.
 """
 
 from typing import NamedTuple
@@ -16,14 +22,21 @@ from typing import NamedTuple
 HEADER = 4096  # bytes of a window; the two counters lie on cache lines of their own
 SLOT = 1 << 20  # bytes of one of its two slots
 WINDOW = HEADER + 2 * SLOT  # bytes of a rank
-AUTO_SHARED = 1 << 15  # bytes from which the window beats messages between ranks of one node: see benchmarks/collectives.py
-SUMS_AND_GATHERS = frozenset({"all_reduce", "reduce_scatter", "all_gather", "reduce"})  # of which each node sends a part only
-READING = SUMS_AND_GATHERS | {"broadcast", "gather", "scatter"}  # by transport `shared`; the others are messages there
+# bytes from which the window beats messages between ranks of one node: see
+# benchmarks/collectives.py
+AUTO_SHARED = 1 << 15
+# of which each node sends a part only
+SUMS_AND_GATHERS = frozenset({"all_reduce", "reduce_scatter", "all_gather", "reduce"})
+# by transport `shared`; the others are messages there
+READING = SUMS_AND_GATHERS | {"broadcast", "gather", "scatter"}
 TWO_PHASES = frozenset({"all_reduce", "reduce"})
 
 
 class Carried(NamedTuple):
-    """What is started on an axis. most_bytes: of the largest buffer, if that is known to be small; only speed depends on it."""
+    """What is started on an axis.
+
+    most_bytes: of the largest buffer, if that is known to be small; only speed depends on it.
+    """
 
     operations: frozenset[str]
     most_bytes: int | None = None
@@ -42,7 +55,9 @@ class Carried(NamedTuple):
         if not (self.operations and other.operations):
             return self if self.operations else other
         known = None not in (self.most_bytes, other.most_bytes)
-        return Carried(self.operations | other.operations, max(self.most_bytes, other.most_bytes) if known else None)
+        return Carried(
+            self.operations | other.operations, max(self.most_bytes, other.most_bytes) if known else None
+        )
 
     def allows(self, operation: str, size: int) -> bool:
         """Tell whether an operation may be started on an axis of `size` ranks."""

@@ -1,27 +1,31 @@
 """The collectives: each is started with one call over one axis and returns a Pending.
 
-    operation        each rank gives           what comes of it                                    result of the Pending
-    all_reduce       x [P]                     the sum of all x, in place                          x, on all ranks
-    reduce           x [P], unchanged          the sum of all x                                    out [P] on the root, else None
-    reduce_scatter   x [P], unchanged          its part of the sum of all x                        out, its part of [P]
-    all_gather       its part of [P]           all parts in order                                  out [P], on all ranks
-    gather           its part of [P]           all parts in order                                  out [P] on the root, else None
-    scatter          the root: x [P]           its part of the root's x                            out, its part of [P]
-    broadcast        the root: x [P]           the root's x, in place                              None
-    all_to_all       x, `size` equal parts     part r comes from rank r, and goes to rank r        out, as long as x
-    all_to_all_v     x, parts of any lengths   the same                                            out
-    shift            x [P], unchanged          the x of the rank `distance` before                 out [P]
-    barrier          nothing                   complete when every rank has started its own        None
+    operation       each rank gives          what comes of it                              result of the Pending
+    all_reduce      x [P]                    the sum of all x, in place                    x, on all ranks
+    reduce          x [P], unchanged         the sum of all x                              out [P] on the root, else None
+    reduce_scatter  x [P], unchanged         its part of the sum of all x                  out, its part of [P]
+    all_gather      its part of [P]          all parts in order                            out [P], on all ranks
+    gather          its part of [P]          all parts in order                            out [P] on the root, else None
+    scatter         the root: x [P]          its part of the root's x                      out, its part of [P]
+    broadcast       the root: x [P]          the root's x, in place                        None
+    all_to_all      x, `size` equal parts    part r comes from rank r, and goes to rank r  out, as long as x
+    all_to_all_v    x, parts of any lengths  the same                                      out
+    shift           x [P], unchanged         the x of the rank `distance` before           out [P]
+    barrier         nothing                  complete when every rank has started its own  None
 
-MPI moves bytes; we add. All arithmetic is local, neighbours in pairs, so the bits of a result depend neither on the MPI, nor on the
-transport, nor on timing. Every operation is collective over `axis`, and all ranks of the axis start the same operations in the same
+MPI moves bytes; we add. All arithmetic is local, neighbours in pairs, so the bits of a result
+depend neither on the MPI, nor on the transport, nor on timing. Every operation is collective over
+`axis`, and all ranks of the axis start the same operations in the same
 order: by it they are matched, not by when their data is there.
 
-Buffers belong to the operation until wait(). They are contiguous numpy arrays or torch tensors of any length, 0 included, of float and
-integer dtypes in the byte order of the machine; what is written is not read-only. What isn't summed may be bool and, in tensors, float8.
-An output may share memory with the input, which costs a copy where it doesn't say so below. DtypeError is raised before anything is sent.
+Buffers belong to the operation until wait(). They are contiguous numpy arrays or torch tensors of
+any length, 0 included, of float and integer dtypes in the byte order of the machine; what is
+written is not read-only. What isn't summed may be bool and, in tensors, float8. An output may share
+memory with the input, which costs a copy where it doesn't say so below. DtypeError is raised before
+anything is sent.
 
-Which rank owns which part of a buffer of P elements: rank r owns elements [P*r // size, P*(r+1) // size) (see grid.split).
+Which rank owns which part of a buffer of P elements: rank r owns elements [P*r // size, P*(r+1) //
+size) (see grid.split).
 """
 
 import operator
@@ -44,15 +48,26 @@ def all_reduce(x_P: Array, axis: Axis) -> Pending:
     x_P: [P], neighbours summed in pairs, 16-bit floats in fp32.
     """
     x = flat(x_P, written=True, summed=True)
-    return axis.start(lambda x: axis.transport(x).all_reduce(x, axis), "all_reduce", x.nbytes, writes=[x], given=ALL, result=x_P)
+    return axis.start(
+        lambda x: axis.transport(x).all_reduce(x, axis),
+        "all_reduce",
+        x.nbytes,
+        writes=[x],
+        given=ALL,
+        result=x_P,
+    )
 
 
 def reduce(x_P: Array, axis: Axis, root: int = 0, out: Array | None = None) -> Pending:
-    """Start summing `x_P` over `axis` on coordinate `root`: the Pending's result is the sum there, and None elsewhere.
+    """Start summing `x_P` over `axis` on coordinate `root`.
 
-    x_P: [P], left unchanged; summed as by all_reduce.  out: [P], on the root only, made if not given; it may be `x_P` itself.
+    The Pending's result is the sum there, and None elsewhere.
+
+    x_P: [P], left unchanged; summed as by all_reduce.
+    out: [P], on the root only, made if not given; it may be `x_P` itself.
     """
-    x, root = flat(x_P, summed=True), _root(root, axis, "reduce")
+    x = flat(x_P, summed=True)
+    root = _root(root, axis, "reduce")
     out = _on_root(out, x, len(x), axis, root, "reduce")
     writes = [] if out is None else [out]
 
@@ -63,9 +78,13 @@ def reduce(x_P: Array, axis: Axis, root: int = 0, out: Array | None = None) -> P
 
 
 def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
-    """Start summing `x_P` over `axis`, each rank receiving the shard it owns; the Pending's result is that shard.
+    """Start summing `x_P` over `axis`, each rank receiving the shard it owns.
 
-    x_P: [P], left unchanged.  out: [shard], made if not given; it may be the own shard of `x_P`, then the rest stays unchanged.
+    The Pending's result is that shard.
+
+    x_P: [P], left unchanged.
+    out: [shard], made if not given; it may be the own shard of `x_P`, then the rest stays
+    unchanged.
     """
     x = flat(x_P, summed=True)
     own = _own(len(x), axis)
@@ -85,7 +104,8 @@ def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
 
     out: [P].  shard: the elements this rank owns of the P; it may be that very part of `out`.
     """
-    out, shard = flat(out, written=True), flat(shard)
+    out = flat(out, written=True)
+    shard = flat(shard)
     same_kind(shard, out)
     own = _own(len(out), axis)
     _require_length(shard, own.stop - own.start, "all_gather: the shard")
@@ -95,18 +115,23 @@ def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
 
 
 def gather(shard: Array, axis: Axis, length: int, root: int = 0, out: Array | None = None) -> Pending:
-    """Start collecting every rank's shard on coordinate `root`: the Pending's result is the whole there, and None elsewhere.
+    """Start collecting every rank's shard on coordinate `root`.
 
-    length: P, alike on all ranks.  shard: the elements this rank owns of the P, left unchanged.  out: [P], on the root only, made if not
-    given; `shard` may be its own part of it.
+    The Pending's result is the whole there, and None elsewhere.
+
+    length: P, alike on all ranks.
+    shard: the elements this rank owns of the P, left unchanged.
+    out: [P], on the root only, made if not given; `shard` may be its own part of it.
     """
-    shard, root = flat(shard), _root(root, axis, "gather")
+    shard = flat(shard)
+    root = _root(root, axis, "gather")
     length, own = _index(length, "gather: length"), _own(length, axis)
     _require_length(shard, own.stop - own.start, "gather: the shard")
     out = _on_root(out, shard, length, axis, root, "gather")
     if out is not None:
         shard = _apart(shard, out, out[own])
-    num_bytes, writes = length * shard.dtype.itemsize, [] if out is None else [out]
+    num_bytes = length * shard.dtype.itemsize
+    writes = [] if out is None else [out]
 
     def operation(shard: Array, out: Array | None = None) -> Steps:
         return axis.transport(shard, num_bytes=num_bytes).gather(shard, out, length, root, axis)
@@ -115,17 +140,24 @@ def gather(shard: Array, axis: Axis, length: int, root: int = 0, out: Array | No
 
 
 def scatter(x_P: Array | None, axis: Axis, out: Array, length: int, root: int = 0) -> Pending:
-    """Start sending each rank the part it owns of the `x_P` of coordinate `root`; the Pending's result is that part, in `out`.
+    """Start sending each rank the part it owns of the `x_P` of coordinate `root`.
 
-    length: P, alike on all ranks.  x_P: [P], left unchanged; on the root only, and None elsewhere.  out: the elements this rank owns of
-    the P; on the root it may be that very part of `x_P`.
+    The Pending's result is that part, in `out`.
+
+    length: P, alike on all ranks.
+    x_P: [P], left unchanged; on the root only, and None elsewhere.
+    out: the elements this rank owns of the P; on the root it may be that very part of `x_P`.
     """
-    out, root = flat(out, written=True), _root(root, axis, "scatter")
+    out = flat(out, written=True)
+    root = _root(root, axis, "scatter")
     length, own = _index(length, "scatter: length"), _own(length, axis)
     _require_length(out, own.stop - own.start, "scatter: the part")
     if (x_P is None) == (axis.rank == root):
         found, needed = ("None", "an array") if x_P is None else ("an array", "None")
-        raise DtypeError(f"scatter: found {found} on coordinate {axis.rank}, root {root}; needed {needed}: only the root gives one")
+        raise DtypeError(
+            f"scatter: found {found} on coordinate {axis.rank}, root {root}; needed {needed}: only the root "
+            "gives one"
+        )
     reads = [] if x_P is None else [flat(x_P)]
     for x in reads:
         _require_length(x, length, "scatter: the input")
@@ -143,63 +175,88 @@ def scatter(x_P: Array | None, axis: Axis, out: Array, length: int, root: int = 
 
 def broadcast(x_P: Array, axis: Axis, root: int = 0) -> Pending:
     """Start sending `x_P` of coordinate `root` to all ranks of `axis`, in place; return a Pending."""
-    x, root = flat(x_P, written=True), _root(root, axis, "broadcast")
+    x = flat(x_P, written=True)
+    root = _root(root, axis, "broadcast")
     given = ALL if axis.rank == root else NOTHING
-    return axis.start(lambda x: axis.transport(x).broadcast(x, root, axis), "broadcast", x.nbytes, writes=[x], given=given)
+    return axis.start(
+        lambda x: axis.transport(x).broadcast(x, root, axis), "broadcast", x.nbytes, writes=[x], given=given
+    )
 
 
 def all_to_all(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
-    """Start sending the r-th of `size` equal parts of `x_P` to rank r; the Pending's result holds the parts received, in axis order.
+    """Start sending the r-th of `size` equal parts of `x_P` to rank r.
+
+    The Pending's result holds the parts received, in axis order.
 
     x_P, out: [P], P a multiple of the axis size.
     """
     length = len(flat(x_P))
     if length % axis.size:
-        raise DtypeError(f"all_to_all: {length} elements over {axis.size} ranks; pad to a multiple or use all_to_all_v")
+        raise DtypeError(
+            f"all_to_all: {length} elements over {axis.size} ranks; pad to a multiple or use all_to_all_v"
+        )
     counts = [length // axis.size] * axis.size
     return _exchange("all_to_all", x_P, counts, counts, axis, out)
 
 
-def all_to_all_v(x_P: Array, send_counts: list[int], receive_counts: list[int], axis: Axis, out: Array | None = None) -> Pending:
-    """Start sending consecutive parts of `x_P`, send_counts[r] elements to rank r; the result holds what came, in axis order.
+def all_to_all_v(
+    x_P: Array, send_counts: list[int], receive_counts: list[int], axis: Axis, out: Array | None = None
+) -> Pending:
+    """Start sending consecutive parts of `x_P`, send_counts[r] elements to rank r.
 
-    x_P: [sum(send_counts)], left unchanged.  out: [sum(receive_counts)].  receive_counts[r] here equals send_counts[own] on rank r.
+    The result holds what came, in axis order.
+
+    x_P: [sum(send_counts)], left unchanged.
+    out: [sum(receive_counts)].  receive_counts[r] here equals send_counts[own] on rank r.
     """
     return _exchange("all_to_all_v", x_P, send_counts, receive_counts, axis, out)
 
 
-def _exchange(name: str, x_P: Array, send_counts: list[int], receive_counts: list[int], axis: Axis, out: Array | None) -> Pending:
+def _exchange(
+    name: str, x_P: Array, send_counts: list[int], receive_counts: list[int], axis: Axis, out: Array | None
+) -> Pending:
     x = flat(x_P)
-    sent, received = _bounds(send_counts, axis, "send_counts"), _bounds(receive_counts, axis, "receive_counts")
+    sent = _bounds(send_counts, axis, "send_counts")
+    received = _bounds(receive_counts, axis, "receive_counts")
     out = empty_like(x, received[-1]) if out is None else flat(out, written=True)
     _require_length(x, sent[-1], f"{name}: the input")
     _require_length(out, received[-1], f"{name}: the output")
     same_kind(x, out)
     x = _apart(x, out, None)
 
-    own, own_out = slice(*sent[axis.rank :][:2]), slice(*received[axis.rank :][:2])
+    own = slice(*sent[axis.rank :][:2])
+    own_out = slice(*received[axis.rank :][:2])
 
     def operation(x: Array, out: Array) -> Steps:
-        return messages.copied(x[own], out[own_out], axis.transport(x, pairs=True).exchange(x, sent, out, received, axis))
+        return messages.copied(
+            x[own], out[own_out], axis.transport(x, pairs=True).exchange(x, sent, out, received, axis)
+        )
 
     num_bytes = x.nbytes - (x[own].nbytes if name == "all_to_all_v" else 0)
     return axis.start(operation, name, num_bytes, reads=[x], writes=[out], result=out)
 
 
 def shift(x_P: Array, axis: Axis, distance: int = 1, out: Array | None = None) -> Pending:
-    """Start sending `x_P` to the rank `distance` further along `axis`, modulo its size; the Pending's result is what came, in `out`.
+    """Start sending `x_P` to the rank `distance` further along `axis`, modulo its size.
 
-    x_P: [P], left unchanged; it may be read before wait().  out: [P].  P and `distance` are alike on all
-    ranks. The adjoint is the shift by -distance.
+    The Pending's result is what came, in `out`.
+
+    x_P: [P], left unchanged; it may be read before wait().
+    out: [P].  P and `distance` are alike on all ranks. The adjoint is the shift by -distance.
     """
-    x, distance = flat(x_P), _index(distance, "shift: distance")
+    x = flat(x_P)
+    distance = _index(distance, "shift: distance")
     out = empty_like(x, len(x)) if out is None else flat(out, written=True)
     _require_length(out, len(x), "shift: the output")
     same_kind(x, out)
     x = _apart(x, out, None)
 
     def operation(x: Array, out: Array) -> Steps:
-        return axis.transport(x).shift(x, out, distance, axis) if distance % axis.size else messages.copied(x, out)
+        return (
+            axis.transport(x).shift(x, out, distance, axis)
+            if distance % axis.size
+            else messages.copied(x, out)
+        )
 
     return axis.start(operation, "shift", x.nbytes, reads=[x], writes=[out], result=out)
 
@@ -207,7 +264,8 @@ def shift(x_P: Array, axis: Axis, distance: int = 1, out: Array | None = None) -
 def barrier(axis: Axis) -> Pending:
     """Start waiting for all ranks of `axis`: the Pending is complete when every rank has started its own.
 
-    It is a sum of nothing, by messages: MPI's Ibarrier would have to wait for its turn among collectives whose data is late.
+    It is a sum of nothing, by messages: MPI's Ibarrier would have to wait for its turn among
+    collectives whose data is late.
     """
     return axis.start(lambda: messages.all_reduce(np.empty(0), axis), "barrier", 0)
 
@@ -216,7 +274,10 @@ def _bounds(counts: list[int], axis: Axis, what: str) -> list[int]:
     """Turn counts into the bounds of consecutive parts."""
     counts = [_index(count, f"all_to_all_v: {what}") for count in counts]
     if len(counts) != axis.size or min(counts) < 0:
-        raise DtypeError(f"all_to_all_v: {what} = {counts}; needed {axis.size} counts of at least 0, one for each rank of {axis.name}")
+        raise DtypeError(
+            f"all_to_all_v: {what} = {counts}; needed {axis.size} counts of at least 0, one for each rank of "
+            f"{axis.name}"
+        )
     bounds = [0]
     for count in counts:
         bounds.append(bounds[-1] + count)
@@ -238,7 +299,10 @@ def _on_root(out: Array | None, like: Array, length: int, axis: Axis, root: int,
     """Return where the result goes: on the root `out`, or what is made for it, and None elsewhere."""
     if axis.rank != root:
         if out is not None:
-            raise DtypeError(f"{what}: found an output on coordinate {axis.rank}; needed None: the result is on root {root} only")
+            raise DtypeError(
+                f"{what}: found an output on coordinate {axis.rank}; needed None: the result is on root "
+                f"{root} only"
+            )
         return None
     out = empty_like(like, length) if out is None else flat(out, written=True)
     _require_length(out, length, f"{what}: the output")
@@ -271,9 +335,11 @@ def _apart(x: Array, out: Array, allowed: Array | None) -> Array:
 
 
 def _beside(x: Array, out: Array | None, allowed: Array, steps: Callable[[Array | None], Steps]) -> Steps:
-    """Run steps that write to `out`, by way of other memory if it shares some with `x` and isn't `allowed` there.
+    """Run steps that write to `out`, by way of other memory if it shares some with `x` and isn't
+    `allowed` there.
 
-    Here `x` itself stays what is read: whether others can read it where it lies is alike on all ranks.
+    Here `x` itself stays what is read: whether others can read it where it lies is alike on all
+    ranks.
     """
     if out is None or not overlap(x, out) or address(out) == address(allowed):
         return steps(out)

@@ -1,6 +1,9 @@
-"""The layout of ranks, in integers only: who has which coordinate, and who shares an axis with whom. No MPI here.
+"""The layout of ranks, in integers only: who has which coordinate, and who shares an axis with whom.
 
-Rank order is fastest first (tp, cp, dp, pp): neighbours in tp are neighbours in rank, hence on one node.
+No MPI here.
+
+Rank order is fastest first (tp, cp, dp, pp): neighbours in tp are neighbours in rank, hence on one
+node.
 
     Grid({"tp": 2, "dp": 2, "pp": 2})      rank 5 = tp 1, dp 0, pp 1
 
@@ -31,7 +34,10 @@ class Grid:
     def require(self, world_size: int) -> None:
         """Raise MeshError unless the grid has exactly as many ranks as were started."""
         if self.size != world_size:
-            raise MeshError(f"{self} = {self.size} ranks, but mpirun started {world_size}; start {self.size} or change parallel.*")
+            raise MeshError(
+                f"{self} = {self.size} ranks, but mpirun started {world_size}; start {self.size} or change "
+                "parallel.*"
+            )
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the coordinate of `rank` along every axis."""
@@ -48,11 +54,17 @@ class Grid:
         return rank
 
     def group(self, rank: int, *axes: str) -> Sequence[int]:
-        """Return the ranks that share every coordinate with `rank` except along `axes`, in rank order: evenly spaced ones as a range."""
+        """Return the ranks that share every coordinate with `rank` except along `axes`, in rank order.
+
+        Evenly spaced ones as a range.
+        """
         unknown = set(axes) - set(self.degrees)
         if unknown:
             raise MeshError(f"no axis {sorted(unknown)} in {self}")
-        here, first, offsets, stride = self.coordinates(rank), rank, range(1), 1
+        here = self.coordinates(rank)
+        first = rank
+        offsets = range(1)
+        stride = 1
         for name, degree in self.degrees.items():
             if name in axes and degree > 1:
                 first -= here[name] * stride
@@ -73,5 +85,7 @@ def _repeated(offsets: Sequence[int], times: int, stride: int) -> Sequence[int]:
 
 
 def split(length: int, size: int) -> list[int]:
-    """Return the `size + 1` bounds that cut `length` elements into `size` nearly equal shards, for any length, 0 included."""
+    """Return the `size + 1` bounds that cut `length` elements into `size` nearly equal shards, for
+    any length, 0 included.
+    """
     return [length * i // size for i in range(size + 1)]

@@ -11,11 +11,16 @@ MESSAGE_BYTES = 1 << 30  # at most: a count of more than 2^31 - 1 is one that no
 class Group:
     """Ranks of which the first is given arrays of the others, one after the other.
 
-    comm: on which nobody else has messages under way meanwhile; it stays the caller's.  first: what the first rank is called.
+    comm: on which nobody else has messages under way meanwhile; it stays the caller's.
+    first: what the first rank is called.
     """
 
     def __init__(self, comm: MPI.Intracomm, place: Place, first: str):
-        self._comm, self._place, self._first, self.rank, self.size = comm, place, first, comm.rank, comm.size
+        self._comm = comm
+        self._place = place
+        self._first = first
+        self.rank = comm.rank
+        self.size = comm.size
 
     def gather(self, what: str, mine: object) -> list | None:
         """Return what each rank gives on the first, and None on the others. Collective over the group."""
@@ -29,7 +34,10 @@ class Group:
                 self._comm.Send(part, 0)
 
     def take(self, what: str, rank: int, array: np.ndarray) -> None:
-        """Receive what that rank of the group gives into an array, contiguous, of the same size. On the first rank."""
+        """Receive what that rank of the group gives into an array, contiguous, of the same size.
+
+        On the first rank.
+        """
         with self._place.waiting(f"for rank {rank} of the {self.size} of {self._first}: {what}"):
             for part in _messages(array):
                 self._comm.Recv(part, rank)
@@ -44,5 +52,7 @@ def group_of(world: World, which: str) -> Group:
 
 def _messages(array: np.ndarray) -> list[np.ndarray]:
     flat = array.reshape(-1).view(np.uint8)
-    assert np.shares_memory(flat, array) or not array.size, "not contiguous: a copy would be sent, or received into"
+    assert np.shares_memory(flat, array) or not array.size, (
+        "not contiguous: a copy would be sent, or received into"
+    )
     return [flat[at : at + MESSAGE_BYTES] for at in range(0, len(flat), MESSAGE_BYTES)]

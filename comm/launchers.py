@@ -1,21 +1,30 @@
-"""Which launcher started this process: the one place that knows launchers' variables. Standard library only; it starts nothing.
+"""Which launcher started this process: the one place that knows launchers' variables.
 
-Children inherit variables: the shell of a batch script, a notebook, a command that a rank runs. So a variable alone says nothing.
+Standard library only; it starts nothing.
 
-    launcher                    rank                  number of ranks                     counts while
-    Open MPI's mpirun, jsrun    OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE                its session folder is there
-    MPICH's mpirun, srun with   PMI_RANK              PMI_SIZE                            PMI_FD is a socket that is connected, or
-    PMI, PALS, Flux                                                                       another way to the server is named
-    Flux without PMI            FLUX_TASK_RANK        FLUX_JOB_SIZE                       below no flux-broker
-    srun                        SLURM_PROCID          SLURM_STEP_NUM_TASKS, SLURM_NTASKS  SLURM_STEP_ID is a step's that srun made
-    another one with PMIx       PMIX_RANK                                                 its session folder is there
+Children inherit variables: the shell of a batch script, a notebook, a command that a rank runs. So
+a variable alone says nothing.
 
-sbatch sets SLURM_PROCID=0 and SLURM_NTASKS for its script, too, but no SLURM_STEP_ID, unless it was called within another job's step.
-The shell of salloc is a step with a number of its own. No variable counts in the child of a process that has MPI loaded: that is the rank.
+    launcher                   rank                  number of ranks       counts while
+    Open MPI's mpirun, jsrun   OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  its session folder is
+                                                                           there
+    MPICH's mpirun, srun with  PMI_RANK              PMI_SIZE              PMI_FD is a socket that
+                                                                           is connected, or
+    PMI, PALS, Flux                                                        another way
+        to the server is named
+    Flux without PMI       FLUX_TASK_RANK  FLUX_JOB_SIZE                       below no flux-broker
+    srun                   SLURM_PROCID    SLURM_STEP_NUM_TASKS, SLURM_NTASKS  SLURM_STEP_ID is a step's that srun made
+    another one with PMIx  PMIX_RANK                                           its session folder is there
 
-Of several that count the launcher is the one whose process is nearest above this one, else the first of this list.
+sbatch sets SLURM_PROCID=0 and SLURM_NTASKS for its script, too, but no SLURM_STEP_ID, unless it was
+called within another job's step. The shell of salloc is a step with a number of its own. No
+variable counts in the child of a process that has MPI loaded: that is the rank.
 
-Sources: srun(1), sbatch(1), salloc(1), slurm.h; "Environment variables set for MPI applications" of Open MPI; Hydra; flux-run(1); PALS.
+Of several that count the launcher is the one whose process is nearest above this one, else the
+first of this list.
+
+Sources: srun(1), sbatch(1), salloc(1), slurm.h; "Environment variables set for MPI applications" of
+Open MPI; Hydra; flux-run(1); PALS.
 """
 
 import os
@@ -30,9 +39,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 OPEN_MPI = "Open MPI's mpirun"
-LAST_STEP = 4_294_967_280  # of srun; above are the numbers of batch scripts, of salloc's shell, of ssh (SLURM_MAX_NORMAL_STEP_ID)
-PMI_SERVERS = ("PMI_PORT", "PMI_CONTROL_PORT", "PMI_CONTROL_FD", "PALS_APID")  # other ways to it than PMI_FD
-TORCHRUN, COPIES, COPY = "TORCHELASTIC_RUN_ID", "WORLD_SIZE", "RANK"
+# of srun; above are the numbers of batch scripts, of salloc's shell, of ssh
+# (SLURM_MAX_NORMAL_STEP_ID)
+LAST_STEP = 4_294_967_280
+# other ways to it than PMI_FD
+PMI_SERVERS = ("PMI_PORT", "PMI_CONTROL_PORT", "PMI_CONTROL_FD", "PALS_APID")
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+COPIES = "WORLD_SIZE"
+COPY = "RANK"
 
 # What launchers and schedulers tell their ranks. Settings of the user's are no such thing.
 OF_LAUNCHERS = re.compile("(PMI|PMI2|PMIX|PRTE|OMPI|HYDRA|HYDI|PALS|ALPS|FLUX|JSM|SLURM)_|MPI_LOCAL")
@@ -55,9 +69,13 @@ Above = Callable[[], Iterable[Process]]
 
 @dataclass(frozen=True)
 class Launcher:
-    """A kind of launcher. sizes: the first that is there says how many ranks.  starters: names of the processes that start its ranks.
+    """A kind of launcher.
 
-    counts: whether its variables are of this process, by the environment and the nearest process above that starts ranks, if there is one.
+    sizes: the first that is there says how many ranks.
+    starters: names of the processes that start its ranks.
+
+    counts: whether its variables are of this process, by the environment and the nearest process
+    above that starts ranks, if there is one.
     of_mpi: whether MPI looks for it by its variables.
     """
 
@@ -93,7 +111,10 @@ class Launch(NamedTuple):
 
 
 def _has_folder(environment: Mapping[str, str], starter: Process | None) -> bool:
-    """Tell whether the launcher is there: above this process, or by the folder of its session, which goes with it."""
+    """Tell whether the launcher is there.
+
+    Above this process, or by the folder of its session, which goes with it.
+    """
     folder = environment.get("PMIX_SERVER_TMPDIR", "")
     if not folder or (starter is not None and starter.name in OF_PMIX):
         return True
@@ -107,7 +128,10 @@ def _has_folder(environment: Mapping[str, str], starter: Process | None) -> bool
 
 
 def _has_server(environment: Mapping[str, str], starter: Process | None) -> bool:
-    """Tell whether a PMI server can be spoken to: it closes the connection of a rank that has finished, and that of a child was closed."""
+    """Tell whether a PMI server can be spoken to.
+
+    It closes the connection of a rank that has finished, and that of a child was closed.
+    """
     if "PMI_FD" not in environment:
         return any(name in environment for name in PMI_SERVERS)
     number = _number(environment["PMI_FD"])
@@ -153,30 +177,48 @@ LAUNCHERS = (
         _has_server,
     ),
     Launcher("flux run", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), "", ("flux-shell",), _is_task, of_mpi=False),
-    Launcher("srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "", ("slurmstepd",), _is_step, of_mpi=False),
+    Launcher(
+        "srun",
+        "SLURM_PROCID",
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        "",
+        ("slurmstepd",),
+        _is_step,
+        of_mpi=False,
+    ),
     Launcher("a PMIx launcher", "PMIX_RANK", (), "", OF_PMIX, _has_folder),
 )
 RANKS = tuple(launcher.rank for launcher in LAUNCHERS)
 SIZES = tuple(name for launcher in LAUNCHERS for name in launcher.sizes)
 STARTERS = {name for launcher in LAUNCHERS for name in launcher.starters}
-# Below these nobody is a rank of Slurm's or Flux's, whatever it inherited: it came by ssh, or is the script of a batch job.
+# Below these nobody is a rank of Slurm's or Flux's, whatever it inherited: it came by ssh, or is
+# the script of a batch job.
 NO_STARTER = re.compile("(sshd|flux-broker).*")
 NO_STEP = re.compile(r"slurmstepd: \[\S+\.(batch|extern|interactive)\].*")
 
 
 def _starts_none(starter: Process | None) -> bool:
-    return starter is not None and bool(NO_STARTER.fullmatch(starter.name) or NO_STEP.fullmatch(starter.command))
+    return starter is not None and bool(
+        NO_STARTER.fullmatch(starter.name) or NO_STEP.fullmatch(starter.command)
+    )
 
 
 # ---------------------------------------------------------------- who started this process
 
 
 def launch(environment: Mapping[str, str] = os.environ, above: Above | None = None) -> Launch | None:
-    """Return what started this process as a rank; None if nothing did. above: yields the processes above this one, the nearest first."""
+    """Return what started this process as a rank; None if nothing did.
+
+    above: yields the processes above this one, the nearest first.
+    """
     if not any(name in environment for name in RANKS):
         return None
     processes = list((above or processes_above)())
-    nearest = [at for at, process in enumerate(processes) if process.name in STARTERS or NO_STARTER.fullmatch(process.name)]
+    nearest = [
+        at
+        for at, process in enumerate(processes)
+        if process.name in STARTERS or NO_STARTER.fullmatch(process.name)
+    ]
     starter = processes[nearest[0]] if nearest else None
     if nearest and any(_has_mpi(process.pid) for process in processes[: nearest[0]]):
         return None  # that one is the rank, and this is a child of it
@@ -185,8 +227,12 @@ def launch(environment: Mapping[str, str] = os.environ, above: Above | None = No
     return _said(found[0], environment) if found else None
 
 
-def command_of_ranks(size: int, num_nodes: int = 1, environment: Mapping[str, str] = os.environ, above: Above | None = None) -> list[str]:
-    """Return the words that start as many ranks as this process is one of, with the launcher that started it."""
+def command_of_ranks(
+    size: int, num_nodes: int = 1, environment: Mapping[str, str] = os.environ, above: Above | None = None
+) -> list[str]:
+    """Return the words that start as many ranks as this process is one of, with the launcher that
+    started it.
+    """
     found = launch(environment, above)
     if found is None:
         return [] if size == 1 else ["mpirun", "-n", str(size)]
@@ -202,15 +248,21 @@ def command_of_ranks(size: int, num_nodes: int = 1, environment: Mapping[str, st
 
 
 def inherited(environment: Mapping[str, str] = os.environ, above: Above | None = None) -> Launch | None:
-    """Return what MPI's launcher said of another process, whose variables this one has though it is no rank; None without any."""
+    """Return what MPI's launcher said of another process, whose variables this one has though it is no rank.
+
+    None without any.
+    """
     left = [each for each in LAUNCHERS if each.of_mpi and any(name in environment for name in each.variables)]
     return _said(left[0], environment) if left and launch(environment, above) is None else None
 
 
-def torchrun(environment: Mapping[str, str] = os.environ, above: Above | None = None) -> tuple[int, int] | None:
+def torchrun(
+    environment: Mapping[str, str] = os.environ, above: Above | None = None
+) -> tuple[int, int] | None:
     """Return the number of this copy and that of all, where torchrun started this process; None elsewhere.
 
-    A launcher that is nearer above this process counts, as for mpirun in a script that torchrun started.
+    A launcher that is nearer above this process counts, as for mpirun in a script that torchrun
+    started.
     """
     copy, copies = (_number(environment.get(name, "")) for name in (COPY, COPIES))
     if TORCHRUN not in environment or copy is None or copies is None:
@@ -224,12 +276,22 @@ def torchrun(environment: Mapping[str, str] = os.environ, above: Above | None = 
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what launchers and schedulers have put there: for an MPI process that is alone."""
-    return {name: value for name, value in environment.items() if SETTINGS.match(name) or not OF_LAUNCHERS.match(name)}
+    """Return an environment without what launchers and schedulers have put there.
+
+    For an MPI process that is alone.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if SETTINGS.match(name) or not OF_LAUNCHERS.match(name)
+    }
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what says that this process is a rank: for a launcher, which wants settings and the scheduler's."""
+    """Return an environment without what says that this process is a rank.
+
+    For a launcher, which wants settings and the scheduler's.
+    """
     return {name: value for name, value in environment.items() if not OF_RANKS.match(name)}
 
 
@@ -252,8 +314,15 @@ def processes_above() -> Iterator[Process]:
     pid = os.getppid()
     with suppress(OSError, ValueError, IndexError):
         while pid > 1:
-            before, _, after = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-            command = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").replace("\0", " ").strip()
+            before, _, after = (
+                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+            )
+            command = (
+                Path(f"/proc/{pid}/cmdline")
+                .read_text(encoding="utf-8", errors="replace")
+                .replace("\0", " ")
+                .strip()
+            )
             yield Process(pid, before.partition("(")[2], command)
             pid = int(after.split()[1])
 

@@ -1,20 +1,23 @@
-"""Two levels: an axis over several nodes moves data inside each node and, each byte once for each node, between nodes.
+"""Two levels: an axis over several nodes moves data inside each node and, each byte once for each
+node, between nodes.
 
     axis     0 1 2 3 | 4 5 6 7        8 ranks on 2 nodes
     near    [0 1 2 3] [4 5 6 7]       neighbours: the ranks of a node
     far     [0 4] [1 5] [2 6] [3 7]   those with the same place on every node
 
-    all_reduce       near: reduce-scatter; far: all-reduce of the shard; near: all-gather
-    reduce_scatter   near: each rank adds up, for every node, what the rank with its place there will own; far: reduce-scatter of these
-    all_gather       far: the own shard, to the ranks with the same place; near: what each has then
-    broadcast        far: from the root to its place on every node; near: from there
-    reduce           near: reduce-scatter; far: reduce of the shard, to the root's node; near, there: gather
+    all_reduce      near: reduce-scatter; far: all-reduce of the shard; near: all-gather
+    reduce_scatter  near: each rank adds up, for every node, what the rank with its place there will
+                    own; far: reduce-scatter of these
+    all_gather      far: the own shard, to the ranks with the same place; near: what each has then
+    broadcast       far: from the root to its place on every node; near: from there
+    reduce          near: reduce-scatter; far: reduce of the shard, to the root's node; near, there:
+                    gather
 
-An all-to-all stays in one level: in two it sends as many bytes across, and was not faster for parts of 16 B to 8 KB on 2 hosts of 4 ranks.
-So do gather and scatter: each byte has one way.
-Bits are those of one level: neighbours are summed in pairs, so where a node has a power of two of ranks its sum is a branch of the tree;
-otherwise sums go in one level. 16-bit floats stay in fp32 between the levels and are rounded once. Whatever doesn't divide into equal
-shards goes in one level.
+An all-to-all stays in one level: in two it sends as many bytes across, and was not faster for parts
+of 16 B to 8 KB on 2 hosts of 4 ranks. So do gather and scatter: each byte has one way. Bits are
+those of one level: neighbours are summed in pairs, so where a node has a power of two of ranks its
+sum is a branch of the tree; otherwise sums go in one level. 16-bit floats stay in fp32 between the
+levels and are rounded once. Whatever doesn't divide into equal shards goes in one level.
 """
 
 from collections.abc import Sequence
@@ -42,7 +45,10 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(numbers: Sequence[int]) -> Nodes | None:
-    """Return how an axis lies on nodes, given the node of each of its ranks; None: in one level, or not evenly in neighbours."""
+    """Return how an axis lies on nodes, given the node of each of its ranks; None.
+
+    In one level, or not evenly in neighbours.
+    """
     runs = [len(list(run)) for _, run in groupby(numbers)]
     even = len(set(runs)) == 1 and len(runs) == len(set(numbers))
     return Nodes(runs[0], len(runs)) if even and len(runs) > 1 and runs[0] > 1 else None
@@ -56,12 +62,14 @@ def carried_near_and_far(carried: Carried) -> Carried:
     return Carried(frozenset(parts | carried.operations & READING), carried.most_bytes)
 
 
-# ---------------------------------------------------------------- operations, as the transports have them
+# ---------------------------------------------------------- operations, as the transports have them
 
 
 def all_reduce(x: Array, axis) -> Steps:
     """Sum `x` in place over the axis."""
-    near, far, narrow = axis.near, axis.far, is_narrow(x)
+    near = axis.near
+    far = axis.far
+    narrow = is_narrow(x)
     if not axis.nodes.sums or (narrow and x.nbytes <= SMALL):
         return axis.one_level(x).all_reduce(x, axis)
     if x.nbytes <= SMALL:
@@ -81,14 +89,18 @@ def all_reduce(x: Array, axis) -> Steps:
 
 def reduce_scatter(x: Array, out: Array, axis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`."""
-    near, far, narrow = axis.near, axis.far, is_narrow(x)
+    near = axis.near
+    far = axis.far
+    narrow = is_narrow(x)
     if len(x) % axis.size or not axis.nodes.sums:
         return axis.one_level(x).reduce_scatter(x, out, axis)
     sorted_, memory = axis.scratch.lend(x, len(x))
     part = widened_like(x, len(x) // near.size) if narrow else empty_like(x, len(x) // near.size)
     summed = widened_like(x, len(out)) if narrow else out
     levels = chain(
-        _reduce_scatter(sorted_, part, near), far.transport(part).reduce_scatter(part, summed, far), messages.copied_later(summed, out)
+        _reduce_scatter(sorted_, part, near),
+        far.transport(part).reduce_scatter(part, summed, far),
+        messages.copied_later(summed, out),
     )
 
     def steps() -> Steps:
@@ -102,7 +114,8 @@ def reduce_scatter(x: Array, out: Array, axis) -> Steps:
 
 def all_gather(out: Array, axis) -> Steps:
     """Fill every shard of `out` with that of its rank; the own shard is the input."""
-    near, far = axis.near, axis.far
+    near = axis.near
+    far = axis.far
     if len(out) % axis.size:
         return axis.one_level(out).all_gather(out, axis)
     found, memory = axis.scratch.lend(out, len(out))
@@ -121,7 +134,8 @@ def all_gather(out: Array, axis) -> Steps:
 
 def broadcast(x: Array, root: int, axis) -> Steps:
     """Send the `x` of `root` to all others."""
-    near, far = axis.near, axis.far
+    near = axis.near
+    far = axis.far
     node, place = divmod(root, near.size)
     first = far.transport(x).broadcast(x, node, far) if near.rank == place else iter(())
     return chain(first, near.transport(x).broadcast(x, place, near))
@@ -129,7 +143,9 @@ def broadcast(x: Array, root: int, axis) -> Steps:
 
 def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
     """Write the sum of `x` over the axis to `out` of `root`."""
-    near, far, narrow = axis.near, axis.far, is_narrow(x)
+    near = axis.near
+    far = axis.far
+    narrow = is_narrow(x)
     if not axis.nodes.sums or x.nbytes <= SMALL:
         return axis.one_level(x).reduce(x, out, root, axis)
     node, place = divmod(root, near.size)

@@ -42,16 +42,23 @@ def threads() -> str:
 class _Symbol(ctypes.Structure):
     """What dladdr() fills in: the file, where it is in memory, and the nearest name before an address."""
 
-    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
 
 
 def loaded() -> ctypes.CDLL:
     """Return the library that mpi4py has loaded, as it is in memory; its `_name` is its path.
 
-    It is the file that MPI_Init_thread lies in, as mpi4py's extension sees it. CDLL(None) sees what was loaded for everybody only: not
-    the libraries of wheels (mpi4py opens them with RTLD_LOCAL), but a tool that wraps MPI.
+    It is the file that MPI_Init_thread lies in, as mpi4py's extension sees it. CDLL(None) sees what
+    was loaded for everybody only: not the libraries of wheels (mpi4py opens them with RTLD_LOCAL),
+    but a tool that wraps MPI.
     """
-    extension, found = ctypes.CDLL(MPI.__file__), _Symbol()
+    extension = ctypes.CDLL(MPI.__file__)
+    found = _Symbol()
     begin = ctypes.cast(extension.MPI_Init_thread, ctypes.c_void_p)
     if not ctypes.CDLL(None).dladdr(begin, ctypes.byref(found)) or not found.file:
         return extension  # it finds what its own libraries have, too
@@ -66,13 +73,23 @@ def launcher() -> str | None:
     return found.name if found else None
 
 
-def contradiction(num_ranks: int, started: launchers.Launch | None, environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
-    """Return the variable of a launcher that started another number of ranks than this MPI sees, and that number; ("", 0) if none did.
+def contradiction(
+    num_ranks: int, started: launchers.Launch | None, environment: Mapping[str, str] = os.environ
+) -> tuple[str, int]:
+    """Return the variable of a launcher that started another number of ranks than this MPI sees,
+    and that number; ("", 0) if none did.
 
-    A launcher leaves the variables of another one, whose shell it was started in, as they are: ranks that are connected need one that
-    agrees. A rank that is alone may be one of N singletons: of these only the launcher counts that started it.
+    A launcher leaves the variables of another one, whose shell it was started in, as they are:
+    ranks that are connected need one that agrees. A rank that is alone may be one of N singletons:
+    of these only the launcher counts that started it.
     """
     if num_ranks == 1:
-        return ("", 0) if started is None or not started.variable or started.size == 1 else (started.variable, started.size)
-    said = [(name, int(environment[name])) for name in launchers.SIZES if environment.get(name, "").isdecimal()]
+        return (
+            ("", 0)
+            if started is None or not started.variable or started.size == 1
+            else (started.variable, started.size)
+        )
+    said = [
+        (name, int(environment[name])) for name in launchers.SIZES if environment.get(name, "").isdecimal()
+    ]
     return ("", 0) if not said or num_ranks in dict(said).values() else said[0]

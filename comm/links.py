@@ -1,7 +1,8 @@
 """Point-to-point messages between pipeline stages.
 
-Every message has a tag of its own, made from what it carries: (kind, stage, microbatch). Schedules consume messages in another order
-than they were sent (all V-shaped ones do), so the order of posting must never decide which tensor arrives where.
+Every message has a tag of its own, made from what it carries: (kind, stage, microbatch). Schedules
+consume messages in another order than they were sent (all V-shaped ones do), so the order of
+posting must never decide which tensor arrives where.
 """
 
 from typing import NamedTuple
@@ -18,7 +19,10 @@ KINDS = ("F", "B")  # an activation to the next stage; a gradient to the previou
 
 
 class Message(NamedTuple):
-    """One message between stages: `kind` of `microbatch`, for `stage`; peer: the coordinate of the rank at its other end."""
+    """One message between stages.
+
+    `kind` of `microbatch`, for `stage`; peer: the coordinate of the rank at its other end.
+    """
 
     kind: str
     stage: int
@@ -32,27 +36,39 @@ class Message(NamedTuple):
 
 
 class Links:
-    """All links of one rank along the pipeline axis. The same tags return every step: a step ends with every message received."""
+    """All links of one rank along the pipeline axis.
+
+    The same tags return every step: a step ends with every message received.
+    """
 
     def __init__(self, axis: Axis, num_stages: int, num_microbatches: int, *, synchronous: bool = False):
-        self.axis, self.num_stages, self.num_microbatches, self.synchronous = axis, num_stages, num_microbatches, synchronous
-        largest, needed = axis.num_tags, len(KINDS) * num_stages * num_microbatches
+        self.axis = axis
+        self.num_stages = num_stages
+        self.num_microbatches = num_microbatches
+        self.synchronous = synchronous
+        largest = axis.num_tags
+        needed = len(KINDS) * num_stages * num_microbatches
         if needed > largest:
             raise MeshError(
-                f"{num_stages} stages x {num_microbatches} microbatches need {needed} tags, this MPI has {largest}; "
-                "use larger microbatches (batch.micro)"
+                f"{num_stages} stages x {num_microbatches} microbatches need {needed} tags, this MPI has "
+                f"{largest}; use larger microbatches (batch.micro)"
             )
 
     def tag(self, kind: str, stage: int, microbatch: int) -> int:
         """Return the tag of the message that `stage` sends or is sent; unique within a step."""
         return (KINDS.index(kind) * self.num_stages + stage) * self.num_microbatches + microbatch
 
-    def send(self, kind: str, stage: int, microbatch: int, x: Array, to: int, owed: Owed | None = None) -> Pending:
-        """Start sending `x`, which is for `stage`, to the rank with coordinate `to`. The Pending owns `x` until wait().
+    def send(
+        self, kind: str, stage: int, microbatch: int, x: Array, to: int, owed: Owed | None = None
+    ) -> Pending:
+        """Start sending `x`, which is for `stage`, to the rank with coordinate `to`.
+
+        The Pending owns `x` until wait().
 
         owed: what receives it, for a hang report.
         """
-        x, tag = flat(x), self.tag(kind, stage, microbatch)
+        x = flat(x)
+        tag = self.tag(kind, stage, microbatch)
 
         def steps(x: Array) -> Steps:
             yield from settled(x, self.axis)
@@ -61,12 +77,17 @@ class Links:
         what = Message(kind, stage, microbatch, to, leaving=True)
         return self.axis.start(steps, "send", x.nbytes, reads=[x], what=what, owed=owed)
 
-    def receive(self, kind: str, stage: int, microbatch: int, out: Array, source: int, owed: Owed | None = None) -> Pending:
-        """Start receiving into `out` what the rank with coordinate `source` sends for `stage`; the Pending's result is `out`.
+    def receive(
+        self, kind: str, stage: int, microbatch: int, out: Array, source: int, owed: Owed | None = None
+    ) -> Pending:
+        """Start receiving into `out` what the rank with coordinate `source` sends for `stage`.
+
+        The Pending's result is `out`.
 
         owed: what sends it, for a hang report.
         """
-        x, tag = flat(out), self.tag(kind, stage, microbatch)
+        x = flat(out)
+        tag = self.tag(kind, stage, microbatch)
 
         def steps(x: Array) -> Steps:
             yield from settled(x, self.axis)
@@ -74,5 +95,3 @@ class Links:
 
         what = Message(kind, stage, microbatch, source, leaving=False)
         return self.axis.start(steps, "receive", x.nbytes, writes=[x], result=out, what=what, owed=owed)
-
-

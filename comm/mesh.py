@@ -1,14 +1,19 @@
-"""The axes of a rank, and what they are made of: communicators and windows, built, named and freed by the Mesh.
+"""The axes of a rank, and what they are made of.
+
+Communicators and windows, built, named and freed by the Mesh.
 
     Mesh
      |-- tp cp            carry the pieces of a layer's sums, of a sequence's attention
      |-- dp pp            coordinates only
      |-- data             ranks with the same parameters and other tokens: dp x cp
-     |-- shard replicate  of these, those that divide the state among them, and those that have the same
+     |-- shard replicate  of these, those that divide the state among them, and those that have the
+                          same
      |-- links            pipeline messages
-     `-- tied ...         the ranks that hold a copy of the tied embedding: first and last stage; and others, see layout/axes.py
+     `-- tied ...         the ranks that hold a copy of the tied embedding: first and last stage;
+                          and others, see layout/axes.py
 
-Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 is an axis like any other.
+Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 is an axis like any
+other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,13 +38,19 @@ TRANSPORTS = ("auto", "messages", "collectives", "shared")
 class Mesh:
     """All axes of this rank. Construction and free() are collective over `comm`, which stays the caller's.
 
-    grid: the layout of all ranks.  axes: by its name, the ranks of each axis that this rank is on, in their order; those of the grid
-    if not given.  carried: what is started on each, alike on all ranks; anything, if not given.  progress: who enters MPI while the
-    rank computes: `poll` (the rank itself, between instructions) or a `thread`.  on_thread: what a thread calls before it enters MPI for
-    the first time.  place: is told when memory is made together later, and of waits that last.  way: of device buffers, alike on all
-    ranks.  levels: whether axes over several nodes move data inside of nodes and between them in turn (comm/levels.py).  node_ranks:
-    neighbouring ranks that are taken for a node; 0: nodes are where ranks share memory.  nodes: the node of each rank, which goes before
-    both.
+    grid: the layout of all ranks.
+    axes: by its name, the ranks of each axis that this rank is on, in their order; those of the
+    grid if not given.
+    carried: what is started on each, alike on all ranks; anything, if not given.
+    progress: who enters MPI while the rank computes: `poll` (the rank itself, between instructions)
+    or a `thread`.
+    on_thread: what a thread calls before it enters MPI for the first time.
+    place: is told when memory is made together later, and of waits that last.
+    way: of device buffers, alike on all ranks.
+    levels: whether axes over several nodes move data inside of nodes and between them in turn
+    (comm/levels.py).
+    node_ranks: neighbouring ranks that are taken for a node; 0: nodes are where ranks share memory.
+    nodes: the node of each rank, which goes before both.
     """
 
     def __init__(
@@ -60,16 +71,25 @@ class Mesh:
         nodes: Sequence[int] | None = None,
     ):
         grid.require(comm.size)
-        self.grid, self.rank, self.size = grid, comm.rank, comm.size
+        self.grid = grid
+        self.rank = comm.rank
+        self.size = comm.size
         self.coordinates = grid.coordinates(comm.rank)
         (near, self.budget), self.axes = _ranks_of_this_node(comm), dict[str, Axis]()
-        self.progress, self.transport, self.place = Progress(timeout_s, place, comm.rank, len(near)), transport, place
-        self.way, self.device_aware = way, way.direct
+        self.progress = Progress(timeout_s, place, comm.rank, len(near))
+        self.transport = transport
+        self.place = place
+        self.way = way
+        self.device_aware = way.direct
         if axes is None:
             axes = {name: grid.group(comm.rank, name) for name in grid.degrees}
         if nodes is None:
-            nodes = [rank // node_ranks for rank in range(comm.size)] if node_ranks else comm.allgather(min(near))
-        self._near, self._nodes, self._levels = near, nodes, levels
+            nodes = (
+                [rank // node_ranks for rank in range(comm.size)] if node_ranks else comm.allgather(min(near))
+            )
+        self._near = near
+        self._nodes = nodes
+        self._levels = levels
         for name, ranks in axes.items():
             self._add(name, comm, ranks, EVERYTHING if carried is None else carried.get(name, NOTHING))
         self.progress_thread = self._wants_thread(progress)
@@ -82,12 +102,17 @@ class Mesh:
         return self.axes[name]
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (" + ", ".join(f"{name} {at}" for name, at in reversed(self.coordinates.items())) + ")"
+        return (
+            f"rank {self.rank} ("
+            + ", ".join(f"{name} {at}" for name, at in reversed(self.coordinates.items()))
+            + ")"
+        )
 
     def keep_time(self, clock: Clock) -> None:
         """Book times by another clock from now on. Nothing is in flight.
 
-        Axes of one rank keep the host's: nobody reads their times, and marks of a late clock wait to be read.
+        Axes of one rank keep the host's: nobody reads their times, and marks of a late clock wait
+        to be read.
         """
         for axis in self.axes.values():
             if axis.size > 1:
@@ -104,19 +129,29 @@ class Mesh:
 
     def _wants_thread(self, progress: str) -> bool:
         if progress == "thread" and MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-            raise MeshError('comm.progress = "thread" needs MPI_THREAD_MULTIPLE, which this MPI was not started with; use "poll"')
+            raise MeshError(
+                'comm.progress = "thread" needs MPI_THREAD_MULTIPLE, which this MPI was not started with; '
+                'use "poll"'
+            )
         return progress == "thread"
 
     def _add(self, name: str, comm: MPI.Comm, ranks: Sequence[int], carried: Carried) -> None:
-        """Add an axis. Of one that carries something, all ranks split `comm` alike: those of an axis have its first rank as colour.
+        """Add an axis.
 
-        A rank alone on its axis gets no communicator there: nothing is sent, and MPI has one for the purpose.
+        Of one that carries something, all ranks split `comm` alike: those of an axis have its first
+        rank as colour.
+
+        A rank alone on its axis gets no communicator there: nothing is sent, and MPI has one for
+        the purpose.
         """
-        coordinate, alone = ranks.index(comm.rank), len(ranks) == 1
+        coordinate = ranks.index(comm.rank)
+        alone = len(ranks) == 1
         own = comm.Split(MPI.UNDEFINED if alone else ranks[0], coordinate) if carried.operations else None
         here = [rank for rank in ranks if self._nodes[rank] == self._nodes[comm.rank]]
-        shares_memory, nodes = self._near.issuperset(here), nodes_of([self._nodes[rank] for rank in ranks]) if self._levels else None
-        mine, one_node = MPI.COMM_SELF if alone else own, shares_memory and len(here) == len(ranks)
+        shares_memory = self._near.issuperset(here)
+        nodes = nodes_of([self._nodes[rank] for rank in ranks]) if self._levels else None
+        mine = MPI.COMM_SELF if alone else own
+        one_node = shares_memory and len(here) == len(ranks)
         self.axes[name] = Axis(name, mine, coordinate, ranks, carried, one_node, self, nodes, shares_memory)
 
     def free(self) -> None:
@@ -131,8 +166,10 @@ class Mesh:
 def _ranks_of_this_node(comm: MPI.Comm) -> tuple[frozenset[int], Budget]:
     """Return the ranks of `comm` that share this rank's memory, and what it may take of that. Collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    here, all_ = node.Get_group(), comm.Get_group()
-    ranks, budget = frozenset(here.Translate_ranks(None, all_)), Budget(node)
+    here = node.Get_group()
+    all_ = comm.Get_group()
+    ranks = frozenset(here.Translate_ranks(None, all_))
+    budget = Budget(node)
     for each in (here, all_, node):
         each.Free()
     return ranks, budget

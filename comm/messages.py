@@ -1,7 +1,10 @@
-"""Transport `messages`: our own Isend and Irecv. Works for host buffers and, under a CUDA-aware MPI, for device buffers.
+"""Transport `messages`: our own Isend and Irecv.
 
-Every operation has its own tag, taken when it is called, so operations overtake one another freely. Large buffers go pairwise, small
-ones in log2(size) rounds (Bruck et al. 1997, for all-gather), broadcasts down a binomial tree. What is for one rank goes to it straight.
+Works for host buffers and, under a CUDA-aware MPI, for device buffers.
+
+Every operation has its own tag, taken when it is called, so operations overtake one another freely.
+Large buffers go pairwise, small ones in log2(size) rounds (Bruck et al. 1997, for all-gather),
+broadcasts down a binomial tree. What is for one rank goes to it straight.
 """
 
 from functools import wraps
@@ -18,8 +21,12 @@ from mpitrain.comm.wire import SMALL, pieces
 
 
 def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[Posted]:
-    """Start sending the flat array `x`, in pieces of at most wire.LIMIT bytes; MPI owns `x` until the requests are complete."""
-    post, data = (axis.comm.Issend if synchronous else axis.comm.Isend), raw(x)
+    """Start sending the flat array `x`, in pieces of at most wire.LIMIT bytes.
+
+    MPI owns `x` until the requests are complete.
+    """
+    post = axis.comm.Issend if synchronous else axis.comm.Isend
+    data = raw(x)
     requests = [post([data[piece], MPI.BYTE], rank, tag) for piece in pieces(len(data))]
     axis.account.num_bytes += len(data)
     axis.account.messages += len(requests)
@@ -27,7 +34,10 @@ def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> l
 
 
 def receive(axis, x: Array, rank: int, tag: int) -> list[Posted]:
-    """Start receiving into the flat array `x`: the counterpart of send(), piece by piece (MPI keeps their order)."""
+    """Start receiving into the flat array `x`.
+
+    The counterpart of send(), piece by piece (MPI keeps their order).
+    """
     data = raw(x)
     requests = [axis.comm.Irecv([data[piece], MPI.BYTE], rank, tag) for piece in pieces(len(data))]
     return [Posted(request, (axis.ranks[rank],)) for request in requests]
@@ -45,11 +55,15 @@ def tagged(steps):
 
 @tagged
 def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis, tag: int) -> Steps:
-    """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`. The own part is not moved.
+    """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`.
+
+    The own part is not moved.
 
     Each rank starts with its right-hand neighbour, so that no rank is everybody's first target.
     """
-    size, me, requests = axis.size, axis.rank, []
+    size = axis.size
+    me = axis.rank
+    requests = []
     yield from settled(x, axis)
     for source in ((me - shift) % size for shift in range(1, size)):
         requests += receive(axis, out[received[source] : received[source + 1]], source, tag)
@@ -60,7 +74,9 @@ def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis, t
 
 @tagged
 def shift(x: Array, out: Array, distance: int, axis, tag: int) -> Steps:
-    """Send `x` to the rank `distance` further along the axis, and receive `out` from the rank as far behind."""
+    """Send `x` to the rank `distance` further along the axis, and receive `out` from the rank as
+    far behind.
+    """
     yield from settled(x, axis)
     requests = receive(axis, out, (axis.rank - distance) % axis.size, tag)
     yield arrived(requests + send(axis, x, (axis.rank + distance) % axis.size, tag))
@@ -72,10 +88,14 @@ def reduce_scatter(x: Array, out: Array, axis) -> Steps:
 
 
 def exchange_and_sum(exchange, x: Array, out: Array, axis) -> Steps:
-    """Reduce-scatter by way of any `exchange`: everyone's copy of the own shard arrives in scratch memory, and we add."""
+    """Reduce-scatter by way of any `exchange`.
+
+    everyone's copy of the own shard arrives in scratch memory, and we add.
+    """
     if axis.size == 1:
         return copied(x, out)
-    bounds, length = split(len(x), axis.size), len(out)
+    bounds = split(len(x), axis.size)
+    length = len(out)
     found, memory = axis.scratch.lend(x, axis.size * length)
     exchanged = exchange(x, bounds, found, [r * length for r in range(axis.size + 1)], axis)
 
@@ -110,7 +130,10 @@ def own_shard(x: Array, axis) -> Array:
 @tagged
 def all_gather(out: Array, axis, tag: int) -> Steps:
     """Fill every shard of `out` with that of its rank; the own shard is the input."""
-    bounds, size, me, requests = split(len(out), axis.size), axis.size, axis.rank, []
+    bounds = split(len(out), axis.size)
+    size = axis.size
+    me = axis.rank
+    requests = []
     yield from settled(out, axis)
     for source in ((me - shift) % size for shift in range(1, size)):
         requests += receive(axis, out[bounds[source] : bounds[source + 1]], source, tag)
@@ -120,7 +143,10 @@ def all_gather(out: Array, axis, tag: int) -> Steps:
 
 
 def all_reduce(x: Array, axis) -> Steps:
-    """Sum `x` in place over the axis: reduce-scatter and all-gather, or for small `x` one gather and a sum everywhere."""
+    """Sum `x` in place over the axis.
+
+    reduce-scatter and all-gather, or for small `x` one gather and a sum everywhere.
+    """
     if x.nbytes <= SMALL:
         return _gather_and_sum(x, axis)
     return chain(reduce_scatter(x, own_shard(x, axis), axis), all_gather(x, axis))
@@ -130,9 +156,12 @@ def all_reduce(x: Array, axis) -> Steps:
 def _gather_and_sum(x: Array, axis, tag: int) -> Steps:
     """Collect the `x` of every rank in log2(size) rounds, and sum them in axis order.
 
-    Round k passes the vectors collected so far to the rank 2**k below; vector i found here is that of rank (own + i) % size.
+    Round k passes the vectors collected so far to the rank 2**k below; vector i found here is that
+    of rank (own + i) % size.
     """
-    size, me, length = axis.size, axis.rank, len(x)
+    size = axis.size
+    me = axis.rank
+    length = len(x)
     found = empty_like(x, size * length)
     copy(x, found[:length])
     yield from settled(found, axis)
@@ -148,8 +177,12 @@ def _gather_and_sum(x: Array, axis, tag: int) -> Steps:
 
 @tagged
 def broadcast(x: Array, root: int, axis, tag: int) -> Steps:
-    """Send the `x` of `root` to all others, down a binomial tree: rank r (counted from the root) hears from r minus its lowest bit."""
-    size, me = axis.size, (axis.rank - root) % axis.size
+    """Send the `x` of `root` to all others, down a binomial tree.
+
+    Rank r (counted from the root) hears from r minus its lowest bit.
+    """
+    size = axis.size
+    me = (axis.rank - root) % axis.size
     reach = me & -me if me else 1 << (size - 1).bit_length()
     yield from settled(x, axis)
     if me:
@@ -162,15 +195,23 @@ def broadcast(x: Array, root: int, axis, tag: int) -> Steps:
 
 
 def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
-    """Write the sum of `x` over the axis to `out` of `root`: reduce-scatter and gather, or for small `x` one gather and a sum."""
+    """Write the sum of `x` over the axis to `out` of `root`.
+
+    reduce-scatter and gather, or for small `x` one gather and a sum.
+    """
     if x.nbytes <= SMALL:
         return _gather_and_sum_at(x, out, root, axis)
     part, memory = part_for(x, out, axis)
-    return chain(reduce_scatter(x, part, axis), gather(part, out, len(x), root, axis), given_back(memory, axis))
+    return chain(
+        reduce_scatter(x, part, axis), gather(part, out, len(x), root, axis), given_back(memory, axis)
+    )
 
 
 def part_for(x: Array, out: Array | None, axis) -> tuple[Array, np.ndarray | None]:
-    """Return where this rank's part of a sum goes: its place in `out`, or where there is none, lent memory; and what to give back."""
+    """Return where this rank's part of a sum goes.
+
+    Its place in `out`, or where there is none, lent memory; and what to give back.
+    """
     own = own_shard(x, axis)
     return axis.scratch.lend(x, len(own)) if out is None else (own_shard(out, axis), None)
 
@@ -184,7 +225,9 @@ def given_back(memory: np.ndarray | None, axis) -> Steps:
 @tagged
 def _gather_and_sum_at(x: Array, out: Array | None, root: int, axis, tag: int) -> Steps:
     """Send every rank's `x` to `root`, which sums them in axis order."""
-    size, me, length = axis.size, axis.rank, len(x)
+    size = axis.size
+    me = axis.rank
+    length = len(x)
     yield from settled(x, axis)
     if me != root:
         yield arrived(send(axis, x, root, tag))
@@ -192,14 +235,17 @@ def _gather_and_sum_at(x: Array, out: Array | None, root: int, axis, tag: int) -
     found = empty_like(x, size * length)
     yield from settled(found, axis)
     parts = [x if rank == me else found[rank * length : (rank + 1) * length] for rank in range(size)]
-    yield arrived([posted for rank in range(size) if rank != me for posted in receive(axis, parts[rank], rank, tag)])
+    yield arrived(
+        [posted for rank in range(size) if rank != me for posted in receive(axis, parts[rank], rank, tag)]
+    )
     sum_in_order(parts, out)
 
 
 @tagged
 def gather(part: Array, out: Array | None, length: int, root: int, axis, tag: int) -> Steps:
     """Collect every rank's part of `length` elements in `out` of `root`."""
-    size, me = axis.size, axis.rank
+    size = axis.size
+    me = axis.rank
     if me != root:
         yield from settled(part, axis)
         yield arrived(send(axis, part, root, tag))
@@ -216,13 +262,15 @@ def gather(part: Array, out: Array | None, length: int, root: int, axis, tag: in
 @tagged
 def scatter(x: Array | None, out: Array, length: int, root: int, axis, tag: int) -> Steps:
     """Send every rank its part of the `length` elements in `x` of `root`."""
-    size, me = axis.size, axis.rank
+    size = axis.size
+    me = axis.rank
     if me != root:
         yield from settled(out, axis)
         yield arrived(receive(axis, out, root, tag))
         return
     yield from settled(x, axis)
-    bounds, requests = split(length, size), []
+    bounds = split(length, size)
+    requests = []
     for rank in ((me + shift) % size for shift in range(1, size)):
         requests += send(axis, x[bounds[rank] : bounds[rank + 1]], rank, tag)
     copy(x[bounds[me] : bounds[me + 1]], out)

@@ -1,6 +1,8 @@
-"""mpi4py's module MPI, loaded when it is first used: one MeshError where that can't be, and a login node needs no MPI library.
+"""mpi4py's module MPI, loaded when it is first used.
 
-    from mpitrain.comm.mpi import MPI
+One MeshError where that can't be, and a login node needs no MPI library.
+
+from mpitrain.comm.mpi import MPI
 """
 
 import os
@@ -9,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from mpitrain.errors import MeshError
 
 NOT_THERE = "cannot open shared object file: No such file or directory"
-GET_ONE = "on a cluster load its MPI (module avail lists them, then module load ...), on a laptop pip install mpich"
+GET_ONE = (
+    "on a cluster load its MPI (module avail lists them, then module load ...), on a laptop pip install mpich"
+)
 FROM_SOURCE = "pip install --force-reinstall --no-binary mpi4py mpi4py"
 CHOOSE = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")  # variables by which mpi4py's wheels choose
 
@@ -56,17 +60,27 @@ def explain(error: ImportError | RuntimeError) -> str:
             return f"no MPI library is found (tried {tried}){chosen}; {_remedy(GET_ONE)}"
         return f"an MPI library is there but can't be loaded: {'; '.join(found)}{chosen}; {_remedy(GET_ONE)}"
     if NOT_THERE in str(error):  # mpi4py was built for it, or MPI4PY_MPIABI says so
-        return f"the MPI library that mpi4py needs is not found: {reasons[-1]}{chosen}; {_remedy(GET_ONE)}, or build mpi4py: {FROM_SOURCE}"
+        return (
+            f"the MPI library that mpi4py needs is not found: {reasons[-1]}{chosen}; {_remedy(GET_ONE)}, or "
+            f"build mpi4py: {FROM_SOURCE}"
+        )
     remedy = _remedy(f"load the MPI that mpi4py was built for, or build it for this one: {FROM_SOURCE}")
     return f"mpi4py and the MPI library don't belong together: {'; '.join(reasons)}{chosen}; {remedy}"
 
 
 def _tried(reason: str) -> bool:
-    """Return whether a file isn't there that was looked for, and not one that it needs: that has a plain name, of another library."""
+    """Return whether a file isn't there that was looked for, and not one that it needs.
+
+    That has a plain name, of another library.
+    """
     file, _, why = reason.partition(": ")
     return why == NOT_THERE and ("libmpi" in file or os.sep in file)
 
 
 def _remedy(usual: str) -> str:
     chosen = [name for name in CHOOSE if name in os.environ]
-    return f"unset {' '.join(chosen)}, or {usual}" if chosen else f"{usual}; a library elsewhere: MPI4PY_LIBMPI=FILE"
+    return (
+        f"unset {' '.join(chosen)}, or {usual}"
+        if chosen
+        else f"{usual}; a library elsewhere: MPI4PY_LIBMPI=FILE"
+    )

@@ -1,10 +1,14 @@
-"""Transport `collectives`: MPI's own non-blocking collectives, on bytes and on host buffers. MPI only moves; we add.
+"""Transport `collectives`: MPI's own non-blocking collectives, on bytes and on host buffers.
 
-MPI matches the collectives of one communicator by their order. But a first phase is posted when its data is there, and the second
-phase of an all-reduce when the first is complete, and both differ from rank to rank. So both have a communicator and a turnstile of
-their own, which they pass in the order in which their operations were started.
+MPI only moves; we add.
 
-MPI chooses the way of a gather or a broadcast; counted as sent is what the others get from this rank.
+MPI matches the collectives of one communicator by their order. But a first phase is posted when its
+data is there, and the second phase of an all-reduce when the first is complete, and both differ
+from rank to rank. So both have a communicator and a turnstile of their own, which they pass in the
+order in which their operations were started.
+
+MPI chooses the way of a gather or a broadcast; counted as sent is what the others get from this
+rank.
 """
 
 from collections.abc import Callable
@@ -22,24 +26,34 @@ WIDEST = 16  # bytes of an element, a long double
 
 
 def addresses(num_bytes: int, size: int) -> bool:
-    """Return whether a buffer of `num_bytes` can be reduced: each of `size` shards is received as if it had an element more."""
+    """Return whether a buffer of `num_bytes` can be reduced.
+
+    Each of `size` shards is received as if it had an element more.
+    """
     return num_bytes + size * WIDEST <= LIMIT
 
 
 class Turnstile:
-    """Lets operations pass in the order in which they were started, which is the same on all ranks of an axis.
+    """Lets operations pass in the order in which they were started, which is the same on all ranks
+    of an axis.
 
-    Nobody waits for ever: what the foremost operation waits for comes without the others. Its data is written by what this rank has
-    queued on its device before; what other ranks have to do for it, they do in the same order, being foremost there in their turn.
-    Each axis has turnstiles of its own, so operations of different axes don't meet. A ticket has to be used: raise errors before.
+    Nobody waits for ever: what the foremost operation waits for comes without the others. Its data
+    is written by what this rank has queued on its device before; what other ranks have to do for
+    it, they do in the same order, being foremost there in their turn. Each axis has turnstiles of
+    its own, so operations of different axes don't meet. A ticket has to be used: raise errors
+    before.
     """
 
     def __init__(self):
         self._taken = self._passed = 0
 
     def take(self) -> Ready:
-        """Take a ticket, when an operation is called: return the function that says whether its turn has come."""
-        ticket, self._taken = self._taken, self._taken + 1
+        """Take a ticket, when an operation is called.
+
+        Return the function that says whether its turn has come.
+        """
+        ticket = self._taken
+        self._taken = self._taken + 1
         return lambda: self._passed == ticket
 
     def pass_on(self) -> None:
@@ -48,14 +62,19 @@ class Turnstile:
 
 
 def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis) -> Steps:
-    """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`. The own part is not moved."""
-    source, target = _blocks(x, sent, axis.rank), _blocks(out, received, axis.rank)
+    """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`.
+
+    The own part is not moved.
+    """
+    source = _blocks(x, sent, axis.rank)
+    target = _blocks(out, received, axis.rank)
     return _in_turn(axis.turnstile, lambda: axis.comm.Ialltoallv(source, target), sum(source[1]), axis)
 
 
 def shift(x: Array, out: Array, distance: int, axis) -> Steps:
     """Send `x` to the rank `distance` further along the axis: an exchange in which one part is everything."""
-    target, source = (axis.rank + distance) % axis.size, (axis.rank - distance) % axis.size
+    target = (axis.rank + distance) % axis.size
+    source = (axis.rank - distance) % axis.size
     sent, received = ([0] * (r + 1) + [len(x)] * (axis.size - r) for r in (target, source))
     return exchange(x, sent, out, received, axis)
 
@@ -72,13 +91,18 @@ def all_gather(out: Array, axis) -> Steps:
 
 def all_reduce(x: Array, axis) -> Steps:
     """Sum `x` in place over the axis: reduce-scatter and all-gather."""
-    return chain(reduce_scatter(x, messages.own_shard(x, axis), axis), _all_gather(x, axis, axis.second, axis.second_turnstile))
+    return chain(
+        reduce_scatter(x, messages.own_shard(x, axis), axis),
+        _all_gather(x, axis, axis.second, axis.second_turnstile),
+    )
 
 
 def broadcast(x: Array, root: int, axis) -> Steps:
     """Send the `x` of `root` to all others."""
     others = (axis.size - 1) * (axis.rank == root)
-    return _in_turn(axis.turnstile, lambda: axis.comm.Ibcast([raw(x), MPI.BYTE], root), x.nbytes * others, axis, others)
+    return _in_turn(
+        axis.turnstile, lambda: axis.comm.Ibcast([raw(x), MPI.BYTE], root), x.nbytes * others, axis, others
+    )
 
 
 def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
@@ -96,8 +120,11 @@ def gather(part: Array, out: Array | None, length: int, root: int, axis) -> Step
 def scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
     """Send every rank its part of the `x` of `root`."""
     if axis.rank != root:
-        return _in_turn(axis.turnstile, lambda: axis.comm.Iscatterv(None, [raw(out), MPI.BYTE], root), 0, axis, 0)
-    blocks, own = _blocks(x, split(len(x), axis.size)), messages.own_shard(x, axis)
+        return _in_turn(
+            axis.turnstile, lambda: axis.comm.Iscatterv(None, [raw(out), MPI.BYTE], root), 0, axis, 0
+        )
+    blocks = _blocks(x, split(len(x), axis.size))
+    own = messages.own_shard(x, axis)
     sent = x.nbytes - own.nbytes
     post = lambda: axis.comm.Iscatterv(blocks, MPI.IN_PLACE, root)  # noqa: E731
     return messages.copied(own, out, _in_turn(axis.turnstile, post, sent, axis))
@@ -105,7 +132,9 @@ def scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
 
 def _gather(part: Array, out: Array | None, root: int, axis, comm: MPI.Comm, turnstile: Turnstile) -> Steps:
     if axis.rank != root:
-        return _in_turn(turnstile, lambda: comm.Igatherv([raw(part), MPI.BYTE], None, root), part.nbytes, axis, 1)
+        return _in_turn(
+            turnstile, lambda: comm.Igatherv([raw(part), MPI.BYTE], None, root), part.nbytes, axis, 1
+        )
     blocks = _blocks(out, split(len(out), axis.size))
     steps = _in_turn(turnstile, lambda: comm.Igatherv(MPI.IN_PLACE, blocks, root), 0, axis, 0)
     return messages.copied(part, messages.own_shard(out, axis), steps)
@@ -113,11 +142,25 @@ def _gather(part: Array, out: Array | None, root: int, axis, comm: MPI.Comm, tur
 
 def _all_gather(out: Array, axis, comm: MPI.Comm, turnstile: Turnstile) -> Steps:
     blocks = _blocks(out, split(len(out), axis.size))
-    return _in_turn(turnstile, lambda: comm.Iallgatherv(MPI.IN_PLACE, blocks), blocks[1][axis.rank] * (axis.size - 1), axis)
+    return _in_turn(
+        turnstile,
+        lambda: comm.Iallgatherv(MPI.IN_PLACE, blocks),
+        blocks[1][axis.rank] * (axis.size - 1),
+        axis,
+    )
 
 
-def _in_turn(turnstile: Turnstile, post: Callable[[], MPI.Request], num_bytes: int, axis, num_messages: int | None = None) -> Steps:
-    """Post a collective, which sends `num_bytes`, after those whose operations were called before. One message to each other rank."""
+def _in_turn(
+    turnstile: Turnstile,
+    post: Callable[[], MPI.Request],
+    num_bytes: int,
+    axis,
+    num_messages: int | None = None,
+) -> Steps:
+    """Post a collective, which sends `num_bytes`, after those whose operations were called before.
+
+    One message to each other rank.
+    """
     my_turn = turnstile.take()
 
     def steps() -> Steps:
@@ -132,9 +175,17 @@ def _in_turn(turnstile: Turnstile, post: Callable[[], MPI.Request], num_bytes: i
 
 
 def _blocks(x: Array, bounds: list[int], skipped: int | None = None) -> list:
-    """Describe the parts of `x` between `bounds` as MPI's (buffer, counts, displacements, type); a skipped part counts as empty."""
+    """Describe the parts of `x` between `bounds` as MPI's (buffer, counts, displacements, type).
+
+    A skipped part counts as empty.
+    """
     width = x.dtype.itemsize
     if bounds[-1] * width > LIMIT:
-        raise DtypeError(f"{bounds[-1] * width} bytes, but MPI's collectives address {LIMIT}; use comm.transport = messages")
-    counts = [0 if r == skipped else (end - begin) * width for r, (begin, end) in enumerate(zip(bounds, bounds[1:]))]
+        raise DtypeError(
+            f"{bounds[-1] * width} bytes, but MPI's collectives address {LIMIT}; use comm.transport = "
+            "messages"
+        )
+    counts = [
+        0 if r == skipped else (end - begin) * width for r, (begin, end) in enumerate(zip(bounds, bounds[1:]))
+    ]
     return [raw(x), counts, [begin * width for begin in bounds[:-1]], MPI.BYTE]

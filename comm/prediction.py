@@ -1,4 +1,7 @@
-"""What an operation on an axis of a mesh will make this rank send: the formulas of comm/wire.py for the way that the axis chooses."""
+"""What an operation on an axis of a mesh will make this rank send.
+
+The formulas of comm/wire.py for the way that the axis chooses.
+"""
 
 from mpitrain.comm import messages, native, shared
 from mpitrain.comm.axis import Axis
@@ -13,23 +16,30 @@ def predicted(operation: str, num_bytes: int, axis: Axis, x: Array, root: int = 
 
     root: of an operation that has one.
     """
-    narrow, itemsize = is_narrow(x), x.dtype.itemsize
+    narrow = is_narrow(x)
+    itemsize = x.dtype.itemsize
     found = None
     if axis.nodes is not None:
         places = (axis.near.rank, axis.near.size), (axis.far.rank, axis.far.size)
         found = phases(operation, num_bytes, *places, itemsize=itemsize, narrow=narrow, root=root)
     if found is None:
-        transport = TRANSPORTS[axis.one_level(x, pairs=operation.startswith("all_to_all"), num_bytes=num_bytes)]
+        transport = TRANSPORTS[
+            axis.one_level(x, pairs=operation.startswith("all_to_all"), num_bytes=num_bytes)
+        ]
         return _sent(operation, num_bytes, axis, itemsize, transport, root)
     total = [0, 0]
     for far, each, length, width, of in found:
-        level, by_messages = axis.far if far else axis.near, narrow and not far and each == "reduce_scatter"
+        level = axis.far if far else axis.near
+        by_messages = narrow and not far and each == "reduce_scatter"
         module = messages if by_messages else level.by_size(length)
         for at, number in enumerate(_sent(each, length, level, width, TRANSPORTS[module], of)):
             total[at] += number
     return total[0], total[1]
 
 
-def _sent(operation: str, num_bytes: int, axis: Axis, itemsize: int, transport: str, root: int) -> tuple[int, int]:
-    what, how = (operation, num_bytes, axis.size, axis.rank), {"itemsize": itemsize, "transport": transport, "root": root}
+def _sent(
+    operation: str, num_bytes: int, axis: Axis, itemsize: int, transport: str, root: int
+) -> tuple[int, int]:
+    what = (operation, num_bytes, axis.size, axis.rank)
+    how = {"itemsize": itemsize, "transport": transport, "root": root}
     return sent_messages(*what, **how), sent_bytes(*what, **how)

@@ -1,8 +1,12 @@
-"""How fast messages cross between nodes, measured now: each node's first rank sends to that of the next node, around a ring.
+"""How fast messages cross between nodes, measured now.
 
-    even nodes send while odd ones receive, then odd ones send: no rank has two of these messages at once
+Each node's first rank sends to that of the next node, around a ring.
 
-The time of a message and its answer, the middle of several: others may use the network meanwhile, and shaped ones let a burst through.
+    even nodes send while odd ones receive, then odd ones send: no rank has two of these messages at
+        once
+
+The time of a message and its answer, the middle of several: others may use the network meanwhile,
+and shaped ones let a burst through.
 """
 
 import time
@@ -18,21 +22,29 @@ ROUNDS = 5
 
 
 def between_nodes(world: World) -> list[tuple[int, int, float]]:
-    """Return (rank, rank, bytes/s) of the first ranks of neighbouring nodes, alike on all ranks. Collective over all ranks."""
+    """Return (rank, rank, bytes/s) of the first ranks of neighbouring nodes, alike on all ranks.
+
+    Collective over all ranks.
+    """
     first = world.all_gather("measuring the links between nodes", world.node.rank == 0)
     ranks = [rank for rank, is_first in enumerate(first) if is_first]
-    pairs = list(zip(ranks, ranks[1:] + ranks[:1]))[: len(ranks) - (len(ranks) < 3)]  # of two nodes it is one link
+    # of two nodes it is one link
+    pairs = list(zip(ranks, ranks[1:] + ranks[:1]))[: len(ranks) - (len(ranks) < 3)]
     mine = []
     with world.place.waiting("measuring the links between nodes"):
         for turn in (pairs[::2], pairs[1::2]):
             mine += [(*pair, _measured(world, *pair)) for pair in turn if world.rank in pair]
-    every = world.all_gather("measuring the links between nodes", [each for each in mine if each[0] == world.rank])
+    every = world.all_gather(
+        "measuring the links between nodes", [each for each in mine if each[0] == world.rank]
+    )
     return [each for part in every for each in part]
 
 
 def _measured(world: World, sender: int, receiver: int) -> float:
     """Return bytes/s, right on the sender. Of these two ranks."""
-    data, answer, times = np.zeros(NUM_BYTES, np.uint8), np.zeros(1, np.uint8), list[float]()
+    data = np.zeros(NUM_BYTES, np.uint8)
+    answer = np.zeros(1, np.uint8)
+    times = list[float]()
     for _ in range(ROUNDS):
         begin = time.perf_counter()
         if world.rank == sender:

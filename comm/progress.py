@@ -1,11 +1,14 @@
 """Started operations, and the one place that moves them forward.
 
-An operation is a plain function that returns steps. When it is called, on all ranks in the same order, it takes what it is matched
-by: tags, a place in a queue. Its steps, a generator, post messages, yield a function that says whether they have arrived, add what
-came, and post the next ones. They begin when the data is there, on every rank at another time, and take nothing that is counted.
+An operation is a plain function that returns steps. When it is called, on all ranks in the same
+order, it takes what it is matched
+by: tags, a place in a queue. Its steps, a generator, post messages, yield a function that says
+whether they have arrived, add what came, and post the next ones. They begin when the data is there,
+on every rank at another time, and take nothing that is counted.
 
-MPI doesn't advance by itself, and an operation of several phases even less: so every wait for one operation advances all of them.
-Otherwise rank 0 could wait for A while rank 1 waits for the second phase of B, for ever.
+MPI doesn't advance by itself, and an operation of several phases even less: so every wait for one
+operation advances all of them. Otherwise rank 0 could wait for A while rank 1 waits for the second
+phase of B, for ever.
 """
 
 import threading
@@ -21,16 +24,23 @@ from mpitrain.comm.stopwatch import Mark, Spans
 from mpitrain.comm.world import NOWHERE, Owed, Place
 from mpitrain.errors import HangError, MessageError
 
-Ready = Callable[[], bool]  # one that has owing(), too, tells which ranks it waits for; any other is a turn in a queue
+# one that has owing(), too, tells which ranks it waits for; any other is a turn in a queue
+Ready = Callable[[], bool]
 Steps = Iterator[Ready]
 
-SPIN_S = 0.0002  # poll this long, then sleep between polls: with more ranks than cores the others need the core
+# poll this long, then sleep between polls: with more ranks than cores the others need the core
+SPIN_S = 0.0002
 NAP_S = 0.00005
-STOOD_STILL_S = 5.0  # between two looks: far more than hundreds of ranks on a few cores wait for their turn
+# between two looks: far more than hundreds of ranks on a few cores wait for their turn
+STOOD_STILL_S = 5.0
 BLAME_S = 0.001  # who is waited for is asked so often; shorter waits are nobody's
 NOTE_S = 0.25  # a wait of this length is noted for those who watch, and noted anew every so often
-CROWD = 8  # ranks a core from which those that wait would leave little of it to others: naps grow with the wait
-CROWDED_NAPS, LONGEST_NAP_S = 0.25, 0.1  # of the time waited so far, and at most
+# ranks a core from which those that wait would leave little of it to others: naps grow with the
+# wait
+CROWD = 8
+# of the time waited so far, and at most
+CROWDED_NAPS = 0.25
+LONGEST_NAP_S = 0.1
 
 
 class Posted(NamedTuple):
@@ -44,14 +54,20 @@ class Arrived:
     """Whether all of some messages have arrived."""
 
     def __init__(self, posted: Sequence[Posted]):
-        self._requests, self._ranks = [each.request for each in posted], [each.ranks for each in posted]
+        self._requests = [each.request for each in posted]
+        self._ranks = [each.ranks for each in posted]
 
     def __call__(self) -> bool:
         return MPI.Request.Testall(self._requests)
 
     def owing(self) -> set[int]:
         """Return the ranks whose messages haven't arrived, or that haven't taken theirs."""
-        return {rank for request, ranks in zip(self._requests, self._ranks) if not request.Test() for rank in ranks}
+        return {
+            rank
+            for request, ranks in zip(self._requests, self._ranks)
+            if not request.Test()
+            for rank in ranks
+        }
 
 
 def arrived(posted: Sequence[Posted]) -> Ready:
@@ -63,7 +79,9 @@ def _told(what: object, error: MPI.Exception) -> MessageError:
     """Return an error of MPI with the operation that it came to."""
     text = str(error)
     if error.Get_error_class() in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
-        text = f"found a longer message than was due ({error}); all ranks need the same configuration and code"
+        text = (
+            f"found a longer message than was due ({error}); all ranks need the same configuration and code"
+        )
     return MessageError(f"{what}: {text}")
 
 
@@ -73,9 +91,16 @@ class Pending:
     account: of its axis.  owed: what other ranks have to do for it.
     """
 
-    def __init__(self, steps: Steps, progress: "Progress", what: object, account: Account, result: Any, owed: Owed):
-        self.what, self.done, self.account, self.owed = what, False, account, owed
-        self._steps, self._progress, self._result = steps, progress, result
+    def __init__(
+        self, steps: Steps, progress: "Progress", what: object, account: Account, result: Any, owed: Owed
+    ):
+        self.what = what
+        self.done = False
+        self.account = account
+        self.owed = owed
+        self._steps = steps
+        self._progress = progress
+        self._result = result
         self._ready: Ready | None = None
 
     def test(self) -> bool:
@@ -101,18 +126,28 @@ class Pending:
             self.done = True
 
     def wait(self) -> Any:
-        """Wait until the operation is complete and return its result. Raises HangError after the time limit."""
+        """Wait until the operation is complete and return its result.
+
+        Raises HangError after the time limit.
+        """
         self._progress.wait(self)
         return self._result
 
     def foremost(self) -> "Pending":
-        """Return the operation that is waited for: this one or, while its turn hasn't come, the oldest in flight on its axis."""
+        """Return the operation that is waited for.
+
+        This one or, while its turn hasn't come, the oldest in flight on its axis.
+        """
         if hasattr(self._ready, "owing"):
             return self
-        return next((each for each in self._progress.active if each.account is self.account and not each.done), self)
+        return next(
+            (each for each in self._progress.active if each.account is self.account and not each.done), self
+        )
 
     def owing(self) -> list[int]:
-        """Return the other ranks of the world that it waits for; none: it waits for this rank's own device."""
+        """Return the other ranks of the world that it waits for; none: it waits for this rank's own
+        device.
+        """
         try:
             owing = getattr(self._ready, "owing", tuple)()
         except MPI.Exception as error:
@@ -121,21 +156,35 @@ class Pending:
 
 
 class Progress:
-    """All operations in flight on this rank. `timeout_s` None waits for ever. Times are those of the accounts' clocks.
+    """All operations in flight on this rank.
 
-    place: is told of waits that last.  rank: this one, of the world.  num_neighbours: ranks on this node, which has `cpu_count` cores for
-    them all.
+    `timeout_s` None waits for ever. Times are those of the accounts' clocks.
+
+    place: is told of waits that last.
+    rank: this one, of the world.
+    num_neighbours: ranks on this node, which has `cpu_count` cores for them all.
     """
 
-    def __init__(self, timeout_s: float | None = None, place: Place = NOWHERE, rank: int = -1, num_neighbours: int = 1):
-        self.timeout_s, self.place, self.rank, self._waited = timeout_s, place, rank, Spans()
+    def __init__(
+        self, timeout_s: float | None = None, place: Place = NOWHERE, rank: int = -1, num_neighbours: int = 1
+    ):
+        self.timeout_s = timeout_s
+        self.place = place
+        self.rank = rank
+        self._waited = Spans()
         self._crowded = num_neighbours >= CROWD * (cpu_count() or 1)
         self.active: list[Pending] = []
-        self._waiting, self._waited_for = False, defaultdict[int, float](float)
+        self._waiting = False
+        self._waited_for = defaultdict[int, float](float)
         self._thread: Poker | None = None
 
-    def start(self, steps: Steps, what: object, account: Account, result: Any = None, *, owed: Owed | None = None) -> Pending:
-        """Run the first phase of an operation now and return its Pending; `what` names it in a hang report, the rest as there."""
+    def start(
+        self, steps: Steps, what: object, account: Account, result: Any = None, *, owed: Owed | None = None
+    ) -> Pending:
+        """Run the first phase of an operation now and return its Pending.
+
+        `what` names it in a hang report, the rest as there.
+        """
         pending = Pending(steps, self, what, account, result, owed or Owed(self.place.what))
         account.begun(account.clock.mark())
         if not pending.test():
@@ -148,7 +197,10 @@ class Progress:
             self.active = [pending for pending in self.active if not pending.test()]
 
     def advanced(self, pending: Pending, begin: Mark) -> None:
-        """Book that an operation was advanced, from `begin` on. Within wait() the time is that of the one waited for."""
+        """Book that an operation was advanced, from `begin` on.
+
+        Within wait() the time is that of the one waited for.
+        """
         now = pending.account.clock.mark()
         if not self._waiting:
             pending.account.blocked(begin, now)
@@ -161,7 +213,10 @@ class Progress:
         return self._waited.sum_s
 
     def waited_for(self) -> dict[int, float]:
-        """Return the seconds for which each rank of the world was waited for so far; several at once share them."""
+        """Return the seconds for which each rank of the world was waited for so far.
+
+        Several at once share them.
+        """
         return dict(self._waited_for)
 
     def _blame(self, owing: Sequence[int], seconds: float) -> None:
@@ -172,7 +227,8 @@ class Progress:
         """Advance everything until `pending` is complete."""
         if pending.done:
             return
-        clock, self._waiting = pending.account.clock, True
+        clock = pending.account.clock
+        self._waiting = True
         begin = clock.mark()
         try:
             self._until_done(pending)
@@ -183,7 +239,9 @@ class Progress:
             pending.account.blocked(begin, end)
 
     def _until_done(self, pending: Pending) -> None:
-        begin, noted_s, blamed_s = time.perf_counter(), 0.0, 0.0
+        begin = time.perf_counter()
+        noted_s = 0.0
+        blamed_s = 0.0
         looked = begin
         while True:
             self.poll()
@@ -192,9 +250,11 @@ class Progress:
                     self.place.waits_no_more()
                 return
             now = time.perf_counter()
-            if now - looked > STOOD_STILL_S:  # this process, or the machine: a job that was suspended hasn't waited meanwhile
+            # this process, or the machine: a job that was suspended hasn't waited meanwhile
+            if now - looked > STOOD_STILL_S:
                 begin += now - looked
-            looked, waited_s = now, now - begin
+            looked = now
+            waited_s = now - begin
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 raise HangError(f"waited {waited_s:.0f} s for {pending.what}")
             if waited_s > blamed_s + BLAME_S:
@@ -208,10 +268,14 @@ class Progress:
             if waited_s < SPIN_S and not self._crowded:
                 sched_yield()
             else:
-                time.sleep(max(NAP_S, min(waited_s * CROWDED_NAPS, LONGEST_NAP_S)) if self._crowded else NAP_S)
+                time.sleep(
+                    max(NAP_S, min(waited_s * CROWDED_NAPS, LONGEST_NAP_S)) if self._crowded else NAP_S
+                )
 
     def start_thread(self, comm: MPI.Comm, first: Callable[[], None] | None = None) -> None:
-        """Let a thread of this rank enter MPI while the rank computes. Needs MPI_THREAD_MULTIPLE; `comm` is the thread's alone.
+        """Let a thread of this rank enter MPI while the rank computes.
+
+        Needs MPI_THREAD_MULTIPLE; `comm` is the thread's alone.
 
         first: what the thread does before it enters MPI. An error there is raised here.
         """
@@ -235,17 +299,23 @@ class Progress:
 class Poker(threading.Thread):
     """Enters MPI again and again while operations are in flight, so that bytes move while the rank computes.
 
-    Messages over a network advance only inside MPI calls. The probe is for nobody: MPI's engine moves every message on when it is
-    entered. What follows an arrival (the sum, the next phase) is left to the rank's own poll(); the two share no state.
+    Messages over a network advance only inside MPI calls. The probe is for nobody: MPI's engine
+    moves every message on when it is entered. What follows an arrival (the sum, the next phase) is
+    left to the rank's own poll(); the two share no state.
     """
 
     PAUSE_S = 0.0005
-    BURST = 16  # probes in a row: one entry moves only as much as one read or write of a socket takes
+    # probes in a row: one entry moves only as much as one read or write of a socket takes
+    BURST = 16
 
     def __init__(self, comm: MPI.Comm, progress: Progress, first: Callable[[], None] | None):
         super().__init__(name="mpitrain-progress", daemon=True)
-        self._comm, self._progress, self._over = comm, progress, threading.Event()
-        self._first, self._begun, self._error = first, threading.Event(), None
+        self._comm = comm
+        self._progress = progress
+        self._over = threading.Event()
+        self._first = first
+        self._begun = threading.Event()
+        self._error = None
 
     def ready(self) -> None:
         """Wait until the thread has begun. Raises what went wrong there."""
@@ -256,8 +326,9 @@ class Poker(threading.Thread):
     def run(self) -> None:
         """Begin, and then poke until it is over.
 
-        A device belongs to a thread: MPI's engine, entered by one that has set none, asks the driver about events of a context that it
-        doesn't have, and the process dies (UCX in cuEventQuery: nixl#2102; Open MPI: ompi#627).
+        A device belongs to a thread: MPI's engine, entered by one that has set none, asks the
+        driver about events of a context that it doesn't have, and the process dies (UCX in
+        cuEventQuery: nixl#2102; Open MPI: ompi#627).
         """
         try:
             if self._first is not None:

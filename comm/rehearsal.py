@@ -1,6 +1,7 @@
 """Axes on which nothing travels: an operation is noted, and complete when it is waited for.
 
-For whoever wants to know what a rank of some layout would start, and wait for: any rank, in one process, without MPI being initialised.
+For whoever wants to know what a rank of some layout would start, and wait for: any rank, in one
+process, without MPI being initialised.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,8 @@ class Script:
 
     def take(self) -> list[Event]:
         """Return the events since the last call, operations numbered from there, and forget them."""
-        events, self.events = self.events, []
+        events = self.events
+        self.events = []
         first = self.num_started - sum(isinstance(event, Start) for event in events)
         return [Wait(event.number - first) if isinstance(event, Wait) else event for event in events]
 
@@ -40,7 +42,10 @@ class SilentPending:
     """An operation that is complete once somebody has waited for it: all that can be relied on."""
 
     def __init__(self, script: Script, number: int, result: Any):
-        self._script, self._number, self._result, self.done = script, number, result, False
+        self._script = script
+        self._number = number
+        self._result = result
+        self.done = False
 
     def wait(self) -> Any:
         """Note that the rank waits, and return the result."""
@@ -51,12 +56,21 @@ class SilentPending:
 
 
 class SilentAxis:
-    """What mpitrain.comm.axis.Axis is to those who start operations. Of axes of several ranks, each is noted in the script."""
+    """What mpitrain.comm.axis.Axis is to those who start operations.
+
+    Of axes of several ranks, each is noted in the script.
+    """
 
     def __init__(self, name: str, rank: int, size: int, carried: Carried, progress: Progress, script: Script):
-        self.name, self.rank, self.size, self.carried, self.progress = name, rank, size, carried, progress
-        self.device_aware, self.num_tags = False, 2**31 - 1
-        self.account, self._script = Account(), script if size > 1 else Script()
+        self.name = name
+        self.rank = rank
+        self.size = size
+        self.carried = carried
+        self.progress = progress
+        self.device_aware = False
+        self.num_tags = 2**31 - 1
+        self.account = Account()
+        self._script = script if size > 1 else Script()
 
     def start(
         self,
@@ -69,10 +83,14 @@ class SilentAxis:
         **others: object,
     ) -> SilentPending:
         """Note an operation, which is never called; zeros come of it."""
-        assert self.carried.allows(name, self.size), f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
+        assert self.carried.allows(name, self.size), (
+            f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
+        )
         if isinstance(result, np.ndarray):
             result[...] = 0
-        return self._script.start(Start(self.name, name, num_bytes, what if isinstance(what, Message) else None), result)
+        return self._script.start(
+            Start(self.name, name, num_bytes, what if isinstance(what, Message) else None), result
+        )
 
 
 class SilentMesh:
@@ -81,9 +99,13 @@ class SilentMesh:
     axis_type: type["SilentAxis"] = SilentAxis
 
     def __init__(self, rank: int, axes: Mapping[str, Sequence[int]], carried: Mapping[str, Carried]):
-        self.rank, self.progress, self.script = rank, Progress(), Script()
+        self.rank = rank
+        self.progress = Progress()
+        self.script = Script()
         self.axes = {
-            name: self.axis_type(name, ranks.index(rank), len(ranks), carried.get(name, NOTHING), self.progress, self.script)
+            name: self.axis_type(
+                name, ranks.index(rank), len(ranks), carried.get(name, NOTHING), self.progress, self.script
+            )
             for name, ranks in axes.items()
         }
 

@@ -1,6 +1,9 @@
-"""Axes of a rank that runs alone: what came to it once, over each axis, comes from a recording, as soon as it is asked for.
+"""Axes of a rank that runs alone.
 
-For one rank of any layout, in one process, without MPI being initialised. On an axis of one rank nothing comes from elsewhere.
+What came to it once, over each axis, comes from a recording, as soon as it is asked for.
+
+For one rank of any layout, in one process, without MPI being initialised. On an axis of one rank
+nothing comes from elsewhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +16,17 @@ from mpitrain.comm.rehearsal import SilentAxis, SilentMesh
 from mpitrain.comm.tap import Started, Tap
 from mpitrain.comm.world import NOWHERE, Place
 
-Came = Callable[[Started, Sequence[Array]], None]  # fills the buffers of an operation with what came of it
+# fills the buffers of an operation with what came of it
+Came = Callable[[Started, Sequence[Array]], None]
 
 
 class ReplayAxis(SilentAxis):
-    """One axis. came: fills buffers.  tap: hears what the rank gives.  place: tells which instruction runs."""
+    """One axis.
+
+    came: fills buffers.
+    tap: hears what the rank gives.
+    place: tells which instruction runs.
+    """
 
     one_node = True
     came: Came
@@ -38,7 +47,8 @@ class ReplayAxis(SilentAxis):
         **others: object,
     ) -> Pending:
         """Take what came of an operation, which is complete then."""
-        which, self.num_started = Started(self.name, self.num_started, name, self.place.what), self.num_started + 1
+        which = Started(self.name, self.num_started, name, self.place.what)
+        self.num_started = self.num_started + 1
         self.tap.given(which, [*reads, *(x[given] for x in writes)])
         self.account.note(name, num_bytes)
         if self.size > 1 and writes:
@@ -60,13 +70,18 @@ class ReplayMesh(SilentMesh):
     def listen(self, tap: Tap, came: Came, place: Place) -> None:
         """Replay from here on, every axis from its first operation."""
         for axis in self.axes.values():
-            axis.tap, axis.came, axis.place, axis.num_started = tap, came, place, 0
+            axis.tap = tap
+            axis.came = came
+            axis.place = place
+            axis.num_started = 0
 
 
 def fill(parts: Sequence[np.ndarray], buffers: Sequence[Array]) -> None:
     """Copy bytes over flat buffers. Raises ValueError if they aren't as many, or as long."""
     for part, buffer in zip(parts, buffers, strict=True):
-        found = typed_like(empty_like(buffer, 0).cpu() if is_tensor(buffer) else buffer, np.ascontiguousarray(part))
+        found = typed_like(
+            empty_like(buffer, 0).cpu() if is_tensor(buffer) else buffer, np.ascontiguousarray(part)
+        )
         if len(found) != len(buffer):
             raise ValueError(f"{len(found)} elements for {len(buffer)}")
         copy(found, buffer)

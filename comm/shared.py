@@ -1,16 +1,20 @@
 """Transport `shared`: the ranks of one node read one another's buffers in an MPI shared-memory window.
 
-Buffers that an axis allocated (gradient buckets) lie in a window as a whole: after a handshake everyone adds straight from the
-others' memory. Any other buffer goes through slots, piece by piece, each piece small enough to stay in the cache. Each rank owns a
-segment with two counters and two slots:
+Buffers that an axis allocated (gradient buckets) lie in a window as a whole: after a handshake
+everyone adds straight from the others' memory. Any other buffer goes through slots, piece by piece,
+each piece small enough to stay in the cache. Each rank owns a segment with two counters and two
+slots:
 
-    header   written: pieces this rank has put in its slots       read: pieces this rank has taken from everybody's slots
-    slot 0   piece 0, 2, 4 ...
-    slot 1   piece 1, 3, 5 ...     overwritten only when every rank has read the piece before it in that slot
+    header  written: pieces this rank has put in its slots       read: pieces this rank has taken
+                                                                 from everybody's slots
+    slot 0  piece 0, 2, 4 ...
+    slot 1  piece 1, 3, 5 ...     overwritten only when every rank has read the piece before it in
+                                  that slot
 
-The counters order the data: Win.Sync() fences the stores before a counter is raised and the loads after it was seen (MPI-4.1, 12.7.1).
-Operations use the slots and counters one after another, in the order in which they were started. Nothing is sent; what a rank reads
-from the others' memory is counted instead.
+The counters order the data: Win.Sync() fences the stores before a counter is raised and the loads
+after it was seen (MPI-4.1, 12.7.1). Operations use the slots and counters one after another, in the
+order in which they were started. Nothing is sent; what a rank reads from the others' memory is
+counted instead.
 """
 
 import math
@@ -33,10 +37,13 @@ FOLDER = "/dev/shm"  # where MPI libraries keep shared memory on Linux
 
 
 class Budget:
-    """What a rank may take of the shared memory of its node: its part of half of what is free now. Construction is collective over `node`.
+    """What a rank may take of the shared memory of its node: its part of half of what is free now.
 
-    A page is taken when it is first written to, and where none is left that is no error but SIGBUS. So what windows and buffers can come
-    to is counted before; the other half is for what MPI makes in the same way, and for other jobs.
+    Construction is collective over `node`.
+
+    A page is taken when it is first written to, and where none is left that is no error but SIGBUS.
+    So what windows and buffers can come to is counted before; the other half is for what MPI makes
+    in the same way, and for other jobs.
     """
 
     def __init__(self, node: MPI.Comm):
@@ -45,7 +52,10 @@ class Budget:
         self.refused = dict[str, int]()  # bytes of a rank, by the name of the axis
 
     def take(self, name: str, num_bytes: int, comm: MPI.Comm) -> bool:
-        """Take so much, if each rank of axis `name` has it left; return whether. Collective over `comm`, the axis's."""
+        """Take so much, if each rank of axis `name` has it left; return whether.
+
+        Collective over `comm`, the axis's.
+        """
         granted = comm.allreduce(num_bytes <= self.left, MPI.LAND)
         if granted:
             self.left -= num_bytes
@@ -57,10 +67,13 @@ class Budget:
         """Say what there was too little for; "" if for nothing."""
         if not self.refused:
             return ""
-        axes = ", ".join(f"{name} ({num_bytes / 1e6:,.1f} MB a rank)" for name, num_bytes in self.refused.items())
+        axes = ", ".join(
+            f"{name} ({num_bytes / 1e6:,.1f} MB a rank)" for name, num_bytes in self.refused.items()
+        )
         return (
-            f"{self.free / 1e6:,.0f} MB of shared memory are free in {FOLDER} of {os.uname().nodename}, of which half is MPI's: too little "
-            f"for axes {axes}, which send copies instead: slower, with the same bits; make it larger (docker run --shm-size=8g)"
+            f"{self.free / 1e6:,.0f} MB of shared memory are free in {FOLDER} of {os.uname().nodename}, of "
+            f"which half is MPI's: too little for axes {axes}, which send copies instead: slower, with the "
+            "same bits; make it larger (docker run --shm-size=8g)"
         )
 
 
@@ -74,10 +87,16 @@ def free() -> float:
 
 
 class Window:
-    """The shared memory of one axis. Construction and free() are collective over `comm`, whose ranks share a node. ranks: of the world."""
+    """The shared memory of one axis.
+
+    Construction and free() are collective over `comm`, whose ranks share a node.
+    ranks: of the world.
+    """
 
     def __init__(self, comm: MPI.Comm, ranks: Sequence[int]):
-        self.size, self.rank, self._ranks = comm.size, comm.rank, ranks
+        self.size = comm.size
+        self.rank = comm.rank
+        self._ranks = ranks
         self._window = MPI.Win.Allocate_shared(WINDOW, 1, comm=comm)
         segments = [np.frombuffer(self._window.Shared_query(r)[0], np.uint8) for r in range(comm.size)]
         self.slots = [[s[HEADER + half * SLOT :][:SLOT] for half in (0, 1)] for s in segments]
@@ -113,7 +132,8 @@ class Window:
 
     def handshake(self) -> Steps:
         """Wait until every rank has come here; what was written before is then visible to all."""
-        piece, self.piece = self.piece, self.piece + 1
+        piece = self.piece
+        self.piece = self.piece + 1
         self.publish(piece)
         yield self.written(piece)
         self.release(piece)
@@ -131,7 +151,10 @@ class _Reached:
     """Whether the counters of all ranks have reached a value."""
 
     def __init__(self, window: MPI.Win, counters: list[np.ndarray], value: int, ranks: Sequence[int]):
-        self._window, self._counters, self._value, self._ranks = window, counters, value, ranks
+        self._window = window
+        self._counters = counters
+        self._value = value
+        self._ranks = ranks
 
     def __call__(self) -> bool:
         if any(counter[0] < self._value for counter in self._counters):
@@ -145,16 +168,24 @@ class _Reached:
 
 
 class Allocation:
-    """A buffer of `num_bytes` per rank that all ranks of `comm` can read. Construction and free() are collective."""
+    """A buffer of `num_bytes` per rank that all ranks of `comm` can read.
+
+    Construction and free() are collective.
+    """
 
     def __init__(self, comm: MPI.Comm, num_bytes: int):
         room = -(-num_bytes // HEADER) * HEADER  # whole pages: every rank's buffer begins on one
         self._window = MPI.Win.Allocate_shared(room, 1, comm=comm)
-        self.segments = [np.frombuffer(self._window.Shared_query(r)[0], np.uint8)[:num_bytes] for r in range(comm.size)]
+        self.segments = [
+            np.frombuffer(self._window.Shared_query(r)[0], np.uint8)[:num_bytes] for r in range(comm.size)
+        ]
         self.memory = self.segments[comm.rank]
 
     def clear(self) -> bool:
-        """Write zeros; return whether there was a page for each: others take shared memory, too. The kernel says so, a store is SIGBUS."""
+        """Write zeros; return whether there was a page for each: others take shared memory, too.
+
+        The kernel says so, a store is SIGBUS.
+        """
         begin = 0
         with open("/dev/zero", "rb", buffering=0) as zeros:
             while begin < len(self.memory):
@@ -175,12 +206,15 @@ class Allocation:
 
     def free(self) -> None:
         """Give the memory back; nobody may use a view of it any more."""
-        self.segments, self.memory = [], None
+        self.segments = []
+        self.memory = None
         self._window.Free()
 
 
 def _through_slots(num_pieces: int, put, take, axis) -> Steps:
-    """Move pieces through the slots: put(piece, half) before it is announced, take(piece, half) when everybody's part is there.
+    """Move pieces through the slots.
+
+    put(piece, half) before it is announced, take(piece, half) when everybody's part is there.
 
     The next piece is put while the others still write this one.
     """
@@ -199,7 +233,9 @@ def _through_slots(num_pieces: int, put, take, axis) -> Steps:
 
 
 def _in_turn(steps) -> Steps:
-    """Decorate an operation: called now, its steps wait until the operations called before it have left the slots."""
+    """Decorate an operation: called now, its steps wait until the operations called before it have
+    left the slots.
+    """
 
     @wraps(steps)
     def operation(*arguments) -> Steps:
@@ -216,7 +252,10 @@ def _pass(turnstile: Turnstile, my_turn: Ready, steps: Steps) -> Steps:
 
 
 def _reduce_scatter(x: Array, out: Array, axis) -> Steps:
-    bounds, slots, size, me = split(len(x), axis.size), axis.window.slots, axis.size, axis.rank
+    bounds = split(len(x), axis.size)
+    slots = axis.window.slots
+    size = axis.size
+    me = axis.rank
     room = SLOT // size // x.dtype.itemsize  # elements of one rank's shard in one slot
     longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
 
@@ -242,7 +281,8 @@ def _reduce_scatter(x: Array, out: Array, axis) -> Steps:
 
 
 def _all_gather(out: Array, axis) -> Steps:
-    bounds, slots = split(len(out), axis.size), axis.window.slots
+    bounds = split(len(out), axis.size)
+    slots = axis.window.slots
     room = SLOT // out.dtype.itemsize
     longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
 
@@ -267,7 +307,8 @@ def _all_gather(out: Array, axis) -> Steps:
 
 def _gather(part: Array, out: Array | None, length: int, root: int, axis) -> Steps:
     """Put every rank's part in its slots; only `root` takes them."""
-    bounds, slots = split(length, axis.size), axis.window.slots
+    bounds = split(length, axis.size)
+    slots = axis.window.slots
     room = SLOT // part.dtype.itemsize
     longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
 
@@ -293,7 +334,8 @@ def _gather(part: Array, out: Array | None, length: int, root: int, axis) -> Ste
 
 def _scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
     """Put the others' parts in the slots of `root`; each rank takes its own."""
-    bounds, slot_of = split(length, axis.size), axis.window.slots[root]
+    bounds = split(length, axis.size)
+    slot_of = axis.window.slots[root]
     room = SLOT // axis.size // out.dtype.itemsize  # elements of one rank's part in one slot
     longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
 
@@ -340,7 +382,9 @@ def _broadcast(x: Array, root: int, axis) -> Steps:
 
 @_in_turn
 def reduce_scatter(x: Array, out: Array, axis) -> Steps:
-    """Write the sum over the axis of the own shard of `x` to `out`, adding straight from the others' memory."""
+    """Write the sum over the axis of the own shard of `x` to `out`, adding straight from the
+    others' memory.
+    """
     views = axis.views(x)
     if views is None:
         yield from _reduce_scatter(x, out, axis)
@@ -365,7 +409,8 @@ def all_gather(out: Array, axis) -> Steps:
 @_in_turn
 def all_reduce(x: Array, axis) -> Steps:
     """Sum `x` in place over the axis: reduce-scatter and all-gather."""
-    bounds, views = split(len(x), axis.size), axis.views(x)
+    bounds = split(len(x), axis.size)
+    views = axis.views(x)
     own = x[bounds[axis.rank] : bounds[axis.rank + 1]]
     if views is None:
         yield from _reduce_scatter(x, own, axis)
@@ -401,7 +446,10 @@ def broadcast(x: Array, root: int, axis) -> Steps:
 
 @_in_turn
 def reduce(x: Array, out: Array | None, root: int, axis) -> Steps:
-    """Write the sum of `x` over the axis to `out` of `root`: each rank adds up its shard, and `root` collects them."""
+    """Write the sum of `x` over the axis to `out` of `root`.
+
+    Each rank adds up its shard, and `root` collects them.
+    """
     views = axis.views(x)
     part, memory = messages.part_for(x, out, axis)
     if views is None:
@@ -426,5 +474,7 @@ def scatter(x: Array | None, out: Array, length: int, root: int, axis) -> Steps:
     yield from _scatter(x, out, length, root, axis)
 
 
-exchange = messages.exchange  # counts that differ from pair to pair: no rank knows how many pieces there are in all
-shift = messages.shift  # slots move on only when every rank polls; a message of a ring travels while all compute
+# counts that differ from pair to pair: no rank knows how many pieces there are in all
+exchange = messages.exchange
+# slots move on only when every rank polls; a message of a ring travels while all compute
+shift = messages.shift

@@ -3,8 +3,9 @@
     given      the part that a rank itself contributes, when an operation is started
     came       what the operation has made of the parts of all, when it is complete
 
-An operation is known by its axis, and by its number among those that were started there since somebody began to listen: all ranks of the
-axis count alike, and so does the same program when it is run again.
+An operation is known by its axis, and by its number among those that were started there since
+somebody began to listen: all ranks of the axis count alike, and so does the same program when it is
+run again.
 """
 
 from collections.abc import Sequence
@@ -33,8 +34,12 @@ class Tap(Protocol):
         """Take note of what came."""
 
 
-def followed(tap: Tap, which: Started, steps: Steps, given: Sequence[Array], writes: Sequence[Array]) -> Steps:
-    """Tell a tap what is given to an operation now, and go on with its steps; at their end, tell what came."""
+def followed(
+    tap: Tap, which: Started, steps: Steps, given: Sequence[Array], writes: Sequence[Array]
+) -> Steps:
+    """Tell a tap what is given to an operation now, and go on with its steps; at their end, tell
+    what came.
+    """
     tap.given(which, given)
     return _to_the_end(tap, which, steps, writes)
 

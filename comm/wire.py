@@ -1,22 +1,30 @@
-"""What an operation makes a rank send: formulas, in integers. What is really posted is counted in comm/account.py.
+"""What an operation makes a rank send: formulas, in integers.
 
-n ranks, a buffer of N bytes (of all ranks together for all_gather, of each for the others), S of them this rank's shard (grid.split):
+What is really posted is counted in comm/account.py.
 
-    reduce_scatter   N - S            N (n-1)/n, if n divides the buffer
-    all_gather       S (n-1)          the same
-    all_reduce       the two together, 2 N (n-1)/n; `messages` up to SMALL bytes: N (n-1), everything to everyone in log2(n) rounds
-    all_to_all       N (n-1)/n        parts of equal size; all_to_all_v: N, the own part isn't counted
-    shift, send      N                receive, barrier: 0
-    scatter          N - S on the root, else 0
-    gather           0 on the root, else S
-    reduce           N - S, and S unless it is the root; `messages` up to SMALL bytes: 0 on the root, else N
-    broadcast        N (n-1) over all ranks; `messages` down a tree: N to each of a rank's log2(n) children at most
+n ranks, a buffer of N bytes (of all ranks together for all_gather, of each for the others), S of
+them this rank's shard (grid.split):
 
-`shared` reads instead, as many bytes: S (n-1) to reduce, N - S to gather. It exchanges and shifts by messages; `collectives` exchanges so.
-What the root sends there, the others read, and the other way round.
+    reduce_scatter  N - S            N (n-1)/n, if n divides the buffer
+    all_gather      S (n-1)          the same
+    all_reduce      the two together, 2 N (n-1)/n; `messages` up to SMALL bytes: N (n-1), everything
+                    to everyone in log2(n) rounds
+    all_to_all      N (n-1)/n        parts of equal size; all_to_all_v: N, the own part isn't
+                                     counted
+    shift, send     N                receive, barrier: 0
+    scatter         N - S on the root, else 0
+    gather          0 on the root, else S
+    reduce          N - S, and S unless it is the root; `messages` up to SMALL bytes: 0 on the root,
+                    else N
+    broadcast       N (n-1) over all ranks; `messages` down a tree: N to each of a rank's log2(n)
+                    children at most
 
-In two levels (comm/levels.py), m ranks on each of k nodes: the bytes of each phase by the formulas for its axis. Of an all-reduce a node
-sends 2 N (k-1)/k across in all, in one level 2 N m (k-1)/k.
+`shared` reads instead, as many bytes: S (n-1) to reduce, N - S to gather. It exchanges and shifts
+by messages; `collectives` exchanges so. What the root sends there, the others read, and the other
+way round.
+
+In two levels (comm/levels.py), m ranks on each of k nodes: the bytes of each phase by the formulas
+for its axis. Of an all-reduce a node sends 2 N (k-1)/k across in all, in one level 2 N m (k-1)/k.
 """
 
 from typing import NamedTuple
@@ -26,16 +34,22 @@ from mpitrain.comm.grid import split
 
 LIMIT = 1 << 30  # bytes of one message: counts in MPI 3 are 32-bit, and Open MPI 5 has no others
 WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
-SMALL = 1 << 13  # bytes up to which an all-reduce of `messages` gathers everything everywhere: one phase of log2(size) messages
+# bytes up to which an all-reduce of `messages` gathers everything everywhere: one phase of
+# log2(size) messages
+SMALL = 1 << 13
 
 
 def pieces(num_bytes: int) -> list[slice]:
-    """Return the pieces of at most LIMIT bytes that a part of `num_bytes` is sent in; nothing is sent as one of no bytes."""
+    """Return the pieces of at most LIMIT bytes that a part of `num_bytes` is sent in.
+
+    Nothing is sent as one of no bytes.
+    """
     return [slice(at, at + LIMIT) for at in range(0, max(num_bytes, 1), LIMIT)]
 
 
 def transport_on_a_node(wanted: str, operation: str, num_bytes: int) -> str:
-    """Return which transport takes an operation on host buffers of an axis whose ranks share a node, as Axis.by_size() chooses it.
+    """Return which transport takes an operation on host buffers of an axis whose ranks share a
+    node, as Axis.by_size() chooses it.
 
     wanted: comm.transport.  num_bytes: of its buffer.
     """
@@ -45,9 +59,17 @@ def transport_on_a_node(wanted: str, operation: str, num_bytes: int) -> str:
 
 
 def sent_bytes(
-    operation: str, num_bytes: int, size: int, rank: int = 0, *, itemsize: int = 1, transport: str = "messages", root: int = 0
+    operation: str,
+    num_bytes: int,
+    size: int,
+    rank: int = 0,
+    *,
+    itemsize: int = 1,
+    transport: str = "messages",
+    root: int = 0,
 ) -> int:
-    """Return the bytes that coordinate `rank` of an axis of `size` ranks sends, or reads, for a buffer of `num_bytes`.
+    """Return the bytes that coordinate `rank` of an axis of `size` ranks sends, or reads, for a
+    buffer of `num_bytes`.
 
     itemsize: bytes per element, which no shard divides.  root: of an operation that has one.
     """
@@ -61,17 +83,25 @@ def sent_bytes(
         return num_bytes * (size - 1)
     begin, end = split(num_bytes // itemsize, size)[rank : rank + 2]
     shard = (end - begin) * itemsize
-    to_reduce, to_gather = num_bytes - shard, shard * (size - 1)
+    to_reduce = num_bytes - shard
+    to_gather = shard * (size - 1)
     if operation in WITH_ROOT:
         return _sent_with_root(operation, num_bytes, size, rank, root, shard, transport)
     if transport == "shared":
         to_reduce, to_gather = to_gather, to_reduce
-    return {"reduce_scatter": to_reduce, "all_gather": to_gather, "all_reduce": to_reduce + to_gather}[operation]
+    return {"reduce_scatter": to_reduce, "all_gather": to_gather, "all_reduce": to_reduce + to_gather}[
+        operation
+    ]
 
 
-def _sent_with_root(operation: str, num_bytes: int, size: int, rank: int, root: int, shard: int, transport: str) -> int:
-    """Return the bytes that a rank sends or reads of an operation with a root; shard: the bytes of its part."""
-    is_root, reads = rank == root, transport == "shared"
+def _sent_with_root(
+    operation: str, num_bytes: int, size: int, rank: int, root: int, shard: int, transport: str
+) -> int:
+    """Return the bytes that a rank sends or reads of an operation with a root; shard: the bytes of
+    its part.
+    """
+    is_root = rank == root
+    reads = transport == "shared"
     if operation == "broadcast":
         if transport == "messages":
             return num_bytes * _children(size, (rank - root) % size)
@@ -93,16 +123,25 @@ def _children(size: int, place: int) -> int:
 
 
 def sent_messages(
-    operation: str, num_bytes: int, size: int, rank: int = 0, *, itemsize: int = 1, transport: str = "messages", root: int = 0
+    operation: str,
+    num_bytes: int,
+    size: int,
+    rank: int = 0,
+    *,
+    itemsize: int = 1,
+    transport: str = "messages",
+    root: int = 0,
 ) -> int:
-    """Return how many messages coordinate `rank` of an axis of `size` ranks sends for a buffer of `num_bytes`.
+    """Return how many messages coordinate `rank` of an axis of `size` ranks sends for a buffer of
+    `num_bytes`.
 
     None has more than LIMIT bytes, but of MPI's collectives: one to each other rank is counted.
     """
     if size == 1 or operation == "receive" or (transport == "shared" and operation in READING):
         return 0
     if transport == "collectives" and operation in WITH_ROOT:
-        to_root, from_root = int(rank != root), (size - 1) * (rank == root)
+        to_root = int(rank != root)
+        from_root = (size - 1) * (rank == root)
         return {"gather": to_root, "reduce": size - 1 + to_root}.get(operation, from_root)
     if transport == "collectives" and (operation in READING or operation == "shift"):
         return (size - 1) * (2 if operation == "all_reduce" else 1)
@@ -110,7 +149,10 @@ def sent_messages(
 
 
 def _parts(operation: str, num_bytes: int, size: int, rank: int, itemsize: int, root: int) -> list[int]:
-    """Return the bytes of each part that a rank sends by `messages`; of an all_to_all_v, if it sends as much to each."""
+    """Return the bytes of each part that a rank sends by `messages`.
+
+    Of an all_to_all_v, if it sends as much to each.
+    """
     if operation in ("send", "shift"):
         return [num_bytes]
     if operation == "barrier" or (operation == "all_reduce" and num_bytes <= SMALL):
@@ -130,7 +172,8 @@ def _parts(operation: str, num_bytes: int, size: int, rank: int, itemsize: int, 
 
 
 def _parts_with_root(operation: str, num_bytes: int, shards: list[int], rank: int, root: int) -> list[int]:
-    others, to_root = shards[:rank] + shards[rank + 1 :], [shards[rank]] * (rank != root)
+    others = shards[:rank] + shards[rank + 1 :]
+    to_root = [shards[rank]] * (rank != root)
     if operation == "reduce" and num_bytes <= SMALL:
         return [num_bytes] * (rank != root)
     return {"gather": to_root, "scatter": others * (rank == root), "reduce": others + to_root}[operation]
@@ -142,7 +185,12 @@ def _lengths(length: int, size: int) -> list[int]:
 
 
 class Phase(NamedTuple):
-    """One phase of an operation in two levels. far: over nodes.  itemsize: of an element of its buffer.  root: on its axis."""
+    """One phase of an operation in two levels.
+
+    far: over nodes.
+    itemsize: of an element of its buffer.
+    root: on its axis.
+    """
 
     far: bool
     operation: str
@@ -152,38 +200,65 @@ class Phase(NamedTuple):
 
 
 def phases(
-    operation: str, num_bytes: int, near: tuple[int, int], far: tuple[int, int], *, itemsize: int, narrow: bool, root: int = 0
+    operation: str,
+    num_bytes: int,
+    near: tuple[int, int],
+    far: tuple[int, int],
+    *,
+    itemsize: int,
+    narrow: bool,
+    root: int = 0,
 ) -> list[Phase] | None:
     """Return what an operation in two levels consists of; None: it goes in one.
 
-    near, far: (coordinate, size) on both axes.  narrow: elements are 16-bit floats, which are summed in fp32.
+    near, far: (coordinate, size) on both axes.
+    narrow: elements are 16-bit floats, which are summed in fp32.
     """
     (place, m), (node, k), wide = near, far, 4 if narrow else itemsize
-    even, sums = num_bytes // itemsize % (m * k) == 0, not m & (m - 1)
+    even = num_bytes // itemsize % (m * k) == 0
+    sums = not m & (m - 1)
     begin, end = split(num_bytes // itemsize, m)[place : place + 2]
     part = end - begin
     if operation == "all_reduce" and sums and num_bytes <= SMALL and not narrow:
         return [Phase(each, "all_reduce", num_bytes, itemsize) for each in (False, True)]
     if operation == "all_reduce" and sums and num_bytes > SMALL:
-        there = [Phase(False, "reduce_scatter", num_bytes, itemsize), Phase(True, "reduce_scatter", part * wide, wide)]
-        return [*there, Phase(True, "all_gather", part * itemsize, itemsize), Phase(False, "all_gather", num_bytes, itemsize)]
+        there = [
+            Phase(False, "reduce_scatter", num_bytes, itemsize),
+            Phase(True, "reduce_scatter", part * wide, wide),
+        ]
+        return [
+            *there,
+            Phase(True, "all_gather", part * itemsize, itemsize),
+            Phase(False, "all_gather", num_bytes, itemsize),
+        ]
     if operation == "reduce" and sums and num_bytes > SMALL:
         to_node, of_place = divmod(root, m)
-        there = [Phase(False, "reduce_scatter", num_bytes, itemsize), Phase(True, "reduce", part * wide, wide, to_node)]
+        there = [
+            Phase(False, "reduce_scatter", num_bytes, itemsize),
+            Phase(True, "reduce", part * wide, wide, to_node),
+        ]
         return there + [Phase(False, "gather", num_bytes, itemsize, of_place)] * (node == to_node)
     if operation == "broadcast":
         to_node, of_place = divmod(root, m)
         across = [Phase(True, "broadcast", num_bytes, itemsize, to_node)] * (place == of_place)
         return [*across, Phase(False, "broadcast", num_bytes, itemsize, of_place)]
     if operation == "reduce_scatter" and sums and even:
-        return [Phase(False, "reduce_scatter", num_bytes, itemsize), Phase(True, "reduce_scatter", part * wide, wide)]
+        return [
+            Phase(False, "reduce_scatter", num_bytes, itemsize),
+            Phase(True, "reduce_scatter", part * wide, wide),
+        ]
     if operation == "all_gather" and even:
-        return [Phase(True, "all_gather", part * itemsize, itemsize), Phase(False, "all_gather", num_bytes, itemsize)]
+        return [
+            Phase(True, "all_gather", part * itemsize, itemsize),
+            Phase(False, "all_gather", num_bytes, itemsize),
+        ]
     return None
 
 
 def sent_over_nodes(operation: str, num_bytes: int, nodes: tuple[int, int], rank: int) -> int:
-    """Return the bytes that coordinate `rank` sends by `messages` on an axis of (ranks on each node, nodes), in two levels where it can."""
+    """Return the bytes that coordinate `rank` sends by `messages` on an axis of (ranks on each
+    node, nodes), in two levels where it can.
+    """
     (near, far), (node, place) = nodes, divmod(rank, nodes[0])
     found = phases(operation, num_bytes, (place, near), (node, far), itemsize=1, narrow=False)
     if found is None:

@@ -1,4 +1,7 @@
-"""`python -m mpitrain` is `mpitrain`, where its script isn't on the path; `python -m mpi4py -m mpitrain` works, too."""
+"""`python -m mpitrain` is `mpitrain`, where its script isn't on the path.
+
+`python -m mpi4py -m mpitrain` works, too.
+"""
 
 from mpitrain.cli import main
 

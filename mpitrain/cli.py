@@ -1,4 +1,7 @@
-"""The command line: click commands and nothing else. Each imports what it needs when it runs: --help answers at once."""
+"""The command line: click commands and nothing else.
+
+Each imports what it needs when it runs: --help answers at once.
+"""
 
 import math
 import os
@@ -16,20 +19,29 @@ from mpitrain.inputs import printable, shown
 
 LIBRARIES = {  # what they read from the environment when they load
     "THP_MEM_ALLOC_ENABLE": "1",  # torch takes huge pages: steps on a CPU are a little faster
-    "TOKENIZERS_PARALLELISM": "false",  # one document at a time: threads would have nothing to do, and forks are warned of
-    "OMPI_MCA_osc": "^ucx",  # Open MPI's wheel reports an error for each window of shared memory, which that component doesn't make anyway
+    # one document at a time: threads would have nothing to do, and forks are warned of
+    "TOKENIZERS_PARALLELISM": "false",
+    # Open MPI's wheel reports an error for each window of shared memory, which that component
+    # doesn't make anyway
+    "OMPI_MCA_osc": "^ucx",
 }
 PATIENCE_S = 5  # of ranks that have nothing to show
 MOST_RANKS = 1_000_000  # as in layout.py, which isn't imported for --help
 INTEGERS = 2**31 - 1  # larger ones mean nothing here
-SLOWEST_TFLOPS = 0.001  # no rank is slower, and a sleep of 2**63 ns or more is refused by the system
+# no rank is slower, and a sleep of 2**63 ns or more is refused by the system
+SLOWEST_TFLOPS = 0.001
 
 
 def _require_name(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Refuse an empty name: in a script it is a variable that isn't set, and not what is meant by leaving it out."""
+    """Refuse an empty name: in a script it is a variable that isn't set, and not what is meant by
+    leaving it out.
+    """
     if value == "":
         what = parameter.name.upper()
-        raise ConfigError(f"{what} is empty; give {'the path of a TOML file, or leave it out' if what == 'CONFIG' else 'a run directory'}")
+        raise ConfigError(
+            f"{what} is empty; give "
+            f"{'the path of a TOML file, or leave it out' if what == 'CONFIG' else 'a run directory'}"
+        )
     return value
 
 
@@ -41,7 +53,10 @@ def _require_number(_: click.Context, parameter: click.Parameter, value: float |
 
 
 class MissingCommand(click.UsageError):
-    """A group of commands was called without one: its help on standard error, whatever version of click is there, and exit code 2."""
+    """A group of commands was called without one.
+
+    Its help on standard error, whatever version of click is there, and exit code 2.
+    """
 
     def __init__(self, context: click.Context):
         super().__init__("a command is missing", context)
@@ -51,7 +66,9 @@ class MissingCommand(click.UsageError):
 
 
 class Command(click.Command):
-    """Stands in the help of its group with its whole first sentence, which click would cut at the end of the line."""
+    """Stands in the help of its group with its whole first sentence, which click would cut at the
+    end of the line.
+    """
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(INTEGERS)
@@ -73,12 +90,26 @@ class Group(click.Group):
 
 
 CONFIG = click.argument("config", required=False, type=click.Path(), callback=_require_name)
-NUM_RANKS = click.option("--ranks", default=1, show_default=True, type=click.IntRange(1, MOST_RANKS), help="Number of ranks of the layout.")
-OVERRIDE = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one key, for example --set parallel.pp=2.")
+NUM_RANKS = click.option(
+    "--ranks",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, MOST_RANKS),
+    help="Number of ranks of the layout.",
+)
+OVERRIDE = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one key, for example --set parallel.pp=2.",
+)
 
 
 def main() -> None:
-    """Run the command line; errors are reported once, by the first rank of the launcher, and end with their exit code."""
+    """Run the command line; errors are reported once, by the first rank of the launcher, and end
+    with their exit code.
+    """
     for name, value in LIBRARIES.items():
         os.environ.setdefault(name, value)
     streams.settle()
@@ -106,10 +137,11 @@ def main() -> None:
 def _tell(show, code: int) -> int:
     """Show an error on the first rank only, if the launcher says which one it is.
 
-    Open MPI's launcher ends a job with the first rank that fails, and what rank 0 was about to show would be lost. Ranks that MPI
-    connects leave together; before that, the others give it time.
+    Open MPI's launcher ends a job with the first rank that fails, and what rank 0 was about to show
+    would be lost. Ranks that MPI connects leave together; before that, the others give it time.
     """
-    launch, copy = launchers.launch(), launchers.torchrun()
+    launch = launchers.launch()
+    copy = launchers.torchrun()
     if (launch is None or launch.rank == 0) and (copy is None or copy[0] == 0):
         show()
     elif launch is not None and launch.name == launchers.OPEN_MPI and "mpi4py.MPI" not in sys.modules:
@@ -141,9 +173,21 @@ def cli() -> None:
 
 @cli.command(short_help="Train a model, from the newest checkpoint if there is one.")
 @CONFIG
-@click.option("--record", metavar="RANK:STEP", help="Write what one rank begins a step with, and what comes to it, to a file.")
-@click.option("--time-limit", metavar="HH:MM:SS", help="Leave with a checkpoint before this time is over: run.time_limit.")
-@click.option("--dry-run", is_flag=True, help="Compute nothing: real ranks, communicators, messages; 512 ranks fit on one machine.")
+@click.option(
+    "--record",
+    metavar="RANK:STEP",
+    help="Write what one rank begins a step with, and what comes to it, to a file.",
+)
+@click.option(
+    "--time-limit",
+    metavar="HH:MM:SS",
+    help="Leave with a checkpoint before this time is over: run.time_limit.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Compute nothing: real ranks, communicators, messages; 512 ranks fit on one machine.",
+)
 @click.option("--steps", type=click.IntRange(1, INTEGERS), help="With --dry-run: how many; 3 if absent.")
 @click.option(
     "--share",
@@ -158,8 +202,17 @@ def cli() -> None:
     help="With --dry-run: sleep as long as a rank of this rate computes.",
 )
 @OVERRIDE
-def run(config: str | None, record: str | None, time_limit: str | None, dry_run: bool, overrides: tuple[str, ...], **dry) -> int:
-    """Train a model; the same command resumes from the newest checkpoint. Without CONFIG: a small one on the quickstart corpus.
+def run(
+    config: str | None,
+    record: str | None,
+    time_limit: str | None,
+    dry_run: bool,
+    overrides: tuple[str, ...],
+    **dry,
+) -> int:
+    """Train a model; the same command resumes from the newest checkpoint.
+
+    Without CONFIG: a small one on the quickstart corpus.
 
     Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (start it again).
     """
@@ -176,10 +229,14 @@ def run(config: str | None, record: str | None, time_limit: str | None, dry_run:
     if dry_run:
         return guarded(partial(_dry_run, config, overrides, chosen), _tell_error)
     if chosen:
-        raise ConfigError(f"--{next(iter(chosen))} does nothing without --dry-run; add it, or leave --{next(iter(chosen))} out")
+        raise ConfigError(
+            f"--{next(iter(chosen))} does nothing without --dry-run; add it, or leave --{next(iter(chosen))} "
+            "out"
+        )
 
     def body(guard: Guard) -> int:
-        from mpitrain.training.opening import open_run  # here: what can't be imported on one node is reported as any other trouble
+        # here: what can't be imported on one node is reported as any other trouble
+        from mpitrain.training.opening import open_run
 
         opened, world = open_run(config, overrides, guard, wish)
         with opened.rundir:
@@ -200,11 +257,15 @@ def _dry_run(config: str | None, overrides: tuple[str, ...], chosen: dict[str, f
 
 @cli.command(short_help="Run one rank's recorded step again and compare the bits.")
 @click.argument("file", type=click.Path())
-@click.option("--stop-at", metavar="INSTRUCTION", help="Call Python's debugger before an instruction, for example B2@1.")
+@click.option(
+    "--stop-at", metavar="INSTRUCTION", help="Call Python's debugger before an instruction, for example B2@1."
+)
 def replay(file: str, stop_at: str | None) -> int:
-    """Run the recorded step of one rank again, alone, and compare what it makes with the recording, bit for bit.
+    """Run the recorded step of one rank again, alone, and compare what it makes with the recording,
+    bit for bit.
 
-    Exit codes: 0 it is the same, 1 it isn't, 2 bad input. FILE was written by mpitrain run --record.
+    Exit codes: 0 it is the same, 1 it isn't, 2 bad input. FILE was written by mpitrain run
+    --record.
     """
     from mpitrain.training.replay.replay import main
 
@@ -214,10 +275,17 @@ def replay(file: str, stop_at: str | None) -> int:
 @cli.command(short_help="Print the instructions of a training step.")
 @CONFIG
 @NUM_RANKS
-@click.option("--rank", default=None, type=click.IntRange(0), help="Rank whose program is printed; all pipeline ranks if absent.")
+@click.option(
+    "--rank",
+    default=None,
+    type=click.IntRange(0),
+    help="Rank whose program is printed; all pipeline ranks if absent.",
+)
 @click.option("--traffic", is_flag=True, help="With --rank: also what it sends, over which axis, in bytes.")
 @OVERRIDE
-def program(config: str | None, ranks: int, rank: int | None, traffic: bool, overrides: tuple[str, ...]) -> None:
+def program(
+    config: str | None, ranks: int, rank: int | None, traffic: bool, overrides: tuple[str, ...]
+) -> None:
     """Print the instructions of a training step, without running anything."""
     from mpitrain.commands import inspect as layout
 
@@ -240,7 +308,10 @@ def check(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
 @NUM_RANKS
 @OVERRIDE
 def memory(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
-    """Print what a rank of each pipeline rank will hold: weights, gradients, moments, lent buffers, activations, host memory."""
+    """Print what a rank of each pipeline rank will hold.
+
+    weights, gradients, moments, lent buffers, activations, host memory.
+    """
     from mpitrain.commands import inspect as layout
 
     _answer(layout.show_memory(config, overrides, ranks))
@@ -248,10 +319,14 @@ def memory(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
 
 @cli.command(short_help="Compare a layout with one rank, by a small copy in fp64.")
 @CONFIG
-@click.option("--layout", required=True, metavar="AXIS=N,...", help="Degrees of the axes, for example tp=2,pp=2.")
+@click.option(
+    "--layout", required=True, metavar="AXIS=N,...", help="Degrees of the axes, for example tp=2,pp=2."
+)
 @OVERRIDE
 def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
-    """Check that a layout computes what one rank computes, with a small copy of the model in fp64. Starts mpirun if need be.
+    """Check that a layout computes what one rank computes, with a small copy of the model in fp64.
+
+    Starts mpirun if need be.
 
     Exit codes: 0 it does, 1 it doesn't, 2 bad input.
     """
@@ -260,7 +335,10 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
 
     overrides, num_ranks = degrees(layout, overrides)
     if num_ranks > 1 and is_single():
-        return start(num_ranks, ["verify", *([config] if config else []), "--layout", layout, *(f"--set={o}" for o in overrides)])
+        return start(
+            num_ranks,
+            ["verify", *([config] if config else []), "--layout", layout, *(f"--set={o}" for o in overrides)],
+        )
     from mpitrain.cluster.guard import Guard, guarded
 
     def body(guard: Guard) -> int:
@@ -273,7 +351,10 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
 
 @cli.group(short_help="Write, explain and submit the script of a scheduler's job.")
 def job() -> None:
-    """Write the script of a job for a cluster's scheduler, explain it, submit it; it comes again until the run is done."""
+    """Write the script of a job for a cluster's scheduler, explain it, submit it.
+
+    It comes again until the run is done.
+    """
 
 
 def _for_scheduler(kind: str, title: str) -> None:
@@ -282,29 +363,82 @@ def _for_scheduler(kind: str, title: str) -> None:
     @job.command(kind, help=f"A job for {title}. Trains CONFIG on --nodes times --ranks-per-node ranks.")
     @CONFIG
     @click.option("--nodes", required=True, type=click.IntRange(1, MOST_RANKS), help="Number of nodes.")
-    @click.option("--time", "time_limit", required=True, metavar="HH:MM:SS", help="Length of one allocation; the job comes again.")
-    @click.option("--ranks-per-node", default=4, show_default=True, type=click.IntRange(1, 4096), help="One for each GPU, or a few cores.")
-    @click.option("--cores", default=8, show_default=True, type=click.IntRange(1, 4096), help="Cores of a rank.")
-    @click.option("--gpus", default=0, show_default=True, type=click.IntRange(0, 4096), help="GPUs of a node.")
+    @click.option(
+        "--time",
+        "time_limit",
+        required=True,
+        metavar="HH:MM:SS",
+        help="Length of one allocation; the job comes again.",
+    )
+    @click.option(
+        "--ranks-per-node",
+        default=4,
+        show_default=True,
+        type=click.IntRange(1, 4096),
+        help="One for each GPU, or a few cores.",
+    )
+    @click.option(
+        "--cores", default=8, show_default=True, type=click.IntRange(1, 4096), help="Cores of a rank."
+    )
+    @click.option(
+        "--gpus", default=0, show_default=True, type=click.IntRange(0, 4096), help="GPUs of a node."
+    )
     @click.option("--account", default="", help="Who pays: an account, a project or a bank.")
     @click.option("--queue", default="", help="Queue or partition.")
-    @click.option("--launch", default="", metavar="COMMAND", help="What starts the ranks, for example 'srun --mpi=pmi2'.")
-    @click.option("--setup", multiple=True, metavar="LINE", help="Line of shell before that, such as 'module load mpi'.")
+    @click.option(
+        "--launch",
+        default="",
+        metavar="COMMAND",
+        help="What starts the ranks, for example 'srun --mpi=pmi2'.",
+    )
+    @click.option(
+        "--setup", multiple=True, metavar="LINE", help="Line of shell before that, such as 'module load mpi'."
+    )
     @click.option("--image", default="mpitrain", show_default=True, help="Kubernetes: the container's image.")
-    @click.option("--claim", default="runs", show_default=True, help="Kubernetes: the volume claim that holds this folder.")
-    @click.option("--most", default=100, show_default=True, type=click.IntRange(1, INTEGERS), help="Starts at most.")
-    @click.option("--out", metavar="FILE", help="Name of the script; else that of CONFIG and of the scheduler.")
+    @click.option(
+        "--claim",
+        default="runs",
+        show_default=True,
+        help="Kubernetes: the volume claim that holds this folder.",
+    )
+    @click.option(
+        "--most", default=100, show_default=True, type=click.IntRange(1, INTEGERS), help="Starts at most."
+    )
+    @click.option(
+        "--out", metavar="FILE", help="Name of the script; else that of CONFIG and of the scheduler."
+    )
     @click.option("--submit", is_flag=True, help="Submit it, too.")
     @OVERRIDE
-    def write(config: str | None, overrides: tuple[str, ...], time_limit: str, out: str | None, submit: bool, **asked) -> int:
+    def write(
+        config: str | None,
+        overrides: tuple[str, ...],
+        time_limit: str,
+        out: str | None,
+        submit: bool,
+        **asked,
+    ) -> int:
         from mpitrain.cluster.allocation import seconds_of
         from mpitrain.commands.job.render import main
         from mpitrain.commands.job.schedulers import Asked
 
-        return main(kind, config, overrides, Asked(seconds=int(seconds_of(time_limit, "--time")), **asked), out, submit, click.echo)
+        return main(
+            kind,
+            config,
+            overrides,
+            Asked(seconds=int(seconds_of(time_limit, "--time")), **asked),
+            out,
+            submit,
+            click.echo,
+        )
 
 
-for _kind, _title in {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF", "flux": "Flux", "kubernetes": "Kubernetes' MPI operator"}.items():
+for _kind, _title in {
+    "slurm": "Slurm",
+    "pbs": "PBS",
+    "lsf": "LSF",
+    "flux": "Flux",
+    "kubernetes": "Kubernetes' MPI operator",
+}.items():
     _for_scheduler(_kind, _title)
 
 
@@ -312,11 +446,14 @@ for _kind, _title in {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF", "flux": "Flu
 @click.argument("code", type=click.IntRange(0, 255))
 @CONFIG
 @OVERRIDE
-@click.option("--most", default=100, show_default=True, type=click.IntRange(1, INTEGERS), help="Starts at most.")
+@click.option(
+    "--most", default=100, show_default=True, type=click.IntRange(1, INTEGERS), help="Starts at most."
+)
 def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) -> int:
     """Say whether a run that ended with exit code CODE is to be started again. For scripts of jobs.
 
-    Exit codes: 0 yes, 1 no. No after 0 and 2, after so many starts, and after 3 in a row without a newer checkpoint.
+    Exit codes: 0 yes, 1 no. No after 0 and 2, after so many starts, and after 3 in a row without a
+    newer checkpoint.
     """
     from mpitrain.commands.job.again import main
 
@@ -328,15 +465,31 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
 @cli.command()
 @click.argument("run_dir", type=click.Path(), callback=_require_name)
 @click.option("--prompt", required=True, help="Text to go on from.")
-@click.option("--tokens", default=200, show_default=True, type=click.IntRange(1, 1_000_000), help="Tokens to sample.")
-@click.option("--temperature", default=0.8, show_default=True, type=click.FloatRange(0), help="0 takes the likeliest token.")
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(0, 2**64 - 1), help="Seed of the sampling.")
+@click.option(
+    "--tokens", default=200, show_default=True, type=click.IntRange(1, 1_000_000), help="Tokens to sample."
+)
+@click.option(
+    "--temperature",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="0 takes the likeliest token.",
+)
+@click.option(
+    "--seed", default=1, show_default=True, type=click.IntRange(0, 2**64 - 1), help="Seed of the sampling."
+)
 @click.option("--tokenizer", metavar="FILE", help="The run's tokenizer, if it is a file outside of RUN_DIR.")
-def generate(run_dir: str, prompt: str, tokens: int, temperature: float, seed: int, tokenizer: str | None) -> None:
-    """Sample text from the newest checkpoint of RUN_DIR, on one rank. RUN_DIR may be somebody else's: no file outside of it is read."""
+def generate(
+    run_dir: str, prompt: str, tokens: int, temperature: float, seed: int, tokenizer: str | None
+) -> None:
+    """Sample text from the newest checkpoint of RUN_DIR, on one rank.
+
+    RUN_DIR may be somebody else's: no file outside of it is read.
+    """
     from mpitrain.commands.generate import sample, visible
 
-    sys.stdout.reconfigure(errors="replace")  # what a model says, the terminal's encoding may not have
+    # what a model says, the terminal's encoding may not have
+    sys.stdout.reconfigure(errors="replace")
     for piece in sample(run_dir, prompt, tokens, temperature, seed, tokenizer):
         click.echo(visible(piece) if sys.stdout.isatty() else piece, nl=False)
     click.echo()
@@ -346,24 +499,46 @@ def generate(run_dir: str, prompt: str, tokens: int, temperature: float, seed: i
 @click.argument("name", metavar="NAME|FILE|compare")
 @click.option("--stages", type=click.IntRange(1, INTEGERS), help="Pipeline ranks. A file says its own.")
 @click.option(
-    "--microbatches", type=click.IntRange(1, INTEGERS), help="Microbatches of a step, over both copies of the model. A file says its own."
+    "--microbatches",
+    type=click.IntRange(1, INTEGERS),
+    help="Microbatches of a step, over both copies of the model. A file says its own.",
 )
-@click.option("--chunks", type=click.IntRange(1, INTEGERS), help="Stages per rank, where the schedule leaves a choice.")
-@click.option("--group", type=click.IntRange(1, INTEGERS), help="Microbatches through a chunk before the next one's turn (interleaved).")
-@click.option("--segments", type=click.IntRange(1, INTEGERS), help="Segments of a microbatch's sequence (seq1f1b).")
-@click.option("--times", metavar="F,I,W,C", help="Times of a rank's layers for a microbatch, and of a message; 1,1,1,0 if absent.")
-@click.option("--memory-limit", type=float, metavar="STASHES", help="Most stashes of a rank's share of layers.")
-@click.option("--weight-memory", type=float, metavar="SHARE", help="Share of a stash held between I and W; 1 if absent.")
-@click.option("--trace", metavar="FILE", help="With compare: the trace.json of a run, held against its simulation.")
+@click.option(
+    "--chunks", type=click.IntRange(1, INTEGERS), help="Stages per rank, where the schedule leaves a choice."
+)
+@click.option(
+    "--group",
+    type=click.IntRange(1, INTEGERS),
+    help="Microbatches through a chunk before the next one's turn (interleaved).",
+)
+@click.option(
+    "--segments", type=click.IntRange(1, INTEGERS), help="Segments of a microbatch's sequence (seq1f1b)."
+)
+@click.option(
+    "--times",
+    metavar="F,I,W,C",
+    help="Times of a rank's layers for a microbatch, and of a message; 1,1,1,0 if absent.",
+)
+@click.option(
+    "--memory-limit", type=float, metavar="STASHES", help="Most stashes of a rank's share of layers."
+)
+@click.option(
+    "--weight-memory", type=float, metavar="SHARE", help="Share of a stash held between I and W; 1 if absent."
+)
+@click.option(
+    "--trace", metavar="FILE", help="With compare: the trace.json of a run, held against its simulation."
+)
 @click.option("--out", metavar="FILE", help="Draw the timeline: .svg, .png or .txt.")
-@click.option("--table", metavar="FILE", help="Write the table, which can be read back and trained: .txt or .csv.")
+@click.option(
+    "--table", metavar="FILE", help="Write the table, which can be read back and trained: .txt or .csv."
+)
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 def schedule(name: str, trace: str | None, out: str | None, table: str | None, json: bool, **asked) -> None:
     """Prove a pipeline schedule, play it with given times, draw it. Runs nothing.
 
-    NAME is a schedule's, for example zbv; FILE holds a table of your own, as text or CSV. Printed are the makespan of a step, the
-    bubble, and the most microbatches a rank keeps. `compare` prints all schedules at one size, or a run's measured timeline under its
-    simulation.
+    NAME is a schedule's, for example zbv; FILE holds a table of your own, as text or CSV. Printed
+    are the makespan of a step, the bubble, and the most microbatches a rank keeps. `compare` prints
+    all schedules at one size, or a run's measured timeline under its simulation.
 
     \b
     A table, text or CSV, has a line for each rank; F3@1: microbatch 3 on stage 1
@@ -393,7 +568,8 @@ def doctor() -> int:
 def ckpt() -> None:
     """Look at checkpoints, check, compare, rewrite and remove them.
 
-    PATH is a run directory, its checkpoints, or the folder of one step. Under mpirun ranks share the reading and writing.
+    PATH is a run directory, its checkpoints, or the folder of one step. Under mpirun ranks share
+    the reading and writing.
     """
 
 
@@ -427,7 +603,11 @@ def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -
 @STEP
 @click.option("--all", "every", is_flag=True, help="Every step.")
 @click.option(
-    "--sample", default=1.0, type=click.FloatRange(0, 1, min_open=True), callback=_require_number, help="Share of the chunks to read."
+    "--sample",
+    default=1.0,
+    type=click.FloatRange(0, 1, min_open=True),
+    callback=_require_number,
+    help="Share of the chunks to read.",
 )
 def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) -> int:
     """Read a step and hold every byte against its digests; check that its index is valid HDF5.
@@ -443,12 +623,14 @@ def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) 
 @ckpt.command("diff")
 @click.argument("one", metavar="A", type=click.Path(), callback=_require_name)
 @click.argument("other", metavar="B", type=click.Path(), callback=_require_name)
-@click.option("--only", default="", metavar="PREFIX", help="Only arrays whose names begin with it, such as parameters/")
+@click.option(
+    "--only", default="", metavar="PREFIX", help="Only arrays whose names begin with it, such as parameters/"
+)
 def diff_checkpoints(one: str, other: str, only: str) -> int:
     """Say what differs between two steps, whatever layouts wrote them.
 
-    Exit codes: 0 the arrays were committed with the same bits, 1 they differ or one can't be read, 2 there is no checkpoint or its index
-    can't be read.
+    Exit codes: 0 the arrays were committed with the same bits, 1 they differ or one can't be read,
+    2 there is no checkpoint or its index can't be read.
     """
     from mpitrain.commands.ckpt.diff import diff
     from mpitrain.commands.ckpt.team import together
@@ -460,7 +642,13 @@ def diff_checkpoints(one: str, other: str, only: str) -> int:
 @PATH
 @click.argument("target", type=click.Path(), callback=_require_name)
 @STEP
-@click.option("--shards", default=1, show_default=True, type=click.IntRange(1, MOST_RANKS), help="Files that hold the arrays.")
+@click.option(
+    "--shards",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, MOST_RANKS),
+    help="Files that hold the arrays.",
+)
 def reshard_checkpoint(path: str, target: str, step: int | None, shards: int) -> int:
     """Write a step into the folder TARGET in another number of files; with one, it has every array whole.
 
@@ -476,21 +664,30 @@ def reshard_checkpoint(path: str, target: str, step: int | None, shards: int) ->
 @PATH
 @click.option("--step", type=click.IntRange(0), help="Only this step; else all of them.")
 def repair_checkpoints(path: str, step: int | None) -> int:
-    """Write the index of steps anew where other programs can't open it, as of those written with h5py before 3.16. Reads no arrays.
+    """Write the index of steps anew where other programs can't open it, as of those written with
+    h5py before 3.16.
 
-    Exit codes: 0 done, or nothing to do; 1 a step has another damage; 2 there is none, or a run uses them.
+    Reads no arrays.
+
+    Exit codes: 0 done, or nothing to do; 1 a step has another damage; 2 there is none, or a run
+    uses them.
     """
     from mpitrain.commands.ckpt.repair import repair
     from mpitrain.commands.ckpt.team import together
 
-    return together(lambda team: team.on_first_rank("writing indexes anew", lambda: repair(path, step, _answer)), _tell_error)
+    return together(
+        lambda team: team.on_first_rank("writing indexes anew", lambda: repair(path, step, _answer)),
+        _tell_error,
+    )
 
 
 @ckpt.command("prune")
 @PATH
 @click.option("--keep", required=True, type=click.IntRange(1), help="How many of the newest stay.")
 @click.option("--every", default=0, type=click.IntRange(0), help="Steps that this divides stay.")
-@click.option("--best", default=0, type=click.IntRange(0), help="How many of those with the least validation loss stay.")
+@click.option(
+    "--best", default=0, type=click.IntRange(0), help="How many of those with the least validation loss stay."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 def prune_checkpoints(path: str, keep: int, every: int, best: int, dry_run: bool) -> int:
     """Remove steps that aren't wanted. The newest that is whole stays, and is verified first.

@@ -1,4 +1,5 @@
-"""The configuration: one TOML file, overridden by --set, every key typed, unknown keys refused with a suggestion.
+"""The configuration: one TOML file, overridden by --set, every key typed, unknown keys refused with
+a suggestion.
 
 A key that would do nothing does not exist. mpitrain/layout/resolve.py fills in what was left open.
 """
@@ -45,33 +46,52 @@ class Run(Table):
     steps: Count = 120
     seed: CountOrNone = 1
     save_every: CountOrNone = 40  # steps between checkpoints; 0: only at the end
-    save: Literal["background", "blocking"] = "background"  # written while training goes on, from a copy in host memory; or at once
-    shards: Literal["rank", "node", "one"] = "rank"  # who writes a file of a checkpoint: ranks, the first of each node, or rank 0 for all
-    staging: str = ""  # a directory of the node: shards are written there first, then copied to run.dir in one piece each; "": not
-    verify: Annotated[float, Meta(ge=0, le=1)] = 1.0  # share of the chunks of a checkpoint that is verified before a run goes on from it
+    # written while training goes on, from a copy in host memory; or at once
+    save: Literal["background", "blocking"] = "background"
+    # who writes a file of a checkpoint: ranks, the first of each node, or rank 0 for all
+    shards: Literal["rank", "node", "one"] = "rank"
+    # a directory of the node: shards are written there first, then copied to run.dir in one piece
+    # each; "": not
+    staging: str = ""
+    # share of the chunks of a checkpoint that is verified before a run goes on from it
+    verify: Annotated[float, Meta(ge=0, le=1)] = 1.0
     keep: CountOrNone = 0  # newest checkpoints that are kept; 0: all
     keep_every: CountOrNone = 0  # checkpoints of every so many steps are kept for ever
     keep_best: CountOrNone = 0  # checkpoints with the least validation loss that are kept
     eval_every: CountOrNone = 40  # steps between validations; 0: only first and last
     eval_batches: Count = 2  # validation batches of batch.global sequences each
-    max_skips: CountOrNone = 50  # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first
+    # steps skipped in a row that end a run: it has diverged; 0: never. fp16 skips a few at first
+    max_skips: CountOrNone = 50
     routing: CountOrNone = 0  # steps whose routing is recorded in routing.npz, of runs with experts
-    log_every: CountOrNone | str = "5s"  # steps, or with "30s" seconds, between lines of steps where no terminal shows them; 0: first and
-    # last only. Steps that are validated have a line, too
-    logs: bool = False  # each rank writes to a log of its own in the run directory; jobs that mpitrain makes have it true
-    # space, clocks and devices, looked at before the first step; full: and the bandwidth of each axis, always told; off: not
+    # steps, or with "30s" seconds, between lines of steps where no terminal shows them; 0: first
+    # and last only. Steps that are validated have a line, too
+    log_every: CountOrNone | str = "5s"
+    # each rank writes to a log of its own in the run directory; jobs that mpitrain makes have it
+    # true
+    logs: bool = False
+    # space, clocks and devices, looked at before the first step; full: and the bandwidth of each
+    # axis, always told; off: not
     preflight: Literal["auto", "off", "full"] = "auto"
-    time_limit: str = ""  # hours:minutes:seconds from its start, by which a run has left; "": as the scheduler says, if there is one
-    time_margin_s: Annotated[float, Meta(ge=0)] = 60.0  # besides a step and twice a save, what a run leaves of its time unused
-    trace: CountOrNone = 0  # steps whose instructions are timed and written to trace.json, from the second step on
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # cuda: what torch calls NVIDIA's GPUs, and AMD's
-    compile: bool = False  # what lies between products is fused by torch.compile: needs a C++ compiler on CPUs, Triton and a C one on GPUs
-    threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0  # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
+    # hours:minutes:seconds from its start, by which a run has left; "": as the scheduler says, if
+    # there is one
+    time_limit: str = ""
+    # besides a step and twice a save, what a run leaves of its time unused
+    time_margin_s: Annotated[float, Meta(ge=0)] = 60.0
+    # steps whose instructions are timed and written to trace.json, from the second step on
+    trace: CountOrNone = 0
+    # cuda: what torch calls NVIDIA's GPUs, and AMD's
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    # what lies between products is fused by torch.compile: needs a C++ compiler on CPUs, Triton and
+    # a C one on GPUs
+    compile: bool = False
+    # torch threads per rank; 0: OMP_NUM_THREADS, else 1 (bits depend on it)
+    threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0
 
 
 class Model(Table):
     preset: str = "quickstart"
-    family: str = ""  # the kind of model: its layers; "" and absent keys of this table: as the preset says
+    # the kind of model: its layers; "" and absent keys of this table: as the preset says
+    family: str = ""
     layers: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     width: Length | None = None
     heads: Heads | None = None
@@ -79,74 +99,104 @@ class Model(Table):
     ffn: Length | None = None
     vocab: Length | None = None  # absent, and the preset has none: as many as the tokenizer has
     tied: bool | None = None
-    mtp: Annotated[int, Meta(ge=0, le=16)] | None = None  # further tokens that each position predicts in training, by a block each
-    mtp_weight: Annotated[float, Meta(ge=0)] | None = None  # of the mean of their losses, beside that of the next token; absent: 0.3
+    # further tokens that each position predicts in training, by a block each
+    mtp: Annotated[int, Meta(ge=0, le=16)] | None = None
+    # of the mean of their losses, beside that of the next token; absent: 0.3
+    mtp_weight: Annotated[float, Meta(ge=0)] | None = None
 
 
 class Attention(Table):
     """What a family's attention has besides heads; absent: as the preset, or else the family, says."""
 
-    head_width: LengthOrNone | None = None  # of queries and keys; 0: model.width / model.heads; latent: of their part without positions
-    theta: Annotated[float, Meta(gt=1)] | None = None  # rotary positions: the slowest features turn once in 2 pi theta of them
-    yarn_factor: Annotated[float, Meta(ge=1)] | None = None  # sequences longer than were trained with, by this factor; 1: none
+    # of queries and keys; 0: model.width / model.heads; latent: of their part without positions
+    head_width: LengthOrNone | None = None
+    # rotary positions: the slowest features turn once in 2 pi theta of them
+    theta: Annotated[float, Meta(gt=1)] | None = None
+    # sequences longer than were trained with, by this factor; 1: none
+    yarn_factor: Annotated[float, Meta(ge=1)] | None = None
     yarn_length: CountOrNone | None = None  # positions that were trained with before
-    yarn_mscale: Annotated[float, Meta(ge=0)] | None = None  # how much sharper scores are then; 0: not
-    llama3_factor: Annotated[float, Meta(ge=1)] | None = None  # Llama 3.1's scaling for longer sequences, by this factor; 1: none
+    # how much sharper scores are then; 0: not
+    yarn_mscale: Annotated[float, Meta(ge=0)] | None = None
+    # Llama 3.1's scaling for longer sequences, by this factor; 1: none
+    llama3_factor: Annotated[float, Meta(ge=1)] | None = None
     llama3_length: CountOrNone | None = None  # positions that were trained with before
-    llama3_low: Annotated[float, Meta(gt=0)] | None = None  # pairs that turn less often within that length are slowed by the factor
-    llama3_high: Annotated[float, Meta(gt=0)] | None = None  # pairs that turn more often stay; those between are interpolated
-    window: CountOrNone | None = None  # positions that a query sees where the family has a window, its own included; 0: all
-    q_rank: CountOrNone | None = None  # latent attention: width of what queries are made of; 0: the layer's input
-    kv_rank: LengthOrNone | None = None  # latent attention: width of what keys and values are made of
-    rotary_width: LengthOrNone | None = None  # latent attention: features of queries and keys with positions
+    # pairs that turn less often within that length are slowed by the factor
+    llama3_low: Annotated[float, Meta(gt=0)] | None = None
+    # pairs that turn more often stay; those between are interpolated
+    llama3_high: Annotated[float, Meta(gt=0)] | None = None
+    # positions that a query sees where the family has a window, its own included; 0: all
+    window: CountOrNone | None = None
+    # latent attention: width of what queries are made of; 0: the layer's input
+    q_rank: CountOrNone | None = None
+    # latent attention: width of what keys and values are made of
+    kv_rank: LengthOrNone | None = None
+    # latent attention: features of queries and keys with positions
+    rotary_width: LengthOrNone | None = None
     value_width: LengthOrNone | None = None  # latent attention: of a head
 
 
 class Experts(Table):
     """Of families with experts; "" and absent: as the preset, or else the family, says."""
 
-    count: Annotated[int, Meta(ge=0, le=1024)] | None = None  # loads of one layer are never cut then (optim/balance.py)
+    # loads of one layer are never cut then (optim/balance.py)
+    count: Annotated[int, Meta(ge=0, le=1024)] | None = None
     active: Annotated[int, Meta(ge=0, le=2**10)] | None = None  # experts that a token is sent to
-    shared: Annotated[int, Meta(ge=0, le=2**10)] | None = None  # experts that every token meets besides
+    # experts that every token meets besides
+    shared: Annotated[int, Meta(ge=0, le=2**10)] | None = None
     width: LengthOrNone | None = None  # hidden units of an expert
     score: Literal["", "softmax", "sigmoid"] = ""  # what the router makes of its logits
     normalised: bool | None = None  # the weights of a token's experts add up to 1, before `scale`
     scale: Annotated[float, Meta(gt=0)] | None = None  # factor of these weights
-    groups: CountOrNone | None = None  # groups of experts, of which `groups_active` are open to a token: on few nodes then
+    # groups of experts, of which `groups_active` are open to a token: on few nodes then
+    groups: CountOrNone | None = None
     groups_active: CountOrNone | None = None
     first: CountOrNone | None = None  # blocks at the beginning that have no experts, but model.ffn
     every: CountOrNone | None = None  # of those that follow, each every-th has experts
-    balance: Literal["", "none", "microbatch", "sequence", "global", "bias"] = ""  # how experts come to have equal loads:
-    # by a loss over microbatches, sequences or the step before; or by a bias of the scores that choose, without a loss
-    balance_weight: Annotated[float, Meta(ge=0)] | None = None  # of that loss; with bias, of one over sequences besides
+    # how experts come to have equal loads: by a loss over microbatches, sequences or the step
+    # before; or by a bias of the scores that choose, without a loss
+    balance: Literal["", "none", "microbatch", "sequence", "global", "bias"] = ""
+    # of that loss; with bias, of one over sequences besides
+    balance_weight: Annotated[float, Meta(ge=0)] | None = None
     bias_rate: Annotated[float, Meta(gt=0)] | None = None  # bias: how far it moves in a step
     z_weight: Annotated[float, Meta(ge=0)] | None = None  # of the router's z-loss
-    replay: str = ""  # a routing.npz: tokens go where they went when it was recorded, with the weights that the router gives them now
-    capacity: Annotated[float, Meta(ge=0)] = 0.0  # capacity factor: tokens that an expert takes of a rank's microbatch in training,
-    # over the mean; 0: all (dropless). Validation and sampling are dropless
-    buffer: Annotated[float, Meta(gt=0)] = 2.0  # rows that a rank receives at once, over the mean; what is more comes in rounds
-    dispatch: Literal["auto", "flat", "hierarchical"] = "auto"  # a token crosses to a node for each of its experts, or once for all of
-    # them that are there; auto: once, where experts are spread over several nodes (comm.node_ranks)
-    wire: Literal["", "bf16", "fp8"] = ""  # rows on their way: in the type of the computation, or rounded; fp8: there, and bf16 back
+    # a routing.npz: tokens go where they went when it was recorded, with the weights that the
+    # router gives them now
+    replay: str = ""
+    # capacity factor: tokens that an expert takes of a rank's microbatch in training, over the
+    # mean; 0: all (dropless). Validation and sampling are dropless
+    capacity: Annotated[float, Meta(ge=0)] = 0.0
+    # rows that a rank receives at once, over the mean; what is more comes in rounds
+    buffer: Annotated[float, Meta(gt=0)] = 2.0
+    # a token crosses to a node for each of its experts, or once for all of them that are there;
+    # auto: once, where experts are spread over several nodes (comm.node_ranks)
+    dispatch: Literal["auto", "flat", "hierarchical"] = "auto"
+    # rows on their way: in the type of the computation, or rounded; fp8: there, and bf16 back
+    wire: Literal["", "bf16", "fp8"] = ""
 
 
 class Data(Table):
     source: Literal["python-stdlib", "text", "jsonl"] = "python-stdlib"
-    path: str | tuple[str, ...] = ""  # a file, a folder or a pattern such as "a/**/*.txt"; or several
-    val_path: str | tuple[str, ...] = ""  # what is validated with, in the same form; "": documents of data.path, which are held out
+    # a file, a folder or a pattern such as "a/**/*.txt"; or several
+    path: str | tuple[str, ...] = ""
+    # what is validated with, in the same form; "": documents of data.path, which are held out
+    val_path: str | tuple[str, ...] = ""
     text_key: str = "text"  # jsonl: the key of each line that has the text
     tokenizer: str = "bytes"
-    end_of_text: str | None = None  # the token between documents; "": none; absent: as the tokenizer's model was trained
+    # the token between documents; "": none; absent: as the tokenizer's model was trained
+    end_of_text: str | None = None
     begin_of_text: str | None = None  # the token before each document, likewise
-    documents: Literal["joined", "separate"] = "joined"  # separate: attention stays within a document, and none foretells the next
+    # separate: attention stays within a document, and none foretells the next
+    documents: Literal["joined", "separate"] = "joined"
     sequence: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128  # tokens
     val_fraction: Fraction = 0.05
-    # a folder of tokens that runs share: one makes those of a text and tokenizer, others take them; "": none
+    # a folder of tokens that runs share: one makes those of a text and tokenizer, others take them;
+    # "": none
     tokens: str = ""
 
 
 class Batch(Table, rename={"global_": "global"}):
-    global_: CountOrNone = 0  # sequences per step over all ranks; 0: the least multiple of dp * micro from 24 on
+    # sequences per step over all ranks; 0: the least multiple of dp * micro from 24 on
+    global_: CountOrNone = 0
     micro: Count = 1  # sequences per microbatch
 
 
@@ -157,16 +207,23 @@ class Parallel(Table):
     sequence: bool = True  # with tp: activations between blocks are divided along the sequence
     async_tp: bool = False  # with tp: blocks compute chunk by chunk while the other chunks travel
     cp: Count = 1  # ranks that a sequence is spread over
-    ep: Count = 1  # ranks that the experts of a block are spread over: of the ranks of tp, cp and dp, taken together
+    # ranks that the experts of a block are spread over: of the ranks of tp, cp and dp, taken
+    # together
+    ep: Count = 1
     etp: Count = 1  # ranks that divide each expert, of the same
-    context: Literal["zigzag", "ring", "gather", "ulysses"] = "zigzag"  # how its parts attend to one another
-    zero: Annotated[int, Meta(ge=0, le=3)] | None = None  # divided over data ranks: 1 optimiser, 2 and gradients, 3 and weights;
-    # absent: 1 where there is more than one data rank: the same bits as 0, sent in halves that both overlap with computation
-    dp_shard: CountOrNone = 0  # with zero: data-parallel ranks that divide the state among them; 0: all
-    # gradients are summed over data ranks after each microbatch, or once, after the last one, and are whole until then; auto: after each
-    # with zero 2 and 3, which are there for memory, once with 0 and 1
+    # how its parts attend to one another
+    context: Literal["zigzag", "ring", "gather", "ulysses"] = "zigzag"
+    # divided over data ranks: 1 optimiser, 2 and gradients, 3 and weights; absent: 1 where there is
+    # more than one data rank: the same bits as 0, sent in halves that both overlap with computation
+    zero: Annotated[int, Meta(ge=0, le=3)] | None = None
+    # with zero: data-parallel ranks that divide the state among them; 0: all
+    dp_shard: CountOrNone = 0
+    # gradients are summed over data ranks after each microbatch, or once, after the last one, and
+    # are whole until then; auto: after each with zero 2 and 3, which are there for memory, once
+    # with 0 and 1
     reduce: Literal["auto", "step", "microbatch"] = "auto"
-    # zero 3: weights are fetched for each use and dropped after it, or kept over the step; auto: by what links between nodes carry
+    # zero 3: weights are fetched for each use and dropped after it, or kept over the step; auto: by
+    # what links between nodes carry
     gather: Literal["auto", "use", "step"] = "auto"
     ahead: Count = 1  # zero 3: blocks that are fetched before they are needed
 
@@ -174,61 +231,84 @@ class Parallel(Table):
 class Pipeline(Table):
     schedule: str = "1f1b"  # a name, or the path of a table; its form: mpitrain schedule --help
     chunks: Count | None = None  # stages per rank; absent: as the schedule, or its table, has
-    stages: list[Annotated[float, Meta(gt=0, multiple_of=0.5)]] | None = None  # blocks per stage, halves too; absent: balanced
-    group: Count | None = None  # interleaved: microbatches that go through a chunk before the next chunk's turn
+    # blocks per stage, halves too; absent: balanced
+    stages: list[Annotated[float, Meta(gt=0, multiple_of=0.5)]] | None = None
+    # interleaved: microbatches that go through a chunk before the next chunk's turn
+    group: Count | None = None
     segments: Count | None = None  # seq1f1b: segments of a microbatch's sequence
-    times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None  # automatic: F, I, W, message
-    memory_limit: Annotated[float, Meta(gt=0)] | None = None  # automatic schedules: microbatches in flight on a rank
-    weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None  # automatic: share held from I to W; absent: 1 if there is a limit
-    # one stage only: so many last backwards walked together, bucket by bucket, and with zero 1 to 3 as many first forwards; 0: 1, and
-    # over several nodes up to 4, by their links
+    # automatic: F, I, W, message
+    times: Annotated[list[Annotated[float, Meta(ge=0)]], Meta(min_length=4, max_length=4)] | None = None
+    # automatic schedules: microbatches in flight on a rank
+    memory_limit: Annotated[float, Meta(gt=0)] | None = None
+    # automatic: share held from I to W; absent: 1 if there is a limit one stage only: so many last
+    # backwards walked together, bucket by bucket, and with zero 1 to 3 as many first forwards; 0:
+    # 1, and over several nodes up to 4, by their links
+    weight_memory: Annotated[float, Meta(ge=0, le=1)] | None = None
     tail: CountOrNone = 0
-    pairs: Literal["whole", "parts"] = "whole"  # dualpipe, dualpipev: where zero 3 or reduce = "microbatch" walk blocks one by one, a
-    # forward and a backward that run together are taken apart, or run together block by block, with the weights of two blocks there
+    # dualpipe, dualpipev: where zero 3 or reduce = "microbatch" walk blocks one by one, a forward
+    # and a backward that run together are taken apart, or run together block by block, with the
+    # weights of two blocks there
+    pairs: Literal["whole", "parts"] = "whole"
 
 
 class Memory(Table):
-    recompute: Literal["none", "full", "every-k", "selective"] = "none"  # what the backward computes again instead of keeping it
-    every: CountOrNone = 0  # every-k: blocks of which only the first one's input is kept; 0: as many as hold least
-    # for GPUs, kept in host memory: what waits for the backward; master weights and moments, which are updated there; both
+    # what the backward computes again instead of keeping it
+    recompute: Literal["none", "full", "every-k", "selective"] = "none"
+    # every-k: blocks of which only the first one's input is kept; 0: as many as hold least
+    every: CountOrNone = 0
+    # for GPUs, kept in host memory: what waits for the backward; master weights and moments, which
+    # are updated there; both
     offload: Literal["none", "activations", "optimizer", "all"] = "none"
 
 
 class Precision(Table):
-    compute: Literal["fp32", "fp64", "bf16", "fp16", "fp8"] = "fp32"  # weights and activations; below fp32, masters and sums are fp32
-    reduce: Literal["same", "bf16"] = "same"  # gradients on the wire over data ranks: as they are summed, or rounded
-    # a microbatch's product of a weight gradient, before its fp32 sum: in fp32, or rounded to `compute`; auto: bf16 on a CPU is rounded
+    # weights and activations; below fp32, masters and sums are fp32
+    compute: Literal["fp32", "fp64", "bf16", "fp16", "fp8"] = "fp32"
+    # gradients on the wire over data ranks: as they are summed, or rounded
+    reduce: Literal["same", "bf16"] = "same"
+    # a microbatch's product of a weight gradient, before its fp32 sum: in fp32, or rounded to
+    # `compute`; auto: bf16 on a CPU is rounded
     products: Literal["auto", "fp32", "rounded"] = "auto"
 
 
 class Numerics(Table):
-    reproducible: Literal["run", "layout"] = "run"  # layout: the same bits for every parallel.dp, at the cost of gradient buffers
-    deterministic: bool = True  # on a GPU: the same bits every time, at the cost of some kernels' speed; a CPU's always are
-    check_every: CountOrNone = 100  # steps between comparisons of what several ranks have alike, and before a save; 0: never
-    rerun_every: CountOrNone = 0  # steps between those that are computed twice, and compared; 0: never
+    # layout: the same bits for every parallel.dp, at the cost of gradient buffers
+    reproducible: Literal["run", "layout"] = "run"
+    # on a GPU: the same bits every time, at the cost of some kernels' speed; a CPU's always are
+    deterministic: bool = True
+    # steps between comparisons of what several ranks have alike, and before a save; 0: never
+    check_every: CountOrNone = 100
+    # steps between those that are computed twice, and compared; 0: never
+    rerun_every: CountOrNone = 0
 
 
 class Spikes(Table):
     """Steps whose loss is far above those before."""
 
-    do: Literal["nothing", "count", "skip", "rollback"] = "nothing"  # count: say so; skip: make no update, and say so (run.max_skips in a
-    # row end a run); rollback: go back to the newest checkpoint of run.save_every, and don't read what was read since
+    # count: say so; skip: make no update, and say so (run.max_skips in a row end a run); rollback:
+    # go back to the newest checkpoint of run.save_every, and don't read what was read since
+    do: Literal["nothing", "count", "skip", "rollback"] = "nothing"
     window: Annotated[int, Meta(ge=4, le=4096)] = 64  # losses that the median is of
-    threshold: Annotated[float, Meta(gt=0)] = 10.0  # deviations above the median, see training/checks/spikes.py
+    # deviations above the median, see training/checks/spikes.py
+    threshold: Annotated[float, Meta(gt=0)] = 10.0
     most: CountOrNone = 5  # rollbacks that end a run; 0: never
 
 
 class Optimizer(Table):
-    name: Literal["adamw", "sgd", "muon"] = "adamw"  # muon: matrices between layers; embedding, head and norms are adamw's
-    lr: Annotated[float, Meta(gt=0)] = 3e-3  # muon scales its steps like adamw's: the same rates suit
+    # muon: matrices between layers; embedding, head and norms are adamw's
+    name: Literal["adamw", "sgd", "muon"] = "adamw"
+    # muon scales its steps like adamw's: the same rates suit
+    lr: Annotated[float, Meta(gt=0)] = 3e-3
     decay: Annotated[float, Meta(ge=0)] = 0.1  # of matrices, by lr * decay a step
     clip: Annotated[float, Meta(ge=0)] = 1.0  # 0: no clipping
-    betas: tuple[Share, Share] | None = None  # adamw, muon; absent, here and below: as in OPTIMIZERS
+    # adamw, muon; absent, here and below: as in OPTIMIZERS
+    betas: tuple[Share, Share] | None = None
     eps: Annotated[float, Meta(gt=0)] | None = None  # adamw, muon
     momentum: Share | None = None  # sgd, muon
     nesterov: bool | None = None  # sgd, muon
     ns_steps: Annotated[int, Meta(ge=1, le=100)] | None = None  # muon: Newton-Schulz iterations
-    moments: Literal["fp32", "bf16"] = "fp32"  # as master weights (fp64 with compute = "fp64"), or half of that, rounded by chance
+    # as master weights (fp64 with compute = "fp64"), or half of that, rounded by chance
+    moments: Literal["fp32", "bf16"] = "fp32"
 
 
 class Schedule(Table):
@@ -236,21 +316,32 @@ class Schedule(Table):
     warmup: CountOrNone = 10  # steps
     decay: CountOrNone = 0  # wsd: steps of the final decay; 0: a tenth of the run
     steps: CountOrNone = 0  # that the schedule is for; later ones keep its last rate; 0: run.steps
-    final: Annotated[float, Meta(ge=0, le=1)] = 0.1  # the last learning rate as a share of optimizer.lr
+    # the last learning rate as a share of optimizer.lr
+    final: Annotated[float, Meta(ge=0, le=1)] = 0.1
 
 
 class Comm(Table):
     transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
-    device: Literal["auto", "direct", "staged"] = "auto"  # GPU buffers: straight to MPI, or through pinned host memory; auto: straight
-    # where this MPI says that it takes them; a child process tries what isn't sure, and `direct` where the MPI says no
-    synchronous: bool = False  # messages between stages leave only when they are received: finds schedules that lean on buffering
-    progress: Literal["poll", "thread"] = "poll"  # thread: enters MPI while the rank computes; worth it with a core to spare
-    bucket_mb: Annotated[float, Meta(gt=0)] = 4.0  # gradients reduced in one operation, 2**20 bytes, but never less than a block's
-    timeout_s: Annotated[float, Meta(gt=0)] | None = None  # a wait longer than this is a hang; absent: from 600 s down to 60, as ten of
-    # the run's own steps take
-    slow_after: CountOrNone = 50  # steps after which slow ranks and links are named, and every so often again; 0: never
-    node_ranks: CountOrNone = 0  # neighbouring ranks that are taken for a node; 0: as they were started
-    levels: Literal["auto", "one"] = "auto"  # auto: over several nodes data moves inside of nodes and between them in turn, the same bits
+    # GPU buffers: straight to MPI, or through pinned host memory; auto: straight where this MPI
+    # says that it takes them; a child process tries what isn't sure, and `direct` where the MPI
+    # says no
+    device: Literal["auto", "direct", "staged"] = "auto"
+    # messages between stages leave only when they are received: finds schedules that lean on
+    # buffering
+    synchronous: bool = False
+    # thread: enters MPI while the rank computes; worth it with a core to spare
+    progress: Literal["poll", "thread"] = "poll"
+    # gradients reduced in one operation, 2**20 bytes, but never less than a block's
+    bucket_mb: Annotated[float, Meta(gt=0)] = 4.0
+    # a wait longer than this is a hang; absent: from 600 s down to 60, as ten of the run's own
+    # steps take
+    timeout_s: Annotated[float, Meta(gt=0)] | None = None
+    # steps after which slow ranks and links are named, and every so often again; 0: never
+    slow_after: CountOrNone = 50
+    # neighbouring ranks that are taken for a node; 0: as they were started
+    node_ranks: CountOrNone = 0
+    # auto: over several nodes data moves inside of nodes and between them in turn, the same bits
+    levels: Literal["auto", "one"] = "auto"
 
 
 class Config(Table):
@@ -279,32 +370,98 @@ PRESETS: dict[str, dict[str, Any]] = {
     "quickstart": dict(layers=6, width=128, heads=4, kv_heads=2, ffn=384, tied=True),
     "reference": dict(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False),
     "smollm2-135m": dict(
-        layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49152, tied=True, attention=dict(theta=100_000.0)
+        layers=30,
+        width=576,
+        heads=9,
+        kv_heads=3,
+        ffn=1536,
+        vocab=49152,
+        tied=True,
+        attention=dict(theta=100_000.0),
     ),
     "llama3.2-1b": dict(
-        layers=16, width=2048, heads=32, kv_heads=8, ffn=8192, vocab=128256, tied=True,
+        layers=16,
+        width=2048,
+        heads=32,
+        kv_heads=8,
+        ffn=8192,
+        vocab=128256,
+        tied=True,
         attention=dict(theta=500_000.0, llama3_factor=32.0, llama3_length=8192),
     ),
     "llama3-8b": dict(
-        layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, tied=False, attention=dict(theta=500_000.0)
+        layers=32,
+        width=4096,
+        heads=32,
+        kv_heads=8,
+        ffn=14336,
+        vocab=128256,
+        tied=False,
+        attention=dict(theta=500_000.0),
     ),
     "mixtral-8x7b": dict(
-        family="mixtral", layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, tied=False, attention=dict(theta=1e6)
+        family="mixtral",
+        layers=32,
+        width=4096,
+        heads=32,
+        kv_heads=8,
+        ffn=14336,
+        vocab=32000,
+        tied=False,
+        attention=dict(theta=1e6),
     ),
     "mixtral-8x22b": dict(
-        family="mixtral", layers=56, width=6144, heads=48, kv_heads=8, ffn=16384, vocab=32000, tied=False, attention=dict(theta=1e6)
+        family="mixtral",
+        layers=56,
+        width=6144,
+        heads=48,
+        kv_heads=8,
+        ffn=16384,
+        vocab=32000,
+        tied=False,
+        attention=dict(theta=1e6),
     ),
     "qwen3-30b-a3b": dict(
-        family="qwen3-moe", layers=48, width=2048, heads=32, kv_heads=4, ffn=6144, vocab=151936, tied=False,
-        attention=dict(head_width=128), experts=dict(width=768),
+        family="qwen3-moe",
+        layers=48,
+        width=2048,
+        heads=32,
+        kv_heads=4,
+        ffn=6144,
+        vocab=151936,
+        tied=False,
+        attention=dict(head_width=128),
+        experts=dict(width=768),
     ),
     "qwen3-235b-a22b": dict(
-        family="qwen3-moe", layers=94, width=4096, heads=64, kv_heads=4, ffn=12288, vocab=151936, tied=False,
-        attention=dict(head_width=128), experts=dict(width=1536),
+        family="qwen3-moe",
+        layers=94,
+        width=4096,
+        heads=64,
+        kv_heads=4,
+        ffn=12288,
+        vocab=151936,
+        tied=False,
+        attention=dict(head_width=128),
+        experts=dict(width=1536),
     ),
     "deepseek-v3": dict(
-        family="deepseek-v3", layers=61, width=7168, heads=128, ffn=18432, vocab=129280, tied=False,
-        attention=dict(head_width=128, q_rank=1536, kv_rank=512, rotary_width=64, value_width=128, yarn_factor=40.0, yarn_length=4096),
+        family="deepseek-v3",
+        layers=61,
+        width=7168,
+        heads=128,
+        ffn=18432,
+        vocab=129280,
+        tied=False,
+        attention=dict(
+            head_width=128,
+            q_rank=1536,
+            kv_rank=512,
+            rotary_width=64,
+            value_width=128,
+            yarn_factor=40.0,
+            yarn_length=4096,
+        ),
         experts=dict(width=2048),
     ),
     "gpt-oss-20b": dict(_GPT_OSS, layers=24, experts=dict(count=32)),
@@ -312,7 +469,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 ADAMW = dict(betas=(0.9, 0.95), eps=1e-8)
-OPTIMIZERS: dict[str, dict[str, Any]] = {  # the keys that each has, and their values where none is given
+# the keys that each has, and their values where none is given
+OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": ADAMW,
     "sgd": dict(momentum=0.9, nesterov=False),
     "muon": dict(**ADAMW, momentum=0.95, nesterov=True, ns_steps=5),
@@ -322,56 +480,95 @@ _ROTARY = dict(
     head_width=0, theta=10_000.0, yarn_factor=1.0, yarn_length=0, yarn_mscale=1.0,
     llama3_factor=1.0, llama3_length=0, llama3_low=1.0, llama3_high=4.0,
 )  # fmt: skip
-ATTENTION: dict[str, dict[str, Any]] = {  # the keys that each family's attention has, and their values where none is given
+# the keys that each family's attention has, and their values where none is given
+ATTENTION: dict[str, dict[str, Any]] = {
     "llama": _ROTARY,
     "qwen3": dict(_ROTARY, theta=1_000_000.0),
     "qwen3-moe": dict(_ROTARY, theta=1_000_000.0),
     "mixtral": _ROTARY,
     "gpt-oss": dict(_ROTARY, theta=150_000.0, window=128),
-    "deepseek-v3": dict(_ROTARY, q_rank=None, kv_rank=None, rotary_width=None, value_width=None),  # by a head's width
+    # by a head's width
+    "deepseek-v3": dict(_ROTARY, q_rank=None, kv_rank=None, rotary_width=None, value_width=None),
 }
 
-# What a resolved configuration has of a key that was left open, where neither the preset nor the family says anything.
+# What a resolved configuration has of a key that was left open, where neither the preset nor the
+# family says anything.
 NEUTRAL: dict[str, dict[str, Any]] = {
-    "model": dict(mtp=0, mtp_weight=0.3),  # the weight: DeepSeek-V3 (arXiv:2412.19437, section 4.2), for most of its training
+    # the weight: DeepSeek-V3 (arXiv:2412.19437, section 4.2), for most of its training
+    "model": dict(mtp=0, mtp_weight=0.3),
     "attention": dict(head_width=0, yarn_length=0, llama3_length=0, kv_rank=0, rotary_width=0, value_width=0),
     "experts": dict(count=0, active=0, width=0, groups=0, groups_active=0, every=0),
 }
 
-FIRST_FAMILY = "llama"  # of presets that say nothing else; runs made before there was a choice are of it, too
+# of presets that say nothing else; runs made before there was a choice are of it, too
+FIRST_FAMILY = "llama"
 
 _ALL_ALIKE = dict(shared=0, groups=1, groups_active=1, first=0, every=1, z_weight=0.0)
 _OF_SOFTMAX = dict(score="softmax", normalised=True, scale=1.0)
-EXPERTS: dict[str, dict[str, Any]] = {  # of families that have some, where neither the preset nor the configuration says otherwise
+# of families that have some, where neither the preset nor the configuration says otherwise
+EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": dict(_ALL_ALIKE, **_OF_SOFTMAX, count=8, active=2, balance="microbatch"),
     "qwen3-moe": dict(_ALL_ALIKE, **_OF_SOFTMAX, count=128, active=8, balance="global"),
     "gpt-oss": dict(_ALL_ALIKE, **_OF_SOFTMAX, count=32, active=4, balance="microbatch"),
     "deepseek-v3": dict(
-        _ALL_ALIKE, count=256, active=8, shared=1, groups=8, groups_active=4, first=3, score="sigmoid", normalised=True, scale=2.5,
-        balance="bias", balance_weight=1e-4,
+        _ALL_ALIKE,
+        count=256,
+        active=8,
+        shared=1,
+        groups=8,
+        groups_active=4,
+        first=3,
+        score="sigmoid",
+        normalised=True,
+        scale=2.5,
+        balance="bias",
+        balance_weight=1e-4,
     ),
 }
 
-DERIVED = "derived"  # the table of a run directory's config.toml that a run doesn't read, and its readers do
+# the table of a run directory's config.toml that a run doesn't read, and its readers do
+DERIVED = "derived"
 
 PATHS = (
-    *("run.dir", "run.staging", "data.path", "data.val_path", "data.tokenizer", "data.tokens", "experts.replay"),
+    *(
+        "run.dir",
+        "run.staging",
+        "data.path",
+        "data.val_path",
+        "data.tokenizer",
+        "data.tokens",
+        "experts.replay",
+    ),
     "pipeline.schedule",
 )
 
-# What makes two runs the same computation; the rest (layout, transport, length, where it is kept) may change when a run goes on.
+# What makes two runs the same computation; the rest (layout, transport, length, where it is kept)
+# may change when a run goes on.
 BY_CONTENT = (
     *("data.path", "data.val_path", "data.text_key", "data.tokenizer", "data.tokens", "data.end_of_text"),
     "data.begin_of_text",
 )
-IDENTITY = ("run.seed", "model", "attention", "experts", "data", "batch", "precision", "optimizer", "schedule")
+IDENTITY = (
+    "run.seed",
+    "model",
+    "attention",
+    "experts",
+    "data",
+    "batch",
+    "precision",
+    "optimizer",
+    "schedule",
+)
 
 
 # ---------------------------------------------------------------- reading
 
 
 def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Config:
-    """Read a configuration file, its bases and the `key=value` overrides. Raises ConfigError naming file and key."""
+    """Read a configuration file, its bases and the `key=value` overrides.
+
+    Raises ConfigError naming file and key.
+    """
     tree = {} if path is None else _read(Path(path), {})
     for override in overrides:
         _override(tree, override)
@@ -388,21 +585,28 @@ def parse(tree: Mapping[str, Any]) -> Config:
     _refuse_unknown(tree, Config, "")
     try:
         config = msgspec.convert(_at_home(tree), Config, strict=True)
-    except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:  # until msgspec 0.21 the first is no ValueError
-        what, _, place = str(error).replace(" | null`", "`").partition(" - at `$.")  # TOML has no null: the key is left out
+    except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
+        # until msgspec 0.21 the first is no ValueError
+        # TOML has no null: the key is left out
+        what, _, place = str(error).replace(" | null`", "`").partition(" - at `$.")
         place = place.rstrip("`")
-        raise ConfigError(f"{shown(place)}: {what[0].lower()}{shown(what[1:])}{_instead(tree, place)}") from None
+        raise ConfigError(
+            f"{shown(place)}: {what[0].lower()}{shown(what[1:])}{_instead(tree, place)}"
+        ) from None
     for key, value in flatten(config).items():
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str):
                 _require_writable(key, text)
-        if isinstance(value, float) and not math.isfinite(value):  # TOML has inf and nan, and nan passes some limits
+        # TOML has inf and nan, and nan passes some limits
+        if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{key}: expected a finite number, got {value}")
     return config
 
 
 def _at_home(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree with `~` in front of paths replaced by the home folder, which no shell does behind `--set run.dir=`."""
+    """Return the tree with `~` in front of paths replaced by the home folder, which no shell does
+    behind `--set run.dir=`.
+    """
     found = {table: dict(keys) for table, keys in tree.items()}
     for key in PATHS:
         table, _, name = key.partition(".")
@@ -421,18 +625,31 @@ def _expanded(key: str, value: Any) -> Any:
     path = os.path.expanduser(value)
     if path == value:
         user = shown(value.partition("/")[0])
-        raise ConfigError(f'{key} = "{shown(value)}": found no home folder of {user}; write the whole path, or ./{user} for a name')
+        raise ConfigError(
+            f'{key} = "{shown(value)}": found no home folder of {user}; write the whole path, or ./{user} '
+            "for a name"
+        )
     return path
 
 
 def _instead(tree: Mapping[str, Any], place: str) -> str:
-    """Return what msgspec doesn't say of a wrong value at `table.key`, or of an item of it: the choices there are, or else the value."""
+    """Return what msgspec doesn't say of a wrong value at `table.key`, or of an item of it.
+
+    The choices there are, or else the value.
+    """
     if not place:
         return ""
     kind: Any = Config
     for name in place.partition("[")[0].split("."):
-        kind, tree = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}[name], tree[name]
-    choices = [choice for some in (kind, *get_args(kind)) if get_origin(some) is Literal for choice in get_args(some) if choice]
+        kind = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}[name]
+        tree = tree[name]
+    choices = [
+        choice
+        for some in (kind, *get_args(kind))
+        if get_origin(some) is Literal
+        for choice in get_args(some)
+        if choice
+    ]
     if choices:
         instead = config_hints.instead_of_value(place, tree)
         return f"; needed one of {', '.join(choices)}" + f": {instead}" * bool(instead)
@@ -442,21 +659,33 @@ def _instead(tree: Mapping[str, Any], place: str) -> str:
 
 
 def _require_writable(key: str, value: str) -> None:
-    """Raise ConfigError for text that config.toml can't hold, and no resumed run could read: paths needn't be UTF-8, TOML is."""
+    """Raise ConfigError for text that config.toml can't hold, and no resumed run could read.
+
+    Paths needn't be UTF-8, TOML is.
+    """
     if "\0" in value:
-        raise ConfigError(f'{key} = "{shown(value)}": found a NUL character, which no path and no name has; leave it out')
+        raise ConfigError(
+            f'{key} = "{shown(value)}": found a NUL character, which no path and no name has; leave it out'
+        )
     try:
         value.encode()
         if not is_one_line(value):
-            found = f'{key} = "{shown(value)}": found a line break, or another character that controls a terminal'
+            found = (
+                f'{key} = "{shown(value)}": found a line break, or another character that controls a terminal'
+            )
             raise ConfigError(f"{found}; rename it, or link to it by another name")
     except UnicodeEncodeError:
         found = f'{key} = "{shown(value)}": found bytes that are not UTF-8'
-        raise ConfigError(f"{found}, which config.toml can't hold; rename it, or link to it by another name") from None
+        raise ConfigError(
+            f"{found}, which config.toml can't hold; rename it, or link to it by another name"
+        ) from None
 
 
 def _read(path: Path, seen: dict[str, Path]) -> dict[str, Any]:
-    """Read a file over its bases. `seen`: those that led here, by their real paths: one file can have many names."""
+    """Read a file over its bases.
+
+    `seen`: those that led here, by their real paths: one file can have many names.
+    """
     try:
         text = read_text(path, MOST_BYTES)
         real = os.path.realpath(path)
@@ -464,9 +693,14 @@ def _read(path: Path, seen: dict[str, Path]) -> dict[str, Any]:
         asked = f", the base of {shown(list(seen.values())[-1])}" if seen else ""
         raise ConfigError(f"{shown(path)}{asked}: {error.strerror}; {_to_give(path)}") from None
     if real in seen:
-        raise ConfigError(f"{shown(path)}: base leads back to itself through {shown(' -> '.join(map(str, seen.values())))}")
+        raise ConfigError(
+            f"{shown(path)}: base leads back to itself through {shown(' -> '.join(map(str, seen.values())))}"
+        )
     if len(seen) > MOST_BASES:
-        raise ConfigError(f"{shown(path)}: found a base of a base, {len(seen)} times; at most {MOST_BASES} are read, join some of them")
+        raise ConfigError(
+            f"{shown(path)}: found a base of a base, {len(seen)} times; at most {MOST_BASES} are read, join "
+            "some of them"
+        )
     tree = _toml(text, path)
     base = tree.pop("base", None)
     tree.pop(DERIVED, None)  # another number of ranks gives others
@@ -479,25 +713,38 @@ def _read(path: Path, seen: dict[str, Path]) -> dict[str, Any]:
 
 
 def _to_give(path: Path) -> str:
-    """Return what to give instead of a path that holds no TOML, if it is known what it holds; else that TOML is needed."""
+    """Return what to give instead of a path that holds no TOML, if it is known what it holds.
+
+    Else that TOML is needed.
+    """
     found = config_hints.recognised(path)
     if not found:
         return "give the path of a TOML file"
     if found == config_hints.RUN_DIRECTORY:
         return f"it is {found}: give {shown(path / 'config.toml')}"
     sizes = config_hints.keys_of_model(path)
-    return f"it is {found}, needed a TOML file" + f"; such a model is trained from the beginning with {sizes}" * bool(sizes)
+    return (
+        f"it is {found}, needed a TOML file"
+        + f"; such a model is trained from the beginning with {sizes}" * bool(sizes)
+    )
 
 
 def _toml(text: str, path: Path) -> dict[str, Any]:
     where = shown(path)
-    dots, number = max(((line.count("."), number) for number, line in enumerate(text.splitlines(), start=1)), default=(0, 0))
+    dots, number = max(
+        ((line.count("."), number) for number, line in enumerate(text.splitlines(), start=1)), default=(0, 0)
+    )
     if dots > MOST_DOTS:
-        raise ConfigError(f"{where}: found {dots:,} dots in line {number}, at most {MOST_DOTS:,} are read; divide it")
+        raise ConfigError(
+            f"{where}: found {dots:,} dots in line {number}, at most {MOST_DOTS:,} are read; divide it"
+        )
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise ConfigError(f"{where}: not TOML that can be read: brackets within brackets, too deep; no key needs more than one") from None
+        raise ConfigError(
+            f"{where}: not TOML that can be read: brackets within brackets, too deep; no key needs more than "
+            "one"
+        ) from None
     except ValueError as error:  # besides what is no TOML, numbers of more than 4,300 digits
         raise ConfigError(f"{where}: not TOML: {shown(error)}; {_to_give(path)}") from None
 
@@ -530,16 +777,24 @@ def _value(text: str, override: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     except RecursionError:
-        raise ConfigError(f"--set {shown(override)}: found brackets within brackets, too deep; no key needs more than one") from None
+        raise ConfigError(
+            f"--set {shown(override)}: found brackets within brackets, too deep; no key needs more than one"
+        ) from None
     except ValueError as error:
         raise ConfigError(f"--set {shown(override)}: {shown(error)}") from None
     if len(found) > 1:
-        raise ConfigError(f"--set {shown(override)}: found another key after the value; give each a --set of its own")
-    return text.strip() if isinstance(found["value"], datetime.time) else found["value"]  # 12:00:00 is a length here, not an hour
+        raise ConfigError(
+            f"--set {shown(override)}: found another key after the value; give each a --set of its own"
+        )
+    # 12:00:00 is a length here, not an hour
+    return text.strip() if isinstance(found["value"], datetime.time) else found["value"]
 
 
 def as_override(key: str, text: str) -> str:
-    """Return `key=text` as a word for a shell behind --set; text that TOML would take for a number, or for a date, is quoted."""
+    """Return `key=text` as a word for a shell behind --set.
+
+    Text that TOML would take for a number, or for a date, is quoted.
+    """
     try:
         plain = _value(text, key) == text
     except ConfigError:
@@ -548,13 +803,24 @@ def as_override(key: str, text: str) -> str:
 
 
 def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: str = "") -> None:
-    """Raise ConfigError for the first key that `kind` doesn't have, with the nearest ones it has. where: the file, if it is known."""
+    """Raise ConfigError for the first key that `kind` doesn't have, with the nearest ones it has.
+
+    where: the file, if it is known.
+    """
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in tree.items():
         if key not in fields:
-            every = [f"{t.encode_name}.{f.encode_name}" for t in msgspec.structs.fields(Config) for f in msgspec.structs.fields(t.type)]
-            near = difflib.get_close_matches(prefix + key, [prefix + f for f in fields], 1) or difflib.get_close_matches(key, every, 1)
-            hint = config_hints.of_another_name(key) or (f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}")
+            every = [
+                f"{t.encode_name}.{f.encode_name}"
+                for t in msgspec.structs.fields(Config)
+                for f in msgspec.structs.fields(t.type)
+            ]
+            near = difflib.get_close_matches(
+                prefix + key, [prefix + f for f in fields], 1
+            ) or difflib.get_close_matches(key, every, 1)
+            hint = config_hints.of_another_name(key) or (
+                f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
+            )
             raise ConfigError(f"unknown key {shown(prefix + key)}{where}; {hint}")
         if isinstance(fields[key], type) and issubclass(fields[key], msgspec.Struct):
             if not isinstance(value, Mapping):
@@ -577,20 +843,32 @@ def to_toml(config: Config) -> str:
 
 
 def to_toml_with_derived(asked: Config, resolved: Config) -> str:
-    """Write what was asked as TOML that load() reads, and what was derived from it in a table that only parse_resolved() reads."""
-    tables, whole = _as_tables(asked), _as_tables(resolved)
+    """Write what was asked as TOML that load() reads, and what was derived from it in a table that
+    only parse_resolved() reads.
+    """
+    tables = _as_tables(asked)
+    whole = _as_tables(resolved)
     changed = {
-        table: {key: value for key, value in keys.items() if key not in tables[table] or tables[table][key] != value}
+        table: {
+            key: value
+            for key, value in keys.items()
+            if key not in tables[table] or tables[table][key] != value
+        }
         for table, keys in whole.items()
     }
     derived = tomli_w.dumps({DERIVED: {table: keys for table, keys in changed.items() if keys}})
     layout = resolved.parallel
     num_ranks = layout.dp * layout.pp * layout.tp * layout.cp
-    return f"{to_toml(asked)}\n# Derived from the keys above on {num_ranks} ranks. A run that reads this file derives them anew.\n{derived}"
+    return (
+        f"{to_toml(asked)}\n# Derived from the keys above on {num_ranks} ranks. A run that reads this file "
+        f"derives them anew.\n{derived}"
+    )
 
 
 def parse_resolved(tree: Mapping[str, Any]) -> Config:
-    """Check what a run has written to its directory, its derived keys included, and return the resolved Config."""
+    """Check what a run has written to its directory, its derived keys included, and return the
+    resolved Config.
+    """
     asked = dict(tree)
     derived = asked.pop(DERIVED, {})
     if not isinstance(derived, Mapping):
@@ -601,21 +879,33 @@ def parse_resolved(tree: Mapping[str, Any]) -> Config:
 def _as_tables(config: Config) -> dict[str, dict[str, Any]]:
     """Return the keys that have a value, by their tables: TOML has no null."""
     tree = msgspec.to_builtins(config)
-    return {table: {key: value for key, value in keys.items() if value is not None} for table, keys in tree.items()}
+    return {
+        table: {key: value for key, value in keys.items() if value is not None}
+        for table, keys in tree.items()
+    }
 
 
 def identity(config: Config) -> dict[str, Any]:
     """Return the keys that define the computation: a run may only go on if they are unchanged."""
-    found = {key: value for key, value in flatten(config).items() if key in IDENTITY or key.split(".")[0] in IDENTITY}
-    for key in ("buffer", "dispatch"):  # the same rows, in more rounds or in fewer, by other ways: a matter of the layout, like ep
+    found = {
+        key: value
+        for key, value in flatten(config).items()
+        if key in IDENTITY or key.split(".")[0] in IDENTITY
+    }
+    # the same rows, in more rounds or in fewer, by other ways: a matter of the layout, like ep
+    for key in ("buffer", "dispatch"):
         del found[f"experts.{key}"]
     del found["schedule.steps"]  # like run.steps, by which a run is made longer
-    for key in BY_CONTENT:  # what lies there says whether it is the same, not where: data/tokens.json and checkpoints have its digest
+    # what lies there says whether it is the same, not where: data/tokens.json and checkpoints have
+    # its digest
+    for key in BY_CONTENT:
         del found[key]
-    found["experts.replay"] = bool(found["experts.replay"])  # likewise: checkpoints have the digest of the routing
+    # likewise: checkpoints have the digest of the routing
+    found["experts.replay"] = bool(found["experts.replay"])
     found["model.family"] = found["model.family"] or FIRST_FAMILY
     neutral = {f"{table}.{key}": value for table, keys in NEUTRAL.items() for key, value in keys.items()}
-    found |= {key: value for key, value in neutral.items() if found[key] is None}  # in runs older than the key
+    # in runs older than the key
+    found |= {key: value for key, value in neutral.items() if found[key] is None}
     of_family = {f"attention.{key}": value for key, value in ATTENTION.get(found["model.family"], {}).items()}
     return found | {key: value for key, value in of_family.items() if found[key] == neutral.get(key)}
 

@@ -12,16 +12,20 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from mpitrain.inputs import decoded, open_file, read_file, read_regular, shown
 
-MOST_CONFIG_BYTES, MOST_BYTES_ANYWHERE = 1 << 20, 1 << 62
+MOST_CONFIG_BYTES = 1 << 20
+MOST_BYTES_ANYWHERE = 1 << 62
 MARKS = {  # how files of other formats begin
-    b"\x1f\x8b": "a gzip file", b"PAR1": "a Parquet file", b"\x28\xb5\x2f\xfd": "a zstd file", b"BZh": "a bzip2 file",
-    b"\xfd7zXZ\x00": "an xz file", b"PK\x03\x04": "a zip file", b"ARROW1": "an Arrow file", b"\x89HDF": "an HDF5 file",
+    b"\x1f\x8b": "a gzip file", b"PAR1": "a Parquet file", b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"BZh": "a bzip2 file",
+    b"\xfd7zXZ\x00": "an xz file", b"PK\x03\x04": "a zip file", b"ARROW1": "an Arrow file",
+    b"\x89HDF": "an HDF5 file",
     b"GGUF": "a GGUF file", b"%PDF": "a PDF file", b"\x80\x02": "a pickle of Python",
 }  # fmt: skip
 LONGEST_MARK = max(map(len, MARKS))
 RUN_DIRECTORY = "a run directory of mpitrain"
 SUFFIXES = {
-    ".json": "a JSON file", ".yaml": "a YAML file", ".yml": "a YAML file", ".safetensors": "a safetensors file", ".py": "a Python file",
+    ".json": "a JSON file", ".yaml": "a YAML file", ".yml": "a YAML file",
+    ".safetensors": "a safetensors file", ".py": "a Python file",
 }  # fmt: skip
 OF_MODEL = {  # names in a Hugging Face config.json
     "num_hidden_layers": "model.layers", "hidden_size": "model.width", "num_attention_heads": "model.heads",
@@ -29,14 +33,20 @@ OF_MODEL = {  # names in a Hugging Face config.json
 }  # fmt: skip
 OTHER_VALUES = {  # what others call a value of ours, or what to do instead
     "data.source": {
-        "write its text as JSONL, an object with a key \"text\" on each line, and use data.source = \"jsonl\"":
+        "write its text as JSONL, an object with a key \"text\" on each line, and use data.source = "
+        "\"jsonl\"":
             "parquet arrow huggingface hf hf_dataset dataset csv tsv json webdataset",
         "use data.source = \"text\", on unpacked files": "gz gzip zip tar zst txt file files folder",
     },
-    "optimizer.name": {'use optimizer.name = "adamw"': "adam adamw_torch fused_adam fusedadam adam8bit adamw8bit"},
+    "optimizer.name": {'use optimizer.name = "adamw"': "adam adamw_torch fused_adam fusedadam adam8bit "
+                                                       "adamw8bit"},
     "precision.compute": {
-        'use precision.compute = "bf16"': "bfloat16 bf16-mixed amp mixed", 'use precision.compute = "fp16"': "float16 half",
-        'use precision.compute = "fp32"': "float32 float full single 32", 'use precision.compute = "fp64"': "float64 double",
+        'use precision.compute = "bf16"': "bfloat16 "
+                                          "bf16-mixed amp "
+                                          "mixed", 'use precision.compute = "fp16"': "float16 half",
+        'use precision.compute = "fp32"': "float32 "
+                                          "float full "
+                                          "single 32", 'use precision.compute = "fp64"': "float64 double",
         'use precision.compute = "fp8"': "float8 e4m3 e5m2",
     },
     "run.device": {'use run.device = "cuda", for AMD\'s GPUs, too': "gpu rocm hip nvidia amd"},
@@ -49,18 +59,22 @@ OTHER_VALUES = {  # what others call a value of ours, or what to do instead
 }  # fmt: skip
 
 OTHER_NAMES = {
-    "batch.global": "batch_size global_batch_size train_batch_size per_device_train_batch_size total_batch_size",
+    "batch.global": "batch_size global_batch_size train_batch_size per_device_train_batch_size "
+    "total_batch_size",
     "batch.micro": "micro_batch_size microbatch_size train_micro_batch_size_per_gpu local_batch_size",
     "data.path": "dataset dataset_path data_path train_data data_dir corpus",
-    "data.val_path": "val_data val_data_path valid_data eval_data eval_dataset validation_data validation_file valid_data_path",
-    "data.sequence": "seq_len seq_length sequence_length max_seq_len max_seq_length context_length block_size max_position_embeddings",
+    "data.val_path": "val_data val_data_path valid_data eval_data eval_dataset validation_data "
+    "validation_file valid_data_path",
+    "data.sequence": "seq_len seq_length sequence_length max_seq_len max_seq_length context_length "
+    "block_size max_position_embeddings",
     "data.begin_of_text": "bos_token add_bos_token bos",
     "data.end_of_text": "eos_token eod_token append_eod add_eos_token eos eod document_separator",
     "data.text_key": "text_column text_field text_name dataset_text_field json_key content_key json_keys",
     "data.tokens": "cache_dir dataset_cache tokens_dir data_cache_path dataset_prepared_path",
     "data.tokenizer": "tokenizer_path tokenizer_file tokenizer_model tokenizer_type",
     "memory.offload": "cpu_offload offload_optimizer",
-    "memory.recompute": "recompute activation_checkpointing gradient_checkpointing activation_checkpoint recompute_granularity",
+    "memory.recompute": "recompute activation_checkpointing gradient_checkpointing activation_checkpoint "
+    "recompute_granularity",
     "model.ffn": "intermediate_size ffn_hidden_size d_ff hidden_dim ffn_dim",
     "model.heads": "num_attention_heads num_heads n_head n_heads",
     "model.kv_heads": "num_key_value_heads n_kv_heads num_query_groups",
@@ -77,9 +91,12 @@ OTHER_NAMES = {
     "parallel.cp": "context_parallel_size context_parallel cp_size context_parallel_degree",
     "parallel.dp": "data_parallel_size data_parallel dp_size data_parallel_degree",
     "parallel.dp_shard": "fsdp_size data_parallel_shard_degree",
-    "parallel.ep": "expert_parallel_size expert_parallel expert_model_parallel_size ep_size expert_parallel_degree",
-    "parallel.pp": "pipeline_parallel_size pipeline_model_parallel_size pipeline_parallel pp_size pipeline_parallel_degree",
-    "parallel.tp": "tensor_parallel_size tensor_model_parallel_size tensor_parallel tp_size tensor_parallel_degree",
+    "parallel.ep": "expert_parallel_size expert_parallel expert_model_parallel_size ep_size "
+    "expert_parallel_degree",
+    "parallel.pp": "pipeline_parallel_size pipeline_model_parallel_size pipeline_parallel pp_size "
+    "pipeline_parallel_degree",
+    "parallel.tp": "tensor_parallel_size tensor_model_parallel_size tensor_parallel tp_size "
+    "tensor_parallel_degree",
     "parallel.zero": "zero_stage zero_optimization fsdp sharding_strategy stage",
     "pipeline.chunks": "num_chunks virtual_pipeline_model_parallel_size num_model_chunks",
     "precision.compute": "dtype precision bf16 fp16 fp8 mixed_precision torch_dtype param_dtype amp",
@@ -90,7 +107,8 @@ OTHER_NAMES = {
     "run.log_every": "log_interval log_freq logging_steps print_every log_every_n_steps",
     "run.save_every": "save_interval save_steps checkpoint_interval checkpoint_every",
     "run.seed": "random_seed",
-    "run.steps": "max_steps train_steps num_steps train_iters max_iters iterations total_steps max_train_steps",
+    "run.steps": "max_steps train_steps num_steps train_iters max_iters iterations total_steps "
+    "max_train_steps",
     "run.threads": "num_threads num_workers",
     "schedule.name": "lr_scheduler lr_scheduler_type lr_decay_style scheduler",
     "schedule.warmup": "warmup_steps warmup_iters num_warmup_steps lr_warmup_iters",
@@ -100,7 +118,8 @@ INSTEAD = {  # what is reached in another way
     "epochs": "a run is as long as run.steps; its first lines say how many sequences an epoch has",
     "num_epochs": "a run is as long as run.steps; its first lines say how many sequences an epoch has",
     "num_train_epochs": "a run is as long as run.steps; its first lines say how many sequences an epoch has",
-    "gradient_accumulation_steps": "microbatches that are accumulated follow from batch.global / batch.micro / parallel.dp",
+    "gradient_accumulation_steps": "microbatches that are accumulated follow from batch.global / batch.micro "
+    "/ parallel.dp",
     "resume": "the same command again goes on from the newest checkpoint of run.dir",
     "resume_from_checkpoint": "the same command again goes on from the newest checkpoint of run.dir",
     "min_lr": "schedule.final is the last learning rate as a share of optimizer.lr",
@@ -124,7 +143,10 @@ def instead_of_value(key: str, value: Any) -> str:
 
 
 def form_that_works(key: str, value: Any, kind: Any) -> str:
-    """Return how a value has to be written for a key of type `kind`, as far as one can guess what was meant; "" if not."""
+    """Return how a value has to be written for a key of type `kind`, as far as one can guess what was meant.
+
+    "" if not.
+    """
     kinds = _kinds(kind)
     if key == "run.log_every" and isinstance(value, float):
         return f'"{value:g}s" for seconds'
@@ -162,7 +184,10 @@ def _kinds(kind: Any) -> set[type]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, also one in a spelling that TOML doesn't have, such as `.5` or `1_000`; None for what is none, or isn't finite."""
+    """Return a number, also one in a spelling that TOML doesn't have, such as `.5` or `1_000`.
+
+    None for what is none, or isn't finite.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -172,11 +197,13 @@ def _number(value: Any) -> float | None:
     return number if abs(number) < 2**63 else None
 
 
-# ---------------------------------------------------------------- what people give instead of a file or folder of ours
+# --------------------------------------------- what people give instead of a file or folder of ours
 
 
 def recognised(path: str | Path, own: bool = True) -> str:
-    """Return what lies at a path, in words, if it is of a kind that others read: "a gzip file"; "" for anything else.
+    """Return what lies at a path, in words, if it is of a kind that others read.
+
+    "a gzip file"; "" for anything else.
 
     own: a folder is the user's, where files may be links; in a stranger's none is followed.
     """
@@ -192,10 +219,15 @@ def recognised(path: str | Path, own: bool = True) -> str:
 
 
 def keys_of_model(folder: str | Path) -> str:
-    """Return the settings that make a model of the sizes that a Hugging Face folder's config.json has; "" if it has none."""
+    """Return the settings that make a model of the sizes that a Hugging Face folder's config.json has.
+
+    "" if it has none.
+    """
     sizes = _config_of_model(Path(folder), read_file)
     found = {key: sizes.get(name) for name, key in OF_MODEL.items()}
-    numbers = {key: value for key, value in found.items() if isinstance(value, int) and not isinstance(value, bool)}
+    numbers = {
+        key: value for key, value in found.items() if isinstance(value, int) and not isinstance(value, bool)
+    }
     return " ".join(f"--set {key}={value}" for key, value in numbers.items() if 0 < value < 2**31)
 
 

@@ -1,15 +1,24 @@
-"""Every error a user can cause. Each says what was found, what was needed and what to change; each knows its exit code.
+"""Every error a user can cause.
+
+Each says what was found, what was needed and what to change; each knows its exit code.
 
 This module is the bottom of the package: it imports nothing of ours.
 """
 
 import sys
 
-DONE, FAILED, BAD_INPUT, STOPPED_EARLY = 0, 1, 2, 75  # 75 is EX_TEMPFAIL: "start me again", what batch schedulers requeue on
+# 75 is EX_TEMPFAIL: "start me again", what batch schedulers requeue on
+DONE = 0
+FAILED = 1
+BAD_INPUT = 2
+STOPPED_EARLY = 75
 
 
 class MpitrainError(Exception):
-    """Something could not be done; `exit_code` is what the process ends with. everywhere: all ranks raise it, and one tells it."""
+    """Something could not be done; `exit_code` is what the process ends with.
+
+    everywhere: all ranks raise it, and one tells it.
+    """
 
     exit_code = FAILED
     everywhere = False
@@ -19,7 +28,10 @@ class MpitrainError(Exception):
 
 
 class InputError(MpitrainError):
-    """The user gave something that cannot work: reported once, without a traceback, before anything is written."""
+    """The user gave something that cannot work.
+
+    Reported once, without a traceback, before anything is written.
+    """
 
     exit_code = BAD_INPUT
 
@@ -49,20 +61,33 @@ class CheckpointError(InputError):
 
 
 class StoppedEarly(MpitrainError):
-    """A rank has to leave where there is nothing to save. where: it is.  why: it has to.  kept: what isn't lost."""
+    """A rank has to leave where there is nothing to save.
+
+    where: it is.
+    why: it has to.
+    kept: what isn't lost.
+    """
 
     exit_code = STOPPED_EARLY
 
     def __init__(self, where: str, why: str, kept: str = "no step was made"):
         super().__init__(where, why, kept)
-        self.where, self.why, self.kept = where, why, kept
+        self.where = where
+        self.why = why
+        self.kept = kept
 
     def __str__(self) -> str:
-        return f"mpitrain: the run leaves in phase {self.where}: {self.why}; {self.kept}; start the same command again to go on"
+        return (
+            f"mpitrain: the run leaves in phase {self.where}: {self.why}; {self.kept}; start the same "
+            "command again to go on"
+        )
 
 
 class DtypeError(MpitrainError):
-    """A buffer that a collective cannot take: wrong dtype, not contiguous, wrong length. Raised before anything is sent."""
+    """A buffer that a collective cannot take: wrong dtype, not contiguous, wrong length.
+
+    Raised before anything is sent.
+    """
 
 
 class MessageError(MpitrainError):
@@ -80,5 +105,10 @@ def library_fault(error: BaseException) -> LibraryError | None:
         return None
     if isinstance(error, ModuleNotFoundError) and name:
         package = name.replace("_", "-")
-        return LibraryError(f"{package} is not installed for {sys.executable}; pip install {package}, or mpitrain again, which needs it")
-    return LibraryError(f"a library can't be loaded: {error}; reinstall it, or load the modules that it was built with")
+        return LibraryError(
+            f"{package} is not installed for {sys.executable}; pip install {package}, or mpitrain again, "
+            "which needs it"
+        )
+    return LibraryError(
+        f"a library can't be loaded: {error}; reinstall it, or load the modules that it was built with"
+    )

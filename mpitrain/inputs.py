@@ -1,10 +1,14 @@
-"""Read what a user named, or what lies in a run directory: whole files of a stated size at most, never waiting for what isn't a file.
+"""Read what a user named, or what lies in a run directory.
 
-A user's names may be links. A run directory is often somebody else's: a link in it can lead anywhere, and is not followed, nor written
-through, also one that is put there while a run goes on. And both are quoted in messages: on one line, without what a terminal would obey.
+Whole files of a stated size at most, never waiting for what isn't a file.
 
-    open_file, read_file, read_text            what a user names
-    open_regular, read_regular, replacing      a file of a run directory; a test holds that nothing else opens one
+A user's names may be links. A run directory is often somebody else's: a link in it can lead
+anywhere, and is not followed, nor written through, also one that is put there while a run goes on.
+And both are quoted in messages: on one line, without what a terminal would obey.
+
+    open_file, read_file, read_text        what a user names
+    open_regular, read_regular, replacing  a file of a run directory; a test holds that nothing else
+                                           opens one
 """
 
 import errno
@@ -29,21 +33,28 @@ KINDS = {
     stat.S_IFREG: "a file",
 }
 PIECE = 1 << 20  # bytes
-FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # O_PATH: of Linux; needs no right to list it
-CONTROL = {"Cc", "Cs", "Zl", "Zp"}  # categories of Unicode: control characters, halves of pairs, separators of lines and paragraphs
+# O_PATH: of Linux; needs no right to list it
+FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+# categories of Unicode: control characters, halves of pairs, separators of lines and paragraphs
+CONTROL = {"Cc", "Cs", "Zl", "Zp"}
 UNSHOWN = {"Cs", "Zl", "Zp"}  # no text, or no longer a line
-TURNS = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))  # embeddings, overrides and isolates of direction
+# embeddings, overrides and isolates of direction
+TURNS = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
 LONGEST = 300  # characters of anything quoted in a message
 
 
 def open_file(path: str | Path, most_bytes: int) -> int:
-    """Open a regular file and return its descriptor. Raises OSError, whose strerror says what is wrong, for whatever else it is.
+    """Open a regular file and return its descriptor.
 
-    Opening a FIFO waits for a writer, and reading a device can have effects: both are refused before they are opened.
+    Raises OSError, whose strerror says what is wrong, for whatever else it is.
+
+    Opening a FIFO waits for a writer, and reading a device can have effects: both are refused
+    before they are opened.
     """
     try:
         require_file(path, most_bytes)
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # O_NONBLOCK: it may have become a FIFO since
+        # O_NONBLOCK: it may have become a FIFO since
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError:  # NUL, or characters that no file name has
         raise OSError(errno.EINVAL, "no file can have this name") from None
     try:
@@ -61,8 +72,10 @@ def read_file(path: str | Path, most_bytes: int) -> bytes:
 
 
 def _content(descriptor: int, most_bytes: int) -> bytes:
-    pieces, size = [], 0
-    while piece := os.read(descriptor, PIECE):  # not file.read(), which gives None where /proc says "later"
+    pieces = []
+    size = 0
+    # not file.read(), which gives None where /proc says "later"
+    while piece := os.read(descriptor, PIECE):
         pieces.append(piece)
         size += len(piece)
         _require_size(size, most_bytes)  # files in /proc say that they are empty, and others grow
@@ -70,7 +83,10 @@ def _content(descriptor: int, most_bytes: int) -> bytes:
 
 
 def read_text(path: str | Path, most_bytes: int) -> str:
-    """Return the content of a UTF-8 file, without the mark that Windows puts in front; OSError as in read_file."""
+    """Return the content of a UTF-8 file, without the mark that Windows puts in front.
+
+    OSError as in read_file.
+    """
     content = read_file(path, most_bytes)
     try:
         return content.decode("utf-8-sig")
@@ -86,15 +102,18 @@ def kind_of(path: Path) -> str | None:
         return None
 
 
-# ---------------------------------------------------------------- files of a run directory, by whoever
+# ------------------------------------------------------------- files of a run directory, by whoever
 
 
 @contextmanager
 def folder_of(path: Path, own: int = 1) -> Iterator[tuple[int, str]]:
-    """Yield a descriptor of the folder that `path` is in, and its name there, for what takes dir_fd. Raises OSError.
+    """Yield a descriptor of the folder that `path` is in, and its name there, for what takes dir_fd.
 
-    own: how many names at the end of the path are a run's own. None of the folders among them may be a link, and while the descriptor is
-    held nobody can put another folder in its place. What comes before them is the user's, who may have links there.
+    Raises OSError.
+
+    own: how many names at the end of the path are a run's own. None of the folders among them may
+    be a link, and while the descriptor is held nobody can put another folder in its place. What
+    comes before them is the user's, who may have links there.
     """
     names = path.relative_to(path.anchor).parts[-own:]
     if not names:
@@ -120,7 +139,9 @@ def _open_folder(folder: int, name: str, path: Path) -> int:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
-    """Open a regular file of a run directory and return its descriptor. Raises OSError for anything else, without waiting for it.
+    """Open a regular file of a run directory and return its descriptor.
+
+    Raises OSError for anything else, without waiting for it.
 
     flags: of os.open(); with O_CREAT it is made if there is none.  own: as folder_of() has it.
     """
@@ -132,7 +153,9 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
         if kind not in (None, "a file"):
             raise OSError(errno.EINVAL, f"it is {kind}, needed a regular file", str(path))
         try:
-            descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+            descriptor = os.open(
+                name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder
+            )
         except OSError as error:
             error.filename = str(path)
             raise
@@ -143,20 +166,29 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
 
 
 def read_regular(path: Path, most_bytes: int, own: int = 1) -> bytes:
-    """Return the content of a regular file of a run directory, of at most `most_bytes`. Raises OSError.  own: as folder_of() has it."""
+    """Return the content of a regular file of a run directory, of at most `most_bytes`. Raises OSError.
+
+    own: as folder_of() has it.
+    """
     with open(open_regular(path, own=own), "rb", buffering=0) as file:
         _require_size(os.fstat(file.fileno()).st_size, most_bytes)
         return _content(file.fileno(), most_bytes)
 
 
 def make_folder(path: Path, own: int = 1) -> None:
-    """Make a folder of a run directory. Raises OSError, FileExistsError if there is something.  own: as folder_of() has it."""
+    """Make a folder of a run directory. Raises OSError, FileExistsError if there is something.
+
+    own: as folder_of() has it.
+    """
     with folder_of(path, own) as (folder, name):
         os.mkdir(name, dir_fd=folder)
 
 
 def names_in(path: Path) -> list[tuple[str, bool]]:
-    """Return the names in a folder that is no link, and whether each is that of a folder or leads to one. Raises OSError."""
+    """Return the names in a folder that is no link, and whether each is that of a folder or leads to one.
+
+    Raises OSError.
+    """
     with folder_of(path) as (folder, name):
         inner = _open_folder(folder, name, path)
         readable = _readable(inner)
@@ -175,7 +207,10 @@ def rename(path: Path, name: str, own: int = 1) -> None:
 
 
 def remove(path: Path, own: int = 1) -> None:
-    """Remove what is at `path`, a folder with all that is in it; a link alone. Raises OSError.  own: as folder_of() has it."""
+    """Remove what is at `path`, a folder with all that is in it; a link alone. Raises OSError.
+
+    own: as folder_of() has it.
+    """
     with folder_of(path, own) as (folder, name):
         try:
             kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
@@ -200,7 +235,9 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, own: int = 1) -> Iterator[BinaryIO]:
-    """Yield a new file that takes the name `path` when it is complete and synced; after an error or a kill that is what it was before.
+    """Yield a new file that takes the name `path` when it is complete and synced.
+
+    After an error or a kill that is what it was before.
 
     Raises OSError.  own: as folder_of() has it.
     """
@@ -208,7 +245,11 @@ def replacing(path: Path, own: int = 1) -> Iterator[BinaryIO]:
     with folder_of(path, own) as (folder, name):
         try:
             remove_link(folder, draft.name)  # as a link, it would lead what is written elsewhere
-            with open(draft, "xb", opener=lambda _, flags: os.open(draft.name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)) as file:
+            with open(
+                draft,
+                "xb",
+                opener=lambda _, flags: os.open(draft.name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder),
+            ) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -246,7 +287,9 @@ def _is_folder(entry: os.DirEntry) -> bool:
 
 
 def is_there(path: str | Path) -> bool:
-    """Return whether a name that may also mean something else is that of anything on disk, readable or not."""
+    """Return whether a name that may also mean something else is that of anything on disk, readable
+    or not.
+    """
     try:
         return os.path.lexists(path)
     except ValueError:
@@ -259,22 +302,32 @@ def require_file(path: str | Path | int, most_bytes: int) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, f"it is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, needed a file")
+        raise OSError(
+            errno.EINVAL, f"it is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')}, needed a file"
+        )
     _require_size(found.st_size, most_bytes)
 
 
 def _require_size(size: int, most_bytes: int) -> None:
     if size > most_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes, the most that are read of such a file")
+        raise OSError(
+            errno.EFBIG, f"it has more than {most_bytes:,} bytes, the most that are read of such a file"
+        )
 
 
 def is_one_line(text: str) -> bool:
-    """Return whether a name is one line of a script and of a message: without control characters, and with characters that UTF-8 has."""
+    """Return whether a name is one line of a script and of a message.
+
+    Without control characters, and with characters that UTF-8 has.
+    """
     return not any(unicodedata.category(c) in CONTROL for c in text)
 
 
 def obeyed(c: str) -> bool:
-    """Return whether a terminal does something else with a character than to show it in its place: controls, and turns of direction."""
+    """Return whether a terminal does something else with a character than to show it in its place.
+
+    controls, and turns of direction.
+    """
     return (unicodedata.category(c) == "Cc" and c not in "\n\t") or c in TURNS
 
 
@@ -284,7 +337,10 @@ def printable(text: str) -> str:
 
 
 def as_argument(path: str | Path) -> str:
-    """Return a path as a word for a shell, in a command that a user may type: no command takes it for an option."""
+    """Return a path as a word for a shell, in a command that a user may type.
+
+    No command takes it for an option.
+    """
     text = str(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
@@ -301,15 +357,20 @@ def decoded(content: bytes, kind: type[T]) -> T:
 
     try:
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, what a type refuses
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        # ValueError: no UTF-8, what a type refuses
         raise ValueError(shown(error)) from None
 
 
 def shown(value: object) -> str:
-    """Return text for a message: one line without control characters or broken UTF-8, and cut where it is long."""
+    """Return text for a message.
+
+    One line without control characters or broken UTF-8, and cut where it is long.
+    """
     try:
         text = str(value) if isinstance(value, (str, Path, Exception)) else repr(value)
-    except (ValueError, RecursionError):  # integers of more than 4,300 digits, lists of lists of lists
+    except (ValueError, RecursionError):
+        # integers of more than 4,300 digits, lists of lists of lists
         text = f"a {type(value).__name__} too large to print"
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: LONGEST + 1])
     return line if len(text) <= LONGEST else f"{line[:LONGEST]}... ({len(text):,} characters)"

@@ -1,20 +1,27 @@
 """One instruction of a rank's program, and its text form.
 
-    F3@1       forward of microbatch 3 on stage 1                B3@1     whole backward
-    I3@1       backward for inputs                               W3@1     backward for weights
-    B7@1/0     part 0 of a backward that is walked in parts, from the last block to the first; I7@1/0 and W7@1/0 likewise
-    F7@1/0     part 0 of a forward that is walked in parts, from the first block to the last: of n parts, F7@1/0 and B7@1/n-1 are
+    F3@1    forward of microbatch 3 on stage 1                B3@1     whole backward
+    I3@1    backward for inputs                               W3@1     backward for weights
+    B7@1/0  part 0 of a backward that is walked in parts, from the last block to the first; I7@1/0
+            and W7@1/0 likewise
+    F7@1/0  part 0 of a forward that is walked in parts, from the first block to the last: of n
+            parts, F7@1/0 and B7@1/n-1 are
                the same blocks
     SEND_F3@1  stage 1 sends its output to the next stage        RECV_F3@1  stage 1 receives its input from the previous one
     SEND_B3@1  stage 1 sends the gradient of its input back      RECV_B3@1  stage 1 receives the gradient of its output
     GATHER4@1  start fetching the parameters of bucket 4 of stage 1    RELEASE4@1 drop them
-    SUM2@1     start summing the gradients of bucket 2 of stage 1 over the axis its copies lie on; SUM2@1/0 and SUM2@1/1 of two axes
-    REDUCE2@1  start the gradient reduction of bucket 2 of stage 1     REDUCE2@1/5 of what microbatch 5 has added to it
-    PAIR       run the next two together, a forward and a backward, or a part of each: what one waits for is hidden behind the other
-    NORM UPDATE SPREAD  global gradient norm; optimiser on the owned shard; send updated parameters back
+    SUM2@1     start summing the gradients of bucket 2 of stage 1 over the axis its copies lie on;
+               SUM2@1/0 and SUM2@1/1 of two axes
+    REDUCE2@1  start the gradient reduction of bucket 2 of stage 1     REDUCE2@1/5 of what
+                                                                       microbatch 5 has added to it
+    PAIR       run the next two together, a forward and a backward, or a part of each: what one
+               waits for is hidden behind the other
+    NORM UPDATE SPREAD  global gradient norm; optimiser on the owned shard; send updated parameters
+                        back
 
-B is the whole backward, as in PyTorch and DeepSeek-V3; the zero-bubble paper (arXiv:2401.10241) writes B for our I. PyTorch's pipelining
-has UNSHARD, RESHARD and REDUCE_GRAD for a stage's GATHER, RELEASE and REDUCE.
+B is the whole backward, as in PyTorch and DeepSeek-V3; the zero-bubble paper (arXiv:2401.10241)
+writes B for our I. PyTorch's pipelining has UNSHARD, RESHARD and REDUCE_GRAD for a stage's GATHER,
+RELEASE and REDUCE.
 """
 
 import re
@@ -39,8 +46,9 @@ PLAIN = (*AT_END, "PAIR")  # without index and stage
 class Action(NamedTuple):
     """One instruction.
 
-    index: counts microbatches; for GATHER, RELEASE, SUM and REDUCE buckets.  part: of a computation; of a SUM the number of its axis,
-    if the bucket has two; of a REDUCE the microbatch.
+    index: counts microbatches; for GATHER, RELEASE, SUM and REDUCE buckets.
+    part: of a computation; of a SUM the number of its axis, if the bucket has two; of a REDUCE the
+    microbatch.
     """
 
     kind: str
@@ -127,13 +135,20 @@ def parse(text: str) -> Action:
 
 def _refuse_misfit(action: Action, text: str) -> None:
     kind, index, _, part = action
-    text, kind = text[:100], kind[:100]
+    text = text[:100]
+    kind = kind[:100]
     if kind not in INDEXED + PLAIN:
         raise ScheduleError(f"{text!r}: unknown instruction {kind}; there are {' '.join(INDEXED + PLAIN)}")
     if (index is None) != (kind in PLAIN):
-        raise ScheduleError(f"{text!r}: {kind} {'has no index and no stage' if kind in PLAIN else f'needs both, as in {kind}3@1'}")
+        raise ScheduleError(
+            f"{text!r}: {kind} "
+            f"{'has no index and no stage' if kind in PLAIN else f'needs both, as in {kind}3@1'}"
+        )
     if part is not None and kind not in (*COMPUTE, *OF_GRADIENTS):
-        raise ScheduleError(f"{text!r}: only {' '.join(COMPUTE)} have parts, SUM axes and REDUCE microbatches, {kind} has none of them")
+        raise ScheduleError(
+            f"{text!r}: only {' '.join(COMPUTE)} have parts, SUM axes and REDUCE microbatches, {kind} has "
+            "none of them"
+        )
 
 
 def parse_program(text: str) -> list[Action]:
@@ -151,9 +166,15 @@ def parse_program(text: str) -> list[Action]:
 def format_program(actions: Iterable[Action], width: int = 100, first: str = "") -> str:
     """Write actions as text of at most `width` columns a line; `parse_program` reads it back exactly.
 
-    first: what the text begins with, as a line of a table does; the lines after it are then indented.
+    first: what the text begins with, as a line of a table does; the lines after it are then
+    indented.
     """
     words = " ".join(map(str, actions))
     return textwrap.fill(
-        words, width, break_long_words=False, break_on_hyphens=False, initial_indent=first, subsequent_indent="  " * bool(first)
+        words,
+        width,
+        break_long_words=False,
+        break_on_hyphens=False,
+        initial_indent=first,
+        subsequent_indent="  " * bool(first),
     )

@@ -1,4 +1,7 @@
-"""What a correct set of programs obeys with its buckets: parameters are there when needed, and gradients complete when reduced."""
+"""What a correct set of programs obeys with its buckets.
+
+Parameters are there when needed, and gradients complete when reduced.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,12 +20,15 @@ from mpitrain.schedules.sums import Chains
 def parameters_resident(needs: Needs, residency: Residency | None) -> None:
     """Demand that each part finds the buckets it needs, and that none are held but those it may have.
 
-    A rank gathers buckets of its own stages, each only while it isn't held, and releases all of them. With until="step" each is
-    gathered once. Without a residency it isn't known which part needs what.
+    A rank gathers buckets of its own stages, each only while it isn't held, and releases all of
+    them. With until="step" each is gathered once. Without a residency it isn't known which part
+    needs what.
     """
     for rank, program in enumerate(needs.programs):
         windows = [*residency.windows(program), []] if residency else []
-        held, passed, places = _Held(needs, rank), 0, (Place(rank, position) for position in count())
+        held = _Held(needs, rank)
+        passed = 0
+        places = (Place(rank, position) for position in count())
         for group in grouped(program):
             for action, place in zip(group, places):
                 if action.kind == "GATHER":
@@ -38,21 +44,29 @@ def parameters_resident(needs: Needs, residency: Residency | None) -> None:
 
 
 class _Held:
-    """The buckets that one rank holds while its program is read: where each was gathered, or else last released."""
+    """The buckets that one rank holds while its program is read.
+
+    Where each was gathered, or else last released.
+    """
 
     def __init__(self, needs: Needs, rank: int):
-        self.needs, self.rank = needs, rank
+        self.needs = needs
+        self.rank = rank
         self.gathered: dict[Key, Place] = {}
         self.released: dict[Key, Place] = {}
 
     def gather(self, place: Place, action: Action, *, once: bool) -> None:
         key = (action.stage, action.index)
         if self.needs.rank_of.get(action.stage) != self.rank:
-            raise Flaw(place, f"{action}: stage {action.stage} is on rank {self.needs.rank_of.get(action.stage)}")
+            raise Flaw(
+                place, f"{action}: stage {action.stage} is on rank {self.needs.rank_of.get(action.stage)}"
+            )
         if key in self.gathered:
             raise Flaw(place, f"{action} again; what {self.gathered[key]} has gathered was not released")
         if once and key in self.released:
-            raise Flaw(place, f"{action} again, after its release at {self.released[key]}; needed once a step")
+            raise Flaw(
+                place, f"{action} again, after its release at {self.released[key]}; needed once a step"
+            )
         self.gathered[key] = place
 
     def release(self, place: Place, action: Action) -> None:
@@ -74,7 +88,11 @@ class _Held:
         for (stage, bucket), since in self.gathered.items():
             if (stage, bucket) not in wanted:
                 names = ", ".join(f"{bucket}@{stage}" for stage, bucket in wanted) or "none"
-                raise Flaw(place, f"{action}: bucket {bucket}@{stage}, gathered at {since}, is in the way; wanted here: {names}")
+                raise Flaw(
+                    place,
+                    f"{action}: bucket {bucket}@{stage}, gathered at {since}, is in the way; wanted here: "
+                    f"{names}",
+                )
 
     def refuse_any(self) -> None:
         for (stage, bucket), since in self.gathered.items():
@@ -86,10 +104,13 @@ class _Held:
 
 
 def reductions_follow(needs: Needs, *, each: bool = False) -> None:
-    """Demand each SUM and REDUCE of each bucket once, after everything that adds to the bucket. (One another they need, see needs.)
+    """Demand each SUM and REDUCE of each bucket once, after everything that adds to the bucket.
 
-    each: one REDUCE for every microbatch, after everything of it that adds to the bucket, and before anything of another does; but of
-    what is summed over other axes first, which is reduced once.
+    (One another they need, see needs.)
+
+    each: one REDUCE for every microbatch, after everything of it that adds to the bucket, and
+    before anything of another does; but of what is summed over other axes first, which is reduced
+    once.
     """
     _all_there(needs, each)
     added: dict[Key, Action] = {}  # by bucket: what it has of a microbatch that isn't reduced yet
@@ -100,21 +121,33 @@ def reductions_follow(needs: Needs, *, each: bool = False) -> None:
                 raise Flaw(there, f"{first} starts before {action} at {place} has added to its bucket")
             earlier = added.setdefault((first.stage, first.index), action)
             if first.kind == "REDUCE" and each and earlier.index != action.index:
-                raise Flaw(place, f"{action} adds to bucket {first.index} of stage {first.stage} before that of {earlier} is reduced")
+                raise Flaw(
+                    place,
+                    f"{action} adds to bucket {first.index} of stage {first.stage} before that of {earlier} "
+                    "is reduced",
+                )
         if action.kind == "REDUCE":
             added.pop((action.stage, action.index), None)
 
 
 def sums_meet(needs: Needs) -> None:
-    """Demand that two pipeline ranks start the sums of the axis that joins them in one order: by it they are matched."""
-    started: dict[tuple[int, int, str], list[tuple[Place, Action]]] = defaultdict(list)  # by rank, the other rank, and axis
+    """Demand that two pipeline ranks start the sums of the axis that joins them in one order.
+
+    By it they are matched.
+    """
+    # by rank, the other rank, and axis
+    started: dict[tuple[int, int, str], list[tuple[Place, Action]]] = defaultdict(list)
     for place, action in needs.steps:
         if other := needs.chains.partner(action):
             started[place.rank, needs.place[other].rank, needs.chains.axis(action)].append((place, action))
     for (rank, other, axis), sums in started.items():
         for (place, action), (there, found) in zip(sums, started[other, rank, axis]):
             if needs.chains.partner(action) != found:
-                raise Flaw(place, f"{action} meets {needs.chains.partner(action)}, but what rank {other} starts then is {found} ({there})")
+                raise Flaw(
+                    place,
+                    f"{action} meets {needs.chains.partner(action)}, but what rank {other} starts then is "
+                    f"{found} ({there})",
+                )
 
 
 def _chains_of(needs: Needs, action: Action, each: bool) -> Iterator[list[Action]]:
@@ -128,12 +161,16 @@ def _chains_of(needs: Needs, action: Action, each: bool) -> Iterator[list[Action
 
 
 def _all_there(needs: Needs, each: bool) -> None:
-    wanted = {member for _, action in needs.steps for chain in _chains_of(needs, action, each) for member in chain}
+    wanted = {
+        member for _, action in needs.steps for chain in _chains_of(needs, action, each) for member in chain
+    }
     started = {action: place for action, place in needs.place.items() if action.kind in OF_GRADIENTS}
     for action in sorted(wanted - started.keys(), key=str):
         raise Flaw(needs.end(needs.rank_of[action.stage]), f"the program ends without {action}")
     for action in sorted(started.keys() - wanted, key=lambda action: started[action]):
-        raise Flaw(started[action], f"{action}: {_what_there_is(needs.chains, (action.stage, action.index), each)}")
+        raise Flaw(
+            started[action], f"{action}: {_what_there_is(needs.chains, (action.stage, action.index), each)}"
+        )
 
 
 def _what_there_is(chains: Chains, key: Key, each: bool) -> str:

@@ -1,7 +1,8 @@
 """From a schedule's name to its table: the one place that knows all families.
 
-A family whose ranks hold one stage each is a function of (num_stages, num_microbatches, stage); a family with its own placement
-is a function of (num_ranks, num_microbatches, options) that returns the rows of all ranks. Placements:
+A family whose ranks hold one stage each is a function of (num_stages, num_microbatches, stage); a
+family with its own placement is a function of (num_ranks, num_microbatches, options) that returns
+the rows of all ranks. Placements:
 
     plain     stage s on rank s; each copy of dualpipe, the second backwards
     looped    stage s on rank s mod p: around and around
@@ -42,7 +43,11 @@ class Family(NamedTuple):
 
 def _stage_per_rank(order: Callable[[int, int, int], list[Action]]) -> Family:
     """Place stage s on rank s."""
-    return Family(lambda num_ranks, num_microbatches, _: [order(num_ranks, num_microbatches, stage) for stage in range(num_ranks)])
+    return Family(
+        lambda num_ranks, num_microbatches, _: [
+            order(num_ranks, num_microbatches, stage) for stage in range(num_ranks)
+        ]
+    )
 
 
 FAMILIES: dict[str, Family] = {
@@ -83,7 +88,9 @@ def chunks_of(name: str, asked: int | None) -> int:
         return asked or 2
     fixed = 2 if FAMILIES[name].placed == "v" else 1
     if asked not in (None, fixed):
-        raise ScheduleError(f"{name}: found {asked} chunks, needed {fixed} a rank; leave it out or choose {', '.join(LOOPED)}")
+        raise ScheduleError(
+            f"{name}: found {asked} chunks, needed {fixed} a rank; leave it out or choose {', '.join(LOOPED)}"
+        )
     return fixed
 
 
@@ -96,22 +103,34 @@ def placement(name: str, num_ranks: int, chunks: int) -> tuple[int, ...]:
 def build(name: str, num_ranks: int, num_microbatches: int, options: Options = DEFAULTS) -> Table:
     """Build the table of a named schedule for `num_ranks` pipeline ranks.
 
-    Raises ScheduleError for an unknown name, an option it has no use for, or a size it is not defined for.
+    Raises ScheduleError for an unknown name, an option it has no use for, or a size it is not
+    defined for.
     """
     require_known(name)
     if num_ranks < 1:
-        raise ScheduleError(f"{name}: found {num_ranks} stages, needed at least 1; each stage is a slice of the model's blocks")
+        raise ScheduleError(
+            f"{name}: found {num_ranks} stages, needed at least 1; each stage is a slice of the model's "
+            "blocks"
+        )
     if num_microbatches < 1:
-        raise ScheduleError(f"{name}: found {num_microbatches} microbatches, needed at least 1; raise batch.global or lower batch.micro")
+        raise ScheduleError(
+            f"{name}: found {num_microbatches} microbatches, needed at least 1; raise batch.global or lower "
+            "batch.micro"
+        )
     family = FAMILIES[name]
     for option in options.given():
         if option not in family.takes:
-            raise ScheduleError(f"{name}: {option} has no effect on it; it takes {', '.join(family.takes) or 'no options'}")
+            raise ScheduleError(
+                f"{name}: {option} has no effect on it; it takes {', '.join(family.takes) or 'no options'}"
+            )
     for option in ("chunks", "group", "segments"):
         if (number := getattr(options, option)) is not None and number < 1:
             raise ScheduleError(f"{name}: found {option} = {number}, needed at least 1")
-    segments, chunks = options.segments or SEGMENTS if "segments" in family.takes else 1, chunks_of(name, options.chunks)
+    segments = options.segments or SEGMENTS if "segments" in family.takes else 1
+    chunks = chunks_of(name, options.chunks)
     size = f"found {num_ranks:,} ranks x {num_microbatches:,} microbatches"
     size += f" x {chunks:,} chunks" * (chunks > 1) + f" x {segments:,} segments" * (segments > 1)
     require_size(name, num_ranks * num_microbatches * chunks * segments, size)
-    return make_table(name, family.rows(num_ranks, num_microbatches, options), copies=family.copies, segments=segments)
+    return make_table(
+        name, family.rows(num_ranks, num_microbatches, options), copies=family.copies, segments=segments
+    )

@@ -43,16 +43,19 @@ def check(
 ) -> Report:
     """Prove that the lowered programs of all pipeline ranks compute one step, and return a Report.
 
-    Every stage sees every microbatch exactly once forward and once backward; whatever an action needs comes before it or is
-    received; every message has its two ends; gradients are summed in ascending microbatch order; the update comes last; and
-    all ranks reach their end although no send is buffered. Sends are started without blocking and waited for at the end of
-    the step; with `blocking_sends` each send waits for its receive at once, under which GPipe still ends and 1F1B doesn't.
-    With `reduces`, as given to `lower`, every bucket is summed and reduced once and after all that adds to it, and ranks start the sums
-    that join them in one order; with `reduce_each`, it is reduced once for every microbatch, and before the next one adds to it, unless
-    it is summed over other axes first. With `residency`, every part finds the buckets it needs gathered and not
+    Every stage sees every microbatch exactly once forward and once backward; whatever an action
+    needs comes before it or is received; every message has its two ends; gradients are summed in
+    ascending microbatch order; the update comes last; and all ranks reach their end although no
+    send is buffered. Sends are started without blocking and waited for at the end of the step; with
+    `blocking_sends` each send waits for its receive at once, under which GPipe still ends and 1F1B
+    doesn't. With `reduces`, as given to `lower`, every bucket is summed and reduced once and after
+    all that adds to it, and ranks start the sums that join them in one order; with `reduce_each`,
+    it is reduced once for every microbatch, and before the next one adds to it, unless it is summed
+    over other axes first. With `residency`, every part finds the buckets it needs gathered and not
     released, and no more are held than that allows; at the end all that was gathered is released.
 
-    Raises ScheduleError naming rank, position (from 0), instruction and what it waits for, with the grid of the schedule.
+    Raises ScheduleError naming rank, position (from 0), instruction and what it waits for, with the
+    grid of the schedule.
     """
     if not programs:
         raise ScheduleError("found no programs, needed one for each pipeline rank")
@@ -71,14 +74,18 @@ def check(
         num_microbatches,
         num_actions=sum(map(len, programs)),
         num_messages=sum(action.kind in SENDS for program in programs for action in program),
-        peak_in_flight=_peak_in_flight(needs) if train else (0,) * len(programs),  # evaluation keeps nothing
+        # evaluation keeps nothing
+        peak_in_flight=_peak_in_flight(needs) if train else (0,) * len(programs),
         gathers=tuple(sum(action.kind == "GATHER" for action in program) for program in programs),
         peak_resident=tuple(map(_peak_resident, programs)),
     )
 
 
 def check_table(table: Table) -> None:
-    """Refuse a table that isn't complete, or on one rank not in order, in its own words: those of a user, before messages are added."""
+    """Refuse a table that isn't complete, or on one rank not in order, in its own words.
+
+    Those of a user, before messages are added.
+    """
     needs = Needs(table.ranks, copies=table.copies, segments=table.segments)
     try:
         rules.nothing_twice(needs)
@@ -87,7 +94,9 @@ def check_table(table: Table) -> None:
         rules.gradients_ascend(needs)
     except rules.Flaw as flaw:
         waits = play(needs) == list(map(len, table.ranks))
-        raise ScheduleError(f"{table.name}: {flaw.args[0]}\n\n{grid(table, mark=flaw.place, waits=waits)}") from None
+        raise ScheduleError(
+            f"{table.name}: {flaw.args[0]}\n\n{grid(table, mark=flaw.place, waits=waits)}"
+        ) from None
 
 
 def _num_parts(reduces: Sequence[Reduction] | None, residency: Residency | None) -> list[int] | None:
@@ -97,7 +106,9 @@ def _num_parts(reduces: Sequence[Reduction] | None, residency: Residency | None)
     return None if reduces is None else [reduction.num_parts for reduction in reduces]
 
 
-def _prove(needs: Needs, num_stages: int, num_microbatches: int, num_parts: Sequence[int] | None, train: bool) -> None:
+def _prove(
+    needs: Needs, num_stages: int, num_microbatches: int, num_parts: Sequence[int] | None, train: bool
+) -> None:
     """Apply all rules of computations and messages that need no playing. Each may rely on those before it."""
     rules.nothing_foreign(needs, num_stages, num_microbatches)
     rules.nothing_twice(needs)
@@ -110,7 +121,9 @@ def _prove(needs: Needs, num_stages: int, num_microbatches: int, num_parts: Sequ
     rules.update_at_end(needs, train)
 
 
-def _prove_buckets(needs: Needs, reduces: Sequence[Reduction] | None, residency: Residency | None, reduce_each: bool) -> None:
+def _prove_buckets(
+    needs: Needs, reduces: Sequence[Reduction] | None, residency: Residency | None, reduce_each: bool
+) -> None:
     bucket_rules.parameters_resident(needs, residency)
     if reduces is not None:
         bucket_rules.reductions_follow(needs, each=reduce_each)
@@ -118,7 +131,9 @@ def _prove_buckets(needs: Needs, reduces: Sequence[Reduction] | None, residency:
 
 
 def _peak_in_flight(needs: Needs) -> tuple[int, ...]:
-    """Count, per rank, the most stashes held at once: from the start of a forward to the end of its B or W."""
+    """Count, per rank, the most stashes held at once: from the start of a forward to the end of its
+    B or W.
+    """
     peaks = []
     for program in needs.programs:
         held = peak = 0
@@ -131,4 +146,6 @@ def _peak_in_flight(needs: Needs) -> tuple[int, ...]:
 
 
 def _peak_resident(program: Sequence[Action]) -> int:
-    return max(accumulate(((action.kind == "GATHER") - (action.kind == "RELEASE") for action in program), initial=0))
+    return max(
+        accumulate(((action.kind == "GATHER") - (action.kind == "RELEASE") for action in program), initial=0)
+    )

@@ -1,15 +1,19 @@
-"""Read a user's table from CSV, and write one: one row per rank, one cell per action, empty cells for bubbles.
+"""Read a user's table from CSV, and write one.
+
+One row per rank, one cell per action, empty cells for bubbles.
 
     F0@0,F1@0,,,B0@0,B1@0          our tokens
     ,F0@1,B0@1,F1@1,B1@1,
 
-    0F0,0F1,,,0B0,0B1              or PyTorch's, as its schedules' _dump_csv writes them: stage, letter, microbatch
+    0F0,0F1,,,0B0,0B1              or PyTorch's, as its schedules' _dump_csv writes them: stage,
+                                   letter, microbatch
     ,1F0,1B0,1F1,1B1,
 
     (0F2;3B1)OVERLAP_F_B           PyTorch's pair, our three cells PAIR,F2@0,B1@3
 
-Bubbles are left out: when an action starts follows from what it waits for. Rows `copies,2` or `segments,4` say what the lines of that
-name say in the text form, and a row whose first cell begins with # is a comment.
+Bubbles are left out: when an action starts follows from what it waits for. Rows `copies,2` or
+`segments,4` say what the lines of that name say in the text form, and a row whose first cell begins
+with # is a comment.
 """
 
 import csv
@@ -25,7 +29,10 @@ _NUMBER = re.compile("[1-9][0-9]{0,3}")
 
 
 def read_csv_rows(text: str, name: str = "user") -> tuple[Rows, dict[str, int]]:
-    """Read what the cells of each rank say, and the heads. Raises ScheduleError naming row and column, counted from 1."""
+    """Read what the cells of each rank say, and the heads.
+
+    Raises ScheduleError naming row and column, counted from 1.
+    """
     ranks: Rows = []
     heads: dict[str, int] = {}
     for number, row in enumerate(_rows(text, name), start=1):
@@ -53,7 +60,8 @@ def _rows(text: str, name: str) -> Iterator[list[str]]:
 
 
 def _add_head(heads: dict[str, int], where: str, row: list[str]) -> None:
-    what, numbers = row[0].strip(), [cell.strip() for cell in row[1:] if cell.strip()]
+    what = row[0].strip()
+    numbers = [cell.strip() for cell in row[1:] if cell.strip()]
     if len(numbers) != 1 or not _NUMBER.fullmatch(numbers[0]):
         raise ScheduleError(f"{where}: found {','.join(row)[:100]}, needed a number as in {what},2")
     try:

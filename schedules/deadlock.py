@@ -10,7 +10,8 @@ from mpitrain.schedules.rules import Flaw
 def no_deadlock(needs: Needs, *, blocking_sends: bool = False) -> None:
     """Play all ranks to their end. Raises a Flaw that names each rank of a cycle of waits.
 
-    The programs must obey the other rules: a rank then only ever waits for the other end of a message, or of a sum.
+    The programs must obey the other rules: a rank then only ever waits for the other end of a
+    message, or of a sum.
     """
     cursors = play(needs, blocking_sends=blocking_sends)
     stuck = [rank for rank, program in enumerate(needs.programs) if cursors[rank] < len(program)]
@@ -22,7 +23,10 @@ def no_deadlock(needs: Needs, *, blocking_sends: bool = False) -> None:
 
 
 def _cycle(needs: Needs, cursors: list[int], rank: int) -> list[tuple[Place, Action, Action]]:
-    """Follow the waits from a stuck rank until they come back; return (place, action, what it waits for) of that cycle."""
+    """Follow the waits from a stuck rank until they come back.
+
+    Return (place, action, what it waits for) of that cycle.
+    """
     path: dict[int, tuple[Place, Action, Action]] = {}
     while rank not in path:
         action = needs.programs[rank][cursors[rank]]
@@ -36,15 +40,17 @@ def _cycle(needs: Needs, cursors: list[int], rank: int) -> list[tuple[Place, Act
 def play(needs: Needs, *, blocking_sends: bool = False) -> list[int]:
     """Run the programs until none can go on; return each rank's cursor.
 
-    Sends have rendezvous semantics, nothing is buffered: started without blocking (MPI_Isend) and completed when the receive is
-    reached; receives block. With `blocking_sends` a send blocks too, until its receive is reached. Sums are started without blocking;
-    what takes the result of one blocks until every rank has started it. What can run doesn't depend on who goes first, so one order
-    stands for all. A cursor short of its program's end means deadlock.
+    Sends have rendezvous semantics, nothing is buffered: started without blocking (MPI_Isend) and
+    completed when the receive is reached; receives block. With `blocking_sends` a send blocks too,
+    until its receive is reached. Sums are started without blocking; what takes the result of one
+    blocks until every rank has started it. What can run doesn't depend on who goes first, so one
+    order stands for all. A cursor short of its program's end means deadlock.
     """
     cursors = [0] * len(needs.programs)
     done: set[Action] = set()
     ready = deque(range(len(cursors)))
-    waiting: dict[Action, list[int]] = defaultdict(list)  # ranks, by what they wait for: that it is done, or a receive is reached
+    # ranks, by what they wait for: that it is done, or a receive is reached
+    waiting: dict[Action, list[int]] = defaultdict(list)
 
     def missing(action: Action) -> Action | None:
         """Return what an action waits for, if it can't run yet."""

@@ -32,23 +32,32 @@ WIDTH = 132
 MOST_LINES = 70  # of a grid on the screen
 
 
-def grid(schedule: Table | Programs, mark: tuple[int, int] | None = None, width: int = WIDTH, *, waits: bool = True) -> str:
-    """Draw a table or programs: F takes one tick, B two, I and W one; dots are bubbles, and messages take no time.
+def grid(
+    schedule: Table | Programs, mark: tuple[int, int] | None = None, width: int = WIDTH, *, waits: bool = True
+) -> str:
+    """Draw a table or programs: F takes one tick, B two, I and W one.
 
-    A split backward is drawn as one, where its last part stands. `mark=(rank, position)` puts a `!` behind the computation at,
-    or next after, that position. Rows longer than `width` columns go on below; a marked drawing keeps only the piece with the
-    mark. Programs that can't be played to their end are drawn without waits (`waits=False`), and say so.
+    Dots are bubbles, and messages take no time.
+
+    A split backward is drawn as one, where its last part stands. `mark=(rank, position)` puts a `!`
+    behind the computation at, or next after, that position. Rows longer than `width` columns go on
+    below; a marked drawing keeps only the piece with the mark. Programs that can't be played to
+    their end are drawn without waits (`waits=False`), and say so.
     """
     programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
     rows = _rows(programs)
     timeline = _played(programs) if waits else None
     if timeline:
-        starts, remark = _starts(timeline), f"bubble {timeline.bubble:.1%} of"
+        starts = _starts(timeline)
+        remark = f"bubble {timeline.bubble:.1%} of"
     else:
-        starts, remark = _back_to_back(rows), "drawn without waits, as these programs can't be played to their end:"
+        starts = _back_to_back(rows)
+        remark = "drawn without waits, as these programs can't be played to their end:"
     span = max((times[-1] + UNIT[row[-1].kind] for row, times in zip(rows, starts) if row), default=0)
     segments = schedule.segments if isinstance(schedule, Table) else 1
-    labels = _labels(rows, segments, _marked(schedule.ranks if isinstance(schedule, Table) else schedule, mark))
+    labels = _labels(
+        rows, segments, _marked(schedule.ranks if isinstance(schedule, Table) else schedule, mark)
+    )
     column = 1 + max((len(label.rstrip("!")) for row in labels for label in row), default=1)
     lines = [_line(*row, span, column) for row in zip(rows, starts, labels, map(_paired, programs, rows))]
     bands = _bands(lines, span, column, width)
@@ -58,7 +67,10 @@ def grid(schedule: Table | Programs, mark: tuple[int, int] | None = None, width:
 
 
 def least_lines(table: Table, width: int = WIDTH) -> int:
-    """Estimate the lines of a table's grid, bubbles left out: drawing a large one only to find that it is large takes seconds."""
+    """Estimate the lines of a table's grid, bubbles left out.
+
+    Drawing a large one only to find that it is large takes seconds.
+    """
     ticks = max(sum(UNIT.get(action.kind, 0) for action in actions) for actions in table.ranks)
     column = len(f"F{table.num_microbatches // table.segments - 1} ")
     return math.ceil(ticks * column / width) * (len(table.ranks) + 1)
@@ -70,7 +82,10 @@ def least_lines(table: Table, width: int = WIDTH) -> int:
 def _whole(programs: Programs) -> Rows:
     """Draw a split backward as one, where its last part stands."""
     last_part = Needs(programs).last_part
-    return [[a._replace(part=None) for a in program if a.kind not in COMPUTE or last_part[a[:3]] == a] for program in programs]
+    return [
+        [a._replace(part=None) for a in program if a.kind not in COMPUTE or last_part[a[:3]] == a]
+        for program in programs
+    ]
 
 
 def _rows(programs: Programs) -> Rows:
@@ -106,7 +121,14 @@ def _marked(programs: Programs, mark: tuple[int, int] | None) -> tuple[int, Acti
     if mark is None:
         return None
     rank, position = mark
-    return next(((rank, action._replace(part=None)) for action in programs[rank][position:] if action.kind in COMPUTE), None)
+    return next(
+        (
+            (rank, action._replace(part=None))
+            for action in programs[rank][position:]
+            if action.kind in COMPUTE
+        ),
+        None,
+    )
 
 
 def _labels(rows: Rows, segments: int, marked: tuple[int, Action] | None) -> list[list[str]]:
@@ -119,7 +141,11 @@ def _labels(rows: Rows, segments: int, marked: tuple[int, Action] | None) -> lis
             return str(action) + "!" * ((rank, action) == marked)
         chunk = stages[rank].index(action.stage)
         kind = action.kind.lower() if most == 2 and chunk else action.kind
-        return f"{kind}{microbatch_label(action.index, segments)}" + f".{chunk}" * (most > 2) + "!" * ((rank, action) == marked)
+        return (
+            f"{kind}{microbatch_label(action.index, segments)}"
+            + f".{chunk}" * (most > 2)
+            + "!" * ((rank, action) == marked)
+        )
 
     return [[label(rank, action) for action in row] for rank, row in enumerate(rows)]
 
@@ -134,12 +160,20 @@ def microbatch_label(index: int, segments: int) -> str:
 
 def _paired(program: Sequence[Action], row: Sequence[Action]) -> set[Action]:
     """Return the forwards of a row that run together with the backward after them, whole or in parts."""
-    pairs = {tuple(member._replace(part=None) for member in group[1:]) for group in grouped(program) if group[0] == PAIR}
+    pairs = {
+        tuple(member._replace(part=None) for member in group[1:])
+        for group in grouped(program)
+        if group[0] == PAIR
+    }
     return {forward for forward, following in zip(row, row[1:]) if (forward, following) in pairs}
 
 
-def _line(row: list[Action], starts: list[int], labels: list[str], paired: set[Action], span: int, column: int) -> str:
-    """Write one rank's row, `column` characters a tick; a cell longer than a tick is drawn out with dashes."""
+def _line(
+    row: list[Action], starts: list[int], labels: list[str], paired: set[Action], span: int, column: int
+) -> str:
+    """Write one rank's row, `column` characters a tick; a cell longer than a tick is drawn out with
+    dashes.
+    """
     idle = ".".ljust(column)
     line = ""
     for action, start, label in zip(row, starts, labels):
@@ -159,5 +193,7 @@ def _bands(lines: list[str], span: int, column: int, width: int) -> list[str]:
     bands = []
     for left in range(0, span * column, ticks * column):
         pieces = [line[left : left + ticks * column] for line in (header, *lines)]
-        bands.append("\n".join((name.ljust(margin) + piece).rstrip() for name, piece in zip(["tick", *names], pieces)))
+        bands.append(
+            "\n".join((name.ljust(margin) + piece).rstrip() for name, piece in zip(["tick", *names], pieces))
+        )
     return bands

@@ -8,8 +8,9 @@ def gpipe(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
 
     each stage:  F0 F1 F2 F3 B0 B1 B2 B3
 
-    Every microbatch is in flight at once. The paper runs the backward from the last microbatch to the first; we run it
-    ascending, as every schedule here does, so that gradients are summed in one order and bits don't depend on the schedule.
+    Every microbatch is in flight at once. The paper runs the backward from the last microbatch to
+    the first; we run it ascending, as every schedule here does, so that gradients are summed in one
+    order and bits don't depend on the schedule.
     """
     forward = [F(m, stage) for m in range(num_microbatches)]
     return forward + [B(m, stage) for m in range(num_microbatches)]

@@ -1,7 +1,10 @@
-"""Read what a run measured, and predict it: its own times of computations and messages, played by the simulator.
+"""Read what a run measured, and predict it.
 
-A trace holds every instruction of some steps: when it began and ended, on clocks that agree. A receive lasts as long as the rank
-waited, a send only until it was started. The update at the end of a step is left out: it waits for all ranks.
+Its own times of computations and messages, played by the simulator.
+
+A trace holds every instruction of some steps: when it began and ended, on clocks that agree. A
+receive lasts as long as the rank waited, a send only until it was started. The update at the end of
+a step is left out: it waits for all ranks.
 """
 
 import json
@@ -17,7 +20,8 @@ from mpitrain.schedules.simulate import Link, Timeline, simulate
 
 LATEST_MS = 1e15  # of a clock that began with this century or the last
 
-Key = tuple[str, int | None, int | None]  # kind, stage, part: what takes the same time in every microbatch
+# kind, stage, part: what takes the same time in every microbatch
+Key = tuple[str, int | None, int | None]
 
 
 class Trace(NamedTuple):
@@ -36,10 +40,11 @@ class Trace(NamedTuple):
 class Costs(NamedTuple):
     """What one step's instructions took, in milliseconds.
 
-    An instruction counts from the end of the one before it, so that what lies between them isn't lost; of a receive counts only what
-    comes before the wait, and of one that stands several times the mean. latency: from the end of a send until a rank that was waiting
-    for it goes on, on average. taking: the part of it that a rank also needs for a message that was there before. lead: when each rank
-    begins, after the first of them.
+    An instruction counts from the end of the one before it, so that what lies between them isn't
+    lost; of a receive counts only what comes before the wait, and of one that stands several times
+    the mean. latency: from the end of a send until a rank that was waiting for it goes on, on
+    average. taking: the part of it that a rank also needs for a message that was there before.
+    lead: when each rank begins, after the first of them.
     """
 
     times: dict[Action, float]
@@ -52,9 +57,12 @@ class Costs(NamedTuple):
 
 
 def read_trace(text: str, name: str = "trace") -> Trace:
-    """Read a trace in Chrome's format. The first step is left out if there are more: a run's first step is slower.
+    """Read a trace in Chrome's format.
 
-    Raises ScheduleError naming the event that is damaged, or the rank or step that differs from the others.
+    The first step is left out if there are more: a run's first step is slower.
+
+    Raises ScheduleError naming the event that is damaged, or the rank or step that differs from the
+    others.
     """
     try:
         return _trace(_content(text))
@@ -80,14 +88,20 @@ def _trace(content: dict[str, Any]) -> Trace:
         raise ScheduleError("found no instructions")
     steps = sorted({step for step, _ in rows})
     kept = steps[1:] or steps
-    timelines = [_timeline(f"step {step}, replica {replica}", ranks) for (step, replica), ranks in sorted(rows.items()) if step in kept]
+    timelines = [
+        _timeline(f"step {step}, replica {replica}", ranks)
+        for (step, replica), ranks in sorted(rows.items())
+        if step in kept
+    ]
     for timeline in timelines:
         if timeline.programs != timelines[0].programs:
             raise ScheduleError("steps or replicas ran different programs")
-    simulate(timelines[0].programs)  # finds an instruction that is missing while the file's name is still known
+    # finds an instruction that is missing while the file's name is still known
+    simulate(timelines[0].programs)
     other = content.get("otherData")
     about = other if isinstance(other, dict) else {}
-    segments, copies = about.get("segments", 1), about.get("copies", 1)
+    segments = about.get("segments", 1)
+    copies = about.get("copies", 1)
     for what, number in (("segments", segments), ("copies", copies)):
         if type(number) is not int or not 1 <= number < 10_000:
             raise ScheduleError(f"otherData has {what} {_start_of(number)}")
@@ -104,10 +118,16 @@ def _rows(events: list) -> dict[tuple[int, int], dict[int, list[Event]]]:
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
         try:
-            step, replica, rank = event["args"]["step"], event["pid"], event["tid"]
-            begin, duration, action = float(event["ts"]) / 1000, float(event["dur"]) / 1000, parse(event["name"])
+            step = event["args"]["step"]
+            replica = event["pid"]
+            rank = event["tid"]
+            begin = float(event["ts"]) / 1000
+            duration = float(event["dur"]) / 1000
+            action = parse(event["name"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ScheduleError(f"event {position} is damaged: {type(error).__name__} {error} in {_start_of(event)}") from None
+            raise ScheduleError(
+                f"event {position} is damaged: {type(error).__name__} {error} in {_start_of(event)}"
+            ) from None
         whole = all(type(number) is int and 0 <= number < 2**31 for number in (step, replica, rank))
         if not (whole and abs(begin) <= LATEST_MS and 0 <= duration <= LATEST_MS):  # nan is neither
             raise ScheduleError(f"event {position} is damaged: {_start_of(event)}")
@@ -151,13 +171,21 @@ def costs(timeline: Timeline) -> Costs:
     times = {action: _mean(found) for action, found in samples.items()}
     latency = _mean(lag for lag, _ in _arrivals(timeline) if lag is not None)
     taking = _mean(took for lag, took in _arrivals(timeline) if lag is None)
-    return Costs(times, latency, min(taking, latency), tuple(starts[0] if starts else 0.0 for starts in timeline.starts))
+    return Costs(
+        times,
+        latency,
+        min(taking, latency),
+        tuple(starts[0] if starts else 0.0 for starts in timeline.starts),
+    )
 
 
 def typical(timelines: Iterable[Timeline]) -> dict[Key, float]:
-    """Return the time of each kind of computation on each stage: the mean over a step's microbatches, then the median over steps.
+    """Return the time of each kind of computation on each stage.
 
-    A median over microbatches would lose what is slow only now and then, as on a machine with fewer cores than ranks.
+    The mean over a step's microbatches, then the median over steps.
+
+    A median over microbatches would lose what is slow only now and then, as on a machine with fewer
+    cores than ranks.
     """
     per_step: dict[Key, list[float]] = defaultdict(list)
     for timeline in timelines:
@@ -171,7 +199,9 @@ def typical(timelines: Iterable[Timeline]) -> dict[Key, float]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    """Return the mean, or 0 of nothing; clocks that differ a little may give less than 0, which isn't a time."""
+    """Return the mean, or 0 of nothing; clocks that differ a little may give less than 0, which
+    isn't a time.
+    """
     values = list(values)
     return max(0.0, mean(values)) if values else 0.0
 
@@ -183,7 +213,9 @@ def _instructions(timeline: Timeline) -> Iterable[tuple[Action, float | None, fl
 
 
 def _arrivals(timeline: Timeline) -> Iterable[tuple[float | None, float]]:
-    """Yield of each message the time from its send's end to its receive's, or None if the receiver came later, and the receive's own."""
+    """Yield of each message the time from its send's end to its receive's, or None if the receiver
+    came later, and the receive's own.
+    """
     sent = {action: end for action, _, _, end in _instructions(timeline) if action.kind in SENDS}
     for action, _, begin, end in _instructions(timeline):
         if action.kind in RECEIVES and partner(action) in sent:
@@ -199,7 +231,9 @@ def predict(timeline: Timeline, costs: Costs) -> Timeline:
 
     Raises ScheduleError if an instruction is missing that another waits for.
     """
-    programs = [[Action("LEAD", rank), *_with_calls(program)] for rank, program in enumerate(timeline.programs)]
+    programs = [
+        [Action("LEAD", rank), *_with_calls(program)] for rank, program in enumerate(timeline.programs)
+    ]
 
     def cost(action: Action) -> float:
         if action.kind == "LEAD":
@@ -212,7 +246,9 @@ def predict(timeline: Timeline, costs: Costs) -> Timeline:
 
 
 def _with_calls(program: Iterable[Action]) -> Iterable[Action]:
-    """Put the time that messages cost their ranks around them: in the simulator they have none of their own."""
+    """Put the time that messages cost their ranks around them: in the simulator they have none of
+    their own.
+    """
     for action in program:
         if action.kind in SENDS + RECEIVES:
             yield action._replace(kind=f"CALL_{action.kind}")
@@ -223,9 +259,12 @@ def _with_calls(program: Iterable[Action]) -> Iterable[Action]:
 
 def _without_calls(played: Timeline, programs: Programs) -> Timeline:
     """Return the timeline of the programs as they were; taking a message is part of its receive."""
-    starts, ends = [], []
+    starts = []
+    ends = []
     for program, began, ended in zip(played.programs, played.starts, played.ends):
-        kept = [i for i, action in enumerate(program) if not action.kind.startswith(("LEAD", "CALL_", "TAKE"))]
+        kept = [
+            i for i, action in enumerate(program) if not action.kind.startswith(("LEAD", "CALL_", "TAKE"))
+        ]
         starts.append([began[i] for i in kept])
         ends.append([ended[i + (program[i].kind in RECEIVES)] for i in kept])
     return Timeline(programs, starts, ends, played.exposed)

@@ -10,8 +10,9 @@ from mpitrain.schedules.table import Table
 def with_messages(table: Table, num_parts: Sequence[int] | None = None) -> list[list[Action]]:
     """Put the receive before each action that needs a message and the send after each that makes one.
 
-    Of a pair both receives come first and both sends last, so that nothing interrupts it. With `num_parts`, of each stage, pairs are
-    walked as pairs of parts; a send then stands right after the last part of what makes it.
+    Of a pair both receives come first and both sends last, so that nothing interrupts it. With
+    `num_parts`, of each stage, pairs are walked as pairs of parts; a send then stands right after
+    the last part of what makes it.
     """
     return [_with_messages(table, actions, num_parts) for actions in table.ranks]
 
@@ -23,11 +24,17 @@ def _with_messages(table: Table, actions: Iterable[Action], num_parts: Sequence[
         messages = [_messages(table, member) for member in members]
         program += [receive for receive, _ in messages if receive]
         sends = {member: send for member, (_, send) in zip(members, messages) if send}
-        program += _in_parts(*members, sends, num_parts) if num_parts and PAIR in group else [*group, *sends.values()]
+        program += (
+            _in_parts(*members, sends, num_parts)
+            if num_parts and PAIR in group
+            else [*group, *sends.values()]
+        )
     return program
 
 
-def _in_parts(forward: Action, backward: Action, sends: Mapping[Action, Action], num_parts: Sequence[int]) -> Iterator[Action]:
+def _in_parts(
+    forward: Action, backward: Action, sends: Mapping[Action, Action], num_parts: Sequence[int]
+) -> Iterator[Action]:
     """Yield a pair as pairs of parts, with its sends."""
     last = {member._replace(part=num_parts[member.stage] - 1): send for member, send in sends.items()}
     for group in part_by_part(forward, backward, num_parts):
@@ -38,7 +45,8 @@ def _in_parts(forward: Action, backward: Action, sends: Mapping[Action, Action],
 def _messages(table: Table, action: Action) -> tuple[Action | None, Action | None]:
     """Return the receive that a computation needs and the send of what it makes."""
     kind, m, stage, _ = action
-    rank_of, in_copy = table.rank_of, stage % table.depth
+    rank_of = table.rank_of
+    in_copy = stage % table.depth
     previous = in_copy > 0 and rank_of[stage - 1] != rank_of[stage]
     following = in_copy + 1 < table.depth and rank_of[stage + 1] != rank_of[stage]
     if kind == "F":

@@ -1,4 +1,7 @@
-"""What waits for what: the dependencies between the actions of all ranks. Order, deadlock and time are all read from here."""
+"""What waits for what: the dependencies between the actions of all ranks.
+
+Order, deadlock and time are all read from here.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +23,12 @@ class Place(NamedTuple):
         return f"rank {self.rank}, position {self.position}"
 
 
-_OTHER_END = {"SEND_F": ("RECV_F", +1), "RECV_F": ("SEND_F", -1), "SEND_B": ("RECV_B", -1), "RECV_B": ("SEND_B", +1)}
+_OTHER_END = {
+    "SEND_F": ("RECV_F", +1),
+    "RECV_F": ("SEND_F", -1),
+    "SEND_B": ("RECV_B", -1),
+    "RECV_B": ("SEND_B", +1),
+}
 
 
 def partner(message: Action) -> Action:
@@ -30,19 +38,30 @@ def partner(message: Action) -> Action:
 
 
 class Needs:
-    """The dependencies of a set of programs, which may be incomplete: an action can need one that nobody issues.
+    """The dependencies of a set of programs, which may be incomplete.
+
+    An action can need one that nobody issues.
 
     steps: every action with its place, rank after rank.
-    place: where each action stands first (NORM UPDATE SPREAD excepted: every rank has them). GATHER and RELEASE stand again.
-    last_part: for (kind, microbatch, stage) the action that ends it, the last part if it is walked in parts.
-    rank_of: the rank of each stage.
-    copies, segments: as in a Table. A segment attends to the segments before it, and so its backward waits for theirs.
+    place: where each action stands first (NORM UPDATE SPREAD excepted: every rank has them). GATHER
+    and RELEASE stand again.
+    last_part: for (kind, microbatch, stage) the action that ends it, the last part if it is walked
+    in parts.
+    rank_of: the rank of each stage. copies, segments: as in a Table. A segment attends to the
+    segments before it, and so its backward waits for theirs.
     reduces: as given to `lower`; without, it isn't known what sums of gradients wait for.
     """
 
-    def __init__(self, programs: Programs, *, copies: int = 1, segments: int = 1, reduces: Sequence[Reduction] = ()):
-        self.programs, self.segments = programs, segments
-        self.steps = [(Place(rank, i), action) for rank, program in enumerate(programs) for i, action in enumerate(program)]
+    def __init__(
+        self, programs: Programs, *, copies: int = 1, segments: int = 1, reduces: Sequence[Reduction] = ()
+    ):
+        self.programs = programs
+        self.segments = segments
+        self.steps = [
+            (Place(rank, i), action)
+            for rank, program in enumerate(programs)
+            for i, action in enumerate(program)
+        ]
         self.place: dict[Action, Place] = {}
         self.last_part: dict[tuple[str, int, int], Action] = {}
         self.rank_of: dict[int, int] = {}
@@ -57,7 +76,9 @@ class Needs:
                 if (action.part or 0) >= (self.last_part.get(action[:3], action).part or 0):
                     self.last_part[action[:3]] = action
         self.depth = (max(self.rank_of, default=0) + 1) // copies or 1
-        ranks = {stage: self.rank_of.get(stage, min(stage, len(programs) - 1)) for stage in range(len(reduces))}
+        ranks = {
+            stage: self.rank_of.get(stage, min(stage, len(programs) - 1)) for stage in range(len(reduces))
+        }
         self.chains = Chains(reduces, ranks, len(reduces) // copies)
 
     def end(self, rank: int) -> Place:
@@ -73,7 +94,11 @@ class Needs:
             case "F":
                 return self._input(m, stage) + self._segment_before(m, stage)
             case "B" | "I":
-                return [self._end("F", m, stage), *self._grad_of_output(m, stage), *self._segment_after(m, stage)]
+                return [
+                    self._end("F", m, stage),
+                    *self._grad_of_output(m, stage),
+                    *self._segment_after(m, stage),
+                ]
             case "W":
                 return [self._end("I", m, stage)]
             case "SEND_F":
@@ -97,7 +122,10 @@ class Needs:
         return 1 + (self.last_part[action[:3]].part or 0)
 
     def _last_of(self, need: Action) -> Action:
-        """Return the last REDUCE of a bucket that is reduced for every microbatch; anything else is as it was."""
+        """Return the last REDUCE of a bucket that is reduced for every microbatch.
+
+        Anything else is as it was.
+        """
         if need.kind != "REDUCE" or need in self.place:
             return need
         return self._last_reduce.get((need.stage, need.index), need)

@@ -1,9 +1,10 @@
 """A table in the field's notation, which `mpitrain schedule --json` prints and other programs read.
 
-    F3   forward      B3  backward for inputs, our I      W3  backward for weights      BW3  whole backward, our B
-    F3.1      on the rank's chunk 1, where ranks have several stages (of a model with two copies: on copy 1)
-    F3.1/s2   segment 2 of the sequence, where microbatches are cut
-    [F3.0|BW1.1]  a pair that runs together
+F3   forward      B3  backward for inputs, our I      W3  backward for weights      BW3  whole backward, our B
+F3.1      on the rank's chunk 1, where ranks have several stages (of a model with two copies: on
+          copy 1)
+F3.1/s2   segment 2 of the sequence, where microbatches are cut
+[F3.0|BW1.1]  a pair that runs together
 """
 
 from mpitrain.schedules.actions import PAIR, Action
@@ -15,17 +16,24 @@ LETTERS = {"F": "F", "B": "BW", "I": "B", "W": "W"}
 def operations(table: Table) -> list[list[str]]:
     """Return the operations of every rank; a pair is one string."""
     chunked = max(map(len, table.chunks)) > 1
-    chunk = {stage: f".{position}" if chunked else "" for stages in table.chunks for position, stage in enumerate(stages)}
+    chunk = {
+        stage: f".{position}" if chunked else ""
+        for stages in table.chunks
+        for position, stage in enumerate(stages)
+    }
 
     def write(action: Action) -> str:
         microbatch, segment = divmod(action.index, table.segments)
-        return f"{LETTERS[action.kind]}{microbatch}{chunk[action.stage]}" + (f"/s{segment}" if table.segments > 1 else "")
+        return f"{LETTERS[action.kind]}{microbatch}{chunk[action.stage]}" + (
+            f"/s{segment}" if table.segments > 1 else ""
+        )
 
     return [_row(actions, write) for actions in table.ranks]
 
 
 def _row(actions: tuple[Action, ...], write) -> list[str]:
-    row, rest = [], iter(actions)
+    row = []
+    rest = iter(actions)
     for action in rest:
         row.append(f"[{write(next(rest))}|{write(next(rest))}]" if action == PAIR else write(action))
     return row

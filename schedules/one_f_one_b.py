@@ -4,7 +4,8 @@ from mpitrain.schedules.actions import Action, B, F
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
-    """Compute order of one stage under 1F1B (PipeDream-Flush, arXiv:2006.09503; arXiv:2104.04473 section 2.2.1).
+    """Compute order of one stage under 1F1B (PipeDream-Flush, arXiv:2006.09503; arXiv:2104.04473
+    section 2.2.1).
 
     For 4 stages, 6 microbatches:
 
@@ -28,10 +29,12 @@ def eager_1f1b(num_stages: int, num_microbatches: int, stage: int) -> list[Actio
     stage 2:  F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7
     stage 3:  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7
 
-    A forward and a backward on each of two neighbours, and two messages, make a cycle. Under 1F1B a stage begins with one forward
-    more than the next, and the cycle is two turns of F + B long: messages are waited for in every turn. Here a stage begins with
-    two more, and the cycle is three turns long. As long as two messages take no longer than one F + B they are hidden, and the
-    makespan is (m + p - 1) (F + B) + 2 (p-1) messages. The first stage holds 2p - 1 microbatches instead of p.
+    A forward and a backward on each of two neighbours, and two messages, make a cycle. Under 1F1B a
+    stage begins with one forward more than the next, and the cycle is two turns of F + B long:
+    messages are waited for in every turn. Here a stage begins with two more, and the cycle is three
+    turns long. As long as two messages take no longer than one F + B they are hidden, and the
+    makespan is (m + p - 1) (F + B) + 2 (p-1) messages. The first stage holds 2p - 1 microbatches
+    instead of p.
     """
     forwards = [F(m, stage) for m in range(num_microbatches)]
     backwards = [B(m, stage) for m in range(num_microbatches)]

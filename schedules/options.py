@@ -6,7 +6,10 @@ from mpitrain.schedules.progress import Told
 
 
 class Times(NamedTuple):
-    """Times of one rank's whole share of layers for one microbatch, in any unit; a chunk takes its equal share."""
+    """Times of one rank's whole share of layers for one microbatch, in any unit.
+
+    A chunk takes its equal share.
+    """
 
     forward: float = 1
     input: float = 1  # backward for inputs
@@ -21,11 +24,14 @@ class Options(NamedTuple):
     """None: the schedule's own choice."""
 
     chunks: int | None = None  # stages per rank
-    group: int | None = None  # microbatches that go through a chunk before the next chunk's turn (interleaved)
+    # microbatches that go through a chunk before the next chunk's turn (interleaved)
+    group: int | None = None
     segments: int | None = None  # of a microbatch's sequence (seq1f1b)
     times: Times | None = None  # measured, for the automatic schedulers
-    memory_limit: float | None = None  # stashes of a whole rank's share of layers, for the automatic schedulers
-    weight_memory: float | None = None  # share of a stash that is still held between I and W, if memory_limit counts bytes
+    # stashes of a whole rank's share of layers, for the automatic schedulers
+    memory_limit: float | None = None
+    # share of a stash that is still held between I and W, if memory_limit counts bytes
+    weight_memory: float | None = None
     told: Told | None = None  # hears how far a search is; changes nothing
 
     def given(self) -> list[str]:
@@ -33,8 +39,14 @@ class Options(NamedTuple):
         return [name for name, value in zip(self._fields, self) if value is not None and name != "told"]
 
     def strict(self) -> "Options":
-        """Count whole stashes against a limit that a user asks for, unless it is said what is held between I and W."""
-        return self if self.memory_limit is None or self.weight_memory is not None else self._replace(weight_memory=1)
+        """Count whole stashes against a limit that a user asks for, unless it is said what is held
+        between I and W.
+        """
+        return (
+            self
+            if self.memory_limit is None or self.weight_memory is not None
+            else self._replace(weight_memory=1)
+        )
 
 
 DEFAULTS = Options()

@@ -14,10 +14,15 @@ def grouped(actions: Iterable[Action]) -> Iterator[tuple[Action, ...]]:
 
 
 def part_by_part(forward: Action, backward: Action, num_parts: Sequence[int]) -> Iterator[tuple[Action, ...]]:
-    """Yield the groups of a pair that is walked in parts: part i with part i, and what one has more than the other alone.
+    """Yield the groups of a pair that is walked in parts.
+
+    Part i with part i, and what one has more than the other alone.
 
     num_parts: of each stage.
     """
-    walks = [[action._replace(part=part) for part in range(num_parts[action.stage])] for action in (forward, backward)]
+    walks = [
+        [action._replace(part=part) for part in range(num_parts[action.stage])]
+        for action in (forward, backward)
+    ]
     for parts in zip_longest(*walks):
         yield (PAIR, *parts) if all(parts) else tuple(filter(None, parts))

@@ -9,7 +9,9 @@ class Progress:
     """Counts the steps of a search and tells of them."""
 
     def __init__(self, told: Told | None):
-        self._told, self._done, self._total = told, 0, 0
+        self._told = told
+        self._done = 0
+        self._total = 0
 
     def expect(self, steps: int) -> None:
         """So many steps more will come."""

@@ -8,8 +8,9 @@ from mpitrain.schedules.actions import ADD_TO_GRADIENTS, PAIR, REDUCE, SENDS, Ac
 class Reduction(NamedTuple):
     """When the gradient buckets of one stage are complete.
 
-    The stage's backward has `num_parts` parts, walked 0, 1, ...; bucket k is complete after part ready[k] of the last backward.
-    over, then: for each bucket the axes it is summed over before the data axis, and after it (see sums); absent, none.
+    The stage's backward has `num_parts` parts, walked 0, 1, ...; bucket k is complete after part
+    ready[k] of the last backward. over, then: for each bucket the axes it is summed over before the
+    data axis, and after it (see sums); absent, none.
     """
 
     num_parts: int
@@ -18,15 +19,23 @@ class Reduction(NamedTuple):
     then: tuple[tuple[str, ...], ...] = ()
 
 
-def with_reductions(program: list[Action], stage: int, reduction: Reduction, *, tail: int = 1, each: bool = False) -> list[Action]:
-    """Walk the last `tail` backwards of a stage part by part, at the place of the last one, with the stage's reductions.
+def with_reductions(
+    program: list[Action], stage: int, reduction: Reduction, *, tail: int = 1, each: bool = False
+) -> list[Action]:
+    """Walk the last `tail` backwards of a stage part by part, at the place of the last one, with
+    the stage's reductions.
 
-    each: walk every backward in parts, each at its own place and with its own reductions. What is summed over other axes first is
-    reduced once all the same, with the last.
+    each: walk every backward in parts, each at its own place and with its own reductions. What is
+    summed over other axes first is reduced once all the same, with the last.
 
-    A backward that is in parts already, in pairs with those of a forward, stays where it is; `tail` is then 1.
+    A backward that is in parts already, in pairs with those of a forward, stays where it is; `tail`
+    is then 1.
     """
-    adding = list(dict.fromkeys(_whole(action) for action in program if action.stage == stage and action.kind in ADD_TO_GRADIENTS))
+    adding = list(
+        dict.fromkeys(
+            _whole(action) for action in program if action.stage == stage and action.kind in ADD_TO_GRADIENTS
+        )
+    )
     groups = {group[-1]: group for group in ([[action] for action in adding] if each else [adding[-tail:]])}
     walked = {action for group in groups.values() for action in group}
     result: list[Action] = []
@@ -59,7 +68,10 @@ def _whole(action: Action) -> Action:
 
 
 def _sends_first(program: list[Action]) -> list[Action]:
-    """Move each send in front of the reductions it stands behind: another rank waits for it, nobody yet for them."""
+    """Move each send in front of the reductions it stands behind.
+
+    Another rank waits for it, nobody yet for them.
+    """
     result: list[Action] = []
     for action in program:
         at = len(result)

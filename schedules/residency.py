@@ -1,4 +1,7 @@
-"""Have only those parameters whole that are needed now or next (ZeRO-3): when buckets are gathered and released."""
+"""Have only those parameters whole that are needed now or next (ZeRO-3).
+
+When buckets are gathered and released.
+"""
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -12,10 +15,13 @@ Key = tuple[int, int]  # (stage, bucket)
 class Residency(NamedTuple):
     """Which parameters each part of a stage needs, and how long they stay.
 
-    uses: for each stage and each part of its backward, the buckets that this part needs; part i of the forward are the blocks of
-    part num_parts - 1 - i of the backward. A bucket can be used by several parts.
-    ahead: how many parts before its use a bucket is gathered, so that it travels while these compute. Two parts in a pair are one.
-    until: "use": released when it is not needed at present. "step": kept from its first use in the step to its last.
+    uses: for each stage and each part of its backward, the buckets that this part needs; part i of
+    the forward are the blocks of part num_parts - 1 - i of the backward. A bucket can be used by
+    several parts.
+    ahead: how many parts before its use a bucket is gathered, so that it travels while these
+    compute. Two parts in a pair are one.
+    until: "use": released when it is not needed at present. "step": kept from its first use in the
+    step to its last.
     """
 
     uses: tuple[tuple[tuple[int, ...], ...], ...]
@@ -26,7 +32,9 @@ class Residency(NamedTuple):
         return len(self.uses[stage])
 
     def needed(self, action: Action) -> list[Key]:
-        """Return the buckets that a computation needs: none of them for W and for what isn't a computation."""
+        """Return the buckets that a computation needs: none of them for W and for what isn't a
+        computation.
+        """
         if action.kind not in USE_PARAMETERS:
             return []
         kind, _, stage, part = action
@@ -40,7 +48,9 @@ class Residency(NamedTuple):
         return _merged(map(self.needed, group))
 
     def windows(self, program: Iterable[Action]) -> list[list[Key]]:
-        """Return the buckets to have while each part, or pair, that needs parameters runs: its own and those of the next `ahead`.
+        """Return the buckets to have while each part, or pair, that needs parameters runs.
+
+        Its own and those of the next `ahead`.
 
         With until="step" also those that were needed before and will be again.
         """
@@ -50,7 +60,9 @@ class Residency(NamedTuple):
         first = {key: i for i, keys in reversed(list(enumerate(needed))) for key in keys}
         last = {key: i for i, keys in enumerate(needed) for key in keys}
         every = _merged(needed)
-        return [[key for key in every if first[key] - self.ahead <= i <= last[key]] for i in range(len(needed))]
+        return [
+            [key for key in every if first[key] - self.ahead <= i <= last[key]] for i in range(len(needed))
+        ]
 
 
 def _merged(lists: Iterable[list[Key]]) -> list[Key]:
@@ -62,26 +74,34 @@ def in_parts(program: Iterable[Action], residency: Residency) -> list[Action]:
     walked: list[Action] = []
     for action in program:
         whole = action.kind in USE_PARAMETERS and action.part is None
-        walked += [action._replace(part=part) for part in range(residency.num_parts(action.stage))] if whole else [action]
+        walked += (
+            [action._replace(part=part) for part in range(residency.num_parts(action.stage))]
+            if whole
+            else [action]
+        )
     return walked
 
 
 def with_residency(program: list[Action], residency: Residency) -> list[Action]:
     """Put GATHER and RELEASE into one rank's program, whose parts stand where they shall be.
 
-    What a part was the last to need is dropped right after it, unless it would be gathered again at once. Then the sends leave, because
-    other ranks wait for them, and then what is to be there while the next part runs is gathered: before a receive, a reduction or
-    a W that may stand between, so that it travels meanwhile.
+    What a part was the last to need is dropped right after it, unless it would be gathered again at
+    once. Then the sends leave, because other ranks wait for them, and then what is to be there
+    while the next part runs is gathered: before a receive, a reduction or a W that may stand
+    between, so that it travels meanwhile.
     """
     windows = iter([*residency.windows(program), []])
     held = next(windows)
-    result, due = _gathers(held), []
+    result = _gathers(held)
+    due = []
     for group in grouped(program):
         if group[0].kind not in SENDS:
-            result, due = result + due, []
+            result = result + due
+            due = []
         result += group
         if residency.needed_together(group):
-            before, held = held, next(windows)
+            before = held
+            held = next(windows)
             result += [RELEASE(bucket, stage) for stage, bucket in before if (stage, bucket) not in held]
             due = _gathers(key for key in held if key not in before)
     return result + due

@@ -1,13 +1,16 @@
 """Play all ranks with times: when does each instruction start and end, who waits, how much memory is held?
 
-A rank has one compute resource, one for sending and one for receiving. An instruction starts when the one before it on its rank has
-ended, and a receive ends when its message has arrived. A send ends at once and starts a transfer:
+A rank has one compute resource, one for sending and one for receiving. An instruction starts when
+the one before it on its rank has ended, and a receive ends when its message has arrived. A send
+ends at once and starts a transfer:
 
-    sender     |--F--|                                   leaves when the sender's link is free of earlier messages
-                     |--latency--|--transfer--|          `transfer` occupies the sender at the start and the receiver at the end
+    sender  |--F--|  leaves when the sender's link is free of earlier messages
+                     |--latency--|--transfer--|  `transfer` occupies the sender at the start and the
+                                                 receiver at the end
     receiver                                  |--F--|
 
-What travels between data ranks, and what copies of parameters sum, has resources of its own, see transfers.
+What travels between data ranks, and what copies of parameters sum, has resources of its own, see
+transfers.
 
 Times are only added and compared: give integers or fractions, and results are exact.
 """
@@ -48,16 +51,20 @@ def simulate(
     """Play a schedule and return its Timeline.
 
     schedule: a table, whose messages are then added, or the lowered programs of all ranks.
-    cost: time of each instruction, or of each kind; absent, F, I and W take 1 and B 2. A part takes its equal share of the whole.
-    transfers: how long GATHER, SUM and REDUCE travel, besides the cost of starting them.
-    Raises ScheduleError if the programs can't be played to their end.
+    cost: time of each instruction, or of each kind; absent, F, I and W take 1 and B 2. A part takes
+    its equal share of the whole.
+    transfers: how long GATHER, SUM and REDUCE travel, besides the cost of starting them. Raises
+    ScheduleError if the programs can't be played to their end.
     """
     programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
-    return _Player(programs, cost if callable(cost) else _by_kind(programs, cost or UNIT), link, transfers).play()
+    return _Player(
+        programs, cost if callable(cost) else _by_kind(programs, cost or UNIT), link, transfers
+    ).play()
 
 
 def simulate_table(table: Table, times: Times = UNIT_TIMES) -> Timeline:
-    """Play a table whose times are given for a rank's whole share of layers, and so divided by its stages of one copy.
+    """Play a table whose times are given for a rank's whole share of layers, and so divided by its
+    stages of one copy.
 
     The message time is a latency: messages don't wait for one another.
     """
@@ -87,14 +94,23 @@ class _Player:
     """Plays ranks in the order of time, so that messages queue in the order they are sent."""
 
     def __init__(self, programs: Programs, cost: Cost, link: Link, transfers: Transfers):
-        self.programs, self.cost, self.link = programs, cost, link
+        self.programs = programs
+        self.cost = cost
+        self.link = link
         ranks = range(len(programs))
-        self.timeline = Timeline(programs, [[] for _ in ranks], [[] for _ in ranks], [0] * len(programs), [0] * len(programs))
+        self.timeline = Timeline(
+            programs, [[] for _ in ranks], [[] for _ in ranks], [0] * len(programs), [0] * len(programs)
+        )
         self.traffic = [Traffic(transfers) for _ in ranks]
         self.cursors = [0] * len(programs)
         self.sender_free: list[float] = [0] * len(programs)
         self.receiver_free: list[float] = [0] * len(programs)
-        self.rank_of = {action.stage: rank for rank, program in enumerate(programs) for action in program if action.kind in COMPUTE}
+        self.rank_of = {
+            action.stage: rank
+            for rank, program in enumerate(programs)
+            for action in program
+            if action.kind in COMPUTE
+        }
         self.messages: dict[tuple, tuple[float, float]] = {}  # by the receive: (sent, arrived)
         self.waiting: dict[tuple, tuple[int, float]] = {}  # by the receive: (rank, since)
         self.ready: list[tuple[float, int]] = [(0, rank) for rank in ranks]
@@ -111,7 +127,9 @@ class _Player:
 
     def _run(self, rank: int, time: float) -> None:
         """Run a rank's instructions until it computes or waits."""
-        program, starts, ends = self.programs[rank], self.timeline.starts[rank], self.timeline.ends[rank]
+        program = self.programs[rank]
+        starts = self.timeline.starts[rank]
+        ends = self.timeline.ends[rank]
         for position in range(self.cursors[rank], len(program)):
             action = program[position]
             reached = start = time

@@ -1,16 +1,19 @@
-"""Sum gradients over other axes than the data axis: which buckets, in which order, and where the instructions stand.
+"""Sum gradients over other axes than the data axis.
 
-A bucket can have copies on other ranks, of which each has part of the gradient. It then has a chain of instructions; each starts one sum,
-and waits for what the one before it has started:
+Which buckets, in which order, and where the instructions stand.
+
+A bucket can have copies on other ranks, of which each has part of the gradient. It then has a chain
+of instructions; each starts one sum, and waits for what the one before it has started:
 
     SUM3@1/0      over an axis whose ranks run the same program
     SUM3@1/1      over an axis that joins two pipeline ranks: it meets SUM3@5/1 of the other
     REDUCE3@1     over the data axis
 
-A SUM stands where its bucket is complete, and what waits for it behind the next computation, so that the sum travels meanwhile. Ranks
-start the sums of an axis in one order; where their programs differ, it is that in which both have completed the buckets. Whoever waits
-for another pipeline rank has sent everything before, so that nobody waits for a message behind it. Hence no deadlock: a rank that waits
-in a chain waits for a rank that computes, or that waits for an earlier sum.
+A SUM stands where its bucket is complete, and what waits for it behind the next computation, so
+that the sum travels meanwhile. Ranks start the sums of an axis in one order; where their programs
+differ, it is that in which both have completed the buckets. Whoever waits for another pipeline rank
+has sent everything before, so that nobody waits for a message behind it. Hence no deadlock: a rank
+that waits in a chain waits for a rank that computes, or that waits for an earlier sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,30 +24,49 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import COMPUTE, OF_GRADIENTS, PAIR, REDUCE, SENDS, SUM, Action
 from mpitrain.schedules.reductions import Reduction
 
-TIED = "tied"  # the axis of buckets with the same weights on first and last stage; those of a rank are added to its first one
+# the axis of buckets with the same weights on first and last stage; those of a rank are added to
+# its first one
+TIED = "tied"
 MIRROR = "mirror"  # the axis of a stage and the same stage of the other copy
 
 Key = tuple[int, int]  # (stage, bucket)
 
 
 class Chains:
-    """The instructions that the gradients of each bucket go through. rank_of: the pipeline rank of each stage."""
+    """The instructions that the gradients of each bucket go through.
+
+    rank_of: the pipeline rank of each stage.
+    """
 
     def __init__(self, reduces: Sequence[Reduction], rank_of: Sequence[int] | Mapping[int, int], depth: int):
-        self.reduces, self.rank_of, self.depth = reduces, rank_of, depth
-        keys = [(stage, bucket) for stage, reduction in enumerate(reduces) for bucket in range(len(reduction.ready))]
+        self.reduces = reduces
+        self.rank_of = rank_of
+        self.depth = depth
+        keys = [
+            (stage, bucket)
+            for stage, reduction in enumerate(reduces)
+            for bucket in range(len(reduction.ready))
+        ]
         self.tied = [key for key in keys if TIED in self._axes(key)]
         self._chains = {key: self._chain(*key) for key in keys}
 
     def refuse_misplaced(self) -> None:
-        """Raise ScheduleError if tied weights are on other ranks than the first copy's ends, which their axis doesn't reach."""
+        """Raise ScheduleError if tied weights are on other ranks than the first copy's ends, which
+        their axis doesn't reach.
+        """
         ends = {self.rank_of[0], self.rank_of[self.depth - 1]}
         if self.tied and {self.rank_of[stage] for stage, _ in self.tied} != ends:
             places = ", ".join(f"stage {stage} on rank {self.rank_of[stage]}" for stage, _ in self.tied)
-            raise ScheduleError(f"tied weights: found {places}; needed the second copy's first and last stage on the ranks of the first's")
+            raise ScheduleError(
+                f"tied weights: found {places}; needed the second copy's first and last stage on the ranks "
+                "of the first's"
+            )
 
     def owner(self, key: Key) -> Key:
-        """Return the bucket of the same rank that a bucket is added to before it is summed: but for tied weights, itself."""
+        """Return the bucket of the same rank that a bucket is added to before it is summed.
+
+        But for tied weights, itself.
+        """
         return self._first_tied(self.rank_of[key[0]]) if TIED in self.first_over(key) else key
 
     def of(self, key: Key) -> list[Action]:
@@ -63,14 +85,21 @@ class Chains:
             return []
         at = chain.index(action)
         if action.kind == "SUM" and REDUCE(action.index, action.stage) in chain[:at]:
-            return [REDUCE(bucket, stage) for stage, bucket in self.tied if self.rank_of[stage] == self.rank_of[action.stage]]
+            return [
+                REDUCE(bucket, stage)
+                for stage, bucket in self.tied
+                if self.rank_of[stage] == self.rank_of[action.stage]
+            ]
         return chain[at - 1 : at] if at else []
 
     def partner(self, action: Action) -> Action | None:
         """Return the SUM of another pipeline rank that a SUM meets, if its axis joins two."""
         if action.kind != "SUM" or action not in self.of((action.stage, action.index)):
             return None
-        alike = {MIRROR: [((action.stage + self.depth) % (2 * self.depth), action.index)], TIED: self.tied}.get(self.axis(action), [])
+        alike = {
+            MIRROR: [((action.stage + self.depth) % (2 * self.depth), action.index)],
+            TIED: self.tied,
+        }.get(self.axis(action), [])
         others = [key for key in alike if self.rank_of[key[0]] != self.rank_of[action.stage]]
         return action._replace(stage=others[0][0], index=others[0][1]) if others else None
 
@@ -79,7 +108,8 @@ class Chains:
         return self._axes((action.stage, action.index))[action.part or 0]
 
     def _chain(self, stage: int, bucket: int) -> list[Action]:
-        key, first = (stage, bucket), self.first_over((stage, bucket))
+        key = (stage, bucket)
+        first = self.first_over((stage, bucket))
         if self.owner(key) != key:
             return []
         sums = [SUM(bucket, stage, number if len(first) > 1 else None) for number in range(len(first))]
@@ -109,8 +139,11 @@ class _Spot(NamedTuple):
 
 
 def with_sums(programs: Sequence[Sequence[Action]], chains: Chains) -> list[list[Action]]:
-    """Put the chains of all buckets that are summed over other axes into programs that reduce each where it is complete."""
-    rows, spots = [_Row(program, chains) for program in programs], {}
+    """Put the chains of all buckets that are summed over other axes into programs that reduce each
+    where it is complete.
+    """
+    rows = [_Row(program, chains) for program in programs]
+    spots = {}
     for row in rows:
         for key, index in row.complete.items():
             for turn, action in enumerate(chains.of(key)[:-1]):
@@ -121,23 +154,38 @@ def with_sums(programs: Sequence[Sequence[Action]], chains: Chains) -> list[list
         for key in row.complete:
             *_, last, reduce = chains.of(key)
             index = row.behind(spots[last].index)
-            spots[reduce] = _Spot(max(index, row.sent) if chains.partner(last) else index, spots[last].turn + 1)
+            spots[reduce] = _Spot(
+                max(index, row.sent) if chains.partner(last) else index, spots[last].turn + 1
+            )
     return [[*row.filled(spots), *_late(rank, chains)] for rank, row in enumerate(rows)]
 
 
 def _in_one_order(spots: dict[Action, _Spot], chains: Chains) -> None:
-    """Let sums that join two ranks stand in one order on all of them: by when both are complete, each as early as that allows."""
+    """Let sums that join two ranks stand in one order on all of them.
+
+    By when both are complete, each as early as that allows.
+    """
     meetings = {tuple(sorted((action, other))) for action in spots if (other := chains.partner(action))}
     latest: dict[int, _Spot] = {}
-    for order, meeting in enumerate(sorted(meetings, key=lambda pair: (max(spots[action] for action in pair), pair))):
+    for order, meeting in enumerate(
+        sorted(meetings, key=lambda pair: (max(spots[action] for action in pair), pair))
+    ):
         for action in meeting:
             rank = chains.rank_of[action.stage]
-            spots[action] = latest[rank] = max(spots[action], latest.get(rank, spots[action]))._replace(order=order)
+            spots[action] = latest[rank] = max(spots[action], latest.get(rank, spots[action]))._replace(
+                order=order
+            )
 
 
 def _late(rank: int, chains: Chains) -> list[Action]:
     """Return the sums of a rank that come after the data axis: at the end, as they wait for reductions."""
-    return [action for key in chains.tied if chains.rank_of[key[0]] == rank for action in chains.of(key)[1:] if not chains.first_over(key)]
+    return [
+        action
+        for key in chains.tied
+        if chains.rank_of[key[0]] == rank
+        for action in chains.of(key)[1:]
+        if not chains.first_over(key)
+    ]
 
 
 class _Row:
@@ -160,7 +208,10 @@ class _Row:
                 self.sent = len(self._bare)
 
     def behind(self, index: int) -> int:
-        """Return the place behind the next computation, or pair, and the sends and reductions that follow it; or the end."""
+        """Return the place behind the next computation, or pair, and the sends and reductions that follow it.
+
+        Or the end.
+        """
         bare = self._bare
         while index < len(bare) and bare[index].kind not in (*COMPUTE, PAIR.kind):
             index += 1
@@ -170,11 +221,16 @@ class _Row:
         return min(index, len(bare))
 
     def filled(self, spots: Mapping[Action, _Spot]) -> list[Action]:
-        """Return the program with this rank's chains at their spots, the sums of a spot before the reductions that wait there."""
+        """Return the program with this rank's chains at their spots, the sums of a spot before the
+        reductions that wait there.
+        """
         mine = [action for action in spots if (action.stage, action.index) in self.complete]
         mine.sort(key=lambda action: (spots[action].turn, action.kind == "REDUCE", spots[action].order))
-        result, filled = [], 0
-        for index, actions in groupby(sorted(mine, key=lambda action: spots[action].index), lambda action: spots[action].index):
+        result = []
+        filled = 0
+        for index, actions in groupby(
+            sorted(mine, key=lambda action: spots[action].index), lambda action: spots[action].index
+        ):
             result += [*self._bare[filled:index], *actions]
             filled = index
         return result + self._bare[filled:]

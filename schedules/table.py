@@ -4,9 +4,10 @@
     rank 0: F0@0 F1@0 B0@0 B1@0
     rank 1: F0@1 B0@1 F1@1 B1@1
 
-A pipeline can have two *copies* (DualPipe): stages 0 to n-1 are the first, n to 2n-1 the second, with the same weights, and each
-has its own share of the microbatches, numbered from 0. A microbatch can be cut into *segments* of its sequence (Seq1F1B): index
-3*k + 1 is then segment 1 of microbatch 3. Such a table begins with a line `copies 2` or `segments 4`.
+A pipeline can have two *copies* (DualPipe): stages 0 to n-1 are the first, n to 2n-1 the second,
+with the same weights, and each has its own share of the microbatches, numbered from 0. A microbatch
+can be cut into *segments* of its sequence (Seq1F1B): index 3*k + 1 is then segment 1 of microbatch
+3. Such a table begins with a line `copies 2` or `segments 4`.
 """
 
 import re
@@ -19,7 +20,10 @@ from mpitrain.schedules.limits import require_size
 
 
 class Table(NamedTuple):
-    """The compute actions of every pipeline rank. Messages, reductions and the update are added by `lower`."""
+    """The compute actions of every pipeline rank.
+
+    Messages, reductions and the update are added by `lower`.
+    """
 
     name: str
     num_microbatches: int  # of one copy; with segments, their total number
@@ -51,8 +55,9 @@ class Table(NamedTuple):
 def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1, segments: int = 1) -> Table:
     """Build a table; the number of microbatches and the placement of stages follow from the actions.
 
-    Raises ScheduleError if something else than a whole F, B, I, W or a PAIR of F and B is in it, if stages are missing or on two
-    ranks, if stages or microbatches don't divide into copies or segments, or if two copies of a stage are on one rank.
+    Raises ScheduleError if something else than a whole F, B, I, W or a PAIR of F and B is in it, if
+    stages are missing or on two ranks, if stages or microbatches don't divide into copies or
+    segments, or if two copies of a stage are on one rank.
     """
     ranks = tuple(tuple(actions) for actions in ranks)
     for rank, actions in enumerate(ranks):
@@ -67,8 +72,15 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
                 )
     rank_of = _placement(name, ranks)
     num_microbatches = 1 + max(action.index for actions in ranks for action in actions if action != PAIR)
-    require_size(name, num_microbatches * len(rank_of), f"found {num_microbatches:,} microbatches on {len(rank_of):,} stages")
-    for what, number, divisor in (("stages", len(rank_of), copies), ("microbatches", num_microbatches, segments)):
+    require_size(
+        name,
+        num_microbatches * len(rank_of),
+        f"found {num_microbatches:,} microbatches on {len(rank_of):,} stages",
+    )
+    for what, number, divisor in (
+        ("stages", len(rank_of), copies),
+        ("microbatches", num_microbatches, segments),
+    ):
         if number % divisor:
             raise ScheduleError(f"{name}: found {number} {what}, needed a multiple of {divisor}")
     _refuse_copies_together(name, rank_of, copies)
@@ -83,7 +95,10 @@ def forwards(table: Table) -> Table:
 
 def _refuse_misfit_pair(where: str, two: Sequence[Action]) -> None:
     if [action.kind for action in two] != ["F", "B"]:
-        raise ScheduleError(f"{where}: PAIR is followed by {' '.join(map(str, two)) or 'nothing'}, needed a forward and a whole backward")
+        raise ScheduleError(
+            f"{where}: PAIR is followed by {' '.join(map(str, two)) or 'nothing'}, needed a forward and a "
+            "whole backward"
+        )
 
 
 def _placement(name: str, ranks: tuple[tuple[Action, ...], ...]) -> tuple[int, ...]:
@@ -96,10 +111,15 @@ def _placement(name: str, ranks: tuple[tuple[Action, ...], ...]) -> tuple[int, .
             raise ScheduleError(f"{name}: rank {rank} computes nothing; leave it out or give it a stage")
         for action in actions:
             if action != PAIR and rank_of.setdefault(action.stage, rank) != rank:
-                raise ScheduleError(f"{name}: stage {action.stage} is on ranks {rank_of[action.stage]} and {rank} ({action}), needs one")
+                raise ScheduleError(
+                    f"{name}: stage {action.stage} is on ranks {rank_of[action.stage]} and {rank} "
+                    f"({action}), needs one"
+                )
     for stage in range(len(rank_of)):
         if stage not in rank_of:
-            raise ScheduleError(f"{name}: no rank computes stage {stage}; stages are numbered from 0 without gaps")
+            raise ScheduleError(
+                f"{name}: no rank computes stage {stage}; stages are numbered from 0 without gaps"
+            )
     return tuple(rank_of[stage] for stage in range(len(rank_of)))
 
 
@@ -108,7 +128,10 @@ def _refuse_copies_together(name: str, rank_of: tuple[int, ...], copies: int) ->
     for stage, rank in enumerate(rank_of[depth:], start=depth):
         for other in range(stage % depth, stage, depth):
             if rank_of[other] == rank:
-                raise ScheduleError(f"{name}: stage {other} and its copy, stage {stage}: found both on rank {rank}, needed two ranks")
+                raise ScheduleError(
+                    f"{name}: stage {other} and its copy, stage {stage}: found both on rank {rank}, needed "
+                    "two ranks"
+                )
 
 
 # ---------------------------------------------------------------- text
@@ -121,16 +144,21 @@ _HEAD = re.compile(rf"({'|'.join(HEADS)})\s+([1-9][0-9]{{0,3}})")
 
 
 def read_table(text: str, name: str = "user") -> Table:
-    """Read a table, one line per rank in order; `#` starts a comment. Raises ScheduleError naming the line."""
+    """Read a table, one line per rank in order; `#` starts a comment.
+
+    Raises ScheduleError naming the line.
+    """
     ranks, heads = read_lines(text, name)
     return make_table(name, ranks, **heads)
 
 
-def read_lines(text: str, name: str, read: Callable[[str], list[Action]] | None = None) -> tuple[Rows, dict[str, int]]:
+def read_lines(
+    text: str, name: str, read: Callable[[str], list[Action]] | None = None
+) -> tuple[Rows, dict[str, int]]:
     """Return what each rank's line says, and the heads. Raises ScheduleError naming the line.
 
-    read: what a token says, for users' own files. In these `rank 0:` and its colon may be left out, commas may stand between tokens,
-    and an indented line goes on with the rank above.
+    read: what a token says, for users' own files. In these `rank 0:` and its colon may be left out,
+    commas may stand between tokens, and an indented line goes on with the rank above.
     """
     ranks: Rows = []
     heads: dict[str, int] = {}

@@ -1,4 +1,6 @@
-"""When each instruction of each rank started and ended, whether simulated or measured, and what follows from it."""
+"""When each instruction of each rank started and ended, whether simulated or measured, and what
+follows from it.
+"""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,10 +11,14 @@ from mpitrain.schedules.needs import Programs
 
 @dataclass
 class Timeline:
-    """When each instruction of each rank started and ended. Waiting counts as part of a receive, but not of a computation.
+    """When each instruction of each rank started and ended.
 
-    exposed: per rank, the time it waited for messages that had been sent: the rest of its waiting is the schedule's own.
-    exposed_transfers: per rank, the time it waited for parameters that were gathered and gradients that were reduced.
+    Waiting counts as part of a receive, but not of a computation.
+
+    exposed: per rank, the time it waited for messages that had been sent: the rest of its waiting
+    is the schedule's own.
+    exposed_transfers: per rank, the time it waited for parameters that were gathered and gradients
+    that were reduced.
     """
 
     programs: Programs
@@ -28,8 +34,13 @@ class Timeline:
 
     @property
     def span(self) -> float:
-        """The longest time from a rank's first computation to its last one's end: the zero-bubble papers' cost (arXiv:2401.10241, 5.3)."""
-        return max((last - first for first, last in map(self._computing, range(len(self.programs)))), default=0)
+        """The longest time from a rank's first computation to its last one's end.
+
+        The zero-bubble papers' cost (arXiv:2401.10241, 5.3).
+        """
+        return max(
+            (last - first for first, last in map(self._computing, range(len(self.programs)))), default=0
+        )
 
     def busy(self, rank: int) -> float:
         """Return the time a rank computes."""
@@ -46,7 +57,9 @@ class Timeline:
         return float(sum(map(self.idle, ranks)) / (self.makespan * len(ranks))) if self.makespan else 0.0
 
     def bubble_rate(self) -> float:
-        """Return (span - ideal) / span, ideal being the longest time a rank computes (arXiv:2401.10241, 5.3)."""
+        """Return (span - ideal) / span, ideal being the longest time a rank computes
+        (arXiv:2401.10241, 5.3).
+        """
         ideal = max(map(self.busy, range(len(self.programs))), default=0)
         return float((self.span - ideal) / self.span) if self.span else 0.0
 
@@ -56,7 +69,10 @@ class Timeline:
         return [(action, start, end) for action, start, end in row if action.kind in COMPUTE]
 
     def walks(self, rank: int) -> list[tuple[Action, float, float]]:
-        """Return (action, start, end) of what a rank computes; parts that follow one another are one, from the first to the last."""
+        """Return (action, start, end) of what a rank computes.
+
+        Parts that follow one another are one, from the first to the last.
+        """
         walks: list[tuple[Action, float, float]] = []
         for action, start, end in self.computations(rank):
             if action.part and walks and walks[-1][0][:3] == action[:3]:
@@ -65,9 +81,13 @@ class Timeline:
         return walks
 
     def in_flight(self, rank: int) -> list[tuple[float, int]]:
-        """Return (time, stashes held from then on) of a rank: one more at each forward's start, one less when B or W has ended."""
+        """Return (time, stashes held from then on) of a rank.
+
+        One more at each forward's start, one less when B or W has ended.
+        """
         last_part = {action[:3]: action for action in self.programs[rank] if action.kind in ("B", "W")}
-        held, curve = 0, []
+        held = 0
+        curve = []
         for action, start, end in self.computations(rank):
             if action.kind == "F" and not action.part:
                 held += 1

@@ -1,12 +1,14 @@
 """One token of a user's table: in our text form, in PyTorch's, or as papers write it.
 
-    F3@1  SEND_F3@1  B3@1/0         ours (see actions): kind, microbatch, stage, and the part of what is walked in parts
-    1F3   1SEND_F3   1UNSHARD       PyTorch's (torch.distributed.pipelining): stage, kind, microbatch
-    (0F2;3B1)OVERLAP_F_B            PyTorch's pair, our PAIR F2@0 B1@3
-    F3    B3    BW3                 without a stage
-    .                               nothing: a bubble
+    F3@1  SEND_F3@1  B3@1/0    ours (see actions): kind, microbatch, stage, and the part of what is
+                               walked in parts
+    1F3   1SEND_F3   1UNSHARD  PyTorch's (torch.distributed.pipelining): stage, kind, microbatch
+    (0F2;3B1)OVERLAP_F_B       PyTorch's pair, our PAIR F2@0 B1@3
+    F3    B3    BW3            without a stage
+    .                          nothing: a bubble
 
-BW is a whole backward where B is that for inputs, as in the zero-bubble papers and in PyTorch's older form.
+BW is a whole backward where B is that for inputs, as in the zero-bubble papers and in PyTorch's
+older form.
 """
 
 import re
@@ -23,7 +25,9 @@ _BUBBLES = ("", ".")
 
 
 def read_token(text: str) -> list[Action]:
-    """Return what a token says, a pair as three actions. Kinds and stages are those of the file: BW, UNSHARD, and None without a stage.
+    """Return what a token says, a pair as three actions.
+
+    Kinds and stages are those of the file: BW, UNSHARD, and None without a stage.
 
     Raises ScheduleError naming the token.
     """

@@ -1,14 +1,17 @@
-"""What travels between data ranks while a rank computes: parameters that are gathered and gradients that are reduced.
+"""What travels between data ranks while a rank computes.
 
-A rank has one more resource for them, on which transfers follow one another. GATHER and REDUCE end at once and start a transfer; a part
-starts when the buckets it needs have arrived, and NORM when everything has.
+Parameters that are gathered and gradients that are reduced.
+
+A rank has one more resource for them, on which transfers follow one another. GATHER and REDUCE end
+at once and start a transfer; a part starts when the buckets it needs have arrived, and NORM when
+everything has.
 
     GATHER of a, b   |--a--|--b--|
     part that needs a      |--F--|        the next, which needs b, has it in time
 
-A SUM travels over another axis, for which there is another resource; what follows it or a REDUCE in a bucket's chain (see sums) starts
-when it has arrived.
-The other ranks of an axis are taken to start when this one does.
+A SUM travels over another axis, for which there is another resource; what follows it or a REDUCE in
+a bucket's chain (see sums) starts when it has arrived. The other ranks of an axis are taken to
+start when this one does.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +24,10 @@ TRANSFERS = ("GATHER", "SUM", "REDUCE")
 
 
 class Transfers(NamedTuple):
-    """Times of the transfers of one bucket, by kind (GATHER, SUM, REDUCE) or by instruction; who waits for them is in the residency."""
+    """Times of the transfers of one bucket, by kind (GATHER, SUM, REDUCE) or by instruction.
+
+    Who waits for them is in the residency.
+    """
 
     time: Mapping[str, float] | Callable[[Action], float]
     residency: Residency | None = None
@@ -37,7 +43,10 @@ NO_TIME = Transfers({})
 
 
 class Traffic:
-    """The transfers of one rank, while it is played. free: when the way of data ranks is, and that of other axes."""
+    """The transfers of one rank, while it is played.
+
+    free: when the way of data ranks is, and that of other axes.
+    """
 
     def __init__(self, transfers: Transfers):
         self.transfers = transfers

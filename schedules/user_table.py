@@ -2,12 +2,14 @@
 
     rank 0: F0@0 F1@0 B0@0 B1@0     our text, as write_table() writes it (see table)
       F2@0 B2@0                     an indented line goes on with the rank above
-    F0 F1 B0 B1                     one stage a rank: `rank 0:` and stages may be left out
-    0F0,0F1,,0B0,0B1                CSV: our tokens, or PyTorch's, as its schedules' _dump_csv writes them (see csv_table)
+    F0 F1 B0 B1       one stage a rank: `rank 0:` and stages may be left out
+    0F0,0F1,,0B0,0B1  CSV: our tokens, or PyTorch's, as its schedules' _dump_csv writes them (see
+                      csv_table)
 
-A file may hold more than a table. What lowering adds is left out: messages, gathers and releases, reductions, the update; parts of a
-computation are joined. PyTorch's older letters are read as what they mean, and microbatches are numbered in the order of their backwards
-where all stages agree on another one than 0, 1, 2 ... Table.notes says what was done.
+A file may hold more than a table. What lowering adds is left out: messages, gathers and releases,
+reductions, the update; parts of a computation are joined. PyTorch's older letters are read as what
+they mean, and microbatches are numbered in the order of their backwards where all stages agree on
+another one than 0, 1, 2 ... Table.notes says what was done.
 """
 
 import re
@@ -28,7 +30,11 @@ HOW = "write the table with `mpitrain schedule NAME --stages P --microbatches M 
 _OTHER_FORMS = (  # what people have that is no table: how it begins, what it is, what to do instead
     (re.compile(r"tick\s+[0-9]"), "a drawing, in which stages are not named", HOW),
     (re.compile(r"[{\[]"), "JSON", HOW),
-    (re.compile(r"Step\s+[0-9]"), "the grid that PyTorch prints, a row for each step", "write a row for each rank with its _dump_csv"),
+    (
+        re.compile(r"Step\s+[0-9]"),
+        "the grid that PyTorch prints, a row for each step",
+        "write a row for each rank with its _dump_csv",
+    ),
 )
 _MOST_NUMBERS = 8  # in a note
 
@@ -69,11 +75,13 @@ def _refuse_other_forms(text: str, name: str) -> None:
                 raise ScheduleError(f"{name}, line {number}: found {found}; {instead}, or {FORM}")
 
 
-# ---------------------------------------------------------------- what is left out, and what letters mean
+# ---------------------------------------------------------- what is left out, and what letters mean
 
 
 def _without_additions(ranks: Rows, notes: list[str]) -> Rows:
-    """Leave out what lowering adds to every table, and join computations that are walked in parts, where their first part stands."""
+    """Leave out what lowering adds to every table, and join computations that are walked in parts,
+    where their first part stands.
+    """
     left_out = Counter(action.kind for actions in ranks for action in actions if _is_added(action))
     if left_out:
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(left_out.items()))
@@ -91,33 +99,50 @@ def _computations(actions: Iterable[Action]) -> Iterator[Action]:
     kept = [action for action in actions if not _is_added(action)]
     for group in grouped(kept):
         first = [action._replace(part=None) for action in group if not action.part]
-        yield from first if first != [PAIR] and len(first) == len(group) else [action for action in first if action != PAIR]
+        yield from (
+            first
+            if first != [PAIR] and len(first) == len(group)
+            else [action for action in first if action != PAIR]
+        )
 
 
 def _with_stages(ranks: Rows, name: str, notes: list[str]) -> Rows:
-    """Give each rank the stage of its number, if the file names none. Raises ScheduleError if it names some."""
-    found = {action.stage is None: (rank, action) for rank, actions in enumerate(ranks) for action in actions if action != PAIR}
+    """Give each rank the stage of its number, if the file names none.
+
+    Raises ScheduleError if it names some.
+    """
+    found = {
+        action.stage is None: (rank, action)
+        for rank, actions in enumerate(ranks)
+        for action in actions
+        if action != PAIR
+    }
     if True not in found:
         return ranks
     if False in found:
         rank, action = found[True]
         raise ScheduleError(
-            f"{name}: rank {rank}: '{action.kind}{action.index}' names no stage, '{found[False][1]}' does; write {action.kind}"
-            f"{action.index}@STAGE everywhere"
+            f"{name}: rank {rank}: '{action.kind}{action.index}' names no stage, '{found[False][1]}' does; "
+            f"write {action.kind}{action.index}@STAGE everywhere"
         )
     notes.append("no stages are named: rank r has stage r")
-    return [[action if action == PAIR else action._replace(stage=rank) for action in actions] for rank, actions in enumerate(ranks)]
+    return [
+        [action if action == PAIR else action._replace(stage=rank) for action in actions]
+        for rank, actions in enumerate(ranks)
+    ]
 
 
 def _in_our_letters(ranks: Rows, name: str, notes: list[str]) -> Rows:
     """Return a table whose whole backward is B and whose backward for inputs is I.
 
-    PyTorch's older form, and the zero-bubble papers, write B for our I, and BW for our B. In a file without any I a B is that if the
-    file has BW, or if the same microbatch has a W.
+    PyTorch's older form, and the zero-bubble papers, write B for our I, and BW for our B. In a file
+    without any I a B is that if the file has BW, or if the same microbatch has a W.
     """
     kinds = {action.kind for actions in ranks for action in actions}
     if FULL_BACKWARD in kinds and "I" in kinds:
-        raise ScheduleError(f"{name}: found I and BW: with I for inputs, a whole backward is B; write B for BW")
+        raise ScheduleError(
+            f"{name}: found I and BW: with I for inputs, a whole backward is B; write B for BW"
+        )
     has_weights = {action[1:] for actions in ranks for action in actions if action.kind == "W"}
 
     def is_for_inputs(action: Action) -> bool:
@@ -125,9 +150,15 @@ def _in_our_letters(ranks: Rows, name: str, notes: list[str]) -> Rows:
 
     if "I" in kinds or not any(is_for_inputs(action) for actions in ranks for action in actions):
         return [[_letter(action, FULL_BACKWARD, "B") for action in actions] for actions in ranks]
-    notes.append("B is read as I, the backward for inputs, as W stands beside it" + ", and BW as B" * (FULL_BACKWARD in kinds))
+    notes.append(
+        "B is read as I, the backward for inputs, as W stands beside it"
+        + ", and BW as B" * (FULL_BACKWARD in kinds)
+    )
     return [
-        [action._replace(kind="I") if is_for_inputs(action) else _letter(action, FULL_BACKWARD, "B") for action in actions]
+        [
+            action._replace(kind="I") if is_for_inputs(action) else _letter(action, FULL_BACKWARD, "B")
+            for action in actions
+        ]
         for actions in ranks
     ]
 
@@ -136,14 +167,15 @@ def _letter(action: Action, found: str, ours: str) -> Action:
     return action._replace(kind=ours) if action.kind == found else action
 
 
-# ---------------------------------------------------------------- in which order microbatches are numbered
+# --------------------------------------------------------- in which order microbatches are numbered
 
 
 def _ascending(table: Table, notes: list[str]) -> Table:
-    """Number microbatches in the order of their backwards, which is that of the sum of their gradients, where all stages have one order.
+    """Number microbatches in the order of their backwards, which is that of the sum of their
+    gradients, where all stages have one order.
 
-    Looped BFS and GPipe as published run backwards from the last microbatch to the first. Which microbatch has which number changes
-    nothing else: neither times nor memory nor messages.
+    Looped BFS and GPipe as published run backwards from the last microbatch to the first. Which
+    microbatch has which number changes nothing else: neither times nor memory nor messages.
     """
     orders = {copy: _orders(table, copy) for copy in range(table.copies)}
     number = table.num_microbatches // table.segments
@@ -162,14 +194,20 @@ def _ascending(table: Table, notes: list[str]) -> Table:
 
     first = order[0]
     shown = " ".join(map(str, first[:_MOST_NUMBERS])) + " ..." * (number > _MOST_NUMBERS)
-    notes.append(f"microbatches are numbered in the order of their backwards, in which gradients are summed: 0 1 2 ... were {shown}")
+    notes.append(
+        "microbatches are numbered in the order of their backwards, in which gradients are summed: 0 1 2 "
+        f"... were {shown}"
+    )
     return table._replace(ranks=tuple(tuple(map(renumbered, actions)) for actions in table.ranks))
 
 
 def _orders(table: Table, copy: int) -> set[tuple[int, ...]]:
-    """Return the orders in which the stages of a copy add microbatches to their gradients, of matrices and of vectors."""
+    """Return the orders in which the stages of a copy add microbatches to their gradients, of
+    matrices and of vectors.
+    """
     stages = range(copy * table.depth, (copy + 1) * table.depth)
-    of_matrices, of_vectors = _order_of(table, ADD_TO_GRADIENTS), _order_of(table, ("B", "I"))
+    of_matrices = _order_of(table, ADD_TO_GRADIENTS)
+    of_vectors = _order_of(table, ("B", "I"))
     return {tuple(order[stage]) for order in (of_matrices, of_vectors) for stage in stages}
 
 

@@ -1,14 +1,17 @@
 """V-Half and V-Min: a V of stages with a half or a third of 1F1B's memory (arXiv:2405.15362).
 
-Every 6 units of time a microbatch starts, and each rank runs F, F, I, I, W, W of some microbatches: a *building block*. Its offsets
-(when a microbatch has its legs on each rank, see v_shape) determine how long a stash is held. The table is built from it in steps:
+Every 6 units of time a microbatch starts, and each rank runs F, F, I, I, W, W of some microbatches:
+a *building block*. Its offsets (when a microbatch has its legs on each rank, see v_shape) determine
+how long a stash is held. The table is built from it in steps:
 
-    repeat      the block for every microbatch
-    reorder     move the warmup's and the cooldown's actions into free slots before them, if the peak of stashes stays as it is,
+    repeat   the block for every microbatch
+    reorder  move the warmup's and the cooldown's actions into free slots before them, if the peak
+             of stashes stays as it is,
                 first with W where it is, then with W in the first free slots
     squeeze     drop slots that are free for all, keeping every rank's order
 
-The order doesn't depend on the times of F, I and W; its bubble grows with every microbatch if they differ much.
+The order doesn't depend on the times of F, I and W; its bubble grows with every microbatch if they
+differ much.
 """
 
 from bisect import insort
@@ -28,8 +31,10 @@ Lines = list[list[int]]  # of a rank: the slots of all microbatches on each leg,
 def v_half(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
     """Compute order of every rank under V-Half (arXiv:2405.15362 section 3.3). For 2 ranks, 3 microbatches:
 
-    rank 0:  F0@0 F1@0 F2@0 F0@3 I0@3 W0@3 F1@3 I0@0 I1@3 W1@3 F2@3 I2@3 I1@0 W2@3 I2@0 W0@0 W1@0 W2@0
-    rank 1:  F0@1 F0@2 F1@1 F1@2 I0@2 W0@2 I0@1 W0@1 F2@1 F2@2 I1@2 I1@1 I2@2 I2@1 W1@2 W2@2 W1@1 W2@1
+    rank 0:  F0@0 F1@0 F2@0 F0@3 I0@3 W0@3 F1@3 I0@0 I1@3 W1@3 F2@3 I2@3 I1@0 W2@3 I2@0 W0@0 W1@0
+             W2@0
+    rank 1:  F0@1 F0@2 F1@1 F1@2 I0@2 W0@2 I0@1 W0@1 F2@1 F2@2 I1@2 I1@1 I2@2 I2@1 W1@2 W2@2 W1@1
+             W2@1
     """
     gap = 3 if num_ranks % 2 == 0 else 0
     p = num_ranks
@@ -40,8 +45,10 @@ def v_half(num_ranks: int, num_microbatches: int, options: Options) -> list[list
 def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
     """Compute order of every rank under V-Min (arXiv:2405.15362 section 3.3). For 2 ranks, 3 microbatches:
 
-    rank 0:  F0@0 F1@0 F0@3 I0@3 W0@3 I0@0 W0@0 F1@3 I1@3 W1@3 F2@0 I1@0 W1@0 F2@3 I2@3 W2@3 I2@0 W2@0
-    rank 1:  F0@1 F0@2 I0@2 I0@1 F1@1 F1@2 W0@2 W0@1 I1@2 I1@1 F2@1 F2@2 W1@2 W1@1 I2@2 I2@1 W2@2 W2@1
+    rank 0:  F0@0 F1@0 F0@3 I0@3 W0@3 I0@0 W0@0 F1@3 I1@3 W1@3 F2@0 I1@0 W1@0 F2@3 I2@3 W2@3 I2@0
+             W2@0
+    rank 1:  F0@1 F0@2 I0@2 I0@1 F1@1 F1@2 W0@2 W0@1 I1@2 I1@1 F2@1 F2@2 W1@2 W1@1 I2@2 I2@1 W2@2
+             W2@1
     """
     gap = 2 if num_ranks % 3 == 0 else 0
     p = num_ranks
@@ -49,9 +56,14 @@ def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[
     return _from_building_block(offsets, num_microbatches, Progress(options.told))
 
 
-def _from_building_block(offsets: list[tuple[int, ...]], num_microbatches: int, progress: Progress) -> list[list[Action]]:
-    progress.expect(len(offsets) * num_microbatches * (2 * W + 2))  # with W twice as many lines as legs
-    ranks = [[[start + PERIOD * m for m in range(num_microbatches)] for start in starts] for starts in offsets]
+def _from_building_block(
+    offsets: list[tuple[int, ...]], num_microbatches: int, progress: Progress
+) -> list[list[Action]]:
+    # with W twice as many lines as legs
+    progress.expect(len(offsets) * num_microbatches * (2 * W + 2))
+    ranks = [
+        [[start + PERIOD * m for m in range(num_microbatches)] for start in starts] for starts in offsets
+    ]
     ranks = _squeeze(_Reorder(map(_with_weights, ranks)).run(progress))
     ranks = [legs for *legs, _ in ranks]
     ranks = _squeeze(map(_with_weights, _Reorder(ranks).run(progress)))
@@ -98,11 +110,19 @@ def _weights(legs: Lines) -> Iterator[tuple[int, int]]:
 
 def _events(ranks: list[Lines]) -> list[tuple[int, int, int, int]]:
     """Return (slot, rank, line, microbatch) of everything, in the order of time."""
-    return sorted((s, r, i, m) for r, lines in enumerate(ranks) for i, line in enumerate(lines) for m, s in enumerate(line))
+    return sorted(
+        (s, r, i, m)
+        for r, lines in enumerate(ranks)
+        for i, line in enumerate(lines)
+        for m, s in enumerate(line)
+    )
 
 
 def _needed(ranks: list[Lines], rank: int, line: int, m: int) -> list[int]:
-    """Return the slots of what an action waits for: this leg on the rank before, the leg before, the microbatch before."""
+    """Return the slots of what an action waits for.
+
+    This leg on the rank before, the leg before, the microbatch before.
+    """
     slots = [ranks[rank][line][m - 1]] if m else []
     if line in LEGS:
         source = before(line, rank, len(ranks))
@@ -126,7 +146,10 @@ def _squeeze(ranks: Iterable[Lines]) -> list[Lines]:
 
 
 class _Reorder:
-    """Moves actions of the warmup and the cooldown to earlier slots. Without a line of W the warmup stays as it is."""
+    """Moves actions of the warmup and the cooldown to earlier slots.
+
+    Without a line of W the warmup stays as it is.
+    """
 
     def __init__(self, ranks: Iterable[Lines]):
         self.ranks = list(ranks)
@@ -160,7 +183,10 @@ class _Reorder:
 
 
 class _Row:
-    """The slots of one rank, and how many stashes are held after each. Without a line of W, W is in every free slot it can."""
+    """The slots of one rank, and how many stashes are held after each.
+
+    Without a line of W, W is in every free slot it can.
+    """
 
     def __init__(self, lines: Lines):
         self.late_weights = len(lines) == W
@@ -168,7 +194,8 @@ class _Row:
         for number, line in enumerate(lines):
             for slot in line:
                 self.lines[slot] = number
-        self.held = [(0, 0)] * (len(self.lines) + 1)  # before each slot: stashes, and those of them that wait for W
+        # before each slot: stashes, and those of them that wait for W
+        self.held = [(0, 0)] * (len(self.lines) + 1)
         self.peak = self._play(0, len(self.lines))
 
     def _play(self, start: int, stop: int) -> int:
@@ -178,7 +205,8 @@ class _Row:
         for slot in range(start, stop):
             line = self.lines[slot]
             if line == W or (line is None and late and self.late_weights):
-                stashes, late = stashes - 1, late - 1
+                stashes = stashes - 1
+                late = late - 1
             elif line in (2, 3):
                 late += 1
             elif line is not None:
@@ -188,10 +216,14 @@ class _Row:
         return peak
 
     def moves(self, slot: int, earlier: int, limit: int) -> bool:
-        """Move an action if its new slot is free and no more than `limit` stashes are held then; tell whether."""
+        """Move an action if its new slot is free and no more than `limit` stashes are held then.
+
+        Tell whether.
+        """
         if self.lines[earlier] is not None:
             return False
-        self.lines[earlier], self.lines[slot] = self.lines[slot], None
+        self.lines[earlier] = self.lines[slot]
+        self.lines[slot] = None
         fits = self._play(earlier, slot) <= limit  # later no more is held than before
         if not fits:
             self.lines[earlier], self.lines[slot] = None, self.lines[earlier]

@@ -3,7 +3,8 @@
     leg 0  F, down the ranks, stages 0 to p-1              leg 1  F, up again, stages p to 2p-1
     leg 2  I of the stages of leg 1, down the ranks        leg 3  I of the stages of leg 0, up again
 
-Where a leg ends the next begins, on the same rank and without a message. W of leg 2 or 3 can follow at any time.
+Where a leg ends the next begins, on the same rank and without a message. W of leg 2 or 3 can follow
+at any time.
 """
 
 from mpitrain.schedules.actions import Action

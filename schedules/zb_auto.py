@@ -1,8 +1,11 @@
-"""The automatic zero-bubble scheduler: a greedy search with measured times and a memory limit (arXiv:2401.10241 section 3.1).
+"""The automatic zero-bubble scheduler.
 
-ZB-1p and ZB-2p of the paper are its tables for limits of p and 2p stashes. The search plays all ranks in rounds: a round gives each
-rank at most one F, down the ranks, and one I, up the ranks; W goes where a rank would wait anyway, or where memory is short.
-Whether to wait is asked three times in it, and all eight answers are tried.
+A greedy search with measured times and a memory limit (arXiv:2401.10241 section 3.1).
+
+ZB-1p and ZB-2p of the paper are its tables for limits of p and 2p stashes. The search plays all
+ranks in rounds: a round gives each rank at most one F, down the ranks, and one I, up the ranks; W
+goes where a rank would wait anyway, or where memory is short. Whether to wait is asked three times
+in it, and all eight answers are tried.
 """
 
 from itertools import product
@@ -27,52 +30,73 @@ class Choice(NamedTuple):
 
 CHOICES = 2 ** len(Choice._fields)
 
+
 def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
-    """Compute order of every rank. For 3 ranks, 5 microbatches, equal times and a limit of 3 stashes it is ZB-H1:
+    """Compute order of every rank.
+
+    For 3 ranks, 5 microbatches, equal times and a limit of 3 stashes it is ZB-H1:
 
     rank 0:  F0 F1 F2 I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4
     rank 1:  F0 F1 I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4
     rank 2:  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4
 
-    Of the eight tables it is the first of the shortest span. `options.memory_limit` is p if not given: as much as 1F1B holds.
+    Of the eight tables it is the first of the shortest span. `options.memory_limit` is p if not
+    given: as much as 1F1B holds.
 
-    The paper counts bytes, and of a stash only the inputs of W's matrix products are held between I and W: in its models 0.37 to
-    0.43 of it. If `options.weight_memory` doesn't say how much, a table that holds whole stashes until W comes first, and one that
-    counts on SHARE of a stash is taken only if its span is shorter. It is what meets the paper's table 5 for ZB-2p.
+    The paper counts bytes, and of a stash only the inputs of W's matrix products are held between I
+    and W: in its models 0.37 to 0.43 of it. If `options.weight_memory` doesn't say how much, a
+    table that holds whole stashes until W comes first, and one that counts on SHARE of a stash is
+    taken only if its span is shorter. It is what meets the paper's table 5 for ZB-2p.
     """
     options = planned("zb-auto", options, memory_limit=num_ranks)
     if not options.memory_limit >= 1:
         raise ScheduleError(
-            f"zb-auto: found a memory limit of {options.memory_limit} stashes, needed at least 1, a microbatch in flight; raise the limit"
+            f"zb-auto: found a memory limit of {options.memory_limit} stashes, needed at least 1, a "
+            "microbatch in flight; raise the limit"
         )
-    progress, shares = Progress(options.told), (1, SHARE) if options.weight_memory is None else (options.weight_memory,)
+    progress = Progress(options.told)
+    shares = (1, SHARE) if options.weight_memory is None else (options.weight_memory,)
     progress.expect(len(shares) * CHOICES * (num_microbatches - 1))
     if options.weight_memory is not None:
         return _shortest(num_ranks, num_microbatches, options, progress).orders()
-    whole, share = (_shortest(num_ranks, num_microbatches, options._replace(weight_memory=held), progress) for held in shares)
+    whole, share = (
+        _shortest(num_ranks, num_microbatches, options._replace(weight_memory=held), progress)
+        for held in shares
+    )
     return (share if share.span() < whole.span() * (1 - ROUNDING) else whole).orders()
 
 
 def _shortest(num_ranks: int, num_microbatches: int, options: Options, progress: Progress) -> "_Search":
     answers = product((True, False), repeat=len(Choice._fields))
-    return min((_Search(num_ranks, num_microbatches, options, Choice(*three)).run(progress) for three in answers), key=_Search.span)
+    return min(
+        (_Search(num_ranks, num_microbatches, options, Choice(*three)).run(progress) for three in answers),
+        key=_Search.span,
+    )
 
 
 def planned(name: str, options: Options, memory_limit: float) -> Options:
     """Fill in the times and the limit a scheduler plans with. Raises ScheduleError for what can't be."""
     times = Times(*(options.times or UNIT_TIMES))
     if not (all(time > 0 for time in times[:3]) and times.message >= 0):  # nan is neither
-        raise ScheduleError(f"{name}: found times {', '.join(map(str, times))}, needed F, I, W above 0 and messages of at least 0")
+        raise ScheduleError(
+            f"{name}: found times {', '.join(map(str, times))}, needed F, I, W above 0 and messages of at "
+            "least 0"
+        )
     if options.weight_memory is not None and not 0 <= options.weight_memory <= 1:
-        raise ScheduleError(f"{name}: found {options.weight_memory} of a stash held between I and W, needed 0 to 1")
-    return options._replace(times=times, memory_limit=memory_limit if options.memory_limit is None else options.memory_limit)
+        raise ScheduleError(
+            f"{name}: found {options.weight_memory} of a stash held between I and W, needed 0 to 1"
+        )
+    return options._replace(
+        times=times, memory_limit=memory_limit if options.memory_limit is None else options.memory_limit
+    )
 
 
 class _Rank:
     """What one rank has done until now, and when."""
 
     def __init__(self, stage: int, times: Times, weight_memory: float):
-        self.stage, self.weight_memory = stage, weight_memory
+        self.stage = stage
+        self.weight_memory = weight_memory
         self.cost = {"F": times.forward, "I": times.input, "W": times.weight}
         self.ends: dict[str, list[float]] = {"F": [], "I": [], "W": []}
         self.order: list[Action] = []
@@ -103,7 +127,8 @@ class _Rank:
 
 class _Search:
     def __init__(self, num_ranks: int, num_microbatches: int, options: Options, choice: Choice):
-        self.num_microbatches, self.choice = num_microbatches, choice
+        self.num_microbatches = num_microbatches
+        self.choice = choice
         self.times = options.times
         self.limit = options.memory_limit
         self.ranks = [_Rank(stage, options.times, options.weight_memory) for stage in range(num_ranks)]
@@ -137,12 +162,21 @@ class _Search:
             self._put(rank, "I")
 
     def _extra_forwards(self) -> list[int]:
-        """Return how many forwards more each rank runs until its first I arrives: fewer than the rank before it."""
+        """Return how many forwards more each rank runs until its first I arrives.
+
+        Fewer than the rank before it.
+        """
         extra = [0] * len(self.ranks)
         first_input = self.ranks[-1].now + self.times.input
         for rank in reversed(self.ranks[:-1]):
-            arrival, now, number = first_input + self.times.message, rank.now, 0
-            while number + 1 < self.num_microbatches and rank.stashes(number + 1) <= self.limit and self._fits(now, arrival):
+            arrival = first_input + self.times.message
+            now = rank.now
+            number = 0
+            while (
+                number + 1 < self.num_microbatches
+                and rank.stashes(number + 1) <= self.limit
+                and self._fits(now, arrival)
+            ):
                 now += self.times.forward
                 number += 1
             extra[rank.stage] = number
@@ -211,7 +245,8 @@ class _Search:
         while rank.late_weights and rank.now + self.times.weight <= arrival:
             self._put(rank, "W")
         if rank.late_weights and rank.now < arrival:
-            may_wait = arrival - rank.now <= self.longest_wait - rank.waited  # no longer in all than another rank
+            # no longer in all than another rank
+            may_wait = arrival - rank.now <= self.longest_wait - rank.waited
             if self.choice.weights_first or not may_wait:
                 self._put(rank, "W")
 

@@ -7,19 +7,24 @@ from mpitrain.schedules.options import Options
 def zbv(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Action]]:
     """Compute order of every rank under the handcrafted ZB-V. For 2 ranks, 4 microbatches:
 
-    rank 0:  F0@0 F1@0 F2@0 F0@3 I0@3 W0@3 F1@3 I1@3 W1@3 F3@0 I0@0 W0@0 F2@3 I2@3 W2@3 I1@0 W1@0 F3@3 I3@3 W3@3 I2@0 W2@0 I3@0 W3@0
-    rank 1:  F0@1 F0@2 F1@1 F1@2 I0@2 W0@2 F2@1 I0@1 W0@1 F2@2 I1@2 W1@2 F3@1 I1@1 W1@1 F3@2 I2@2 W2@2 I2@1 I3@2 I3@1 W2@1 W3@2 W3@1
+    rank 0:  F0@0 F1@0 F2@0 F0@3 I0@3 W0@3 F1@3 I1@3 W1@3 F3@0 I0@0 W0@0 F2@3 I2@3 W2@3 I1@0 W1@0
+             F3@3 I3@3 W3@3 I2@0 W2@0 I3@0 W3@0
+    rank 1:  F0@1 F0@2 F1@1 F1@2 I0@2 W0@2 F2@1 I0@1 W0@1 F2@2 I1@2 W1@2 F3@1 I1@1 W1@1 F3@2 I2@2
+             W2@2 I2@1 I3@2 I3@1 W2@1 W3@2 W3@1
 
-    Rank r holds stages r and 2p-1-r, so the loss is on rank 0, where its forward began. With F = I = W no rank waits between its
-    first and its last action, and none holds more than 1F1B's first rank. With other times zbv-auto is better.
+    Rank r holds stages r and 2p-1-r, so the loss is on rank 0, where its forward began. With F = I
+    = W no rank waits between its first and its last action, and none holds more than 1F1B's first
+    rank. With other times zbv-auto is better.
 
-    The pattern is made for 2p-1 microbatches or more; with fewer, those that don't exist are left out of it.
+    The pattern is made for 2p-1 microbatches or more; with fewer, those that don't exist are left
+    out of it.
     """
     return [_order(num_ranks, num_microbatches, rank) for rank in range(num_ranks)]
 
 
 def _order(num_ranks: int, num_microbatches: int, rank: int) -> list[Action]:
-    down, up = _Stage(rank), _Stage(2 * num_ranks - 1 - rank)
+    down = _Stage(rank)
+    up = _Stage(2 * num_ranks - 1 - rank)
     pattern = max(2 * num_ranks - 1, num_microbatches)
     # warmup
     order = down.do("F" * (2 * (num_ranks - rank) - 1))

@@ -1,7 +1,10 @@
-"""The automatic ZB-V scheduler: the V of ZB-V with measured times and a memory limit (arXiv:2401.10241 section 6, table 8).
+"""The automatic ZB-V scheduler.
 
-As zb_auto it plays all ranks in rounds, each with one I and one F a rank. W goes where a rank would wait anyway, or where memory
-is short. Legs of a microbatch's way through the V are numbered as in v_shape.
+The V of ZB-V with measured times and a memory limit (arXiv:2401.10241 section 6, table 8).
+
+As zb_auto it plays all ranks in rounds, each with one I and one F a rank. W goes where a rank would
+wait anyway, or where memory is short. Legs of a microbatch's way through the V are numbered as in
+v_shape.
 """
 
 from collections import deque
@@ -30,30 +33,40 @@ class _Stuck(Exception):
 def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
     """Compute order of every rank. For 2 ranks, 3 microbatches and equal times:
 
-    rank 0:  F0@0 F1@0 F2@0 F0@3 I0@3 W0@3 F1@3 I1@3 W1@3 I0@0 W0@0 F2@3 I2@3 I1@0 W2@3 I2@0 W1@0 W2@0
-    rank 1:  F0@1 F0@2 F1@1 F1@2 I0@2 W0@2 F2@1 I0@1 W0@1 F2@2 I1@2 I1@1 I2@2 I2@1 W1@2 W1@1 W2@2 W2@1
+    rank 0:  F0@0 F1@0 F2@0 F0@3 I0@3 W0@3 F1@3 I1@3 W1@3 I0@0 W0@0 F2@3 I2@3 I1@0 W2@3 I2@0 W1@0
+             W2@0
+    rank 1:  F0@1 F0@2 F1@1 F1@2 I0@2 W0@2 F2@1 I0@1 W0@1 F2@2 I1@2 I1@1 I2@2 I2@1 W1@2 W1@1 W2@2
+             W2@1
 
-    Of four tables it is the first in which the longest wait of a rank is shortest. `options.memory_limit` is p if not given: as
-    much as 1F1B holds.
+    Of four tables it is the first in which the longest wait of a rank is shortest.
+    `options.memory_limit` is p if not given: as much as 1F1B holds.
     """
     options = planned("zbv-auto", options, memory_limit=num_ranks)
     if options.memory_limit >= num_microbatches:  # no rank ever holds more than all of them
         options = options._replace(memory_limit=max(options.memory_limit, num_ranks))
-    progress, choices = Progress(options.told), [Choice(*answers) for answers in product((True, False), repeat=2)]
+    progress = Progress(options.told)
+    choices = [Choice(*answers) for answers in product((True, False), repeat=2)]
     progress.expect(len(choices) * 2 * num_microbatches)
     searches = [_shortest(num_ranks, num_microbatches, options, choice, progress) for choice in choices]
     found = [search for search in searches if search]
     if not found:
         raise ScheduleError(
-            f"zbv-auto: found a memory limit of {options.memory_limit} stashes on {num_ranks} ranks, "
-            f"needed {min(num_ranks, num_microbatches)}; raise the limit, or use v-half, v-min or zb-auto, which need less"
+            f"zbv-auto: found a memory limit of {options.memory_limit} stashes on {num_ranks} ranks, needed "
+            f"{min(num_ranks, num_microbatches)}; raise the limit, or use v-half, v-min or zb-auto, which "
+            "need less"
         )
     return [rank.order for rank in min(found, key=_longest_wait).ranks]
 
 
-def _shortest(num_ranks: int, num_microbatches: int, options: Options, choice: Choice, progress: Progress) -> "_Search | None":
-    """Repeat a search, granting each rank the waits of the last, while it gets shorter. None if memory is too short."""
-    best, granted = None, [0.0] * num_ranks
+def _shortest(
+    num_ranks: int, num_microbatches: int, options: Options, choice: Choice, progress: Progress
+) -> "_Search | None":
+    """Repeat a search, granting each rank the waits of the last, while it gets shorter.
+
+    None if memory is too short.
+    """
+    best = None
+    granted = [0.0] * num_ranks
     while True:
         search = _Search(num_ranks, num_microbatches, options, choice, granted)
         try:
@@ -62,7 +75,8 @@ def _shortest(num_ranks: int, num_microbatches: int, options: Options, choice: C
             return best
         if best and search.longest_wait >= best.longest_wait:
             return best
-        best, granted = search, [rank.waited for rank in search.ranks]
+        best = search
+        granted = [rank.waited for rank in search.ranks]
         progress.expect(2 * num_microbatches)
 
 
@@ -74,7 +88,9 @@ class _Rank:
     """What one rank has done until now, and when."""
 
     def __init__(self, number: int, num_ranks: int, times: Times, weight_memory: float):
-        self.number, self.num_ranks, self.weight_memory = number, num_ranks, weight_memory
+        self.number = number
+        self.num_ranks = num_ranks
+        self.weight_memory = weight_memory
         self.cost = [times.forward / 2, times.forward / 2, times.input / 2, times.input / 2]
         self.weight_cost = times.weight / 2
         self.ends: list[list[float]] = [[] for _ in LEGS]
@@ -105,13 +121,18 @@ class _Rank:
     @property
     def stashes(self) -> float:
         """Return what is held, each of half the rank's layers."""
-        forwards, inputs = self.done(0) + self.done(1), self.done(2) + self.done(3)
+        forwards = self.done(0) + self.done(1)
+        inputs = self.done(2) + self.done(3)
         return forwards - inputs + self.weight_memory * len(self.weights)
 
 
 class _Search:
-    def __init__(self, num_ranks: int, num_microbatches: int, options: Options, choice: Choice, granted: list[float]):
-        self.num_ranks, self.num_microbatches, self.choice = num_ranks, num_microbatches, choice
+    def __init__(
+        self, num_ranks: int, num_microbatches: int, options: Options, choice: Choice, granted: list[float]
+    ):
+        self.num_ranks = num_ranks
+        self.num_microbatches = num_microbatches
+        self.choice = choice
         self.message = options.times.message
         self.limit = 2 * options.memory_limit
         share = 1 if options.weight_memory is None else options.weight_memory
@@ -152,7 +173,8 @@ class _Search:
             return
         arrival = self._arrival(rank, 1)
         while (
-            rank.stashes + 2 * (rank.number + 1) <= self.limit  # what the ranks below will hold more than it
+            # what the ranks below will hold more than it
+            rank.stashes + 2 * (rank.number + 1) <= self.limit
             and rank.now + rank.cost[0] <= arrival
             and rank.done(0) < self.num_microbatches
         ):
@@ -229,7 +251,8 @@ class _Search:
 
     def _ready(self, rank: _Rank, leg: int) -> bool:
         """Tell whether the next action of a leg can run, or has been planned where it comes from."""
-        source, m = before(leg, rank.number, self.num_ranks), rank.done(leg)
+        source = before(leg, rank.number, self.num_ranks)
+        m = rank.done(leg)
         here = leg == 0 or rank.done(leg - 1) > m
         return here and (source is None or self.ranks[source].done(leg) > m)
 

@@ -1,7 +1,9 @@
-"""ZB-H1 and ZB-H2: split the backward, and fill the bubbles of 1F1B with backwards for weights (arXiv:2401.10241).
+"""ZB-H1 and ZB-H2: split the backward, and fill the bubbles of 1F1B with backwards for weights
+(arXiv:2401.10241).
 
-The paper writes B for our I. Backwards for weights are late by more the later the rank: a rank near the end has its I early, and puts
-off its W until the others have theirs, so that their I isn't kept waiting.
+The paper writes B for our I. Backwards for weights are late by more the later the rank: a rank near
+the end has its I early, and puts off its W until the others have theirs, so that their I isn't kept
+waiting.
 """
 
 from collections import deque
@@ -17,8 +19,9 @@ def zb_h1(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     stage 1:  F0 F1 I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4
     stage 2:  F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4
 
-    As many microbatches are in flight on every stage as on the first stage of 1F1B, and with W <= F <= I the bubble is
-    (num_stages - 1) (F + I - W), a third of 1F1B's if all three take the same time.
+    As many microbatches are in flight on every stage as on the first stage of 1F1B, and with W <= F
+    <= I the bubble is (num_stages - 1) (F + I - W), a third of 1F1B's if all three take the same
+    time.
     """
     return _split(num_microbatches, stage, warmup=num_stages - 1 - stage, lag=stage)
 
@@ -30,8 +33,9 @@ def zb_h2(num_stages: int, num_microbatches: int, stage: int) -> list[Action]:
     stage 1:  F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 W1 F6 I4 W2 I5 W3 I6 W4 W5 W6
     stage 2:  F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 F5 I5 W1 F6 I6 W2 W3 W4 W5 W6
 
-    With equal times no stage waits between its first and its last action, at the price of 2 num_stages - 1 microbatches in
-    flight. But the stages don't end together: a step that ends for all at once takes as long as with ZB-H1.
+    With equal times no stage waits between its first and its last action, at the price of 2
+    num_stages - 1 microbatches in flight. But the stages don't end together: a step that ends for
+    all at once takes as long as with ZB-H1.
     """
     return _split(num_microbatches, stage, warmup=2 * (num_stages - 1 - stage), lag=2 * stage)
 

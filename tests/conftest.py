@@ -1,7 +1,8 @@
 """What every test shares: a world that is the test's own, and votes instead of lone asserts.
 
-MPI is imported only in ranks that mpirun started. The process that runs plain `pytest` starts mpirun itself, and must not be
-an MPI process when it does: both launchers read the environment that MPI_Init leaves behind.
+MPI is imported only in ranks that mpirun started. The process that runs plain `pytest` starts
+mpirun itself, and must not be an MPI process when it does: both launchers read the environment that
+MPI_Init leaves behind.
 """
 
 import atexit
@@ -33,7 +34,8 @@ def pytest_configure(config):
         return
     from mpi4py import MPI
 
-    folder = tempfile.mkdtemp(prefix="mpitrain-rank-")  # pytest sweeps it at the end, and two ranks would sweep away the same links
+    # pytest sweeps it at the end, and two ranks would sweep away the same links
+    folder = tempfile.mkdtemp(prefix="mpitrain-rank-")
     os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # after what pytest registers
     if MPI.COMM_WORLD.rank:  # rank 0 speaks for all: votes make every rank fail alike
@@ -50,19 +52,25 @@ def pytest_configure(config):
 
 def _measure_no_time(config):
     """Let no time of an example fail a test; --hypothesis-profile chooses another profile."""
-    hypothesis.settings.register_profile("mpitrain", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.register_profile(
+        "mpitrain", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
     if not config.getoption("--hypothesis-profile", None):
         hypothesis.settings.load_profile("mpitrain")
 
 
 def _begin_harness(config):
-    """Have all that tests start marked, with its temporary files in one folder, and a process that ends it whatever becomes of this one."""
+    """Have all that tests start marked, with its temporary files in one folder, and a process that
+    ends it whatever becomes of this one.
+    """
     import launch
 
     folder = tempfile.mkdtemp(prefix="mpitrain-test-")
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path stays for a look at what failed
+    # tmp_path stays for a look at what failed
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    os.environ.setdefault(INDUCTOR, f"{folder}/inductor")  # compiled once for all tests, and gone the next time
+    # compiled once for all tests, and gone the next time
+    os.environ.setdefault(INDUCTOR, f"{folder}/inductor")
     os.environ[launch.MARK] = uuid.uuid4().hex[: launch.SESSION_LENGTH]
     command = [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py")), folder]
     reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
@@ -74,24 +82,36 @@ def _begin_harness(config):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A lone exception on one rank leaves the others waiting: say it on this rank's stderr and take the job down.
+    """A lone exception on one rank leaves the others waiting.
 
-    A vote (pytest.fail) is alike on all ranks, and so is a skip; a job of one rank keeps nobody waiting.
+    Say it on this rank's stderr and take the job down.
+
+    A vote (pytest.fail) is alike on all ranks, and so is a skip; a job of one rank keeps nobody
+    waiting.
     """
     outcome = yield
     error = call.excinfo
-    if not UNDER_MPIRUN or error is None or error.errisinstance((pytest.fail.Exception, pytest.skip.Exception, KeyboardInterrupt)):
+    if (
+        not UNDER_MPIRUN
+        or error is None
+        or error.errisinstance((pytest.fail.Exception, pytest.skip.Exception, KeyboardInterrupt))
+    ):
         return
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.size > 1:
-        sys.__stderr__.write(f"\n{outcome.get_result().longreprtext}\n{item.nodeid} failed on rank {MPI.COMM_WORLD.rank}\n")
+        sys.__stderr__.write(
+            f"\n{outcome.get_result().longreprtext}\n{item.nodeid} failed on rank {MPI.COMM_WORLD.rank}\n"
+        )
         sys.__stderr__.flush()
         MPI.COMM_WORLD.Abort(1)
 
 
 def pytest_collection_modifyitems(items):
-    """After the serial tests come the lanes beside them, the runs of the whole program, and the other lanes; no rank starts them again."""
+    """After the serial tests come the lanes beside them, the runs of the whole program, and the other lanes.
+
+    No rank starts them again.
+    """
     size = _num_ranks()
     items.sort(key=_turn)
     for item in items:
@@ -103,7 +123,10 @@ def pytest_collection_modifyitems(items):
 
 
 def _turn(item):
-    """Return when it is a test's turn: 0 with the serial ones, 1 for a lane beside them, 2 with the whole runs, 3 with the other lanes."""
+    """Return when it is a test's turn.
+
+    0 with the serial ones, 1 for a lane beside them, 2 with the whole runs, 3 with the other lanes.
+    """
     if item.path.name == "test_lanes.py":
         return 1 if item.name in BESIDE else 3
     return 2 * item.path.name.startswith("test_run_")
@@ -131,7 +154,10 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
-    """Show the stacks of a test that takes long, and let it go on; a rank has pytest's own timer, which ends it."""
+    """Show the stacks of a test that takes long, and let it go on.
+
+    A rank has pytest's own timer, which ends it.
+    """
     if not UNDER_MPIRUN:
         from launch import HANG_LIMIT
 
@@ -140,10 +166,14 @@ def pytest_runtest_setup():
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
-    """Hold the process that starts ranks free of MPI: both launchers read what it leaves in the environment."""
+    """Hold the process that starts ranks free of MPI: both launchers read what it leaves in the
+    environment.
+    """
     found = None if UNDER_MPIRUN else sys.modules.get("mpi4py.MPI")
     if found is not None and found.Is_initialized():
-        pytest.exit(f"{item.nodeid} has started MPI in the process that starts ranks; mark it mpi", returncode=3)
+        pytest.exit(
+            f"{item.nodeid} has started MPI in the process that starts ranks; mark it mpi", returncode=3
+        )
 
 
 def pytest_sessionfinish(session):
@@ -163,7 +193,9 @@ def _num_ranks():
 
 @pytest.fixture
 def world():
-    """A communicator of this test's own: messages left over by a failed test can't be received by the next."""
+    """A communicator of this test's own: messages left over by a failed test can't be received by
+    the next.
+    """
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()
@@ -172,7 +204,10 @@ def world():
 
 
 def agree(comm, verdict, text=""):
-    """Fail on every rank when the verdict of any rank is false; a plain assert on one rank leaves the others waiting."""
+    """Fail on every rank when the verdict of any rank is false.
+
+    A plain assert on one rank leaves the others waiting.
+    """
     votes = comm.allgather((bool(verdict), str(text)))
     bad = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(votes) if not ok]
     if bad:

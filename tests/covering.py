@@ -1,4 +1,6 @@
-"""Which cases of a long list are told by default: few in which every two features that meet in the list meet."""
+"""Which cases of a long list are told by default: few in which every two features that meet in the
+list meet.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -7,10 +9,15 @@ from typing import TypeVar
 Case = TypeVar("Case")
 
 
-def covering(cases: Sequence[Case], features: Callable[[Case], Iterable[object]], cost: Callable[[Case], float]) -> list[Case]:
-    """Return some of `cases`, in their order, that have every pair of features that any of them has; the cheap ones are preferred.
+def covering(
+    cases: Sequence[Case], features: Callable[[Case], Iterable[object]], cost: Callable[[Case], float]
+) -> list[Case]:
+    """Return some of `cases`, in their order, that have every pair of features that any of them has.
 
-    A greedy choice: next comes who adds most pairs for what it costs. features: what a case has, hashable. cost: more than 0.
+    The cheap ones are preferred.
+
+    A greedy choice: next comes who adds most pairs for what it costs. features: what a case has,
+    hashable. cost: more than 0.
     """
     pairs = [set(itertools.combinations(dict.fromkeys(features(case)), 2)) for case in cases]
     chosen = set()

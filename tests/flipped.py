@@ -2,8 +2,9 @@
 
     mpirun -n 4 python flipped.py '{"rank": 1, "step": 3, "what": "weight"}' run --set ...
 
-weight: before the forwards of that step a bit of a weight flips.  gradient: a bit of a gradient, once it is computed, before it is
-reduced; in the first pass of that step. With NOISE in the environment batches are noise, too, as tests/spiked.py says.
+weight: before the forwards of that step a bit of a weight flips.
+gradient: a bit of a gradient, once it is computed, before it is reduced; in the first pass of that
+step. With NOISE in the environment batches are noise, too, as tests/spiked.py says.
 """
 
 import json
@@ -27,8 +28,13 @@ def flip(x: torch.Tensor) -> None:
 
 def main(plan: dict) -> None:
     """Plant the error, and run mpitrain."""
-    if int(next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ)) == plan["rank"]:
-        run_step, reduce, due = Actor.run_step, Gradients.reduce, []
+    if (
+        int(next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ))
+        == plan["rank"]
+    ):
+        run_step = Actor.run_step
+        reduce = Gradients.reduce
+        due = []
 
         def stepped(actor: Actor, step: int, *given, **more):
             if step == plan["step"] and plan["what"] == "weight":
@@ -43,7 +49,8 @@ def main(plan: dict) -> None:
                 flip(gradients.stages[stage].buckets[number].gradients[0].whole)
             reduce(gradients, stage, number, microbatch)
 
-        Actor.run_step, Gradients.reduce = stepped, reduced
+        Actor.run_step = stepped
+        Gradients.reduce = reduced
     if "NOISE" in os.environ:
         spiked.main()
     cli.main()

@@ -1,4 +1,7 @@
-"""What readers of a stranger's files must not do: open what lies elsewhere, take all memory, wait for ever, use the library of HDF5."""
+"""What readers of a stranger's files must not do.
+
+Open what lies elsewhere, take all memory, wait for ever, use the library of HDF5.
+"""
 
 import os
 import resource
@@ -9,7 +12,8 @@ from pathlib import Path
 import h5py
 from launch import patience
 
-LIMIT_S, LIMIT_BYTES = 20, 1 << 30
+LIMIT_S = 20
+LIMIT_BYTES = 1 << 30
 
 
 class Hang(BaseException):
@@ -17,18 +21,28 @@ class Hang(BaseException):
 
 
 WATCHING: list["Watched"] = []
-sys.addaudithook(lambda event, arguments: [watched.note(event, arguments) for watched in WATCHING])  # there is no way to take one back
+# there is no way to take one back
+sys.addaudithook(lambda event, arguments: [watched.note(event, arguments) for watched in WATCHING])
 
 
 class Watched:
     """Within the block: files outside of `allowed` that are opened are noted, time and memory are bounded.
 
-    hdf5: whether h5py may be used, as by what writes. A bare name that may be no link is one in a folder that is open: it was noted.
+    hdf5: whether h5py may be used, as by what writes. A bare name that may be no link is one in a
+    folder that is open: it was noted.
     """
 
     def __init__(self, *allowed: Path, hdf5: bool = False, limit_s: float = LIMIT_S):
-        self.hdf5, self.limit_s = hdf5, limit_s
-        python = (sys.prefix, sys.base_prefix, Path(__file__).parents[1], "/proc/self", "/sys/devices", "/dev/null")
+        self.hdf5 = hdf5
+        self.limit_s = limit_s
+        python = (
+            sys.prefix,
+            sys.base_prefix,
+            Path(__file__).parents[1],
+            "/proc/self",
+            "/sys/devices",
+            "/dev/null",
+        )
         self.allowed = [os.path.realpath(path) for path in (*allowed, *python)]
         self.opened = []
 
@@ -49,10 +63,13 @@ class Watched:
         WATCHING.remove(self)
 
     def note(self, event, arguments):
-        if event in ("open", "os.listdir", "os.scandir") and isinstance(arguments[0], (str, bytes, os.PathLike)):
+        if event in ("open", "os.listdir", "os.scandir") and isinstance(
+            arguments[0], (str, bytes, os.PathLike)
+        ):
             path = os.fsdecode(arguments[0])
             flags = (arguments[2] or 0) if event == "open" else 0
-            if flags & os.O_PATH or (os.sep not in path and flags & os.O_NOFOLLOW):  # which reads nothing, and goes nowhere else
+            # which reads nothing, and goes nowhere else
+            if flags & os.O_PATH or (os.sep not in path and flags & os.O_NOFOLLOW):
                 return
             path = os.path.realpath(path)
             if not any(path == allowed or path.startswith(allowed + os.sep) for allowed in self.allowed):
@@ -63,7 +80,9 @@ class Watched:
 
 
 def tree(folder):
-    """Return what is at every path below a folder, links not followed; of files the size and the first bytes."""
+    """Return what is at every path below a folder, links not followed; of files the size and the
+    first bytes.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():

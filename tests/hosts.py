@@ -1,4 +1,6 @@
-"""Two hosts on one machine: network namespaces joined by a cable of a given rate, which can be cut or slowed. Needs root, ip and tc.
+"""Two hosts on one machine: network namespaces joined by a cable of a given rate, which can be cut or slowed.
+
+Needs root, ip and tc.
 
     with two_hosts("1gbit") as hosts:
         command = hosts.mpirun(2, MPITRAIN, "run", ...)      two ranks on each
@@ -64,7 +66,18 @@ class Hosts:
         """Return the command line that starts `each` ranks on either host."""
         launcher = "-launcher", "ssh", "-launcher-exec", str(self._script)
         hosts = "-hosts", ",".join(f"{address}:{each}" for address in ADDRESSES)
-        return ["ip", "netns", "exec", self.names[0], MPIRUN, *launcher, *hosts, "-n", str(2 * each), *command]
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.names[0],
+            MPIRUN,
+            *launcher,
+            *hosts,
+            "-n",
+            str(2 * each),
+            *command,
+        ]
 
     def _rate(self, verb: str, name: str, cable: str, rate: str) -> None:
         shape = "root", "tbf", "rate", rate, "burst", "1mb", "latency", "50ms"

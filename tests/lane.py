@@ -1,7 +1,10 @@
-"""What mpirun starts for a lane: pytest, as a program that tests/preload.py can run with its libraries loaded.
+"""What mpirun starts for a lane.
 
-    mpirun -n 2 python lane.py --only-mpi -q ...
-    mpirun -n 2 python lane.py --beside --only-mpi -q ...        takes the time of cores that nobody else wants
+pytest, as a program that tests/preload.py can run with its libraries loaded.
+
+mpirun -n 2 python lane.py --only-mpi -q ...
+mpirun -n 2 python lane.py --beside --only-mpi -q ...        takes the time of cores that nobody
+                                                             else wants
 """
 
 import os
@@ -15,7 +18,10 @@ from mpi4py import MPI
 
 
 def stay_behind() -> None:
-    """Leave the cores to others that want them, all but a few hundredths: who gets nothing at all for a minute runs into its limits."""
+    """Leave the cores to others that want them, all but a few hundredths.
+
+    Who gets nothing at all for a minute runs into its limits.
+    """
     os.nice(15)
     with suppress(OSError):  # where Linux divides time between sessions first
         Path("/proc/self/autogroup").write_text("15", encoding="ascii")

@@ -1,9 +1,11 @@
 """A device that is late on purpose, for what is handed its queues (mpitrain/parallel/streams.py).
 
-Its memory is a piece of host memory, given out and taken back as torch's allocator for a GPU does: at once, in the order of the program,
-for what the computing queue does next. What is queued happens when a seeded clock says so: in its order in one queue, and in any order
-between queues, but for what waits. Memory that nobody has written, or that was dropped, is full of GARBAGE as soon as the computing queue
-comes by. So what is read too early, kept too short, or overwritten while somebody reads it, is a wrong number.
+Its memory is a piece of host memory, given out and taken back as torch's allocator for a GPU does:
+at once, in the order of the program, for what the computing queue does next. What is queued happens
+when a seeded clock says so: in its order in one queue, and in any order between queues, but for
+what waits. Memory that nobody has written, or that was dropped, is full of GARBAGE as soon as the
+computing queue comes by. So what is read too early, kept too short, or overwritten while somebody
+reads it, is a wrong number.
 """
 
 import random
@@ -21,7 +23,8 @@ class Event:
     """The place behind what a queue had when it was recorded."""
 
     def __init__(self, queue: "Queue"):
-        self.queue, self.place = queue, len(queue.work)
+        self.queue = queue
+        self.place = len(queue.work)
 
     @property
     def over(self) -> bool:
@@ -41,11 +44,14 @@ class Queue:
     """Work in its order: functions that happen, and events that are waited for."""
 
     def __init__(self, device: "Device"):
-        self.device, self.work, self.happened = device, [], 0
+        self.device = device
+        self.work = []
+        self.happened = 0
         self.speed = device.random.choice([0.02, 0.3, 1.0])  # beside the others
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        there, here = self.device.address(target), self.device.address(source)
+        there = self.device.address(target)
+        here = self.device.address(source)
         self.run(lambda: there().copy_(here()))
 
     def run(self, function: Callable[[], Any]) -> None:
@@ -74,14 +80,20 @@ class Queue:
 
 
 class Device:
-    """The device: `compute` and further queues, and `num_bytes` of memory. most: the most of it that was lent at once."""
+    """The device: `compute` and further queues, and `num_bytes` of memory.
+
+    most: the most of it that was lent at once.
+    """
 
     def __init__(self, seed: int, num_bytes: int = 1 << 18):
         self.random = random.Random(seed)
-        self.speed = self.random.choice([0.05, 0.3, 1.0])  # how often something happens while the host goes on
+        # how often something happens while the host goes on
+        self.speed = self.random.choice([0.05, 0.3, 1.0])
         self.compute = Queue(self)
         self.queues = [self.compute]
-        self.now, self.num_waits = 0.0, 0  # the device's time; how often the host has waited for it
+        # the device's time; how often the host has waited for it
+        self.now = 0.0
+        self.num_waits = 0
         self._memory = np.full(num_bytes // 4, GARBAGE, np.float32)
         self._tensor = torch.from_numpy(self._memory)
         self._free = [(0, num_bytes // 4)]  # from, until
@@ -123,7 +135,9 @@ class Device:
         self.compute.run(lambda: setattr(self, "now", self.now + seconds))
 
     def idle(self, seconds: float) -> None:
-        """The host does something else: if nothing is queued to compute, the device stands still meanwhile."""
+        """The host does something else: if nothing is queued to compute, the device stands still
+        meanwhile.
+        """
         if self.compute.happened == len(self.compute.work):
             self.now += seconds
 
@@ -135,17 +149,23 @@ class Device:
         return x
 
     def address(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return what finds the numbers at the place of a tensor, without keeping it: a kernel has addresses only."""
+        """Return what finds the numbers at the place of a tensor, without keeping it.
+
+        A kernel has addresses only.
+        """
         if not self.has(x):
             return lambda: x
-        size, stride, offset = x.size(), x.stride(), (x.data_ptr() - self._tensor.data_ptr()) // 4
+        size = x.size()
+        stride = x.stride()
+        offset = (x.data_ptr() - self._tensor.data_ptr()) // 4
         return lambda: self._tensor.as_strided(size, stride, offset)
 
     def tick(self, certainly: bool = False) -> None:
         """Let time pass. certainly: until something has happened."""
         if not certainly and self.random.random() >= self.speed:
             return
-        speeds, happened = [queue.speed for queue in self.queues], False
+        speeds = [queue.speed for queue in self.queues]
+        happened = False
         for queue in self.random.choices(self.queues, speeds, k=self.random.randrange(1, 6)):
             happened |= queue.advance()
         if certainly and not happened:
@@ -157,7 +177,8 @@ class Device:
 
     def _take_back(self, begin: int, end: int) -> None:
         self.lent -= end - begin
-        spans, self._free = sorted([*self._free, (begin, end)]), []
+        spans = sorted([*self._free, (begin, end)])
+        self._free = []
         for span in spans:
             if self._free and self._free[-1][1] == span[0]:
                 span = self._free.pop()[0], span[1]
@@ -187,11 +208,15 @@ class _Lent(np.ndarray):
 
 
 class Eager(Device):
-    """What computes is this process, and only what is queued beside it is late: so that a whole model can run. Its memory is torch's."""
+    """What computes is this process, and only what is queued beside it is late.
+
+    So that a whole model can run. Its memory is torch's.
+    """
 
     def __init__(self, seed: int):
         super().__init__(seed, 0)
-        self.compute, self.num_copies = _Now(self), 0
+        self.compute = _Now(self)
+        self.num_copies = 0
 
     def has(self, tensor: torch.Tensor) -> bool:
         return True

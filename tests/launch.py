@@ -1,12 +1,16 @@
-"""Start ranks as a user does: this environment's mpirun and its `mpitrain`, with what more ranks than cores need, and an end.
+"""Start ranks as a user does.
 
-    done = mpirun(2, MPITRAIN, "run", "--set", "run.steps=3")      waits, at most `timeout` seconds
-    with started(2, MPITRAIN, "run", ...) as job:                  to do something to it meanwhile
-    one, two = several(2, ["run", ...], ["run", ...])              one after the other in the same ranks: torch is loaded once
+This environment's mpirun and its `mpitrain`, with what more ranks than cores need, and an end.
 
-Whatever happens, no process of a job outlives the call, nor pytest if that is killed (tests/reaper.py). Seconds of limits are those of
-an idle machine: see patience(). Under MPICH ranks have their libraries loaded already, as tests/preload.py says; MPITRAIN_PRELOAD=no
-starts everything from nothing.
+    done = mpirun(2, MPITRAIN, "run", "--set", "run.steps=3")  waits, at most `timeout` seconds
+    with started(2, MPITRAIN, "run", ...) as job:              to do something to it meanwhile
+    one, two = several(2, ["run", ...], ["run", ...])          one after the other in the same
+                                                               ranks: torch is loaded once
+
+Whatever happens, no process of a job outlives the call, nor pytest if that is killed
+(tests/reaper.py). Seconds of limits are those of an idle machine: see patience(). Under MPICH ranks
+have their libraries loaded already, as tests/preload.py says; MPITRAIN_PRELOAD=no starts everything
+from nothing.
 """
 
 import atexit
@@ -33,7 +37,8 @@ HERE = Path(sys.executable).parent
 MPITRAIN = str(HERE / "mpitrain")
 MPIRUN = str(HERE / "mpirun") if (HERE / "mpirun").exists() else shutil.which("mpirun")
 
-# A waiting rank has to leave the core to a working one. Each MPI ignores what is meant for the other.
+# A waiting rank has to leave the core to a working one. Each MPI ignores what is meant for the
+# other.
 MORE_RANKS_THAN_CORES = {
     "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
     "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "true",
@@ -43,12 +48,15 @@ MORE_RANKS_THAN_CORES = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 }
-# What tests start computes on the CPU wherever it runs: a GPU has other bits and times, and one is not there for every rank.
+# What tests start computes on the CPU wherever it runs: a GPU has other bits and times, and one is
+# not there for every rank.
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # for AMD's, too
 NO_GPU = {VISIBLE: ""}
 WITH_GPU = {VISIBLE: os.environ.get(VISIBLE)}  # of tests marked gpu
-PATIENCE = 3  # limits are for what hangs: what passes on an idle machine has so many times as long there
-SLOWEST = 20.0  # times slower than an idle machine: for one that is slower still, what hangs would take hours
+# limits are for what hangs: what passes on an idle machine has so many times as long there
+PATIENCE = 3
+# times slower than an idle machine: for one that is slower still, what hangs would take hours
+SLOWEST = 20.0
 NICE = 1.25  # by so much a step of niceness lessens the share of a core that others want, too
 OF_ANOTHER_JOB = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_")
 
@@ -56,15 +64,19 @@ OF_ANOTHER_JOB = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_")
 class HangLimit:
     """The time after which all stacks are shown, in the process that starts jobs, of a test that still runs.
 
-    pytest's own timer would end that process: no summary, and ranks that nobody ends. A rank keeps pytest's.
+    pytest's own timer would end that process: no summary, and ranks that nobody ends. A rank keeps
+    pytest's.
     """
 
     def __init__(self):
-        self._limit_s, self._file, self._within_a_test = 0.0, None, False
+        self._limit_s = 0.0
+        self._file = None
+        self._within_a_test = False
 
     def use(self, limit_s: float, file: int) -> None:
         """Show stacks after `limit_s` seconds, on a descriptor. 0: never."""
-        self._limit_s, self._file = limit_s, file
+        self._limit_s = limit_s
+        self._file = file
 
     def begin(self) -> None:
         """A test begins: replace pytest's timer."""
@@ -77,7 +89,9 @@ class HangLimit:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the timer around a wait that has a limit of its own; then the test has the whole time again."""
+        """Hold the timer around a wait that has a limit of its own; then the test has the whole
+        time again.
+        """
         if self._within_a_test:
             faulthandler.cancel_dump_traceback_later()
         try:
@@ -94,13 +108,17 @@ HANG_LIMIT = HangLimit()  # conftest.py begins and ends it
 
 
 def slowness() -> float:
-    """Return how many times longer than on an idle machine something may take now, by the load and by this process's niceness."""
+    """Return how many times longer than on an idle machine something may take now, by the load and
+    by this process's niceness.
+    """
     competition = max(0.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)) - 1)
     return min(1 + competition * NICE ** max(0, os.nice(0)), SLOWEST)
 
 
 def short(limit_s: float) -> int:
-    """Return a limit of the program that a test waits out, and in which a healthy rank is to get something done on a busy machine."""
+    """Return a limit of the program that a test waits out, and in which a healthy rank is to get
+    something done on a busy machine.
+    """
     return round(limit_s * slowness())
 
 
@@ -110,14 +128,20 @@ def patience(timeout: float) -> float:
 
 
 def finished(command: Sequence[str], timeout: float = 60, **given) -> subprocess.CompletedProcess:
-    """Run a process that is no job to its end, as subprocess.run() does: at most `timeout` seconds of an idle machine."""
+    """Run a process that is no job to its end, as subprocess.run() does.
+
+    At most `timeout` seconds of an idle machine.
+    """
     with HANG_LIMIT.held():
         return subprocess.run(command, timeout=patience(timeout), check=given.pop("check", False), **given)
 
 
 @dataclass
 class Done:
-    """How a job ended; `output` is stdout and stderr of mpirun and of all ranks, as they came. `returncode` None: it was too slow."""
+    """How a job ended; `output` is stdout and stderr of mpirun and of all ranks, as they came.
+
+    `returncode` None: it was too slow.
+    """
 
     returncode: int | None
     output: str
@@ -128,15 +152,25 @@ class Job:
     """A running job."""
 
     def __init__(self, process: subprocess.Popen, output, mark: bytes):
-        self.process, self._output, self._mark, self._begin = process, output, mark, time.monotonic()
+        self.process = process
+        self._output = output
+        self._mark = mark
+        self._begin = time.monotonic()
         self._name = name_of(mark.decode().partition("=")[2])
 
     def ranks(self) -> list[int]:
-        """Return the process ids of the ranks, rank 0 first: the forks of tests/preload.py, or the Python processes of the job."""
+        """Return the process ids of the ranks, rank 0 first.
+
+        The forks of tests/preload.py, or the Python processes of the job.
+        """
         forks = {pid: name for pid in self._pids() if (name := _name(pid)).startswith(self._name)}
         if forks:
             return sorted(forks, key=lambda pid: int(forks[pid].removeprefix(self._name)))
-        return sorted(pid for pid in self._pids() if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0])
+        return sorted(
+            pid
+            for pid in self._pids()
+            if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        )
 
     def kill(self) -> None:
         """End every process of the job as a power cut does, and remove the shared memory that it leaves."""
@@ -150,7 +184,10 @@ class Job:
         _signal(pid, number)
 
     def wait(self, timeout: float) -> Done:
-        """Wait for the end, at most `timeout` seconds of an idle machine. Every wait for a job is this one or wait_for()."""
+        """Wait for the end, at most `timeout` seconds of an idle machine.
+
+        Every wait for a job is this one or wait_for().
+        """
         limit_s = patience(timeout)
         try:
             with HANG_LIMIT.held():
@@ -161,12 +198,16 @@ class Job:
         return Done(self.process.returncode, self.text(), time.monotonic() - self._begin)
 
     def wait_for(self, ready: Callable[[], bool], timeout: float) -> None:
-        """Poll until `ready()`; fail with the output if the job ends before, or after `timeout` seconds of an idle machine."""
+        """Poll until `ready()`; fail with the output if the job ends before, or after `timeout`
+        seconds of an idle machine.
+        """
         limit_s = patience(timeout)
         end = time.monotonic() + limit_s
         with HANG_LIMIT.held():
             while not ready():
-                assert self.process.poll() is None, f"ended with {self.process.returncode} while waited for:\n{self.text()}"
+                assert self.process.poll() is None, (
+                    f"ended with {self.process.returncode} while waited for:\n{self.text()}"
+                )
                 assert time.monotonic() < end, f"not ready after {limit_s:.0f} s:\n{self.text()}"
                 time.sleep(0.002)
 
@@ -175,9 +216,12 @@ class Job:
         return Path(self._output.name).read_text(encoding="utf-8", errors="replace")
 
     def _pids(self) -> list[int]:
-        """Return every process of the job, by a mark in its environment: launchers put ranks into sessions of their own.
+        """Return every process of the job, by a mark in its environment.
 
-        A fork of tests/preload.py shows the environment of what it was forked from; it has a name for it.
+        Launchers put ranks into sessions of their own.
+
+        A fork of tests/preload.py shows the environment of what it was forked from; it has a name
+        for it.
         """
         return reaper.processes(lambda pid, given: self._mark in given or _name(pid).startswith(self._name))
 
@@ -193,7 +237,10 @@ def _name(pid: int) -> str:
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """Return the environment for a job: nothing inherited from a launcher, room for more ranks than cores, and no GPU. None: without."""
+    """Return the environment for a job.
+
+    Nothing inherited from a launcher, room for more ranks than cores, and no GPU. None: without.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_ANOTHER_JOB)}
     found = {**kept, **MORE_RANKS_THAN_CORES, **NO_GPU, **changes}
     return {name: value for name, value in found.items() if value is not None}
@@ -207,7 +254,9 @@ def started(
     cwd: Path | None = None,
     forked: bool = True,
 ) -> Iterator[Job]:
-    """Start `command` on `num_ranks` ranks, or without mpirun if 0; at the end of the block nothing of it is left.
+    """Start `command` on `num_ranks` ranks, or without mpirun if 0.
+
+    At the end of the block nothing of it is left.
 
     forked: its libraries may be loaded before.
     """
@@ -232,7 +281,8 @@ def started(
             yield job
         finally:
             job.kill()
-            # Open MPI's launcher, killed, leaves files by its pid: the next one with that pid doesn't start (openpmix issue 4022)
+            # Open MPI's launcher, killed, leaves files by its pid: the next one with that pid
+            # doesn't start (openpmix issue 4022)
             shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{process.pid}"), ignore_errors=True)
 
 
@@ -256,21 +306,35 @@ UNTOUCHED = {"LD_PRELOAD", VISIBLE}  # in an environment: what is to be there wh
 def preloaded(command: Sequence[str]) -> list[str]:
     """Return what runs mpitrain or a Python program with its libraries loaded; any other command as it is."""
     program = command[1:] if command[0] == sys.executable else command
-    if not program[0].endswith((MPITRAIN, ".py")) or os.environ.get("MPITRAIN_PRELOAD") == "no" or (address := _server()) is None:
+    if (
+        not program[0].endswith((MPITRAIN, ".py"))
+        or os.environ.get("MPITRAIN_PRELOAD") == "no"
+        or (address := _server()) is None
+    ):
         return list(command)
     return [sys.executable, "-S", "-E", PRELOAD, address, *program]
 
 
 def hear_all() -> None:
-    """Hear, in a child, what the shell ignores for a pytest that it starts in the background, or below nohup."""
+    """Hear, in a child, what the shell ignores for a pytest that it starts in the background, or
+    below nohup.
+    """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 @functools.cache
 def _server() -> str | None:
-    """Start the one that forks ranks, once; it ends with this process. None under an MPI for which there is none."""
-    if "HYDRA" not in subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, env=environment(), check=True).stdout:
+    """Start the one that forks ranks, once; it ends with this process.
+
+    None under an MPI for which there is none.
+    """
+    if (
+        "HYDRA"
+        not in subprocess.run(
+            [MPIRUN, "--version"], capture_output=True, text=True, env=environment(), check=True
+        ).stdout
+    ):
         return None
     address = f"mpitrain-test-{uuid.uuid4().hex}"
     server = subprocess.Popen(
@@ -298,21 +362,38 @@ def several(
     cwd: Path | None = None,
     timeout: float = 90,
 ) -> list[Done]:
-    """Run commands of mpitrain one after the other in the same ranks, as tests/several.py says; return how each ended.
+    """Run commands of mpitrain one after the other in the same ranks, as tests/several.py says.
 
-    program: one that calls several.main(). More of them than one argument holds are run in two jobs.
+    Return how each ended.
+
+    program: one that calls several.main(). More of them than one argument holds are run in two
+    jobs.
     """
     if len(json.dumps(commands)) > LONGEST_ARGUMENT:
-        how, half = dict(program=program, env=env, cwd=cwd, timeout=timeout), len(commands) // 2
+        how = dict(program=program, env=env, cwd=cwd, timeout=timeout)
+        half = len(commands) // 2
         return several(num_ranks, *commands[:half], **how) + several(num_ranks, *commands[half:], **how)
     with tempfile.TemporaryDirectory(prefix="mpitrain-test-") as folder:
-        env = {**(env or {}), "PYTHONPATH": os.pathsep.join(filter(None, (str(SEVERAL.parent), os.environ.get("PYTHONPATH"))))}
-        job = mpirun(num_ranks, sys.executable, str(program), folder, json.dumps(commands), env=env, cwd=cwd, timeout=timeout)
+        env = {
+            **(env or {}),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(SEVERAL.parent), os.environ.get("PYTHONPATH")))),
+        }
+        job = mpirun(
+            num_ranks,
+            sys.executable,
+            str(program),
+            folder,
+            json.dumps(commands),
+            env=env,
+            cwd=cwd,
+            timeout=timeout,
+        )
         return [_one_of_several(Path(folder), number, job) for number in range(len(commands))]
 
 
 def _one_of_several(folder: Path, number: int, job: Done) -> Done:
-    said, codes = folder / str(number), folder / f"{number}.codes"
+    said = folder / str(number)
+    codes = folder / f"{number}.codes"
     output = said.read_text(encoding="utf-8", errors="replace") if said.exists() else ""
     if job.returncode != 0:
         return Done(job.returncode, f"{output}\nbut not all of the commands ended:\n{job.output}", job.wall_s)
@@ -321,17 +402,24 @@ def _one_of_several(folder: Path, number: int, job: Done) -> Done:
 
 def planted(plan: dict[str, object]) -> dict[str, str]:
     """Return the environment that plants a fault in one rank, as tests/planted/sitecustomize.py says."""
-    path = os.pathsep.join(filter(None, (str(Path(__file__).with_name("planted")), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(
+        filter(None, (str(Path(__file__).with_name("planted")), os.environ.get("PYTHONPATH")))
+    )
     return {"PYTHONPATH": path, "PLANTED": json.dumps(plan)}
 
 
 def cases(few: int, every: int) -> int:
-    """Return how many random cases to try: `few`, or as many as MPITRAIN_FUZZ says, `all` being `every`, and never more."""
+    """Return how many random cases to try.
+
+    `few`, or as many as MPITRAIN_FUZZ says, `all` being `every`, and never more.
+    """
     asked = os.environ.get("MPITRAIN_FUZZ", "")
     return every if asked == "all" else min(int(asked), every) if asked.isdecimal() else few
 
 
-def run_several(num_ranks: int, text: Path, runs: Mapping[Path, Mapping[str, object]], timeout: float = 180) -> None:
+def run_several(
+    num_ranks: int, text: Path, runs: Mapping[Path, Mapping[str, object]], timeout: float = 180
+) -> None:
     """Train the tiny model in each of some run directories, with its changes, in the same ranks."""
     commands = [("run", *tiny(run_dir, text, **changes)) for run_dir, changes in runs.items()]
     for done in several(num_ranks, *commands, timeout=timeout):
@@ -382,7 +470,15 @@ def words_file(path: Path, vocab: Mapping[str, int]) -> Path:
     return path
 
 
-def run_tiny(num_ranks: int, run_dir: Path, text: Path, *, env: dict[str, str] | None = None, timeout: float = 90, **changes) -> Done:
+def run_tiny(
+    num_ranks: int,
+    run_dir: Path,
+    text: Path,
+    *,
+    env: dict[str, str] | None = None,
+    timeout: float = 90,
+    **changes,
+) -> Done:
     """Run `mpitrain run` with the tiny model; a change is written parallel_pp=2 for parallel.pp."""
     return mpirun(num_ranks, MPITRAIN, "run", *tiny(run_dir, text, **changes), env=env, timeout=timeout)
 
@@ -402,7 +498,10 @@ def lines_in(run_dir: Path) -> int:
 
 
 def loss_lines(run_dir: Path) -> list[str]:
-    """Return what a run computed, a text for each step: floats are written in full, so equal text means equal bits."""
+    """Return what a run computed, a text for each step.
+
+    Floats are written in full, so equal text means equal bits.
+    """
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [json.dumps({key: line[key] for key in LOSS_KEYS if key in line}) for line in lines]
 

@@ -2,8 +2,9 @@
 
     mpirun -n 2 python noted.py FOLDER run --set ...
 
-FOLDER/RANK.PID holds two notes: of the place that the rank is about to tell its watchdog of, and of the one it has told last. A rank that
-is stopped between the two may be reported at either; anywhere else both are the same.
+FOLDER/RANK.PID holds two notes: of the place that the rank is about to tell its watchdog of, and of
+the one it has told last. A rank that is stopped between the two may be reported at either; anywhere
+else both are the same.
 """
 
 import mmap
@@ -45,4 +46,7 @@ def main(folder: Path, rank: str) -> None:
 if __name__ == "__main__":
     given = sys.argv[1]
     sys.argv[1:] = sys.argv[2:]
-    main(Path(given), next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ))
+    main(
+        Path(given),
+        next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ),
+    )

@@ -1,10 +1,12 @@
 """Run tests with the oldest version of each library that setup.cfg declares and this Python has a wheel for.
 
-    python tests/oldest_versions.py                        a new environment in a temporary folder, the tests of TESTS
+    python tests/oldest_versions.py                        a new environment in a temporary folder,
+                                                           the tests of TESTS
     python tests/oldest_versions.py --mpi openmpi tests/test_config.py ...
     python tests/oldest_versions.py --folder DIR           keeps the environment, and uses it again
 
-torch is the newest that setup.cfg allows: older wheels of it for x86 bring gigabytes of CUDA along; `--torch 2.11.0` tries another.
+torch is the newest that setup.cfg allows: older wheels of it for x86 bring gigabytes of CUDA along;
+`--torch 2.11.0` tries another.
 """
 
 import argparse
@@ -23,8 +25,9 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[1]
 NO_VERSION = "0.dev0"
 EXTRAS = ("hf", "plot", "test")
-# What each library is used for: refused values and typed files (msgspec), command lines (click, rich), checkpoints (h5py, numpy, xxhash),
-# tokens and tokenizers, pictures (matplotlib), the written configuration (tomli-w), and runs under mpirun, which use all of them.
+# What each library is used for: refused values and typed files (msgspec), command lines (click,
+# rich), checkpoints (h5py, numpy, xxhash), tokens and tokenizers, pictures (matplotlib), the
+# written configuration (tomli-w), and runs under mpirun, which use all of them.
 TESTS = [
     "test_config", "test_odd_input", "test_run_commands", "test_run_bad_input", "test_cluster_console",
     "test_schedule_command", "test_schedules_draw", "test_job_command", "test_ckpt_commands",
@@ -35,10 +38,16 @@ TESTS = [
 
 
 def declared(mpi: str) -> Iterator[Requirement]:
-    """Yield what setup.cfg declares, without what an environment gets otherwise: torch, another MPI, transformers."""
+    """Yield what setup.cfg declares, without what an environment gets otherwise.
+
+    torch, another MPI, transformers.
+    """
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    texts = [config["options"]["install_requires"], *(config["options.extras_require"][extra] for extra in (mpi, *EXTRAS))]
+    texts = [
+        config["options"]["install_requires"],
+        *(config["options.extras_require"][extra] for extra in (mpi, *EXTRAS)),
+    ]
     lines = (line.strip() for text in texts for line in text.splitlines())
     found = {line: Requirement(line) for line in lines if line and not line.startswith("#")}
     yield from (each for each in found.values() if each.name != "torch")
@@ -46,14 +55,28 @@ def declared(mpi: str) -> Iterator[Requirement]:
 
 def oldest(requirement: Requirement) -> Version:
     """Return the oldest version of a library that is declared and has a wheel for this Python."""
-    asked = f"{requirement.name}=={NO_VERSION}"  # pip answers with those that there are wheels of; `pip index` lists others, too
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed", "--only-binary=:all:", asked]
+    # pip answers with those that there are wheels of; `pip index` lists others, too
+    asked = f"{requirement.name}=={NO_VERSION}"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--no-deps",
+        "--ignore-installed",
+        "--only-binary=:all:",
+        asked,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     found = re.search(r"from versions: ([^)]*)\)", done.stderr)
     versions = [Version(text) for text in found[1].split(", ") if text != "none"] if found else []
     usable = [version for version in versions if version in requirement.specifier]
     if not usable:
-        sys.exit(f"{requirement}: no wheel for Python {sys.version_info.major}.{sys.version_info.minor} {done.stderr[-500:]}")
+        sys.exit(
+            f"{requirement}: no wheel for Python {sys.version_info.major}.{sys.version_info.minor} "
+            f"{done.stderr[-500:]}"
+        )
     return min(usable)
 
 
@@ -87,7 +110,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mpitrain-oldest-") as temporary:
         folder = (given.folder or Path(temporary)).absolute()
         python = environment(folder, given.mpi, given.torch)
-        env = os.environ | {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(folder)}
+        env = os.environ | {
+            "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "VIRTUAL_ENV": str(folder),
+        }
         return subprocess.run([python, "-m", "pytest", "-q", *given.tests], cwd=ROOT, env=env).returncode
 
 

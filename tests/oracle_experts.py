@@ -1,4 +1,6 @@
-"""A mixture of experts by plain torch, to compare with: every expert sees every token, times zero where it wasn't chosen.
+"""A mixture of experts by plain torch, to compare with.
+
+Every expert sees every token, times zero where it wasn't chosen.
 
 No code of the package is used; attention and norm are those of oracle.py.
 """
@@ -21,7 +23,9 @@ def choose(scores, bias, experts):
     if experts["groups_active"] < experts["groups"]:
         size = len(scores) // experts["groups"]
         groups = [range(g * size, (g + 1) * size) for g in range(experts["groups"])]
-        best = sorted(groups, key=lambda group: (-sum(sorted((scores[e] for e in group), reverse=True)[:2]), group[0]))
+        best = sorted(
+            groups, key=lambda group: (-sum(sorted((scores[e] for e in group), reverse=True)[:2]), group[0])
+        )
         open_ = [e for group in best[: experts["groups_active"]] for e in group]
     return sorted(open_, key=lambda e: (-scores[e], e))[: experts["active"]]
 
@@ -31,7 +35,8 @@ def mixture(p, h, experts, losses, loads):
     logits = h @ p["router.weight"].T
     softmax = experts["score"] == "softmax"
     scores = logits.softmax(-1) if softmax else logits.sigmoid()
-    count, bias = scores.shape[-1], p.get("router.bias", torch.zeros(scores.shape[-1])).detach()
+    count = scores.shape[-1]
+    bias = p.get("router.bias", torch.zeros(scores.shape[-1])).detach()
     hits = torch.zeros_like(scores)
     for b in range(h.shape[0]):
         for t in range(h.shape[1]):
@@ -44,14 +49,21 @@ def mixture(p, h, experts, losses, loads):
         taken = hits.flatten(0, 1).cumsum(0) <= most
         weights = weights * taken.view_as(weights)
         losses["dropped"] = losses.get("dropped", 0.0) + (hits.flatten(0, 1) * ~taken).sum()
-    made = torch.stack([gated(h, *(p[f"experts.{name}.weight"][e] for name in ("gate", "up", "down"))) for e in range(count)], -1)
+    made = torch.stack(
+        [
+            gated(h, *(p[f"experts.{name}.weight"][e] for name in ("gate", "up", "down")))
+            for e in range(count)
+        ],
+        -1,
+    )
     out = (made * (experts["scale"] * weights).unsqueeze(-2)).sum(-1)
     if experts["shared"]:
         out = out + gated(h, *(p[f"shared.{name}.weight"] for name in ("gate", "up", "down")))
     hits = hits.sum(1)
     loads += hits.sum(0)
     parts = scores if softmax else scores / scores.sum(-1, keepdim=True)
-    tokens, kind = h.shape[0] * h.shape[1], experts["balance"]
+    tokens = h.shape[0] * h.shape[1]
+    kind = experts["balance"]
     if kind == "microbatch":
         losses["balance"] += tokens * count * (hits.sum(0) / hits.sum() * parts.mean((0, 1))).sum()
     elif kind == "global":
@@ -63,15 +75,30 @@ def mixture(p, h, experts, losses, loads):
 
 
 def microbatch_loss(w, rows, layers, heads, kv_heads, experts, loads):
-    """Return (cross entropy, all losses), summed over the tokens of a microbatch [B, T + 1]; add to loads, by layer."""
-    tokens, losses = rows[:, :-1], {"balance": 0.0, "z": 0.0}
+    """Return (cross entropy, all losses), summed over the tokens of a microbatch [B, T + 1].
+
+    Add to loads, by layer.
+    """
+    tokens = rows[:, :-1]
+    losses = {"balance": 0.0, "z": 0.0}
     x = w["embedding.weight"][tokens]
     for i in range(layers):
-        p = {name.removeprefix(f"blocks.{i}."): value for name, value in w.items() if name.startswith(f"blocks.{i}.")}
+        p = {
+            name.removeprefix(f"blocks.{i}."): value
+            for name, value in w.items()
+            if name.startswith(f"blocks.{i}.")
+        }
         x = x + attention(p, rms(x, p["attention.norm.weight"]), heads, kv_heads)
-        h, own = rms(x, p["ffn.norm.weight"]), {name.removeprefix("ffn."): value for name, value in p.items()}
+        h = rms(x, p["ffn.norm.weight"])
+        own = {name.removeprefix("ffn."): value for name, value in p.items()}
         if "router.weight" in own:
-            x = x + mixture(own, h, experts, losses, loads.setdefault(i, torch.zeros(len(own["router.load"]), dtype=x.dtype)))
+            x = x + mixture(
+                own,
+                h,
+                experts,
+                losses,
+                loads.setdefault(i, torch.zeros(len(own["router.load"]), dtype=x.dtype)),
+            )
         else:
             x = x + gated(h, own["gate.weight"], own["up.weight"], own["down.weight"])
     logits = rms(x, w["head.norm.weight"]) @ w.get("head.weight", w["embedding.weight"]).T

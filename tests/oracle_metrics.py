@@ -1,8 +1,8 @@
 """Every number that a line of metrics.jsonl says of a model, by plain torch in fp64, to compare with.
 
-A decoder with experts in each block, and modules that foretell further tokens, written apart from mpitrain.
-The mask of attention is written out, and there is one backward of the whole batch. No code of the package is
-used; initial weights and rows are handed in.
+A decoder with experts in each block, and modules that foretell further tokens, written apart from
+mpitrain. The mask of attention is written out, and there is one backward of the whole batch. No
+code of the package is used; initial weights and rows are handed in.
 """
 
 import math
@@ -37,7 +37,10 @@ class Batch:
     """
 
     def __init__(self, w, has, experts):
-        self.w, self.has, self.experts, self.loads = w, has, experts, {}
+        self.w = w
+        self.has = has
+        self.experts = experts
+        self.loads = {}
         self.sums = dict.fromkeys(("loss", "mtp", "balance", "z", "dropped"), 0.0)
         self.count = 0
 
@@ -67,7 +70,8 @@ class Batch:
 
     def trained(self):
         """Return the sum whose mean over targets is trained."""
-        sums, experts = self.sums, self.experts
+        sums = self.sums
+        experts = self.experts
         routers = experts["balance_weight"] * sums["balance"] + experts["z_weight"] * sums["z"]
         return sums["loss"] + self.has["mtp_weight"] * sums["mtp"] + routers
 
@@ -91,7 +95,8 @@ class Batch:
         x = x + attention(
             p, rms(x, p["attention.norm.weight"]), sees, self.has["heads"], self.has["kv_heads"]
         )
-        h, own = rms(x, p["ffn.norm.weight"]), under(p, "ffn.")
+        h = rms(x, p["ffn.norm.weight"])
+        own = under(p, "ffn.")
         if "router.weight" not in own:
             return x + gated(h, own["gate.weight"], own["up.weight"], own["down.weight"])
         load = self.loads.setdefault(name, torch.zeros(self.experts["count"], dtype=x.dtype))

@@ -1,7 +1,10 @@
-"""A checkpoint for other versions of h5py: who has only numpy and h5py reads it, who has mpitrain writes it, too.
+"""A checkpoint for other versions of h5py.
 
-    python other_h5py.py write FOLDER      step 1, of two writers
-    python other_h5py.py read FILE ...     what h5py sees, as JSON by file and path; every dataset is read, every attribute decoded
+Who has only numpy and h5py reads it, who has mpitrain writes it, too.
+
+python other_h5py.py write FOLDER   step 1, of two writers
+python other_h5py.py read FILE ...  what h5py sees, as JSON by file and path; every dataset is read,
+                                    every attribute decoded
 """
 
 import hashlib
@@ -14,14 +17,18 @@ import numpy as np
 
 
 def arrays():
-    """Return arrays of every dtype and kind of shape that a checkpoint holds; and of a group with many names."""
+    """Return arrays of every dtype and kind of shape that a checkpoint holds; and of a group with
+    many names.
+    """
     from mpitrain.checkpoint.dtypes import BF16, NAMES
 
     dice = np.random.default_rng(1)
     found = {f"parameters/blocks.{i}.weight": dice.standard_normal((2, 3), np.float32) for i in range(60)}
     for dtype, name in NAMES.items():
         bits = dice.integers(0, 64, 24, np.uint16) << 8 if dtype == BF16 else None
-        found[f"adam/m/{name}"] = (bits.view(BF16) if bits is not None else np.arange(24).astype(dtype)).reshape(6, 4)
+        found[f"adam/m/{name}"] = (
+            bits.view(BF16) if bits is not None else np.arange(24).astype(dtype)
+        ).reshape(6, 4)
     found["parameters/deep"] = dice.standard_normal((3, 2, 3, 4))
     found["parameters/large"] = dice.standard_normal((300, 1000), np.float32)
     return found | {"parameters/none": np.zeros((0, 4), np.float32), "adam/count": np.array(7)}
@@ -45,7 +52,11 @@ def as_seen(value):
 
 def summary(value):
     value = np.asarray(value)
-    return [str(value.dtype), list(value.shape), hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()]
+    return [
+        str(value.dtype),
+        list(value.shape),
+        hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest(),
+    ]
 
 
 def read(path):

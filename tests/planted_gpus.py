@@ -1,8 +1,12 @@
-"""Ranks that believe to see GPUs: what torch says of them is planted, and they compute on the CPU all the same.
+"""Ranks that believe to see GPUs.
 
-    GPUS='[{"name": ..., "memory_gib": ..., "architecture": ..., "vendor": ..., "seen": [["a", "b"], ["b"]], "used": FILE}, ...]'
+What torch says of them is planted, and they compute on the CPU all the same.
 
-One for each command, or one for all.  seen: the identities that each rank sees, by index; the first list again for ranks that have none.
+    GPUS='[{"name": ..., "memory_gib": ..., "architecture": ..., "vendor": ..., "seen": [["a", "b"],
+        ["b"]], "used": FILE}, ...]'
+
+One for each command, or one for all.
+seen: the identities that each rank sees, by index; the first list again for ranks that have none.
 used: a line for each time that a thread makes a GPU its own. Commands as in tests/several.py.
 """
 
@@ -21,7 +25,9 @@ def plant(told: dict[str, object]) -> None:
     """Have torch say this from now on."""
 
     def of_torch() -> gpus.Gpus:
-        rank = int(next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ))
+        rank = int(
+            next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ)
+        )
         seen = told["seen"][rank] if rank < len(told["seen"]) else told["seen"][0]
 
         def use(index: int) -> None:
@@ -37,4 +43,8 @@ def plant(told: dict[str, object]) -> None:
 
 if __name__ == "__main__":
     planted = json.loads(os.environ["GPUS"])
-    several.main(Path(sys.argv[1]), json.loads(sys.argv[2]), before=lambda number: plant(planted[number % len(planted)]))
+    several.main(
+        Path(sys.argv[1]),
+        json.loads(sys.argv[2]),
+        before=lambda number: plant(planted[number % len(planted)]),
+    )

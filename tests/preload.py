@@ -1,13 +1,19 @@
-"""Ranks whose libraries are loaded already: to load torch is most of what a short run costs, and tests start hundreds.
+"""Ranks whose libraries are loaded already.
 
-    mpirun -n 2 python -S -E preload.py SOCKET mpitrain run ...        what mpirun starts: small, it stands for the rank
-    python preload.py SOCKET                                           has loaded everything, and forks a rank when asked
+To load torch is most of what a short run costs, and tests start hundreds.
 
-The one that mpirun started sends its arguments, environment, folder and every descriptor it has, the launcher's too. The fork takes them
-over and runs the program from its first line: MPI, the guard and its watchdog are as ever. It hears of signals, and dies with the other;
-that one ends as it ended, by a code or by a signal.
+    mpirun -n 2 python -S -E preload.py SOCKET mpitrain run ...  what mpirun starts: small, it
+                                                                 stands for the rank
+    python preload.py SOCKET                                     has loaded everything, and forks a
+                                                                 rank when asked
 
-A test finds it by the name that it has, and may stop or kill it. Only for MPICH, whose launcher knows a rank by a descriptor.
+The one that mpirun started sends its arguments, environment, folder and every descriptor it has,
+the launcher's too. The fork takes them over and runs the program from its first line: MPI, the
+guard and its watchdog are as ever. It hears of signals, and dies with the other; that one ends as
+it ended, by a code or by a signal.
+
+A test finds it by the name that it has, and may stop or kill it. Only for MPICH, whose launcher
+knows a rank by a descriptor.
 """
 
 import atexit
@@ -24,13 +30,25 @@ import sys
 import threading
 from contextlib import suppress
 
-MARK = "MPITRAIN_TEST_JOB"  # the variable by which tests/launch.py knows the processes of a job, and tests/reaper.py those of a pytest
+# the variable by which tests/launch.py knows the processes of a job, and tests/reaper.py those of a
+# pytest
+MARK = "MPITRAIN_TEST_JOB"
 SESSION_LENGTH = 12  # so many of its characters name the pytest, the others the job
 LOADED = ["mpitrain.cli", "mpitrain.training.trainer", "numpy.ma", "numpy.random", "pytest"]
-LOADED += ["torch.fx.experimental.symbolic_shapes"]  # the first backward loads it, and sympy with it
+# the first backward loads it, and sympy with it
+LOADED += ["torch.fx.experimental.symbolic_shapes"]
 LOADED += ["torch._dynamo"]  # and the first operation on tensors without values
-OF_OTHERS = [*(name for name in LOADED if not name.startswith("mpitrain")), "mpi4py.MPI", "h5py", "msgspec", "click", "hypothesis"]
-WHAT, LIBRARIES = "MPITRAIN_PRELOAD", "libraries"  # of mpitrain nothing: it is another in each run of benchmarks/planted_bugs.py
+OF_OTHERS = [
+    *(name for name in LOADED if not name.startswith("mpitrain")),
+    "mpi4py.MPI",
+    "h5py",
+    "msgspec",
+    "click",
+    "hypothesis",
+]
+# of mpitrain nothing: it is another in each run of benchmarks/planted_bugs.py
+WHAT = "MPITRAIN_PRELOAD"
+LIBRARIES = "libraries"
 FIRST_FREE = 200  # descriptors below it may be the launcher's
 MOST_BYTES = 1 << 17
 MOST_DESCRIPTORS = 64
@@ -38,7 +56,10 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def name_of(mark: str) -> str:
-    """Return what the names of a job's forks begin with, before their ranks; Linux keeps 15 characters. mark: of the job."""
+    """Return what the names of a job's forks begin with, before their ranks; Linux keeps 15 characters.
+
+    mark: of the job.
+    """
     return mark[SESSION_LENGTH:][:10] + "."
 
 
@@ -49,12 +70,17 @@ def stand_for(address: str, command: list[str]) -> None:
     """Have `command` run by a fork of the one that listens at `address`, and end as it does."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect("\0" + address)
-    numbers = [number for number in map(int, os.listdir("/proc/self/fd")) if number != connection.fileno() and _is_open(number)]
+    numbers = [
+        number
+        for number in map(int, os.listdir("/proc/self/fd"))
+        if number != connection.fileno() and _is_open(number)
+    ]
     for number in PASSED_ON:
         signal.signal(number, lambda which, _: connection.send(bytes([which])))
     told = {"command": command, "folder": os.getcwd(), "environment": dict(os.environ), "numbers": numbers}
     socket.send_fds(connection, [json.dumps(told).encode()], numbers)
-    # What the rank writes to stays open here, too, until this ends: a launcher sees both at once, as of a rank that is no fork.
+    # What the rank writes to stays open here, too, until this ends: a launcher sees both at once,
+    # as of a rank that is no fork.
     ended = int(connection.recv(16) or 1)
     if ended < 0:
         if ended != -signal.SIGKILL:
@@ -95,7 +121,9 @@ def serve(address: str) -> None:
         if wakes in ready:
             os.read(wakes, 4096)
             _tell_ended(forks, poll)
-        for pid in [pid for pid, connection in forks.items() if ready.get(connection.fileno(), 0) & select.POLLHUP]:
+        for pid in [
+            pid for pid, connection in forks.items() if ready.get(connection.fileno(), 0) & select.POLLHUP
+        ]:
             poll.unregister(forks[pid])
             os.kill(pid, signal.SIGKILL)  # it does so itself, unless it is stopped
         if listener.fileno() in ready:
@@ -109,7 +137,8 @@ def serve(address: str) -> None:
                 return _become(connection)
             forks[pid] = connection
             poll.register(connection, 0)  # of what it sends the fork hears; here, of its end
-        if sys.stdin.fileno() in ready:  # tests/reaper.py ends those that stay, and looks at their memory before
+        # tests/reaper.py ends those that stay, and looks at their memory before
+        if sys.stdin.fileno() in ready:
             poll.unregister(sys.stdin)
             closed = True
         if closed and not forks:
@@ -137,7 +166,9 @@ def _become(connection: socket.socket) -> None:
     told = json.loads(text)
     import fcntl
 
-    high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for number in (connection.detach(), *received)]
+    high = [
+        fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for number in (connection.detach(), *received)
+    ]
     os.closerange(0, FIRST_FREE)
     for number, here in zip(told["numbers"], high[1:], strict=True):
         os.dup2(here, number)
@@ -178,9 +209,14 @@ def load(names: list[str]) -> None:
 
 
 def run() -> None:
-    """Run the program of sys.argv, and end as Python does, but that what is loaded isn't taken apart: it takes a quarter second."""
-    code, libc = 0, ctypes.CDLL(None)
-    libc.on_exit(libc._exit, None)  # after what is registered from here on: in it MPICH takes leave of its launcher
+    """Run the program of sys.argv, and end as Python does, but that what is loaded isn't taken apart.
+
+    It takes a quarter second.
+    """
+    code = 0
+    libc = ctypes.CDLL(None)
+    # after what is registered from here on: in it MPICH takes leave of its launcher
+    libc.on_exit(libc._exit, None)
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
@@ -207,6 +243,7 @@ if __name__ == "__main__":
         stand_for(sys.argv[1], sys.argv[2:])
     load(LOADED if os.environ.get(WHAT) != LIBRARIES else OF_OTHERS)
     gc.collect()
-    gc.freeze()  # no fork looks through what all have: a tenth of a lane's time, and pages stay shared
+    # no fork looks through what all have: a tenth of a lane's time, and pages stay shared
+    gc.freeze()
     serve(sys.argv[1])
     run()

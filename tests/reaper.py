@@ -2,8 +2,9 @@
 
     python -S -E reaper.py FOLDER          its stdin is a pipe that ends when pytest does
 
-Every process that tests start inherits a mark in its environment; ranks that tests/preload.py forks end with the process that stands
-for them. What they had mapped in /dev/shm is removed, and FOLDER, where they have their temporary files.
+Every process that tests start inherits a mark in its environment; ranks that tests/preload.py forks
+end with the process that stands for them. What they had mapped in /dev/shm is removed, and FOLDER,
+where they have their temporary files.
 """
 
 import os
@@ -24,7 +25,9 @@ SHARED_MEMORY = re.compile(rb" (/dev/shm/[^\n]+?)(?: \(deleted\))?$", re.MULTILI
 
 
 def processes(chosen: Callable[[int, bytes], bool]) -> list[int]:
-    """Return the processes that are chosen by their number and environment, of those that may be looked at."""
+    """Return the processes that are chosen by their number and environment, of those that may be
+    looked at.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -33,9 +36,15 @@ def processes(chosen: Callable[[int, bytes], bool]) -> list[int]:
     return found
 
 
-def kill(which: Callable[[], list[int]], limit_s: float, each_time: Callable[[], object] = lambda: None) -> list[int]:
-    """Kill processes until there is none, and remove the shared memory that was theirs. Return those that stay."""
-    end, memory = time.monotonic() + limit_s, set[str]()
+def kill(
+    which: Callable[[], list[int]], limit_s: float, each_time: Callable[[], object] = lambda: None
+) -> list[int]:
+    """Kill processes until there is none, and remove the shared memory that was theirs.
+
+    Return those that stay.
+    """
+    end = time.monotonic() + limit_s
+    memory = set[str]()
     while pids := which():
         if time.monotonic() > end:
             return pids
@@ -59,7 +68,10 @@ def shared_memory(pid: int) -> set[str]:
 
 
 def _wait_for_the_end(parent: int) -> None:
-    """Wait until stdin ends, or the parent does: a process that it forked may have the other end of stdin, too."""
+    """Wait until stdin ends, or the parent does.
+
+    A process that it forked may have the other end of stdin, too.
+    """
     ends = select.poll()
     ends.register(sys.stdin, select.POLLIN)
     with suppress(OSError):  # an older Linux, or the parent is gone already

@@ -1,9 +1,12 @@
-"""Ranks that run several commands of mpitrain, one after the other: torch is loaded and MPI started once for all of them.
+"""Ranks that run several commands of mpitrain, one after the other.
+
+Torch is loaded and MPI started once for all of them.
 
     mpirun -n 2 python several.py FOLDER '[["run", "--set", ...], ["run", ...]]'
 
-What command 3 says goes to FOLDER/3, of all ranks together, and each rank's exit code to a line of FOLDER/3.codes. Everything else is
-as when a user starts it: the command line, the guard and its watchdog, the run directory. A rank that fails ends all, as always.
+What command 3 says goes to FOLDER/3, of all ranks together, and each rank's exit code to a line of
+FOLDER/3.codes. Everything else is as when a user starts it: the command line, the guard and its
+watchdog, the run directory. A rank that fails ends all, as always.
 """
 
 import json
@@ -20,7 +23,10 @@ from mpitrain.comm.world import finalize
 
 
 def leave(self: guard.Guard, code: int) -> None:
-    """Leave a command with its exit code, but not MPI: its watchdog goes, and nothing limits the time of what comes then."""
+    """Leave a command with its exit code, but not MPI.
+
+    Its watchdog goes, and nothing limits the time of what comes then.
+    """
     self.place.enter("end", "leaving", LEFT)
     self.place.name("a rank between two commands", float("inf"))
     self._joined = False  # so that its end isn't a watchdog that was killed
@@ -28,7 +34,9 @@ def leave(self: guard.Guard, code: int) -> None:
         self._watchdog.shutdown(socket.SHUT_RDWR)
 
 
-def main(folder: Path, commands: list[list[str]], before: Callable[[int], None] = lambda number: None) -> None:
+def main(
+    folder: Path, commands: list[list[str]], before: Callable[[int], None] = lambda number: None
+) -> None:
     """Run the commands. before: what changes the program for the command of that number."""
     guard.Guard.leave = leave
     for number, command in enumerate(commands):

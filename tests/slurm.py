@@ -1,4 +1,6 @@
-"""A Slurm of its own, of one node: munged, slurmctld and slurmd of this machine's packages, started in a folder and ended with it.
+"""A Slurm of its own, of one node.
+
+munged, slurmctld and slurmd of this machine's packages, started in a folder and ended with it.
 
 with slurm(tmp_path, "linuxproc") as cluster:
     cluster.run("sbatch", "job.sh")
@@ -21,7 +23,8 @@ from pathlib import Path
 
 from launch import MPITRAIN, TINY, lines_in, options, write_text
 
-TRACKERS = ("linuxproc", "pgid", "cgroup")  # how Slurm knows the processes of a job: all that Debian's packages have
+# how Slurm knows the processes of a job: all that Debian's packages have
+TRACKERS = ("linuxproc", "pgid", "cgroup")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue")
 ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 CONF = """
@@ -57,7 +60,9 @@ FirstJobId={first}
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-LIMIT_S, MARGIN_S = 60, 40  # the shortest that Slurm has; a run leaves after a third of it
+# the shortest that Slurm has; a run leaves after a third of it
+LIMIT_S = 60
+MARGIN_S = 40
 SETTINGS = {
     **{key: value for key, value in TINY.items() if key != "run.steps"},
     "batch.global": 64,  # slow enough that there aren't thousands of steps to compare
@@ -71,7 +76,13 @@ SETTINGS = {
 def missing() -> str:
     """Return what keeps this machine from starting one; "" if nothing does."""
     found = [name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
-    return f"needs {', '.join(found)}: apt-get install slurm-wlm munge" if found else "needs root" if os.getuid() else ""
+    return (
+        f"needs {', '.join(found)}: apt-get install slurm-wlm munge"
+        if found
+        else "needs root"
+        if os.getuid()
+        else ""
+    )
 
 
 @dataclass
@@ -85,11 +96,19 @@ class Slurm:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
-    def run(self, *command: str, cwd: Path | None = None, timeout: float = 60, env: Mapping[str, str] | None = None) -> str:
+    def run(
+        self,
+        *command: str,
+        cwd: Path | None = None,
+        timeout: float = 60,
+        env: Mapping[str, str] | None = None,
+    ) -> str:
         """Run a command of Slurm's, or of a user, and return what it prints."""
         given = {"env": {**self.environment, **(env or {})}, "cwd": cwd, "timeout": timeout}
         done = subprocess.run(command, capture_output=True, text=True, check=False, **given)
-        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}\n{self.logs()}"
+        assert done.returncode == 0, (
+            f"{command}: {done.returncode}\n{done.stdout}{done.stderr}\n{self.logs()}"
+        )
         return done.stdout.strip()
 
     def state(self, job: str) -> str:
@@ -101,7 +120,9 @@ class Slurm:
 
     def restarts(self, job: str) -> int:
         """Return how many times a job has been requeued."""
-        return int(self.run("scontrol", "--oneliner", "show", "job", job).partition(" Restarts=")[2].split()[0])
+        return int(
+            self.run("scontrol", "--oneliner", "show", "job", job).partition(" Restarts=")[2].split()[0]
+        )
 
     def node_is(self, state: str, timeout: float = 60) -> None:
         """Wait for a state of the node. A job that completes hides an idle one."""
@@ -112,7 +133,10 @@ class Slurm:
         self.node = _started(["slurmd", "-D", "-N", _host()], self)
 
     def resume_node(self, jobs: list[str], timeout: float = 60) -> None:
-        """Take a node that was set down into use again, with a new daemon: Slurm drains one that tells of the jobs it had."""
+        """Take a node that was set down into use again, with a new daemon.
+
+        Slurm drains one that tells of the jobs it had.
+        """
         self.wait_for("the end of all steps", lambda: not any(map(self._steps, jobs)), timeout)
         _end(self.node)
         self.start_node()
@@ -127,7 +151,10 @@ class Slurm:
         return found
 
     def processes(self, job: str) -> dict[int, str]:
-        """Return the processes that have an environment of this job, with their names: ranks, watchdogs, launchers and shells."""
+        """Return the processes that have an environment of this job, with their names.
+
+        ranks, watchdogs, launchers and shells.
+        """
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -138,7 +165,9 @@ class Slurm:
                 continue
         return {pid: name for pid, name in found.items() if not name.startswith(("slurmstepd", "slurmd"))}
 
-    def wait_for(self, what: str, ready: Callable[[], object], timeout: float, told: Callable[[], str] = lambda: "") -> None:
+    def wait_for(
+        self, what: str, ready: Callable[[], object], timeout: float, told: Callable[[], str] = lambda: ""
+    ) -> None:
         faulthandler.cancel_dump_traceback_later()  # pytest's: a wait has a limit of its own
         end = time.monotonic() + timeout
         while not ready():
@@ -146,18 +175,23 @@ class Slurm:
             time.sleep(0.2)
 
     def logs(self) -> str:
-        return "\n".join("\n".join(path.read_text().splitlines()[-40:]) for path in sorted(self.folder.glob("slurm*.[cl]o*")))
+        return "\n".join(
+            "\n".join(path.read_text().splitlines()[-40:])
+            for path in sorted(self.folder.glob("slurm*.[cl]o*"))
+        )
 
 
 @contextmanager
 def slurm(folder: Path, tracker: str = "linuxproc", cpus: int = 2, kill_wait: int = 15) -> Iterator[Slurm]:
     """Start it; at the end of the block nothing of it is left, jobs included.
 
-    cpus: that Slurm takes the node to have, however many it has.  kill_wait: seconds from SIGTERM to SIGKILL.
+    cpus: that Slurm takes the node to have, however many it has.
+    kill_wait: seconds from SIGTERM to SIGKILL.
     """
     for name in ("state", "spool"):
         (folder / name).mkdir(parents=True)
-    first = random.randrange(10**3, 10**7)  # MPICH names shared memory after jobs: not as another Slurm of this machine did
+    # MPICH names shared memory after jobs: not as another Slurm of this machine did
+    first = random.randrange(10**3, 10**7)
     places = dict(folder=folder, first=first, controller=_port(), node=_port(), host=_host())
     places |= dict(tracker=tracker, cpus=cpus, kill_wait=kill_wait)
     (folder / "slurm.conf").write_text(CONF.format(**places))
@@ -166,7 +200,9 @@ def slurm(folder: Path, tracker: str = "linuxproc", cpus: int = 2, kill_wait: in
     (folder / "munge.key").chmod(0o400)
     cluster = Slurm(folder)
     with ExitStack() as stack:
-        paths = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")] + [f"--socket={folder}/munge.socket"]
+        paths = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")] + [
+            f"--socket={folder}/munge.socket"
+        ]
         for command in (["munged", "-F", "--force", *paths], ["slurmctld", "-D"]):
             stack.callback(_end, _started(command, cluster))
             if command[0] == "munged":
@@ -181,12 +217,18 @@ def slurm(folder: Path, tracker: str = "linuxproc", cpus: int = 2, kill_wait: in
 def _nodes(cluster: Slurm) -> str:
     """Return what state the node is in; "" while the controller doesn't answer yet."""
     command = ["sinfo", "--noheader", "--format=%T"]
-    return subprocess.run(command, env=cluster.environment, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        command, env=cluster.environment, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def _cancel(cluster: Slurm) -> None:
-    subprocess.run(["scancel", "--user", pwd.getpwuid(os.getuid()).pw_name], env=cluster.environment, check=False)
-    cluster.wait_for("the end of all jobs", lambda: not cluster.run("squeue", "--noheader", "--format=%i"), 60)
+    subprocess.run(
+        ["scancel", "--user", pwd.getpwuid(os.getuid()).pw_name], env=cluster.environment, check=False
+    )
+    cluster.wait_for(
+        "the end of all jobs", lambda: not cluster.run("squeue", "--noheader", "--format=%i"), 60
+    )
 
 
 def _started(command: list[str], cluster: Slurm) -> subprocess.Popen:
@@ -194,7 +236,9 @@ def _started(command: list[str], cluster: Slurm) -> subprocess.Popen:
     program = shutil.which(command[0], path=f"{os.environ['PATH']}:/usr/sbin")
     with (cluster.folder / f"{command[0]}.console").open("ab") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-        return subprocess.Popen([program, *command[1:]], env=cluster.environment, start_new_session=True, **streams)
+        return subprocess.Popen(
+            [program, *command[1:]], env=cluster.environment, start_new_session=True, **streams
+        )
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -217,21 +261,40 @@ def _port() -> int:
 
 
 class Training:
-    """A job that `mpitrain job` has written and submitted. steps: of the run, which change while it is queued.
+    """A job that `mpitrain job` has written and submitted.
+
+    steps: of the run, which change while it is queued.
 
     env: of the shell that submits it, which the job gets.
     """
 
     def __init__(
-        self, cluster: Slurm, folder: Path, launch: str, minutes: int = 1, env: Mapping[str, str] | None = None, **changes: object
+        self,
+        cluster: Slurm,
+        folder: Path,
+        launch: str,
+        minutes: int = 1,
+        env: Mapping[str, str] | None = None,
+        **changes: object,
     ):
-        self.cluster, self.folder, self.run_dir = cluster, folder, folder / "runs/my"
+        self.cluster = cluster
+        self.folder = folder
+        self.run_dir = folder / "runs/my"
         folder.mkdir(parents=True, exist_ok=True)
         self.text = write_text(folder / "text.txt")
         self.train_for(10**6)
         dotted = {key.replace("_", ".", 1): value for key, value in changes.items()}
         sets = options({**SETTINGS, "data.path": self.text, "parallel.pp": 2, **dotted})
-        job = [MPITRAIN, "job", "slurm", "my.toml", "--nodes=1", "--ranks-per-node=2", "--cores=1", f"--time=0:{minutes:02}:00"]
+        job = [
+            MPITRAIN,
+            "job",
+            "slurm",
+            "my.toml",
+            "--nodes=1",
+            "--ranks-per-node=2",
+            "--cores=1",
+            f"--time=0:{minutes:02}:00",
+        ]
         said = cluster.run(*job, f"--launch={launch}", *sets, "--submit", cwd=folder, env=env)
         self.job = said.split()[-1]
         assert f"Submitted batch job {self.job}" in said
@@ -252,7 +315,10 @@ class Training:
         return self.console().count("val loss before training") + self.console().count("going on after")
 
     def wait_for_end(self, number: int, code: int | None) -> None:
-        """Wait until the run has ended for the `number`th time. code: None for any that tells of a failure."""
+        """Wait until the run has ended for the `number`th time.
+
+        code: None for any that tells of a failure.
+        """
         self.wait_for(f"end {number}", lambda: len(self.ends()) == number)
         found = self.ends()[-1]["code"]
         assert found == code or (code is None and found not in (0, 2, 75)), self.console()
@@ -260,7 +326,11 @@ class Training:
     def wait_for_start(self, number: int, timeout: float = LIMIT_S + 60) -> None:
         """Wait until the run has taken some steps after its `number`th start."""
         steps = (self.ends()[-1]["step"] if self.ends() else 0) + 3
-        self.wait_for(f"start {number}", lambda: self.num_starts() == number and lines_in(self.run_dir) + 1 > steps, timeout)
+        self.wait_for(
+            f"start {number}",
+            lambda: self.num_starts() == number and lines_in(self.run_dir) + 1 > steps,
+            timeout,
+        )
 
     def wait_for_restart(self, number: int, timeout: float) -> None:
         """Wait until the job has been requeued so many times."""
@@ -279,7 +349,9 @@ class Training:
         """Return the process of rank 1."""
         for pid in self.cluster.processes(self.job):
             try:
-                environment, command = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
+                environment, command = (
+                    Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline")
+                )
             except OSError:
                 continue
             names = (b"PMI_RANK=1", b"OMPI_COMM_WORLD_RANK=1")

@@ -1,4 +1,6 @@
-"""Runs of mpitrain on text of which some batches are noise: commands as tests/several.py takes them, batches from NOISE in the environment.
+"""Runs of mpitrain on text of which some batches are noise.
+
+Commands as tests/several.py takes them, batches from NOISE in the environment.
 
     mpirun -n 2 python spiked.py FOLDER '[["run", ...], ...]'
 
@@ -23,7 +25,8 @@ BATCH = 8  # sequences, as in launch.TINY
 
 def main() -> None:
     """Turn sequences of the noisy batches of the training text into random tokens, the same every time."""
-    noisy, rows = set(json.loads(os.environ["NOISE"])), Sampler.rows
+    noisy = set(json.loads(os.environ["NOISE"]))
+    rows = Sampler.rows
 
     def spiked(sampler: Sampler, slots) -> Rows:
         found = rows(sampler, slots)
@@ -40,10 +43,12 @@ def main() -> None:
 
 def _overflow(at: int) -> None:
     """Have the gradients of a step look infinite, once."""
-    run_step, due = Actor.run_step, {at}
+    run_step = Actor.run_step
+    due = {at}
 
     def overflowing(actor: Actor, step: int, *given, **more):
-        measure, squares = actor.measure, actor.measure.squares
+        measure = actor.measure
+        squares = actor.measure.squares
         if step in due:
             due.remove(step)
             measure.squares = lambda grads: [math.inf]

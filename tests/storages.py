@@ -1,4 +1,7 @@
-"""All memory that tensors take, seen at every operation of torch: what a prediction of transients is held against."""
+"""All memory that tensors take, seen at every operation of torch.
+
+What a prediction of transients is held against.
+"""
 
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -6,7 +9,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class Storages(TorchDispatchMode):
-    """Counts the bytes of the storages that were made under it and are still there. peak: the most of them at once."""
+    """Counts the bytes of the storages that were made under it and are still there.
+
+    peak: the most of them at once.
+    """
 
     def __init__(self):
         super().__init__()
@@ -16,7 +22,9 @@ class Storages(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         import torch
 
-        before = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        before = {
+            x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
+        }
         made = func(*args, **(kwargs or {}))
         for x in tree_leaves(made):
             if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in before:

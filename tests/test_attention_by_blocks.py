@@ -1,4 +1,7 @@
-"""Attention on a CPU, piece by piece, against torch's in fp64: every shape that makes other pieces, masks, and bf16."""
+"""Attention on a CPU, piece by piece, against torch's in fp64.
+
+Every shape that makes other pieces, masks, and bf16.
+"""
 
 import math
 
@@ -19,18 +22,25 @@ SHAPES = [  # B, H, K, T, C
 
 
 def made(shape, dtype=torch.float64, later=0):
-    """Return q, k, v and the gradient of the result, in memory as the projections leave them. later: keys that stand before."""
+    """Return q, k, v and the gradient of the result, in memory as the projections leave them.
+
+    later: keys that stand before.
+    """
     batch, heads, kv_heads, length, width = shape
     torch.manual_seed(1)
     q, grad = (torch.randn(batch, length, heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
-    k, v = (torch.randn(batch, later + length, kv_heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
+    k, v = (
+        torch.randn(batch, later + length, kv_heads, width, dtype=dtype).transpose(1, 2) for _ in range(2)
+    )
     return q, k, v, grad
 
 
 def by_torch(q, k, v, grad, visible):
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     mask = None if visible is None else visible.double()
-    out = functional.scaled_dot_product_attention(*leaves, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    out = functional.scaled_dot_product_attention(
+        *leaves, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    )
     return [out.detach(), *torch.autograd.grad(out, leaves, grad.double())]
 
 
@@ -41,7 +51,10 @@ def by_ourselves(q, k, v, grad, visible, keep):
 
 
 def masks(shape, dtype):
-    """Return what may be added to scores: nothing; documents of each sequence; segments, whose queries see keys from before."""
+    """Return what may be added to scores.
+
+    nothing; documents of each sequence; segments, whose queries see keys from before.
+    """
     batch, _, _, length, _ = shape
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     documents = torch.randint(0, 3, (batch, 1, length)).sort(-1).values
@@ -64,7 +77,8 @@ def test_results_and_gradients_are_those_of_torch(shape, mask):
             assert a.shape == b.shape and (a - b).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("shape", [*SHAPES[:3], (1, 3, 3, 1100, 16)], ids=str)  # the last has more queries a piece
+# the last has more queries a piece
+@pytest.mark.parametrize("shape", [*SHAPES[:3], (1, 3, 3, 1100, 16)], ids=str)
 def test_bf16_is_as_near_as_torchs_own(shape):
     q, k, v, grad = made(shape, torch.bfloat16)
     exact = by_torch(q, k, v, grad, None)

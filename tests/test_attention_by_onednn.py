@@ -1,4 +1,7 @@
-"""Attention by oneDNN's products, against torch's in fp64: shapes that make other pieces, tiles, and where it is taken."""
+"""Attention by oneDNN's products, against torch's in fp64.
+
+Shapes that make other pieces, tiles, and where it is taken.
+"""
 
 import pytest
 import torch
@@ -25,7 +28,12 @@ def made(shape, keys=None):
     torch.manual_seed(1)
     of = lambda length, heads, width: torch.randn(batch, length, heads, width).transpose(1, 2)  # noqa: E731
     keys = keys or length
-    return of(length, heads, width), of(keys, kv_heads, width), of(keys, kv_heads, value_width), of(length, heads, value_width)
+    return (
+        of(length, heads, width),
+        of(keys, kv_heads, width),
+        of(keys, kv_heads, value_width),
+        of(length, heads, value_width),
+    )
 
 
 @pytest.fixture(params=["as it is", "in fp32"])
@@ -40,7 +48,9 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES[:-1], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 def test_16_bits_are_rounded_and_no_more(way, dtype, shape, causal):
-    """torch's own attention: 0.25 units in the result, up to 0.6 in gradients of the first shapes, 4 in those of the last."""
+    """torch's own attention: 0.25 units in the result, up to 0.6 in gradients of the first shapes,
+    4 in those of the last.
+    """
     if way == "as it is" and dtype not in processor.fast_types(torch.cpu.get_capabilities()):
         pytest.skip("this processor doesn't multiply them")
     q, k, v, grad = (x.to(dtype) for x in made(shape))
@@ -82,8 +92,11 @@ def test_results_and_gradients_are_those_of_fp64(shape, causal, keys):
 def test_no_factor_has_gaps(shape, monkeypatch):
     """oneDNN multiplies those a thousand times as slowly."""
     q, k, v, grad = made(shape)
-    dense, product = [], by_onednn.onednn_product
-    noted = lambda x, weight: dense.append(weight.is_contiguous() or weight.t().is_contiguous()) or product(x, weight)  # noqa: E731
+    dense = []
+    product = by_onednn.onednn_product
+    noted = lambda x, weight: (
+        dense.append(weight.is_contiguous() or weight.t().is_contiguous()) or product(x, weight)
+    )
     monkeypatch.setattr(by_onednn, "onednn_product", noted)
     by_onednn.attend_backward(grad, q, k, v, *by_onednn.attend(q, k, v, True), True)
     assert dense and all(dense)
@@ -93,9 +106,12 @@ def test_tiles_add_up_to_the_whole():
     """The backward of a tile takes the result and the log-sum-exp over all keys."""
     q, k, v, grad = made((1, 6, 2, 140, 32, 32), keys=200)
     out, lse, *right = by_torch(q, k, v, grad, causal=False)
-    out, lse = out.float(), lse.float()
+    out = out.float()
+    lse = lse.float()
     tiles = [slice(0, 90), slice(90, 200)]
-    parts = [by_onednn.attend_backward(grad, q, k[:, :, tile], v[:, :, tile], out, lse, False) for tile in tiles]
+    parts = [
+        by_onednn.attend_backward(grad, q, k[:, :, tile], v[:, :, tile], out, lse, False) for tile in tiles
+    ]
     of_q = parts[0][0] + parts[1][0]
     of_k, of_v = (torch.cat([part[i] for part in parts], 2) for i in (1, 2))
     for found, exact in zip((of_q, of_k, of_v), right, strict=True):
@@ -136,7 +152,8 @@ def test_fp16_goes_that_way_earlier_where_it_is_widened(way, length, large):
 
 def trained(q, k, v, grad, visible, again):
     """Return the result and the gradients, and the bytes that are kept for them."""
-    leaves, kept = [x.detach().requires_grad_() for x in (q, k, v)], {}
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    kept = {}
     note = lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) and x  # noqa: E731
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
         out, once_more = selective.attention(*leaves, visible, again, selective=again)
@@ -155,7 +172,9 @@ def test_a_layer_takes_it_and_keeps_what_it_would_keep_of_torchs(slow, masked):
     again, less = trained(q, k, v, grad, visible, again=True)
     assert all(map(torch.equal, found, again))
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    theirs = functional.scaled_dot_product_attention(*leaves, attn_mask=visible, is_causal=not masked, enable_gqa=True)
+    theirs = functional.scaled_dot_product_attention(
+        *leaves, attn_mask=visible, is_causal=not masked, enable_gqa=True
+    )
     same = torch.equal(theirs, found[0])
     assert same == (masked or not slow)
     for a, b in zip(found, [theirs, *torch.autograd.grad(theirs, leaves, grad)], strict=True):

@@ -1,4 +1,7 @@
-"""Attention in a window and with sinks, block by block, equals softmax of masked scores with one more column; also its gradients."""
+"""Attention in a window and with sinks, block by block, equals softmax of masked scores with one more column.
+
+Also its gradients.
+"""
 
 import math
 
@@ -10,7 +13,8 @@ from mpitrain.parallel.context.window import BLOCK, attend_in_window, attend_in_
 
 def dense(q, k, v, window, sinks, visible):
     """Write scores out, and a column for the sink."""
-    num_queries, num_keys = q.shape[-2], k.shape[-2]
+    num_queries = q.shape[-2]
+    num_keys = k.shape[-2]
     distance = torch.arange(num_keys - num_queries, num_keys)[:, None] - torch.arange(num_keys)
     seen = (distance >= 0) & (distance < window) if window else distance >= 0
     seen = seen if visible is None else seen & visible
@@ -25,7 +29,17 @@ def dense(q, k, v, window, sinks, visible):
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize(
     ("num_queries", "num_keys", "window"),
-    [(9, 9, 0), (9, 9, 1), (9, 9, 4), (9, 9, 50), (300, 300, 5), (300, 300, 200), (2 * BLOCK, 2 * BLOCK, BLOCK), (150, 400, 7), (5, 20, 0)],
+    [
+        (9, 9, 0),
+        (9, 9, 1),
+        (9, 9, 4),
+        (9, 9, 50),
+        (300, 300, 5),
+        (300, 300, 200),
+        (2 * BLOCK, 2 * BLOCK, BLOCK),
+        (150, 400, 7),
+        (5, 20, 0),
+    ],
 )
 def test_blocks_equal_masked_scores(num_queries, num_keys, window, documents, with_sinks):
     torch.manual_seed(1)

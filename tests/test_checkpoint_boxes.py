@@ -28,7 +28,8 @@ def mask(box, shape):
 
 @given(st.data(), SHAPES)
 def test_overlap_is_what_both_hold(data, shape):
-    one, other = data.draw(boxes(shape)), data.draw(boxes(shape))
+    one = data.draw(boxes(shape))
+    other = data.draw(boxes(shape))
     both = mask(one, shape) * mask(other, shape)
     assert one.overlap(other).size == other.overlap(one).size == both.sum()
     if both.any():
@@ -37,8 +38,10 @@ def test_overlap_is_what_both_hold(data, shape):
 
 @given(st.data(), SHAPES, st.integers(0, 5), st.sampled_from([1, 2, 64]))
 def test_bounds_find_every_pair_and_whoever_meets_a_box(data, shape, count, sweep):
-    some, box = [data.draw(boxes(shape)) for _ in range(count)], data.draw(boxes(shape))
-    masks, bounds = [mask(one, shape) for one in some], Bounds(some, len(shape))
+    some = [data.draw(boxes(shape)) for _ in range(count)]
+    box = data.draw(boxes(shape))
+    masks = [mask(one, shape) for one in some]
+    bounds = Bounds(some, len(shape))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mpitrain.checkpoint.boxes.SWEEP", sweep)
         pairs = sorted(bounds.overlapping())
@@ -51,7 +54,8 @@ def test_run_boxes_are_the_run_element_by_element(data, shape):
     """A plain loop: every element of the run, in its order, is the next one of its box."""
     size = whole(shape).size
     begin, end = sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size))))
-    elements, parts = np.arange(size).reshape(shape), run_boxes(shape, begin, end)
+    elements = np.arange(size).reshape(shape)
+    parts = run_boxes(shape, begin, end)
     found = [element for box, _ in parts for element in elements[box.seen_from(whole(shape))].flatten()]
     assert found == list(range(begin, end))
     assert [part.stop - part.start for _, part in parts] == [box.size for box, _ in parts]
@@ -78,7 +82,9 @@ def test_thousands_of_boxes_are_compared_in_less_than_a_second():
     bounds = np.linspace(0, 1000 * 1001, 513).astype(int)
     runs = [box for cut in pairwise(bounds) for box, _ in run_boxes((1000, 1001), *cut)]
     corners = [(*box.start, *box.stop) for box in runs]
-    everywhere = [Box((a, b + first), (c, d + first)) for first in range(0, 8008, 1001) for a, b, c, d in corners]
+    everywhere = [
+        Box((a, b + first), (c, d + first)) for first in range(0, 8008, 1001) for a, b, c, d in corners
+    ]
     start = time.process_time()
     assert len(everywhere) > 8000 and not list(Bounds(everywhere, 2).overlapping())
     assert time.process_time() - start < 1
@@ -87,7 +93,8 @@ def test_thousands_of_boxes_are_compared_in_less_than_a_second():
 @given(st.data(), st.lists(st.integers(0, 500), max_size=3).map(tuple), st.sampled_from([1, 2, 4, 8]))
 def test_chunks_tile_the_array_and_inside_finds_the_whole_ones(data, shape, itemsize):
     itemsize *= 1000  # so that small shapes have several chunks
-    chunks, box = Chunks(shape, itemsize), data.draw(boxes(shape))
+    chunks = Chunks(shape, itemsize)
+    box = data.draw(boxes(shape))
     cut = [chunks.box(chunk) for chunk in range(chunks.count)]
     assert sum(chunk.size for chunk in cut) == whole(shape).size
     assert not list(Bounds(cut, len(shape)).overlapping())

@@ -1,4 +1,6 @@
-"""Damage drawn by chance: what is read is what was saved, or the step before with a word about why; never anything else.
+"""Damage drawn by chance: what is read is what was saved, or the step before with a word about why.
+
+Never anything else.
 
 MPITRAIN_DAMAGE=1000 takes as many, by default there are a few of every kind.
 """
@@ -29,11 +31,16 @@ WRITERS = 3
 
 def arrays_of(step):
     dice = np.random.default_rng(step)
-    return {"parameters/w": dice.standard_normal((1500, 256), np.float32), "adam/m/w": dice.standard_normal((3, 50)), "n": np.array(step)}
+    return {
+        "parameters/w": dice.standard_normal((1500, 256), np.float32),
+        "adam/m/w": dice.standard_normal((3, 50)),
+        "n": np.array(step),
+    }
 
 
 def save(folder, step):
-    arrays, tmp = arrays_of(step), begin(folder, step)
+    arrays = arrays_of(step)
+    tmp = begin(folder, step)
     for writer in range(WRITERS):
         rows = slice(500 * writer, 500 * (writer + 1))
         parts = {"parameters/w": [(arrays["parameters/w"][rows], Extent((1500, 256), (rows.start, 0)))]}
@@ -113,7 +120,9 @@ def edit_the_index(dice, step):
         elif kind == "name":
             index.move("adam/m/w", "adam/m/v")
         elif kind == "meta":
-            index.attrs["meta"] = index.attrs["meta"].replace('"tokens": 7680', f'"tokens": {dice.choice([-1, "null", "x"])}')
+            index.attrs["meta"] = index.attrs["meta"].replace(
+                '"tokens": 7680', f'"tokens": {dice.choice([-1, "null", "x"])}'
+            )
         else:
             index.attrs[kind] = {"digest": "0" * 32, "step": 20, "version": 9}[kind]
     if dice.random() < 0.7:
@@ -124,7 +133,14 @@ def replace_by_what_is_no_file(dice, step):
     """What can't be read; the permissions of a file mean nothing to root."""
     path = one_of(dice, step)
     path.unlink()
-    dice.choice([path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"), lambda: path.symlink_to(path)])()
+    dice.choice(
+        [
+            path.mkdir,
+            lambda: os.mkfifo(path),
+            lambda: path.symlink_to("/dev/zero"),
+            lambda: path.symlink_to(path),
+        ]
+    )()
 
 
 def lose_its_end(dice, step):
@@ -134,7 +150,8 @@ def lose_its_end(dice, step):
 
 
 HAPPENS = (
-    flip_bits, zero_a_block, truncate, extend, swap_shards, delete, take_an_older_file, take_an_older_index, edit_the_index,
+    flip_bits, zero_a_block, truncate, extend, swap_shards, delete, take_an_older_file, take_an_older_index,
+    edit_the_index,
     replace_by_what_is_no_file, lose_its_end,
 )  # fmt: skip
 
@@ -147,7 +164,11 @@ def read_back(folder):
         assert checkpoint.names() == sorted(expected) and checkpoint.meta["step"] == checkpoint.step
         for name, array in expected.items():
             found = checkpoint.read(name)
-            assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes()), name
+            assert (found.dtype, found.shape, found.tobytes()) == (
+                array.dtype,
+                array.shape,
+                array.tobytes(),
+            ), name
         return checkpoint.step, said
 
 
@@ -162,9 +183,12 @@ def test_random_damage_is_named_and_never_read(tmp_path, whole):
         step, said = read_back(folder)
         used[happens.__name__, step] += 1
         if step == 20:
-            assert len(said) == 2 and said[0].startswith("step-00000030: ") and said[1] == "using step-00000020", (number, said)
+            assert (
+                len(said) == 2 and said[0].startswith("step-00000030: ") and said[1] == "using step-00000020"
+            ), (number, said)
         else:
-            assert said == [] and happens in (flip_bits, zero_a_block), (number, happens.__name__)  # where nothing was, or no data are
+            # where nothing was, or no data are
+            assert said == [] and happens in (flip_bits, zero_a_block), (number, happens.__name__)
         shutil.rmtree(folder / "step-00000030")
         shutil.copytree(whole / "step-00000030", folder / "step-00000030")
     assert sum(count for (_, step), count in used.items() if step == 20) > 0.9 * DAMAGE, used
@@ -187,7 +211,10 @@ def test_a_disk_that_is_full_from_any_byte_on_costs_no_step_that_was_saved(tmp_p
     shutil.copytree(whole, tmp_path / "checkpoints")
     for number in range(max(5, DAMAGE // 20)):
         size = random.Random(number).randrange(600_000)
-        with pytest.raises(CheckpointError, match="checkpoint cannot be written: File too large"), files_of_at_most(min(size, 500_000)):
+        with (
+            pytest.raises(CheckpointError, match="checkpoint cannot be written: File too large"),
+            files_of_at_most(min(size, 500_000)),
+        ):
             save(tmp_path / "checkpoints", random.Random(number).choice([30, 40]))
         assert read_back(tmp_path / "checkpoints") == (30, [])
 

@@ -12,7 +12,9 @@ from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
 from mpitrain.checkpoint.verify import Part, bytes_of, chunks_of, verify
 from mpitrain.errors import CheckpointError
 
-ROWS = 1000  # of 1 KB: a chunk has 1024, so two shards share the first chunk of `parameters/w`, and the last shard has more
+# of 1 KB: a chunk has 1024, so two shards share the first chunk of `parameters/w`, and the last
+# shard has more
+ROWS = 1000
 
 
 def save(folder, step):
@@ -92,7 +94,8 @@ def test_whole_steps_are_used_without_a_word(folder):
 @pytest.mark.parametrize(
     ("shard", "at", "files", "chunk"),
     [
-        ("shard-00000.h5", 0, "shard-00000.h5 or shard-00001.h5", 0),  # the first chunk goes over the border
+        # the first chunk goes over the border
+        ("shard-00000.h5", 0, "shard-00000.h5 or shard-00001.h5", 0),
         ("shard-00001.h5", 0, "shard-00000.h5 or shard-00001.h5", 0),
         ("shard-00001.h5", 24 * 1024, "shard-00001.h5", 1),
         ("shard-00001.h5", -1, "shard-00001.h5", 1),
@@ -107,7 +110,10 @@ def test_flipped_bit_of_an_array_is_named_with_its_chunk(folder, shard, at, file
 
 @pytest.mark.parametrize("file", ["shard-00000.h5", "shard-00001.h5", "index.h5"])
 def test_flipped_bit_anywhere_gives_an_error_or_the_same_data(folder, file):
-    """HDF5's headers are no part of an array; a bit of theirs may have no effect, but must never change what is read."""
+    """HDF5's headers are no part of an array.
+
+    A bit of theirs may have no effect, but must never change what is read.
+    """
     step = folder / "step-00000030"
     whole = (step / file).read_bytes()
     start, size = place(step, file) if file != "index.h5" else (0, 0)
@@ -125,7 +131,8 @@ def test_flipped_bit_anywhere_gives_an_error_or_the_same_data(folder, file):
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
 def test_ranks_verify_a_part_each_and_together_all_or_a_share(folder, share):
     with open_step(folder, 30) as checkpoint:
-        every, parts = chunks_of(checkpoint), [chunks_of(checkpoint, Part(share, rank, 3, "seed")) for rank in range(3)]
+        every = chunks_of(checkpoint)
+        parts = [chunks_of(checkpoint, Part(share, rank, 3, "seed")) for rank in range(3)]
         sample = chunks_of(checkpoint, Part(share, seed="seed"))
     assert [key(chunk) for part in parts for chunk in part] == [key(chunk) for chunk in sample]
     assert {1.0: len(sample) == len(every), 0.5: 0 < len(sample) < len(every), 0.0: not sample}[share]
@@ -175,7 +182,11 @@ def test_empty_folder_is_refused(folder):
 def test_several_damaged_steps_are_all_named(folder):
     (folder / "step-00000030" / "index.h5").unlink()
     (folder / "step-00000020" / "shard-00000.h5").unlink()
-    said = ["step-00000030: index.h5 is missing", "step-00000020: shard-00000.h5 is missing", "using step-00000010"]
+    said = [
+        "step-00000030: index.h5 is missing",
+        "step-00000020: shard-00000.h5 is missing",
+        "using step-00000010",
+    ]
     assert refused(folder, expected_step=10) == said
 
 
@@ -190,7 +201,9 @@ def test_nothing_usable_is_an_error_that_names_every_reason(folder):
 
 def test_shards_of_another_step_are_refused(folder):
     """Same names, same sizes, whole files: only the digests tell."""
-    (folder / "step-00000030" / "shard-00000.h5").write_bytes((folder / "step-00000020" / "shard-00000.h5").read_bytes())
+    (folder / "step-00000030" / "shard-00000.h5").write_bytes(
+        (folder / "step-00000020" / "shard-00000.h5").read_bytes()
+    )
     assert "shard-00000.h5: chunk 0 of adam/m/0 is altered" in refused(folder)[0]
 
 
@@ -216,5 +229,7 @@ def test_another_format_version_is_refused(folder):
     with h5py.File(step / "index.h5", "r+", libver=FORMAT) as index:
         index.attrs["version"] = 4
     (step / "index.xxh3").write_text(seal_of(step))
-    with pytest.raises(CheckpointError, match="mpitrain checkpoint version 4, needed mpitrain checkpoint version 1 to 3"):
+    with pytest.raises(
+        CheckpointError, match="mpitrain checkpoint version 4, needed mpitrain checkpoint version 1 to 3"
+    ):
         open_step(folder, 30)

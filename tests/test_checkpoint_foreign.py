@@ -1,6 +1,9 @@
-"""A step that a stranger made, with every digest right: what mpitrain doesn't write is refused, and nothing outside is opened.
+"""A step that a stranger made, with every digest right.
 
-The strangers' files are made with h5py from a step that is whole; h5py itself would follow all of them.
+What mpitrain doesn't write is refused, and nothing outside is opened.
+
+The strangers' files are made with h5py from a step that is whole; h5py itself would follow all of
+them.
 """
 
 import json
@@ -46,8 +49,12 @@ def folder(tmp_path):
 
 @pytest.fixture
 def opened(folder):
-    """The files outside of the run directory that were opened. HDF5's own opens make no such event, but need h5py.File, which is gone."""
-    paths, watching = [], [True]
+    """The files outside of the run directory that were opened.
+
+    HDF5's own opens make no such event, but need h5py.File, which is gone.
+    """
+    paths = []
+    watching = [True]
 
     def note(event, arguments):
         if watching and event == "open" and isinstance(arguments[0], str) and "secret" in arguments[0]:
@@ -121,37 +128,80 @@ def virtual(source, name="parameters/w", shape=(6, 4)):
 
 def add_outside(file, name):
     """Put a dataset whose bytes are another file's in place of one."""
-    shape, dtype, secret = file[name].shape, file[name].dtype, os.path.join(os.path.dirname(file.filename), "../../../secret")
+    shape = file[name].shape
+    dtype = file[name].dtype
+    secret = os.path.join(os.path.dirname(file.filename), "../../../secret")
     del file[name]
     external = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     external.set_external(os.fsencode(secret), 0, int(np.prod(shape)) * dtype.itemsize)
-    h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape), external)
+    h5py.h5d.create(
+        file.id, name.encode(), h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape), external
+    )
 
 
 EVERYWHERE = {
     "soft link": (lambda file, name: replace(file, name, h5py.SoftLink("/elsewhere")), "is a soft link"),
-    "soft link to a group": (lambda file, name: replace(file, "adam", h5py.SoftLink("/parameters")), "is a soft link"),
-    "external link": (lambda file, name: replace(file, name, h5py.ExternalLink("../../../secret", "/x")), "is an external link"),
-    "group behind a link": (lambda file, name: replace(file, "adam", h5py.ExternalLink("../../../secret", "/")), "is an external link"),
+    "soft link to a group": (
+        lambda file, name: replace(file, "adam", h5py.SoftLink("/parameters")),
+        "is a soft link",
+    ),
+    "external link": (
+        lambda file, name: replace(file, name, h5py.ExternalLink("../../../secret", "/x")),
+        "is an external link",
+    ),
+    "group behind a link": (
+        lambda file, name: replace(file, "adam", h5py.ExternalLink("../../../secret", "/")),
+        "is an external link",
+    ),
     "cycle": (lambda file, name: file.__setitem__("adam/again", file["adam"]), "has more than one link"),
     "two names": (lambda file, name: file.__setitem__("parameters/v", file[name]), "has more than one link"),
     "external storage": (add_outside, "has external storage"),
-    "filter": (lambda file, name: replace(file, name, shape=(6, 4), dtype="f4", compression="gzip"), "has a filter"),
-    "chunks": (lambda file, name: replace(file, name, shape=(6, 4), dtype="f4", chunks=(3, 4)), "doesn't lie in one piece"),
-    "extensible": (lambda file, name: replace(file, name, shape=(6, 4), dtype="f4", maxshape=(None, 4), chunks=(3, 4)), "parameters/w"),
-    "texts": (lambda file, name: replace(file, name, shape=(6, 4), dtype=h5py.string_dtype()), "parameters/w"),
-    "references": (lambda file, name: replace(file, name, shape=(3, 4), dtype=h5py.ref_dtype), "parameters/w"),
+    "filter": (
+        lambda file, name: replace(file, name, shape=(6, 4), dtype="f4", compression="gzip"),
+        "has a filter",
+    ),
+    "chunks": (
+        lambda file, name: replace(file, name, shape=(6, 4), dtype="f4", chunks=(3, 4)),
+        "doesn't lie in one piece",
+    ),
+    "extensible": (
+        lambda file, name: replace(file, name, shape=(6, 4), dtype="f4", maxshape=(None, 4), chunks=(3, 4)),
+        "parameters/w",
+    ),
+    "texts": (
+        lambda file, name: replace(file, name, shape=(6, 4), dtype=h5py.string_dtype()),
+        "parameters/w",
+    ),
+    "references": (
+        lambda file, name: replace(file, name, shape=(3, 4), dtype=h5py.ref_dtype),
+        "parameters/w",
+    ),
     "compound": (lambda file, name: replace(file, name, shape=(3, 4), dtype=[("a", "f4")]), "parameters/w"),
-    "enumeration": (lambda file, name: replace(file, name, shape=(3, 4), dtype=h5py.enum_dtype({"A": 1})), "parameters/w"),
-    "arrays": (lambda file, name: replace(file, name, shape=(3,), dtype=np.dtype(("f4", (4,)))), "parameters/w"),
+    "enumeration": (
+        lambda file, name: replace(file, name, shape=(3, 4), dtype=h5py.enum_dtype({"A": 1})),
+        "parameters/w",
+    ),
+    "arrays": (
+        lambda file, name: replace(file, name, shape=(3,), dtype=np.dtype(("f4", (4,)))),
+        "parameters/w",
+    ),
     "big-endian": (lambda file, name: replace(file, name, shape=(3, 4), dtype=">f4"), "parameters/w"),
-    "type by name": (lambda file, name: file.__setitem__("parameters/t", np.dtype("f4")), "is neither a group nor a dataset"),
+    "type by name": (
+        lambda file, name: file.__setitem__("parameters/t", np.dtype("f4")),
+        "is neither a group nor a dataset",
+    ),
     "attribute": (lambda file, name: file["parameters"].attrs.__setitem__("a", 1), "has an attribute"),
-    "many attributes": (lambda file, name: file.attrs.update({f"a{i}": i for i in range(20)}), "a place for many attributes"),
+    "many attributes": (
+        lambda file, name: file.attrs.update({f"a{i}": i for i in range(20)}),
+        "a place for many attributes",
+    ),
     "attribute of an array": (lambda file, name: file.attrs.__setitem__("a", np.zeros(3)), "an attribute"),
     "deep": (lambda file, name: file.create_dataset("/".join(["x" * 99] * 11), data=[1.0]), "characters"),
     "long name": (lambda file, name: file.create_dataset("x" * 2000, data=[1.0]), "a link of / has the name"),
-    "bad name": (lambda file, name: file.__setitem__("parameters/\x1b[2J", np.zeros(1)), r"has the name '\\x1b[2J'"),
+    "bad name": (
+        lambda file, name: file.__setitem__("parameters/\x1b[2J", np.zeros(1)),
+        r"has the name '\\x1b[2J'",
+    ),
 }
 
 
@@ -180,13 +230,26 @@ def test_user_block_before_the_file_is_refused(folder, where):
 # ---------------------------------------------------------------- virtual datasets
 
 
-OUTSIDE = ["/etc/passwd", "../../../secret", "shard-%b.h5", ".", "shard-00007.h5", "../step-00000020/shard-00000.h5", "index.h5", "secret"]
+OUTSIDE = [
+    "/etc/passwd",
+    "../../../secret",
+    "shard-%b.h5",
+    ".",
+    "shard-00007.h5",
+    "../step-00000020/shard-00000.h5",
+    "index.h5",
+    "secret",
+]
 
 
 @pytest.mark.parametrize("source", OUTSIDE)
 def test_pieces_lie_only_in_the_shards(folder, opened, source):
-    plain = source.replace("%", "_")  # a pattern, which the library would fill in, but wants to be asked for in another way
-    with_index(folder, lambda file: (file.pop("parameters/w"), file.create_virtual_dataset("parameters/w", virtual(plain))))
+    # a pattern, which the library would fill in, but wants to be asked for in another way
+    plain = source.replace("%", "_")
+    with_index(
+        folder,
+        lambda file: (file.pop("parameters/w"), file.create_virtual_dataset("parameters/w", virtual(plain))),
+    )
     path = folder / "step-00000030" / "index.h5"
     path.write_bytes(path.read_bytes().replace(plain.encode() + b"\0", source.encode() + b"\0"))
     path.with_name("index.xxh3").write_text(seal_of(path.parent))
@@ -206,7 +269,13 @@ def test_a_shard_has_a_shards_name(folder):
 
 def test_virtual_datasets_in_shards_are_refused(folder):
     name = "parameters/w@0:3,0:4"
-    with_shard(folder, lambda file: (file.pop(name), file.create_virtual_dataset(name, virtual("../../../secret", "x", (3, 4)))))
+    with_shard(
+        folder,
+        lambda file: (
+            file.pop(name),
+            file.create_virtual_dataset(name, virtual("../../../secret", "x", (3, 4))),
+        ),
+    )
     refused(folder, "it isn't fp32 [3, 4]")
 
 
@@ -219,7 +288,9 @@ def written_index(folder, array, sizes=None, meta=None, step=30):
 
 def logical(pieces, shape=(6, 4), digests=None):
     array = LogicalArray("parameters/w", np.dtype("f4"), shape, [Piece(*piece) for piece in pieces])
-    array.digests = digests if digests is not None else dict.fromkeys(range(min(array.chunks.count, 4)), bytes(16))
+    array.digests = (
+        digests if digests is not None else dict.fromkeys(range(min(array.chunks.count, 4)), bytes(16))
+    )
     return array
 
 
@@ -231,7 +302,10 @@ def test_gaps_overlaps_and_other_names_are_refused_on_loading(folder):
         ([first], "the shards hold 12 of 24 elements"),
         ([first, first], "both hold [0:3, 0:4]"),
         ([first, ("shard-00001.h5", "parameters/w@2:6,0:4", Box((2, 0), (6, 4)))], "both hold [2:3, 0:4]"),
-        ([first, ("shard-00001.h5", "adam/m/1", Box((3, 0), (6, 4)))], "shard-00001.h5 adam/m/1 is no part of it"),
+        (
+            [first, ("shard-00001.h5", "adam/m/1", Box((3, 0), (6, 4)))],
+            "shard-00001.h5 adam/m/1 is no part of it",
+        ),
         ([first, second, second], "both hold"),
     ]:
         written_index(folder, logical(pieces))
@@ -252,7 +326,9 @@ def test_a_shard_that_grows_behind_the_check_of_sizes_is_refused_each_time(folde
         with h5py.File(folder / "step-00000030" / "shard-00000.h5", "r+", libver=FORMAT) as file:
             file["more"] = np.zeros(3)
         for _ in range(2):
-            with pytest.raises(CheckpointError, match=r"adam/m/0 cannot be read: the file has [0-9,]+ bytes, [0-9,]+ needed"):
+            with pytest.raises(
+                CheckpointError, match=r"adam/m/0 cannot be read: the file has [0-9,]+ bytes, [0-9,]+ needed"
+            ):
                 checkpoint.read("adam/m/0")
 
 
@@ -280,9 +356,13 @@ def test_meta_is_typed(folder):
                 commit(tmp, meta)
 
 
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"a":' * 100_000, "NaN", "", '{"step": 1e400}', " " * 2_000_000, "\x00"])
+@pytest.mark.parametrize(
+    "text", ["{", "[" * 100_000, '{"a":' * 100_000, "NaN", "", '{"step": 1e400}', " " * 2_000_000, "\x00"]
+)
 def test_meta_that_is_no_json_is_refused(folder, text):
-    with_index(folder, lambda file: file.attrs.__setitem__("meta", np.bytes_(text) if "\x00" in text else text))
+    with_index(
+        folder, lambda file: file.attrs.__setitem__("meta", np.bytes_(text) if "\x00" in text else text)
+    )
     refused(folder, "meta", "an attribute")
 
 
@@ -328,7 +408,10 @@ def test_renamed_step_is_refused_by_name(folder):
         open_step(folder, 30)
 
 
-@pytest.mark.parametrize("what", ["step-00000030", "step-00000030/index.h5", "step-00000030/index.xxh3", "step-00000030/shard-00000.h5"])
+@pytest.mark.parametrize(
+    "what",
+    ["step-00000030", "step-00000030/index.h5", "step-00000030/index.xxh3", "step-00000030/shard-00000.h5"],
+)
 @pytest.mark.parametrize("kind", ["link", "FIFO", "folder", "socket"])
 def test_only_regular_files_in_real_folders_are_opened(folder, tmp_path, what, kind):
     path = folder / what
@@ -342,7 +425,8 @@ def test_only_regular_files_in_real_folders_are_opened(folder, tmp_path, what, k
         path.mkdir()
     else:
         os.mknod(path, 0o140600)
-    if what == "step-00000030" and kind in ("FIFO", "socket"):  # as a file of that name, it is nothing of ours
+    # as a file of that name, it is nothing of ours
+    if what == "step-00000030" and kind in ("FIFO", "socket"):
         assert open_latest(folder, warn=pytest.fail).step == 20
     else:
         refused(folder, f"is a {kind}", "is a symbolic link", "is missing")
@@ -352,7 +436,9 @@ def test_checkpoints_elsewhere_are_refused(folder):
     folder.rename(folder.with_name("elsewhere"))
     folder.symlink_to(folder.with_name("elsewhere"))
     for call in (open_latest, lambda folder: open_step(folder, 30), lambda folder: begin(folder, 40)):
-        with pytest.raises(CheckpointError, match=r"checkpoints is a symbolic link; set run\.dir to the place itself"):
+        with pytest.raises(
+            CheckpointError, match=r"checkpoints is a symbolic link; set run\.dir to the place itself"
+        ):
             call(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000020", "step-00000030"]
 
@@ -383,7 +469,10 @@ def test_steps_without_what_is_needed_are_passed_over(folder):
 
 @pytest.mark.parametrize("count", [0, 1, 8, 9, 45, 46, 60, 1200, 9000])
 def test_reader_finds_what_the_library_has_written(tmp_path, count):
-    """Links lie in the header, in one leaf of a tree, in trees of two and three levels; in one block of a heap, and in heaps of heaps."""
+    """Links lie in the header, in one leaf of a tree, in trees of two and three levels.
+
+    In one block of a heap, and in heaps of heaps.
+    """
     names = [f"blocks.{i}.attention.output.weight@{i}:{i + 1}" for i in range(count)]
     with creating(tmp_path / "x.h5") as (file, _):
         group = file.create_group("parameters")
@@ -422,7 +511,8 @@ def test_a_link_lies_in_the_blocks_of_its_heap(tmp_path):
         for i in range(9):
             file[str(i)] = np.zeros(2)
     raw = bytearray((tmp_path / "x.h5").read_bytes())
-    raw[raw.index(b"BTLF\0\x05") + 6 + 4] = 0x20  # behind the hash of the first name; checksums are not looked at
+    # behind the hash of the first name; checksums are not looked at
+    raw[raw.index(b"BTLF\0\x05") + 6 + 4] = 0x20
     (tmp_path / "x.h5").write_bytes(raw)
     with pytest.raises(ForeignError, match="a heap has an object of another kind"):
         Hdf5File(tmp_path / "x.h5", sums=False)
@@ -433,7 +523,10 @@ def test_boxes_beyond_32_bits_are_read_back(tmp_path):
     shape = (3 << 32, 2)
     rows = [0, 1 << 31, 5 << 31, 3 << 32]
     boxes = [Box((a, 0), (b, 2)) for a, b in zip(rows, rows[1:])]
-    pieces = [(f"shard-{i:05d}.h5", f"parameters/w@{box.start[0]}:{box.stop[0]},0:2", box) for i, box in enumerate(boxes)]
+    pieces = [
+        (f"shard-{i:05d}.h5", f"parameters/w@{box.start[0]}:{box.stop[0]},0:2", box)
+        for i, box in enumerate(boxes)
+    ]
     array = logical(pieces, shape)
     array.digests = {chunk: b"\1" * 16 for chunk in range(array.chunks.count)}
     write_index(tmp_path, 30, meta_of(30), [array], {piece[0]: 1 << 40 for piece in pieces})
@@ -446,8 +539,12 @@ def test_a_row_larger_than_memory_is_verified_in_parts(folder, monkeypatch):
     """A sparse shard claims it, and its digest is right."""
     monkeypatch.setattr("mpitrain.checkpoint.shards.BLOCK_BYTES", 64)
     monkeypatch.setattr("mpitrain.checkpoint.verify.READ_BYTES", 128)
-    array, largest = np.arange(2 * 3 * 5 * 7, dtype="i4").reshape(2, 3, 5, 7), []
-    cuts = [(slice(0, 2), slice(0, 3), slice(0, 5), slice(0, 3)), (slice(0, 2), slice(0, 3), slice(0, 5), slice(3, 7))]
+    array = np.arange(2 * 3 * 5 * 7, dtype="i4").reshape(2, 3, 5, 7)
+    largest = []
+    cuts = [
+        (slice(0, 2), slice(0, 3), slice(0, 5), slice(0, 3)),
+        (slice(0, 2), slice(0, 3), slice(0, 5), slice(3, 7)),
+    ]
     tmp = begin(folder, 40)
     for writer, cut in enumerate(cuts):
         write_shard(tmp, writer, {"w": [(array[cut], Extent(array.shape, tuple(s.start for s in cut)))]})
@@ -456,14 +553,17 @@ def test_a_row_larger_than_memory_is_verified_in_parts(folder, monkeypatch):
     monkeypatch.setattr(np, "empty", lambda *given: largest.append(empty(*given).nbytes) or empty(*given))
     with open_latest(folder, warn=pytest.fail) as checkpoint:
         assert max(largest) <= 128
-        assert (checkpoint.read("w") == array).all() and (checkpoint.read("w", (slice(1, 2), slice(1, 3))) == array[1:2, 1:3]).all()
+        assert (checkpoint.read("w") == array).all() and (
+            checkpoint.read("w", (slice(1, 2), slice(1, 3))) == array[1:2, 1:3]
+        ).all()
 
 
 @pytest.mark.parametrize("step", range(4))
 def test_any_altered_byte_ends_in_a_refusal(folder, step):
     """Of the structures; sums are not checked, as if a stranger had put them right."""
     path = folder / "step-00000030" / "index.h5"
-    whole, out = path.read_bytes(), 0
+    whole = path.read_bytes()
+    out = 0
     for position in range(step, len(whole), 16):
         altered = bytearray(whole)
         altered[position] ^= [0xFF, 0x01, 0x80, 0x08][position // 4 % 4]

@@ -1,6 +1,9 @@
-"""Saved in one layout, read in another, saved again: the same root digest; and training goes on with the same bits where axes promise it.
+"""Saved in one layout, read in another, saved again.
 
-MPITRAIN_PAIRS=30 takes as many random pairs, by default there are a few. Each needs at most the ranks of the lane.
+The same root digest; and training goes on with the same bits where axes promise it.
+
+MPITRAIN_PAIRS=30 takes as many random pairs, by default there are a few. Each needs at most the
+ranks of the lane.
 """
 
 import os
@@ -23,7 +26,8 @@ pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.sizes(4)]
 
 PAIRS = int(os.environ.get("MPITRAIN_PAIRS", "3"))
 SETTINGS = (
-    "model.layers=4", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=64", "data.sequence=16", "batch.global=8",
+    "model.layers=4", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=64",
+    "data.sequence=16", "batch.global=8",
     "batch.micro=1", "comm.bucket_mb=0.03", "comm.timeout_s=200", "numerics.reproducible=layout",
 )  # fmt: skip
 MODELS = {
@@ -72,7 +76,9 @@ class Ranks:
         from mpitrain.actor.actor import Actor
         from mpitrain.training.trainer import build_mesh
 
-        self.world, self.here, self.groups = world, world.rank < num_ranks, []
+        self.world = world
+        self.here = world.rank < num_ranks
+        self.groups = []
         self.comm = world.Split(0 if self.here else 1, world.rank)
         if self.here:
             plan = plan_for(num_ranks, settings)
@@ -87,13 +93,16 @@ class Ranks:
         if not self.here:
             return None
         batch = self.config.batch
-        rows = torch.from_numpy(np.random.default_rng(number).integers(0, 256, (batch.global_, self.config.data.sequence + 1)))
+        rows = torch.from_numpy(
+            np.random.default_rng(number).integers(0, 256, (batch.global_, self.config.data.sequence + 1))
+        )
         mine = rows.chunk(self.config.parallel.dp)[self.mesh["dp"].rank]
         result = self.actor.run_step(number, self.actor.cut(mine), 1e-2)
         return result.loss, result.grad_norm
 
     def save(self, folder, how):
-        """Save, as the trainer's threads do, `copied` or `live`, or what two or `all` ranks have together in one file.
+        """Save, as the trainer's threads do, `copied` or `live`, or what two or `all` ranks have
+        together in one file.
 
         Return the root digest on all ranks.
         """
@@ -103,9 +112,17 @@ class Ranks:
         tmp = save.begin(folder, 2) if self.world.rank == 0 else None
         tmp = self.world.bcast(tmp)
         if self.here:
-            me = (self.mesh["model"].rank, self.mesh["data"].rank) if state_io.has_a_shard(self.actor) else None
+            me = (
+                (self.mesh["model"].rank, self.mesh["data"].rank)
+                if state_io.has_a_shard(self.actor)
+                else None
+            )
             snapshot = state_io.Snapshot(self.actor, copied=how == "copied")
-            if me and not (self.actor.tp.rank or self.config.experts.count) and all(s.first for s in self.actor.shardings.values()):
+            if (
+                me
+                and not (self.actor.tp.rank or self.config.experts.count)
+                and all(s.first for s in self.actor.shardings.values())
+            ):
                 predicted = copy_bytes(self.actor.plan, self.actor.pp.rank, self.actor.shards_here)
                 assert predicted == snapshot.num_bytes, f"predicted {predicted}, copied {snapshot.num_bytes}"
             if how in ("two", "all"):
@@ -162,7 +179,9 @@ def test_saved_read_and_saved_again_is_the_same(world, number):
     model = dice.choice(list(MODELS))
     (_, one, a), (_, other, b) = layouts = [draw(dice, model, world.size) for _ in range(2)]
     folder = Path(world.bcast(tempfile.mkdtemp(prefix="mpitrain-test-") if world.rank == 0 else None))
-    first, second = (Ranks(world, num_ranks, (*MODELS[model], *settings)) for num_ranks, _, settings in layouts)
+    first, second = (
+        Ranks(world, num_ranks, (*MODELS[model], *settings)) for num_ranks, _, settings in layouts
+    )
     for step in (1, 2):
         first.step(step)
     hows = dice.choice(["copied", "two", "all"]), dice.choice(["live", "two", "all"])
@@ -175,7 +194,10 @@ def test_saved_read_and_saved_again_is_the_same(world, number):
     lines = first.step(3), second.step(3)
     if world.rank == 0:
         # With tp, norms are summed over it before the data axis.
-        same = all(one[axis] == other[axis] for axis in ("tp", "cp", *(["dp"] if one["tp"] > 1 else []))) and model != "experts"
+        same = (
+            all(one[axis] == other[axis] for axis in ("tp", "cp", *(["dp"] if one["tp"] > 1 else [])))
+            and model != "experts"
+        )
         near = all(abs(x - y) <= limit * abs(x) for x, y, limit in zip(*lines, (1e-6, 1e-5)))
     agree(world, world.rank or (lines[0] == lines[1] if same else near), f"{model}, {a} to {b}: {lines}")
     first.free()

@@ -1,4 +1,6 @@
-"""Which steps stay: those that were asked for, never fewer than the newest good one, whatever is damaged, replaced or killed."""
+"""Which steps stay: those that were asked for, never fewer than the newest good one, whatever is
+damaged, replaced or killed.
+"""
 
 import os
 import random

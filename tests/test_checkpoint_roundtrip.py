@@ -21,7 +21,8 @@ from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
 from mpitrain.errors import CheckpointError
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", BF16]
-SHAPES = [(), (1,), (0,), (0, 3), (3, 0), (5,), (7, 11), (2, 3, 4, 5), (600, 1000)]  # fp64 (600, 1000): more than four chunks
+# fp64 (600, 1000): more than four chunks
+SHAPES = [(), (1,), (0,), (0, 3), (3, 0), (5,), (7, 11), (2, 3, 4, 5), (600, 1000)]
 META = {"seed": 1, "config": "a1b2", "note": "größer", "lr": [0.1, 1e-300]}
 
 
@@ -54,23 +55,35 @@ def by_rows(arrays, borders):
 
 
 def by_runs(arrays, borders, columns=1):
-    """Cut the flat elements of every array at fractions, as ZeRO does; first into as many blocks of columns, as tensor parallelism does."""
+    """Cut the flat elements of every array at fractions, as ZeRO does.
+
+    First into as many blocks of columns, as tensor parallelism does.
+    """
     shards = [defaultdict(list) for _ in range(columns * (len(borders) - 1))]
     for name, array in arrays.items():
-        divided = np.array_split(np.arange(array.shape[-1]), columns) if array.ndim > 1 else [np.arange(array.size)]
+        divided = (
+            np.array_split(np.arange(array.shape[-1]), columns) if array.ndim > 1 else [np.arange(array.size)]
+        )
         for number, block in enumerate(divided):
             held = array[..., block] if array.ndim else array
             bounds = [round(border * held.size) for border in borders]
             for writer, (begin_, end) in enumerate(pairwise(bounds), number * (len(borders) - 1)):
                 for box, here in run_boxes(held.shape, begin_, end):
                     offset = (*box.start[:-1], box.start[-1] + block[0]) if array.ndim else ()
-                    shards[writer][name].append((held.flatten()[begin_:end][here].reshape(box.shape), Extent(array.shape, offset)))
+                    shards[writer][name].append(
+                        (held.flatten()[begin_:end][here].reshape(box.shape), Extent(array.shape, offset))
+                    )
     return shards
 
 
 @pytest.fixture(scope="module")
 def model():
-    names = ["parameters/embedding.weight", "parameters/blocks.0.attention.q.weight", "adam/m/norm.weight", "adam/v/norm.weight"]
+    names = [
+        "parameters/embedding.weight",
+        "parameters/blocks.0.attention.q.weight",
+        "adam/m/norm.weight",
+        "adam/v/norm.weight",
+    ]
     shapes = [(1000, 700), (64, 64), (64,), (300_001,)]
     return {name: noise(shape, "f4", seed) for seed, (name, shape) in enumerate(zip(names, shapes))}
 
@@ -119,9 +132,17 @@ def test_moved_folder_still_reads(tmp_path, model, monkeypatch):
 
 def test_any_slice_of_rows_reads_across_shards(tmp_path, model):
     save(tmp_path, by_rows(model, [0, 0.11, 0.5, 0.93, 1]))
-    name, array = "parameters/embedding.weight", model["parameters/embedding.weight"]
+    name = "parameters/embedding.weight"
+    array = model["parameters/embedding.weight"]
     with open_step(tmp_path, 30) as checkpoint:
-        for rows in (slice(0, 1), slice(100, 600), slice(-5, None), slice(7, 7), slice(9, 3), slice(2000, 3000)):
+        for rows in (
+            slice(0, 1),
+            slice(100, 600),
+            slice(-5, None),
+            slice(7, 7),
+            slice(9, 3),
+            slice(2000, 3000),
+        ):
             assert same(checkpoint.read(name, rows), array[rows]), rows
         assert same(checkpoint.read(name, (slice(100, 600), slice(13, 15))), array[100:600, 13:15])
         with pytest.raises(ValueError, match="no box"):
@@ -140,7 +161,13 @@ def test_reading_rows_opens_no_other_shard(tmp_path, model):
 def test_columns_and_blocks_are_put_together(tmp_path):
     array = noise((600, 1001), "f4")
     boxes = [Box((0, 0), (600, 400)), Box((0, 400), (250, 1001)), Box((250, 400), (600, 1001))]
-    save(tmp_path, [{"w": [(array[box.seen_from(whole(array.shape))], Extent(array.shape, box.start))]} for box in boxes])
+    save(
+        tmp_path,
+        [
+            {"w": [(array[box.seen_from(whole(array.shape))], Extent(array.shape, box.start))]}
+            for box in boxes
+        ],
+    )
     with open_latest(tmp_path) as checkpoint:
         assert same(checkpoint.read("w"), array)
     with h5py.File(tmp_path / "step-00000030" / "index.h5") as file:
@@ -153,7 +180,8 @@ def test_digest_is_the_same_for_any_number_of_writers(tmp_path, model):
     uneven = by_rows(model, [0, 0, 0.001, 0.9, 1])  # the first writer holds no rows
     runs = [by_runs(model, np.linspace(0, 1, n + 1)) for n in (2, 7, 64)]
     columns = [by_runs(model, [0, 1], columns=2), by_runs(model, [0, 0.3, 0.31, 1], columns=3)]
-    layouts, digests = [[model], by_name, rows, uneven, *runs, *columns], set()
+    layouts = [[model], by_name, rows, uneven, *runs, *columns]
+    digests = set()
     for number, shards in enumerate(layouts):
         save(tmp_path / str(number), shards)
         with open_latest(tmp_path / str(number), warn=pytest.fail) as checkpoint:
@@ -163,25 +191,38 @@ def test_digest_is_the_same_for_any_number_of_writers(tmp_path, model):
 
 
 @settings(max_examples=12, deadline=None)
-@given(borders=st.lists(st.floats(0, 1), max_size=12), columns=st.integers(1, 3), chunk_bytes=st.sampled_from([1, 100, 1 << 20]))
+@given(
+    borders=st.lists(st.floats(0, 1), max_size=12),
+    columns=st.integers(1, 3),
+    chunk_bytes=st.sampled_from([1, 100, 1 << 20]),
+)
 def test_runs_of_elements_cut_anywhere_are_put_together(tmp_path_factory, borders, columns, chunk_bytes):
     shapes = [(), (1,), (40,), (1, 30), (30, 1), (13, 17), (3, 4, 5)]
     arrays = {f"adam/m/{seed}": noise(shape, "f4", seed) for seed, shape in enumerate(shapes)}
-    folder, digests = tmp_path_factory.mktemp("runs"), set()
+    folder = tmp_path_factory.mktemp("runs")
+    digests = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpitrain.checkpoint.boxes.CHUNK_BYTES", chunk_bytes)  # so that small arrays have several chunks
+        # so that small arrays have several chunks
+        patch.setattr("mpitrain.checkpoint.boxes.CHUNK_BYTES", chunk_bytes)
         for step, shards in enumerate([[arrays], by_runs(arrays, [0, *sorted(borders), 1], columns)]):
             index = save(folder, shards, step) / "index.h5"
             with open_latest(folder, warn=pytest.fail) as checkpoint, h5py.File(index) as file:
                 digests.add(checkpoint.digest)
                 for name, array in arrays.items():
                     assert same(checkpoint.read(name), array) and same(file[name][...], array)
-                assert same(checkpoint.read("adam/m/5", (slice(3, 9), slice(2, 11))), arrays["adam/m/5"][3:9, 2:11])
+                assert same(
+                    checkpoint.read("adam/m/5", (slice(3, 9), slice(2, 11))), arrays["adam/m/5"][3:9, 2:11]
+                )
     assert len(digests) == 1
 
 
 def test_parts_in_a_shard_are_named_by_their_box(tmp_path):
-    step = save(tmp_path, by_runs({"parameters/w": noise((4, 4), "f4"), "parameters/norm": noise(4, "f4")}, [0, 0.125, 0.9375, 1]))
+    step = save(
+        tmp_path,
+        by_runs(
+            {"parameters/w": noise((4, 4), "f4"), "parameters/norm": noise(4, "f4")}, [0, 0.125, 0.9375, 1]
+        ),
+    )
     with h5py.File(step / "shard-00001.h5") as file:
         assert list(file["parameters"]) == ["norm", "w@0:1,2:4", "w@1:3,0:4", "w@3:4,0:3"]
         assert json.loads(file["checkpoint/parts"][()])["parameters/w"] == {
@@ -205,31 +246,44 @@ def test_one_group_of_a_file_is_read_without_the_others(tmp_path):
     step = save(tmp_path, [{"parameters/w": noise((10, 10), "f4"), "adam/m/w": noise((10, 10), "f4")}])
     every, own = (Hdf5File(step / "shard-00000.h5", only=only) for only in ("", "checkpoint"))
     assert sorted(every.datasets) == ["adam/m/w", "checkpoint/digests", "checkpoint/parts", "parameters/w"]
-    assert sorted(own.datasets) == ["checkpoint/digests", "checkpoint/parts"] and len(own.blocks_read) < len(every.blocks_read)
+    assert sorted(own.datasets) == ["checkpoint/digests", "checkpoint/parts"] and len(own.blocks_read) < len(
+        every.blocks_read
+    )
     for file in (every, own):
         file.close()
 
 
 def test_many_shards_are_opened_about_once_each(tmp_path, monkeypatch):
     """Otherwise 512 writers open half a million files for a model of a thousand arrays."""
-    arrays, opened = {f"parameters/{i}": noise((50, 7), "f4", i) for i in range(20)}, []
+    arrays = {f"parameters/{i}": noise((50, 7), "f4", i) for i in range(20)}
+    opened = []
     flat = [(name, row, array) for name, array in arrays.items() for row in range(50)]
     shards = [defaultdict(list) for _ in range(200)]
     for number, (name, row, array) in enumerate(flat):
         shards[number // 5][name].append((array[row : row + 1], Extent(array.shape, (row, 0))))
     monkeypatch.setattr("mpitrain.checkpoint.boxes.CHUNK_BYTES", 7 * 28)  # 7 rows
     monkeypatch.setattr("mpitrain.checkpoint.shards.NUM_OPEN", 4)
-    monkeypatch.setattr("mpitrain.checkpoint.shards.Hdf5File", lambda path, **more: opened.append(path) or Hdf5File(path, **more))
+    monkeypatch.setattr(
+        "mpitrain.checkpoint.shards.Hdf5File",
+        lambda path, **more: opened.append(path) or Hdf5File(path, **more),
+    )
     save(tmp_path, shards)
     assert len(opened) <= 2 * 200  # one to gather, one to digest
     with open_latest(tmp_path, warn=pytest.fail) as checkpoint:
-        assert len(opened) <= 3 * 200 and all(same(checkpoint.read(name), array) for name, array in arrays.items())
+        assert len(opened) <= 3 * 200 and all(
+            same(checkpoint.read(name), array) for name, array in arrays.items()
+        )
 
 
 @pytest.mark.parametrize("change", ["value", "name", "dtype", "shape"])
 def test_digest_differs_for_different_arrays(tmp_path, change):
     array = np.arange(12, dtype="i4")
-    other = {"value": {"w": array[::-1]}, "name": {"v": array}, "dtype": {"w": array.view("u4")}, "shape": {"w": array.reshape(3, 4)}}
+    other = {
+        "value": {"w": array[::-1]},
+        "name": {"v": array},
+        "dtype": {"w": array.view("u4")},
+        "shape": {"w": array.reshape(3, 4)},
+    }
     digests = []
     for step, arrays in enumerate([{"w": array}, other[change]]):
         save(tmp_path, [arrays], step)

@@ -64,7 +64,10 @@ def commit_rows(folder, parts, rows=8, dtypes=("f4", "f4")):
 
 def test_gap_between_shards_is_refused(tmp_path):
     save(tmp_path, 20)
-    with pytest.raises(CheckpointError, match=r"parameters/w \[8, 3\]: the shards hold 18 of 24 elements \(shard-00000.h5 \[0:4, 0:3\]"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"parameters/w \[8, 3\]: the shards hold 18 of 24 elements \(shard-00000.h5 \[0:4, 0:3\]",
+    ):
         commit_rows(tmp_path, [(0, 4), (6, 8)])
     assert newest(tmp_path) == (20, 0.0)
 
@@ -83,10 +86,13 @@ def test_gap_and_overlap_of_equal_size_are_refused(tmp_path):
 
 @pytest.mark.parametrize(("stop", "message"), [(7, r"both hold \[2:3, 0:1\]"), (5, "hold 23 of 24 elements")])
 def test_runs_of_elements_must_tile_too(tmp_path, stop, message):
-    array, tmp = np.zeros((8, 3)), begin(tmp_path, 30)
+    array = np.zeros((8, 3))
+    tmp = begin(tmp_path, 30)
     for writer, run in enumerate([(0, stop), (6, 24)]):
         boxes = [box for box, _ in run_boxes(array.shape, *run)]
-        write_shard(tmp, writer, {"w": [(np.zeros(box.shape), Extent(array.shape, box.start)) for box in boxes]})
+        write_shard(
+            tmp, writer, {"w": [(np.zeros(box.shape), Extent(array.shape, box.start)) for box in boxes]}
+        )
     with pytest.raises(CheckpointError, match=message):
         commit(tmp, meta_of(30))
 
@@ -107,7 +113,9 @@ def test_two_writers_of_one_scalar_are_refused(tmp_path):
 
 
 def test_different_dtypes_or_shapes_are_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"fp64 \[8, 3\] in shard-00001.h5, fp32 \[8, 3\] in shard-00000.h5"):
+    with pytest.raises(
+        CheckpointError, match=r"fp64 \[8, 3\] in shard-00001.h5, fp32 \[8, 3\] in shard-00000.h5"
+    ):
         commit_rows(tmp_path, [(0, 4), (4, 8)], dtypes=("f4", "f8"))
 
 
@@ -133,8 +141,14 @@ def test_missing_or_torn_shard_is_refused_at_commit(tmp_path):
         ({"w": [(np.zeros(3), Extent((4, 1), (0, 0)))]}, "[3] at [0, 0] is no box of [4, 1]"),
         ({"w": [(np.zeros(3), Extent((4,), (1,)))] * 2}, "w@1:4: writer 0 has it 2 times"),
         ({"w": [(np.zeros(3), Extent((4,), (1,)))], "w@1:4": np.zeros(3)}, "w@1:4: writer 0 has it 2 times"),
-        ({"w": [(np.zeros(3), Extent((4,), (0,))), (np.zeros(1, "f4"), Extent((4,), (3,)))]}, "w: parts of writer 0 differ in dtype"),
-        ({"w": [(np.zeros(3), Extent((4,), (0,))), (np.zeros(1), Extent((5,), (3,)))]}, "w: parts of writer 0 differ in dtype or whole"),
+        (
+            {"w": [(np.zeros(3), Extent((4,), (0,))), (np.zeros(1, "f4"), Extent((4,), (3,)))]},
+            "w: parts of writer 0 differ in dtype",
+        ),
+        (
+            {"w": [(np.zeros(3), Extent((4,), (0,))), (np.zeros(1), Extent((5,), (3,)))]},
+            "w: parts of writer 0 differ in dtype or whole",
+        ),
         ({"checkpoint/w": np.zeros(3)}, "use another one"),
     ],
 )
@@ -193,7 +207,9 @@ def test_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError) as caught:
         begin(tmp_path / "file" / "checkpoints", 30)
-    assert f"{tmp_path}/file/checkpoints: checkpoint cannot be written: Not a directory; " in str(caught.value)
+    assert f"{tmp_path}/file/checkpoints: checkpoint cannot be written: Not a directory; " in str(
+        caught.value
+    )
 
 
 def test_unreadable_folder_is_named(tmp_path):
@@ -213,14 +229,20 @@ def test_full_disk_is_an_error_and_not_a_crash(tmp_path):
 
 def test_too_little_space_is_told_before_anything_is_written(tmp_path):
     save(tmp_path, 20, 1.0)
-    with pytest.raises(CheckpointError, match=r"cannot be written: 9,000,000,000,000.000 GB are needed, [0-9.,]+ GB are free; free some"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"cannot be written: 9,000,000,000,000.000 GB are needed, [0-9.,]+ GB are free; free some",
+    ):
         begin(tmp_path, 30, num_bytes=9 * 10**21)
     assert os.listdir(tmp_path) == ["step-00000020"]
 
 
 @contextmanager
 def files_of_at_most(size):
-    """Limit the size of files: as good as a full disk, at any byte. Over before pytest writes its own output, perhaps to a file."""
+    """Limit the size of files: as good as a full disk, at any byte.
+
+    Over before pytest writes its own output, perhaps to a file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -232,7 +254,8 @@ def files_of_at_most(size):
 @pytest.mark.parametrize("size", [0, 1000, 3000, 20_000, 100_000])
 @pytest.mark.parametrize("call", ["write_shard", "commit"])
 def test_disk_may_become_full_at_any_byte(tmp_path, call, size):
-    arrays = {f"parameters/{i}": np.zeros((100, 10)) for i in range(300)}  # shard and index are larger than any of the limits
+    # shard and index are larger than any of the limits
+    arrays = {f"parameters/{i}": np.zeros((100, 10)) for i in range(300)}
     save(tmp_path, 20, 1.0)
     tmp = begin(tmp_path, 20)
     if call == "commit":
@@ -247,7 +270,8 @@ def test_disk_may_become_full_at_any_byte(tmp_path, call, size):
 
 @pytest.mark.parametrize("step", [30, 40], ids=["replaces", "is new"])
 def test_killed_at_every_call_leaves_the_old_state_or_the_new(tmp_path, step):
-    events, states = 0, []
+    events = 0
+    states = []
     while True:
         folder = tmp_path / str(events)
         save(folder, 20, 1.0)
@@ -266,7 +290,12 @@ def test_killed_at_random_moments_leaves_what_was_committed(tmp_path):
     delays = np.random.default_rng(1).uniform(0.0, 0.25, 8)
     for life, delay in enumerate(delays):
         folder = tmp_path / str(life)
-        saver = subprocess.Popen([sys.executable, "-c", SAVER, folder], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
+        saver = subprocess.Popen(
+            [sys.executable, "-c", SAVER, folder],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent,
+        )
         first = saver.stdout.readline()
         time.sleep(delay)
         saver.kill()
@@ -277,23 +306,35 @@ def test_killed_at_random_moments_leaves_what_was_committed(tmp_path):
 
 
 def test_nothing_is_left_of_a_staged_save_that_fails_and_no_link_there_is_followed(tmp_path):
-    victim, staging, tmp = tmp_path / "victim", tmp_path / "stage" / "s.h5", begin(tmp_path / "run", 10)
+    victim = tmp_path / "victim"
+    staging = tmp_path / "stage" / "s.h5"
+    tmp = begin(tmp_path / "run", 10)
     staging.parent.mkdir()
     victim.write_text("mine")
     staging.symlink_to(victim)
     array = {"w": np.zeros((10, 10), np.float32)}
     write_shard(tmp, 0, array, staging=staging)
-    assert victim.read_text() == "mine" and (tmp / "shard-00000.h5").stat().st_size > 400 and not list(staging.parent.iterdir())
+    assert (
+        victim.read_text() == "mine"
+        and (tmp / "shard-00000.h5").stat().st_size > 400
+        and not list(staging.parent.iterdir())
+    )
     (tmp / "shard-00001.h5").symlink_to(victim)
-    with pytest.raises(CheckpointError, match=r"run: checkpoint cannot be written: it is a symbolic link.* change run\.dir"):
+    with pytest.raises(
+        CheckpointError, match=r"run: checkpoint cannot be written: it is a symbolic link.* change run\.dir"
+    ):
         write_shard(tmp, 1, array, staging=staging)
     assert victim.read_text() == "mine" and not list(staging.parent.iterdir())
 
 
 @pytest.mark.parametrize("what", ["checkpoints", "step-00000010.tmp"])
 def test_a_folder_that_becomes_a_link_while_a_step_is_saved_is_not_written_through(tmp_path, what):
-    """Nor is anything removed there: a save takes minutes, and somebody else may write into the run directory."""
-    folder, outside = tmp_path / "checkpoints", tmp_path / "outside"
+    """Nor is anything removed there.
+
+    A save takes minutes, and somebody else may write into the run directory.
+    """
+    folder = tmp_path / "checkpoints"
+    outside = tmp_path / "outside"
     for step in (5, 7):
         save(folder, step, 1.0)
     tmp = begin(folder, 10)
@@ -317,9 +358,14 @@ def test_a_folder_that_becomes_a_link_while_a_step_is_saved_is_not_written_throu
 
 def test_a_staging_directory_that_fails_is_named_with_its_own_setting(tmp_path):
     tmp = begin(tmp_path / "run", 10)
-    with pytest.raises(CheckpointError, match=r"gone: checkpoint cannot be written: No such file .* change run\.staging"):
+    with pytest.raises(
+        CheckpointError, match=r"gone: checkpoint cannot be written: No such file .* change run\.staging"
+    ):
         write_shard(tmp, 0, {"w": np.zeros(10)}, staging=tmp_path / "gone" / "s.h5")
-    with pytest.raises(CheckpointError, match=r"/proc/self: checkpoint cannot be written: Input/output error; .* change run\.staging"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"/proc/self: checkpoint cannot be written: Input/output error; .* change run\.staging",
+    ):
         drain(Path("/proc/self/mem"), tmp / "shard-00000.h5")  # which nobody has at address 0
 
 

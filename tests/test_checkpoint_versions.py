@@ -1,7 +1,9 @@
-"""A checkpoint is HDF5 for whoever has no mpitrain: any h5py from 3.11 writes it, any HDF5 from 1.10 opens it, and netCDF.
+"""A checkpoint is HDF5 for whoever has no mpitrain.
 
-MPITRAIN_H5PY=all installs four versions of h5py, lets each write a checkpoint, and every one read all of them; or name versions:
-MPITRAIN_H5PY="3.11.0 3.14.0".
+Any h5py from 3.11 writes it, any HDF5 from 1.10 opens it, and netCDF.
+
+MPITRAIN_H5PY=all installs four versions of h5py, lets each write a checkpoint, and every one read
+all of them; or name versions: MPITRAIN_H5PY="3.11.0 3.14.0".
 """
 
 import json
@@ -36,7 +38,8 @@ from mpitrain.errors import CheckpointError
 HERE = Path(__file__).parent
 WRITER = HERE / "other_h5py.py"
 MAIN = "from mpitrain.cli import main; main()"
-BEFORE_3_16 = HERE / "checkpoints-h5py-3.14"  # written with h5py 3.14.0 when its superblock's checksum came out wrong
+# written with h5py 3.14.0 when its superblock's checksum came out wrong
+BEFORE_3_16 = HERE / "checkpoints-h5py-3.14"
 VERSIONS = {"all": ["3.11.0", "3.12.1", "3.14.0", "3.16.0"]}
 
 
@@ -89,14 +92,24 @@ def system_python():
     """Return a Python whose h5py isn't ours, or skip."""
     for python in ("/usr/bin/python3", "/usr/bin/python"):
         code = "import h5py; print(h5py.version.hdf5_version)"
-        found = subprocess.run([python, "-c", code], capture_output=True, text=True, env={}) if Path(python).exists() else None
+        found = (
+            subprocess.run([python, "-c", code], capture_output=True, text=True, env={})
+            if Path(python).exists()
+            else None
+        )
         if found and found.returncode == 0:
             return python
     pytest.skip("the system's Python has no h5py (Debian: python3-h5py)")
 
 
 def test_the_systems_h5py_reads_every_file(written):
-    done = subprocess.run([system_python(), WRITER, "read", *files_of(written)], capture_output=True, text=True, env={}, timeout=100)
+    done = subprocess.run(
+        [system_python(), WRITER, "read", *files_of(written)],
+        capture_output=True,
+        text=True,
+        env={},
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     require_all(json.loads(done.stdout))
 
@@ -106,7 +119,12 @@ def tool(name, package):
     return path or pytest.skip(f"no {name} on the path (Debian: {package})")
 
 
-TOOLS = {"h5dump": "hdf5-tools", "h5dump -p -H": "hdf5-tools", "h5ls -r -v": "hdf5-tools", "ncdump": "netcdf-bin"}
+TOOLS = {
+    "h5dump": "hdf5-tools",
+    "h5dump -p -H": "hdf5-tools",
+    "h5ls -r -v": "hdf5-tools",
+    "ncdump": "netcdf-bin",
+}
 
 
 @pytest.mark.parametrize("command", TOOLS)
@@ -122,7 +140,8 @@ def test_tools_print_every_file(written, command):
 
 def test_arrays_of_more_than_four_billion_rows_are_seen_by_the_oldest_hdf5(tmp_path):
     """HDF5 says places beyond 2**32 in another way, which is a newer one the more is allowed to it."""
-    shape, half = (1 << 34, 3), 1 << 33
+    shape = (1 << 34, 3)
+    half = 1 << 33
     array = LogicalArray("parameters/w", np.dtype("u1"), shape)
     for writer, box in enumerate((Box((0, 0), (half, 3)), Box((half, 0), shape))):
         name = f"parameters/w@{box.start[0]}:{box.stop[0]},0:3"
@@ -131,8 +150,17 @@ def test_arrays_of_more_than_four_billion_rows_are_seen_by_the_oldest_hdf5(tmp_p
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Chunks, "count", 2)
         write_index(tmp_path, 1, meta_of(1), [array], {"shard-00000.h5": 1 << 60, "shard-00001.h5": 1 << 60})
-    done = subprocess.run([tool("h5dump", "hdf5-tools"), "-p", "-H", tmp_path / "index.h5"], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0 and "START (8589934592,0)" in done.stdout and "BLOCK (8589934592,3)" in done.stdout, done.stderr
+    done = subprocess.run(
+        [tool("h5dump", "hdf5-tools"), "-p", "-H", tmp_path / "index.h5"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (
+        done.returncode == 0
+        and "START (8589934592,0)" in done.stdout
+        and "BLOCK (8589934592,3)" in done.stdout
+    ), done.stderr
 
 
 # ---------------------------------------------------------------- indexes that HDF5 refuses
@@ -160,7 +188,9 @@ def test_an_index_of_an_older_h5py_is_read_named_and_repaired(old, num_ranks):
     commands = [["ckpt", verb, str(old.parent)] for verb in ("verify", "repair", "verify", "repair")]
     named, repaired, whole, again = several(num_ranks, *commands)
     assert named.returncode == 1, named.output
-    assert "index.h5 is no valid HDF5: the checksum of the superblock at 0 is wrong" in named.output, named.output
+    assert "index.h5 is no valid HDF5: the checksum of the superblock at 0 is wrong" in named.output, (
+        named.output
+    )
     assert f"type mpitrain ckpt repair {step}\n" in named.output, named.output
     assert "step 2: whole, but no valid HDF5; read 2 chunks" in named.output, named.output
     assert repaired.returncode == 0 and repaired.output.count("it was written anew") == 1, repaired.output
@@ -201,7 +231,8 @@ def test_an_index_with_another_wrong_checksum_is_repaired(written, tmp_path):
     with closing(Index(index)) as opened:
         sources = opened.file.heap_object(*opened.file.datasets["parameters/large"].virtual)
     raw = bytearray(index.read_bytes())
-    raw[raw.index(sources) + len(sources) - 1] ^= 1  # of the checksum itself, which mpitrain passes over
+    # of the checksum itself, which mpitrain passes over
+    raw[raw.index(sources) + len(sources) - 1] ^= 1
     index.write_bytes(raw)
     (index.parent / "index.xxh3").write_text(seal_of(index.parent))
     with open_step(tmp_path, 1) as checkpoint:
@@ -262,7 +293,10 @@ def test_a_file_system_without_hard_links_is_told(old, monkeypatch):
     monkeypatch.setattr(os, "link", link)
     said = []
     assert repair(str(old), None, said.append) == 1
-    assert "cannot have a hard link: Operation not permitted; write the step elsewhere with mpitrain ckpt reshard" in said[0]
+    assert (
+        "cannot have a hard link: Operation not permitted; write the step elsewhere with mpitrain ckpt "
+        "reshard" in said[0]
+    )
     assert [path.name for path in old.iterdir()] == ["step-00000002"]
 
 
@@ -293,42 +327,76 @@ def others(tmp_path_factory):
     found = {}
     for version in VERSIONS.get(asked, asked.split()):
         target = tmp_path_factory.mktemp("h5py") / version
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), f"h5py=={version}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(target),
+            f"h5py=={version}",
+        ]
         subprocess.run(command, check=True, timeout=300)
         found[version] = os.environ | {"PYTHONPATH": str(target)}
         code = "import h5py; print(h5py.version.version)"
-        assert subprocess.check_output([sys.executable, "-c", code], env=found[version], text=True).strip() == version
+        assert (
+            subprocess.check_output([sys.executable, "-c", code], env=found[version], text=True).strip()
+            == version
+        )
     return found
 
 
 def test_every_h5py_reads_what_every_h5py_writes(others, written, tmp_path):
     folders = {version: tmp_path / version for version in others}
     for version, folder in folders.items():
-        subprocess.run([sys.executable, WRITER, "write", folder], env=others[version], check=True, timeout=200)
+        subprocess.run(
+            [sys.executable, WRITER, "write", folder], env=others[version], check=True, timeout=200
+        )
         assert digest_of(folder, 1) == digest_of(written, 1)
     every = [path for folder in (written, *folders.values()) for path in files_of(folder)]
     for version, environment in others.items():
-        done = subprocess.run([sys.executable, WRITER, "read", *every], env=environment, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(
+            [sys.executable, WRITER, "read", *every],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
         assert done.returncode == 0, f"{version}: {done.stderr}"
         require_all(json.loads(done.stdout))
         for folder in folders.values():
-            subprocess.run([sys.executable, "-c", MAIN, "ckpt", "verify", folder], env=environment, check=True, timeout=200)
+            subprocess.run(
+                [sys.executable, "-c", MAIN, "ckpt", "verify", folder],
+                env=environment,
+                check=True,
+                timeout=200,
+            )
 
 
 def test_the_oldest_hdf5_reads_what_every_h5py_writes(others, tmp_path):
     for version, environment in others.items():
-        subprocess.run([sys.executable, WRITER, "write", tmp_path / version], env=environment, check=True, timeout=200)
+        subprocess.run(
+            [sys.executable, WRITER, "write", tmp_path / version], env=environment, check=True, timeout=200
+        )
         files = files_of(tmp_path / version)
-        done = subprocess.run([system_python(), WRITER, "read", *files], capture_output=True, text=True, env={}, timeout=100)
+        done = subprocess.run(
+            [system_python(), WRITER, "read", *files], capture_output=True, text=True, env={}, timeout=100
+        )
         assert done.returncode == 0, f"{version}: {done.stderr}"
         require_all(json.loads(done.stdout))
         for path in files:
-            subprocess.run([tool("h5dump", "hdf5-tools"), path], stdout=subprocess.DEVNULL, check=True, timeout=100)
+            subprocess.run(
+                [tool("h5dump", "hdf5-tools"), path], stdout=subprocess.DEVNULL, check=True, timeout=100
+            )
 
 
 def test_the_tests_of_checkpoints_pass_under_every_h5py(others):
     names = sorted(map(str, [*HERE.glob("test_checkpoint_*.py"), HERE / "test_ckpt_commands.py"]))
     for version, environment in others.items():
         environment = {key: value for key, value in environment.items() if key != "MPITRAIN_H5PY"}
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", *names], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", *names], env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 0, f"{version}: {done.stdout[-4000:]}"

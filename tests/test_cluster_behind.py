@@ -20,16 +20,48 @@ from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
 from mpitrain.cluster.nodes import Meeting, Nodes, addresses_here, told_apart
 
 
-def rank(number: int, at: tuple[int, int], what: str, *, wait="", owing=(), owed=("", -1), condition="S", state=WORKING, **more) -> Rank:
-    """A rank at (step, position), which waits for the ranks `owing` to run `owed`; or for its own device, then `wait` says what for."""
+def rank(
+    number: int,
+    at: tuple[int, int],
+    what: str,
+    *,
+    wait="",
+    owing=(),
+    owed=("", -1),
+    condition="S",
+    state=WORKING,
+    **more,
+) -> Rank:
+    """A rank at (step, position), which waits for the ranks `owing` to run `owed`.
+
+    Or for its own device, then `wait` says what for.
+    """
     wait = f"a message of {owed[0]}" if owing else wait
-    where = Where(state, number, 100 + number, 0.0, 5.0, *at, f"rank {number} (pp {number})", "step", what, wait, owing, Owed(*owed))
+    where = Where(
+        state,
+        number,
+        100 + number,
+        0.0,
+        5.0,
+        *at,
+        f"rank {number} (pp {number})",
+        "step",
+        what,
+        wait,
+        owing,
+        Owed(*owed),
+    )
     return Rank(where, f"node{number // 2}", condition, "", 7.0, **more)
 
 
 def pipeline(**first) -> list[Rank]:
     """Ranks 3, 2 and 1 each wait for the one before, and rank 0 for nobody."""
-    behind = [rank(n, (7, 10), f"RECV_F1@{n}", owing=(n - 1,), owed=(f"SEND_F1@{n - 1}", 8), gave_up=f"mpitrain: {n}") for n in (1, 2, 3)]
+    behind = [
+        rank(
+            n, (7, 10), f"RECV_F1@{n}", owing=(n - 1,), owed=(f"SEND_F1@{n - 1}", 8), gave_up=f"mpitrain: {n}"
+        )
+        for n in (1, 2, 3)
+    ]
     return [rank(0, (7, 4), "F1@0", **first), *behind]
 
 
@@ -40,15 +72,24 @@ HOW = {"T": "stopped by a signal", "R": "it computes or is stuck", "D": "held in
 def test_the_rank_that_waits_for_nobody_is_behind_and_what_it_owes_is_told(condition, how):
     found = report(pipeline(condition=condition))
     (named,) = [line for line in found.text.splitlines() if "first behind" in line]
-    assert found.behind == (0,) and "rank 0 (pp 0) at step 7, position 4, in phase step, F1@0, for 7 s" in named and how in named
+    assert (
+        found.behind == (0,)
+        and "rank 0 (pp 0) at step 7, position 4, in phase step, F1@0, for 7 s" in named
+        and how in named
+    )
     assert "rank 0 owes SEND_F1@0, position 8 of its program, to rank 1" in found.text
     assert "ranks 1-3 wait for it in the end" in found.text
 
 
 def test_a_stopped_rank_is_behind_though_it_had_been_waiting():
-    """It was stopped while it waited for a message that came later: its note is old, those who could go on say so."""
+    """It was stopped while it waited for a message that came later.
+
+    Its note is old, those who could go on say so.
+    """
     ranks = [rank(0, (7, 6), "RECV_B0@0", owing=(1,), owed=("SEND_B0@1", 5), condition="T")]
-    ranks += [rank(1, (7, 9), "RECV_F1@1", owing=(0,), owed=("SEND_F1@0", 8), state=HUNG, gave_up="mpitrain: 1")]
+    ranks += [
+        rank(1, (7, 9), "RECV_F1@1", owing=(0,), owed=("SEND_F1@0", 8), state=HUNG, gave_up="mpitrain: 1")
+    ]
     found = report(ranks)
     assert found.behind == (0,) and "rank 0 owes SEND_F1@0" in found.text
 
@@ -69,7 +110,10 @@ def test_a_message_that_was_sent_and_has_not_come_is_lost():
     waiting = rank(2, (7, 10), "RECV_F1@2", owing=(1,), owed=("SEND_F1@1", 8), gave_up="mpitrain: 2")
     sender = rank(1, (7, 11), "RECV_B0@1", owing=(2,), owed=("SEND_B0@2", 14), gave_up="mpitrain: 1")
     found = report([waiting, sender])
-    assert found.behind == () and "rank 1 on node0 has run SEND_F1@1, and rank 2 on node1 waits for it" in found.text
+    assert (
+        found.behind == ()
+        and "rank 1 on node0 has run SEND_F1@1, and rank 2 on node1 waits for it" in found.text
+    )
     assert "SEND_B0@2" not in found.text
 
 
@@ -84,7 +128,9 @@ def test_ranks_that_all_wait_name_the_one_that_has_come_least_far():
 
 
 def test_who_waits_for_a_rank_at_work_is_no_trouble_and_anything_else_is():
-    waits = [rank(n, (0, 0), "for all ranks: saving", state=WAITING, gave_up="mpitrain: waits") for n in (0, 1)]
+    waits = [
+        rank(n, (0, 0), "for all ranks: saving", state=WAITING, gave_up="mpitrain: waits") for n in (0, 1)
+    ]
     busy = rank(2, (0, 0), "writing a shard", state=BUSY, condition="D")
     assert not at_fault([*waits, busy]) and at_fault(waits)
     for changes in ({"late": True}, {"condition": "T"}, {"condition": ""}):
@@ -100,9 +146,16 @@ def test_a_rank_that_has_left_and_cannot_end_is_named():
 
 def test_many_ranks_are_told_in_few_words():
     ranks = [rank(0, (7, 4), "F1@0", condition="T")]
-    ranks += [rank(n, (7, 9), "NORM", owing=(0,), owed=("NORM", -1), gave_up=f"mpitrain: {n}") for n in range(1, 500)]
+    ranks += [
+        rank(n, (7, 9), "NORM", owing=(0,), owed=("NORM", -1), gave_up=f"mpitrain: {n}")
+        for n in range(1, 500)
+    ]
     found = report(ranks).text
-    assert len(found.splitlines()) < 12 and "ranks 1-499 wait for it in the end" in found and "and 491 more" in found
+    assert (
+        len(found.splitlines()) < 12
+        and "ranks 1-499 wait for it in the end" in found
+        and "and 491 more" in found
+    )
 
 
 def test_a_rank_travels_between_nodes_as_it_is():
@@ -118,13 +171,19 @@ def test_a_wait_that_lasts_is_on_the_board_and_does_not_move_the_rank():
     since = read_slot(slot).since
     place.waits_for("F1 for stage 1", [0], ("SEND_F1@0", 4))
     where = read_slot(slot)
-    assert (where.since, where.waits_for, where.owing, where.owed) == (since, "F1 for stage 1", (0,), ("SEND_F1@0", 4))
+    assert (where.since, where.waits_for, where.owing, where.owed) == (
+        since,
+        "F1 for stage 1",
+        (0,),
+        ("SEND_F1@0", 4),
+    )
     place.moved(2, 10, "F1@1")
     assert (read_slot(slot).waits_for, read_slot(slot).owing) == ("", ())
 
 
 def test_a_limit_follows_the_steps_unless_it_is_given():
-    limit, given = Limit(None), Limit(3.0)
+    limit = Limit(None)
+    given = Limit(3.0)
     for step_s, expected in ((50.0, FIRST_S), (1.0, LEAST_S), (20.0, 200.0), (2.0, 200.0), (100.0, FIRST_S)):
         for each in (limit, given):
             each.took(step_s)
@@ -165,7 +224,9 @@ def test_watchdogs_of_two_nodes_talk(hub):
         heard = hub.hear(at_hub)
     sending.join(patience(10))
     hub.tell({"say": "over"})
-    assert heard == [(1, {"say": "board", "ranks": [long]})] and spoke.hear(at_spoke) == [(0, {"say": "over"})]
+    assert heard == [(1, {"say": "board", "ranks": [long]})] and spoke.hear(at_spoke) == [
+        (0, {"say": "over"})
+    ]
 
 
 def test_a_link_that_took_half_a_line_is_closed(hub, monkeypatch):
@@ -185,7 +246,8 @@ def test_a_link_that_took_half_a_line_is_closed(hub, monkeypatch):
 
 def test_what_a_hub_says_with_its_welcome_is_heard(hub, monkeypatch):
     """Both came before the spoke has looked."""
-    sent, send = threading.Event(), nodes.Link.send
+    sent = threading.Event()
+    send = nodes.Link.send
 
     def send_and_wait(link, message):
         done = send(link, message)
@@ -214,7 +276,9 @@ class Node:
 
     def __init__(self, nodes: Nodes, rank: int, state: int, limit_s: float):
         self.address = f"\0mpitrain-test-{os.urandom(8).hex()}"
-        self.thread = threading.Thread(target=watchdog.Watchdog(listener_at(self.address), nodes, met=True).run, daemon=True)
+        self.thread = threading.Thread(
+            target=watchdog.Watchdog(listener_at(self.address), nodes, met=True).run, daemon=True
+        )
         self.thread.start()
         self.rank = self.joined_by(rank, state, limit_s)
 
@@ -235,7 +299,14 @@ class Node:
 
 def test_ranks_that_wait_for_one_at_work_on_another_node_wait_on(hub, monkeypatch, capfd):
     """Its limit is over, or nobody's: only when nobody works are those that wait too long in trouble."""
-    for name, seconds in {"LOOK_S": 0.05, "GATHER_S": 0.1, "ASK_S": 0.5, "ELSEWHERE_S": 0.5, "AGAIN_S": 0.2, "FORWARD_S": 0.0}.items():
+    for name, seconds in {
+        "LOOK_S": 0.05,
+        "GATHER_S": 0.1,
+        "ASK_S": 0.5,
+        "ELSEWHERE_S": 0.5,
+        "AGAIN_S": 0.2,
+        "FORWARD_S": 0.0,
+    }.items():
         monkeypatch.setattr(watchdog, name, seconds)
     spoke, _ = connected(hub, "secret")
     nodes = [Node(hub, 0, WORKING, 60.0), Node(spoke, 1, WAITING, 0.2)]
@@ -300,7 +371,13 @@ def test_a_hub_that_can_have_no_more_descriptors_goes_on(hub, monkeypatch):
     assert not node.thread.is_alive()
 
 
-STRANGE = [b'{"token": "guessed", "node": 1}\n', b"[1]\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 5000, b"[" * 5000 + b"\n"]
+STRANGE = [
+    b'{"token": "guessed", "node": 1}\n',
+    b"[1]\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"x" * 5000,
+    b"[" * 5000 + b"\n",
+]
 
 
 @pytest.mark.parametrize("sent", STRANGE)
@@ -317,7 +394,9 @@ def test_a_spoke_whose_token_is_wrong_reports_for_itself(hub):
 
 
 def test_a_watchdog_is_told_where_to_meet_however_many_nodes_there_are():
-    meeting = Meeting(3, tuple(f"node{number}" for number in range(20_000)), ("10.0.0.1", "127.0.0.1"), 4242, "secret")
+    meeting = Meeting(
+        3, tuple(f"node{number}" for number in range(20_000)), ("10.0.0.1", "127.0.0.1"), 4242, "secret"
+    )
     assert Meeting.read(meeting.written()) == meeting
 
 

@@ -24,7 +24,11 @@ def test_a_place_comes_back_after_a_block_but_not_after_an_error():
     place.enter("step", "between two steps")
     with place.at("save", "writing"), place.waiting("for all ranks"):
         assert (place.read().phase, place.read().state) == ("save", WAITING)
-    assert (place.read().phase, place.read().state, place.read().what) == ("step", WORKING, "between two steps")
+    assert (place.read().phase, place.read().state, place.read().what) == (
+        "step",
+        WORKING,
+        "between two steps",
+    )
     try:
         with place.at("save", "writing"):
             raise OSError
@@ -56,7 +60,10 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_its_place_before_that():
 
 
 def test_no_reader_sees_a_slot_half_written():
-    """Whoever read one moment's time with another's text, or zeros, would report a rank that is well. Two processes, as in a run."""
+    """Whoever read one moment's time with another's text, or zeros, would report a rank that is well.
+
+    Two processes, as in a run.
+    """
     memory = mmap(-1, SLOT)
     writer = os.fork()
     if not writer:
@@ -72,14 +79,20 @@ def test_no_reader_sees_a_slot_half_written():
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
     assert len({where.step for where in found}) > 20, "nothing was written meanwhile"
-    assert [w for w in found if w.step != w.position or not w.what.startswith(f"F{w.step}@0") or w.since < 1 or w.limit_s != 5] == []
+    assert [
+        w
+        for w in found
+        if w.step != w.position or not w.what.startswith(f"F{w.step}@0") or w.since < 1 or w.limit_s != 5
+    ] == []
 
 
 def test_a_report_tells_what_another_thread_does_meanwhile():
     place = Place(1, "rank 1")
     place.beside = "syncing shard-00001.h5"
     place.enter("step", "B2@1")
-    assert place.read().told(" failed") == "rank 1 failed in phase step, B2@1, meanwhile syncing shard-00001.h5"
+    assert (
+        place.read().told(" failed") == "rank 1 failed in phase step, B2@1, meanwhile syncing shard-00001.h5"
+    )
     place.beside = ""
     place.enter("step", "B3@1")
     assert str(place.read()) == "rank 1 in phase step, B3@1"

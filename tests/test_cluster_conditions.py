@@ -8,11 +8,20 @@ from mpitrain.cluster.conditions import Link, _clocks, _devices, _space, bandwid
 from mpitrain.commands.inspect import planned
 from mpitrain.errors import CheckpointError
 
-TINY = ("model.layers=4", "model.width=32", "model.heads=2", "model.kv_heads=1", "model.ffn=64", "batch.global=8")
+TINY = (
+    "model.layers=4",
+    "model.width=32",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=64",
+    "batch.global=8",
+)
 
 
 def ring(speeds):
-    """Return the links of an axis of 8 ranks on nodes of 2: a link is as fast as the slower of its two nodes."""
+    """Return the links of an axis of 8 ranks on nodes of 2: a link is as fast as the slower of its
+    two nodes.
+    """
     links = []
     for rank in range(8):
         ranks = (rank - 1) % 8, rank
@@ -31,7 +40,11 @@ def test_a_slow_node_is_named_and_its_neighbours_are_not():
 def test_in_a_turn_no_rank_has_two_links_and_in_both_every_link_has_one(size):
     every = []
     for turn in range(2):
-        links = [(rank, receiver(rank, size, turn)) for rank in range(size) if receiver(rank, size, turn) is not None]
+        links = [
+            (rank, receiver(rank, size, turn))
+            for rank in range(size)
+            if receiver(rank, size, turn) is not None
+        ]
         ends = [end for link in links for end in link]
         assert len(ends) == len(set(ends))
         every += links
@@ -40,7 +53,8 @@ def test_in_a_turn_no_rank_has_two_links_and_in_both_every_link_has_one(size):
 
 def test_a_clock_that_is_off_is_named_with_its_node():
     rounds = np.array([100.0, 101.0, 102.0])
-    late = [rounds + 0.02, rounds + 0.001, rounds + 3.4, rounds + 3.5]  # ranks leave a barrier late, and so does rank 0
+    # ranks leave a barrier late, and so does rank 0
+    late = [rounds + 0.02, rounds + 0.001, rounds + 3.4, rounds + 3.5]
     found = _clocks(["a", "a", "b", "b"], [[100.02, 101.0, 102.0], *late[1:]])
     assert not found.fine and found.found == "b by +3.4 s off rank 0's: synchronise them"
     found = _clocks(["a", "b"], [list(rounds), [100.3, 101.002, 102.2]])
@@ -55,7 +69,9 @@ def test_a_node_with_another_device_is_named():
 
 def test_a_file_system_that_cant_hold_a_checkpoint_is_refused(tmp_path):
     assert _space(planned(None, TINY, 1), tmp_path).fine
-    with pytest.raises(CheckpointError, match=r"GB free, a checkpoint takes up to 8\.1e\+03 GB; free some space"):
+    with pytest.raises(
+        CheckpointError, match=r"GB free, a checkpoint takes up to 8\.1e\+03 GB; free some space"
+    ):
         _space(planned(None, ("model.preset=deepseek-v3",), 1), tmp_path)
 
 
@@ -68,7 +84,10 @@ def test_what_ranks_that_agree_are_told(world, tmp_path_factory):
     size = world.size
     plan = planned(None, (*TINY, f"parallel.tp={2 if size == 4 else 1}", "parallel.zero=1"), size)
     of_job = World(world, Place())
-    found = {name: (told, fine) for name, told, fine in look(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=True)}
+    found = {
+        name: (told, fine)
+        for name, told, fine in look(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=True)
+    }
     axes = {"axis shard", "axis data"} if size == 2 else {"axis tp", "axis shard", "axis data", "axis model"}
     problems = []
     if not {"ranks", "code", "space", "clocks", "devices"} | axes <= set(found):
@@ -77,8 +96,15 @@ def test_what_ranks_that_agree_are_told(world, tmp_path_factory):
         problems.append(f"{found['devices']}, {found['ranks']}")
     if not all(fine for _, fine in found.values()):
         problems.append(f"marked: {found}")
-    problems += [f"{axis}: {found[axis]}" for axis in axes if axis in found and " GB/s, the least " not in found[axis][0]]
-    quiet, said = (told(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=measure) for measure in (False, True))
+    problems += [
+        f"{axis}: {found[axis]}"
+        for axis in axes
+        if axis in found and " GB/s, the least " not in found[axis][0]
+    ]
+    quiet, said = (
+        told(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=measure)
+        for measure in (False, True)
+    )
     if quiet or not said.startswith("preflight, in "):  # one node, and nothing is wrong
         problems.append(f"{quiet!r}, {said!r}")
     agree(world, not problems, problems)

@@ -23,7 +23,9 @@ console.Console(launcher_stderr.stderr_of_launcher()).say("what happened")
 
 def test_parents_are_named():
     """Up to the first process, which is no launcher: tests may have no other above them."""
-    with subprocess.Popen(["bash", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as shell:
+    with subprocess.Popen(
+        ["bash", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    ) as shell:
         child = int(shell.stdout.readline())
         found = list(parents_of(child))
         os.kill(child, signal.SIGKILL)
@@ -32,16 +34,25 @@ def test_parents_are_named():
 
 
 def said(tmp_path, to, how, name="prterun"):
-    """Return what comes out of a launcher whose standard error goes `to`, when its child speaks; the child's own goes to `own`."""
+    """Return what comes out of a launcher whose standard error goes `to`, when its child speaks.
+
+    The child's own goes to `own`.
+    """
     launcher = tmp_path / name
-    launcher.write_text("#!/bin/bash\n\"$@\" 2> own\necho the launcher >&2 2>/dev/null\n")
+    launcher.write_text('#!/bin/bash\n"$@" 2> own\necho the launcher >&2 2>/dev/null\n')
     launcher.chmod(0o755)
     (tmp_path / "own").write_text("")
     (tmp_path / "log").write_text("")
     (tmp_path / "say.py").write_text(SAY)
     script = f"./{name} {sys.executable} say.py {how}"
     shell = f"script -qec '{script}' log > /dev/null" if to == "a terminal" else f"{script} {to}"
-    finished(["bash", "-c", shell], cwd=tmp_path, env=environment(PMIX_RANK="0"), stdin=subprocess.DEVNULL, timeout=60)
+    finished(
+        ["bash", "-c", shell],
+        cwd=tmp_path,
+        env=environment(PMIX_RANK="0"),
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
     return (tmp_path / "log").read_text().splitlines(), (tmp_path / "own").read_text().splitlines()
 
 
@@ -58,7 +69,10 @@ def test_in_a_file_the_launcher_writes_behind_it(tmp_path):
 
 @pytest.mark.parametrize(("to", "how"), [("2> log", "refused"), ("2>&-", "allowed"), ("2>&-", "refused")])
 def test_where_that_would_do_harm_it_is_said_on_the_own_one(tmp_path, to, how):
-    """A file would be written over; and a launcher without standard error has something of its own under its number."""
+    """A file would be written over.
+
+    And a launcher without standard error has something of its own under its number.
+    """
     assert said(tmp_path, to, how)[1] == ["what happened"]
 
 
@@ -124,15 +138,29 @@ def test_a_rank_that_exits_is_told_once_wherever_the_output_goes(tmp_path, to):
     shell = f"script -qec '{command}' log > /dev/null" if to == "a terminal" else f"{command} {to}"
     finished(["bash", "-c", shell], cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, timeout=60)
     output = (tmp_path / "log").read_text(errors="replace")
-    assert len(re.findall("mpitrain: rank 1 of 2 in phase build, .*: the process is gone: killed", output)) == 1, tail(output)
+    assert (
+        len(re.findall("mpitrain: rank 1 of 2 in phase build, .*: the process is gone: killed", output)) == 1
+    ), tail(output)
 
 
 @pytest.mark.parametrize("number", range(5))
 def test_a_rank_that_is_killed_in_mpi_init_is_told(tmp_path, number):
     """MPICH's proxy is then about to answer it now and then, and ends with what it has not forwarded."""
-    (tmp_path / "killed.py").write_text(EXITS.replace("world = ", "os.kill(os.getpid(), 9) if guard.place.rank == 2 else None\nworld = "))
+    (tmp_path / "killed.py").write_text(
+        EXITS.replace("world = ", "os.kill(os.getpid(), 9) if guard.place.rank == 2 else None\nworld = ")
+    )
     with open(tmp_path / "log", "w") as log:
         command = MPIRUN, "-n", "4", sys.executable, "killed.py"
-        finished(command, cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=60)
+        finished(
+            command,
+            cwd=tmp_path,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=60,
+        )
     output = (tmp_path / "log").read_text(errors="replace")
-    assert len(re.findall("mpitrain: rank 2 of 4 in phase build, .*: the process is gone: killed", output)) == 1, tail(output)
+    assert (
+        len(re.findall("mpitrain: rank 2 of 4 in phase build, .*: the process is gone: killed", output)) == 1
+    ), tail(output)

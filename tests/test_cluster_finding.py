@@ -1,4 +1,7 @@
-"""Ranks find the watchdog of their node from their first line: one for all of a job, which says who is gone before MPI has started."""
+"""Ranks find the watchdog of their node from their first line.
+
+One for all of a job, which says who is gone before MPI has started.
+"""
 
 import os
 import signal
@@ -29,7 +32,9 @@ class Job:
     """Ranks that a launcher has started on one of `nodes` nodes, as far as they can tell; MPI isn't there."""
 
     def __init__(self, nodes: int = 1):
-        self.name, self.nodes, self.ranks = uuid.uuid4().hex, nodes, []
+        self.name = uuid.uuid4().hex
+        self.nodes = nodes
+        self.ranks = []
         self.reads, self._writes = os.pipe()
 
     def begin(self, *numbers: int) -> None:
@@ -38,7 +43,9 @@ class Job:
         for number in numbers:
             pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._writes)
             env = environment(SLURM_PROCID=str(number), **names)
-            self.ranks.append(subprocess.Popen([sys.executable, "-c", RANK], env=env, **pipes, start_new_session=True))
+            self.ranks.append(
+                subprocess.Popen([sys.executable, "-c", RANK], env=env, **pipes, start_new_session=True)
+            )
 
     def wait_for_all(self) -> "Job":
         assert [rank.stdout.readline() for rank in self.ranks] == [b"there True\n"] * len(self.ranks)
@@ -49,7 +56,11 @@ class Job:
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 ours = self.name.encode() in (folder / "environ").read_bytes()
-                found += [int(folder.name)] if ours and (folder / "cmdline").read_bytes().startswith(b"mpitrain-watchdog") else []
+                found += (
+                    [int(folder.name)]
+                    if ours and (folder / "cmdline").read_bytes().startswith(b"mpitrain-watchdog")
+                    else []
+                )
             except OSError:
                 continue
         return found
@@ -96,7 +107,9 @@ def test_a_rank_that_is_gone_is_named_once_and_the_others_end(job, number):
     job.begin(0, 1, 2)
     job.wait_for_all().ranks[1].send_signal(number)
     assert [rank.wait(patience(20)) for rank in job.ranks] == [1, -number, 1]
-    assert [line.split(":")[1] for line in job.said().splitlines() if GONE in line] == [" rank 1 of 1 in phase start, starting"]
+    assert [line.split(":")[1] for line in job.said().splitlines() if GONE in line] == [
+        " rank 1 of 1 in phase start, starting"
+    ]
 
 
 def test_what_follows_is_not_reported(job):

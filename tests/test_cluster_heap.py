@@ -1,4 +1,7 @@
-"""Freed memory stays with the process, so that the next step doesn't take it page by page; users' own settings stand."""
+"""Freed memory stays with the process, so that the next step doesn't take it page by page.
+
+users' own settings stand.
+"""
 
 import os
 import platform
@@ -9,7 +12,9 @@ import pytest
 
 from mpitrain.cluster.heap import VARIABLES
 
-PAGES, TURNS = 256, 40  # of 4 KB in a megabyte
+# of 4 KB in a megabyte
+PAGES = 256
+TURNS = 40
 PROGRAM = f"""
 import resource, sys, torch
 from mpitrain.cluster.heap import keep_freed_memory
@@ -31,17 +36,21 @@ def faults(mode, **variables):
     """Run a child process; return what keep_freed_memory said there, and the page faults of TURNS turns."""
     mine = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, "GLIBC_TUNABLES")}
     command = [sys.executable, "-c", PROGRAM, mode]
-    said, count = subprocess.run(command, env=mine | variables, capture_output=True, text=True, check=True).stdout.split()
+    said, count = subprocess.run(
+        command, env=mine | variables, capture_output=True, text=True, check=True
+    ).stdout.split()
     return said, int(count)
 
 
 @glibc
 def test_freed_memory_is_kept():
     said, kept = faults("settled")
-    _, given_back = faults("as it is", MALLOC_MMAP_THRESHOLD_="131072")  # glibc's first choice, which it changes as it goes
+    # glibc's first choice, which it changes as it goes
+    _, given_back = faults("as it is", MALLOC_MMAP_THRESHOLD_="131072")
     assert said == "True"
     assert given_back >= TURNS * 4 * PAGES, "page faults aren't seen"
-    assert kept < given_back / 10, "a step takes its memory from the system again"  # some do once, when the heap is filled otherwise
+    # some do once, when the heap is filled otherwise
+    assert kept < given_back / 10, "a step takes its memory from the system again"
 
 
 FREE_AND_FAST = """
@@ -63,7 +72,10 @@ print(getattr(c.mallinfo(), "2"))  # smblks, mallinfo(3)
 @glibc
 def test_small_free_pieces_are_merged_at_once():
     """Else they are, all together, whenever a step gives 64 KB back."""
-    settled, as_it_is = (int(subprocess.check_output([sys.executable, "-c", FREE_AND_FAST, mode])) for mode in ("settled", "as it is"))
+    settled, as_it_is = (
+        int(subprocess.check_output([sys.executable, "-c", FREE_AND_FAST, mode]))
+        for mode in ("settled", "as it is")
+    )
     assert as_it_is > 500 and settled < 100  # those from before
 
 

@@ -1,4 +1,7 @@
-"""What started this process. Variables alone don't say: shells, batch scripts, notebooks and children of ranks inherit them."""
+"""What started this process.
+
+Variables alone don't say: shells, batch scripts, notebooks and children of ranks inherit them.
+"""
 
 import os
 import socket
@@ -11,15 +14,23 @@ from mpitrain.comm.launchers import Process, command_of_ranks, inherited, launch
 from mpitrain.comm.library import contradiction
 
 LEFT = {"PMI_RANK": "0", "PMI_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
-MPICH, OPEN_MPI = "hydra_pmi_proxy", "prterun"
-SRUN, BATCH, SALLOC = ("slurmstepd: [4711.0]", "slurmstepd: [4711.batch]", "slurmstepd: [4711.interactive]")
+MPICH = "hydra_pmi_proxy"
+OPEN_MPI = "prterun"
+SRUN = "slurmstepd: [4711.0]"
+BATCH = "slurmstepd: [4711.batch]"
+SALLOC = "slurmstepd: [4711.interactive]"
 # What sbatch 22.05 sets in its script of 8 tasks, and srun in a task of a step of 2.
-SCRIPT = "SLURM_JOB_ID=4711 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=8 SLURM_NPROCS=8 SLURM_NNODES=2"
+SCRIPT = (
+    "SLURM_JOB_ID=4711 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NTASKS=8 SLURM_NPROCS=8 "
+    "SLURM_NNODES=2"
+)
 STEP = "SLURM_JOB_ID=4711 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2"
 
 
 def above(*names: str):
-    """Return what tells of processes above this one, the nearest first, by name or by what they show as their command."""
+    """Return what tells of processes above this one, the nearest first, by name or by what they
+    show as their command.
+    """
 
     def processes():
         for name in (*names, "systemd"):
@@ -46,32 +57,59 @@ def variables(text: str) -> dict[str, str]:
         ("", [], None),
         (SCRIPT, [], None),
         (SCRIPT, ["bash", BATCH], None),
-        (SCRIPT + " SLURM_STEP_ID=7 SLURM_STEP_NUM_TASKS=4", ["bash", BATCH], None),  # sbatch was called in a step of another job
+        # sbatch was called in a step of another job
+        (SCRIPT + " SLURM_STEP_ID=7 SLURM_STEP_NUM_TASKS=4", ["bash", BATCH], None),
         (STEP, [], (1, 2)),  # srun in a container that shows no process of outside
         (STEP, [SRUN], (1, 2)),
         (STEP, ["bash", SRUN, "slurmd"], (1, 2)),
-        ("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1", ["bash"], None),  # the shell of salloc
-        ("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1", ["bash", SALLOC], None),
-        ("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1", ["jupyter-lab", SRUN], (0, 1)),  # srun -n 1 jupyter
+        # the shell of salloc
+        ("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1", ["bash"], None),
+        (
+            "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=4294967290 SLURM_STEP_NUM_TASKS=1",
+            ["bash", SALLOC],
+            None,
+        ),
+        # srun -n 1 jupyter
+        (
+            "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1",
+            ["jupyter-lab", SRUN],
+            (0, 1),
+        ),
         (STEP, ["bash", "sshd"], None),  # SendEnv SLURM_*
         (STEP, ["bash", "sshd-session"], None),
         ("PMI_RANK=1 PMI_SIZE=2 {pmi}", [MPICH], (1, 2)),
         ("PMI_RANK=1 PMI_SIZE=2 {pmi}", [], (1, 2)),
-        ("PMI_RANK=1 PMI_SIZE=2 {pmi} " + SCRIPT, [MPICH, "slurmstepd: [4711.3]"], (1, 2)),  # mpirun in a batch script
+        # mpirun in a batch script
+        ("PMI_RANK=1 PMI_SIZE=2 {pmi} " + SCRIPT, [MPICH, "slurmstepd: [4711.3]"], (1, 2)),
         ("PMI_RANK=1 PMI_SIZE=2 {pmi} " + STEP, [SRUN], (1, 2)),  # srun --mpi=pmi2
-        ("PMI_RANK=1 PMI_SIZE=2 PMI_FD=987", [MPICH], None),  # a child: Python closes what it isn't told to keep
+        # a child: Python closes what it isn't told to keep
+        ("PMI_RANK=1 PMI_SIZE=2 PMI_FD=987", [MPICH], None),
         ("PMI_RANK=1 PMI_SIZE=2", [], None),
         ("PMI_RANK=1 PMI_SIZE=2 PMI_CONTROL_PORT=20000", [], (1, 2)),  # PALS
         ("PMI_RANK=1 PMI_SIZE=2 PMI_FD=x", [], None),
-        ("PMI_RANK=0 PMI_SIZE=1 {pmi} OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2", [OPEN_MPI, "bash", MPICH], (1, 2)),
-        ("PMI_RANK=1 PMI_SIZE=2 {pmi} OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", [MPICH, "bash", OPEN_MPI], (1, 2)),
+        (
+            "PMI_RANK=0 PMI_SIZE=1 {pmi} OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
+            [OPEN_MPI, "bash", MPICH],
+            (1, 2),
+        ),
+        (
+            "PMI_RANK=1 PMI_SIZE=2 {pmi} OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1",
+            [MPICH, "bash", OPEN_MPI],
+            (1, 2),
+        ),
         ("PMIX_RANK=1 PMIX_NAMESPACE=slurm.pmix.4711.0 " + STEP, [SRUN], (1, 2)),  # srun --mpi=pmix
         ("PMIX_RANK=1 " + STEP, ["prted", SRUN], (1, 1)),  # PRRTE without Open MPI says no size
-        ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_SERVER_TMPDIR=/nonexistent", [], None),  # mpirun has ended
-        ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_SERVER_TMPDIR=/nonexistent", ["apptainer", OPEN_MPI], (1, 2)),
+        # mpirun has ended
+        ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_SERVER_TMPDIR=/nonexistent", [], None),
+        (
+            "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_SERVER_TMPDIR=/nonexistent",
+            ["apptainer", OPEN_MPI],
+            (1, 2),
+        ),
         ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_SERVER_TMPDIR=/tmp", [], (1, 2)),
         ("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2", ["flux-shell"], (1, 2)),
-        ("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 " + STEP, ["bash", "flux-broker-0", SRUN], None),  # the script of a Flux that srun started
+        # the script of a Flux that srun started
+        ("FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 " + STEP, ["bash", "flux-broker-0", SRUN], None),
     ],
 )
 def test_a_variable_counts_for_the_process_that_it_was_set_for(pmi, left, names, expected):
@@ -103,7 +141,10 @@ def test_a_rank_that_nothing_started_starts_again_alone():
 
 
 def test_a_pmi_server_that_has_gone_counts_no_more():
-    """The second command in a shell that mpirun started: the first one has finished, and the server has closed the connection."""
+    """The second command in a shell that mpirun started.
+
+    The first one has finished, and the server has closed the connection.
+    """
     here, there = socket.socketpair()
     said = variables(f"PMI_RANK=0 PMI_SIZE=2 PMI_FD={here.fileno()}")
     with here:
@@ -125,8 +166,14 @@ def test_a_child_of_a_rank_is_no_rank():
 
 
 def test_a_launcher_starts_from_an_environment_without_a_rank():
-    kept = variables("OMPI_MCA_pml=ob1 OMPI_ALLOW_RUN_AS_ROOT=1 PMIX_MCA_gds=hash HYDRA_LAUNCHER=ssh PRTE_MCA_rmaps=x " + SCRIPT)
-    said = variables("PMI_RANK=0 PMI_SIZE=1 PMI_FD=7 PMIX_RANK=0 OMPI_COMM_WORLD_RANK=0 MPI_LOCALRANKID=0 HYDI_CONTROL_FD=8")
+    kept = variables(
+        "OMPI_MCA_pml=ob1 OMPI_ALLOW_RUN_AS_ROOT=1 PMIX_MCA_gds=hash HYDRA_LAUNCHER=ssh PRTE_MCA_rmaps=x "
+        + SCRIPT
+    )
+    said = variables(
+        "PMI_RANK=0 PMI_SIZE=1 PMI_FD=7 PMIX_RANK=0 OMPI_COMM_WORLD_RANK=0 MPI_LOCALRANKID=0 "
+        "HYDI_CONTROL_FD=8"
+    )
     assert without_rank({**kept, **said}) == kept
 
 
@@ -146,7 +193,9 @@ def test_torchrun_is_known_by_its_variables_unless_a_launcher_is_nearer(names, e
 
 # ---------------------------------------------------------------- launcher and MPI library
 
-OMPI, PMI, SLURM = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"
+OMPI = "OMPI_COMM_WORLD_SIZE"
+PMI = "PMI_SIZE"
+SLURM = "SLURM_STEP_NUM_TASKS"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +204,8 @@ OMPI, PMI, SLURM = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"
         (2, {}),
         (2, {OMPI: 2, PMI: 1}),  # Open MPI's mpirun in a shell of srun --mpi=pmi2
         (2, {OMPI: 1, PMI: 2}),  # MPICH's mpirun in a shell of Open MPI's mpirun
-        (2, {OMPI: 2, SLURM: 1}),  # mpirun in a batch script of one task, or below one of Slurm's per node
+        # mpirun in a batch script of one task, or below one of Slurm's per node
+        (2, {OMPI: 2, SLURM: 1}),
         (2, {PMI: 2, SLURM: 2}),  # srun --mpi=pmi2
         (2, {PMI: 1, SLURM: 2}),  # srun --mpi=pmix in a shell of srun --mpi=pmi2
         (2, {OMPI: 1, PMI: 1, SLURM: 2}),
@@ -176,10 +226,12 @@ def test_ranks_that_are_connected_need_one_that_agrees(size, said):
     [
         ("PMI_RANK=1 PMI_SIZE=2 {pmi}", [MPICH], (PMI, 2)),  # Open MPI under MPICH's mpirun
         ("PMI_RANK=1 PMI_SIZE=2 {pmi} SLURM_NTASKS=1", [MPICH], (PMI, 2)),
-        ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMI_RANK=0 PMI_SIZE=1", [OPEN_MPI], (OMPI, 2)),  # MPICH under Open MPI's
+        # MPICH under Open MPI's
+        ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMI_RANK=0 PMI_SIZE=1", [OPEN_MPI], (OMPI, 2)),
         (STEP, [SRUN], (SLURM, 2)),  # srun --mpi=none
         ("SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_STEP_ID=0", [], ("SLURM_NTASKS", 2)),
-        ("PMI_RANK=0 PMI_SIZE=1 {pmi} SLURM_NTASKS=4", [MPICH], ("", 0)),  # mpirun -n 1 in a batch script of 4 tasks
+        # mpirun -n 1 in a batch script of 4 tasks
+        ("PMI_RANK=0 PMI_SIZE=1 {pmi} SLURM_NTASKS=4", [MPICH], ("", 0)),
         (SCRIPT, [BATCH], ("", 0)),
     ],
 )
@@ -206,7 +258,12 @@ ALONE = {
     "prune": ["ckpt", "prune", "run", "--keep", "1"],
     "reshard": ["ckpt", "reshard", "run", "one", "--shards", "1"],
     "doctor": ["doctor"],
-    "layout": ["verify", "--layout", "dp=1", *options({"model.layers": 2, "model.width": 32, "model.heads": 2, "model.kv_heads": 1})],
+    "layout": [
+        "verify",
+        "--layout",
+        "dp=1",
+        *options({"model.layers": 2, "model.width": 32, "model.heads": 2, "model.kv_heads": 1}),
+    ],
 }
 
 
@@ -224,9 +281,14 @@ def test_a_run_in_a_batch_script_of_slurm_has_one_rank(trained):
 
 def test_a_shell_that_mpirun_started_runs_commands_one_after_the_other(trained):
     """The first may be the rank; of the second the launcher knows nothing."""
-    commands = "; ".join(f"{MPITRAIN} {' '.join(ALONE[name])} || echo failed {name}" for name in ("doctor", "inspect", "doctor", "verify"))
+    commands = "; ".join(
+        f"{MPITRAIN} {' '.join(ALONE[name])} || echo failed {name}"
+        for name in ("doctor", "inspect", "doctor", "verify")
+    )
     done = mpirun(1, "bash", "-c", commands, cwd=trained, forked=False)
-    assert done.returncode == 0 and "failed" not in done.output and done.output.count("ranks         1 on") == 2, tail(done.output)
+    assert (
+        done.returncode == 0 and "failed" not in done.output and done.output.count("ranks         1 on") == 2
+    ), tail(done.output)
 
 
 CHILD = """
@@ -257,15 +319,28 @@ def test_copies_of_torchrun_are_refused_by_name(trained):
     port = socket.create_server(("127.0.0.1", 0))
     rendezvous = ["--nproc_per_node=2", f"--master_port={port.getsockname()[1]}", "--master_addr=127.0.0.1"]
     port.close()
-    done = mpirun(0, sys.executable, "-m", "torch.distributed.run", "--no-python", *rendezvous, *command, forked=False)
-    assert done.returncode == 1 and done.output.count("MeshError: torchrun started 2 copies (TORCHELASTIC_RUN_ID)") == 1, tail(done.output)
+    done = mpirun(
+        0, sys.executable, "-m", "torch.distributed.run", "--no-python", *rendezvous, *command, forked=False
+    )
+    assert (
+        done.returncode == 1
+        and done.output.count("MeshError: torchrun started 2 copies (TORCHELASTIC_RUN_ID)") == 1
+    ), tail(done.output)
     assert "mpirun -n 2 mpitrain run" in done.output and not (trained / "copies").exists()
 
 
 def test_singletons_of_srun_are_refused(trained):
     """What srun --mpi=none sets. tests/test_slurm.py does it under a Slurm."""
-    done = mpirun(0, MPITRAIN, "run", *tiny(trained / "none", trained / "text.txt"), env={**variables(STEP), "SLURM_PROCID": "0"})
-    assert done.returncode == 2 and "MeshError: srun started 2 ranks (SLURM_STEP_NUM_TASKS), but" in done.output, tail(done.output)
+    done = mpirun(
+        0,
+        MPITRAIN,
+        "run",
+        *tiny(trained / "none", trained / "text.txt"),
+        env={**variables(STEP), "SLURM_PROCID": "0"},
+    )
+    assert (
+        done.returncode == 2 and "MeshError: srun started 2 ranks (SLURM_STEP_NUM_TASKS), but" in done.output
+    ), tail(done.output)
     assert not (trained / "none").exists()
 
 

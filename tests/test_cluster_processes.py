@@ -1,16 +1,24 @@
-"""Processes of a job as others read them in /proc: Slurm's trackers, batch systems and `ps | awk` split a line at white space."""
+"""Processes of a job as others read them in /proc.
+
+Slurm's trackers, batch systems and `ps | awk` split a line at white space.
+"""
 
 import re
 from pathlib import Path
 
 from launch import MPITRAIN, lines_in, started, tail, tiny, write_text
 
-LATE = 'case "$PMI_RANK$OMPI_COMM_WORLD_RANK" in 1) sleep 1.5;; esac; exec "$0" "$@"'  # the other rank waits in MPI_Init
+# the other rank waits in MPI_Init
+LATE = 'case "$PMI_RANK$OMPI_COMM_WORLD_RANK" in 1) sleep 1.5;; esac; exec "$0" "$@"'
 
 
 def test_every_process_of_a_job_has_a_name_of_one_word_in_every_phase(tmp_path):
-    """Slurm's proctrack/linuxproc and proctrack/pgid read "%ld %s %c %ld": they never signal a process that this doesn't match."""
-    run_dir, seen = tmp_path / "run", set()
+    """Slurm's proctrack/linuxproc and proctrack/pgid read "%ld %s %c %ld".
+
+    They never signal a process that this doesn't match.
+    """
+    run_dir = tmp_path / "run"
+    seen = set()
     options = tiny(run_dir, write_text(tmp_path / "text.txt"), run_steps=200, parallel_pp=2)
     with started(2, "sh", "-c", LATE, MPITRAIN, "run", *options, forked=False) as job:
 
@@ -24,7 +32,8 @@ def test_every_process_of_a_job_has_a_name_of_one_word_in_every_phase(tmp_path):
     assert done.returncode == 0, tail(done.output)
     unread = [line for line in seen if not re.fullmatch(rb"\d+ \(\S+\) [A-Za-z] \d+ .*\n", line)]
     assert not unread, unread
-    assert any(b"mpitrain:init" in line for line in seen), seen  # it was looked at inside MPI_Init, too
+    # it was looked at inside MPI_Init, too
+    assert any(b"mpitrain:init" in line for line in seen), seen
     assert ranks and all(line.split()[1] == b"(mpitrain)" for line in ranks if b"watchdog" not in line), ranks
 
 

@@ -56,16 +56,30 @@ def test_what_mpi_needs_is_told_where_it_isnt_there(tmp_path):
     assert too_little(None, 16, tmp_path) == too_little(1 << 30, 16, tmp_path) == ""
     said = too_little(64 << 20, 16, tmp_path)
     here = f"{tmp_path} of {os.uname().nodename}"
-    assert said.startswith(f"{here} had 67 MB free, and MPI may need 101 MB there for 16 ranks: make it larger (")
+    assert said.startswith(
+        f"{here} had 67 MB free, and MPI may need 101 MB there for 16 ranks: make it larger ("
+    )
 
 
 @may_mount
 def test_a_rank_that_dies_in_mpi_init_for_want_of_shared_memory_says_so(tmp_path):
     """MPICH's, which takes what it may need as it starts; Open MPI's takes little."""
-    if "HYDRA" not in subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, env=environment(), check=True).stdout:
+    if (
+        "HYDRA"
+        not in subprocess.run(
+            [MPIRUN, "--version"], capture_output=True, text=True, env=environment(), check=True
+        ).stdout
+    ):
         pytest.skip("Open MPI starts")
     shell = f"{CONTAINER.format(size='16m')} {MPIRUN} -n 6 {MPITRAIN} run --set run.dir={tmp_path / 'run'}"
-    done = subprocess.run(["unshare", "-m", "bash", "-c", shell], capture_output=True, text=True, env=environment(), timeout=120)
+    done = subprocess.run(
+        ["unshare", "-m", "bash", "-c", shell], capture_output=True, text=True, env=environment(), timeout=120
+    )
     said = [line for line in done.stderr.splitlines() if line.startswith("mpitrain: ")]
-    assert done.returncode and len(said) == 1 and "to call MPI_Init: the process is gone" in said[0], tail(done.stdout + done.stderr)
-    assert "/dev/shm of" in said[0] and "had 17 MB free, and MPI may need 38 MB there for 6 ranks: make it larger" in said[0]
+    assert done.returncode and len(said) == 1 and "to call MPI_Init: the process is gone" in said[0], tail(
+        done.stdout + done.stderr
+    )
+    assert (
+        "/dev/shm of" in said[0]
+        and "had 17 MB free, and MPI may need 38 MB there for 6 ranks: make it larger" in said[0]
+    )

@@ -35,7 +35,8 @@ def watched():
     address = f"\0mpitrain-test-{os.urandom(8).hex()}"
     dog = Held(listener_at(address))
     ranks = [Played(address, number) for number in range(2)]
-    told, stderr = Meeting(names=("here",)).written(), os.dup(2)
+    told = Meeting(names=("here",)).written()
+    stderr = os.dup(2)
     socket.send_fds(ranks[0].connection, [MEET + b"2"], [stderr, told])
     os.close(told)
     os.close(stderr)
@@ -45,7 +46,10 @@ def watched():
 
 @pytest.mark.parametrize("first", range(2))
 def test_the_first_that_is_gone_is_named_first_whoever_spoke_last(watched, first):
-    """A launcher kills the others milliseconds later: a watchdog that gets no processor meanwhile finds all of them gone."""
+    """A launcher kills the others milliseconds later.
+
+    A watchdog that gets no processor meanwhile finds all of them gone.
+    """
     dog, ranks = watched
 
     def meanwhile():
@@ -54,7 +58,10 @@ def test_the_first_that_is_gone_is_named_first_whoever_spoke_last(watched, first
 
     dog.meanwhile = meanwhile
     dog.run()
-    assert [report.split(" in phase")[0] for report in dog.reports] == [f"mpitrain: rank {first}", f"mpitrain: rank {1 - first}"]
+    assert [report.split(" in phase")[0] for report in dog.reports] == [
+        f"mpitrain: rank {first}",
+        f"mpitrain: rank {1 - first}",
+    ]
 
 
 def test_what_a_rank_said_before_it_was_gone_counts(watched):
@@ -87,9 +94,14 @@ class Told:
 
 
 def test_a_number_that_is_anothers_by_now_is_not_taken_for_its_first_owner(monkeypatch):
-    """One batch tells that a rank leaves, that another comes, which gets a number of the first, and of the first once more."""
+    """One batch tells that a rank leaves, that another comes, which gets a number of the first, and
+    of the first once more.
+    """
     address = f"\0mpitrain-test-{os.urandom(8).hex()}"
-    dog, first, others, there = Held(listener_at(address)), Played(address, 0), [], []
+    dog = Held(listener_at(address))
+    first = Played(address, 0)
+    others = []
+    there = []
     filled = []
     first.connection.send(BYE)
 
@@ -117,7 +129,9 @@ def test_a_number_that_is_anothers_by_now_is_not_taken_for_its_first_owner(monke
 
 def started_with(ulimit: str, address: str) -> None:
     script = f"from mpitrain.cluster import finding; finding.start({address!r})"
-    finished(["bash", "-c", f'ulimit {ulimit}; exec "$0" -c "$1"', sys.executable, script], check=True, timeout=60)
+    finished(
+        ["bash", "-c", f'ulimit {ulimit}; exec "$0" -c "$1"', sys.executable, script], check=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [60])
@@ -136,14 +150,16 @@ def test_there_may_be_more_ranks_than_a_shell_allows_descriptors(num_ranks):
 @pytest.mark.parametrize("most", [40, 41, 42])
 def test_a_watchdog_that_can_have_no_more_descriptors_turns_away_and_goes_on(most):
     """A rank takes three: the first that it lacks is that of a connection, of a slot, or of a lifeline."""
-    address, known = f"\0mpitrain-test-{os.urandom(8).hex()}", []
+    address = f"\0mpitrain-test-{os.urandom(8).hex()}"
+    known = []
     started_with(f"-n {most}", address)
     for number in range(20):
         with suppress(OSError):  # closed at the other end
             rank = Played(address, number)
             rank.connection.settimeout(20)
             known += [rank] if rank.connection.recv(16).startswith(READY) else []
-    told, door = Meeting(names=("here", "there")).written(), socket.create_server(("", 0))
+    told = Meeting(names=("here", "there")).written()
+    door = socket.create_server(("", 0))
     socket.send_fds(known[0].connection, [MEET + b"%d" % len(known)], [2, told, door.fileno()])
     assert 5 < len(known) < 15 and known[0].connection.recv(16) in (READY, REFUSED)
     os.close(told)
@@ -169,8 +185,14 @@ def beyond_select():
 
 def test_nodes_meet_whatever_numbers_their_links_have(beyond_select):
     door = socket.create_server(("", 0))
-    meeting = {"names": ("a", "b"), "addresses": ("127.0.0.1",), "port": door.getsockname()[1], "token": "secret"}
-    hub, spoke = Nodes(Meeting(0, **meeting), door), Nodes(Meeting(1, **meeting))
+    meeting = {
+        "names": ("a", "b"),
+        "addresses": ("127.0.0.1",),
+        "port": door.getsockname()[1],
+        "token": "secret",
+    }
+    hub = Nodes(Meeting(0, **meeting), door)
+    spoke = Nodes(Meeting(1, **meeting))
     answers = threading.Thread(target=lambda: hub.hear(hub.accept()))
     answers.start()
     spoke.connect()

@@ -1,4 +1,7 @@
-"""What is counted of each operation: bytes equal to the formulas under every transport, and times that add up."""
+"""What is counted of each operation.
+
+Bytes equal to the formulas under every transport, and times that add up.
+"""
 
 import numpy as np
 import pytest
@@ -18,15 +21,30 @@ def mesh(request):
     from mpitrain.comm.mesh import Mesh
 
     every = range(COMM_WORLD.size)
-    mesh = Mesh(COMM_WORLD, Grid({"dp": COMM_WORLD.size}), {"dp": every, "links": every}, transport=request.param, timeout_s=60)
+    mesh = Mesh(
+        COMM_WORLD,
+        Grid({"dp": COMM_WORLD.size}),
+        {"dp": every, "links": every},
+        transport=request.param,
+        timeout_s=60,
+    )
     mesh.transport_name = request.param
     yield mesh
     mesh.free()
 
 
 def operations(axis):
-    """Return {operation: run it on a buffer of so many float32}, each leaving the bytes of the buffer that counts."""
-    from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all, all_to_all_v, reduce_scatter, shift
+    """Return {operation: run it on a buffer of so many float32}, each leaving the bytes of the
+    buffer that counts.
+    """
+    from mpitrain.comm.collectives import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        all_to_all_v,
+        reduce_scatter,
+        shift,
+    )
     from mpitrain.comm.grid import split
 
     def gather(x):
@@ -62,12 +80,16 @@ def operations(axis):
 
 @pytest.mark.parametrize("limit", [1 << 30, 1 << 17])
 def test_messages_and_bytes_are_those_of_the_formulas(mesh, monkeypatch, limit):
-    """Where a message has at most `limit` bytes: of 131,073 elements one shard is too long for as many as the others."""
+    """Where a message has at most `limit` bytes.
+
+    Of 131,073 elements one shard is too long for as many as the others.
+    """
     from mpitrain.comm import wire
     from mpitrain.comm.wire import sent_bytes, sent_messages
 
     monkeypatch.setattr(wire, "LIMIT", limit)
-    axis, wrong = mesh["dp"], []
+    axis = mesh["dp"]
+    wrong = []
     for operation, run in operations(axis).items():
         for length in LENGTHS:
             if operation == "all_to_all_v" and 4 * length > limit:
@@ -75,9 +97,17 @@ def test_messages_and_bytes_are_those_of_the_formulas(mesh, monkeypatch, limit):
             axis.account.log, before = [], axis.account.read()
             num_bytes = run(np.ones(length, np.float32))
             used = axis.account.read().minus(before)
-            expected = sent_bytes(operation, num_bytes, axis.size, axis.rank, itemsize=4, transport=mesh.transport_name)
-            messages = sent_messages(operation, num_bytes, axis.size, axis.rank, itemsize=4, transport=mesh.transport_name)
-            if axis.account.log != [(operation, num_bytes)] or used.calls != 1 or (used.num_bytes, used.messages) != (expected, messages):
+            expected = sent_bytes(
+                operation, num_bytes, axis.size, axis.rank, itemsize=4, transport=mesh.transport_name
+            )
+            messages = sent_messages(
+                operation, num_bytes, axis.size, axis.rank, itemsize=4, transport=mesh.transport_name
+            )
+            if (
+                axis.account.log != [(operation, num_bytes)]
+                or used.calls != 1
+                or (used.num_bytes, used.messages) != (expected, messages)
+            ):
                 wrong.append((operation, length, axis.account.log, used, expected))
     axis.account.log = None
     agree(axis.comm, not wrong, f"{wrong[:3]}")
@@ -89,35 +119,62 @@ def test_buffers_of_the_axis_are_counted_alike(mesh):
     from mpitrain.comm.wire import sent_bytes
 
     axis = mesh["dp"]
-    x, before = axis.allocate(400_004).view(np.float32), axis.account.num_bytes
+    x = axis.allocate(400_004).view(np.float32)
+    before = axis.account.num_bytes
     all_reduce(x, axis).wait()
-    expected = sent_bytes("all_reduce", 400_004, axis.size, axis.rank, itemsize=4, transport=mesh.transport_name)
-    agree(axis.comm, axis.account.num_bytes - before == expected, f"{axis.account.num_bytes - before} for {expected}")
+    expected = sent_bytes(
+        "all_reduce", 400_004, axis.size, axis.rank, itemsize=4, transport=mesh.transport_name
+    )
+    agree(
+        axis.comm,
+        axis.account.num_bytes - before == expected,
+        f"{axis.account.num_bytes - before} for {expected}",
+    )
 
 
 def test_shards_of_equal_size_are_the_textbooks():
     from mpitrain.comm.wire import sent_bytes, sent_messages
 
-    n, size = 1 << 20, 4
-    assert [sent_messages("all_gather", num_bytes, size) for num_bytes in (0, size << 30, 11 << 30)] == [3, 3, 9]
-    assert sent_bytes("all_gather", n, size) == sent_bytes("reduce_scatter", n, size) == sent_bytes("all_to_all", n, size) == n * 3 // 4
-    assert sent_bytes("all_reduce", n, size) == 2 * n * 3 // 4 and sent_bytes("all_reduce", 24, size) == 24 * 3
-    assert sent_bytes("shift", n, size) == n and sent_bytes("shift", n, 1) == sent_bytes("all_reduce", n, 1) == 0
+    n = 1 << 20
+    size = 4
+    assert [sent_messages("all_gather", num_bytes, size) for num_bytes in (0, size << 30, 11 << 30)] == [
+        3,
+        3,
+        9,
+    ]
+    assert (
+        sent_bytes("all_gather", n, size)
+        == sent_bytes("reduce_scatter", n, size)
+        == sent_bytes("all_to_all", n, size)
+        == n * 3 // 4
+    )
+    assert (
+        sent_bytes("all_reduce", n, size) == 2 * n * 3 // 4 and sent_bytes("all_reduce", 24, size) == 24 * 3
+    )
+    assert (
+        sent_bytes("shift", n, size) == n and sent_bytes("shift", n, 1) == sent_bytes("all_reduce", n, 1) == 0
+    )
     for transport in TRANSPORTS:
-        ranks = [sent_bytes("all_reduce", 9000 * 4 + 4, size, rank, itemsize=4, transport=transport) for rank in range(size)]
+        ranks = [
+            sent_bytes("all_reduce", 9000 * 4 + 4, size, rank, itemsize=4, transport=transport)
+            for rank in range(size)
+        ]
         assert sum(ranks) == 2 * 9001 * 4 * (size - 1)
 
 
 def test_messages_are_counted_at_both_ends(mesh):
     from mpitrain.comm.links import Links
 
-    axis, links = mesh["links"], Links(mesh["links"], mesh.size, 1)
+    axis = mesh["links"]
+    links = Links(mesh["links"], mesh.size, 1)
     axis.account.log, before = [], axis.account.read()
-    right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
+    right = (mesh.rank + 1) % mesh.size
+    left = (mesh.rank - 1) % mesh.size
     sent = links.send("F", right, 0, np.ones(100), right)
     links.receive("F", mesh.rank, 0, np.empty(100), left).wait()
     sent.wait()
-    used, log = axis.account.read().minus(before), axis.account.log
+    used = axis.account.read().minus(before)
+    log = axis.account.log
     axis.account.log = None
     agree(axis.comm, log == [("send", 800), ("receive", 800)] and used[:2] == (2, 800), f"{log} {used}")
 
@@ -156,12 +213,15 @@ def test_computing_hides_and_waiting_does_not(clock):
     from mpitrain.comm.account import Account, Usage
     from mpitrain.comm.progress import Progress
 
-    progress, account = Progress(), Account()
+    progress = Progress()
+    account = Account()
     pending = progress.start(clock.operation(1, 6, 2), "it", account)
     clock.now += 3  # compute
     assert account.read() == Usage(0, 0, blocked_s=1, in_flight_s=4)
     pending.wait()  # from 4 to 6, and the adding
-    assert account.read() == Usage(0, 0, blocked_s=1 + 2 + 2, in_flight_s=8) and account.read().overlapped_s == 3
+    assert (
+        account.read() == Usage(0, 0, blocked_s=1 + 2 + 2, in_flight_s=8) and account.read().overlapped_s == 3
+    )
     assert progress.waited_s == 4
     clock.now += 100
     pending.wait()
@@ -172,7 +232,8 @@ def test_what_a_poll_copies_and_adds_is_not_hidden(clock):
     from mpitrain.comm.account import Account
     from mpitrain.comm.progress import Progress
 
-    progress, account = Progress(), Account()
+    progress = Progress()
+    account = Account()
     progress.start(clock.operation(1, 6, 2), "it", account)
     for _ in range(10):
         clock.now += 1
@@ -184,7 +245,9 @@ def test_side_by_side_counts_once_and_a_wait_belongs_to_what_is_waited_for(clock
     from mpitrain.comm.account import Account
     from mpitrain.comm.progress import Progress
 
-    progress, one, other = Progress(), Account(), Account()
+    progress = Progress()
+    one = Account()
+    other = Account()
     first, second = (progress.start(clock.operation(0, at, 1), "it", one) for at in (5, 20))
     progress.start(clock.operation(0, 10, 1), "another", other)
     first.wait()  # 0 to 6

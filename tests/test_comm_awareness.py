@@ -1,6 +1,7 @@
 """May MPI be handed device buffers? What it says, what the user says, and a child process that tries.
 
-No MPI here takes any: what it would say is planted, and what a child tries is host memory, a crash, a hang, or wrong bytes.
+No MPI here takes any: what it would say is planted, and what a child tries is host memory, a crash,
+a hang, or wrong bytes.
 """
 
 import os
@@ -53,8 +54,13 @@ def test_a_list_of_memory_kinds_is_read_kind_by_kind(kinds, vendor, expected):
     ("functions", "vendor", "expected"),
     [
         (dict(MPIX_Query_cuda_support=lambda: 1), "cuda", {"MPIX_Query_cuda_support() = 1": True}),
-        (dict(MPIX_Query_cuda_support=lambda: 1), "rocm", {}),  # an MPI for NVIDIA's devices under a torch for AMD's
-        (dict(MPIX_Query_cuda_support=lambda: 1, MPIX_Query_rocm_support=lambda: 0), "rocm", {"MPIX_Query_rocm_support() = 0": False}),
+        # an MPI for NVIDIA's devices under a torch for AMD's
+        (dict(MPIX_Query_cuda_support=lambda: 1), "rocm", {}),
+        (
+            dict(MPIX_Query_cuda_support=lambda: 1, MPIX_Query_rocm_support=lambda: 0),
+            "rocm",
+            {"MPIX_Query_rocm_support() = 0": False},
+        ),
         (dict(MPIX_Query_hip_support=lambda: 1), "rocm", {"MPIX_Query_hip_support() = 1": True}),
         ({}, "cuda", {}),
     ],
@@ -79,7 +85,9 @@ def test_older_mpichs_have_one_question_for_all_vendors():
     assert answers(library, "cuda") == {}
 
 
-@pytest.mark.parametrize(("said", "expected"), [([], None), ([True], True), ([False, False], False), ([True, False], None)])
+@pytest.mark.parametrize(
+    ("said", "expected"), [([], None), ([True], True), ([False, False], False), ([True, False], None)]
+)
 def test_answers_that_differ_are_none(said, expected):
     from mpitrain.comm.awareness import verdict
 
@@ -100,9 +108,17 @@ def test_the_loaded_library_is_found_whoever_opened_it():
 def test_a_child_hears_nothing_of_the_launcher_and_all_of_the_user():
     from mpitrain.comm.launchers import without_launcher
 
-    of_launchers = "PMI_RANK PMI_FD PMIX_RANK OMPI_COMM_WORLD_RANK OMPI_UNIVERSE_SIZE PRTE_LAUNCHED HYDI_CONTROL_FD MPI_LOCALRANKID"
-    of_launchers += " SLURM_PROCID PALS_RANKID OMPI_MCA_ess OMPI_MCA_orte_hnp_uri OMPI_MCA_ess_base_jobid FLUX_TASK_RANK"
-    of_users = "PATH CUDA_VISIBLE_DEVICES OMPI_MCA_pml MPIR_CVAR_ENABLE_GPU MPICH_GPU_SUPPORT_ENABLED UCX_TLS I_MPI_OFFLOAD"
+    of_launchers = (
+        "PMI_RANK PMI_FD PMIX_RANK OMPI_COMM_WORLD_RANK OMPI_UNIVERSE_SIZE PRTE_LAUNCHED HYDI_CONTROL_FD "
+        "MPI_LOCALRANKID"
+    )
+    of_launchers += (
+        " SLURM_PROCID PALS_RANKID OMPI_MCA_ess OMPI_MCA_orte_hnp_uri OMPI_MCA_ess_base_jobid FLUX_TASK_RANK"
+    )
+    of_users = (
+        "PATH CUDA_VISIBLE_DEVICES OMPI_MCA_pml MPIR_CVAR_ENABLE_GPU MPICH_GPU_SUPPORT_ENABLED UCX_TLS "
+        "I_MPI_OFFLOAD"
+    )
     found = without_launcher({name: "1" for name in (of_launchers + " " + of_users).split()})
     assert set(found) == set(of_users.split())
 
@@ -128,9 +144,12 @@ def test_what_this_mpi_says_of_itself():
     from mpitrain.comm import library
     from mpitrain.comm.awareness import verdict, what_it_says
 
-    cuda, rocm = what_it_says("cuda"), what_it_says("rocm")
+    cuda = what_it_says("cuda")
+    rocm = what_it_says("rocm")
     assert "MPIX_Query_cuda_support() = 0" in cuda and verdict(cuda) is False and verdict(rocm) is False
-    assert {"MPICH": "MPIX_Query_hip_support() = 0", "Open MPI": "MPIX_Query_rocm_support() = 0"}[library.vendor()] in rocm
+    assert {"MPICH": "MPIX_Query_hip_support() = 0", "Open MPI": "MPIX_Query_rocm_support() = 0"}[
+        library.vendor()
+    ] in rocm
 
 
 @pytest.fixture
@@ -142,7 +161,10 @@ def ranks(world):
     found.node.Free()
 
 
-YES, NO, SILENT, BOTH = {"a = 1": True}, {"a = 0": False}, {}, {"a = 1": True, "b = 0": False}
+YES = {"a = 1": True}
+NO = {"a = 0": False}
+SILENT = {}
+BOTH = {"a = 1": True, "b = 0": False}
 
 
 @pytest.mark.mpi

@@ -6,7 +6,8 @@ from mpitrain.comm.carried import AUTO_SHARED, EVERYTHING, NOTHING, carried
 
 
 @pytest.mark.parametrize(
-    ("what", "second", "window"),  # the transports under which an axis of several ranks of one node needs them
+    # the transports under which an axis of several ranks of one node needs them
+    ("what", "second", "window"),
     [
         (NOTHING, "", ""),
         (EVERYTHING, "collectives", "auto shared"),
@@ -35,4 +36,8 @@ def test_everything_is_every_operation():
 
 
 def test_an_axis_of_one_rank_may_be_given_anything():
-    assert NOTHING.allows("all_reduce", 1) and not NOTHING.allows("all_reduce", 2) and carried("shift").allows("shift", 2)
+    assert (
+        NOTHING.allows("all_reduce", 1)
+        and not NOTHING.allows("all_reduce", 2)
+        and carried("shift").allows("shift", 2)
+    )

@@ -17,7 +17,9 @@ def test_clocks_of_other_hosts_are_found_to_differ(world, monkeypatch, hosts):
 
     number = world.rank % hosts
     monkeypatch.setattr(clock, "host", lambda: f"host {number}")
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() - 1000.0 * number))
+    monkeypatch.setattr(
+        clock, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() - 1000.0 * number)
+    )
     everyone = World(world, NOWHERE)
     found = clock.offset_to_first_rank(everyone)
     everyone.node.Free()

@@ -1,4 +1,6 @@
-"""Collectives under every transport, for numpy and torch, against the same operation written with plain numpy."""
+"""Collectives under every transport, for numpy and torch, against the same operation written with
+plain numpy.
+"""
 
 from functools import cache
 
@@ -13,7 +15,8 @@ LENGTHS = [0, 1, 2, 3, 7, 64, 1000, 4099, 70_001, 1_500_007]
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"]
 
 
-@pytest.fixture(params=TRANSPORTS, scope="module")  # communicators are slow to make on more ranks than cores
+# communicators are slow to make on more ranks than cores
+@pytest.fixture(params=TRANSPORTS, scope="module")
 def axis(request):
     from mpi4py.MPI import COMM_WORLD
 
@@ -45,7 +48,9 @@ def values(rank, length, dtype, library="torch"):
 
 @cache  # every transport is asked for the same
 def expected_sum(size, length, dtype):
-    """Neighbours in pairs, then pairs of pairs, what is left over last; 16-bit floats in fp32, rounded once."""
+    """Neighbours in pairs, then pairs of pairs, what is left over last; 16-bit floats in fp32,
+    rounded once.
+    """
     import torch
 
     wide = torch.float32 if dtype in ("float16", "bfloat16") else getattr(torch, dtype)
@@ -97,7 +102,9 @@ def test_reduce_scatter_gives_each_rank_its_shard_and_keeps_the_input(axis, dtyp
         x = values(axis.rank, length, dtype)
         shard = reduce_scatter(x, axis).wait()
         begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
-        ok = same(shard, expected_sum(axis.size, length, dtype)[begin:end]) and same(x, values(axis.rank, length, dtype))
+        ok = same(shard, expected_sum(axis.size, length, dtype)[begin:end]) and same(
+            x, values(axis.rank, length, dtype)
+        )
         wrong += [] if ok else [length]
     agree(axis.comm, not wrong, f"wrong at lengths {wrong}")
 
@@ -111,7 +118,8 @@ def test_all_gather_puts_every_shard_in_its_place(axis, dtype):
 
     wrong = []
     for length in lengths(axis):
-        whole, bounds = values(99, length, dtype), split(length, axis.size)
+        whole = values(99, length, dtype)
+        bounds = split(length, axis.size)
         out = torch.zeros_like(whole)
         all_gather(whole[bounds[axis.rank] : bounds[axis.rank + 1]], axis, out).wait()
         wrong += [] if same(out, whole) else [length]
@@ -140,7 +148,8 @@ def test_reduce_gives_the_root_the_sum_and_keeps_the_input(axis, dtype):
     wrong = []
     for root in range(axis.size):
         for length in lengths(axis):
-            x, wanted = values(axis.rank, length, dtype), expected_sum(axis.size, length, dtype)
+            x = values(axis.rank, length, dtype)
+            wanted = expected_sum(axis.size, length, dtype)
             found = reduce(x, axis, root).wait()
             ok = same(x, values(axis.rank, length, dtype))
             ok = ok and (same(found, wanted) if axis.rank == root else found is None)
@@ -169,8 +178,10 @@ def test_gather_and_scatter_are_inverse_from_every_root(axis, dtype):
             found = gather(part, axis, length, root).wait()
             ok = ok and (found is None if axis.rank != root else bits(found) == bits(whole))
             if axis.rank == root:  # in place: the own part lies in the whole already
-                here, again = whole.clone(), whole.clone()
-                again[:begin], again[end:] = 0, 0
+                here = whole.clone()
+                again = whole.clone()
+                again[:begin] = 0
+                again[end:] = 0
             else:
                 here, again = None, None
             own = part.clone() if here is None else here[begin:end]
@@ -192,16 +203,35 @@ def test_reduce_gather_and_scatter_take_numpy_arrays_and_many_are_in_flight(axis
     from mpitrain.comm.collectives import all_reduce, gather, reduce, scatter
     from mpitrain.comm.grid import split
 
-    size, rank, pending, wrong = axis.size, axis.rank, [], []
+    size = axis.size
+    rank = axis.rank
+    pending = []
+    wrong = []
     for i in range(6):
-        length, root = 3000 * i + 7, i % size
+        length = 3000 * i + 7
+        root = i % size
         begin, end = split(length, size)[rank : rank + 2]
-        whole, at_root = values(99, length, "float32", "numpy"), rank == root
-        pending.append((reduce(values(rank, length, "float32", "numpy"), axis, root), expected_sum(size, length, "float32"), at_root))
+        whole = values(99, length, "float32", "numpy")
+        at_root = rank == root
+        pending.append(
+            (
+                reduce(values(rank, length, "float32", "numpy"), axis, root),
+                expected_sum(size, length, "float32"),
+                at_root,
+            )
+        )
         pending.append((gather(whole[begin:end].copy(), axis, length, root), whole, at_root))
         part = np.empty(end - begin, np.float32)
-        pending.append((scatter(whole.copy() if at_root else None, axis, part, length, root), whole[begin:end], True))
-        pending.append((all_reduce(values(rank, length, "float32", "numpy"), axis), expected_sum(size, length, "float32"), True))
+        pending.append(
+            (scatter(whole.copy() if at_root else None, axis, part, length, root), whole[begin:end], True)
+        )
+        pending.append(
+            (
+                all_reduce(values(rank, length, "float32", "numpy"), axis),
+                expected_sum(size, length, "float32"),
+                True,
+            )
+        )
     for at in np.random.default_rng(rank).permutation(len(pending)):
         operation, wanted, here = pending[at]
         found = operation.wait()
@@ -216,7 +246,10 @@ def test_all_to_all_is_its_own_inverse(axis):
     for length in lengths(axis):
         x = values(axis.rank, length * axis.size, "float16")
         there = all_to_all(x, axis).wait()
-        expected = [values(r, length * axis.size, "float16")[axis.rank * length : (axis.rank + 1) * length] for r in range(axis.size)]
+        expected = [
+            values(r, length * axis.size, "float16")[axis.rank * length : (axis.rank + 1) * length]
+            for r in range(axis.size)
+        ]
         came = all(same(there[r * length : (r + 1) * length], expected[r]) for r in range(axis.size))
         wrong += [] if came and same(all_to_all(there, axis).wait(), x) else [length]
     agree(axis.comm, not wrong, f"wrong at lengths {wrong}")
@@ -231,11 +264,14 @@ def test_all_to_all_v_with_counts_of_zero_and_of_many(axis):
     sent = [count(axis.rank, r) for r in range(axis.size)]
     received = [count(r, axis.rank) for r in range(axis.size)]
     out = all_to_all_v(values(axis.rank, sum(sent), "float32"), sent, received, axis).wait()
-    expected, at = [], 0
+    expected = []
+    at = 0
     for r in range(axis.size):
         begin = sum(count(r, t) for t in range(axis.rank))
         total = sum(count(r, t) for t in range(axis.size))
-        expected.append(same(out[at : at + received[r]], values(r, total, "float32")[begin : begin + received[r]]))
+        expected.append(
+            same(out[at : at + received[r]], values(r, total, "float32")[begin : begin + received[r]])
+        )
         at += received[r]
     agree(axis.comm, all(expected), f"parts right: {expected}")
 
@@ -246,7 +282,8 @@ def test_shift_takes_what_the_rank_so_far_behind_has(axis, distance):
 
     wrong = []
     for length in lengths(axis):
-        x, out = values(axis.rank, length, "bfloat16"), values(99, length, "bfloat16")
+        x = values(axis.rank, length, "bfloat16")
+        out = values(99, length, "bfloat16")
         came = shift(x, axis, distance, out).wait()
         ok = same(came, values((axis.rank - distance) % axis.size, length, "bfloat16")) and same(came, out)
         wrong += [] if ok and same(x, values(axis.rank, length, "bfloat16")) else [length]
@@ -267,11 +304,17 @@ def test_shift_and_the_shift_back_are_adjoint(axis, distance):
 def test_shifts_both_ways_and_sums_are_in_flight_together(axis):
     from mpitrain.comm.collectives import all_reduce, shift
 
-    x, y = values(axis.rank, 100_000, "float32"), values(axis.rank, 70_001, "float32")
+    x = values(axis.rank, 100_000, "float32")
+    y = values(axis.rank, 70_001, "float32")
     pending = [shift(x, axis, 1), all_reduce(y, axis), shift(x, axis, -1), shift(x, axis, 1)]
     found = [p.wait() for p in reversed(pending)]
     right, left = (values((axis.rank + d) % axis.size, 100_000, "float32") for d in (1, -1))
-    ok = same(found[0], left) and same(found[1], right) and same(found[3], left) and same(y, expected_sum(axis.size, 70_001, "float32"))
+    ok = (
+        same(found[0], left)
+        and same(found[1], right)
+        and same(found[3], left)
+        and same(y, expected_sum(axis.size, 70_001, "float32"))
+    )
     agree(axis.comm, ok)
 
 
@@ -289,7 +332,12 @@ def test_many_operations_in_flight_finish_in_any_order(axis):
     for i in np.random.default_rng(axis.rank).permutation(len(pending)):
         pending[i].wait()
     ok = all(
-        same(x, expected_sum(axis.size, 1000 * i + 5, "float32") if i % 3 else values(i % axis.size, 1000 * i + 5, "float32"))
+        same(
+            x,
+            expected_sum(axis.size, 1000 * i + 5, "float32")
+            if i % 3
+            else values(i % axis.size, 1000 * i + 5, "float32"),
+        )
         for i, x in enumerate(xs)
     )
     agree(axis.comm, ok and (gathered == range(axis.size)).all())
@@ -302,8 +350,10 @@ def refused(size, rank, axis):
     from mpitrain.comm import collectives as c
     from mpitrain.comm.grid import split
 
-    x, own = np.arange(8.0), slice(*split(8, size)[rank : rank + 2])
-    fixed, part = np.ones(8), np.ones(own.stop - own.start)
+    x = np.arange(8.0)
+    own = slice(*split(8, size)[rank : rank + 2])
+    fixed = np.ones(8)
+    part = np.ones(own.stop - own.start)
     fixed.flags.writeable = False
     narrow = torch.ones(8).to(torch.float8_e5m2)
     counts = [0] * size
@@ -313,7 +363,8 @@ def refused(size, rank, axis):
         "a list": lambda: c.all_reduce([1.0, 2.0], axis),
         "text": lambda: c.all_reduce(np.array(["a"]), axis),
         "no shard": lambda: c.reduce_scatter(torch.zeros(8), axis, out=torch.zeros(9)),
-        "another dtype": lambda: c.reduce_scatter(torch.zeros(8), axis, out=torch.zeros(8 // size, dtype=torch.float64)),
+        "another dtype": lambda: c.reduce_scatter(torch.zeros(8), axis,
+            out=torch.zeros(8 // size, dtype=torch.float64)),
         "another length": lambda: c.all_gather(np.zeros(3), axis, out=np.zeros(3 * size + 5 * size)),
         "too many counts": lambda: c.all_to_all_v(np.zeros(3), [3] * (size + 1), [3] * size, axis),
         "no root": lambda: c.broadcast(np.zeros(3), axis, root=size),
@@ -336,9 +387,11 @@ def refused(size, rank, axis):
         "read-only, broadcast": lambda: c.broadcast(fixed, axis),
         "read-only output": lambda: c.shift(x, axis, out=fixed),
         "read-only output of a gather": lambda: c.all_gather(part, axis, fixed),
-        "read-only output of an exchange": lambda: c.all_to_all(np.ones(8 // size * size), axis, fixed[: 8 // size * size]),
+        "read-only output of an exchange": lambda: c.all_to_all(np.ones(8 // size * size), axis,
+            fixed[: 8 // size * size]),
         "read-only part": lambda: c.scatter(x if rank == 0 else None, axis, fixed[own], 8),
-        "quantized": lambda: c.all_reduce(torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8), axis),
+        "quantized": lambda: c.all_reduce(torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8),
+            axis),
         "sparse": lambda: c.all_reduce(torch.eye(4).to_sparse(), axis),
         "negated": lambda: c.shift(torch._neg_view(torch.arange(8.0)), axis),
         "a tensor of another class": lambda: c.all_reduce(_fake(), axis),
@@ -346,8 +399,10 @@ def refused(size, rank, axis):
         "counts of floats": lambda: c.all_to_all_v(np.ones(0), [0.0] * size, counts, axis),
         "a part for a whole": lambda: c.gather(np.ones(9), axis, 8),
         "half a length": lambda: c.gather(part, axis, 8.0),
-        "an output that isn't on the root": lambda: c.reduce(x, axis, (rank + 1) % size if size > 1 else 7, np.ones(8)),
-        "an input that isn't on the root": lambda: c.scatter(x if rank or size == 1 else None, axis, part, 8, 0 if size > 1 else 7),
+        "an output that isn't on the root": lambda: c.reduce(x, axis, (rank + 1) % size if size > 1 else 7,
+            np.ones(8)),
+        "an input that isn't on the root": lambda: c.scatter(x if rank or size == 1 else None, axis, part, 8,
+            0 if size > 1 else 7),
     } | ({} if size == 1 else {  # of one rank nothing is sent
         "a meta tensor": lambda: c.all_reduce(torch.ones(8, device="meta"), axis),
         "a meta tensor shifted": lambda: c.shift(torch.ones(8, device="meta"), axis),
@@ -371,7 +426,8 @@ def test_wrong_buffers_are_refused_before_anything_is_sent(axis, library):
     from mpitrain.comm.collectives import all_reduce
     from mpitrain.errors import DtypeError
 
-    cases, wrong = refused(axis.size, axis.rank, axis), []
+    cases = refused(axis.size, axis.rank, axis)
+    wrong = []
     for name, attempt in cases.items():
         try:
             attempt()
@@ -396,8 +452,11 @@ def test_outputs_that_share_memory_with_the_input_are_right(axis, length, alloca
     from mpitrain.comm.grid import split
 
     begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
-    own, wrong = end - begin, []
-    summed, mine, left = expected_sum(axis.size, length, "float32"), values(axis.rank, length, "float32"), (axis.rank - 1) % axis.size
+    own = end - begin
+    wrong = []
+    summed = expected_sum(axis.size, length, "float32")
+    mine = values(axis.rank, length, "float32")
+    left = (axis.rank - 1) % axis.size
     memory = axis.allocate(4 * (length + 3)) if allocated else np.zeros(4 * (length + 3), np.uint8)
     whole = torch.from_numpy(memory).view(torch.float32)
 
@@ -416,7 +475,9 @@ def test_outputs_that_share_memory_with_the_input_are_right(axis, length, alloca
         check("reduce", summed if found is None else found, summed)
         x = fresh(whole)
         whole[at : at + own].copy_(mine[:own])
-        parts = torch.cat([values(r, length, "float32")[: e - b] for r, (b, e) in enumerate(_parts(length, axis.size))])
+        parts = torch.cat(
+            [values(r, length, "float32")[: e - b] for r, (b, e) in enumerate(_parts(length, axis.size))]
+        )
         check("all_gather", c.all_gather(whole[at : at + own], axis, x).wait(), parts)
         x = fresh(whole)
         whole[at : at + own].copy_(mine[:own])
@@ -429,7 +490,9 @@ def test_outputs_that_share_memory_with_the_input_are_right(axis, length, alloca
         check("shift", c.shift(x, axis, 1, whole[at : at + length]).wait(), values(left, length, "float32"))
         x = fresh(whole)
         equal = length // axis.size
-        swapped = torch.cat([values(r, length, "float32")[axis.rank * equal :][:equal] for r in range(axis.size)])
+        swapped = torch.cat(
+            [values(r, length, "float32")[axis.rank * equal :][:equal] for r in range(axis.size)]
+        )
         check("all_to_all", c.all_to_all(x, axis, whole[at : at + length]).wait(), swapped)
     del whole, x, found, memory
     agree(axis.comm, not wrong, f"wrong: {wrong}")
@@ -449,15 +512,20 @@ def test_unsigned_integers_are_summed_modulo_their_range(axis, dtype):
     from mpitrain.comm.collectives import all_reduce, reduce, reduce_scatter
     from mpitrain.comm.grid import split
 
-    wrong, width = [], np.dtype(dtype).itemsize
+    wrong = []
+    width = np.dtype(dtype).itemsize
     for length in (3, 4099, 70_001):
-        each = [np.random.default_rng([rank, length]).integers(0, 256, length * width, np.uint8).view(dtype) for rank in range(axis.size)]
+        each = [
+            np.random.default_rng([rank, length]).integers(0, 256, length * width, np.uint8).view(dtype)
+            for rank in range(axis.size)
+        ]
         wanted = each[0].copy()
         for other in each[1:]:
             wanted += other
         begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
         for x in (torch.from_numpy(each[axis.rank].copy()), each[axis.rank].copy()):
-            shard, whole = reduce_scatter(x, axis).wait(), reduce(x, axis, axis.size - 1).wait()
+            shard = reduce_scatter(x, axis).wait()
+            whole = reduce(x, axis, axis.size - 1).wait()
             ok = (np.asarray(shard) == wanted[begin:end]).all() and shard.dtype == x.dtype
             ok = ok and (whole is None or ((np.asarray(whole) == wanted).all() and whole.dtype == x.dtype))
             all_reduce(x, axis).wait()
@@ -474,8 +542,11 @@ def test_buffers_the_axis_allocated_give_the_same_bits(axis):
     wrong = []
     for length in (1, 5, 4099, 300_001):
         for dtype in ("float32", "bfloat16"):
-            x, width = values(axis.rank, length, dtype), getattr(torch, dtype).itemsize
-            lent = torch.from_numpy(axis.allocate(length * width + 64)).view(getattr(torch, dtype))[3 : 3 + length]
+            x = values(axis.rank, length, dtype)
+            width = getattr(torch, dtype).itemsize
+            lent = torch.from_numpy(axis.allocate(length * width + 64)).view(getattr(torch, dtype))[
+                3 : 3 + length
+            ]
             lent.copy_(x)
             begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
             shard = reduce_scatter(lent, axis).wait()
@@ -490,7 +561,11 @@ def test_buffers_the_axis_allocated_give_the_same_bits(axis):
 
 
 def test_more_than_mpi_addresses_goes_by_messages_on_every_rank(world, monkeypatch):
-    """Whatever a rank has itself: of an uneven exchange nobody knows the others' bytes, and the longest shard is the longest times all."""
+    """Whatever a rank has itself.
+
+    Of an uneven exchange nobody knows the others' bytes, and the longest shard is the longest times
+    all.
+    """
     from mpitrain.comm import native
     from mpitrain.comm.collectives import all_to_all_v, reduce_scatter
     from mpitrain.comm.grid import Grid, split
@@ -498,10 +573,13 @@ def test_more_than_mpi_addresses_goes_by_messages_on_every_rank(world, monkeypat
 
     monkeypatch.setattr(native, "LIMIT", 999)
     mesh = Mesh(world, Grid({"dp": world.size}), transport="collectives", timeout_s=20)
-    size, rank, axis = world.size, world.rank, mesh["dp"]
+    size = world.size
+    rank = world.rank
+    axis = mesh["dp"]
     sent = [750 * (rank == 0)] * size  # more than the limit from the first, nothing from the others
     got = all_to_all_v(np.full(sum(sent), 7, np.uint8), sent, [750] + [0] * (size - 1), axis).wait()
-    ok, wrong = len(got) == 750 and (got == 7).all(), []
+    ok = len(got) == 750 and (got == 7).all()
+    wrong = []
     for length in (999 - 8 * size, 999 - size, 998, 999, 1000):
         shard = reduce_scatter(np.ones(length, np.uint8), axis).wait()
         begin, end = split(length, size)[rank : rank + 2]

@@ -1,11 +1,15 @@
-"""Device buffers on a machine without a device: their contents are there when a seeded clock says so, on each rank at another time.
+"""Device buffers on a machine without a device.
 
-A late tensor lies in host memory and tells comm/ that it lies on a device. Whatever is done with it (copies to and from pinned memory,
-sums) is queued on a stream, as a GPU does it, and until it has happened there is garbage. An event lets a little happen whenever it is
-asked. MPI is handed the memory itself and sees what is there at that moment. So what is posted, matched, added or returned too early,
-or in another order than it was started in, is a wrong number.
+Their contents are there when a seeded clock says so, on each rank at another time.
 
-    MPITRAIN_LAYOUTS=all MPITRAIN_SEEDS=500 mpirun -n 4 python -m pytest --only-mpi -p no:cacheprovider tests/test_comm_device.py
+A late tensor lies in host memory and tells comm/ that it lies on a device. Whatever is done with it
+(copies to and from pinned memory, sums) is queued on a stream, as a GPU does it, and until it has
+happened there is garbage. An event lets a little happen whenever it is asked. MPI is handed the
+memory itself and sees what is there at that moment. So what is posted, matched, added or returned
+too early, or in another order than it was started in, is a wrong number.
+
+    MPITRAIN_LAYOUTS=all MPITRAIN_SEEDS=500 mpirun -n 4 python -m pytest --only-mpi -p
+        no:cacheprovider tests/test_comm_device.py
 
 Without MPITRAIN_LAYOUTS they run on 2 ranks only.
 """
@@ -21,7 +25,8 @@ from conftest import EVERY, agree
 pytestmark = [pytest.mark.mpi, pytest.mark.sizes(2)]
 
 SEEDS = int(os.environ.get("MPITRAIN_SEEDS", "20" if EVERY else "10"))
-LENGTHS = [1, 30, 4099, 40_000]  # the last goes through the window under `auto`, and by messages in two phases
+# the last goes through the window under `auto`, and by messages in two phases
+LENGTHS = [1, 30, 4099, 40_000]
 DTYPES = ["float32", "bfloat16", "int64"]  # sums of small integers are exact in all
 MOST = 15  # operations in flight
 GARBAGE = 113
@@ -34,7 +39,9 @@ class Stream:
     """What is queued, in its order, and how much of it has happened. A held stream stands still."""
 
     def __init__(self):
-        self.queue, self.happened, self.held = [], 0, False
+        self.queue = []
+        self.happened = 0
+        self.held = False
 
     def run(self, number: int | None = None) -> None:
         for place in range(self.happened, len(self.queue))[:number]:
@@ -48,7 +55,8 @@ class Event:
         self.device = device
 
     def record(self, stream):
-        self.stream, self.place = stream, len(stream.queue)
+        self.stream = stream
+        self.place = len(stream.queue)
 
     def query(self):
         self.device.tick()
@@ -70,7 +78,8 @@ class Device:
 
     def seed(self, *numbers):
         self.random = np.random.default_rng(numbers)
-        self.speed = self.random.choice([0.1, 0.4, 1])  # how often something has happened since the last look
+        # how often something has happened since the last look
+        self.speed = self.random.choice([0.1, 0.4, 1])
 
     def tick(self):
         stream = self.streams[self.random.integers(len(self.streams))]
@@ -105,8 +114,19 @@ def host(x):
         return x.as_subclass(torch.Tensor)
 
 
-VIEWS = {"detach", "as_strided", "view", "reshape", "swapaxes", "__getitem__"}  # reshape: of what is contiguous
-FACTS = {"__len__", "__get__", "data_ptr", "is_contiguous", "is_neg", "stride", "numel", "__dlpack__", "__dlpack_device__"}
+# reshape: of what is contiguous
+VIEWS = {"detach", "as_strided", "view", "reshape", "swapaxes", "__getitem__"}
+FACTS = {
+    "__len__",
+    "__get__",
+    "data_ptr",
+    "is_contiguous",
+    "is_neg",
+    "stride",
+    "numel",
+    "__dlpack__",
+    "__dlpack_device__",
+}
 IN_PLACE = {"copy_", "add", "add_"}  # torch.add(out=...)
 MADE = {"clone", "float"}
 
@@ -120,7 +140,8 @@ def late_tensor(device):
 
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):
-            kwargs, name = kwargs or {}, function.__name__
+            kwargs = kwargs or {}
+            name = function.__name__
 
             def run():
                 with torch._C.DisableTorchFunctionSubclass():
@@ -129,7 +150,9 @@ def late_tensor(device):
             if name == "empty_like":  # pinned memory, which torch makes beside a device only
                 assert kwargs == {"device": "cpu", "pin_memory": True}
                 return garbage(torch.empty_like(host(args[0])))
-            assert name in {*VIEWS, *FACTS, *IN_PLACE, *MADE, "new_empty"}, f"{name} has no counterpart on this device"
+            assert name in {*VIEWS, *FACTS, *IN_PLACE, *MADE, "new_empty"}, (
+                f"{name} has no counterpart on this device"
+            )
             if name == "copy_" and not all(isinstance(x, cls) for x in args):
                 assert kwargs == {"non_blocking": True}, "the rank would wait for this copy"
                 device.carried["back" if isinstance(args[0], cls) else "to the host"] += args[0].numel()
@@ -150,26 +173,39 @@ def late_tensor(device):
 
 
 class Case:
-    """The n-th operation of a round: the same kind, length and numbers on all ranks, and which rank gave what."""
+    """The n-th operation of a round.
+
+    The same kind, length and numbers on all ranks, and which rank gave what.
+    """
 
     def __init__(self, setting, random, n):
         import torch
 
-        self.axis, self.links, self.device, self.n = setting.mesh["dp"], setting.links, setting.device, n
+        self.axis = setting.mesh["dp"]
+        self.links = setting.links
+        self.device = setting.device
+        self.n = n
         self.me, self.size = self.axis.rank, self.axis.size
         self.random = random
-        self.length, self.dtype = int(random.choice(LENGTHS)), getattr(torch, random.choice(DTYPES))
-        self.key, self.on_host = int(random.integers(1 << 30)), False
-        self.allocated, self.num_buffers = setting.mesh.allocated, -1
+        self.length = int(random.choice(LENGTHS))
+        self.dtype = getattr(torch, random.choice(DTYPES))
+        self.key = int(random.integers(1 << 30))
+        self.on_host = False
+        self.allocated = setting.mesh.allocated
+        self.num_buffers = -1
 
     def values(self, rank, length=None):
         import torch
 
-        numbers = np.random.default_rng([self.key, rank]).integers(0, 16, self.length if length is None else length)
+        numbers = np.random.default_rng([self.key, rank]).integers(
+            0, 16, self.length if length is None else length
+        )
         return torch.from_numpy(numbers).to(self.dtype)
 
     def buffer(self, values):
-        """Return a buffer on the device, or on the host and then, if there is room, in memory which the axis allocated."""
+        """Return a buffer on the device, or on the host and then, if there is room, in memory which
+        the axis allocated.
+        """
         if not self.on_host:
             return self.device.put(values)
         self.num_buffers += 1
@@ -198,7 +234,8 @@ def all_reduce(case):
 def reduce_scatter(case):
     from mpitrain.comm.collectives import reduce_scatter
 
-    x, expected = case.buffer(case.values(case.me)), case.shard(case.total())
+    x = case.buffer(case.values(case.me))
+    expected = case.shard(case.total())
     pending = reduce_scatter(x, case.axis, case.out(len(expected)) if case.random.random() < 0.5 else None)
     return [(pending, None, expected), (pending, x, case.values(case.me))]
 
@@ -215,7 +252,8 @@ def reduce_scatter_in_place(case):
 def reduce(case):
     from mpitrain.comm.collectives import reduce
 
-    root, x = int(case.random.integers(case.size)), case.buffer(case.values(case.me))
+    root = int(case.random.integers(case.size))
+    x = case.buffer(case.values(case.me))
     given = case.random.random() < 0.5  # drawn alike on all ranks
     pending = reduce(x, case.axis, root, case.out(case.length) if given and case.me == root else None)
     summed = [(pending, None, case.total())] if case.me == root else []
@@ -225,15 +263,23 @@ def reduce(case):
 def reduce_in_place(case):
     from mpitrain.comm.collectives import reduce
 
-    root, x = int(case.random.integers(case.size)), case.buffer(case.values(case.me))
+    root = int(case.random.integers(case.size))
+    x = case.buffer(case.values(case.me))
     is_root = case.me == root
-    return [(reduce(x, case.axis, root, x if is_root else None), x, case.total() if is_root else case.values(case.me))]
+    return [
+        (
+            reduce(x, case.axis, root, x if is_root else None),
+            x,
+            case.total() if is_root else case.values(case.me),
+        )
+    ]
 
 
 def gather(case):
     from mpitrain.comm.collectives import gather
 
-    root, shard = int(case.random.integers(case.size)), case.buffer(case.shard(case.values(0)))
+    root = int(case.random.integers(case.size))
+    shard = case.buffer(case.shard(case.values(0)))
     pending = gather(shard, case.axis, case.length, root)
     whole = [(pending, None, case.values(0))] if case.me == root else []
     return [*whole, (pending, shard, case.shard(case.values(0)))]
@@ -242,7 +288,8 @@ def gather(case):
 def scatter(case):
     from mpitrain.comm.collectives import scatter
 
-    root, expected = int(case.random.integers(case.size)), case.shard(case.values(0))
+    root = int(case.random.integers(case.size))
+    expected = case.shard(case.values(0))
     x = case.buffer(case.values(0)) if case.me == root else None
     return [(scatter(x, case.axis, case.out(len(expected)), case.length, root), None, expected)]
 
@@ -267,18 +314,26 @@ def all_to_all(case):
 
     x = case.buffer(case.values(case.me, case.length * case.size))
     pending = all_to_all(x, case.axis)
-    expected = [case.values(r, case.length * case.size)[case.me * case.length :][: case.length] for r in range(case.size)]
+    expected = [
+        case.values(r, case.length * case.size)[case.me * case.length :][: case.length]
+        for r in range(case.size)
+    ]
     return [(pending, None, joined(expected)), (pending, x, case.values(case.me, len(x)))]
 
 
 def all_to_all_v(case):
     from mpitrain.comm.collectives import all_to_all_v
 
-    counts = case.random.integers(0, case.length + 1, (case.size, case.size)) * (case.random.random((case.size, case.size)) < 0.7)
-    sent, received = counts[case.me].tolist(), counts[:, case.me].tolist()
+    counts = case.random.integers(0, case.length + 1, (case.size, case.size)) * (
+        case.random.random((case.size, case.size)) < 0.7
+    )
+    sent = counts[case.me].tolist()
+    received = counts[:, case.me].tolist()
     x = case.buffer(case.values(case.me, sum(sent)))
     pending = all_to_all_v(x, sent, received, case.axis, case.out(sum(received)))
-    expected = [case.values(r, sum(counts[r]))[sum(counts[r, : case.me]) :][: received[r]] for r in range(case.size)]
+    expected = [
+        case.values(r, sum(counts[r]))[sum(counts[r, : case.me]) :][: received[r]] for r in range(case.size)
+    ]
     return [(pending, None, joined(expected)), (pending, x, case.values(case.me, sum(sent)))]
 
 
@@ -288,12 +343,16 @@ def shift(case):
     distance = int(case.random.integers(-1, 3))
     x = case.buffer(case.values(case.me))
     pending = shift(x, case.axis, distance, case.out(case.length))
-    return [(pending, None, case.values((case.me - distance) % case.size)), (pending, x, case.values(case.me))]
+    return [
+        (pending, None, case.values((case.me - distance) % case.size)),
+        (pending, x, case.values(case.me)),
+    ]
 
 
 def link(case):
     """To the right, and from the left."""
-    right, left = (case.me + 1) % case.size, (case.me - 1) % case.size
+    right = (case.me + 1) % case.size
+    left = (case.me - 1) % case.size
     x = case.buffer(case.values(case.me))
     sent = case.links.send("F", right, case.n, x, right)
     received = case.links.receive("F", case.me, case.n, case.out(case.length), left)
@@ -308,7 +367,8 @@ def barrier(case):
 
 
 OPERATIONS = [
-    all_reduce, reduce, reduce_in_place, reduce_scatter, reduce_scatter_in_place, all_gather, gather, scatter, broadcast, all_to_all,
+    all_reduce, reduce, reduce_in_place, reduce_scatter, reduce_scatter_in_place, all_gather, gather,
+    scatter, broadcast, all_to_all,
     all_to_all_v, shift, link, barrier,
 ]  # fmt: skip
 
@@ -324,7 +384,10 @@ def joined(parts):
 
 @pytest.fixture(params=["messages", "collectives", "shared", "auto", "direct"], scope="module")
 def mesh(request):
-    """Staged by each transport, under `auto` with a progress thread; and direct, as under a CUDA-aware MPI, by messages always."""
+    """Staged by each transport, under `auto` with a progress thread.
+
+    And direct, as under a CUDA-aware MPI, by messages always.
+    """
     import torch
     from mpi4py.MPI import COMM_WORLD
 
@@ -332,8 +395,10 @@ def mesh(request):
     from mpitrain.comm.mesh import Mesh
 
     way = request.param
-    transport, progress = "auto" if way == "direct" else way, "thread" if way == "auto" else "poll"
-    grid, axes = Grid({"dp": COMM_WORLD.size}), {name: range(COMM_WORLD.size) for name in ("dp", "links", "other")}
+    transport = "auto" if way == "direct" else way
+    progress = "thread" if way == "auto" else "poll"
+    grid = Grid({"dp": COMM_WORLD.size})
+    axes = {name: range(COMM_WORLD.size) for name in ("dp", "links", "other")}
     axes["alone"] = [COMM_WORLD.rank]
     mesh = Mesh(COMM_WORLD, grid, axes, transport=transport, timeout_s=30, progress=progress)
     for name in ("dp", "links", "other"):
@@ -348,17 +413,24 @@ def mesh(request):
 def setting(mesh, monkeypatch):
     from mpitrain.comm.links import Links
 
-    device = Device(monkeypatch, 1 if mesh["dp"].device_aware else 3)  # direct buffers are added on the stream of the moment
-    seeds = range(SEEDS if mesh.size <= 4 else SEEDS // 4)  # ranks that share cores wait for one another
+    # direct buffers are added on the stream of the moment
+    device = Device(monkeypatch, 1 if mesh["dp"].device_aware else 3)
+    # ranks that share cores wait for one another
+    seeds = range(SEEDS if mesh.size <= 4 else SEEDS // 4)
     return SimpleNamespace(mesh=mesh, device=device, links=Links(mesh["links"], mesh.size, MOST), seeds=seeds)
 
 
 def play(setting, operations, seed, number=5, sometimes_host=False):
-    """Start a number of operations, look at them now and then, wait for them in any order; return what went wrong."""
+    """Start a number of operations, look at them now and then, wait for them in any order.
+
+    Return what went wrong.
+    """
     import torch
 
-    device, mesh = setting.device, setting.mesh
-    alike, own = np.random.default_rng(seed), np.random.default_rng([seed, mesh.rank])
+    device = setting.device
+    mesh = setting.mesh
+    alike = np.random.default_rng(seed)
+    own = np.random.default_rng([seed, mesh.rank])
     device.seed(seed, mesh.rank)
     started = []
     for n in range(number):
@@ -366,7 +438,10 @@ def play(setting, operations, seed, number=5, sometimes_host=False):
         case.on_host = sometimes_host and alike.random() < 0.4
         operation = operations[alike.integers(len(operations))]
         with device.stream(own.integers(len(device.streams))):
-            started += [(f"{n} {operation.__name__} of {case.length} {case.dtype}", *check) for check in operation(case)]
+            started += [
+                (f"{n} {operation.__name__} of {case.length} {case.dtype}", *check)
+                for check in operation(case)
+            ]
         for _ in range(own.integers(3)):
             mesh.progress.poll()
     wrong = []
@@ -389,7 +464,11 @@ def test_several_of_one_kind_give_what_they_should_whenever_their_data_is_there(
 
 
 def test_all_kinds_in_flight_together_give_what_they_should(setting):
-    wrong = [found for seed in setting.seeds for found in play(setting, OPERATIONS, seed, number=MOST, sometimes_host=True)]
+    wrong = [
+        found
+        for seed in setting.seeds
+        for found in play(setting, OPERATIONS, seed, number=MOST, sometimes_host=True)
+    ]
     agree(setting.mesh["dp"].comm, not wrong, f"{len(wrong)} wrong: {wrong[:3]}")
 
 
@@ -398,29 +477,49 @@ def test_only_what_is_read_is_carried_to_the_host_and_only_what_is_written_back(
 
     from mpitrain.comm import collectives
 
-    n, device, axis = 40_000, setting.device, setting.mesh["dp"]
-    shard, x, out, part = (device.put(torch.ones(length)) for length in (n // axis.size, n, n, n // axis.size))
-    right, left = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
+    n = 40_000
+    device = setting.device
+    axis = setting.mesh["dp"]
+    shard, x, out, part = (
+        device.put(torch.ones(length)) for length in (n // axis.size, n, n, n // axis.size)
+    )
+    right = (axis.rank + 1) % axis.size
+    left = (axis.rank - 1) % axis.size
     starts = {  # with what is carried there and back
         "all_reduce": (lambda: collectives.all_reduce(x, axis), n, n),
         "reduce_scatter": (lambda: collectives.reduce_scatter(x, axis, part), n, n // axis.size),
         "all_gather": (lambda: collectives.all_gather(shard, axis, out), n // axis.size, n),
-        "reduce": (lambda: collectives.reduce(x, axis, 1, out if axis.rank == 1 else None), n, n if axis.rank == 1 else 0),
-        "gather": (lambda: collectives.gather(shard, axis, n, 1, out if axis.rank == 1 else None), len(shard), n * (axis.rank == 1)),
-        "scatter": (lambda: collectives.scatter(x if axis.rank == 1 else None, axis, part, n, 1), n * (axis.rank == 1), len(part)),
+        "reduce": (
+            lambda: collectives.reduce(x, axis, 1, out if axis.rank == 1 else None),
+            n,
+            n if axis.rank == 1 else 0,
+        ),
+        "gather": (
+            lambda: collectives.gather(shard, axis, n, 1, out if axis.rank == 1 else None),
+            len(shard),
+            n * (axis.rank == 1),
+        ),
+        "scatter": (
+            lambda: collectives.scatter(x if axis.rank == 1 else None, axis, part, n, 1),
+            n * (axis.rank == 1),
+            len(part),
+        ),
         "broadcast": (lambda: collectives.broadcast(x, axis, 1), n if axis.rank == 1 else 0, n),
         "all_to_all": (lambda: collectives.all_to_all(x, axis, out), n, n),
         "shift": (lambda: collectives.shift(x, axis, 1, out), n, n),
         "send": (lambda: setting.links.send("F", right, 0, x, right), n, 0),
         "receive": (lambda: setting.links.receive("F", axis.rank, 0, out, left), 0, n),
     }
-    wrong, pending = [], []
+    wrong = []
+    pending = []
     for name, (start, there, back) in starts.items():
         device.carried.update({"to the host": 0, "back": 0})
         pending.append(start())
         if name != "send":  # it may end only when all have come to `receive`
             pending[-1].wait()
-            expected = {"to the host": 0, "back": 0} if axis.device_aware else {"to the host": there, "back": back}
+            expected = (
+                {"to the host": 0, "back": 0} if axis.device_aware else {"to the host": there, "back": back}
+            )
             wrong += [] if device.carried == expected else [f"{name}: {device.carried} for {expected}"]
     pending[-2].wait()
     agree(axis.comm, not wrong, f"{wrong}")
@@ -431,8 +530,11 @@ def test_sums_are_matched_in_the_order_of_their_start_when_one_rank_has_the_firs
 
     from mpitrain.comm.collectives import all_reduce
 
-    device, axis, started = setting.device, setting.mesh["dp"], []
-    device.speed, device.streams[0].held = 1, axis.rank == 0
+    device = setting.device
+    axis = setting.mesh["dp"]
+    started = []
+    device.speed = 1
+    device.streams[0].held = axis.rank == 0
     for stream, value in ((0, 1.0), (-1, 100.0)):
         with device.stream(stream):
             started.append(all_reduce(device.put(torch.full((4099,), value)), axis))
@@ -448,8 +550,11 @@ def test_an_axis_of_one_rank_carries_nothing_to_the_host_and_has_nobody_wait_for
 
     from mpitrain.comm import collectives
 
-    device, axis, wrong = setting.device, setting.mesh["alone"], []
-    x, out = device.put(torch.arange(40_000.0)), device.put(torch.zeros(40_000))
+    device = setting.device
+    axis = setting.mesh["alone"]
+    wrong = []
+    x = device.put(torch.arange(40_000.0))
+    out = device.put(torch.zeros(40_000))
     device.carried.update({"to the host": 0, "back": 0})
     device.streams[0].held = True
     for name, start in {
@@ -467,7 +572,9 @@ def test_an_axis_of_one_rank_carries_nothing_to_the_host_and_has_nobody_wait_for
         wrong += [] if start().done else [f"{name} waits"]
     device.streams[0].held = False
     wrong += [] if torch.equal(device.get(out), torch.arange(40_000.0)) else ["the result"]
-    agree(setting.mesh["dp"].comm, not wrong and not any(device.carried.values()), f"{wrong} {device.carried}")
+    agree(
+        setting.mesh["dp"].comm, not wrong and not any(device.carried.values()), f"{wrong} {device.carried}"
+    )
 
 
 def test_an_axis_does_not_wait_for_another_whose_data_is_late(setting):
@@ -475,14 +582,19 @@ def test_an_axis_does_not_wait_for_another_whose_data_is_late(setting):
 
     from mpitrain.comm.collectives import all_reduce
 
-    device, mesh = setting.device, setting.mesh
+    device = setting.device
+    mesh = setting.mesh
     device.streams[0].held = True
     late = all_reduce(device.put(torch.ones(40_000)), mesh["dp"])
     ready = all_reduce(torch.ones(40_000), mesh["other"]).wait()
     waiting = not late.done
     device.streams[0].held = False
     found = device.get(late.wait())
-    agree(mesh["other"].comm, waiting and (ready == mesh.size).all() and (found == mesh.size).all(), f"{waiting} {ready} {found}")
+    agree(
+        mesh["other"].comm,
+        waiting and (ready == mesh.size).all() and (found == mesh.size).all(),
+        f"{waiting} {ready} {found}",
+    )
 
 
 def test_who_waits_for_its_own_device_blames_nobody_and_is_behind(setting, monkeypatch):
@@ -494,14 +606,20 @@ def test_who_waits_for_its_own_device_blames_nobody_and_is_behind(setting, monke
     from mpitrain.comm.collectives import all_reduce
     from mpitrain.errors import HangError
 
-    device, axis, progress = setting.device, setting.mesh["dp"], setting.mesh.progress
-    place, late = Place(axis.rank, f"rank {axis.rank}"), axis.rank == 0
+    device = setting.device
+    axis = setting.mesh["dp"]
+    progress = setting.mesh.progress
+    place = Place(axis.rank, f"rank {axis.rank}")
+    late = axis.rank == 0
     for name, value in {"place": place, "timeout_s": 0.5}.items():
         monkeypatch.setattr(progress, name, value)
-    before, places = progress.waited_for(), []
-    device.speed, device.streams[0].held = 1, late
+    before = progress.waited_for()
+    places = []
+    device.speed = 1
+    device.streams[0].held = late
     first = all_reduce(device.put(torch.ones(4099)), axis)
-    with device.stream(-1 if setting.mesh.transport in ("collectives", "shared") else 0):  # the others overtake
+    # the others overtake
+    with device.stream(-1 if setting.mesh.transport in ("collectives", "shared") else 0):
         second = all_reduce(device.put(torch.ones(4099)), axis)
     for pending in (second, first):
         for _ in range(20):  # at first rank 1, too, has a device to wait for
@@ -514,11 +632,18 @@ def test_who_waits_for_its_own_device_blames_nobody_and_is_behind(setting, monke
     wrong = [] if {where.owing for where in places} == ({()} if late else {(0,)}) else [f"{places}"]
     wrong += [] if late == (progress.waited_for() == before) else [f"{before} {progress.waited_for()}"]
     every = axis.comm.allgather(places)
-    device.streams[0].held, progress.timeout_s = False, 30
-    wrong += [] if all(device.get(pending.wait())[0] == axis.size for pending in (first, second)) else ["the sums"]
+    device.streams[0].held = False
+    progress.timeout_s = 30
+    wrong += (
+        [] if all(device.get(pending.wait())[0] == axis.size for pending in (first, second)) else ["the sums"]
+    )
     for each in zip(*every):
         found = report([Rank(where, "here", "S", "", 1.0) for where in each])
-        wrong += [] if found.behind == (0,) and "its own device: all_reduce of 16396 bytes on dp" in found.text else [found.text]
+        wrong += (
+            []
+            if found.behind == (0,) and "its own device: all_reduce of 16396 bytes on dp" in found.text
+            else [found.text]
+        )
     agree(axis.comm, not wrong, f"{wrong}")
 
 
@@ -527,7 +652,8 @@ def test_a_barrier_waits_for_every_rank_and_for_no_data(setting):
 
     from mpitrain.comm.collectives import all_reduce, barrier
 
-    device, axis = setting.device, setting.mesh["dp"]
+    device = setting.device
+    axis = setting.mesh["dp"]
     device.streams[0].held = True
     late = all_reduce(device.put(torch.ones(4099)), axis)
     last = axis.rank == axis.size - 1
@@ -547,7 +673,8 @@ def test_a_refused_operation_leaves_no_gap_in_the_order(setting, monkeypatch):
     from mpitrain.comm.collectives import all_reduce
     from mpitrain.errors import DtypeError
 
-    axis, whole = setting.mesh["dp"], [100] * (setting.mesh.size + 1)
+    axis = setting.mesh["dp"]
+    whole = [100] * (setting.mesh.size + 1)
     with monkeypatch.context() as patch:
         patch.setattr(native, "LIMIT", 99)
         with pytest.raises(DtypeError):
@@ -562,15 +689,32 @@ def test_what_matches_an_operation_is_taken_by_a_plain_call():
 
     from mpitrain.comm import messages, native, shared
 
-    names = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "exchange", "shift", "reduce", "gather", "scatter")
-    late = [(m.__name__, name) for m in (messages, native, shared) for name in names if inspect.isgeneratorfunction(getattr(m, name))]
+    names = (
+        "all_reduce",
+        "reduce_scatter",
+        "all_gather",
+        "broadcast",
+        "exchange",
+        "shift",
+        "reduce",
+        "gather",
+        "scatter",
+    )
+    late = [
+        (m.__name__, name)
+        for m in (messages, native, shared)
+        for name in names
+        if inspect.isgeneratorfunction(getattr(m, name))
+    ]
     assert not late
 
 
 @pytest.mark.sizes(4)
 @pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
 def test_over_two_nodes_all_kinds_give_what_they_should(direct, monkeypatch):
-    """In two levels there is memory of the device between them, which MPI writes and the device reads, and the other way round."""
+    """In two levels there is memory of the device between them, which MPI writes and the device
+    reads, and the other way round.
+    """
     import torch
     from mpi4py.MPI import COMM_WORLD
 
@@ -578,16 +722,22 @@ def test_over_two_nodes_all_kinds_give_what_they_should(direct, monkeypatch):
     from mpitrain.comm.links import Links
     from mpitrain.comm.mesh import Mesh
 
-    grid, axes = Grid({"dp": COMM_WORLD.size}), {name: range(COMM_WORLD.size) for name in ("dp", "links")}
+    grid = Grid({"dp": COMM_WORLD.size})
+    axes = {name: range(COMM_WORLD.size) for name in ("dp", "links")}
     mesh = Mesh(COMM_WORLD, grid, axes, timeout_s=30, nodes=[rank // 2 for rank in range(COMM_WORLD.size)])
     for axis in mesh.axes.values():
         for level in filter(None, (axis, axis.near, axis.far)):
             level.device_aware = direct
     assert mesh["dp"].near is not None
     mesh.allocated = torch.from_numpy(mesh["dp"].allocate(2 * MOST << 19)).view(MOST, 2, 1 << 19)
-    device, links = Device(monkeypatch, 1 if direct else 3), Links(mesh["links"], mesh.size, MOST)
+    device = Device(monkeypatch, 1 if direct else 3)
+    links = Links(mesh["links"], mesh.size, MOST)
     setting = SimpleNamespace(mesh=mesh, device=device, links=links)
-    wrong = [found for seed in range(SEEDS) for found in play(setting, OPERATIONS, seed, number=MOST, sometimes_host=True)]
+    wrong = [
+        found
+        for seed in range(SEEDS)
+        for found in play(setting, OPERATIONS, seed, number=MOST, sometimes_host=True)
+    ]
     agree(mesh["dp"].comm, not wrong, f"{len(wrong)} wrong: {wrong[:3]}")
     del mesh.allocated
     mesh.free()

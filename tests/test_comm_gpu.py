@@ -1,4 +1,7 @@
-"""Device buffers: straight to MPI where it takes them, and through pinned host memory. The same bits as host buffers."""
+"""Device buffers: straight to MPI where it takes them, and through pinned host memory.
+
+The same bits as host buffers.
+"""
 
 import os
 
@@ -23,7 +26,9 @@ def mesh(world, request):
     mine.use()
     way = device.way_of_messages(mine, ranks, request.param, timeout_s=240)
     axes = {"dp": range(world.size), "links": range(world.size)}
-    mesh = Mesh(world, Grid({"dp": world.size}), axes, timeout_s=60, progress="thread", on_thread=mine.use, way=way)
+    mesh = Mesh(
+        world, Grid({"dp": world.size}), axes, timeout_s=60, progress="thread", on_thread=mine.use, way=way
+    )
     yield mesh
     mesh.free()
     ranks.node.Free()
@@ -39,8 +44,16 @@ def test_a_child_process_tries_what_this_mpi_says(mesh, world):
         pytest.skip("tests/without_gpu has its memory on the host, where any MPI takes it")
     vendor = "rocm" if torch.version.hip else "cuda"
     said = awareness.verdict(awareness.what_it_says(vendor))
-    failed = trial.attempt("mpitrain.training.machine.gpus:buffers", str(torch.cuda.current_device())) if world.rank == 0 else None
-    agree(world, world.rank or said is None or said == (not failed), f"it says {said}, the child {failed or 'came back'}")
+    failed = (
+        trial.attempt("mpitrain.training.machine.gpus:buffers", str(torch.cuda.current_device()))
+        if world.rank == 0
+        else None
+    )
+    agree(
+        world,
+        world.rank or said is None or said == (not failed),
+        f"it says {said}, the child {failed or 'came back'}",
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int64"])
@@ -51,7 +64,9 @@ def test_collectives_of_device_buffers_equal_those_of_host_buffers(mesh, dtype, 
     from mpitrain.comm.collectives import all_gather, all_reduce, reduce_scatter
 
     axis = mesh["dp"]
-    host = (torch.randn(length, generator=torch.Generator().manual_seed(axis.rank)) * 9).to(getattr(torch, dtype))
+    host = (torch.randn(length, generator=torch.Generator().manual_seed(axis.rank)) * 9).to(
+        getattr(torch, dtype)
+    )
     device = host.cuda()
     shard = reduce_scatter(device, axis).wait()
     ok = torch.equal(shard.cpu(), reduce_scatter(host, axis).wait())
@@ -81,7 +96,8 @@ def test_links_carry_device_tensors(mesh):
     from mpitrain.comm.links import Links
 
     links = Links(mesh["links"], mesh.size, 2)
-    right, left = (mesh.rank + 1) % mesh.size, (mesh.rank - 1) % mesh.size
+    right = (mesh.rank + 1) % mesh.size
+    left = (mesh.rank - 1) % mesh.size
     sent = links.send("F", right, 1, torch.full((100_000,), float(mesh.rank), device="cuda"), right)
     found = links.receive("F", mesh.rank, 1, torch.empty(100_000, device="cuda"), left).wait()
     sent.wait()

@@ -1,4 +1,7 @@
-"""Collectives over axes that span nodes: the bits of one level, each byte across once for each node, counted as predicted."""
+"""Collectives over axes that span nodes.
+
+The bits of one level, each byte across once for each node, counted as predicted.
+"""
 
 import itertools
 
@@ -8,11 +11,21 @@ from conftest import EVERY, agree
 
 LENGTHS = [0, 1, 7, 64, 1000, 4096, 40_000]
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int32"]
-BUFFERS = [case for case in itertools.product(DTYPES, LENGTHS) if EVERY or case[0] == "float32" or case[1] in (7, 4096)]
+BUFFERS = [
+    case
+    for case in itertools.product(DTYPES, LENGTHS)
+    if EVERY or case[0] == "float32" or case[1] in (7, 4096)
+]
 MAPS = {  # the node of each rank
     2: [[0, 1]],
     4: [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1]],
-    8: [[0] * 4 + [1] * 4, [0, 0, 1, 1, 2, 2, 3, 3], [0, 0, 0, 1, 1, 1, 1, 1], [0, 1] * 4, [0] * 3 + [1] * 3 + [2] * 2],
+    8: [
+        [0] * 4 + [1] * 4,
+        [0, 0, 1, 1, 2, 2, 3, 3],
+        [0, 0, 0, 1, 1, 1, 1, 1],
+        [0, 1] * 4,
+        [0] * 3 + [1] * 3 + [2] * 2,
+    ],
 }
 TRANSPORTS = ["messages", "collectives", "shared", "auto"]
 
@@ -29,23 +42,33 @@ def test_only_as_many_neighbours_on_each_node_make_levels():
 @pytest.mark.parametrize(("m", "k"), [(2, 2), (4, 2), (2, 3), (8, 16)])
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "all_gather"])
 def test_a_node_sends_each_byte_across_once_to_each_other_node(m, k, operation):
-    """By the formulas; in one level m times as often, but for what is gathered, of which each rank sends its own."""
+    """By the formulas; in one level m times as often, but for what is gathered, of which each rank
+    sends its own.
+    """
     from mpitrain.comm.wire import phases, sent_bytes
 
-    num_bytes, across = 4 * m * k * 4096, 0
+    num_bytes = 4 * m * k * 4096
+    across = 0
     for place, node in itertools.product(range(m), [0]):
-        for far, each, length, width, _ in phases(operation, num_bytes, (place, m), (node, k), itemsize=4, narrow=False):
+        for far, each, length, width, _ in phases(
+            operation, num_bytes, (place, m), (node, k), itemsize=4, narrow=False
+        ):
             across += sent_bytes(each, length, k, node, itemsize=width) if far else 0
     times = 2 if operation == "all_reduce" else 1
     assert across == times * num_bytes * (k - 1) // k
 
 
 def test_the_traffic_of_a_layout_knows_its_nodes():
-    """A sum over 4 ranks: 2 N 3/4 in one level; on 2 nodes N inside and, of half the buffer, N/2 across. What can't goes in one."""
+    """A sum over 4 ranks: 2 N 3/4 in one level; on 2 nodes N inside and, of half the buffer, N/2 across.
+
+    What can't goes in one.
+    """
     from mpitrain.comm.wire import sent_over_nodes
 
     num_bytes = 1 << 20
-    assert [sent_over_nodes("all_reduce", num_bytes, (2, 2), rank) for rank in range(4)] == [num_bytes + num_bytes // 2] * 4
+    assert [sent_over_nodes("all_reduce", num_bytes, (2, 2), rank) for rank in range(4)] == [
+        num_bytes + num_bytes // 2
+    ] * 4
     assert sent_over_nodes("shift", num_bytes, (2, 2), 1) == num_bytes
     assert sent_over_nodes("reduce_scatter", num_bytes, (4, 2), 7) == num_bytes * 3 // 4 + num_bytes // 8
 
@@ -57,7 +80,9 @@ def build(world, numbers, transport, levels=True):
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
-    return Mesh(world, Grid({"dp": world.size}), transport=transport, timeout_s=60, nodes=numbers, levels=levels)
+    return Mesh(
+        world, Grid({"dp": world.size}), transport=transport, timeout_s=60, nodes=numbers, levels=levels
+    )
 
 
 def values(rank, length, dtype):
@@ -94,10 +119,19 @@ def results(axis, length, dtype):
         whole = collectives.gather(x[begin:end], axis, length, root).wait()
         yield f"gather to {root}", x[:0] if whole is None else whole, x
         out = torch.empty(end - begin, dtype=x.dtype)
-        yield f"scatter from {root}", collectives.scatter(x if axis.rank == root else None, axis, out, length, root).wait(), x
+        yield (
+            f"scatter from {root}",
+            collectives.scatter(x if axis.rank == root else None, axis, out, length, root).wait(),
+            x,
+        )
     counts = [[(a * b + length) % 5 for b in range(axis.size)] for a in range(axis.size)]
-    there, back = counts[axis.rank], [row[axis.rank] for row in counts]
-    yield "all_to_all_v", collectives.all_to_all_v(values(axis.rank, sum(there), dtype), there, back, axis).wait(), None
+    there = counts[axis.rank]
+    back = [row[axis.rank] for row in counts]
+    yield (
+        "all_to_all_v",
+        collectives.all_to_all_v(values(axis.rank, sum(there), dtype), there, back, axis).wait(),
+        None,
+    )
     yield "shift", collectives.shift(x, axis).wait(), x
 
 
@@ -112,14 +146,19 @@ def in_one_level():
 
     comm = MPI.COMM_WORLD.Dup()
     mesh = build(comm, [0] * comm.size, "messages", levels=False)
-    told = [[(operation, bits(found)) for operation, found, _ in results(mesh["dp"], length, dtype)] for dtype, length in BUFFERS]
+    told = [
+        [(operation, bits(found)) for operation, found, _ in results(mesh["dp"], length, dtype)]
+        for dtype, length in BUFFERS
+    ]
     mesh.free()
     comm.Free()
     return told
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("transport", "limit"), [*((transport, 1 << 30) for transport in TRANSPORTS), ("messages", 4099)])
+@pytest.mark.parametrize(
+    ("transport", "limit"), [*((transport, 1 << 30) for transport in TRANSPORTS), ("messages", 4099)]
+)
 @pytest.mark.parametrize("number", range(5))
 def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, number, transport, limit):
     """In messages of at most `limit` bytes."""
@@ -132,7 +171,8 @@ def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, numbe
         pytest.skip("no such node map on so many ranks")
     if world.size == 8 and number < len(MAPS[4]) and (number + TRANSPORTS.index(transport)) % 2 and not EVERY:
         pytest.skip("MPITRAIN_LAYOUTS=all takes each map with each transport")
-    mesh, wrong = build(world, maps[number], transport), []
+    mesh = build(world, maps[number], transport)
+    wrong = []
     axis = mesh["dp"]
     for (dtype, length), told in zip(BUFFERS, in_one_level, strict=True):
         ours = results(axis, length, dtype)
@@ -146,7 +186,10 @@ def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, numbe
                 name, _, root = operation.partition(" ")
                 sent = predicted(name, x.nbytes, axis, x, int(root.split()[-1]) if root else 0)
                 if (used.messages, used.num_bytes) != sent:
-                    wrong.append(f"{operation} of {length} {dtype}: {used.messages, used.num_bytes} sent, {sent} predicted")
+                    wrong.append(
+                        f"{operation} of {length} {dtype}: {used.messages, used.num_bytes} sent, {sent} "
+                        "predicted"
+                    )
     mesh.free()
     agree(world, not wrong, f"{len(wrong)}: {wrong[:3]}")
 
@@ -158,7 +201,8 @@ def test_what_crosses_is_counted_apart(world):
     if world.size not in (4, 8):
         pytest.skip("two nodes of 2 or 4 ranks")
     mesh = build(world, [rank * 2 // world.size for rank in range(world.size)], "messages")
-    axis, x = mesh["dp"], np.ones(1 << 16, np.float32)
+    axis = mesh["dp"]
+    x = np.ones(1 << 16, np.float32)
     all_reduce(x, axis).wait()
     across = sum(world.allgather(axis.far.account.num_bytes))
     broadcast(x, axis, world.size - 1).wait()
@@ -166,7 +210,11 @@ def test_what_crosses_is_counted_apart(world):
     own = axis.near.account.num_bytes + axis.far.account.num_bytes
     total = mesh.usage()["dp"].num_bytes
     mesh.free()
-    agree(world, (across, more, own) == (2 * x.nbytes, x.nbytes, total), f"{across}, {more} across, {own} of {total}, {x.nbytes} of buffer")
+    agree(
+        world,
+        (across, more, own) == (2 * x.nbytes, x.nbytes, total),
+        f"{across}, {more} across, {own} of {total}, {x.nbytes} of buffer",
+    )
 
 
 @pytest.mark.mpi(min_size=4)
@@ -179,9 +227,11 @@ def test_many_operations_at_once_meet_their_own(world):
     wrong = []
     for transport in TRANSPORTS:
         mesh = build(world, [rank * 2 // world.size for rank in range(world.size)], transport)
-        axis, pending = mesh["dp"], []
+        axis = mesh["dp"]
+        pending = []
         for i in range(1, 9):
-            x, share = np.full(i * 8192, float(i + axis.rank)), i * 8192 // axis.size
+            x = np.full(i * 8192, float(i + axis.rank))
+            share = i * 8192 // axis.size
             whole = np.zeros(i * 8192)
             total = sum(i + rank for rank in range(axis.size))
             pending.append((all_reduce(x.copy(), axis), np.full_like(x, total)))
@@ -195,8 +245,19 @@ def test_many_operations_at_once_meet_their_own(world):
 
 
 LAYOUTS = {
-    4: ["dp=4 zero=1", "dp=4 zero=3", "cp=4 context=ulysses heads=4", "dp=4 zero=2 transport=collectives", "dp=4 zero=0 precision=bf16"],
-    8: ["dp=8 zero=1", "dp=8 zero=3 dp_shard=4", "dp=8 zero=2 transport=collectives", "dp=8 zero=0 precision=bf16"],
+    4: [
+        "dp=4 zero=1",
+        "dp=4 zero=3",
+        "cp=4 context=ulysses heads=4",
+        "dp=4 zero=2 transport=collectives",
+        "dp=4 zero=0 precision=bf16",
+    ],
+    8: [
+        "dp=8 zero=1",
+        "dp=8 zero=3 dp_shard=4",
+        "dp=8 zero=2 transport=collectives",
+        "dp=8 zero=0 precision=bf16",
+    ],
 }
 WORDS = {"precision": "precision.compute", "heads": "model.heads", "transport": "comm.transport"}
 

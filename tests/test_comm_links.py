@@ -1,4 +1,6 @@
-"""Point-to-point messages: right tensor whatever the order, and buffers that belong to the operation until wait()."""
+"""Point-to-point messages: right tensor whatever the order, and buffers that belong to the
+operation until wait().
+"""
 
 from types import SimpleNamespace
 
@@ -25,7 +27,8 @@ def test_messages_are_matched_by_what_they_carry_not_by_their_order(mesh, synchr
 
     from mpitrain.comm.links import Links
 
-    links, num = Links(mesh["links"], mesh.size, 6, synchronous=synchronous), 6
+    links = Links(mesh["links"], mesh.size, 6, synchronous=synchronous)
+    num = 6
     me = mesh.rank
 
     def payload(kind, stage, m):
@@ -66,8 +69,11 @@ def test_too_many_tags_are_refused(mesh):
         except MeshError as error:
             return "batch.micro" in str(error)
 
-    enough, one_short = SimpleNamespace(num_tags=56), SimpleNamespace(num_tags=55)
-    verdict = refused(mesh["links"], 1 << 20, 1 << 20) and refused(one_short, 4, 7) and not refused(enough, 4, 7)
+    enough = SimpleNamespace(num_tags=56)
+    one_short = SimpleNamespace(num_tags=55)
+    verdict = (
+        refused(mesh["links"], 1 << 20, 1 << 20) and refused(one_short, 4, 7) and not refused(enough, 4, 7)
+    )
     agree(mesh["links"].comm, verdict)
 
 
@@ -103,7 +109,8 @@ def test_a_message_longer_than_was_due_is_named_whoever_finds_it(mesh, looks):
     from mpitrain.comm.links import Links
     from mpitrain.errors import MessageError
 
-    axis, said = mesh["links"], ""
+    axis = mesh["links"]
+    said = ""
     links = Links(axis, mesh.size, 4)
     pending = links.receive("F", 1, 3, torch.empty(4), 0) if mesh.rank == 1 else None
     axis.comm.Barrier()  # it hasn't come when it is posted

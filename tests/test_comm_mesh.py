@@ -1,4 +1,7 @@
-"""The communicators of a layout: who shares an axis, in which order, what is made for it, and that nothing is left behind."""
+"""The communicators of a layout.
+
+Who shares an axis, in which order, what is made for it, and that nothing is left behind.
+"""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -10,21 +13,36 @@ pytestmark = pytest.mark.mpi
 
 
 def test_every_axis_has_its_ranks_in_order(world):
-    """Those of a grid, some that join several of its axes, and one of another grid, folded over the same ranks."""
+    """Those of a grid, some that join several of its axes, and one of another grid, folded over the
+    same ranks.
+    """
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
     degrees = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (2, 4)}.get(world.size, (world.size, 1))
-    grid, folded = Grid({"tp": degrees[0], "cp": 1, "dp": 1, "pp": degrees[1]}), Grid({"ep": degrees[0], "edp": 1, "pp": degrees[1]})
-    axes = {name: grid.group(world.rank, name) for name in grid.degrees} | {"ep": folded.group(world.rank, "ep")}
-    axes |= {"data": grid.group(world.rank, "cp", "dp"), "model": grid.group(world.rank, "tp", "pp"), "back": range(world.size)[::-1]}
+    grid = Grid({"tp": degrees[0], "cp": 1, "dp": 1, "pp": degrees[1]})
+    folded = Grid({"ep": degrees[0], "edp": 1, "pp": degrees[1]})
+    axes = {name: grid.group(world.rank, name) for name in grid.degrees} | {
+        "ep": folded.group(world.rank, "ep")
+    }
+    axes |= {
+        "data": grid.group(world.rank, "cp", "dp"),
+        "model": grid.group(world.rank, "tp", "pp"),
+        "back": range(world.size)[::-1],
+    }
     mesh = Mesh(world, grid, axes)
     wrong = []
     for name, axis in mesh.axes.items():
         found = axis.comm.allgather(world.rank)
-        wrong += [] if found == list(axes[name]) and found[axis.rank] == world.rank and axis.size == len(found) else [name]
+        wrong += (
+            []
+            if found == list(axes[name]) and found[axis.rank] == world.rank and axis.size == len(found)
+            else [name]
+        )
         wrong += [] if axis.size == 1 or axis.comm.Get_name() == f"mpitrain.{name}" else [f"name of {name}"]
-    wrong += [] if mesh["data"].size == 1 and mesh["model"].size == world.size == mesh["back"].size else ["sizes"]
+    wrong += (
+        [] if mesh["data"].size == 1 and mesh["model"].size == world.size == mesh["back"].size else ["sizes"]
+    )
     mesh.free()
     agree(world, not wrong, f"wrong: {wrong}")
 
@@ -36,7 +54,8 @@ def test_an_axis_that_only_some_ranks_share_leaves_the_others_alone(world):
     ends = (0, world.size - 1) if world.size > 1 else (0,)
     mine = ends if world.rank in ends else (world.rank,)
     mesh = Mesh(world, Grid({"pp": world.size}), {"tied": mine})
-    expected, found = len(mine), mesh["tied"].size
+    expected = len(mine)
+    found = mesh["tied"].size
     mesh.free()
     agree(world, found == expected, f"size {found}, expected {expected}")
 
@@ -45,13 +64,15 @@ def test_an_axis_that_only_some_ranks_share_leaves_the_others_alone(world):
 def counted(world, monkeypatch):
     """Count what is made and freed, whoever does it: communicators of those of this world, and windows.
 
-    Not the one of a node, by Split_type, of which a mesh asks who is on it and which is freed at once.
+    Not the one of a node, by Split_type, of which a mesh asks who is on it and which is freed at
+    once.
     """
     from mpi4py import MPI
 
     from mpitrain.comm import shared
 
-    made, freed = Counter(), Counter()
+    made = Counter()
+    freed = Counter()
 
     class Counting(MPI.Intracomm):
         def Split(self, *arguments):
@@ -82,7 +103,8 @@ def counted(world, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("layout", "expected"),  # of each axis that has something: c a communicator, s a second one, w a window
+    # of each axis that has something: c a communicator, s a second one, w a window
+    ("layout", "expected"),
     [
         ("parallel.dp={n} parallel.zero=0", {"data": "c", "replicate": "cw"}),
         ("parallel.dp={n} parallel.zero=2", {"data": "c", "shard": "cw"}),
@@ -92,11 +114,20 @@ def counted(world, monkeypatch):
         ("parallel.dp={n} parallel.zero=3 optimizer.name=muon", {"data": "c", "shard": "cw", "matrix": "c"}),
         ("parallel.tp={n} model.kv_heads=4", {"tp": "cw", "model": "c"}),
         ("parallel.tp={n} model.kv_heads=1 comm.transport=messages", {"tp": "c", "model": "c", "kv": "c"}),
-        ("parallel.cp={n} parallel.context=zigzag parallel.zero=0", {"cp": "c", "data": "c", "replicate": "cw"}),
-        ("parallel.cp={n} parallel.context=gather parallel.zero=0", {"cp": "cw", "data": "c", "replicate": "cw"}),
+        (
+            "parallel.cp={n} parallel.context=zigzag parallel.zero=0",
+            {"cp": "c", "data": "c", "replicate": "cw"},
+        ),
+        (
+            "parallel.cp={n} parallel.context=gather parallel.zero=0",
+            {"cp": "cw", "data": "c", "replicate": "cw"},
+        ),
         ("parallel.pp={n} model.tied=false", {"links": "c", "model": "c"}),
         ("parallel.pp={n} model.tied=true", {"links": "c", "model": "c", "tied": "cw"}),
-        ("parallel.pp={n} model.tied=false pipeline.schedule=dualpipe", {"links": "c", "model": "c", "mirror": "cw"}),
+        (
+            "parallel.pp={n} model.tied=false pipeline.schedule=dualpipe",
+            {"links": "c", "model": "c", "mirror": "cw"},
+        ),
     ],
 )
 def test_a_mesh_makes_what_is_used_and_nothing_else(counted, layout, expected):
@@ -113,12 +144,17 @@ def test_a_mesh_makes_what_is_used_and_nothing_else(counted, layout, expected):
     sizes = ("model.layers=8", "model.heads=4", "batch.global=16", "batch.micro=1", "comm.timeout_s=200")
     words = layout.format(n=world.size).split()
     if world.size == 1:
-        words, expected = [word for word in words if "dualpipe" not in word], {}
+        words = [word for word in words if "dualpipe" not in word]
+        expected = {}
     if "tied" in expected and world.rank not in (0, world.size - 1):
         expected = {name: has for name, has in expected.items() if name != "tied"}
     mesh = build_mesh(plan_of(resolve(settings.load(None, (*sizes, *words)), world.size, 256)), world)
-    shared = {name: axis for name, axis in mesh.axes.items() if axis.size > 1}  # MPI's own COMM_SELF is there for the others
-    found = {name: "c" * bool(axis.comm) + "s" * bool(axis.second) + "w" * bool(axis.window) for name, axis in shared.items()}
+    # MPI's own COMM_SELF is there for the others
+    shared = {name: axis for name, axis in mesh.axes.items() if axis.size > 1}
+    found = {
+        name: "c" * bool(axis.comm) + "s" * bool(axis.second) + "w" * bool(axis.window)
+        for name, axis in shared.items()
+    }
     text = "".join(expected.values())
     made = Counter(communicators=text.count("c") + text.count("s"), windows=text.count("w"))
     ok = {name: has for name, has in found.items() if has} == expected and counted.made == made
@@ -136,8 +172,15 @@ def test_an_operation_that_an_axis_is_not_made_for_is_a_mistake_found_at_once(wo
     from mpitrain.comm.mesh import Mesh
 
     every = range(world.size)
-    mesh = Mesh(world, Grid({"dp": world.size}), {"dp": every, "sums": every}, {"dp": NOTHING, "sums": carried("all_reduce")}, timeout_s=30)
-    x, refused = np.ones(world.size), 0
+    mesh = Mesh(
+        world,
+        Grid({"dp": world.size}),
+        {"dp": every, "sums": every},
+        {"dp": NOTHING, "sums": carried("all_reduce")},
+        timeout_s=30,
+    )
+    x = np.ones(world.size)
+    refused = 0
     for operation in (lambda: all_reduce(x, mesh["dp"]), lambda: all_gather(x[:1], mesh["sums"], x)):
         try:
             operation().wait()
@@ -213,7 +256,10 @@ def test_a_progress_thread_changes_nothing_but_who_enters_mpi(world):
 
 
 def test_a_progress_thread_has_a_device_before_it_enters_mpi(world, monkeypatch):
-    """MPI's engine asks the driver for the device of the thread that enters; one that has none is the end of the process."""
+    """MPI's engine asks the driver for the device of the thread that enters.
+
+    One that has none is the end of the process.
+    """
     import threading
 
     import torch
@@ -231,14 +277,18 @@ def test_a_progress_thread_has_a_device_before_it_enters_mpi(world, monkeypatch)
             return super().Iprobe(*arguments)
 
     start = progress.Progress.start_thread
-    monkeypatch.setattr(progress.Progress, "start_thread", lambda self, comm, *first: start(self, Watched(comm), *first))
+    monkeypatch.setattr(
+        progress.Progress, "start_thread", lambda self, comm, *first: start(self, Watched(comm), *first)
+    )
     way = dict(progress="thread", on_thread=lambda: done.append((threading.current_thread().name, "device")))
     mesh = Mesh(world, Grid({"dp": world.size}), transport="messages", timeout_s=30, **way)
     before = list(done)
     for _ in range(50):
         all_reduce(torch.ones(200_000), mesh["dp"]).wait()
     mesh.free()
-    ok = before == done[:1] == [("mpitrain-progress", "device")] and set(done[1:]) <= {("mpitrain-progress", "MPI")}
+    ok = before == done[:1] == [("mpitrain-progress", "device")] and set(done[1:]) <= {
+        ("mpitrain-progress", "MPI")
+    }
     agree(world, ok, str(done[:3]))
 
 

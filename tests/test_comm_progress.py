@@ -9,10 +9,13 @@ import pytest
 class Slow:
     """An operation of which each look takes some seconds, and that is over after some looks."""
 
-    what, owed = "a message", ("", -1)
+    what = "a message"
+    owed = ("", -1)
 
     def __init__(self, seconds, looks):
-        self.seconds, self.looks, self.account = seconds, looks, SimpleNamespace(blocked=lambda begin, end: None)
+        self.seconds = seconds
+        self.looks = looks
+        self.account = SimpleNamespace(blocked=lambda begin, end: None)
 
     def test(self):
         time.sleep(self.seconds)

@@ -1,4 +1,7 @@
-"""Little shared memory, as in a container: what windows and buffers can come to is counted before; a page that isn't there is SIGBUS."""
+"""Little shared memory, as in a container.
+
+What windows and buffers can come to is counted before; a page that isn't there is SIGBUS.
+"""
 
 import os
 import subprocess
@@ -11,7 +14,8 @@ from launch import MPIRUN, environment, finished
 
 CONTAINER = "mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "
 may_mount = pytest.mark.skipif(
-    subprocess.run("unshare -m mount -t tmpfs tmpfs /dev/shm", shell=True, capture_output=True).returncode != 0,
+    subprocess.run("unshare -m mount -t tmpfs tmpfs /dev/shm", shell=True, capture_output=True).returncode
+    != 0,
     reason="needs a mount namespace: root",
 )
 REDUCE = """
@@ -42,7 +46,9 @@ finalize()
 def in_container(size, ranks, *command):
     """Run ranks that have `size` of shared memory; return what they say."""
     shell = f"{CONTAINER.format(size=size)} {MPIRUN} -n {ranks} " + " ".join(command)
-    done = finished(["unshare", "-m", "bash", "-c", shell], capture_output=True, text=True, env=environment(), timeout=120)
+    done = finished(
+        ["unshare", "-m", "bash", "-c", shell], capture_output=True, text=True, env=environment(), timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -52,7 +58,8 @@ def in_container(size, ranks, *command):
     ("size", "ranks", "megabytes", "expected"),
     [
         ("1g", 4, 25, "windows ['tp', 'dp'] lent 1 refused []"),
-        ("200m", 4, 25, "windows ['tp', 'dp'] lent 0 refused ['dp']"),  # each of two groups alone would fit
+        # each of two groups alone would fit
+        ("200m", 4, 25, "windows ['tp', 'dp'] lent 0 refused ['dp']"),
         ("64m", 8, 1, "windows [] lent 0 refused ['tp', 'dp']"),
     ],
 )
@@ -69,9 +76,11 @@ def test_axes_without_a_window_send_messages(world, monkeypatch, free):
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
 
-    monkeypatch.setattr(shared, "free", lambda: free if world.rank == world.size - 1 else 1 << 40)  # one rank's view is all's
+    # one rank's view is all's
+    monkeypatch.setattr(shared, "free", lambda: free if world.rank == world.size - 1 else 1 << 40)
     mesh = Mesh(world, Grid({"dp": world.size}), transport="shared", timeout_s=60)
-    axis, x = mesh["dp"], np.full(100_000, 1.0)
+    axis = mesh["dp"]
+    x = np.full(100_000, 1.0)
     lent = axis.allocate(1 << 20)
     all_reduce(x, axis).wait()
     windows = bool(free) and world.size > 1
@@ -89,7 +98,8 @@ def test_what_was_taken_is_not_there_again(world):
     from mpitrain.comm.mesh import Mesh
 
     mesh = Mesh(world, Grid({"dp": world.size}), transport="shared", timeout_s=60)
-    axis, mesh.budget.left = mesh["dp"], 10_000
+    axis = mesh["dp"]
+    mesh.budget.left = 10_000
     found = [axis.views(axis.allocate(4096)) is not None for _ in range(3)]
     mesh.free()
     agree(world, found == [world.size > 1] * 2 + [False], f"shared: {found}")
@@ -105,7 +115,8 @@ def test_ranks_agree_where_one_of_them_has_too_little(world, monkeypatch, of):
     if world.size == 1:
         pytest.skip("alone, nothing is shared")
     mesh = Mesh(world, Grid({"dp": world.size}), transport="shared", timeout_s=60)
-    axis, last = mesh["dp"], world.rank == world.size - 1
+    axis = mesh["dp"]
+    last = world.rank == world.size - 1
     if of == "pages":
         clear = shared.Allocation.clear
         monkeypatch.setattr(shared.Allocation, "clear", lambda self: clear(self) and not last)
@@ -120,9 +131,21 @@ def test_ranks_agree_where_one_of_them_has_too_little(world, monkeypatch, of):
 @may_mount
 def test_a_page_that_is_not_there_is_no_signal(tmp_path):
     """The kernel says that it can't write there. As in Allocation.clear, on a file that nobody has filled."""
-    program = "import mmap, sys; from mpitrain.comm import shared; a = shared.Allocation.__new__(shared.Allocation); import numpy as np;"
-    program += "f = open('/dev/shm/f', 'w+b'); f.truncate(1 << 25); a.memory = np.frombuffer(mmap.mmap(f.fileno(), 1 << 25), np.uint8);"
+    program = (
+        "import mmap, sys; from mpitrain.comm import shared; a = "
+        "shared.Allocation.__new__(shared.Allocation); import numpy as np;"
+    )
+    program += (
+        "f = open('/dev/shm/f', 'w+b'); f.truncate(1 << 25); a.memory = np.frombuffer(mmap.mmap(f.fileno(), "
+        "1 << 25), np.uint8);"
+    )
     program += "print(a.clear()); a.memory = a.memory[: 1 << 16]; print(a.clear())"
-    shell = f"{CONTAINER.format(size='1m')} {sys.executable} -c \"$0\""
-    done = finished(["unshare", "-m", "bash", "-c", shell, program], capture_output=True, text=True, env=os.environ, timeout=60)
+    shell = f'{CONTAINER.format(size="1m")} {sys.executable} -c "$0"'
+    done = finished(
+        ["unshare", "-m", "bash", "-c", shell, program],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=60,
+    )
     assert done.stdout.split() == ["False", "True"], done

@@ -31,7 +31,10 @@ def resolved(*overrides, ranks=1, vocab=256):
         ("lr=1", "unknown key lr; use optimizer.lr"),
         ("num_hidden_layers=1", "unknown key num_hidden_layers; use model.layers"),
         ("tensor-parallel-size=2", "unknown key tensor-parallel-size; use parallel.tp"),
-        ("run.wandb=x", "unknown key run.wandb; metrics.jsonl in the run directory has one JSON object a step"),
+        (
+            "run.wandb=x",
+            "unknown key run.wandb; metrics.jsonl in the run directory has one JSON object a step",
+        ),
         ("gradient_accumulation_steps=4", "follow from batch.global / batch.micro / parallel.dp"),
         ("optimizer.lr=.0001", "optimizer.lr: expected `float`, got `str`: '.0001'; write 0.0001"),
         ("run.steps=1e3", "run.steps: expected `int`, got `float`: 1000.0; write 1000"),
@@ -39,10 +42,16 @@ def resolved(*overrides, ranks=1, vocab=256):
         ("parallel.async_tp=True", "parallel.async_tp: expected `bool`, got `str`: 'True'; write true"),
         ("model.tied=no", "model.tied: expected `bool`, got `str`: 'no'; write false"),
         ("run.logs=1", "run.logs: expected `bool`, got `int`: 1; write true"),
-        ("optimizer.betas=0.9,0.95", r"optimizer.betas: expected `array`, got `str`: '0.9,0.95'; write \[0.9, 0.95\]"),
+        (
+            "optimizer.betas=0.9,0.95",
+            r"optimizer.betas: expected `array`, got `str`: '0.9,0.95'; write \[0.9, 0.95\]",
+        ),
         ("run.time_limit=3600", "run.time_limit: expected `str`, got `int`: 3600; write 1:00:00"),
         ("data.path=2024", 'data.path: expected `str | array`, got `int`: 2024; write "2024"'),
-        ("run.dir=~nobody-of-this-name/x", "run.dir = .*: found no home folder of ~nobody-of-this-name; write the whole path"),
+        (
+            "run.dir=~nobody-of-this-name/x",
+            "run.dir = .*: found no home folder of ~nobody-of-this-name; write the whole path",
+        ),
         ("run=3", "run: expected a table, got 3"),
         ("run.steps=many", "run.steps: expected `int`, got `str`"),
         ("run.steps=1.5", "run.steps: expected `int`, got `float`"),
@@ -75,46 +84,122 @@ def test_bad_keys_and_values_are_named(override, message):
         (["run.keep_best=1"], 1, "run.keep_best = 1 does nothing with run.keep = 0"),
         (["run.keep=1", "run.keep_every=50"], 1, "run.keep_every = 50 is no multiple of run.save_every = 40"),
         (["run.keep=1", "run.keep_every=50", "run.save_every=0"], 1, "no multiple of run.save_every = 0"),
-        (["run.keep=1", "run.keep_best=1", "run.eval_every=30"], 1, "run.save_every = 40 is no multiple of run.eval_every = 30"),
-        (["run.keep=1", "run.keep_best=1", "run.eval_every=0"], 1, "run.save_every = 40 is no multiple of run.eval_every = 0"),
+        (
+            ["run.keep=1", "run.keep_best=1", "run.eval_every=30"],
+            1,
+            "run.save_every = 40 is no multiple of run.eval_every = 30",
+        ),
+        (
+            ["run.keep=1", "run.keep_best=1", "run.eval_every=0"],
+            1,
+            "run.save_every = 40 is no multiple of run.eval_every = 0",
+        ),
         (["parallel.dp=3"], 4, r"parallel.dp = 3 x parallel.pp = 1 = 3 ranks, but mpirun started 4"),
         (["parallel.dp=2", "parallel.pp=3"], 4, "= 6 ranks, but mpirun started 4"),
         (["parallel.tp=3"], 4, "parallel.tp = 3 x parallel.cp = 1, but mpirun started 4 ranks"),
-        (["parallel.tp=2", "parallel.pp=2", "parallel.dp=2"], 4, "x parallel.tp = 2 x parallel.cp = 1 = 8 ranks, but mpirun started 4"),
+        (
+            ["parallel.tp=2", "parallel.pp=2", "parallel.dp=2"],
+            4,
+            "x parallel.tp = 2 x parallel.cp = 1 = 8 ranks, but mpirun started 4",
+        ),
         (["parallel.cp=3"], 3, "data.sequence = 128 doesn't divide into 6 equal chunks"),
-        (["parallel.cp=4", "parallel.context=ulysses", "model.heads=2", "model.kv_heads=2"], 4, "or zigzag, ring or gather"),
+        (
+            ["parallel.cp=4", "parallel.context=ulysses", "model.heads=2", "model.kv_heads=2"],
+            4,
+            "or zigzag, ring or gather",
+        ),
         (["parallel.tp=3"], 3, "model.heads = 4 doesn't divide over parallel.tp = 3"),
-        (["parallel.tp=6", "model.heads=6", "model.width=144", "model.kv_heads=1", "data.sequence=100"], 6, "parallel.sequence = false"),
-        (["parallel.tp=2", "parallel.sequence=false", "parallel.async_tp=true"], 2, "use parallel.sequence = true, or leave"),
-        (["parallel.tp=6", "model.heads=12", "model.width=144", "model.kv_heads=4"], 6, "one must divide the other"),
-        (["model.mtp=8", "data.sequence=8"], 1, "no position has so many tokens after the next one; use a model.mtp below 8"),
-        (["model.mtp_weight=0.5"], 1, "model.mtp_weight = 0.5 does nothing with model.mtp = 0; leave it out, or set model.mtp"),
+        (
+            ["parallel.tp=6", "model.heads=6", "model.width=144", "model.kv_heads=1", "data.sequence=100"],
+            6,
+            "parallel.sequence = false",
+        ),
+        (
+            ["parallel.tp=2", "parallel.sequence=false", "parallel.async_tp=true"],
+            2,
+            "use parallel.sequence = true, or leave",
+        ),
+        (
+            ["parallel.tp=6", "model.heads=12", "model.width=144", "model.kv_heads=4"],
+            6,
+            "one must divide the other",
+        ),
+        (
+            ["model.mtp=8", "data.sequence=8"],
+            1,
+            "no position has so many tokens after the next one; use a model.mtp below 8",
+        ),
+        (
+            ["model.mtp_weight=0.5"],
+            1,
+            "model.mtp_weight = 0.5 does nothing with model.mtp = 0; leave it out, or set model.mtp",
+        ),
         (["model.mtp_weight=0"], 1, "model.mtp_weight = 0.0 does nothing with model.mtp = 0"),
-        (["model.preset=mixtral-8x7b", "experts.count=0"], 1, "experts.count = 0 in a family with experts; needed 1 or more"),
+        (
+            ["model.preset=mixtral-8x7b", "experts.count=0"],
+            1,
+            "experts.count = 0 in a family with experts; needed 1 or more",
+        ),
         (["model.preset=deepseek-v3", "experts.groups=0"], 1, "experts.groups = 0 in a family with experts"),
-        (["model.preset=deepseek-v3", "attention.kv_rank=0"], 1, "attention.kv_rank = 0: latent attention needs at least 1"),
-        (["model.preset=deepseek-v3", "attention.yarn_length=0"], 1, "yarn_factor = 40.0 without attention.yarn_length"),
+        (
+            ["model.preset=deepseek-v3", "attention.kv_rank=0"],
+            1,
+            "attention.kv_rank = 0: latent attention needs at least 1",
+        ),
+        (
+            ["model.preset=deepseek-v3", "attention.yarn_length=0"],
+            1,
+            "yarn_factor = 40.0 without attention.yarn_length",
+        ),
         (["batch.global=1000001"], 1, "1,000,001 microbatches on 1 stages"),
         (["parallel.pp=7"], 7, "parallel.pp = 7 stages for model.layers = 6 blocks"),
-        (["batch.global=7", "parallel.dp=2"], 2, "batch.global = 7 sequences don't divide .* use a multiple of 2"),
+        (
+            ["batch.global=7", "parallel.dp=2"],
+            2,
+            "batch.global = 7 sequences don't divide .* use a multiple of 2",
+        ),
         (["batch.global=12", "batch.micro=8"], 1, "use a multiple of 8"),
         (["pipeline.stages=[1, 2]", "parallel.pp=2"], 2, "3 blocks on 2 stages; needed model.layers = 6"),
         (["pipeline.stages=[6]", "parallel.pp=2"], 2, "6 blocks on 1 stages"),
         (["model.preset=quikstart"], 1, "did you mean quickstart"),
         (["numerics.reproducible=layout", "precision.reduce=bf16"], 1, "each rank rounds its sum"),
         (["memory.every=2"], 1, r'memory.every = 2 does nothing with memory.recompute = "none"'),
-        (["memory.every=2", "memory.recompute=every-k", "parallel.zero=3"], 2, 'use memory.recompute = "full"'),
+        (
+            ["memory.every=2", "memory.recompute=every-k", "parallel.zero=3"],
+            2,
+            'use memory.recompute = "full"',
+        ),
         (["memory.recompute=every-k", "parallel.zero=3"], 2, 'use memory.recompute = "full"'),
         (["model.heads=5"], 1, "not a multiple of model.heads = 5"),
         (["model.heads=4", "model.kv_heads=3"], 1, "not a multiple of model.kv_heads = 3"),
         (["model.width=12", "model.heads=4", "model.kv_heads=4"], 1, "even width of a head"),
         (["model.vocab=100"], 1, "model.vocab = 100, but the tokenizer has 256"),
-        (["optimizer.momentum=0.9"], 1, r'optimizer.momentum = 0.9 does nothing with optimizer.name = "adamw", which has betas, eps'),
-        (["optimizer.name=sgd", "optimizer.betas=[0.9, 0.99]"], 1, r"optimizer.betas = \[0.9, 0.99\] does nothing"),
+        (
+            ["optimizer.momentum=0.9"],
+            1,
+            r'optimizer.momentum = 0.9 does nothing with optimizer.name = "adamw", which has betas, eps',
+        ),
+        (
+            ["optimizer.name=sgd", "optimizer.betas=[0.9, 0.99]"],
+            1,
+            r"optimizer.betas = \[0.9, 0.99\] does nothing",
+        ),
         (["optimizer.name=sgd", "optimizer.ns_steps=5"], 1, "optimizer.ns_steps = 5 does nothing"),
-        (["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.nesterov=true"], 1, "true with optimizer.momentum = 0 looks ahead"),
-        (["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.moments=bf16"], 1, "does nothing with optimizer.momentum = 0"),
-        (["schedule.name=wsd", "schedule.decay=111"], 1, "run.steps = 120 and schedule.warmup = 10: 110 steps follow .* use at most 110"),
+        (
+            ["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.nesterov=true"],
+            1,
+            "true with optimizer.momentum = 0 looks ahead",
+        ),
+        (
+            ["optimizer.name=sgd", "optimizer.momentum=0", "optimizer.moments=bf16"],
+            1,
+            "does nothing with optimizer.momentum = 0",
+        ),
+        (
+            ["schedule.name=wsd", "schedule.decay=111"],
+            1,
+            "run.steps = 120 and schedule.warmup = 10: 110 steps follow .* use at most 110",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, ranks, message):
@@ -125,7 +210,10 @@ def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, r
 @pytest.mark.parametrize(
     ("overrides", "found"),
     [
-        (["pipeline.schedule=1f1b", "parallel.zero=3"], 'found 0 pairs in pipeline.schedule = "1f1b", with parallel.zero = 3 and'),
+        (
+            ["pipeline.schedule=1f1b", "parallel.zero=3"],
+            'found 0 pairs in pipeline.schedule = "1f1b", with parallel.zero = 3 and',
+        ),
         (
             ["pipeline.schedule=dualpipev", "parallel.zero=2", "parallel.reduce=step"],
             'with parallel.zero = 2 and parallel.reduce = "step"; needed pairs',
@@ -135,7 +223,9 @@ def test_settings_that_do_not_fit_together_are_refused_with_numbers(overrides, r
 def test_pairs_of_parts_are_refused_where_there_are_none(overrides, found):
     from mpitrain.model.families.catalog import plan_of
 
-    config = resolved("parallel.pp=2", "parallel.dp=2", "batch.global=8", "pipeline.pairs=parts", *overrides, ranks=4)
+    config = resolved(
+        "parallel.pp=2", "parallel.dp=2", "batch.global=8", "pipeline.pairs=parts", *overrides, ranks=4
+    )
     with pytest.raises(ConfigError, match=re.escape(found) + ".* change them, or leave pipeline.pairs out"):
         plan_of(config).training  # noqa: B018 - made when it is asked for
 
@@ -144,21 +234,47 @@ def test_pairs_of_parts_are_refused_where_there_are_none(overrides, found):
     ("overrides", "ranks", "found"),
     [
         (["model.width=120", "model.heads=4"], 1, "found model.width = 120;"),
-        (["model.width=144", "model.heads=6", "parallel.tp=2"], 2, "found model.width / parallel.tp = 144 / 2 = 72;"),
-        (["model.width=96", "model.kv_heads=1"], 1, "found model.kv_heads x model.width / model.heads = 1 x 24 = 24;"),
+        (
+            ["model.width=144", "model.heads=6", "parallel.tp=2"],
+            2,
+            "found model.width / parallel.tp = 144 / 2 = 72;",
+        ),
+        (
+            ["model.width=96", "model.kv_heads=1"],
+            1,
+            "found model.kv_heads x model.width / model.heads = 1 x 24 = 24;",
+        ),
         (["model.width=96", "model.kv_heads=2", "parallel.tp=2"], 2, "= 2 x 24 / 2 = 24;"),
-        (["model.width=96", "model.heads=12", "model.kv_heads=2", "parallel.tp=6", "data.sequence=96"], 6, "model.heads = 8;"),
+        (
+            ["model.width=96", "model.heads=12", "model.kv_heads=2", "parallel.tp=6", "data.sequence=96"],
+            6,
+            "model.heads = 8;",
+        ),
         (["model.ffn=200"], 1, "found model.ffn = 200;"),
         (["model.ffn=144", "parallel.tp=2"], 2, "found model.ffn / parallel.tp = 144 / 2 = 72;"),
         (["data.sequence=100"], 1, "found batch.micro x data.sequence = 1 x 100 = 100;"),
-        (["data.sequence=48", "parallel.cp=2"], 2, "found batch.micro x data.sequence / parallel.cp = 1 x 48 / 2 = 24;"),
-        (["data.sequence=32", "parallel.tp=2", "parallel.async_tp=true"], 2, "(parallel.async_tp) = 1 x 32 / 2 / 2 = 8;"),
-        (["data.sequence=10", "batch.micro=8", "parallel.tp=2", "parallel.async_tp=true"], 2, "parallel.tp = 8 x 10 / 2 = 40;"),
+        (
+            ["data.sequence=48", "parallel.cp=2"],
+            2,
+            "found batch.micro x data.sequence / parallel.cp = 1 x 48 / 2 = 24;",
+        ),
+        (
+            ["data.sequence=32", "parallel.tp=2", "parallel.async_tp=true"],
+            2,
+            "(parallel.async_tp) = 1 x 32 / 2 / 2 = 8;",
+        ),
+        (
+            ["data.sequence=10", "batch.micro=8", "parallel.tp=2", "parallel.async_tp=true"],
+            2,
+            "parallel.tp = 8 x 10 / 2 = 40;",
+        ),
     ],
 )
 def test_fp8_refuses_sides_that_are_no_multiples_of_16(overrides, ranks, found):
     assert resolved(*overrides, ranks=ranks)
-    with pytest.raises(ConfigError, match=re.escape(found) + " needed a multiple of 16, .* change one of these, or use"):
+    with pytest.raises(
+        ConfigError, match=re.escape(found) + " needed a multiple of 16, .* change one of these, or use"
+    ):
         resolved("precision.compute=fp8", *overrides, ranks=ranks)
 
 
@@ -167,11 +283,15 @@ def test_fp8_counts_the_positions_of_a_segment_that_the_schedule_cuts():
 
     cut = ("precision.compute=fp8", "parallel.pp=2", "pipeline.schedule=seq1f1b")
     table_of(resolved(*cut, ranks=2))
-    with pytest.raises(ConfigError, match=re.escape("batch.micro x data.sequence / segments = 1 x 48 / 2 = 24;")):
+    with pytest.raises(
+        ConfigError, match=re.escape("batch.micro x data.sequence / segments = 1 x 48 / 2 = 24;")
+    ):
         table_of(resolved(*cut, "data.sequence=48", ranks=2))
 
 
-@pytest.mark.parametrize("preset", [name for name, keys in settings.PRESETS.items() if keys.get("family") not in settings.EXPERTS])
+@pytest.mark.parametrize(
+    "preset", [name for name, keys in settings.PRESETS.items() if keys.get("family") not in settings.EXPERTS]
+)
 def test_presets_without_experts_are_fit_for_fp8(preset):
     tp = 4 if settings.PRESETS[preset]["heads"] % 4 == 0 else 1
     divided = ((f"parallel.tp={tp}",), (f"parallel.tp={tp}", "parallel.async_tp=true")) if tp > 1 else ()
@@ -192,7 +312,9 @@ def test_a_given_batch_leaves_ranks_to_pipeline_stages():
 
 
 def test_written_toml_reads_back_the_same(tmp_path):
-    config = resolved("data.path=a \"b\" \\ ü", "pipeline.stages=[4, 2]", "optimizer.lr=1e-9", "parallel.pp=2", ranks=2)
+    config = resolved(
+        'data.path=a "b" \\ ü', "pipeline.stages=[4, 2]", "optimizer.lr=1e-9", "parallel.pp=2", ranks=2
+    )
     (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
     assert settings.load(tmp_path / "config.toml") == config
 
@@ -208,7 +330,10 @@ def test_written_toml_reads_back_the_same(tmp_path):
     ],
 )
 def test_what_was_asked_and_what_was_derived_are_apart(tmp_path, overrides, ranks):
-    """A run that reads the file derives anew, for as many ranks as it has; a reader of the run directory has every key."""
+    """A run that reads the file derives anew, for as many ranks as it has.
+
+    A reader of the run directory has every key.
+    """
     asked = settings.load(None, ["run.dir=x", *overrides])
     config = resolve(asked, ranks, 256)
     file = tmp_path / "config.toml"
@@ -220,7 +345,10 @@ def test_what_was_asked_and_what_was_derived_are_apart(tmp_path, overrides, rank
     assert settings.load(tmp_path / "mine.toml").run.steps == 9
 
 
-@pytest.mark.parametrize("derived", ["derived = 3", "[derived]\nmodel = 3", "[derived.model]\nwide = 3", "[derived.model]\nwidth = 0"])
+@pytest.mark.parametrize(
+    "derived",
+    ["derived = 3", "[derived]\nmodel = 3", "[derived.model]\nwide = 3", "[derived.model]\nwidth = 0"],
+)
 def test_a_damaged_table_of_what_was_derived_is_bad_input(tmp_path, derived):
     with pytest.raises(ConfigError):
         settings.parse_resolved(tomllib.loads(derived))
@@ -231,7 +359,9 @@ def test_no_key_is_derived_on_a_command_line():
         settings.load(None, ["derived.parallel.dp=2"])
 
 
-@pytest.mark.parametrize("text", ["runs/x", "3", "2024-01-01", "true", "a b", 'a"b', "'a'", "-x", "1e3", "[1]", "ü", "#", "a # b"])
+@pytest.mark.parametrize(
+    "text", ["runs/x", "3", "2024-01-01", "true", "a b", 'a"b', "'a'", "-x", "1e3", "[1]", "ü", "#", "a # b"]
+)
 def test_a_path_in_a_command_that_is_printed_is_read_as_it_is(text):
     words = shlex.split(f"mpitrain run --set {settings.as_override('run.dir', text)}")
     assert settings.load(None, words[3:]).run.dir == text
@@ -249,7 +379,9 @@ def test_other_names_lead_to_keys_that_there_are():
 
     own = settings.flatten(settings.Config())
     assert OTHER_NAMES.keys() <= own.keys() and not OURS.keys() & INSTEAD.keys()
-    assert len(OURS) == sum(len(names.split()) for names in OTHER_NAMES.values()), "a name stands for two keys"
+    assert len(OURS) == sum(len(names.split()) for names in OTHER_NAMES.values()), (
+        "a name stands for two keys"
+    )
 
 
 @pytest.mark.parametrize("name", ["a 🚀 b", "模型/ü", 'a "b" \\ c', "#=[]", "'''", '"""'])
@@ -268,7 +400,9 @@ def test_a_configuration_of_an_earlier_version_is_read():
 # ---------------------------------------------------------------- odd input
 
 
-@pytest.mark.parametrize("key", ["run.dir", "data.path", "data.tokenizer", "pipeline.schedule", "model.preset"])
+@pytest.mark.parametrize(
+    "key", ["run.dir", "data.path", "data.tokenizer", "pipeline.schedule", "model.preset"]
+)
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -349,7 +483,13 @@ def test_what_is_no_file_is_never_waited_for(tmp_path):
     with open(tmp_path / "sparse.toml", "wb") as file:
         file.truncate(10 << 30)
     (tmp_path / "loop.toml").symlink_to("loop.toml")
-    cases = {"fifo.toml": "a FIFO", "sparse.toml": "more than", "loop.toml": "symbolic links", ".": "directory", "a\0b": "no file can"}
+    cases = {
+        "fifo.toml": "a FIFO",
+        "sparse.toml": "more than",
+        "loop.toml": "symbolic links",
+        ".": "directory",
+        "a\0b": "no file can",
+    }
     for name, message in cases.items():
         with pytest.raises(ConfigError, match=message):
             settings.load(tmp_path / name)
@@ -364,7 +504,13 @@ def test_what_is_no_file_is_never_waited_for(tmp_path):
 def test_a_circle_of_bases_is_found_whatever_the_files_are_called(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to("a")
-    for base in ("../a/mine.toml", "../link/mine.toml", "./mine.toml", str(tmp_path / "a/mine.toml"), "../a/../a/../link/./mine.toml"):
+    for base in (
+        "../a/mine.toml",
+        "../link/mine.toml",
+        "./mine.toml",
+        str(tmp_path / "a/mine.toml"),
+        "../a/../a/../link/./mine.toml",
+    ):
         (tmp_path / "a/mine.toml").write_text(f'base = "{base}"\n')
         with pytest.raises(ConfigError, match="leads back to itself") as caught:
             settings.load(tmp_path / "a/mine.toml")
@@ -375,7 +521,9 @@ def test_a_circle_of_bases_is_found_whatever_the_files_are_called(tmp_path):
         settings.load(tmp_path / "0.toml")
 
 
-@pytest.mark.parametrize(("value", "number"), [(None, 1), ("", 1), (" ", 1), (" 2 ", 2), ("4,2", 4), ("4, 2,1", 4), ("1024", 1024)])
+@pytest.mark.parametrize(
+    ("value", "number"), [(None, 1), ("", 1), (" ", 1), (" 2 ", 2), ("4,2", 4), ("4, 2,1", 4), ("1024", 1024)]
+)
 def test_threads_are_openmps(monkeypatch, value, number):
     if value is None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -385,10 +533,15 @@ def test_threads_are_openmps(monkeypatch, value, number):
     assert num_threads(settings.Run(threads=7)) == 7
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "x", "²", "٣", "1.5", "1e3", "1025", "9" * 5000, ",", "4,x", "0x4", "+2", "1_0", "\udcff"])
+@pytest.mark.parametrize(
+    "value",
+    ["0", "-1", "x", "²", "٣", "1.5", "1e3", "1025", "9" * 5000, ",", "4,x", "0x4", "+2", "1_0", "\udcff"],
+)
 def test_a_number_of_threads_that_is_none_is_refused(monkeypatch, value):
     monkeypatch.setenv("OMP_NUM_THREADS", value)
-    with pytest.raises(ConfigError, match=r"OMP_NUM_THREADS = .* needed a number of threads, 1 to 1,024") as caught:
+    with pytest.raises(
+        ConfigError, match=r"OMP_NUM_THREADS = .* needed a number of threads, 1 to 1,024"
+    ) as caught:
         num_threads(settings.Run())
     assert len(str(caught.value)) < 800
 
@@ -398,7 +551,10 @@ def test_a_number_of_threads_that_is_none_is_refused(monkeypatch, value):
     [
         ([], dict(betas=(0.9, 0.95), eps=1e-8, momentum=None, nesterov=None, ns_steps=None)),
         (["name=sgd"], dict(betas=None, eps=None, momentum=0.9, nesterov=False, ns_steps=None)),
-        (["name=muon", "betas=[0.8, 0.9]"], dict(betas=(0.8, 0.9), eps=1e-8, momentum=0.95, nesterov=True, ns_steps=5)),
+        (
+            ["name=muon", "betas=[0.8, 0.9]"],
+            dict(betas=(0.8, 0.9), eps=1e-8, momentum=0.95, nesterov=True, ns_steps=5),
+        ),
         (["name=muon", "momentum=0"], dict(momentum=0.0, nesterov=False)),
     ],
 )
@@ -454,7 +610,9 @@ def test_a_key_that_does_nothing_is_refused_where_it_does_nothing(idle, because,
     }.get(table, [])
     ranks = 2 if "parallel.pp=2" in beside else 1
     key = idle.partition("=")[0]
-    with pytest.raises(ConfigError, match=rf"{re.escape(key)} = \S+ does nothing with {re.escape(because)}; leave it out"):
+    with pytest.raises(
+        ConfigError, match=rf"{re.escape(key)} = \S+ does nothing with {re.escape(because)}; leave it out"
+    ):
         resolved(*beside, idle, ranks=ranks)
     resolved(*beside, idle, active, ranks=2)
 
@@ -486,9 +644,13 @@ def test_a_run_that_wrote_zeros_for_what_it_had_not_is_the_same_run(tmp_path):
         (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
         again = settings.load(tmp_path / "config.toml")
         assert again == config and resolve(again, 1, 256) == config
-    zeros = "[experts]\ncount = 0\nwidth = 0\n[attention]\nhead_width = 0\nkv_rank = 0\nyarn_length = 0\n[model]\nmtp = 0\n"
+    zeros = (
+        "[experts]\ncount = 0\nwidth = 0\n[attention]\nhead_width = 0\nkv_rank = 0\nyarn_length = 0\n"
+        "[model]\nmtp = 0\n"
+    )
     (tmp_path / "config.toml").write_text(zeros)
-    older, newer = settings.load(tmp_path / "config.toml"), settings.load(None, ["run.dir=runs/config"])
+    older = settings.load(tmp_path / "config.toml")
+    newer = settings.load(None, ["run.dir=runs/config"])
     assert settings.identity(resolve(older, 1, 256)) == settings.identity(resolve(newer, 1, 256))
     assert settings.identity(older) == settings.identity(newer)
 
@@ -504,7 +666,14 @@ def test_identity_ignores_layout_and_length_and_nothing_else():
     other = resolved("parallel.pp=2", "run.steps=9", "comm.transport=messages", "run.dir=x", ranks=2)
     assert settings.identity(config) == settings.identity(other)
     data = ("data.sequence=9", "data.documents=separate")
-    for override in ("run.seed=2", "optimizer.lr=1", *data, "model.width=64", "precision.compute=fp64", "batch.micro=2"):
+    for override in (
+        "run.seed=2",
+        "optimizer.lr=1",
+        *data,
+        "model.width=64",
+        "precision.compute=fp64",
+        "batch.micro=2",
+    ):
         assert settings.identity(resolved(override)) != settings.identity(config)
 
 
@@ -517,7 +686,9 @@ def test_every_key_is_typed():
 
 
 def rates(*overrides):
-    config = resolved("run.steps=100", "optimizer.lr=1.0", "schedule.warmup=10", "schedule.final=0.1", *overrides)
+    config = resolved(
+        "run.steps=100", "optimizer.lr=1.0", "schedule.warmup=10", "schedule.final=0.1", *overrides
+    )
     return [learning_rate(config, step) for step in range(1, 101)]
 
 
@@ -540,8 +711,12 @@ def test_wsd_is_stable_then_falls_linearly():
 # ---------------------------------------------------------------- files and names of other programs
 
 
-GZIP, PARQUET = b"\x1f\x8b\x08\x00\xff", b"PAR1\xff\x00PAR1"
-HUGGING_FACE = '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "architectures": null}'
+GZIP = b"\x1f\x8b\x08\x00\xff"
+PARQUET = b"PAR1\xff\x00PAR1"
+HUGGING_FACE = (
+    '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "architectures": '
+    "null}"
+)
 
 
 @pytest.mark.parametrize(
@@ -551,7 +726,11 @@ HUGGING_FACE = '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 
         ("a.toml", PARQUET, "it is a Parquet file, needed a TOML file"),
         ("config.json", b"{}", "it is a JSON file, needed a TOML file"),
         ("run.yaml", b"run: 1", "it is a YAML file, needed a TOML file"),
-        ("hf/config.json", HUGGING_FACE.encode(), r"\(llama\), needed a TOML file; .* --set model.layers=2 --set model.width=64 --set"),
+        (
+            "hf/config.json",
+            HUGGING_FACE.encode(),
+            r"\(llama\), needed a TOML file; .* --set model.layers=2 --set model.width=64 --set",
+        ),
         ("run/config.toml", b"", "it is a run directory of mpitrain: give .*/run/config.toml"),
         ("weights/model.safetensors", b"", "it is a folder of another program's weights"),
         ("set/dataset_info.json", b"{}", "it is the folder of a Hugging Face data set"),
@@ -571,14 +750,25 @@ def test_what_is_given_instead_of_a_configuration_is_recognised(tmp_path, name, 
 def test_a_model_of_hugging_face_is_no_preset(tmp_path):
     """Its folder has sizes, which are named; its name in the hub is often that of a preset."""
     (tmp_path / "config.json").write_text(HUGGING_FACE)
-    with pytest.raises(ConfigError, match=r"is the folder of a Hugging Face model \(llama\), .* --set model.layers=2 --set model.width=64"):
+    with pytest.raises(
+        ConfigError,
+        match=r"is the folder of a Hugging Face model \(llama\), .* --set model.layers=2 --set "
+        r"model.width=64",
+    ):
         resolved(f"model.preset={tmp_path}")
     resolved(*config_hints.keys_of_model(tmp_path).replace("--set ", "").split(), "model.vocab=300", ranks=1)
     with pytest.raises(ConfigError, match=r"did you mean llama3\.2-1b"):
         resolved("model.preset=meta-llama/Llama-3.2-1B")
 
 
-STRANGE = ("", "[]", '{"model_type": 3}', "{" * 9999, '{"model_type": "\\u001b[2J", "hidden_size": 1e99}', "\x00")
+STRANGE = (
+    "",
+    "[]",
+    '{"model_type": 3}',
+    "{" * 9999,
+    '{"model_type": "\\u001b[2J", "hidden_size": 1e99}',
+    "\x00",
+)
 
 
 @pytest.mark.parametrize("content", STRANGE)
@@ -587,7 +777,11 @@ def test_a_strangers_config_json_says_nothing_that_a_terminal_obeys(tmp_path, co
     assert config_hints.recognised(tmp_path).isprintable() and config_hints.keys_of_model(tmp_path) == ""
     (tmp_path / "config.json").unlink()
     os.mkfifo(tmp_path / "config.json")
-    assert config_hints.recognised(tmp_path) == config_hints.recognised(tmp_path / "config.json").partition("a JSON file")[0] == ""
+    assert (
+        config_hints.recognised(tmp_path)
+        == config_hints.recognised(tmp_path / "config.json").partition("a JSON file")[0]
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -619,7 +813,15 @@ def test_no_value_of_another_program_is_one_of_ours():
 
 
 @pytest.mark.parametrize(
-    ("every", "pace"), [("7", (7, inf)), ("0", (0, inf)), ("30s", (0, 30)), ("0.5 s", (0, 0.5)), ("2m", (0, 120)), ("2 h", (0, 7200))]
+    ("every", "pace"),
+    [
+        ("7", (7, inf)),
+        ("0", (0, inf)),
+        ("30s", (0, 30)),
+        ("0.5 s", (0, 0.5)),
+        ("2m", (0, 120)),
+        ("2 h", (0, 7200)),
+    ],
 )
 def test_a_log_has_its_pace_in_steps_or_in_seconds(every, pace):
     found = log_pace(resolved(f"run.log_every={every}").run)
@@ -629,7 +831,10 @@ def test_a_log_has_its_pace_in_steps_or_in_seconds(every, pace):
     assert found.due(1, 1e9) == (pace[1] < inf)
 
 
-@pytest.mark.parametrize(("every", "works"), [("soon", "30s"), ("0s", "30s"), ("2.5", '"2.5s"'), ("-1", ">= 0"), ("5 days", "= 10")])
+@pytest.mark.parametrize(
+    ("every", "works"),
+    [("soon", "30s"), ("0s", "30s"), ("2.5", '"2.5s"'), ("-1", ">= 0"), ("5 days", "= 10")],
+)
 def test_a_pace_that_is_none_is_answered_with_one_that_is(every, works):
     with pytest.raises(ConfigError, match=works):
         resolved(f"run.log_every={every}")
@@ -651,10 +856,14 @@ def test_constant_stays():
 
 def test_the_rate_is_a_function_of_the_step_alone():
     config = resolved("run.steps=50")
-    assert [learning_rate(config, s) for s in (7, 3, 7)] == [learning_rate(config, 7), learning_rate(config, 3), learning_rate(config, 7)]
+    assert [learning_rate(config, s) for s in (7, 3, 7)] == [
+        learning_rate(config, 7),
+        learning_rate(config, 3),
+        learning_rate(config, 7),
+    ]
 
 
-# ---------------------------------------------------------------- what is looked for while a run trains
+# ------------------------------------------------------------ what is looked for while a run trains
 
 
 @pytest.mark.parametrize(
@@ -681,9 +890,19 @@ V = "rank 0: F0@0 F1@0 F0@3 B0@3 B0@0 F1@3 B1@3 B1@0\nrank 1: F0@1 F0@2 B0@2 B0@
 def test_a_table_of_ones_own_says_its_ranks_chunks_and_microbatches(tmp_path):
     (tmp_path / "v.txt").write_text(V)
     own = f"pipeline.schedule={tmp_path / 'v.txt'}"
-    for ranks, more, dp in ((2, (), 1), (4, (), 2), (4, ("parallel.tp=2",), 1), (2, ("pipeline.chunks=2", "parallel.pp=2"), 1)):
+    for ranks, more, dp in (
+        (2, (), 1),
+        (4, (), 2),
+        (4, ("parallel.tp=2",), 1),
+        (2, ("pipeline.chunks=2", "parallel.pp=2"), 1),
+    ):
         config = resolved(own, *more, ranks=ranks)
-        assert (config.parallel.pp, config.parallel.dp, config.pipeline.chunks, config.batch.global_) == (2, dp, 2, 2 * dp)
+        assert (config.parallel.pp, config.parallel.dp, config.pipeline.chunks, config.batch.global_) == (
+            2,
+            dp,
+            2,
+            2 * dp,
+        )
 
 
 @pytest.mark.parametrize(
@@ -692,12 +911,29 @@ def test_a_table_of_ones_own_says_its_ranks_chunks_and_microbatches(tmp_path):
         (["pipeline.chunks=3"], 2, "found pipeline.chunks = 3, the table has 2; leave it out"),
         (["pipeline.segments=2"], 2, "found pipeline.segments = 2, the table has 1; leave it out"),
         (["pipeline.group=2"], 2, "pipeline.group = 2: has no effect on a table of your own"),
-        (["pipeline.times=[1,1,1,0]"], 2, "pipeline.times = [1.0, 1.0, 1.0, 0.0]: has no effect on a table of your own"),
+        (
+            ["pipeline.times=[1,1,1,0]"],
+            2,
+            "pipeline.times = [1.0, 1.0, 1.0, 0.0]: has no effect on a table of your own",
+        ),
         (["pipeline.memory_limit=2"], 2, "pipeline.memory_limit = 2.0: has no effect on a table of your own"),
-        (["parallel.pp=4"], 4, "a table of 2 ranks with 2 stages each and 2 microbatches; this layout has 4 pipeline ranks"),
-        (["batch.global=8"], 4, "and 4 microbatches (batch.global / batch.micro / parallel.dp); set parallel.pp=2 and batch.global=4"),
+        (
+            ["parallel.pp=4"],
+            4,
+            "a table of 2 ranks with 2 stages each and 2 microbatches; this layout has 4 pipeline ranks",
+        ),
+        (
+            ["batch.global=8"],
+            4,
+            "and 4 microbatches (batch.global / batch.micro / parallel.dp); set parallel.pp=2 and "
+            "batch.global=4",
+        ),
         (["model.layers=3"], 2, "4 stages for model.layers = 3 blocks"),
-        (["pipeline.stages=[2,4]"], 2, "needed model.layers = 6 blocks on parallel.pp = 2 x pipeline.chunks = 2 stages"),
+        (
+            ["pipeline.stages=[2,4]"],
+            2,
+            "needed model.layers = 6 blocks on parallel.pp = 2 x pipeline.chunks = 2 stages",
+        ),
     ],
 )
 def test_what_disagrees_with_a_table_of_ones_own_is_refused(tmp_path, overrides, ranks, found):

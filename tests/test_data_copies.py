@@ -18,11 +18,9 @@ def corpus(*documents, between=(END,)):
 @pytest.mark.parametrize("between", [(END,), ()])
 @pytest.mark.parametrize("held_out", [0, 2, 5])
 def test_documents_with_the_same_tokens_are_found(between, held_out):
-    same, begins_alike, other = (
-        [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3],
-        [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 4],
-        [5],
-    )
+    same = [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3]
+    begins_alike = [1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 4]
+    other = [5]
     inner = [1, 2, 3, 1, 2, 3, 1, 7, 3, 1, 2, 3]
     tokens, ends = corpus(same, begins_alike, same, other, inner, same, between=between)
     begin = int(ends[held_out - 1]) if held_out else 0

@@ -21,7 +21,8 @@ def write(path, content):
 
 
 def test_stdlib_is_deterministic_and_has_a_useful_size():
-    first, second = read("python-stdlib"), read("python-stdlib")
+    first = read("python-stdlib")
+    second = read("python-stdlib")
     names = [name for name, _ in first]
     assert first == second
     assert names == sorted(names)
@@ -31,7 +32,15 @@ def test_stdlib_is_deterministic_and_has_a_useful_size():
 
 def test_stdlib_leaves_out_tests_and_what_differs_between_machines():
     parts = {part for name, *_ in documents("python-stdlib", None) for part in name.split("/")}
-    assert not parts & {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "sitecustomize.py"}
+    assert not parts & {
+        "test",
+        "tests",
+        "idle_test",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "sitecustomize.py",
+    }
     assert not any(part.startswith("_sysconfigdata") for part in parts)
 
 
@@ -54,7 +63,12 @@ def test_text_that_is_not_utf8_is_refused_by_name(tmp_path):
 
 
 def test_jsonl_gives_the_text_of_each_line(tmp_path):
-    lines = [json.dumps({"text": "eins", "meta": {"n": [1]}}), "", '{"text": "\\u00e9\\ud83d\\ude80"}', '{"text": ""}']
+    lines = [
+        json.dumps({"text": "eins", "meta": {"n": [1]}}),
+        "",
+        '{"text": "\\u00e9\\ud83d\\ude80"}',
+        '{"text": ""}',
+    ]
     path = write(tmp_path / "a.jsonl", "\ufeff" + "\r\n".join(lines))
     assert read("jsonl", path) == [("a.jsonl:1", b"eins"), ("a.jsonl:3", "é🚀".encode())]
 
@@ -67,7 +81,16 @@ def test_jsonl_folder_reads_only_jsonl(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    [b'{"text": "cut', b'{"txt": "a"}', b'{"text": 7}', b'{"text": null}', b'["a"]', b'{"text": "\\ud800"}', b'{"text": "\xff"}', b"plain"],
+    [
+        b'{"text": "cut',
+        b'{"txt": "a"}',
+        b'{"text": 7}',
+        b'{"text": null}',
+        b'["a"]',
+        b'{"text": "\\ud800"}',
+        b'{"text": "\xff"}',
+        b"plain",
+    ],
 )
 def test_jsonl_error_names_file_and_line(tmp_path, line):
     path = write(tmp_path / "a.jsonl", b'{"text": "fine"}\n\n' + line + b"\n")
@@ -124,7 +147,8 @@ def test_broken_link_is_named(tmp_path):
 
 
 def test_file_without_permission_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything: chmod would prove nothing
+    # root may read everything: chmod would prove nothing
+    monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(DataError, match=r"a\.txt cannot be read: permission denied"):
         check_source("text", write(tmp_path / "a.txt", "text"))
 
@@ -183,19 +207,26 @@ def test_a_compressed_file_is_called_so(tmp_path):
 def test_the_key_of_the_text_can_be_named(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"content": "a", "text": 3}\n{"content": "b", "x": NaN}\n')
     assert texts(path, "content") == ["a", "b"]
-    with pytest.raises(DataError, match=r'without "no.such", but content, text.*under the key "no.such" \(data.text_key\)'):
+    with pytest.raises(
+        DataError, match=r'without "no.such", but content, text.*under the key "no.such" \(data.text_key\)'
+    ):
         texts(path, "no.such")
 
 
 def test_all_damaged_files_are_named_at_once(tmp_path):
     for number in range(12):
         write(tmp_path / f"{number:02}.txt", b"caf\xe9 %d" % number if number % 4 else b"good %d" % number)
-    with pytest.raises(DataError, match=r"9 files can't be read: .*01.txt is not UTF-8 text.*10.txt.* and 1 more; convert") as caught:
+    with pytest.raises(
+        DataError, match=r"9 files can't be read: .*01.txt is not UTF-8 text.*10.txt.* and 1 more; convert"
+    ) as caught:
         read("text", tmp_path)
     assert "00.txt" not in str(caught.value)
     (tmp_path / "13.txt").symlink_to("gone")
     (tmp_path / "14.txt").symlink_to("gone")
-    with pytest.raises(DataError, match=r"2 files can't be read: .*13.txt cannot be read: No such file.*14.txt cannot be read"):
+    with pytest.raises(
+        DataError,
+        match=r"2 files can't be read: .*13.txt cannot be read: No such file.*14.txt cannot be read",
+    ):
         check_source("text", tmp_path)
 
 
@@ -203,7 +234,10 @@ def test_damaged_lines_are_counted_and_the_first_of_each_file_named(tmp_path):
     write(tmp_path / "a.jsonl", '{"text": "a"}\n{\n[]\n3\n')
     write(tmp_path / "b.jsonl", '{"text": "b"}\n')
     write(tmp_path / "c.jsonl", "null")
-    with pytest.raises(DataError, match=r"a.jsonl, line 2: found not JSON .* \(and 2 lines more\); .*c.jsonl, line 1: found null"):
+    with pytest.raises(
+        DataError,
+        match=r"a.jsonl, line 2: found not JSON .* \(and 2 lines more\); .*c.jsonl, line 1: found null",
+    ):
         read("jsonl", tmp_path)
 
 
@@ -221,25 +255,34 @@ def test_several_paths_and_patterns_are_read_in_their_order(tmp_path):
 
 def test_a_named_file_is_read_whatever_its_suffix(tmp_path):
     write(tmp_path / "a.json", '{"text": "a"}\n')
-    with pytest.raises(DataError, match=r"holds no text \(JSON that is no lines of JSON: a.json\); put a .jsonl"):
+    with pytest.raises(
+        DataError, match=r"holds no text \(JSON that is no lines of JSON: a.json\); put a .jsonl"
+    ):
         read("jsonl", tmp_path)
-    assert read("jsonl", tmp_path / "a.json") == read("jsonl", str(tmp_path / "*.json")) == [("a.json:1", b"a")]
+    assert (
+        read("jsonl", tmp_path / "a.json") == read("jsonl", str(tmp_path / "*.json")) == [("a.json:1", b"a")]
+    )
 
 
 @pytest.mark.parametrize("text", ['[{"text": "a"}, {"text": "b"}]', '[\n  {"text": "a"}\n]\n', "\ufeff [ {"])
 def test_an_array_of_objects_is_named_as_one(tmp_path, text):
     write(tmp_path / "a.json", text)
-    with pytest.raises(DataError, match=r"a\.json is one JSON array, not lines of JSON: write its objects one a line, as jq"):
+    with pytest.raises(
+        DataError, match=r"a\.json is one JSON array, not lines of JSON: write its objects one a line, as jq"
+    ):
         read("jsonl", tmp_path / "a.json")
 
 
-@pytest.mark.parametrize(("source", "path", "expected"), [
-    ("python-stdlib", "x", 'data.val_path = "x" has no use with data.source = "python-stdlib"'),
-    ("text", "absent/*.txt", 'data.val_path = "absent/*.txt" matches nothing'),
-    ("text", "/dev/null", 'data.val_path = "/dev/null" is neither a file nor a folder'),
-    ("jsonl", ".", 'data.val_path = "." holds no text'),
-    ("text", "empty.txt", 'data.val_path = "empty.txt" holds no text'),
-])
+@pytest.mark.parametrize(
+    ("source", "path", "expected"),
+    [
+        ("python-stdlib", "x", 'data.val_path = "x" has no use with data.source = "python-stdlib"'),
+        ("text", "absent/*.txt", 'data.val_path = "absent/*.txt" matches nothing'),
+        ("text", "/dev/null", 'data.val_path = "/dev/null" is neither a file nor a folder'),
+        ("jsonl", ".", 'data.val_path = "." holds no text'),
+        ("text", "empty.txt", 'data.val_path = "empty.txt" holds no text'),
+    ],
+)
 def test_messages_name_the_key_that_is_wrong(tmp_path, monkeypatch, source, path, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").touch()

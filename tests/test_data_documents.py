@@ -43,7 +43,9 @@ def test_attention_sees_earlier_positions_of_its_document(begin, end):
     assert added.shape == (2, 1, end - begin, end)
     for row, numbers in enumerate(documents.tolist()):
         seen = [[k <= q and numbers[k] == numbers[q] for k in range(end)] for q in range(begin, end)]
-        assert (added[row, 0] == 0).tolist() == seen and (added[row, 0] == -torch.inf).logical_not().tolist() == seen
+        assert (added[row, 0] == 0).tolist() == seen and (
+            added[row, 0] == -torch.inf
+        ).logical_not().tolist() == seen
 
 
 def test_without_documents_attention_sees_every_earlier_position():

@@ -1,4 +1,6 @@
-"""Split and order: nothing is seen twice in an epoch, nothing held out is trained on, and a slot alone decides its row."""
+"""Split and order: nothing is seen twice in an epoch, nothing held out is trained on, and a slot
+alone decides its row.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ def test_windows_overlap_by_one_token():
     assert rows.tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
 
 
-@given(num_tokens=st.integers(2, 300), sequence=st.integers(1, 299), seed=st.none() | st.integers(0, 2**64 - 1))
+@given(
+    num_tokens=st.integers(2, 300), sequence=st.integers(1, 299), seed=st.none() | st.integers(0, 2**64 - 1)
+)
 def test_every_window_comes_exactly_once_per_epoch(num_tokens, sequence, seed):
     if num_tokens <= sequence:
         return
@@ -34,7 +38,9 @@ def test_every_window_comes_exactly_once_per_epoch(num_tokens, sequence, seed):
 
 @given(slots=st.lists(st.integers(0, 500), max_size=40), cut=st.integers(0, 40))
 def test_a_row_depends_on_its_slot_alone(slots, cut):
-    """Whatever was asked before, however slots are grouped over ranks and microbatches, and over the end of an epoch."""
+    """Whatever was asked before, however slots are grouped over ranks and microbatches, and over
+    the end of an epoch.
+    """
     one = Sampler(TOKENS, 10, seed=3)
     rows = np.concatenate([one.sequences(slots[:cut]), one.sequences(slots[cut:])])
     alone = [Sampler(TOKENS, 10, seed=3).sequences([slot])[0] for slot in slots]
@@ -43,7 +49,11 @@ def test_a_row_depends_on_its_slot_alone(slots, cut):
 
 def test_epochs_and_seeds_have_orders_of_their_own():
     n = Sampler(TOKENS, 10).num_sequences
-    orders = [Sampler(TOKENS, 10, seed).sequences(range(epoch * n, (epoch + 1) * n)) for seed in (0, 1, 2**64 - 1) for epoch in (0, 1)]
+    orders = [
+        Sampler(TOKENS, 10, seed).sequences(range(epoch * n, (epoch + 1) * n))
+        for seed in (0, 1, 2**64 - 1)
+        for epoch in (0, 1)
+    ]
     assert len({order.tobytes() for order in orders}) == 6
 
 
@@ -81,7 +91,10 @@ def test_validation_of_an_older_run_is_the_tail():
     starts=st.lists(st.integers(0, 60), min_size=1, max_size=5),
 )
 def test_rows_of_stretches_say_where_documents_end(ends, cuts, starts):
-    """Held against tokens and marks that are put together at once. Where a stretch is cut off, a document ends, too."""
+    """Held against tokens and marks that are put together at once.
+
+    Where a stretch is cut off, a document ends, too.
+    """
     cuts = sorted(cuts)[: len(cuts) // 2 * 2]
     stretches = np.array(cuts).reshape(-1, 2)
     marks = np.isin(np.arange(1, 101), [*ends, *stretches[:, 1]])
@@ -104,13 +117,19 @@ def test_split_and_sampler_of_a_memmap_copy_only_the_rows(tmp_path):
 
 
 def test_sequence_longer_than_the_data_is_refused_with_numbers():
-    with pytest.raises(DataError, match=r"data\.sequence = 512 needs 1026 tokens .* has 1000; use a smaller data\.sequence or more text"):
+    with pytest.raises(
+        DataError,
+        match=r"data\.sequence = 512 needs 1026 tokens .* has 1000; use a smaller data\.sequence or more "
+        r"text",
+    ):
         split(np.array([1000]), 0.05, 512, 1)
     with pytest.raises(DataError, match=r"data\.sequence = 1000 needs 1001 tokens, there are 1000"):
         Sampler(TOKENS, 1000, 0)
 
 
-@pytest.mark.parametrize(("val_fraction", "sequence"), [(0, 8), (1, 8), (-0.1, 8), (float("nan"), 8), (0.05, 0)])
+@pytest.mark.parametrize(
+    ("val_fraction", "sequence"), [(0, 8), (1, 8), (-0.1, 8), (float("nan"), 8), (0.05, 0)]
+)
 def test_impossible_settings_are_refused(val_fraction, sequence):
     with pytest.raises(DataError, match="must"):
         split(np.array([1000]), val_fraction, sequence, 1)
@@ -124,20 +143,24 @@ def documents_in(stretches, ends):
     begins = [0, *ends[:-1].tolist()]
     found = []
     for begin, end in stretches.tolist():
-        first, last = begins.index(begin), ends.tolist().index(end)
+        first = begins.index(begin)
+        last = ends.tolist().index(end)
         found += range(first, last + 1)
     return found
 
 
 @given(
-    lengths=st.lists(st.integers(1, 30), min_size=120, max_size=200), val_fraction=st.floats(0.06, 0.5), seed=st.integers(0, 2**63 - 1)
+    lengths=st.lists(st.integers(1, 30), min_size=120, max_size=200),
+    val_fraction=st.floats(0.06, 0.5),
+    seed=st.integers(0, 2**63 - 1),
 )
 def test_whole_documents_are_held_out_and_no_token_is_in_both(lengths, val_fraction, seed):
     ends = np.cumsum(lengths)
     if val_fraction * ends[-1] < max(*lengths, 9):
         return
     train, validation, told = split(ends, val_fraction, 8, seed)
-    trained, validated = documents_in(train, ends), documents_in(validation, ends)
+    trained = documents_in(train, ends)
+    validated = documents_in(validation, ends)
     assert sorted(trained + validated) == list(range(len(lengths)))
     held_out = sum(lengths[each] for each in validated)
     assert 0 <= held_out - val_fraction * ends[-1] < max(lengths)
@@ -148,23 +171,36 @@ def test_whole_documents_are_held_out_and_no_token_is_in_both(lengths, val_fract
 def test_a_corpus_that_is_ordered_by_its_sources_is_validated_with_all_of_them():
     ends = np.arange(1, 2001) * 10
     found = np.array(documents_in(split(ends, 0.05, 8, 1).validation, ends))
-    assert [int(((found >= begin) & (found < begin + 500)).sum()) for begin in (0, 500, 1000, 1500)] == [20, 23, 30, 27]
+    assert [int(((found >= begin) & (found < begin + 500)).sum()) for begin in (0, 500, 1000, 1500)] == [
+        20,
+        23,
+        30,
+        27,
+    ]
 
 
 def test_which_documents_are_held_out_is_the_same_in_every_version():
     """Written down once: a change here would mix the validation of everybody's runs into their training."""
     ends = np.arange(1, 201) * 10
     found = [documents_in(split(ends, 0.05, 8, seed).validation, ends) for seed in (1, 2)]
-    assert found == [[10, 11, 77, 84, 90, 116, 133, 143, 151, 164], [10, 27, 31, 35, 47, 55, 81, 133, 146, 152]]
+    assert found == [
+        [10, 11, 77, 84, 90, 116, 133, 143, 151, 164],
+        [10, 27, 31, 35, 47, 55, 81, 133, 146, 152],
+    ]
 
 
 def test_of_long_documents_the_end_is_held_out():
     """Each of them, in its part: three files, one of each source."""
     train, validation, told = split(np.array([1000, 1500, 3000]), 0.1, 8, 1)
     assert validation.tolist() == [[900, 1000], [1450, 1500], [2850, 3000]]
-    assert train.tolist() == [[0, 900], [1000, 1450], [1500, 2850]] and told == "300 tokens: the end of 3 long documents"
+    assert (
+        train.tolist() == [[0, 900], [1000, 1450], [1500, 2850]]
+        and told == "300 tokens: the end of 3 long documents"
+    )
     one = split(np.array([1000]), 0.05, 10, 7)
-    assert [one.train.tolist(), one.validation.tolist()] == [each.tolist() for each in tail(1000, 0.05, 10)[:2]]
+    assert [one.train.tolist(), one.validation.tolist()] == [
+        each.tolist() for each in tail(1000, 0.05, 10)[:2]
+    ]
 
 
 def test_a_giant_document_among_short_ones_gives_its_part():

@@ -1,4 +1,6 @@
-"""data.tokens: runs share tokens by the content of text and tokenizer, whole ones only, and write over none."""
+"""data.tokens: runs share tokens by the content of text and tokenizer, whole ones only, and write
+over none.
+"""
 
 import json
 import os
@@ -29,7 +31,8 @@ def corpus(tmp_path):
 @pytest.fixture
 def count_reads(monkeypatch):
     """Return the corpora that were read for tokens."""
-    read, documents = [], tokens_module.all_documents
+    read = []
+    documents = tokens_module.all_documents
     monkeypatch.setattr(
         tokens_module,
         "all_documents",
@@ -101,7 +104,8 @@ def test_another_tokenizer_or_setting_has_tokens_of_its_own(tmp_path, count_read
 )
 def test_damaged_or_partial_ones_are_made_anew(corpus, tmp_path, count_reads, damage):
     run(corpus, tmp_path / "a", tmp_path / "shared")
-    folder, whole = published(tmp_path / "shared"), contents(tmp_path / "a")
+    folder = published(tmp_path / "shared")
+    whole = contents(tmp_path / "a")
     shutil.rmtree(tmp_path / "a")
     tokens, ends, description = (folder / name for name in ("tokens.bin", "ends.bin", "tokens.json"))
     if damage == "tokens":

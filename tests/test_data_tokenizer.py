@@ -24,7 +24,9 @@ def bpe_file(path, special=("<|endoftext|>",)):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=list(special), initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(["return the return of the thing"] * 9, trainer)
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=50)
@@ -60,7 +62,10 @@ def test_file_tokenizer_finds_its_end_of_text(tmp_path, name):
 
 
 def unigram(words):
-    """Return a model that knows its special tokens as words, as those of SentencePiece do: it prefers them to their letters."""
+    """Return a model that knows its special tokens as words, as those of SentencePiece do.
+
+    It prefers them to their letters.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((word, -5.0) for word in words)]
@@ -73,7 +78,11 @@ def unigram(words):
 def words(known):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2} | {word: 3 + n for n, word in enumerate(known)}, "<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel(
+            {"<unk>": 0, "<s>": 1, "</s>": 2} | {word: 3 + n for n, word in enumerate(known)}, "<unk>"
+        )
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer
 
@@ -81,13 +90,24 @@ def words(known):
 def letters(known):
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-    tokenizer = Tokenizer(models.BPE({"<unk>": 0, "<s>": 1, "</s>": 2} | {word: 3 + n for n, word in enumerate(known)}, []))
+    tokenizer = Tokenizer(
+        models.BPE({"<unk>": 0, "<s>": 1, "</s>": 2} | {word: 3 + n for n, word in enumerate(known)}, [])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.normalizer = normalizers.NFKC()
     return tokenizer
 
 
-SPELLED_OUT = ["a </s> b", "</s>", "</s></s>", "a<s>b</s>", "</s" + "</s>" * 50 + ">", "a ＜/ｓ＞ b", "</s>" * 3 + "a", "<unk> </s>"]
+SPELLED_OUT = [
+    "a </s> b",
+    "</s>",
+    "</s></s>",
+    "a<s>b</s>",
+    "</s" + "</s>" * 50 + ">",
+    "a ＜/ｓ＞ b",
+    "</s>" * 3 + "a",
+    "<unk> </s>",
+]
 
 
 @pytest.mark.parametrize("text", SPELLED_OUT)
@@ -131,7 +151,10 @@ def test_separate_documents_end_with_the_end_of_text_of_the_tokenizer(tmp_path):
 
 def test_a_tokenizer_without_end_of_text_cannot_separate_documents(tmp_path):
     file = str(words_file(tmp_path / "t.json", {"a": 0, "b": 1}))
-    with pytest.raises(DataError, match=r't.json" has no special token .*; name one by data.end_of_text, use another tokenizer, or'):
+    with pytest.raises(
+        DataError,
+        match=r't.json" has no special token .*; name one by data.end_of_text, use another tokenizer, or',
+    ):
         separator(Data(documents="separate", tokenizer=file), load_tokenizer(file))
 
 
@@ -148,7 +171,9 @@ def test_identity_follows_the_content_of_the_file(tmp_path):
     assert one.identity == again.identity != two.identity
 
 
-@pytest.mark.parametrize(("vocab", "name"), [(2, "u1"), (256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")])
+@pytest.mark.parametrize(
+    ("vocab", "name"), [(2, "u1"), (256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")]
+)
 def test_dtype_is_the_smallest_that_holds_every_id(vocab, name):
     assert dtype_for(vocab) == np.dtype(f"<{name}")
 
@@ -174,13 +199,18 @@ def test_missing_library_says_how_to_install_it(tmp_path, monkeypatch):
 
 
 def test_a_panic_of_the_library_prints_nothing_but_our_message(tmp_path, capfd):
-    """Its pattern goes back and forth without end; the library gives up, and would print the stack of its own code."""
+    """Its pattern goes back and forth without end.
+
+    The library gives up, and would print the stack of its own code.
+    """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({"a": 0}))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?:a+)+$|(x+x+)+y"), "isolated")
     tokenizer.save(str(tmp_path / "slow.json"))
-    with pytest.raises(DataError, match=r"cannot encode the text: .*retry-limit-in-match over.*; use another tokenizer"):
+    with pytest.raises(
+        DataError, match=r"cannot encode the text: .*retry-limit-in-match over.*; use another tokenizer"
+    ):
         load_tokenizer(tmp_path / "slow.json").encode(b"x" * 60 + b"a" * 3000 + b"b")
     assert capfd.readouterr().err == ""
 
@@ -212,9 +242,11 @@ def with_special(path, *, own, special, plain=()):
     [
         (["a", "b"], [], [], 2),
         (["a", "b"], ["<image>", "<end_of_image>"], [], 2),  # Gemma 3's 1B
-        (["a", "b"], ["<image>", "</s>", "<video>"], [], 4),  # what ends a document is put into the tokens
+        # what ends a document is put into the tokens
+        (["a", "b"], ["<image>", "</s>", "<video>"], [], 4),
         (["a", "b"], ["<image>"], ["word"], 4),
-        (["a", "b", "<unk>"], ["<unk>", "<image>"], [], 3),  # a word of its own can be found in a text
+        # a word of its own can be found in a text
+        (["a", "b", "<unk>"], ["<unk>", "<image>"], [], 3),
     ],
 )
 def test_special_tokens_above_all_others_need_no_row(tmp_path, own, special, plain, needed):
@@ -225,10 +257,14 @@ def test_special_tokens_above_all_others_need_no_row(tmp_path, own, special, pla
     assert tokenizer.needed == needed and tokenizer.vocab == len({*own, *special, *plain})
 
     def rows(*overrides):
-        return resolve(settings.load(None, overrides), 1, tokenizer.vocab, needed=tokenizer.needed).model.vocab
+        return resolve(
+            settings.load(None, overrides), 1, tokenizer.vocab, needed=tokenizer.needed
+        ).model.vocab
 
     assert rows() == tokenizer.vocab and rows(f"model.vocab={needed}") == needed
-    with pytest.raises(ConfigError, match=rf"the tokenizer has {tokenizer.vocab} tokens.*; needed at least {needed}"):
+    with pytest.raises(
+        ConfigError, match=rf"the tokenizer has {tokenizer.vocab} tokens.*; needed at least {needed}"
+    ):
         rows(f"model.vocab={needed - 1}")
 
 
@@ -237,16 +273,30 @@ def test_a_special_token_that_is_spelled_out_is_no_row_beyond_the_models(tmp_pat
     assert tokenizer.encode(b"a <image> b").tolist() == [0, 2, 3, 4, 1] and tokenizer.needed == 5
 
 
-# ---------------------------------------------------------------- which tokens stand between documents, and before each
+# -------------------------------------------- which tokens stand between documents, and before each
 
-ENDS = {  # special tokens of published models, and which of them parted documents in pretraining; eos_token of a chat model is a turn's
+# special tokens of published models, and which of them parted documents in pretraining; eos_token
+# of a chat model is a turn's
+ENDS = {
     "Qwen3": (["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "<|im_end|>", "<|endoftext|>"),
     "Llama-3.1": (["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"], "<|eot_id|>", "<|end_of_text|>"),
     "Gemma-3": (["<pad>", "<eos>", "<bos>", "<end_of_turn>"], "<end_of_turn>", "<eos>"),
     "gpt-oss": (["<|startoftext|>", "<|endoftext|>", "<|return|>"], "<|return|>", "<|endoftext|>"),
-    "DeepSeek-V3": (["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"], "<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
-    "Command R": (["<BOS_TOKEN>", "<EOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"], "<|END_OF_TURN_TOKEN|>", "<EOS_TOKEN>"),
-    "MiniMax-01": (["<beginning_of_sentence>", "<end_of_sentence>"], "<end_of_sentence>", "<end_of_sentence>"),
+    "DeepSeek-V3": (
+        ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"],
+        "<｜end▁of▁sentence｜>",
+        "<｜end▁of▁sentence｜>",
+    ),
+    "Command R": (
+        ["<BOS_TOKEN>", "<EOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"],
+        "<|END_OF_TURN_TOKEN|>",
+        "<EOS_TOKEN>",
+    ),
+    "MiniMax-01": (
+        ["<beginning_of_sentence>", "<end_of_sentence>"],
+        "<end_of_sentence>",
+        "<end_of_sentence>",
+    ),
     "Seed-OSS": (["<seed:bos>", "<seed:eos>"], "<seed:eos>", "<seed:eos>"),
     "Mistral": (["<s>", "</s>", "[INST]"], "</s>", "</s>"),
     "two that are known": (["<|endoftext|>", "</s>"], "</s>", "</s>"),
@@ -257,7 +307,11 @@ ENDS = {  # special tokens of published models, and which of them parted documen
 
 
 def model_file(folder, special, words=(), first=None, **config):
-    """Write a tokenizer, and tokenizer_config.json beside it. words: added tokens that aren't special.  first: what is put in front."""
+    """Write a tokenizer, and tokenizer_config.json beside it.
+
+    words: added tokens that aren't special.
+    first: what is put in front.
+    """
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -267,7 +321,9 @@ def model_file(folder, special, words=(), first=None, **config):
     tokenizer.add_tokens([AddedToken(word) for word in words])
     if first:
         pair = [(first, tokenizer.token_to_id(first))]
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{first} $A", pair=f"{first} $A $B", special_tokens=pair)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first} $A", pair=f"{first} $A $B", special_tokens=pair
+        )
     tokenizer.save(str(folder / "tokenizer.json"))
     if config:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -278,14 +334,23 @@ def model_file(folder, special, words=(), first=None, **config):
 @pytest.mark.parametrize("model", ENDS)
 def test_documents_are_parted_as_in_pretraining(tmp_path, model, as_object):
     special, eos, wanted = ENDS[model]
-    file = model_file(tmp_path, special, ["</s>"] if model == "Gemma-3" else [], eos_token={"content": eos} if as_object else eos)
+    file = model_file(
+        tmp_path,
+        special,
+        ["</s>"] if model == "Gemma-3" else [],
+        eos_token={"content": eos} if as_object else eos,
+    )
     tokenizer = load_tokenizer(file)
     found = None if tokenizer.end_of_text is None else tokenizer.decode([tokenizer.end_of_text])
     assert found == wanted
-    assert (f"{wanted} ({tokenizer.end_of_text}, " if wanted else "nothing between documents: ") in tokenizer.told
+    assert (
+        f"{wanted} ({tokenizer.end_of_text}, " if wanted else "nothing between documents: "
+    ) in tokenizer.told
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, '{"eos_token": 3}', '{"eos_token": null}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", "[" * 100_000, '{"eos_token": 3}', '{"eos_token": null}']
+)
 def test_an_odd_tokenizer_config_says_nothing(tmp_path, content):
     file = model_file(tmp_path, ["</s>", "<fin>"])
     (tmp_path / "tokenizer_config.json").write_text(content)
@@ -306,7 +371,9 @@ def test_an_odd_tokenizer_config_says_nothing(tmp_path, content):
 def test_a_token_before_each_document_is_that_of_the_family(tmp_path, special, first, config, wanted):
     tokenizer = load_tokenizer(model_file(tmp_path, special, first=first, **config))
     found = None if tokenizer.begin_of_text is None else tokenizer.decode([tokenizer.begin_of_text])
-    assert found == wanted and (f"{wanted} (" in tokenizer.told and "before each" in tokenizer.told) == bool(wanted)
+    assert found == wanted and (f"{wanted} (" in tokenizer.told and "before each" in tokenizer.told) == bool(
+        wanted
+    )
     assert tokenizer.encode(b"a").size == 1
 
 
@@ -317,7 +384,9 @@ def test_both_can_be_named_or_left_out(tmp_path):
     none = load_tokenizer(file, "", "")
     assert (none.end_of_text, none.begin_of_text, none.told) == (None, None, "nothing between documents")
     for key, given in (("end_of_text", ("<gone>", None)), ("begin_of_text", (None, "<gone>"))):
-        with pytest.raises(DataError, match=f'data.{key} = "<gone>" is no token .*: it has <bos>, <eos>, <turn>; name one'):
+        with pytest.raises(
+            DataError, match=f'data.{key} = "<gone>" is no token .*: it has <bos>, <eos>, <turn>; name one'
+        ):
             load_tokenizer(file, *given)
     with pytest.raises(DataError, match='"bytes" has no tokens with names'):
         load_tokenizer("bytes", "</s>")

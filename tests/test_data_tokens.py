@@ -101,7 +101,8 @@ def test_damaged_ends_are_made_anew(corpus, tmp_path, damage):
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     for name in ("a", "b"):
-        (tmp_path / f"{name}.txt").write_bytes(b"\xef\xbb\xbf" + name.encode() + b"\xef\xbb\xbfy\r\n")  # within a text it is one
+        # within a text it is one
+        (tmp_path / f"{name}.txt").write_bytes(b"\xef\xbb\xbf" + name.encode() + b"\xef\xbb\xbfy\r\n")
     prepare("text", tmp_path, BYTES, tmp_path.parent / "marks")
     assert open_tokens(tmp_path.parent / "marks").tobytes() == b"a\xef\xbb\xbfy\r\n\0b\xef\xbb\xbfy\r\n"
 
@@ -128,7 +129,10 @@ def test_file_tokenizer_documents_are_joined_by_its_special_token(corpus, tmp_pa
 def test_text_unknown_to_the_tokenizer_is_an_error(corpus, tmp_path):
     from tokenizers import Tokenizer, models
 
-    for model, message in ((models.WordLevel({"x": 0}, unk_token=None), "cannot encode"), (models.BPE({"x": 0}, []), "gives no tokens")):
+    for model, message in (
+        (models.WordLevel({"x": 0}, unk_token=None), "cannot encode"),
+        (models.BPE({"x": 0}, []), "gives no tokens"),
+    ):
         Tokenizer(model).save(str(tmp_path / "t.json"))
         with pytest.raises(DataError, match=message):
             prepare("text", corpus, load_tokenizer(tmp_path / "t.json"), tmp_path / "data")
@@ -158,7 +162,9 @@ def test_changed_corpus_or_damaged_tokens_are_made_anew(corpus, tmp_path, damage
     assert open_tokens(folder).tobytes() == f"{first}\0zwölf".encode()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device"), DataError("broken line")])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, OSError(28, "No space left on device"), DataError("broken line")]
+)
 def test_interrupted_prepare_leaves_nothing_half_written(corpus, tmp_path, monkeypatch, error):
     def documents(*_, **__):
         yield Document("1.txt", b"one", Position(1))
@@ -235,9 +241,13 @@ def test_ids_beyond_the_vocabulary_are_refused_though_the_digest_is_right(corpus
     ids.tofile(folder / "tokens.bin")
     described(folder, count=ids.size, digest=xxhash.xxh3_128_hexdigest(ids))
     before = (folder / "tokens.json").read_bytes()
-    with pytest.raises(DataError, match=r"data/tokens\.bin holds token 301, the tokenizer has 301; remove it"):
+    with pytest.raises(
+        DataError, match=r"data/tokens\.bin holds token 301, the tokenizer has 301; remove it"
+    ):
         prepare("text", corpus, words, folder)
-    assert (folder / "tokens.json").read_bytes() == before and np.fromfile(folder / "tokens.bin", "<u2")[-1] == ids[-1]
+    assert (folder / "tokens.json").read_bytes() == before and np.fromfile(folder / "tokens.bin", "<u2")[
+        -1
+    ] == ids[-1]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +289,8 @@ def test_descriptions_of_any_text_are_refused(corpus, tmp_path, text):
 @pytest.mark.parametrize("kind", ["a symbolic link", "a FIFO", "the wrong kind"])
 def test_what_leads_elsewhere_is_refused(corpus, tmp_path, what, kind):
     prepare("text", corpus, BYTES, tmp_path / "data")
-    path, away = tmp_path / what, tmp_path / "away"
+    path = tmp_path / what
+    away = tmp_path / "away"
     path.rename(away)
     if kind == "a symbolic link":
         path.symlink_to(away)
@@ -348,7 +359,9 @@ def stops_after(number):
 
 
 def assert_whole(folder, tmp_path):
-    """Whatever happened before, the bytes and the description are those of tokens that were prepared at once."""
+    """Whatever happened before, the bytes and the description are those of tokens that were
+    prepared at once.
+    """
     assert (folder / "tokens.bin").read_bytes() == (tmp_path / "whole" / "tokens.bin").read_bytes()
     assert (folder / "tokens.json").read_bytes() == (tmp_path / "whole" / "tokens.json").read_bytes()
     assert sorted(os.listdir(folder)) == ["ends.bin", "tokens.bin", "tokens.json"]
@@ -356,8 +369,11 @@ def assert_whole(folder, tmp_path):
 
 @pytest.mark.parametrize("documents", [1, 7, 31, 32, 33, 63])
 def test_preparation_goes_on_where_it_was_left(lines, tmp_path, documents):
-    """Every start prepares some documents and is asked to leave; 64 of 80 lines have a text, 32 in each file."""
-    folder, counts = tmp_path / "data", [0]
+    """Every start prepares some documents and is asked to leave; 64 of 80 lines have a text, 32 in
+    each file.
+    """
+    folder = tmp_path / "data"
+    counts = [0]
     while not (folder / "tokens.json").exists():
         each = stops_after(documents)
         try:
@@ -381,19 +397,24 @@ def test_what_is_prepared_is_not_encoded_again(lines, corpus, tmp_path, source):
     assert "checking the tokens that were kept" in each.seen
 
 
-@pytest.mark.parametrize("damage", ["altered", "short", "longer", "origin", "gone", "note", "foreign note", "no note", "link"])
+@pytest.mark.parametrize(
+    "damage", ["altered", "short", "longer", "origin", "gone", "note", "foreign note", "no note", "link"]
+)
 def test_kept_tokens_are_checked(lines, tmp_path, damage):
     folder = tmp_path / "data"
     with pytest.raises(StoppedEarly):
         prepare("jsonl", lines, BYTES, folder, each=stops_after(40))
-    draft, note = folder / "tokens.bin.tmp", folder / "tokens.part.json"
-    content, kept = draft.read_bytes(), json.loads(note.read_text())
+    draft = folder / "tokens.bin.tmp"
+    note = folder / "tokens.part.json"
+    content = draft.read_bytes()
+    kept = json.loads(note.read_text())
     assert len(content) == kept["count"]
     if damage == "altered":
         draft.write_bytes(content[:100] + b"?" + content[101:])
     elif damage == "short":
         draft.write_bytes(content[:-1])
-    elif damage == "longer":  # a kill after the next documents were written, and before they were noted
+    elif damage == "longer":
+        # a kill after the next documents were written, and before they were noted
         draft.write_bytes(content + b"torn")
     elif damage == "origin":
         kept["origin"]["vocab"] = 10
@@ -461,9 +482,15 @@ prepare("jsonl", sys.argv[1], load_tokenizer("bytes"), sys.argv[2], each=each)
 
 
 def test_killed_again_and_again_preparation_gets_on(lines, tmp_path):
-    folder, kills = tmp_path / "data", 0
+    folder = tmp_path / "data"
+    kills = 0
     while not (folder / "tokens.json").exists():
-        done = subprocess.run([sys.executable, "-c", KILLED, str(lines), str(folder), "13"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, str(lines), str(folder), "13"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         kills += done.returncode == -9
         assert done.returncode in (0, -9), done.stderr
         assert kills < 10
@@ -472,13 +499,20 @@ def test_killed_again_and_again_preparation_gets_on(lines, tmp_path):
 
 
 def test_a_long_text_leaves_other_threads_their_time(tmp_path):
-    """A thread hears signals and sees that time is over: an encode() that holds Python's lock would keep it waiting to the end."""
+    """A thread hears signals and sees that time is over.
+
+    An encode() that holds Python's lock would keep it waiting to the end.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.BPE({chr(c): c - 33 for c in range(33, 127)} | {"Ġ": 94, "ab": 95}, [("a", "b")]))
+    tokenizer = Tokenizer(
+        models.BPE({chr(c): c - 33 for c in range(33, 127)} | {"Ġ": 94, "ab": 95}, [("a", "b")])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(tmp_path / "t.json"))
-    found, over, looks = load_tokenizer(tmp_path / "t.json"), threading.Event(), []
+    found = load_tokenizer(tmp_path / "t.json")
+    over = threading.Event()
+    looks = []
 
     def look():
         while not over.wait(0.01):
@@ -496,7 +530,7 @@ def test_a_long_text_leaves_other_threads_their_time(tmp_path):
     assert longest < (end - begin) / 2, f"{longest:.2f} of {end - begin:.2f} s"
 
 
-# ---------------------------------------------------------------- what was read and what was left out
+# -------------------------------------------------------------- what was read and what was left out
 
 
 def told(path, source, folder, **options):
@@ -545,7 +579,9 @@ def test_linked_folders_are_read_once_and_links_that_lead_back_are_not_followed(
     assert found == "4 files, 4 documents, 19 bytes, 22 tokens; left out: 2 the same as a file before (twice)"
 
 
-@pytest.mark.parametrize("head", [b"\x1f\x8b\x08", b"\x89PNG\r\n\x1a\n\0\0\xff", b"PAR1\xff", b"%PDF-1.4\n\xff", b"\x7fELF\0\xff"])
+@pytest.mark.parametrize(
+    "head", [b"\x1f\x8b\x08", b"\x89PNG\r\n\x1a\n\0\0\xff", b"PAR1\xff", b"%PDF-1.4\n\xff", b"\x7fELF\0\xff"]
+)
 def test_what_is_no_text_in_a_folder_of_text_is_left_out(corpus, tmp_path, head):
     (corpus / "0.bin").write_bytes(head + bytes(range(256)))
     found = told(corpus, "text", tmp_path / "data")
@@ -571,7 +607,9 @@ def test_unknown_tokens_are_counted(corpus, tmp_path):
 
     Tokenizer(models.WordLevel({"one": 0, "[UNK]": 1}, unk_token="[UNK]")).save(str(tmp_path / "t.json"))
     prepare("text", corpus, load_tokenizer(tmp_path / "t.json"), tmp_path / "data")
-    assert "2 tokens; 1 tokens (50.0%) are unknown to the tokenizer" in describe(tmp_path / "data").tally.told(2)
+    assert "2 tokens; 1 tokens (50.0%) are unknown to the tokenizer" in describe(
+        tmp_path / "data"
+    ).tally.told(2)
 
 
 def test_each_document_begins_and_ends_as_it_is_asked_for(tmp_path):
@@ -594,10 +632,15 @@ def test_each_document_begins_and_ends_as_it_is_asked_for(tmp_path):
 # ---------------------------------------------------------------- a corpus of which files are gone
 
 
-@pytest.mark.parametrize("change", ["one gone", "all but one gone", "another written", "one altered", "damaged", "not trained on"])
-def test_tokens_that_a_run_has_trained_on_outlive_files_of_the_corpus(corpus, tmp_path, forbid_reading, change):
+@pytest.mark.parametrize(
+    "change", ["one gone", "all but one gone", "another written", "one altered", "damaged", "not trained on"]
+)
+def test_tokens_that_a_run_has_trained_on_outlive_files_of_the_corpus(
+    corpus, tmp_path, forbid_reading, change
+):
     (corpus / "3.txt").write_text("three")
-    folder, said = tmp_path / "data", []
+    folder = tmp_path / "data"
+    said = []
     prepare("text", corpus, BYTES, folder)
     trained = describe(folder).content
     for name in {"one gone": "1", "all but one gone": "23"}.get(change, "1"):
@@ -612,8 +655,12 @@ def test_tokens_that_a_run_has_trained_on_outlive_files_of_the_corpus(corpus, tm
         (folder / "tokens.bin").write_bytes(b"?" * len(open_tokens(folder)))
     if "gone" in change:
         forbid_reading()
-    prepare("text", corpus, BYTES, folder, say=said.append, trained="" if change == "not trained on" else trained)
-    kept = f"data.path: {2 if 'all' in change else 1} of 3 files are gone; going on with the tokens in {folder}"
+    prepare(
+        "text", corpus, BYTES, folder, say=said.append, trained="" if change == "not trained on" else trained
+    )
+    kept = (
+        f"data.path: {2 if 'all' in change else 1} of 3 files are gone; going on with the tokens in {folder}"
+    )
     kept += ", which the run has trained on"
     assert said == [kept] if "gone" in change else kept not in said
     assert (describe(folder).content == trained) == ("gone" in change)

@@ -1,4 +1,7 @@
-"""Times on a GPU are the device's, not those of launches; and nobody waits for it within a step. On a device that is late."""
+"""Times on a GPU are the device's, not those of launches; and nobody waits for it within a step.
+
+On a device that is late.
+"""
 
 import json
 
@@ -48,9 +51,13 @@ def test_a_trace_has_the_times_of_the_device(device, clock):
         assert device.num_waits == waits
         recorder.end()
     zero = recorder.events[0][2]
-    found = [(step, name, round(begin - zero, 6), round(end - zero, 6)) for step, name, begin, end in recorder.events]
+    found = [
+        (step, name, round(begin - zero, 6), round(end - zero, 6))
+        for step, name, begin, end in recorder.events
+    ]
     assert found == [
-        (2, "F0@0", 0, 3), (2, "F1@0", 3, 7), (2, "B0@0", 7, 13), (2, "PAIR", 13, 13), (2, "F2@0", 13, 16), (2, "B1@0", 16, 22)
+        (2, "F0@0", 0, 3), (2, "F1@0", 3, 7), (2, "B0@0", 7, 13), (2, "PAIR", 13, 13), (2, "F2@0", 13, 16),
+        (2, "B1@0", 16, 22)
     ]  # fmt: skip
 
 
@@ -58,9 +65,17 @@ def test_time_begins_with_the_first_event_of_any_rank(tmp_path):
     from mpitrain.actor.trace import write_trace
     from mpitrain.schedules.catalog import build
 
-    write_trace(tmp_path / "trace.json", [(0, 1, [(1, "F0@1", 503.0, 2.0)]), (0, 0, [(1, "F0@0", 500.0, 3.0)])], build("1f1b", 2, 1), 1)
+    write_trace(
+        tmp_path / "trace.json",
+        [(0, 1, [(1, "F0@1", 503.0, 2.0)]), (0, 0, [(1, "F0@0", 500.0, 3.0)])],
+        build("1f1b", 2, 1),
+        1,
+    )
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"] == [("F0@1", 3e6, 2e6), ("F0@0", 0, 3e6)]
+    assert [(event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"] == [
+        ("F0@1", 3e6, 2e6),
+        ("F0@0", 0, 3e6),
+    ]
 
 
 def operation(arrives):
@@ -69,18 +84,24 @@ def operation(arrives):
 
 
 def test_a_wait_costs_what_the_device_stands_still_for(device, clock):
-    """Of 4 s that the host waits, the device computes for 3: it is blocked for 1, and 3 are hidden. Nothing is waited for meanwhile."""
+    """Of 4 s that the host waits, the device computes for 3: it is blocked for 1, and 3 are hidden.
+
+    Nothing is waited for meanwhile.
+    """
     from mpitrain.comm.account import Account
     from mpitrain.comm.progress import Progress
 
-    progress, account, polls = Progress(), Account(), []
+    progress = Progress()
+    account = Account()
+    polls = []
     account.clock = clock
 
     def arrives():
         if not polls:
             polls.append("started")
             return False
-        device.compute.record().synchronize()  # the host waits for longer than the device computes ...
+        # the host waits for longer than the device computes ...
+        device.compute.record().synchronize()
         device.num_waits -= 1
         device.idle(1)  # ... and this long it has nothing to do
         return True
@@ -106,7 +127,8 @@ def test_the_ledger_of_a_mesh_has_the_times_of_the_device(world):
     from mpitrain.parallel.device_clock import DeviceClock
     from mpitrain.training.checks.ledger import Ledger
 
-    device, mesh = Device(1), Mesh(world, Grid({"dp": world.size}), timeout_s=60)
+    device = Device(1)
+    mesh = Mesh(world, Grid({"dp": world.size}), timeout_s=60)
     mesh.keep_time(DeviceClock(device.timed))
     ledger = Ledger(mesh)
     ledger.begin()
@@ -114,9 +136,14 @@ def test_the_ledger_of_a_mesh_has_the_times_of_the_device(world):
     travels = not pending.done  # of who comes last it may be over at once
     device.busy(5)
     pending.wait()
-    waits, told = device.num_waits, ledger.end()["dp"]
+    waits = device.num_waits
+    told = ledger.end()["dp"]
     mesh.free()
-    agree(world, waits == 0 and (told["blocked_s"], told["overlapped_s"]) == (0, 5 * travels), f"{waits} waits, {told}")
+    agree(
+        world,
+        waits == 0 and (told["blocked_s"], told["overlapped_s"]) == (0, 5 * travels),
+        f"{waits} waits, {told}",
+    )
 
 
 @pytest.mark.mpi
@@ -132,14 +159,16 @@ def test_the_events_of_a_step_are_gone_when_it_has_been_read(world):
     from mpitrain.comm.mesh import Mesh
     from mpitrain.parallel.device_clock import DeviceClock
 
-    device, events = Device(1), WeakSet()
+    device = Device(1)
+    events = WeakSet()
 
     def made():
         event = device.timed()
         events.add(event)
         return event
 
-    mesh, held = Mesh(world, Grid({"dp": world.size, "alone": 1}), timeout_s=60), []
+    mesh = Mesh(world, Grid({"dp": world.size, "alone": 1}), timeout_s=60)
+    held = []
     mesh.keep_time(DeviceClock(made))
     for axis in ["alone"] * 3 + ["dp"] * 3:
         for _ in range(20):

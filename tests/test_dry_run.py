@@ -1,4 +1,6 @@
-"""A dry run sends what training sends, over the same communicators, computes nothing, loads no torch, and names what doesn't fit."""
+"""A dry run sends what training sends, over the same communicators, computes nothing, loads no
+torch, and names what doesn't fit.
+"""
 
 import os
 import re
@@ -13,7 +15,8 @@ from launch import MPIRUN, MPITRAIN, finished, started
 from training import resolved
 
 SETTINGS = (
-    "model.layers=4", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=48", "data.sequence=16", "batch.global=8",
+    "model.layers=4", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=48",
+    "data.sequence=16", "batch.global=8",
     "batch.micro=1", "comm.timeout_s=200", "comm.bucket_mb=0.02",
 )  # fmt: skip
 LAYOUT = ("parallel.tp=2", "parallel.pp=2")
@@ -30,7 +33,13 @@ def plan(num_ranks, *settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [LAYOUT, ("parallel.zero=3",), ("parallel.pp=4", "pipeline.schedule=zbv", "model.layers=8"), ("parallel.zero=1",)]
+    "settings",
+    [
+        LAYOUT,
+        ("parallel.zero=3",),
+        ("parallel.pp=4", "pipeline.schedule=zbv", "model.layers=8"),
+        ("parallel.zero=1",),
+    ],
 )
 def test_a_recipe_waits_for_all_that_it_starts_within_two_steps(settings):
     from mpitrain.actor.rehearsal import Rehearsal
@@ -39,7 +48,8 @@ def test_a_recipe_waits_for_all_that_it_starts_within_two_steps(settings):
     for rank in range(4):
         events = Rehearsal(plan(4, *settings), rank).recipe()
         assert decoded(encoded(events)) == events
-        num_started, waited = 0, []
+        num_started = 0
+        waited = []
         for event in events:
             num_started += isinstance(event, Start)
             if isinstance(event, Wait):
@@ -59,7 +69,9 @@ def test_a_recipe_stands_between_the_instructions_of_the_program():
     for rank in range(4):
         events = Rehearsal(found, rank).recipe()
         program = found.training.ranks[rank // 2]
-        assert [(event.position, event.instruction) for event in events if isinstance(event, At)] == list(enumerate(map(str, program)))
+        assert [(event.position, event.instruction) for event in events if isinstance(event, At)] == list(
+            enumerate(map(str, program))
+        )
         here = ""
         for event in events:
             here = event.instruction if isinstance(event, At) else here
@@ -81,13 +93,22 @@ def test_bytes_are_divided_over_the_others_as_both_ends_count_them():
     assert shares(0, 1, 0) == [0]
     for own in range(5):
         counts = shares(1001, 5, own)
-        assert sum(counts) == 1001 and counts[own] == 0 and max(counts) - min(c for r, c in enumerate(counts) if r != own) <= 1
+        assert (
+            sum(counts) == 1001
+            and counts[own] == 0
+            and max(counts) - min(c for r, c in enumerate(counts) if r != own) <= 1
+        )
 
 
 def test_bytes_are_told_with_three_digits_at_least():
     from mpitrain.layout.text import megabytes
 
-    assert [megabytes(number) for number in (0, 1234, 12_345_678, 12_345_678_900)] == ["0", "0.00123", "12.3", "12,346"]
+    assert [megabytes(number) for number in (0, 1234, 12_345_678, 12_345_678_900)] == [
+        "0",
+        "0.00123",
+        "12.3",
+        "12,346",
+    ]
 
 
 def test_computations_sleep_as_long_as_their_flops_take():
@@ -95,7 +116,9 @@ def test_computations_sleep_as_long_as_their_flops_take():
 
     found = plan(4, *LAYOUT)
     seconds = seconds_of(found, 1e9)
-    whole = sum(seconds(action) for program in found.training.ranks for action in program if action.kind in "FB")
+    whole = sum(
+        seconds(action) for program in found.training.ranks for action in program if action.kind in "FB"
+    )
     tokens = found.config.batch.global_ * found.config.data.sequence
     assert whole == pytest.approx(found.flops_per_token() * tokens / 2 / 1e9)  # tp halves them
 
@@ -116,12 +139,16 @@ def test_a_rank_is_at_work_as_long_as_its_rehearsal_and_stuck_when_that_is(monke
     from mpitrain.cluster.watchdog import Activity
 
     monkeypatch.setattr(recipes, "REHEARSAL", COMPUTES_AND_STOPS)
-    place, rehearsals, activity = Place(), recipes.Rehearsals(), Activity()
+    place = Place()
+    rehearsals = recipes.Rehearsals()
+    activity = Activity()
     place.enter("build", "rehearsing the ranks", BUSY)
     rehearsals.begin(plan(1).config)
 
     def watch():
-        pid, begin, longest_s = rehearsals._process.pid, time.monotonic(), 0.0
+        pid = rehearsals._process.pid
+        begin = time.monotonic()
+        longest_s = 0.0
         while condition(pid) != "T":
             longest_s = max(longest_s, activity.idle_s(place.read(), time.monotonic()))
             time.sleep(0.02)
@@ -177,7 +204,10 @@ def test_a_dry_run_sends_what_training_sends(world, monkeypatch, layout, share, 
 
     monkeypatch.setattr(wire, "LIMIT", limit)
     words = dict(word.split("=") for word in layout.split())
-    settings = [f"{key if '.' in key else TABLES.get(key, 'parallel') + '.' + key}={value}" for key, value in words.items()]
+    settings = [
+        f"{key if '.' in key else TABLES.get(key, 'parallel') + '.' + key}={value}"
+        for key, value in words.items()
+    ]
     config = resolved(world, *SETTINGS, *settings)
     found = plan_of(config)
     mesh = build_mesh(found, world)
@@ -186,17 +216,33 @@ def test_a_dry_run_sends_what_training_sends(world, monkeypatch, layout, share, 
     for step in (1, 2):
         walk.step(step)
     walk.finish()
-    usage, wrong = mesh.usage(), []
+    usage = mesh.usage()
+    wrong = []
     for name, wanted in walk.predicted.items():
         got = Tally(usage[name].calls, usage[name].messages, usage[name].num_bytes)
         wrong += [f"{name}: {got} instead of {wanted}"] if got != wanted else []
-        axis, transport = mesh[name], words.get("transport")
-        if share == 1 and transport and "node_ranks" not in words and name not in ("data", "model"):  # of which no shard is unequal
-            whole = 2 * sum(sent_bytes(*each, axis.size, axis.rank, itemsize=8, transport=transport) for each in declared[name])
-            wrong += [f"{name}: {got.num_bytes} bytes, training sends {whole}"] if got.num_bytes != whole else []
+        axis = mesh[name]
+        transport = words.get("transport")
+        # of which no shard is unequal
+        if share == 1 and transport and "node_ranks" not in words and name not in ("data", "model"):
+            whole = 2 * sum(
+                sent_bytes(*each, axis.size, axis.rank, itemsize=8, transport=transport)
+                for each in declared[name]
+            )
+            wrong += (
+                [f"{name}: {got.num_bytes} bytes, training sends {whole}"] if got.num_bytes != whole else []
+            )
         count = 2 * len(declared[name])
-        wrong += [f"{name}: {got.operations} operations, training starts {count}"] if got.operations != count else []
-    wrong += [] if set(walk.predicted) == set(declared) else [f"axes {set(walk.predicted)}, declared {set(declared)}"]
+        wrong += (
+            [f"{name}: {got.operations} operations, training starts {count}"]
+            if got.operations != count
+            else []
+        )
+    wrong += (
+        []
+        if set(walk.predicted) == set(declared)
+        else [f"axes {set(walk.predicted)}, declared {set(declared)}"]
+    )
     wrong += [] if walk.headers else ["no header came"]
     mesh.free()
     agree(world, not wrong, f"{mesh}: {wrong}")
@@ -245,7 +291,8 @@ def test_no_rank_loads_torch_and_what_was_sent_is_told(tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(ONLY_BESIDE_RANKS)
     transport = "comm.transport=messages"
-    words, env = command(transport), {"PYTHONPATH": str(tmp_path)}
+    words = command(transport)
+    env = {"PYTHONPATH": str(tmp_path)}
     with started(4, *words, "--steps", "2", "--tflops", "0.01", env=env, cwd=tmp_path, forked=False) as job:
         done = job.wait(90)
     assert done.returncode == 0, done.output
@@ -254,8 +301,13 @@ def test_no_rank_loads_torch_and_what_was_sent_is_told(tmp_path):
     for rank in range(4):
         axes = found.axes.of(rank)
         for name, operations in Rehearsal(found, rank).training().items():
-            total += sum(sent_bytes(*each, len(axes[name]), axes[name].index(rank), itemsize=8) for each in operations)
-    assert f"dry run of 4 ranks on 1 nodes, {found.axes.grid}; 1f1b, 8 microbatches a rank; messages of full length" in done.output
+            total += sum(
+                sent_bytes(*each, len(axes[name]), axes[name].index(rank), itemsize=8) for each in operations
+            )
+    assert (
+        f"dry run of 4 ranks on 1 nodes, {found.axes.grid}; 1f1b, 8 microbatches a rank; messages of full "
+        "length" in done.output
+    )
     assert re.search(rf"\n  all  +\S+  +\S+  +{total / 1e6:.3g}\n", done.output + "\n"), (total, done.output)
     for what in ("start", "recipes", "communicators", "step 1", "step 2", "memory", "headers"):
         assert f"\n{what} " in done.output, done.output
@@ -265,10 +317,18 @@ def test_no_rank_loads_torch_and_what_was_sent_is_told(tmp_path):
 PLANTS = [
     (
         "1,all_gather,0.5",
-        r"on (axis )?tp: (found a longer message than was due|rank [01] of all sent operation \d+ of \d+ bytes, due was operation)",
+        r"on (axis )?tp: (found a longer message than was due|rank [01] of all sent operation \d+ of \d+ "
+        r"bytes, due was operation)",
     ),
-    ("1,send,2", r"F0 for stage 1 from rank 0 of links: (found a longer message than was due|rank [01] of all sent)"),
-    ("1,send,0.5", r"F0 for stage 1 from rank 0 of links: rank [01] of all sent operation \d+ of 512 bytes, due was .* of 1024"),
+    (
+        "1,send,2",
+        r"F0 for stage 1 from rank 0 of links: (found a longer message than was due|rank [01] of all sent)",
+    ),
+    (
+        "1,send,0.5",
+        r"F0 for stage 1 from rank 0 of links: rank [01] of all sent operation \d+ of 512 bytes, due was .* "
+        r"of 1024",
+    ),
     ("3,reduce_scatter,2", r"on (axis )?tp: (found a longer message than was due|rank [23] of all sent)"),
 ]
 
@@ -277,10 +337,15 @@ PLANTS = [
 def test_one_message_of_another_size_is_named_and_ends_the_job(tmp_path, planted, told):
     (tmp_path / "planted.py").write_text(PLANTED)
     program = sys.executable, str(tmp_path / "planted.py")
-    with started(4, *command("comm.transport=messages", program=program), env={"PLANTED": planted}, forked=False) as job:
+    with started(
+        4, *command("comm.transport=messages", program=program), env={"PLANTED": planted}, forked=False
+    ) as job:
         done = job.wait(90)
     assert done.returncode not in (0, None), done.output
-    named = r"mpitrain: rank \d \(pp \d, .*\) on \S+ failed( at step 1, position \d+,)? in phase step, .*MessageError: "
+    named = (
+        r"mpitrain: rank \d \(pp \d, .*\) on \S+ failed( at step 1, position \d+,)? in phase step, "
+        r".*MessageError: "
+    )
     assert re.search(named, done.output), done.output
     assert re.search(told, done.output), done.output
 
@@ -298,12 +363,29 @@ def test_what_only_a_dry_run_has_is_refused_without_it():
     assert done.returncode == 2 and "--steps does nothing without --dry-run" in done.output
 
 
-@pytest.mark.skipif(os.environ.get("MPITRAIN_RANKS") != "512", reason="MPITRAIN_RANKS=512 starts 512 ranks: 5 minutes, 19 GB")
+@pytest.mark.skipif(
+    os.environ.get("MPITRAIN_RANKS") != "512", reason="MPITRAIN_RANKS=512 starts 512 ranks: 5 minutes, 19 GB"
+)
 def test_512_ranks_fit_on_one_machine(tmp_path):
-    """Under MPICH, as `mpitrain doctor` says; memory and processes of one machine with 2 cores and 24 GB have to do."""
-    layout = ("parallel.tp=8", "parallel.pp=8", "parallel.dp=8", "model.layers=8", "model.heads=8", "model.kv_heads=8", "batch.global=64")
+    """Under MPICH, as `mpitrain doctor` says.
+
+    Memory and processes of one machine with 2 cores and 24 GB have to do.
+    """
+    layout = (
+        "parallel.tp=8",
+        "parallel.pp=8",
+        "parallel.dp=8",
+        "model.layers=8",
+        "model.heads=8",
+        "model.kv_heads=8",
+        "batch.global=64",
+    )
     hosts = ",".join(f"n{number}:64" for number in range(8))
-    many = {"MPIR_CVAR_CH4_NETMOD": "ofi", "MPIR_CVAR_CH4_ROOTS_ONLY_PMI": "1", "PYTHONDONTWRITEBYTECODE": None}
+    many = {
+        "MPIR_CVAR_CH4_NETMOD": "ofi",
+        "MPIR_CVAR_CH4_ROOTS_ONLY_PMI": "1",
+        "PYTHONDONTWRITEBYTECODE": None,
+    }
     settings = [f"--set={each}" for each in (*SETTINGS, *layout, "comm.timeout_s=280")]
     launcher = [MPIRUN, "-launcher", "fork", "-hosts", hosts, "-n", "512"]
     with started(0, *launcher, MPITRAIN, "run", "--dry-run", *settings, env=many, cwd=tmp_path) as job:

@@ -10,7 +10,11 @@ from mpitrain.training.expert_loads import KEY, draw, together
 
 @pytest.fixture
 def metrics(tmp_path):
-    lines = [{"step": 0, "val_loss": 3.0}, *({"step": step, "load_cv": 0.5} for step in (1, 2, 3)), {"step": 4, "load_cv": 0.1, KEY: LOADS}]
+    lines = [
+        {"step": 0, "val_loss": 3.0},
+        *({"step": step, "load_cv": 0.5} for step in (1, 2, 3)),
+        {"step": 4, "load_cv": 0.1, KEY: LOADS},
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return tmp_path / "metrics.jsonl"
 
@@ -19,7 +23,12 @@ LOADS = {"0": [0.25, 0.75], "2": [0.5, 0.5]}
 
 
 def test_loads_of_all_ranks_are_in_the_order_of_blocks():
-    assert list(together([{"mtp.0": [1.0], "10": [1.0]}, {}, {"2": [1.0], "0": [1.0]}])) == ["0", "2", "10", "mtp.0"]
+    assert list(together([{"mtp.0": [1.0], "10": [1.0]}, {}, {"2": [1.0], "0": [1.0]}])) == [
+        "0",
+        "2",
+        "10",
+        "mtp.0",
+    ]
 
 
 def test_it_is_drawn(metrics):
@@ -29,17 +38,32 @@ def test_it_is_drawn(metrics):
 
 def test_without_loads_there_is_none(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "load_cv": 0.5}\n')
-    assert draw(tmp_path / "metrics.jsonl", tmp_path / "loads.svg") == "" and not (tmp_path / "loads.svg").exists()
+    assert (
+        draw(tmp_path / "metrics.jsonl", tmp_path / "loads.svg") == ""
+        and not (tmp_path / "loads.svg").exists()
+    )
 
 
 def test_what_prevents_it_is_told(metrics, monkeypatch):
-    assert "can't be drawn: No such file or directory" in draw(metrics, metrics.parent / "nowhere" / "loads.svg")
+    assert "can't be drawn: No such file or directory" in draw(
+        metrics, metrics.parent / "nowhere" / "loads.svg"
+    )
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install 'mpitrain[plot]'" in draw(metrics, metrics.with_name("loads.svg"))
 
 
-ODD = ["{", "[" * 100_000, '{"step": 5, "expert_loads": 3}', '{"step": 5, "expert_loads": {"0": [1, 2], "1": [1]}}']
-ODD += ['{"step": 5, "expert_loads": {"$\\\\frac{$": [1.0]}}', '{"step": 5, "expert_loads": {"0": ["x"]}}', '{"step": Infinity}', "\x1b[2J"]
+ODD = [
+    "{",
+    "[" * 100_000,
+    '{"step": 5, "expert_loads": 3}',
+    '{"step": 5, "expert_loads": {"0": [1, 2], "1": [1]}}',
+]
+ODD += [
+    '{"step": 5, "expert_loads": {"$\\\\frac{$": [1.0]}}',
+    '{"step": 5, "expert_loads": {"0": ["x"]}}',
+    '{"step": Infinity}',
+    "\x1b[2J",
+]
 
 
 @pytest.mark.parametrize("line", ODD, ids=range(len(ODD)))

@@ -1,18 +1,36 @@
-"""How rows travel: each token crosses to a node once, nobody holds more rows than it may, and rounding on the way stays within bounds."""
+"""How rows travel: each token crosses to a node once, nobody holds more rows than it may, and
+rounding on the way stays within bounds.
+"""
 
 import pytest
 from conftest import agree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-WIDTH, COUNT, TOKENS = 6, 8, 12
+WIDTH = 6
+COUNT = 8
+TOKENS = 12
 
 
 def configuration(*changes):
     from mpitrain import config as settings
 
-    sizes = "model.family=mixtral", "model.width=16", "model.heads=4", "model.kv_heads=2", "model.ffn=24", "model.vocab=64"
-    batch = "model.layers=2", "data.sequence=12", "batch.micro=1", "batch.global=8", f"experts.count={COUNT}", "precision.compute=fp64"
+    sizes = (
+        "model.family=mixtral",
+        "model.width=16",
+        "model.heads=4",
+        "model.kv_heads=2",
+        "model.ffn=24",
+        "model.vocab=64",
+    )
+    batch = (
+        "model.layers=2",
+        "data.sequence=12",
+        "batch.micro=1",
+        "batch.global=8",
+        f"experts.count={COUNT}",
+        "precision.compute=fp64",
+    )
     return settings.load(None, (*sizes, *batch, *changes))
 
 
@@ -27,11 +45,17 @@ def resolved(ranks, *changes):
 
 @st.composite
 def routings(draw):
-    """Draw what tokens chose, and how ranks stand: (experts of each token of each rank, places, divided, columns, block, limit)."""
-    nodes, places = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
+    """Draw what tokens chose, and how ranks stand.
+
+    (experts of each token of each rank, places, divided, columns, block, limit).
+    """
+    nodes = draw(st.integers(1, 3))
+    places = draw(st.sampled_from([1, 2, 4]))
     divided = draw(st.sampled_from([n for n in (1, 2) if places % n == 0]))
-    ranks, experts = nodes * places, nodes * places // divided * draw(st.integers(1, 3))
-    active, tokens = draw(st.integers(1, min(3, experts))), draw(st.integers(1, 5))
+    ranks = nodes * places
+    experts = nodes * places // divided * draw(st.integers(1, 3))
+    active = draw(st.integers(1, min(3, experts)))
+    tokens = draw(st.integers(1, 5))
     one = st.sets(st.integers(0, experts - 1), max_size=active)  # fewer: a capacity dropped some
     chosen = draw(st.lists(st.lists(one, min_size=tokens, max_size=tokens), min_size=ranks, max_size=ranks))
     block = draw(st.integers(1, tokens))
@@ -47,8 +71,11 @@ def test_all_rows_travel_once_and_nobody_holds_too_many(routing):
     from mpitrain.parallel.expert.crossings import Crossings
 
     chosen, nodes, places, divided, experts, block, limit = routing
-    ranks, blocks, per_node = nodes * places, -(-len(chosen[0]) // block), experts // nodes
-    choices, tokens = np.zeros((ranks, blocks, experts), int), np.zeros((ranks, blocks, nodes), int)
+    ranks = nodes * places
+    blocks = -(-len(chosen[0]) // block)
+    per_node = experts // nodes
+    choices = np.zeros((ranks, blocks, experts), int)
+    tokens = np.zeros((ranks, blocks, nodes), int)
     for rank, every in enumerate(chosen):
         for token, wanted in enumerate(every):
             choices[rank, token // block, list(wanted)] += 1
@@ -66,7 +93,10 @@ def test_all_rows_travel_once_and_nobody_holds_too_many(routing):
             assert this.received == [every[other * places + place].sent[node] for other in range(nodes)]
             near = [every[node * places + other].inside for other in range(places)]
             assert this.inside.received == [other.sent[place] for other in near]
-            assert sum(this.inside.received) == sum(this.inside.loads) <= limit and sum(this.inside.sent) <= limit
+            assert (
+                sum(this.inside.received) == sum(this.inside.loads) <= limit
+                and sum(this.inside.sent) <= limit
+            )
             assert sum(this.received) * divided <= limit
     assert blocks_done == [blocks] * ranks
 
@@ -75,27 +105,49 @@ def test_all_rows_travel_once_and_nobody_holds_too_many(routing):
 def test_expected_crossings_are_those_of_even_choices(groups, open_groups):
     import itertools
 
-    count, active, nodes = 24 if groups == 3 else 16, 2, 4
-    wanted = [f"experts.count={count}", f"experts.groups={groups}", f"experts.groups_active={open_groups}", f"experts.active={active}"]
-    config = resolved(8, *wanted, "parallel.ep=8", "comm.node_ranks=2", "data.sequence=1200", "batch.global=16")
+    count = 24 if groups == 3 else 16
+    active = 2
+    nodes = 4
+    wanted = [
+        f"experts.count={count}",
+        f"experts.groups={groups}",
+        f"experts.groups_active={open_groups}",
+        f"experts.active={active}",
+    ]
+    config = resolved(
+        8, *wanted, "parallel.ep=8", "comm.node_ranks=2", "data.sequence=1200", "batch.global=16"
+    )
     from mpitrain.layout.dispatch import dispatch_of
 
-    size, per_node, hits = count // groups, count // nodes, []
+    size = count // groups
+    per_node = count // nodes
+    hits = []
     for some in itertools.combinations(range(groups), open_groups):
         open_ = [group * size + i for group in some for i in range(size)]
-        hits += [len({expert // per_node for expert in picked}) for picked in itertools.combinations(open_, active)]
+        hits += [
+            len({expert // per_node for expert in picked}) for picked in itertools.combinations(open_, active)
+        ]
     mean = sum(hits) / len(hits) * (nodes - 1) / nodes
-    tolerance = 0.1 if nodes % groups and groups % nodes else 1e-3  # groups across the borders of nodes are left out of account
+    # groups across the borders of nodes are left out of account
+    tolerance = 0.1 if nodes % groups and groups % nodes else 1e-3
     assert dispatch_of(config)._expected_crossings() == pytest.approx(1200 * mean, rel=tolerance)
 
 
 def test_a_row_crosses_with_what_is_needed_beside_it():
-    """Forward: fp64 weights and numbers of 2 experts go along, nothing comes back. Backward: their numbers, then weights' gradients."""
+    """Forward: fp64 weights and numbers of 2 experts go along, nothing comes back.
+
+    Backward: their numbers, then weights' gradients.
+    """
     from mpitrain.layout.dispatch import dispatch_of
 
     dispatch = dispatch_of(resolved(8, "parallel.ep=8", "comm.node_ranks=2", "experts.active=2"))
-    rows, row, traffic = dispatch._expected_crossings(), 8 * WIDTH, dispatch.traffic(WIDTH, 8)
-    far = [[each.num_bytes for each in way if each.axis == "experts_far"] for way in (traffic.forward, traffic.backward)]
+    rows = dispatch._expected_crossings()
+    row = 8 * WIDTH
+    traffic = dispatch.traffic(WIDTH, 8)
+    far = [
+        [each.num_bytes for each in way if each.axis == "experts_far"]
+        for way in (traffic.forward, traffic.backward)
+    ]
     assert far == [[rows * (row + 2 * (8 + 4)), rows * row], [rows * (row + 2 * 4), rows * (row + 2 * 8)]]
 
 
@@ -133,7 +185,10 @@ def test_nodes_as_they_were_started_are_known_and_go_along():
     [
         (["parallel.ep=8", "experts.dispatch=hierarchical"], "all ranks are on one node"),
         (["parallel.ep=4", "comm.node_ranks=4", "experts.dispatch=hierarchical"], "are on one node, of 4"),
-        (["parallel.ep=2", "parallel.etp=4", "comm.node_ranks=2", "experts.dispatch=hierarchical"], "parallel.etp = 4 divides an expert"),
+        (
+            ["parallel.ep=2", "parallel.etp=4", "comm.node_ranks=2", "experts.dispatch=hierarchical"],
+            "parallel.etp = 4 divides an expert",
+        ),
         (["parallel.ep=8", "comm.node_ranks=4", "experts.buffer=0.05"], "needs 2 rows at once, it has 1"),
         (["experts.wire=fp8"], "no row travels"),
         (["parallel.ep=2", "experts.wire=bf16", "precision.compute=bf16"], "sends no less"),
@@ -158,7 +213,9 @@ def test_a_run_may_go_on_by_other_ways_but_not_with_other_numbers():
 # ---------------------------------------------------------------- rounding
 
 
-@pytest.mark.parametrize(("form", "relative", "of_block"), [("", 0, 0), ("bf16", 2**-8, 0), ("fp8", 2**-4, 2**-10 * 2 / 448)])
+@pytest.mark.parametrize(
+    ("form", "relative", "of_block"), [("", 0, 0), ("bf16", 2**-8, 0), ("fp8", 2**-4, 2**-10 * 2 / 448)]
+)
 def test_numbers_are_off_by_no_more_than_their_form_says(form, relative, of_block):
     import torch
 
@@ -168,15 +225,22 @@ def test_numbers_are_off_by_no_more_than_their_form_says(form, relative, of_bloc
     generator = torch.Generator().manual_seed(1)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         for rows, width in ((5, 300), (1, 7), (0, 128), (3, 128)):
-            x = (torch.randn(rows, width, generator=generator) * 10.0 ** torch.randint(-6, 6, (rows, 1), generator=generator)).to(dtype)
+            x = (
+                torch.randn(rows, width, generator=generator)
+                * 10.0 ** torch.randint(-6, 6, (rows, 1), generator=generator)
+            ).to(dtype)
             x[:1, :3] = 0
             weights = torch.randn(rows, 2, generator=generator, dtype=torch.float64)
             bytes_ = packed(x, form, weights)
             assert bytes_.shape == (rows, num_bytes(form, width, x.itemsize) + 16)
             y, unrounded = unpacked(bytes_, form, width, dtype, (torch.float64, 2))
             assert torch.equal(weights, unrounded) and y.dtype == dtype
-            largest = torch.cat([part.abs().amax(1, keepdim=True).expand_as(part) for part in x.split(BLOCK, 1)], 1)
-            assert ((y.double() - x.double()).abs() <= relative * x.abs().double() + of_block * largest.double()).all()
+            largest = torch.cat(
+                [part.abs().amax(1, keepdim=True).expand_as(part) for part in x.split(BLOCK, 1)], 1
+            )
+            assert (
+                (y.double() - x.double()).abs() <= relative * x.abs().double() + of_block * largest.double()
+            ).all()
 
 
 def test_what_is_not_finite_stays_so():
@@ -197,7 +261,9 @@ def routed(kind, rank, size, generator):
     """Return the experts of this rank's tokens [n, K], and which choices a capacity dropped."""
     import torch
 
-    experts = torch.stack([torch.randperm(COUNT, generator=generator)[:3].sort().values for _ in range(TOKENS)])
+    experts = torch.stack(
+        [torch.randperm(COUNT, generator=generator)[:3].sort().values for _ in range(TOKENS)]
+    )
     dropped = torch.zeros(TOKENS * 3, dtype=torch.bool)
     if kind == "one expert":
         experts[:] = torch.tensor([0, 1, 2])
@@ -213,7 +279,10 @@ def routed(kind, rank, size, generator):
 @pytest.mark.parametrize("buffer", [2.0, 0.7])
 @pytest.mark.parametrize("etp", [1, 2])
 def test_each_token_crosses_to_a_node_once(world, kind, buffer, etp):
-    """What experts make of x is e x + weight here, e their number: sums, gradients of weights, and bytes over the network are known."""
+    """What experts make of x is e x + weight here, e their number.
+
+    sums, gradients of weights, and bytes over the network are known.
+    """
     import torch
 
     from mpitrain.comm.mesh import Mesh
@@ -226,28 +295,45 @@ def test_each_token_crosses_to_a_node_once(world, kind, buffer, etp):
     places = max(etp, world.size // 2)
     if world.size % (2 * etp):
         pytest.skip("no two nodes with whole experts")
-    layout = f"parallel.ep={world.size // etp}", f"parallel.etp={etp}", f"comm.node_ranks={places}", f"experts.buffer={buffer}"
+    layout = (
+        f"parallel.ep={world.size // etp}",
+        f"parallel.etp={etp}",
+        f"comm.node_ranks={places}",
+        f"experts.buffer={buffer}",
+    )
     config = resolved(world.size, *layout, "experts.active=3", "batch.global=8")
-    axes = Axes(_grid(world.size), 1, 1, (), False, False, "zigzag", folded=(config.parallel.ep, etp, 1), near=places)
+    axes = Axes(
+        _grid(world.size), 1, 1, (), False, False, "zigzag", folded=(config.parallel.ep, etp, 1), near=places
+    )
     mesh = Mesh(world, axes.grid, axes.of(world.rank), axes.carried, timeout_s=60)
-    near, far, dispatch = mesh["experts_near"], mesh["experts_far"], dispatch_of(config)
+    near = mesh["experts_near"]
+    far = mesh["experts_far"]
+    dispatch = dispatch_of(config)
     exchange = Hierarchical(mesh["experts"], far, near if near.size > 1 else None, dispatch, 8)
     generator = torch.Generator().manual_seed(world.rank)
     experts, dropped = routed(kind, world.rank, world.size, generator)
     order = experts.flatten().argsort(stable=True)
     order = order[~dropped[order]]
     counts = torch.bincount(experts.flatten()[order], minlength=COUNT).numpy()
-    x, weights = torch.randn(TOKENS, WIDTH, generator=generator).double(), torch.rand(TOKENS, 3, generator=generator).double()
+    x = torch.randn(TOKENS, WIDTH, generator=generator).double()
+    weights = torch.rand(TOKENS, 3, generator=generator).double()
     trip = run(exchange.agree(Choices(experts, order, counts)))
-    results, of_weights, wrong = torch.zeros(TOKENS * exchange.slots, WIDTH).double(), torch.zeros(TOKENS * 3).double(), []
-    here, slice_ = torch.arange(COUNT).view(-1, COUNT // config.parallel.ep)[mesh["experts"].rank // etp], mesh["experts"].rank % etp
+    results = torch.zeros(TOKENS * exchange.slots, WIDTH).double()
+    of_weights = torch.zeros(TOKENS * 3).double()
+    wrong = []
+    here = torch.arange(COUNT).view(-1, COUNT // config.parallel.ep)[mesh["experts"].rank // etp]
+    slice_ = mesh["experts"].rank % etp
     before = far.account.num_bytes
     for number in range(trip.num):
         visit = run(exchange.there(trip, number, x, weights))
         number_of = here.repeat_interleave(torch.tensor(visit.loads)).unsqueeze(1).double()
         wrong += ["too many rows"] if len(visit.x) > dispatch.limit else []
         made = number_of * visit.x + visit.weights if slice_ == 0 else torch.zeros_like(visit.x)
-        home = run(exchange.back(visit, made, visit.weights * number_of if slice_ == 0 else torch.zeros_like(visit.weights)))
+        home = run(
+            exchange.back(
+                visit, made, visit.weights * number_of if slice_ == 0 else torch.zeros_like(visit.weights)
+            )
+        )
         results[home.slots] = home.rows
         of_weights[home.choices] = home.weights
     kept = (~dropped).view(TOKENS, 3)
@@ -258,10 +344,15 @@ def test_each_token_crosses_to_a_node_once(world, kind, buffer, etp):
     wrong += [f"gradients of weights: {error}"] if error > 1e-12 else []
     node = torch.where(kept, experts // (COUNT // 2), -1)
     my_node = mesh["experts"].rank // places
-    crossing = sum(1 - my_node in row for row in node.tolist())  # tokens with an expert on the other node
+    # tokens with an expert on the other node
+    crossing = sum(1 - my_node in row for row in node.tolist())
     every = world.allgather((my_node, mesh["experts"].rank % places, crossing))
-    (arriving,) = [number for at, place, number in every if at != my_node and place == mesh["experts"].rank % places]
-    there, back = WIDTH * 8 + 3 * 12, WIDTH * 8 + 3 * 8  # 3 weights, 3 numbers of experts; 3 gradients of weights
+    (arriving,) = [
+        number for at, place, number in every if at != my_node and place == mesh["experts"].rank % places
+    ]
+    # 3 weights, 3 numbers of experts; 3 gradients of weights
+    there = WIDTH * 8 + 3 * 12
+    back = WIDTH * 8 + 3 * 8
     sent = far.account.num_bytes - before
     wrong += [f"{sent} bytes crossed"] if sent != crossing * there + arriving * back else []
     mesh.free()

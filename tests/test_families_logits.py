@@ -13,7 +13,8 @@ def our_logits(name, tokens=TOKENS):
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
 
-    whole, given = plan(name), weights(name)
+    whole = plan(name)
+    given = weights(name)
     stage = assemble(whole.stages[0], Site(whole, torch.device("cpu")))
     for spec, data in stage.state.weights():
         data.copy_(given[spec.name])

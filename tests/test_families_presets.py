@@ -1,4 +1,7 @@
-"""Presets have as many parameters as their papers and model cards say; keys of attention that would do nothing are refused."""
+"""Presets have as many parameters as their papers and model cards say.
+
+Keys of attention that would do nothing are refused.
+"""
 
 from pathlib import Path
 
@@ -17,10 +20,15 @@ def planned(*overrides, ranks=1):
 
 
 def counts(preset):
-    """Return all parameters, those that a token meets, and those of its embedding, in billions. What is counted, not trained, is none."""
+    """Return all parameters, those that a token meets, and those of its embedding, in billions.
+
+    What is counted, not trained, is none.
+    """
     specs = [spec for spec in planned(f"model.preset={preset}").parameters() if spec.trained]
     embedding = next(spec.numel for spec in specs if spec.name == "embedding.weight")
-    return tuple(n / 1e9 for n in (sum(s.numel for s in specs), sum(s.numel * s.active for s in specs), embedding))
+    return tuple(
+        n / 1e9 for n in (sum(s.numel for s in specs), sum(s.numel * s.active for s in specs), embedding)
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,7 +39,8 @@ def counts(preset):
         ("qwen3-30b-a3b", "30.5", "3.3", True),  # Qwen3's model card; 3.35 was cut off, not rounded
         ("qwen3-235b-a22b", "235", "22", True),  # arXiv:2505.09388, section 2
         ("deepseek-v3", "671", "37", False),  # arXiv:2412.19437, abstract
-        ("gpt-oss-20b", "20.91", "3.61", False),  # arXiv:2508.10925, table 1: active without the embedding
+        # arXiv:2508.10925, table 1: active without the embedding
+        ("gpt-oss-20b", "20.91", "3.61", False),
         ("gpt-oss-120b", "116.83", "5.13", False),
     ],
 )
@@ -39,20 +48,29 @@ def test_presets_have_the_published_sizes(preset, total, active, lookup_counts):
     every, met, embedding = counts(preset)
     met -= 0 if lookup_counts else embedding
     assert f"{every:.{len(total.partition('.')[2])}f}" == total
-    assert abs(met - float(active)) < (0.06 if preset == "qwen3-30b-a3b" else 0.5 * 10 ** -len(active.partition(".")[2]))
+    assert abs(met - float(active)) < (
+        0.06 if preset == "qwen3-30b-a3b" else 0.5 * 10 ** -len(active.partition(".")[2])
+    )
 
 
 _MIXTRAL = dict(theta=1e6, eps=1e-5, num_experts=8, num_active=2)
 _QWEN = dict(theta=1e6, eps=1e-6, head_width=128, vocab=151936, num_experts=128, num_active=8)
-_GPT_OSS = dict(theta=150_000.0, eps=1e-5, head_width=64, vocab=201088, window=128, yarn=(32.0, 4096), num_active=4)
-PUBLISHED = {  # config.json of the repository that is named: rope_theta, rms_norm_eps, head_dim, vocab_size, tie_word_embeddings, ...
-    "smollm2-135m": dict(theta=1e5, eps=1e-5, head_width=64, vocab=49152, tied=True),  # HuggingFaceTB/SmolLM2-135M
+_GPT_OSS = dict(
+    theta=150_000.0, eps=1e-5, head_width=64, vocab=201088, window=128, yarn=(32.0, 4096), num_active=4
+)
+# config.json of the repository that is named: rope_theta, rms_norm_eps, head_dim, vocab_size,
+# tie_word_embeddings, ...
+PUBLISHED = {
+    # HuggingFaceTB/SmolLM2-135M
+    "smollm2-135m": dict(theta=1e5, eps=1e-5, head_width=64, vocab=49152, tied=True),
     "llama3.2-1b": dict(  # meta-llama/Llama-3.2-1B; low_freq_factor 1, high_freq_factor 4
         theta=5e5, eps=1e-5, head_width=64, vocab=128256, tied=True, llama3=(32.0, 8192, 1.0, 4.0)
     ),
-    "llama3-8b": dict(theta=5e5, eps=1e-5, head_width=128, vocab=128256),  # meta-llama/Meta-Llama-3-8B; rope_scaling null
+    # meta-llama/Meta-Llama-3-8B; rope_scaling null
+    "llama3-8b": dict(theta=5e5, eps=1e-5, head_width=128, vocab=128256),
     "mixtral-8x7b": dict(_MIXTRAL, vocab=32000),  # mistralai/Mixtral-8x7B-v0.1
-    "mixtral-8x22b": dict(_MIXTRAL, vocab=32000),  # mistral-community/Mixtral-8x22B-v0.1; the instructed one has 32,768
+    # mistral-community/Mixtral-8x22B-v0.1; the instructed one has 32,768
+    "mixtral-8x22b": dict(_MIXTRAL, vocab=32000),
     "qwen3-30b-a3b": _QWEN,  # Qwen/Qwen3-30B-A3B; norm_topk_prob true
     "qwen3-235b-a22b": _QWEN,  # Qwen/Qwen3-235B-A22B
     "deepseek-v3": dict(  # deepseek-ai/DeepSeek-V3; mscale = mscale_all_dim = 1
@@ -63,13 +81,17 @@ PUBLISHED = {  # config.json of the repository that is named: rope_theta, rms_no
 }
 
 
-@pytest.mark.parametrize("preset", sorted(settings.PRESETS.keys() - {"quickstart", "reference"}))  # these two are our own
+# these two are our own
+@pytest.mark.parametrize("preset", sorted(settings.PRESETS.keys() - {"quickstart", "reference"}))
 def test_presets_carry_the_constants_that_were_published(preset):
-    plan, published = planned(f"model.preset={preset}"), PUBLISHED[preset]
-    config, layers = plan.config, [layer for block in plan.family.blocks for layer in block]
+    plan = planned(f"model.preset={preset}")
+    published = PUBLISHED[preset]
+    config = plan.config
+    layers = [layer for block in plan.family.blocks for layer in block]
     scaling = lambda name: tuple(getattr(config.attention, f"{name}_{key}") for key in SCALED[name])  # noqa: E731
     found = dict(
-        theta=config.attention.theta, vocab=config.model.vocab, tied=config.model.tied, head_width=head_width(config),
+        theta=config.attention.theta, vocab=config.model.vocab, tied=config.model.tied,
+        head_width=head_width(config),
         yarn=scaling("yarn"), llama3=scaling("llama3"), window=config.attention.window,
         num_experts=config.experts.count, num_active=config.experts.active, scale=config.experts.scale,
     )  # fmt: skip
@@ -85,28 +107,70 @@ LATENT = ("model.family=deepseek-v3", "experts.count=8", "experts.active=2", "ex
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("attention.kv_rank=64",), 'attention.kv_rank = 64 does nothing with model.family = "llama"; leave it out, or use deepseek-v3'),
-        (("attention.window=4",), 'attention.window = 4 does nothing with model.family = "llama"; leave it out, or use gpt-oss'),
-        (("model.family=gpt-oss", "attention.q_rank=0"), 'attention.q_rank = 0 does nothing with model.family = "gpt-oss"'),
-        (("attention.yarn_factor=4",), "attention.yarn_factor = 4.0 without attention.yarn_length; set it to the positions"),
-        (("attention.yarn_length=64",), "attention.yarn_length = 64 does nothing with attention.yarn_factor = 1"),
-        (("attention.yarn_mscale=0",), "attention.yarn_mscale = 0.0 does nothing with attention.yarn_factor = 1"),
-        (("attention.llama3_factor=4",), "attention.llama3_factor = 4.0 without attention.llama3_length; set it to the positions"),
-        (("attention.llama3_low=2",), "attention.llama3_low = 2.0 does nothing with attention.llama3_factor = 1"),
+        (
+            ("attention.kv_rank=64",),
+            'attention.kv_rank = 64 does nothing with model.family = "llama"; leave it out, or use '
+            "deepseek-v3",
+        ),
+        (
+            ("attention.window=4",),
+            'attention.window = 4 does nothing with model.family = "llama"; leave it out, or use gpt-oss',
+        ),
+        (
+            ("model.family=gpt-oss", "attention.q_rank=0"),
+            'attention.q_rank = 0 does nothing with model.family = "gpt-oss"',
+        ),
+        (
+            ("attention.yarn_factor=4",),
+            "attention.yarn_factor = 4.0 without attention.yarn_length; set it to the positions",
+        ),
+        (
+            ("attention.yarn_length=64",),
+            "attention.yarn_length = 64 does nothing with attention.yarn_factor = 1",
+        ),
+        (
+            ("attention.yarn_mscale=0",),
+            "attention.yarn_mscale = 0.0 does nothing with attention.yarn_factor = 1",
+        ),
+        (
+            ("attention.llama3_factor=4",),
+            "attention.llama3_factor = 4.0 without attention.llama3_length; set it to the positions",
+        ),
+        (
+            ("attention.llama3_low=2",),
+            "attention.llama3_low = 2.0 does nothing with attention.llama3_factor = 1",
+        ),
         (
             ("attention.llama3_factor=4", "attention.llama3_length=64", "attention.llama3_low=4"),
             "attention.llama3_low = 4.0 is not below attention.llama3_high = 4.0",
         ),
         (
-            ("attention.llama3_factor=4", "attention.llama3_length=64", "attention.yarn_factor=2", "attention.yarn_length=64"),
+            (
+                "attention.llama3_factor=4",
+                "attention.llama3_length=64",
+                "attention.yarn_factor=2",
+                "attention.yarn_length=64",
+            ),
             "attention.yarn_factor = 2.0 with attention.llama3_factor = 4.0: positions are scaled in one way",
         ),
-        (("attention.head_width=7",), "attention.head_width = 7: rotary embeddings need an even width of a head"),
+        (
+            ("attention.head_width=7",),
+            "attention.head_width = 7: rotary embeddings need an even width of a head",
+        ),
         (("model.heads=3",), "model.width = 128 is not a multiple of model.heads = 3"),
-        (("attention.head_width=8", "model.heads=3"), "model.heads = 3 is not a multiple of model.kv_heads = 2"),
+        (
+            ("attention.head_width=8", "model.heads=3"),
+            "model.heads = 3 is not a multiple of model.kv_heads = 2",
+        ),
         ((*LATENT, "model.kv_heads=2"), 'model.kv_heads = 2 does nothing with model.family = "deepseek-v3"'),
-        ((*LATENT, "attention.rotary_width=5"), "attention.rotary_width = 5: rotary embeddings need an even width"),
-        ((*LATENT, "attention.value_width=99"), "attention.value_width = 99 is more than attention.head_width + attention.rotary_w"),
+        (
+            (*LATENT, "attention.rotary_width=5"),
+            "attention.rotary_width = 5: rotary embeddings need an even width",
+        ),
+        (
+            (*LATENT, "attention.value_width=99"),
+            "attention.value_width = 99 is more than attention.head_width + attention.rotary_w",
+        ),
     ],
 )
 def test_keys_that_do_nothing_or_cannot_be_are_refused(overrides, words):
@@ -115,7 +179,9 @@ def test_keys_that_do_nothing_or_cannot_be_are_refused(overrides, words):
     assert words in str(refused.value)
 
 
-@pytest.mark.parametrize(("name", "words"), [("lama", "did you mean llama?"), ("x", "known: " + ", ".join(FAMILIES))])
+@pytest.mark.parametrize(
+    ("name", "words"), [("lama", "did you mean llama?"), ("x", "known: " + ", ".join(FAMILIES))]
+)
 def test_a_family_that_is_not_there_is_refused(name, words):
     with pytest.raises(ConfigError) as refused:
         planned(f"model.family={name}")
@@ -123,16 +189,31 @@ def test_a_family_that_is_not_there_is_refused(name, words):
 
 
 def test_biases_of_experts_that_do_not_divide_are_refused():
-    odd = ("model.family=gpt-oss", *LATENT[1:], "model.width=129", "attention.head_width=32", "parallel.etp=2", "batch.global=8")
-    with pytest.raises(ConfigError, match=r"model\.width = 129: the biases of experts don't divide over parallel\.etp = 2"):
+    odd = (
+        "model.family=gpt-oss",
+        *LATENT[1:],
+        "model.width=129",
+        "attention.head_width=32",
+        "parallel.etp=2",
+        "batch.global=8",
+    )
+    with pytest.raises(
+        ConfigError, match=r"model\.width = 129: the biases of experts don't divide over parallel\.etp = 2"
+    ):
         planned(*odd, ranks=2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_added_to_the_residual_stream_is_small_at_first(family):
     """By the root of how many are added to it, two a block."""
-    plan = planned(f"model.family={family}", "model.layers=8", *(() if family in ("llama", "qwen3") else LATENT[1:]))
-    added = {spec.name.split(".")[-2]: spec.std for spec in plan.parameters() if spec.name.endswith((".output.weight", ".down.weight"))}
+    plan = planned(
+        f"model.family={family}", "model.layers=8", *(() if family in ("llama", "qwen3") else LATENT[1:])
+    )
+    added = {
+        spec.name.split(".")[-2]: spec.std
+        for spec in plan.parameters()
+        if spec.name.endswith((".output.weight", ".down.weight"))
+    }
     assert added == {"output": STD / 4, "down": STD / 4}
 
 
@@ -143,11 +224,18 @@ def test_the_sizes_of_a_preset_are_of_use_to_another_family():
 
 def test_a_family_without_a_preset_has_sizes_by_the_width_of_a_head():
     attention = planned(*LATENT).config.attention
-    assert (attention.q_rank, attention.kv_rank, attention.rotary_width, attention.value_width) == (384, 128, 16, 32)
+    assert (attention.q_rank, attention.kv_rank, attention.rotary_width, attention.value_width) == (
+        384,
+        128,
+        16,
+        32,
+    )
     assert planned(*LATENT, "attention.q_rank=0").config.attention.q_rank == 0
 
 
-@pytest.mark.parametrize("overrides", [(), LATENT, ("model.family=gpt-oss", "attention.window=0", "attention.yarn_factor=1")])
+@pytest.mark.parametrize(
+    "overrides", [(), LATENT, ("model.family=gpt-oss", "attention.window=0", "attention.yarn_factor=1")]
+)
 def test_a_resolved_configuration_resolves_to_itself(overrides):
     resolved = planned(*overrides).config
     again = resolve(settings.parse(settings.tomllib.loads(settings.to_toml(resolved))), 1, 256)
@@ -161,7 +249,9 @@ def test_a_run_older_than_the_keys_of_attention_goes_on():
     assert settings.identity(settings.parse(tree)) == settings.identity(resolved)
 
 
-@pytest.mark.parametrize("twin", sorted((Path(__file__).parent.parent / "jobs").glob("tiny*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "twin", sorted((Path(__file__).parent.parent / "jobs").glob("tiny*.toml")), ids=lambda path: path.stem
+)
 def test_twins_can_be_planned(twin):
     plan = plan_of(resolve(settings.load(twin), 2, 256))
     assert plan.config.model.layers == 4 and plan.training.ranks

@@ -1,4 +1,5 @@
-"""The functions between products, as they are and compiled, against plain torch in fp64, and what compiling needs.
+"""The functions between products, as they are and compiled, against plain torch in fp64, and what
+compiling needs.
 
 MPITRAIN_LAYOUTS=all takes fp64 and fp16, too.
 """
@@ -18,9 +19,14 @@ from mpitrain.parallel.functions import EAGER
 from mpitrain.parallel.precision import wide
 from mpitrain.training.machine.compiler import require
 
-KINDS = (torch.float32, torch.bfloat16, *(torch.float64, torch.float16) * EVERY)  # each takes ten seconds to compile
+# each takes ten seconds to compile
+KINDS = (torch.float32, torch.bfloat16, *(torch.float64, torch.float16) * EVERY)
 MOST_OFF = 16  # units in the last place
-EPS, WIDTH, HEADS, VOCAB = 1e-5, 44, 3, 91  # no multiples of a vector register
+# no multiples of a vector register
+EPS = 1e-5
+WIDTH = 44
+HEADS = 3
+VOCAB = 91
 
 
 @pytest.fixture(scope="module")
@@ -61,30 +67,44 @@ def grads(function, inputs, grad):
 
 def calls(kind):
     """Yield the name of each function, what it is called with, and what plain torch makes of that in fp64."""
-    make, statistics = tensors(kind), wide(kind)
-    x, weight, grad = make(2, 5, WIDTH), 1 + make(WIDTH) / 4, make(2, 5, WIDTH)
+    make = tensors(kind)
+    statistics = wide(kind)
+    x = make(2, 5, WIDTH)
+    weight = 1 + make(WIDTH) / 4
+    grad = make(2, 5, WIDTH)
     _, unit, scale = EAGER.norm(x, weight, EPS)
     twice = normed(*exact(x, weight)), normed(x.double(), 1)
     yield "norm", (x, weight, EPS), (*twice, (x.double().square().mean(-1, keepdim=True) + EPS).rsqrt())
     yield "norm_again", (x, weight, scale), twice
     yield "norm_backward", (grad, weight, unit, scale), grads(normed, exact(x, weight), grad.double())
-    gate, up = 3 * make(7, WIDTH), make(7, WIDTH)
+    gate = 3 * make(7, WIDTH)
+    up = make(7, WIDTH)
     yield "gated", (gate, up), (silu_times(*exact(gate, up)),)
     yield "gated_backward", (up, gate, up, None), grads(silu_times, exact(gate, up), up.double())
-    heads, angles = make(2, 5, HEADS, WIDTH), make(5, WIDTH // 2, kind=statistics)
+    heads = make(2, 5, HEADS, WIDTH)
+    angles = make(5, WIDTH // 2, kind=statistics)
     for sense, each in ((1, heads.transpose(1, 2)), (-1, heads.transpose(1, 2).contiguous())):
         arguments = each, angles.cos(), angles.sin(), sense
         yield "turned", arguments, (turned(*exact(*arguments)),)
-    logits, targets, here, factor = 4 * make(7, VOCAB), torch.arange(7) * 13, torch.arange(7) != 2, 1 + make(7, kind=statistics) / 4
+    logits = 4 * make(7, VOCAB)
+    targets = torch.arange(7) * 13
+    here = torch.arange(7) != 2
+    factor = 1 + make(7, kind=statistics) / 4
     sums = torch.logsumexp(logits.double(), -1)
     yield "log_sums", (logits,), (sums,)
     ones = functional.one_hot(targets, VOCAB) * here[:, None]
-    yield "to_gradients", (logits, sums.to(statistics), targets, here, factor), ((logits.double().softmax(-1) - ones) * factor[:, None],)
+    yield (
+        "to_gradients",
+        (logits, sums.to(statistics), targets, here, factor),
+        ((logits.double().softmax(-1) - ones) * factor[:, None],),
+    )
 
 
 def called(functions, name, arguments):
     """Return what a function gives, and what it writes: logits become gradients in place."""
-    arguments = [x.clone() if name == "to_gradients" and isinstance(x, torch.Tensor) else x for x in arguments]
+    arguments = [
+        x.clone() if name == "to_gradients" and isinstance(x, torch.Tensor) else x for x in arguments
+    ]
     found = getattr(functions, name)(*arguments)
     found = arguments[0] if name == "to_gradients" else found
     return found if isinstance(found, tuple) else (found,)
@@ -100,14 +120,20 @@ def test_both_forms_are_plain_torch_in_fp64_but_for_rounding(fused, kind):
                 error = ((found.double() - wanted).abs() / (wanted.abs() + wanted.abs().mean())).max().item()
                 told = f"{name} {form}: {error / torch.finfo(kind).eps:.1f} units in the last place"
                 assert error < MOST_OFF * torch.finfo(kind).eps, told
-                assert found.dtype == (wide(kind) if found.shape[-1] == 1 or name == "log_sums" else kind), name
+                assert found.dtype == (wide(kind) if found.shape[-1] == 1 or name == "log_sums" else kind), (
+                    name
+                )
     assert seen == {field.name for field in fields(EAGER)} - {"keep_opened"}
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_made_again_has_the_same_bits(fused, kind):
-    """And so has what is computed of others' gradients: `requires_grad`, and being called twice, change nothing."""
-    x, weight = tensors(kind)(2, 5, WIDTH), tensors(kind)(WIDTH)
+    """And so has what is computed of others' gradients.
+
+    `requires_grad`, and being called twice, change nothing.
+    """
+    x = tensors(kind)(2, 5, WIDTH)
+    weight = tensors(kind)(WIDTH)
     for functions in (EAGER, fused):
         y, unit, scale = functions.norm(x, weight, EPS)
         assert all(map(torch.equal, functions.norm_again(x, weight, scale), (y, unit)))
@@ -117,20 +143,31 @@ def test_what_is_made_again_has_the_same_bits(fused, kind):
 
 def test_a_row_has_the_same_bits_whatever_the_others_are(fused):
     """A microbatch of one step is a microbatch of another."""
-    x, weight = tensors(torch.float32)(2, 5, WIDTH), tensors(torch.float32)(WIDTH)
+    x = tensors(torch.float32)(2, 5, WIDTH)
+    weight = tensors(torch.float32)(WIDTH)
     first = fused.norm(x, weight, EPS)[0]
     assert torch.equal(fused.norm(torch.cat((x[:1], 2 * x[1:])), weight, EPS)[0][0], first[0])
 
 
 def test_heads_stay_side_by_side_in_memory(fused):
-    x, table = torch.randn(2, HEADS, 5, WIDTH), torch.ones(5, WIDTH // 2)
-    assert fused.turned(x.transpose(1, 2).contiguous().transpose(1, 2), table, table, 1).transpose(1, 2).is_contiguous()
+    x = torch.randn(2, HEADS, 5, WIDTH)
+    table = torch.ones(5, WIDTH // 2)
+    assert (
+        fused.turned(x.transpose(1, 2).contiguous().transpose(1, 2), table, table, 1)
+        .transpose(1, 2)
+        .is_contiguous()
+    )
 
 
 def test_each_shape_is_compiled_once_and_none_is_left_as_it_is(monkeypatch):
-    """torch itself gives up on a function that has met some shapes, and compiles once more where a gradient is asked for."""
-    made, make = [], Fused._make
-    monkeypatch.setattr(Fused, "_make", lambda fused, arguments: made.append(arguments) or make(fused, arguments))
+    """torch itself gives up on a function that has met some shapes, and compiles once more where a
+    gradient is asked for.
+    """
+    made = []
+    make = Fused._make
+    monkeypatch.setattr(
+        Fused, "_make", lambda fused, arguments: made.append(arguments) or make(fused, arguments)
+    )
     log_sums = Fused(compiling._log_sums, deterministic=True)
     with torch._dynamo.config.patch(recompile_limit=1):
         for length in (1, 2, 3, 1, 2, 3):
@@ -156,7 +193,12 @@ def test_a_compiler_that_is_there_will_do():
 @pytest.mark.parametrize(
     ("vendor", "environment", "message"),
     [
-        (None, {"PATH": ""}, r"found no C\+\+ compiler \(.*\) on .*; needed one, by torch.compile; install it, name another by CXX,"),
+        (
+            None,
+            {"PATH": ""},
+            r"found no C\+\+ compiler \(.*\) on .*; needed one, by torch.compile; install it, name another "
+            r"by CXX,",
+        ),
         (None, {"CXX": "/nonexistent"}, r"found no C\+\+ compiler \(/nonexistent\)"),
         (None, {"CXX": "{}/fails"}, r"can't read Python.h .* says: no such header"),
         (None, {"CXX": "{}/foreign"}, r"found a C\+\+ compiler that doesn't run"),

@@ -1,4 +1,6 @@
-"""Random command lines: an answer and 0, or one message and 2. MPITRAIN_FUZZ=500 tries as many, MPITRAIN_FUZZ=all 500.
+"""Random command lines: an answer and 0, or one message and 2.
+
+MPITRAIN_FUZZ=500 tries as many, MPITRAIN_FUZZ=all 500.
 
 Most run in this process; of real processes a part.
 """
@@ -75,14 +77,46 @@ SETS += [
 ]
 OPTIONS = {
     "schedule": {
-        **{f"--{name}": NUMBERS for name in ("stages", "microbatches", "chunks", "group", "segments", "memory-limit", "weight-memory")},
-        "--times": ["1,1,1,0", "1,2,3", "nan,1,1,1", "1e308,1,1,1", "²,1,1,1", "", ",,,", "9" * 5000 + ",1,1,1"],
+        **{
+            f"--{name}": NUMBERS
+            for name in (
+                "stages",
+                "microbatches",
+                "chunks",
+                "group",
+                "segments",
+                "memory-limit",
+                "weight-memory",
+            )
+        },
+        "--times": [
+            "1,1,1,0",
+            "1,2,3",
+            "nan,1,1,1",
+            "1e308,1,1,1",
+            "²,1,1,1",
+            "",
+            ",,,",
+            "9" * 5000 + ",1,1,1",
+        ],
         "--out": ["out.txt", "out", ".", "absent/x.svg", "fifo", "/dev/full", "x" * 300 + ".txt", ""],
         "--trace": ["deep.json", "odd.csv", "fifo", "/dev/zero", "", "absent", "."],
     },
     **{name: {"--ranks": NUMBERS, "--set": SETS} for name in ("check", "memory")},
     "program": {"--ranks": NUMBERS, "--rank": NUMBERS, "--set": SETS},
-    "verify": {"--layout": ["tp=²", "tp=2,tp=3", ",", "", "tp=-1", "tp=" + "9" * 5000, "xp=2", "tp=1000000,pp=1000000", "\x1b"]},
+    "verify": {
+        "--layout": [
+            "tp=²",
+            "tp=2,tp=3",
+            ",",
+            "",
+            "tp=-1",
+            "tp=" + "9" * 5000,
+            "xp=2",
+            "tp=1000000,pp=1000000",
+            "\x1b",
+        ]
+    },
     "nonsense": {"--nonsense": NUMBERS},
 }
 
@@ -103,7 +137,22 @@ def command_line(dice: random.Random) -> list[str]:
     if command == "schedule":
         words += [dice.choice(NAMES), "--stages", dice.choice("234"), "--microbatches", dice.choice("48")]
     elif dice.random() < 0.5:
-        words.append(dice.choice(["", "absent.toml", "fifo", "deep.json", "odd.csv", "/dev/zero", "loop", ".", "x" * 300, "caf\udce9"]))
+        words.append(
+            dice.choice(
+                [
+                    "",
+                    "absent.toml",
+                    "fifo",
+                    "deep.json",
+                    "odd.csv",
+                    "/dev/zero",
+                    "loop",
+                    ".",
+                    "x" * 300,
+                    "caf\udce9",
+                ]
+            )
+        )
     for _ in range(dice.randrange(4) if command != "verify" else 1):
         option = dice.choice([*OPTIONS[command]])
         words += [option, dice.choice(OPTIONS[command][option])] if dice.random() < 0.95 else [option]
@@ -123,7 +172,11 @@ def test_an_answer_or_one_message(folder, number):
     done = CliRunner().invoke(cli, words, standalone_mode=False)
     error = done.exception
     if error is not None:
-        assert isinstance(error, (InputError, click.ClickException)) and error.exit_code == BAD_INPUT, (words, error, done.exc_info)
+        assert isinstance(error, (InputError, click.ClickException)) and error.exit_code == BAD_INPUT, (
+            words,
+            error,
+            done.exc_info,
+        )
         assert done.stdout == "" and not (folder / "out.txt").exists(), words
     assert tree(folder) == before, words
 

@@ -1,4 +1,7 @@
-"""Random configurations: each is accepted, or refused with one message. MPITRAIN_FUZZ=20000 tries as many, MPITRAIN_FUZZ=all 20,000."""
+"""Random configurations: each is accepted, or refused with one message.
+
+MPITRAIN_FUZZ=20000 tries as many, MPITRAIN_FUZZ=all 20,000.
+"""
 
 import os
 import random
@@ -16,10 +19,59 @@ COUNT = cases(400, 20_000)
 PIECES = 20  # tests, so that one that takes long is seen
 
 KEYS = list(settings.flatten(settings.Config()))
-ODD_KEYS = ["", "run", "run.", ".x", "x.y.z", "run.dir.x", "\0", "\udcff.x", "r\nun.dir", "base", '"run".dir', "run.stepz", "a" * 5000]
+ODD_KEYS = [
+    "",
+    "run",
+    "run.",
+    ".x",
+    "x.y.z",
+    "run.dir.x",
+    "\0",
+    "\udcff.x",
+    "r\nun.dir",
+    "base",
+    '"run".dir',
+    "run.stepz",
+    "a" * 5000,
+]
 ODD = [
-    *("", " ", "0", "1", "-1", "2", "3", "4", "7", "12", "64", "1e3", "0.5", "1e308", "1e-320", "nan", "inf", "-inf", "true", "false"),
-    *("9" * 30, "9" * 5000, "0x" + "f" * 5000, str(2**31), str(2**63), str(2**64), "²", "٣", "1_000", "+1", "--1", "0o7", "1e999999"),
+    *(
+        "",
+        " ",
+        "0",
+        "1",
+        "-1",
+        "2",
+        "3",
+        "4",
+        "7",
+        "12",
+        "64",
+        "1e3",
+        "0.5",
+        "1e308",
+        "1e-320",
+        "nan",
+        "inf",
+        "-inf",
+        "true",
+        "false",
+    ),
+    *(
+        "9" * 30,
+        "9" * 5000,
+        "0x" + "f" * 5000,
+        str(2**31),
+        str(2**63),
+        str(2**64),
+        "²",
+        "٣",
+        "1_000",
+        "+1",
+        "--1",
+        "0o7",
+        "1e999999",
+    ),
     *(
         "[" * 3000 + "]" * 3000,
         "[" * 3000,
@@ -59,11 +111,39 @@ ODD = [
         '"\\u0000"',
         '"\\ud800"',
     ),
-    *("interleaved", "zb-auto", "seq1f1b", "dualpipe", "cuda", "bytes", "text", "ulysses", "ring", "every-k", "full", "fp8", "sgd", "muon"),
+    *(
+        "interleaved",
+        "zb-auto",
+        "seq1f1b",
+        "dualpipe",
+        "cuda",
+        "bytes",
+        "text",
+        "ulysses",
+        "ring",
+        "every-k",
+        "full",
+        "fp8",
+        "sgd",
+        "muon",
+    ),
 ]
 LIVELY = [
-    *("pipeline.schedule=seq1f1b", "pipeline.schedule=zbv", "pipeline.schedule=interleaved", "parallel.zero=3", "parallel.zero=2"),
-    *("parallel.reduce=microbatch", "parallel.tp=2", "parallel.pp=2", "parallel.cp=2", "model.layers=8", "batch.global=1000000"),
+    *(
+        "pipeline.schedule=seq1f1b",
+        "pipeline.schedule=zbv",
+        "pipeline.schedule=interleaved",
+        "parallel.zero=3",
+        "parallel.zero=2",
+    ),
+    *(
+        "parallel.reduce=microbatch",
+        "parallel.tp=2",
+        "parallel.pp=2",
+        "parallel.cp=2",
+        "model.layers=8",
+        "batch.global=1000000",
+    ),
 ]
 
 
@@ -100,13 +180,17 @@ def refusal(error: InputError) -> None:
 
 @pytest.mark.parametrize("piece", range(PIECES))
 def test_each_is_accepted_or_refused_with_one_message(tmp_path, piece):
-    dice, accepted = random.Random(piece), 0
+    dice = random.Random(piece)
+    accepted = 0
     for _ in range(-(-COUNT // PIECES)):
-        path, asked = None, overrides(dice)
+        path = None
+        asked = overrides(dice)
         if dice.random() < 0.3:
-            path, asked = tmp_path / "fuzz.toml", asked[: dice.randrange(2)]
+            path = tmp_path / "fuzz.toml"
+            asked = asked[: dice.randrange(2)]
             path.write_text(toml(dice), encoding="utf-8", errors="surrogatepass")
-        ranks, begin = dice.choice((1, 2, 4, 6, 64, 1_000_000)), time.process_time()
+        ranks = dice.choice((1, 2, 4, 6, 64, 1_000_000))
+        begin = time.process_time()
         try:
             config = resolve(settings.load(path, asked), ranks, 256)
             accepted += 1
@@ -115,7 +199,13 @@ def test_each_is_accepted_or_refused_with_one_message(tmp_path, piece):
         except InputError as error:
             refusal(error)
         assert time.process_time() - begin < 10, asked
-    assert os.listdir(tmp_path) in ([], ["fuzz.toml"], ["config.toml"], ["config.toml", "fuzz.toml"], ["fuzz.toml", "config.toml"])
+    assert os.listdir(tmp_path) in (
+        [],
+        ["fuzz.toml"],
+        ["config.toml"],
+        ["config.toml", "fuzz.toml"],
+        ["fuzz.toml", "config.toml"],
+    )
     assert accepted or COUNT < 4_000
 
 

@@ -1,4 +1,7 @@
-"""Random corpora and tokenizers: each is read, or refused with one message. MPITRAIN_FUZZ=500 tries as many, MPITRAIN_FUZZ=all 500."""
+"""Random corpora and tokenizers: each is read, or refused with one message.
+
+MPITRAIN_FUZZ=500 tries as many, MPITRAIN_FUZZ=all 500.
+"""
 
 import json
 import os
@@ -29,7 +32,13 @@ TEXTS = [
         b"\xef\xbb\xbfx",
         b"x" * 100_000,
     ),
-    *(b'{"text": "x"}\n', b'{"text": ""}\n', b'{"text": 3}\n', b'{"text": "\\ud800"}\n', b'{"text": "x", "n": ' + b"9" * 5000 + b"}\n"),
+    *(
+        b'{"text": "x"}\n',
+        b'{"text": ""}\n',
+        b'{"text": 3}\n',
+        b'{"text": "\\ud800"}\n',
+        b'{"text": "x", "n": ' + b"9" * 5000 + b"}\n",
+    ),
     *(
         b"[" * 100_000 + b"]" * 100_000,
         b'{"text": ' + b"[" * 100_000,
@@ -54,7 +63,13 @@ NAMES = [
 ]
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "[UNK]": 2}, "unk_token": "[UNK]"}
-TOKENIZER = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": {"type": "Whitespace"}, "model": WORDS}
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "model": WORDS,
+}
 ODD = [
     None,
     True,
@@ -89,7 +104,12 @@ def fill(folder: bytes, dice: random.Random) -> None:
             case 1:
                 os.symlink(path, path)
             case 2:
-                os.symlink(dice.choice((b"/dev/zero", b"/dev/null", b"absent", b"..", b"/proc/self/mem", b"/proc/self/maps")), path)
+                os.symlink(
+                    dice.choice(
+                        (b"/dev/zero", b"/dev/null", b"absent", b"..", b"/proc/self/mem", b"/proc/self/maps")
+                    ),
+                    path,
+                )
             case 3:
                 os.makedirs(os.path.join(path, *[b"d"] * dice.choice((1, 50))))
             case 4:
@@ -132,7 +152,9 @@ def test_a_corpus_is_read_or_refused(tmp_path, number):
     inside = [os.path.join(folder, name) for name in os.listdir(folder)]
     path = os.fsdecode(dice.choice([folder, folder, *inside]))
     if number % 50 == 0:
-        path = dice.choice(("a\0b", "/dev/zero", "/dev/null", "/proc/self/mem", "/proc/self/environ", "x" * 300, "\ud800"))
+        path = dice.choice(
+            ("a\0b", "/dev/zero", "/dev/null", "/proc/self/mem", "/proc/self/environ", "x" * 300, "\ud800")
+        )
     source = dice.choice(("text", "jsonl"))
     path = os.fsdecode(folder) if "\udce9" in path else path  # which the configuration refuses
     try:
@@ -147,7 +169,8 @@ def test_a_corpus_is_read_or_refused(tmp_path, number):
 
 @pytest.mark.parametrize("piece", range(10))
 def test_a_tokenizer_is_read_or_refused(tmp_path, piece):
-    dice, file = random.Random(piece), tmp_path / "t.json"
+    dice = random.Random(piece)
+    file = tmp_path / "t.json"
     for _ in range(COUNT // 10):
         file.write_bytes(damaged(dice))
         try:
@@ -163,7 +186,18 @@ def test_what_is_no_tokenizer_is_never_waited_for(tmp_path):
     with socket.socket(socket.AF_UNIX) as listening, open(tmp_path / "sparse", "wb") as file:
         listening.bind(str(tmp_path / "socket")[-100:] if len(str(tmp_path)) < 90 else "\0mpitrain")
         file.truncate(10 << 30)
-        for name in ("fifo", "sparse", "socket", ".", "a\0b", "x" * 300, "/dev/zero", "/proc/self/mem", "/proc/self/environ", "\ud800"):
+        for name in (
+            "fifo",
+            "sparse",
+            "socket",
+            ".",
+            "a\0b",
+            "x" * 300,
+            "/dev/zero",
+            "/proc/self/mem",
+            "/proc/self/environ",
+            "\ud800",
+        ):
             with pytest.raises(DataError) as caught:
                 load_tokenizer(tmp_path / name)
             refusal(caught.value)

@@ -1,4 +1,6 @@
-"""Sampling: at every temperature, only tokens that the tokenizer has, and from run directories that are a stranger's."""
+"""Sampling: at every temperature, only tokens that the tokenizer has, and from run directories that
+are a stranger's.
+"""
 
 import json
 import os
@@ -19,11 +21,21 @@ from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 
-TINY = ("model.layers=2", "model.width=16", "model.heads=2", "model.kv_heads=1", "model.ffn=32", "data.sequence=32", "model.tied=false")
+TINY = (
+    "model.layers=2",
+    "model.width=16",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.ffn=32",
+    "data.sequence=32",
+    "model.tied=false",
+)
 
 
 def make_run(path, *overrides, change=lambda arrays: None, steps=(10,)):
-    """Make the run directory of a tiny model with random weights; `change` may alter these of the last step."""
+    """Make the run directory of a tiny model with random weights; `change` may alter these of the
+    last step.
+    """
     config = resolve(settings.load(None, (*TINY, *overrides)), 1, 256)
     path.mkdir(exist_ok=True)
     (path / "config.toml").write_text(settings.to_toml(config))
@@ -31,7 +43,10 @@ def make_run(path, *overrides, change=lambda arrays: None, steps=(10,)):
     for step in steps:
         random = np.random.default_rng(step)
         every = plan_of(config).parameters()
-        arrays = {f"parameters/{s.name}": random.standard_normal(s.shape).astype(dtype) * (s.std or 1) for s in every}
+        arrays = {
+            f"parameters/{s.name}": random.standard_normal(s.shape).astype(dtype) * (s.std or 1)
+            for s in every
+        }
         if step == steps[-1]:
             change(arrays)
         tmp = begin(path / "checkpoints", step)
@@ -85,17 +100,33 @@ def test_temperatures_are_finite(run_dir, temperature):
         text(run_dir, temperature)
 
 
-BAD = {"temperature": ["nan", "inf", "-1", "hot"], "seed": [2**64, -1, 10**30], "tokens": [10**7, 10**30, 0], "prompt": [b"\xff\xfe", ""]}
+BAD = {
+    "temperature": ["nan", "inf", "-1", "hot"],
+    "seed": [2**64, -1, 10**30],
+    "tokens": [10**7, 10**30, 0],
+    "prompt": [b"\xff\xfe", ""],
+}
 
 
-BAD = [(option, os.fsdecode(value) if isinstance(value, bytes) else value) for option, values in BAD.items() for value in values]
+BAD = [
+    (option, os.fsdecode(value) if isinstance(value, bytes) else value)
+    for option, values in BAD.items()
+    for value in values
+]
 
 
 @pytest.fixture(scope="module")
 def bad(run_dir):
     """How each bad option ended."""
     given = [{"prompt": "x", "tokens": 1, option: value} for option, value in BAD]
-    commands = [["generate", str(run_dir), *(word for name, what in each.items() for word in (f"--{name}", str(what)))] for each in given]
+    commands = [
+        [
+            "generate",
+            str(run_dir),
+            *(word for name, what in each.items() for word in (f"--{name}", str(what))),
+        ]
+        for each in given
+    ]
     return dict(zip(BAD, several(0, *commands), strict=True))
 
 
@@ -113,7 +144,9 @@ def test_largest_seed_is_taken(run_dir):
 
 
 def test_terminals_without_the_characters_get_others(run_dir):
-    done = command(run_dir, "--prompt", "€", "--tokens", 3, env={"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
+    done = command(
+        run_dir, "--prompt", "€", "--tokens", 3, env={"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    )
     assert done.returncode == 0 and done.stdout.startswith("?") and not done.stderr, done
 
 
@@ -125,11 +158,17 @@ def test_what_is_no_run_directory_is_recognised(tmp_path):
         (tmp_path / name).mkdir()
     (tmp_path / "hf/config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "linked/config.json").symlink_to(tmp_path / "secret.json")
-    said = {"hf": "it is the folder of a Hugging Face model (llama)", "a.gz": "it is a gzip file", "linked": "no config.toml"}
+    said = {
+        "hf": "it is the folder of a Hugging Face model (llama)",
+        "a.gz": "it is a gzip file",
+        "linked": "no config.toml",
+    }
     for name, words in said.items():
         with pytest.raises(CheckpointError) as caught:
             text(tmp_path / name)
-        assert f"{words}; give the run directory" in str(caught.value) and "secret" not in str(caught.value).replace(str(tmp_path), "")
+        assert f"{words}; give the run directory" in str(caught.value) and "secret" not in str(
+            caught.value
+        ).replace(str(tmp_path), "")
 
 
 def test_what_a_terminal_would_obey_is_not_shown():
@@ -139,9 +178,15 @@ def test_what_a_terminal_would_obey_is_not_shown():
     assert visible("\u202ea\u2066b\u2069") == "\ufffda\ufffdb\ufffd"  # turns of direction
 
 
-@pytest.mark.parametrize("c", ["\u3000", "\u200d", "\u200c", "\xa0", "\u202f", "\xad", "\u200e", "\ufeff", "\ue000", "🏴\U000e0067"])
+@pytest.mark.parametrize(
+    "c",
+    ["\u3000", "\u200d", "\u200c", "\xa0", "\u202f", "\xad", "\u200e", "\ufeff", "\ue000", "🏴\U000e0067"],
+)
 def test_ordinary_characters_that_are_no_letters_are_shown_as_they_are(c):
-    """Ideographic and no-break spaces, joiners, soft hyphens: in text, and in names that a line at the end of a run holds."""
+    """Ideographic and no-break spaces, joiners, soft hyphens.
+
+    In text, and in names that a line at the end of a run holds.
+    """
     from mpitrain.commands.generate import visible
     from mpitrain.inputs import printable
 
@@ -166,8 +211,13 @@ def test_tokens_that_the_tokenizer_lacks_are_never_chosen(tmp_path):
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["embedding.weight", "head.norm.weight", "blocks.1.ffn.down.weight"])
 def test_weights_are_finite(tmp_path, name, number):
-    run = make_run(tmp_path / "run", change=lambda arrays: arrays[f"parameters/{name}"].reshape(-1).__setitem__(-1, number))
-    with pytest.raises(CheckpointError, match=f"step-00000010: parameters/{name} holds NaN or infinite numbers"):
+    run = make_run(
+        tmp_path / "run",
+        change=lambda arrays: arrays[f"parameters/{name}"].reshape(-1).__setitem__(-1, number),
+    )
+    with pytest.raises(
+        CheckpointError, match=f"step-00000010: parameters/{name} holds NaN or infinite numbers"
+    ):
         text(run)
 
 
@@ -176,7 +226,11 @@ def test_weights_that_overflow_are_one_message(tmp_path):
     for temperature in (0, 1):
         with pytest.raises(CheckpointError, match="the weights give NaN or infinite logits"):
             text(run, temperature)
-    run = make_run(tmp_path / "half", "precision.compute=fp16", change=lambda arrays: arrays["parameters/head.weight"].fill(1e5))
+    run = make_run(
+        tmp_path / "half",
+        "precision.compute=fp16",
+        change=lambda arrays: arrays["parameters/head.weight"].fill(1e5),
+    )
     with pytest.raises(CheckpointError, match=r"parameters/head\.weight holds NaN or infinite"):
         text(run)
 
@@ -230,7 +284,10 @@ def edit(run, key, value):
     tree = tomllib.loads((run / "config.toml").read_text())
     table, name = key.split(".")
     tree.setdefault(table, {})[name] = value
-    lines = [f"[{table}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in keys.items()) for table, keys in tree.items()]
+    lines = [
+        f"[{table}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in keys.items())
+        for table, keys in tree.items()
+    ]
     (run / "config.toml").write_text("\n".join(lines))
 
 
@@ -294,7 +351,16 @@ def test_what_sampling_does_not_need_does_no_harm(copied, run_dir, key, value):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\xff\xfe", b"[" * 60_000, b"a" * 70_000, b"x = " + b"9" * 5000, b"run = 3", b'"\\u001b[2J" = 1', b"[run]\ndir = 3"],
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 60_000,
+        b"a" * 70_000,
+        b"x = " + b"9" * 5000,
+        b"run = 3",
+        b'"\\u001b[2J" = 1',
+        b"[run]\ndir = 3",
+    ],
     ids=["empty", "binary", "deep", "long", "number", "flat", "escape", "type"],
 )
 def test_configs_of_any_bytes_are_one_message(copied, content):
@@ -304,7 +370,9 @@ def test_configs_of_any_bytes_are_one_message(copied, content):
     assert str(caught.value).isprintable() and len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize("what", ["config.toml", "checkpoints", "data", "metrics.jsonl", "trace.json", "run.lock"])
+@pytest.mark.parametrize(
+    "what", ["config.toml", "checkpoints", "data", "metrics.jsonl", "trace.json", "run.lock"]
+)
 @pytest.mark.parametrize("kind", ["a symbolic link", "a dangling link", "a FIFO"])
 def test_nothing_in_a_run_directory_leads_elsewhere(copied, tmp_path, what, kind):
     path = copied / what
@@ -316,7 +384,10 @@ def test_nothing_in_a_run_directory_leads_elsewhere(copied, tmp_path, what, kind
         os.mkfifo(path)
     else:
         path.symlink_to(tmp_path / ("away" if kind == "a symbolic link" else "nothing"))
-    with pytest.raises(CheckpointError, match=f"{path} is a (symbolic link|FIFO), needed a f.*set run.dir to the place itself"):
+    with pytest.raises(
+        CheckpointError,
+        match=f"{path} is a (symbolic link|FIFO), needed a f.*set run.dir to the place itself",
+    ):
         text(copied)
 
 
@@ -346,7 +417,10 @@ def words(tmp_path_factory):
     return tmp_path_factory.getbasetemp() / "tokenizer0" / "t.json"
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../secret.json", "link.json", "run/../../secret.json", "/dev/zero", "", "x" * 300])
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/passwd", "../secret.json", "link.json", "run/../../secret.json", "/dev/zero", "", "x" * 300],
+)
 def test_a_tokenizer_elsewhere_is_not_read(copied, words, monkeypatch, name):
     shutil.copy(words, copied.parent.parent / "secret.json")
     monkeypatch.chdir(copied)
@@ -385,7 +459,12 @@ def test_another_tokenizer_than_the_runs_is_told_of(copied, words, tmp_path, cap
 def test_what_is_no_tokenizer_is_one_message(copied, monkeypatch, kind):
     monkeypatch.chdir(copied)
     path = copied / "t.json"
-    {"folder": path.mkdir, "FIFO": lambda: os.mkfifo(path), "missing": lambda: None, "text": lambda: path.write_text("root:x")}[kind]()
+    {
+        "folder": path.mkdir,
+        "FIFO": lambda: os.mkfifo(path),
+        "missing": lambda: None,
+        "text": lambda: path.write_text("root:x"),
+    }[kind]()
     edit(copied, "data.tokenizer", "t.json")
     with pytest.raises(DataError) as caught:
         text(copied)

@@ -1,4 +1,7 @@
-"""What is made of what torch says of GPUs: which one a rank takes, what names it, its peak, whether its memory is enough."""
+"""What is made of what torch says of GPUs.
+
+Which one a rank takes, what names it, its peak, whether its memory is enough.
+"""
 
 from types import SimpleNamespace
 
@@ -41,7 +44,13 @@ ZEROS = "00000000-0000-0000-0000-000000000000"
         (dict(uuid="MIG-1"), 0, "cuda", {}, "MIG-1"),
         (dict(uuid=ZEROS, **PCI), 0, "rocm", {}, "PCI 0000:c1:00"),
         (dict(uuid=ZEROS), 1, "rocm", {"ROCR_VISIBLE_DEVICES": "4,5"}, "number 5"),
-        (dict(uuid=ZEROS), 1, "rocm", {"ROCR_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "1,0"}, "number 4"),
+        (
+            dict(uuid=ZEROS),
+            1,
+            "rocm",
+            {"ROCR_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "1,0"},
+            "number 4",
+        ),
         (dict(), 1, "cuda", {"CUDA_VISIBLE_DEVICES": "2, 3"}, "number 3"),
         (dict(), 0, "cuda", {"CUDA_VISIBLE_DEVICES": f"GPU-{UUID}"}, f"GPU-{UUID}"),
         (dict(), 2, "cuda", {}, "number 2"),
@@ -53,13 +62,22 @@ def test_what_names_a_gpu_is_the_same_in_every_process(properties, index, vendor
     assert identity(SimpleNamespace(**properties), index, vendor, environment) == expected
 
 
-@pytest.mark.parametrize(("hip", "vendor", "architecture"), [(None, "cuda", "9.4"), ("6.4.1", "rocm", "gfx942")])
+@pytest.mark.parametrize(
+    ("hip", "vendor", "architecture"), [(None, "cuda", "9.4"), ("6.4.1", "rocm", "gfx942")]
+)
 def test_torch_is_asked_whose_gpus_its_cuda_devices_are(monkeypatch, hip, vendor, architecture):
     import torch
 
     from mpitrain.training.machine import gpus
 
-    properties = dict(name="some GPU", major=9, minor=4, gcnArchName="gfx942:sramecc+:xnack-", total_memory=64 << 30, uuid=UUID)
+    properties = dict(
+        name="some GPU",
+        major=9,
+        minor=4,
+        gcnArchName="gfx942:sramecc+:xnack-",
+        total_memory=64 << 30,
+        uuid=UUID,
+    )
     answers = dict(is_available=True, device_count=2, get_device_properties=SimpleNamespace(**properties))
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
@@ -72,8 +90,12 @@ def test_torch_is_asked_whose_gpus_its_cuda_devices_are(monkeypatch, hip, vendor
 def test_the_kernel_knows_the_driver(tmp_path):
     from mpitrain.training.machine.gpus import driver
 
-    nvidia, amd = tmp_path / "nvidia", tmp_path / "amd"
-    nvidia.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC version: 12.3\n")
+    nvidia = tmp_path / "nvidia"
+    amd = tmp_path / "amd"
+    nvidia.write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC "
+        "version: 12.3\n"
+    )
     amd.write_text("6.12.12\n")
     files = {"cuda": nvidia, "rocm": amd}
     assert driver("cuda", files) == "550.54.15" and driver("rocm", files) == "6.12.12"
@@ -116,10 +138,13 @@ def test_data_sheets_are_of_the_very_gpu(name, tflops):
 
 
 class Planted:
-    """A GPU of 400 TFLOP/s that takes 20 us to begin, multiplies 128 blocks at once, and loads a kernel at its first product of a kind."""
+    """A GPU of 400 TFLOP/s that takes 20 us to begin, multiplies 128 blocks at once, and loads a
+    kernel at its first product of a kind.
+    """
 
     def __init__(self):
-        self.loaded, self.work = set(), None
+        self.loaded = set()
+        self.work = None
 
     def multiply(self, n, dtype):
         def work():
@@ -130,7 +155,8 @@ class Planted:
     def seconds(self, work):
         work()
         n, _ = self.work
-        first, self.loaded = self.work not in self.loaded, {*self.loaded, self.work}
+        first = self.work not in self.loaded
+        self.loaded = {*self.loaded, self.work}
         waves = -(-((n / 256) ** 2) // 128) * 128 / (n / 256) ** 2
         return 20e-6 + 2 * n**3 / 400e12 * waves + first
 
@@ -160,9 +186,20 @@ def test_what_is_timed_takes_little_of_the_memory_of_a_gpu():
 def test_different_gpus_add_up():
     from mpitrain.training.machine.peak import One, of_gpus, of_ranks
 
-    found = of_gpus([One(989e12, "an H100"), One(312e12, "an A100"), One(989e12, "an H100"), One(100e12, "timed"), One(102e12, "timed")])
+    found = of_gpus(
+        [
+            One(989e12, "an H100"),
+            One(312e12, "an A100"),
+            One(989e12, "an H100"),
+            One(100e12, "timed"),
+            One(102e12, "timed"),
+        ]
+    )
     assert found.flops == pytest.approx(2492e12)
-    assert found.source == "2 x 989,000 GFLOP/s (an H100) + 1 x 312,000 GFLOP/s (an A100) + 2 x 101,000 GFLOP/s (timed)"
+    assert (
+        found.source
+        == "2 x 989,000 GFLOP/s (an H100) + 1 x 312,000 GFLOP/s (an A100) + 2 x 101,000 GFLOP/s (timed)"
+    )
     assert of_ranks(One(30e9, "a product"), 4) == (120e9, "30 GFLOP/s a rank (a product)")
 
 
@@ -179,7 +216,9 @@ def test_cpus_are_timed_as_they_are():
 
 
 def test_the_peak_of_a_cpu_leaves_out_what_others_do_meanwhile():
-    """A product that waits for 30 ms each time, as beside busy neighbours, has the same peak and says that it was disturbed."""
+    """A product that waits for 30 ms each time, as beside busy neighbours, has the same peak and
+    says that it was disturbed.
+    """
     import time
 
     import torch
@@ -190,7 +229,8 @@ def test_the_peak_of_a_cpu_leaves_out_what_others_do_meanwhile():
         a = torch.ones(n, n, dtype=dtype)
         return lambda: (time.sleep(0.03), a @ a)
 
-    alone, beside = ProcessorTime(), ProcessorTime()
+    alone = ProcessorTime()
+    beside = ProcessorTime()
     a = torch.ones(512, 512)
     rate, *_ = fastest([torch.float32], [512], lambda n, dtype: lambda: a @ a, alone)
     slower, *_ = fastest([torch.float32], [512], disturbed, beside)
@@ -214,14 +254,20 @@ def test_all_ranks_on_a_gpu_share_its_memory():
     from mpitrain.layout.node_memory import require_gpu_memory
 
     of_two = plan()
-    first, second = (usage.on_device - usage.working - usage.messages for usage in predict(of_two, on_gpu=True))
+    first, second = (
+        usage.on_device - usage.working - usage.messages for usage in predict(of_two, on_gpu=True)
+    )
     require_gpu_memory(of_two, [0], "a GPU", first)
     require_gpu_memory(of_two, [0, 1], "a GPU", first + second)
-    with pytest.raises(ConfigError, match=r"2 ranks share a GPU, and keep at least .* start fewer ranks on each GPU"):
+    with pytest.raises(
+        ConfigError, match=r"2 ranks share a GPU, and keep at least .* start fewer ranks on each GPU"
+    ):
         require_gpu_memory(of_two, [0, 1], "a GPU", first + second - 1)
     with pytest.raises(ConfigError, match="3 ranks share"):
         require_gpu_memory(of_two, [0, 1, 1], "a GPU", first + second)
-    with pytest.raises(ConfigError, match=r"a rank keeps at least .* a GPU has .* GiB; choose a smaller model"):
+    with pytest.raises(
+        ConfigError, match=r"a rank keeps at least .* a GPU has .* GiB; choose a smaller model"
+    ):
         require_gpu_memory(of_two, [1], "a GPU", second - 1)
 
 
@@ -229,19 +275,30 @@ def test_what_is_offloaded_takes_no_memory_of_a_gpu_and_what_experts_may_get_is_
     from mpitrain.layout.memory import predict
     from mpitrain.layout.node_memory import require_gpu_memory
 
-    offloaded, experts = plan("memory.offload=optimizer"), plan("model.family=mixtral")
+    offloaded = plan("memory.offload=optimizer")
+    experts = plan("model.family=mixtral")
     require_gpu_memory(offloaded, [0], "a GPU", predict(plan())[0].on_device - predict(plan())[0].moments)
     usage = predict(experts)[0]
     require_gpu_memory(experts, [0], "a GPU", usage.on_device - usage.activations)
 
 
 def test_on_a_gpu_attention_keeps_no_probabilities():
-    """Of a short sequence in 16 bits they are kept on a CPU; where a run computes is known to it, or asked for."""
+    """Of a short sequence in 16 bits they are kept on a CPU.
+
+    Where a run computes is known to it, or asked for.
+    """
     from mpitrain.layout.memory import predict
     from mpitrain.layout.node_memory import require_gpu_memory
     from mpitrain.layout.probabilities import count
 
-    narrow = "precision.compute=bf16", "model.heads=4", "model.width=128", "data.sequence=96", "parallel.pp=1", "parallel.dp=1"
+    narrow = (
+        "precision.compute=bf16",
+        "model.heads=4",
+        "model.width=128",
+        "data.sequence=96",
+        "parallel.pp=1",
+        "parallel.dp=1",
+    )
     of_one = plan(*narrow, ranks=1)
     (on_cpu,), (on_gpu,) = predict(of_one), predict(of_one, on_gpu=True)
     assert on_cpu.activations - on_gpu.activations == of_one.config.model.layers * 4 * count(96) * 2

@@ -1,4 +1,6 @@
-"""Products in groups: right in every type and shape, and by torch's grouped_mm exactly where it can and where it was found to be faster."""
+"""Products in groups: right in every type and shape, and by torch's grouped_mm exactly where it can
+and where it was found to be faster.
+"""
 
 import pytest
 
@@ -34,12 +36,18 @@ def test_each_group_meets_its_own_matrix(sizes, height, width, name, transposed)
     import torch
 
     torch.manual_seed(1)
-    kind, count = getattr(torch, name), len(sizes)
-    x, weights = torch.randn(sum(sizes), width).to(kind), torch.randn(count, *((width, height) if transposed else (height, width))).to(kind)
+    kind = getattr(torch, name)
+    count = len(sizes)
+    x = torch.randn(sum(sizes), width).to(kind)
+    weights = torch.randn(count, *((width, height) if transposed else (height, width))).to(kind)
     weights = weights.transpose(1, 2) if transposed else weights
     y, operations = called(x, weights, sizes)
-    assert (OP in operations) == (name != "float64" and height * kind.itemsize % 16 == 0 and width * kind.itemsize % 16 == 0)
-    expected = torch.cat([rows.double() @ weight.double().t() for rows, weight in zip(x.split(sizes), weights)])
+    assert (OP in operations) == (
+        name != "float64" and height * kind.itemsize % 16 == 0 and width * kind.itemsize % 16 == 0
+    )
+    expected = torch.cat(
+        [rows.double() @ weight.double().t() for rows, weight in zip(x.split(sizes), weights)]
+    )
     bound = {"float32": 2e-6, "float64": 1e-14, "bfloat16": 8e-3}[name] * width**0.5 * 4
     assert y.dtype == kind and y.shape == expected.shape
     assert not y.numel() or (y.double() - expected).abs().max() <= bound
@@ -52,7 +60,9 @@ def test_both_ways_make_the_same(name, monkeypatch):
     from mpitrain.model import grouped
 
     torch.manual_seed(1)
-    x, weights, sizes = torch.randn(70, 64), torch.randn(3, 32, 64), (30, 0, 40)
+    x = torch.randn(70, 64)
+    weights = torch.randn(3, 32, 64)
+    sizes = (30, 0, 40)
     x, weights = (each.to(getattr(torch, name)) for each in (x, weights))
     at_once, operations = called(x, weights, sizes)
     monkeypatch.setattr(grouped, "_at_once", lambda x, weights: False)
@@ -73,8 +83,11 @@ def test_groups_of_many_sizes_leave_no_kernels_behind(width):
 
     if resident() is None:
         pytest.skip("this system doesn't say")
-    parameter = Parameter(stack("experts", 2, width, width, ROWS, active=1.0), grad=torch.zeros(2, width, width))
-    x, weights = torch.randn(600, width), torch.randn(2, width, width)
+    parameter = Parameter(
+        stack("experts", 2, width, width, ROWS, active=1.0), grad=torch.zeros(2, width, width)
+    )
+    x = torch.randn(600, width)
+    weights = torch.randn(2, width, width)
 
     def multiply(rows):
         sizes = rows, 600 - rows
@@ -98,9 +111,13 @@ def test_weight_gradients_of_groups_are_added(names):
 
     torch.manual_seed(1)
     total, kind = (getattr(torch, name) for name in names)
-    sizes, x, grad = (3, 0, 60), torch.randn(63, 9).to(kind), torch.randn(63, 5).to(kind)
+    sizes = (3, 0, 60)
+    x = torch.randn(63, 9).to(kind)
+    grad = torch.randn(63, 5).to(kind)
     spec = stack("experts", 3, 5, 9, ROWS, active=1.0)
     parameter = Parameter(spec, grad=torch.randn(3, 5, 9, dtype=total))
-    expected = parameter.grad.double() + torch.stack([a.double().t() @ b.double() for a, b in zip(grad.split(sizes), x.split(sizes))])
+    expected = parameter.grad.double() + torch.stack(
+        [a.double().t() @ b.double() for a, b in zip(grad.split(sizes), x.split(sizes))]
+    )
     GroupedProduct(parameter, x, grad, sizes).add()
     assert (parameter.grad.double() - expected).abs().max() < 1e-4

@@ -1,4 +1,7 @@
-"""A pytest that is ended, or ends itself, leaves no rank, no file and no shared memory; one that is only slow goes on to its summary."""
+"""A pytest that is ended, or ends itself, leaves no rank, no file and no shared memory.
+
+One that is only slow goes on to its summary.
+"""
 
 import os
 import shutil
@@ -41,7 +44,10 @@ def test_computes_longer_than_the_limit():
 
 @pytest.fixture
 def project(tmp_path):
-    """Start pytest on a file of tests with this one's harness; its temporary files are in a folder of its own."""
+    """Start pytest on a file of tests with this one's harness.
+
+    Its temporary files are in a folder of its own.
+    """
     running = []
 
     def start(text, *options):
@@ -50,9 +56,31 @@ def project(tmp_path):
         (tmp_path / "test_it.py").write_text(text)
         temporary = tmp_path / "temporary"
         temporary.mkdir()
-        env = environment(TMPDIR=str(temporary), PYTEST_DEBUG_TEMPROOT=str(temporary), HARNESS_TEST=str(tmp_path), PYTHONPATH=None)
-        command = [sys.executable, "-m", "pytest", "-s", "-o", "addopts=", "-p", "no:cacheprovider", *options, "test_it.py"]
-        how = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, preexec_fn=hear_all)
+        env = environment(
+            TMPDIR=str(temporary),
+            PYTEST_DEBUG_TEMPROOT=str(temporary),
+            HARNESS_TEST=str(tmp_path),
+            PYTHONPATH=None,
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-s",
+            "-o",
+            "addopts=",
+            "-p",
+            "no:cacheprovider",
+            *options,
+            "test_it.py",
+        ]
+        how = dict(
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            preexec_fn=hear_all,
+        )
         running.append(subprocess.Popen(command, cwd=tmp_path, env=env, **how))
         return running[0], temporary
 
@@ -71,7 +99,9 @@ def _left(tmp_path):
 def _ends(process, tmp_path):
     """Wait until nothing of a pytest is left."""
     limit = time.monotonic() + patience(30)
-    while left := [pid for pid in _left(tmp_path) if pid != process.pid] + ([] if process.poll() is not None else [process.pid]):
+    while left := [pid for pid in _left(tmp_path) if pid != process.pid] + (
+        [] if process.poll() is not None else [process.pid]
+    ):
         assert time.monotonic() < limit, [(pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in left]
         time.sleep(0.1)
 
@@ -97,17 +127,30 @@ def test_a_pytest_that_ends_itself_leaves_no_rank(project, tmp_path):
 def test_a_test_that_starts_mpi_where_ranks_are_started_from_is_named(project, tmp_path):
     process, _ = project("def test_alone():\n    from mpi4py import MPI\n    MPI.COMM_SELF.Dup()\n")
     output, _ = process.communicate(timeout=patience(60))
-    assert process.returncode == 3 and "test_alone has started MPI in the process that starts ranks; mark it mpi" in output, output
+    assert (
+        process.returncode == 3
+        and "test_alone has started MPI in the process that starts ranks; mark it mpi" in output
+    ), output
 
 
 def test_a_test_that_takes_longer_than_the_limit_shows_its_stacks_and_goes_on(project, tmp_path):
     """In a wait that has a limit of its own it shows nothing."""
     limit_s = short(2)  # in which a busy machine starts a job
-    options = ("-o", f"faulthandler_timeout={limit_s}", "-o", "faulthandler_exit_on_timeout=true", "-o", "tmp_path_retention_policy=failed")
+    options = (
+        "-o",
+        f"faulthandler_timeout={limit_s}",
+        "-o",
+        "faulthandler_exit_on_timeout=true",
+        "-o",
+        "tmp_path_retention_policy=failed",
+    )
     process, temporary = project(SLOW.replace("LIMIT", str(limit_s)), *options)
     output, _ = process.communicate(timeout=patience(60))
     assert process.returncode == 0 and "2 passed" in output, output
-    assert "test_computes_longer_than_the_limit" in output.partition(f"Timeout ({timedelta(seconds=limit_s)})!")[2], output
+    assert (
+        "test_computes_longer_than_the_limit"
+        in output.partition(f"Timeout ({timedelta(seconds=limit_s)})!")[2]
+    ), output
     assert "test_waits_for_a_job" not in output, output
     _ends(process, tmp_path)
     assert not list(temporary.rglob("*"))
@@ -115,7 +158,14 @@ def test_a_test_that_takes_longer_than_the_limit_shows_its_stacks_and_goes_on(pr
 
 def test_a_limit_grows_with_the_load_and_with_niceness(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    for load, nice, expected in ((0.5, 0, 1), (0.5, 19, 1), (4, 0, 2), (4, 3, 1 + 1.25**3), (40, 0, 20), (6, 19, 20)):
+    for load, nice, expected in (
+        (0.5, 0, 1),
+        (0.5, 19, 1),
+        (4, 0, 2),
+        (4, 3, 1 + 1.25**3),
+        (40, 0, 20),
+        (6, 19, 20),
+    ):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0))
         monkeypatch.setattr(os, "nice", lambda _, nice=nice: nice)
         assert patience(10) == pytest.approx(30 * expected)

@@ -1,4 +1,6 @@
-"""Help on the command line: of every command, on any terminal, without a command, into a pipe that nobody reads."""
+"""Help on the command line: of every command, on any terminal, without a command, into a pipe that
+nobody reads.
+"""
 
 import re
 import sys
@@ -28,10 +30,18 @@ def test_these_are_the_groups():
 
 
 @pytest.mark.parametrize("words", GROUPS, ids=" ".join)
-@pytest.mark.parametrize("command", [[MPITRAIN], [sys.executable, "-m", "mpitrain"]], ids=["script", "module"])
+@pytest.mark.parametrize(
+    "command", [[MPITRAIN], [sys.executable, "-m", "mpitrain"]], ids=["script", "module"]
+)
 def test_without_a_command_there_is_help_and_exit_code_2(words, command):
-    """Whatever version of click is there: before 8.2 it ends with 0, from 8.2 on it has standard error for it."""
-    done, asked = (finished([*command, *words, *more], capture_output=True, text=True, env=environment()) for more in ((), ("--help",)))
+    """Whatever version of click is there.
+
+    Before 8.2 it ends with 0, from 8.2 on it has standard error for it.
+    """
+    done, asked = (
+        finished([*command, *words, *more], capture_output=True, text=True, env=environment())
+        for more in ((), ("--help",))
+    )
     assert (done.returncode, asked.returncode, done.stdout, asked.stderr) == (2, 0, "", "")
     assert done.stderr == asked.stdout and len(done.stderr.splitlines()) > 10 and "\\n" not in done.stderr
 
@@ -64,13 +74,23 @@ def test_a_narrow_terminal_cuts_no_sentence():
 @pytest.mark.parametrize("words", [["--help"], ["ckpt", "prune", "-h"], []], ids=" ".join)
 @pytest.mark.parametrize(
     "env",
-    [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"NO_COLOR": "1"}, {"COLUMNS": "40"}, {"COLUMNS": "0"}],
+    [
+        {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+        {"NO_COLOR": "1"},
+        {"COLUMNS": "40"},
+        {"COLUMNS": "0"},
+    ],
     ids=str,
 )
 def test_in_any_environment(words, env):
     done = finished([MPITRAIN, *words], capture_output=True, env=environment(**env))
     text = done.stdout or done.stderr
-    assert done.returncode == (0 if words else 2) and text.startswith(b"Usage: mpitrain") and b"\x1b" not in text and text.isascii()
+    assert (
+        done.returncode == (0 if words else 2)
+        and text.startswith(b"Usage: mpitrain")
+        and b"\x1b" not in text
+        and text.isascii()
+    )
 
 
 @pytest.mark.parametrize("words", GROUPS, ids=" ".join)
@@ -83,15 +103,30 @@ def test_a_reader_may_leave(words, to):
 
 def test_the_version_is_of_mpitrain_however_it_was_called():
     every = [MPITRAIN], [sys.executable, "-m", "mpitrain"], [sys.executable, "-m", "mpi4py", "-m", "mpitrain"]
-    found = {finished([*words, "--version"], capture_output=True, text=True, env=environment()).stdout for words in every}
+    found = {
+        finished([*words, "--version"], capture_output=True, text=True, env=environment()).stdout
+        for words in every
+    }
     assert len(found) == 1 and found.pop().startswith("mpitrain, version ")
 
 
 def test_as_a_module_it_starts_ranks(tmp_path):
     """Those of `verify`, which starts mpirun itself."""
-    small = ("model.layers=1", "model.width=16", "model.heads=1", "model.kv_heads=1", "model.ffn=16", "data.sequence=16", "batch.global=2")
+    small = (
+        "model.layers=1",
+        "model.width=16",
+        "model.heads=1",
+        "model.kv_heads=1",
+        "model.ffn=16",
+        "data.sequence=16",
+        "batch.global=2",
+    )
     words = ("verify", "--layout", "dp=2", *(f"--set={each}" for each in small), f"--set=run.dir={tmp_path}")
-    done = finished([sys.executable, "-m", "mpitrain", *words], capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    done = finished(
+        [sys.executable, "-m", "mpitrain", *words],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done
-
-

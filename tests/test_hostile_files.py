@@ -1,7 +1,10 @@
-"""Every file and folder of a finished run as something else, by every command that reads it: one message, exit code 2, nothing outside.
+"""Every file and folder of a finished run as something else, by every command that reads it.
 
-The commands run in this process, where what they open is seen, memory and time are bounded; a run that goes on, in ranks. A case is a
-path and what is in its place. Some of each are tried; MPITRAIN_FUZZ=all tries all.
+One message, exit code 2, nothing outside.
+
+The commands run in this process, where what they open is seen, memory and time are bounded; a run
+that goes on, in ranks. A case is a path and what is in its place. Some of each are tried;
+MPITRAIN_FUZZ=all tries all.
 """
 
 import json
@@ -24,14 +27,26 @@ from mpitrain.errors import FAILED, InputError, MpitrainError
 from mpitrain.inputs import open_regular
 
 LIMIT_S = 60  # of a command, which takes a second where nothing else runs
-KEYS = dict(model_layers=2, model_width=16, model_heads=2, model_kv_heads=1, model_ffn=32, model_family="mixtral", experts_count=4,
-            experts_active=2, run_steps=3, run_save_every=1, run_eval_every=2, run_trace=1, run_routing=2, run_logs="true")  # fmt: skip
-LOCK = {"token": "a" * 32, "host": "h", "system": "", "pid": 2**22 + 1, "born": "1", "user": "u", "since": "s"}
+KEYS = dict(model_layers=2, model_width=16, model_heads=2, model_kv_heads=1, model_ffn=32,
+    model_family="mixtral", experts_count=4,
+            experts_active=2, run_steps=3, run_save_every=1, run_eval_every=2, run_trace=1, run_routing=2,
+            run_logs="true")  # fmt: skip
+LOCK = {
+    "token": "a" * 32,
+    "host": "h",
+    "system": "",
+    "pid": 2**22 + 1,
+    "born": "1",
+    "user": "u",
+    "since": "s",
+}
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
 SECRET = "root:x:0:0:"
 STEP = "checkpoints/step-00000003"
-FILES = ["config.toml", "metrics.jsonl", "ends.jsonl", "trace.json", "loads.svg", "routing.npz", "record-0-2.npz", "logs/rank-00000.log",
-         "data/tokens.bin", "data/tokens.json", "tokenizer.json", f"{STEP}/index.h5", f"{STEP}/index.xxh3", f"{STEP}/shard-00000.h5",
+FILES = ["config.toml", "metrics.jsonl", "ends.jsonl", "trace.json", "loads.svg", "routing.npz",
+    "record-0-2.npz", "logs/rank-00000.log",
+         "data/tokens.bin", "data/tokens.json", "tokenizer.json", f"{STEP}/index.h5", f"{STEP}/index.xxh3",
+         f"{STEP}/shard-00000.h5",
          "run.lock", f"run.lock.after-{'a' * 32}", "metrics.jsonl.damaged"]  # fmt: skip
 FOLDERS = ["data", "checkpoints", "logs", STEP, "checkpoints/step-00000009", "checkpoints/step-00000003.old"]
 
@@ -40,7 +55,9 @@ def bytes_file(path: Path) -> Path:
     """Write a tokenizer that has a token for each byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocab = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab = {
+        character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -52,7 +69,8 @@ def bytes_file(path: Path) -> Path:
 def run_dir(tmp_path_factory):
     """A run of three steps that has left every file a run can leave, with a tokenizer of its own."""
     folder = tmp_path_factory.mktemp("files")
-    run, text = folder / "run", write_text(folder / "text.txt", 20_000)
+    run = folder / "run"
+    text = write_text(folder / "text.txt", 20_000)
     run.mkdir()
     tokenizer = bytes_file(run / "tokenizer.json")
     done = mpirun(1, MPITRAIN, "run", "--record", "0:2", *tiny(run, text, data_tokenizer=tokenizer, **KEYS))
@@ -62,9 +80,12 @@ def run_dir(tmp_path_factory):
     missing = [name for name in FILES if not (run / name).exists() and "lock" not in name]
     assert missing == ["loads.svg"] * ("loads.svg" in missing), missing
     copy = copied(run, folder / "copy" / "run")
-    for command in commands(copy):  # each can do its work, and has loaded its libraries when time and memory are bounded
+    # each can do its work, and has loaded its libraries when time and memory are bounded
+    for command in commands(copy):
         done = CliRunner().invoke(cli, command, standalone_mode=False)
-        assert done.exception is None and done.return_value in (None, 0, FAILED), f"{command}: {done.exception!r} {done.output}"
+        assert done.exception is None and done.return_value in (None, 0, FAILED), (
+            f"{command}: {done.exception!r} {done.output}"
+        )
     return run
 
 
@@ -124,7 +145,9 @@ def escapes(path: Path, old: Path, secret: Path) -> None:
     """Text that this file may have, with what a terminal obeys, in the place of every word."""
     texts = {
         "config.toml": f'[run]\n"{json.dumps(EVIL)[1:-1]}" = 1\n',
-        "run.lock": json.dumps(LOCK | {"host": EVIL, "user": f"{EVIL}\nCheckpointError: faked", "system": "other"}),
+        "run.lock": json.dumps(
+            LOCK | {"host": EVIL, "user": f"{EVIL}\nCheckpointError: faked", "system": "other"}
+        ),
         "trace.json": json.dumps({"traceEvents": [{"ph": "X", "name": EVIL, "args": {"step": 1}}]}),
     }
     path.write_text(texts.get(path.name, json.dumps({"step": EVIL, EVIL: EVIL}) + f"\n{EVIL}\n"))
@@ -135,7 +158,11 @@ def deep(path: Path, old: Path, secret: Path) -> None:
 
 
 def infinite(path: Path, old: Path, secret: Path) -> None:
-    path.write_text(f"[run]\nsteps = {'9' * 5000}\n" if path.suffix == ".toml" else '{"step": Infinity}\n{"step": 1e999}\n')
+    path.write_text(
+        f"[run]\nsteps = {'9' * 5000}\n"
+        if path.suffix == ".toml"
+        else '{"step": Infinity}\n{"step": 1e999}\n'
+    )
 
 
 def of_another_user(path: Path, old: Path, secret: Path) -> None:
@@ -146,12 +173,26 @@ def of_another_user(path: Path, old: Path, secret: Path) -> None:
     path.chmod(0)
 
 
-HOSTILE: list[Callable] = [link, link_to_the_same, dangling, circle, device, fifo, unix_socket, another_kind, zeros, terabyte]
+HOSTILE: list[Callable] = [
+    link,
+    link_to_the_same,
+    dangling,
+    circle,
+    device,
+    fifo,
+    unix_socket,
+    another_kind,
+    zeros,
+    terabyte,
+]
 HOSTILE += [escapes, deep, infinite, of_another_user]
 PLACES = FILES + FOLDERS
 EVERY = [(place, how) for place in PLACES for how in HOSTILE]
 COUNT = cases(2 * len(PLACES), len(EVERY))
-SOME = [(PLACES[number % len(PLACES)], HOSTILE[(number + number // len(PLACES) * 5) % len(HOSTILE)]) for number in range(COUNT)]
+SOME = [
+    (PLACES[number % len(PLACES)], HOSTILE[(number + number // len(PLACES) * 5) % len(HOSTILE)])
+    for number in range(COUNT)
+]
 CASES = EVERY if len(EVERY) == COUNT else SOME
 
 
@@ -162,12 +203,16 @@ def copied(run_dir: Path, run: Path) -> Path:
 
 
 def made_hostile(run_dir: Path, tmp_path: Path, name: str, how: Callable) -> Path:
-    """Copy the run, with something else in the place of one file; what was there, and a secret, are outside."""
-    run, outside = tmp_path / "run", tmp_path / "outside"
+    """Copy the run, with something else in the place of one file; what was there, and a secret, are
+    outside.
+    """
+    run = tmp_path / "run"
+    outside = tmp_path / "outside"
     outside.mkdir(parents=True)
     (outside / "secret").write_text(SECRET * 5000)
     copied(run_dir, run)
-    path, old = run / name, outside / "old"
+    path = run / name
+    old = outside / "old"
     if name.startswith("run.lock.after-"):
         (run / "run.lock").write_text(json.dumps(LOCK | {"system": this_system()}))
     if path.exists():
@@ -210,11 +255,25 @@ def commands(run: Path) -> list[list[str]]:
 
 
 def experts() -> list[str]:
-    return [f"--set={key.replace('_', '.', 1)}={value}" for key, value in KEYS.items() if key.split("_")[0] in ("model", "experts")]
+    return [
+        f"--set={key.replace('_', '.', 1)}={value}"
+        for key, value in KEYS.items()
+        if key.split("_")[0] in ("model", "experts")
+    ]
 
 
-CHECKPOINTS = ("ckpt inspect", "ckpt verify", "ckpt diff", "ckpt reshard", "ckpt prune", "job again", "generate")
-READ_BY = {  # by the beginning of a place, what reads it; all others, and all commands if all cases are tried, by generate
+CHECKPOINTS = (
+    "ckpt inspect",
+    "ckpt verify",
+    "ckpt diff",
+    "ckpt reshard",
+    "ckpt prune",
+    "job again",
+    "generate",
+)
+# by the beginning of a place, what reads it; all others, and all commands if all cases are tried,
+# by generate
+READ_BY = {
     "config.toml": ("generate", "check"),
     "ends.jsonl": ("job again",),
     "trace.json": ("schedule compare",),
@@ -231,7 +290,8 @@ def readers(run: Path, name: str) -> list[list[str]]:
     return [each for each in commands(run) if len(EVERY) == COUNT or " ".join(each).startswith(wanted)]
 
 
-USERS = ("replay", "schedule", "check")  # the name of the file itself is typed: it may be a link, as a user's are
+# the name of the file itself is typed: it may be a link, as a user's are
+USERS = ("replay", "schedule", "check")
 
 
 @pytest.mark.parametrize(("name", "how"), CASES, ids=lambda value: getattr(value, "__name__", value))
@@ -260,32 +320,56 @@ def test_every_command_reads_it_as_a_strangers(run_dir, tmp_path, name, how):
 # ---------------------------------------------------------------- a run that goes on
 
 
-RUNS = [(place, how) for number, (place, how) in enumerate(CASES) if place.partition("/")[0] not in ("loads.svg", "tokenizer.json")]
-READ = [place for place in PLACES if place not in ("tokenizer.json", "loads.svg", f"{STEP}/shard-00000.h5")]  # as a run does at its start
+RUNS = [
+    (place, how)
+    for number, (place, how) in enumerate(CASES)
+    if place.partition("/")[0] not in ("loads.svg", "tokenizer.json")
+]
+# as a run does at its start
+READ = [place for place in PLACES if place not in ("tokenizer.json", "loads.svg", f"{STEP}/shard-00000.h5")]
 
 
 def test_a_run_goes_on_or_refuses_it_once(run_dir, tmp_path):
-    """In the same ranks, one after the other; what is refused is as it was, and nothing outside is read or written."""
-    runs, asked = {}, []
+    """In the same ranks, one after the other.
+
+    What is refused is as it was, and nothing outside is read or written.
+    """
+    runs = {}
+    asked = []
     for number, (name, how) in enumerate(RUNS):
         folder = tmp_path / str(number)
         run = runs[name, how.__name__] = made_hostile(run_dir, folder, name, how)
-        keys = KEYS | {"data_tokenizer": run_dir / "tokenizer.json", "run_steps": 4, "run_trace": 0, "run_routing": 0}
+        keys = KEYS | {
+            "data_tokenizer": run_dir / "tokenizer.json",
+            "run_steps": 4,
+            "run_trace": 0,
+            "run_routing": 0,
+        }
         asked.append(["run", *tiny(run, run_dir.parent / "text.txt", **keys)])
     before = [tree(run.parent / "outside") for run in runs.values()]
     for (case, run), outside, done in zip(runs.items(), before, several(1, *asked, timeout=500)):
-        errors = [line for line in done.output.splitlines() if re.match(r"\w+Error: ", line)]  # a lock may have such words in it
-        assert done.returncode == (2 if errors else 0) and len(errors) <= 1, f"{case}: {done.returncode}\n{tail(done.output)}"
-        assert SECRET not in done.output and not set(done.output) & set("\x1b\x07\x9b\u202e"), f"{case}\n{tail(done.output)}"
+        # a lock may have such words in it
+        errors = [line for line in done.output.splitlines() if re.match(r"\w+Error: ", line)]
+        assert done.returncode == (2 if errors else 0) and len(errors) <= 1, (
+            f"{case}: {done.returncode}\n{tail(done.output)}"
+        )
+        assert SECRET not in done.output and not set(done.output) & set("\x1b\x07\x9b\u202e"), (
+            f"{case}\n{tail(done.output)}"
+        )
         assert "Traceback" not in done.output and tree(run.parent / "outside") == outside, case
 
 
-# ---------------------------------------------------------------- what is put there while a run goes on
+# ------------------------------------------------------------ what is put there while a run goes on
 
 
-@pytest.mark.parametrize("open_it", [open_regular, lambda path: open_regular(path, os.O_WRONLY | os.O_CREAT)], ids=["read", "write"])
+@pytest.mark.parametrize(
+    "open_it",
+    [open_regular, lambda path: open_regular(path, os.O_WRONLY | os.O_CREAT)],
+    ids=["read", "write"],
+)
 def test_a_link_that_comes_between_the_look_and_the_open_is_not_followed(tmp_path, monkeypatch, open_it):
-    file, outside = tmp_path / "metrics.jsonl", tmp_path / "outside"
+    file = tmp_path / "metrics.jsonl"
+    outside = tmp_path / "outside"
     file.write_text("mine")
     outside.write_text("theirs")
     look = os.stat
@@ -306,8 +390,12 @@ WRITTEN = [*(name for name in PLACES if "/" not in name and "after" not in name)
 
 
 def test_what_is_planted_in_mid_run_is_not_written_through(tmp_path):
-    """A link in the place of everything that a run writes; what it led to is as it was. The run goes on, and says what isn't written."""
-    run, victims = tmp_path / "run", tmp_path / "victims"
+    """A link in the place of everything that a run writes; what it led to is as it was.
+
+    The run goes on, and says what isn't written.
+    """
+    run = tmp_path / "run"
+    victims = tmp_path / "victims"
     text = write_text(tmp_path / "text.txt", 20_000)
     victims.mkdir()
     keys = KEYS | {"run_steps": 100_000, "run_save_every": 5, "run_trace": 0, "run_routing": 30}
@@ -332,4 +420,6 @@ def test_what_is_planted_in_mid_run_is_not_written_through(tmp_path):
         done = job.wait(60)
     assert tree(victims) == before, tail(done.output)
     assert "metrics.jsonl can't be written: it is a symbolic link" in done.output, tail(done.output)
-    assert "checkpoints is a symbolic link" in done.output and "Traceback" not in done.output, tail(done.output)
+    assert "checkpoints is a symbolic link" in done.output and "Traceback" not in done.output, tail(
+        done.output
+    )

@@ -1,8 +1,11 @@
-"""Run directories that are damaged or a stranger's: one message and exit code 2, or the step before; never a traceback, a hang, a write.
+"""Run directories that are damaged or a stranger's.
 
-Each case alters a real run in one to three ways, drawn by its number. Then it is read as `generate` and as a run that goes on read it,
-in this process, where every opened file is seen, memory is bounded, and the library of HDF5 is out of reach; some cases also by the
-command line. MPITRAIN_FUZZ=2000 takes as many cases; a failing one is run alone by `-k case-17`.
+One message and exit code 2, or the step before; never a traceback, a hang, a write.
+
+Each case alters a real run in one to three ways, drawn by its number. Then it is read as `generate`
+and as a run that goes on read it, in this process, where every opened file is seen, memory is
+bounded, and the library of HDF5 is out of reach; some cases also by the command line.
+MPITRAIN_FUZZ=2000 takes as many cases; a failing one is run alone by `-k case-17`.
 """
 
 import json
@@ -27,10 +30,41 @@ from mpitrain.data.tokens import describe, open_tokens, prepare
 from mpitrain.errors import CheckpointError, InputError
 
 COUNT = cases(60, 2000)
-EVERY_GENERATE, EVERY_RUN = 60, 60  # cases that the command line reads, too
-SMALL = dict(model_layers=2, model_width=16, model_heads=2, model_kv_heads=1, model_ffn=32, run_steps=3, run_save_every=1, run_eval_every=0)
+# cases that the command line reads, too
+EVERY_GENERATE = 60
+EVERY_RUN = 60
+SMALL = dict(
+    model_layers=2,
+    model_width=16,
+    model_heads=2,
+    model_kv_heads=1,
+    model_ffn=32,
+    run_steps=3,
+    run_save_every=1,
+    run_eval_every=0,
+)
 CLASSES = ("ConfigError:", "MeshError:", "ScheduleError:", "DataError:", "CheckpointError:", "Error:")
-NUMBERS = [0, 1, 2, 7, 8, 255, 256, 4096, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 8, 2**64 - 1]
+NUMBERS = [
+    0,
+    1,
+    2,
+    7,
+    8,
+    255,
+    256,
+    4096,
+    65535,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 8,
+    2**64 - 1,
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +83,10 @@ class Case:
     """A copy of the run, and the choices of one case. `outside` holds what no reader may open."""
 
     def __init__(self, number: int, run_dir: Path, folder: Path):
-        self.random, self.run, self.outside, self.sums = random.Random(number), folder / "run", folder / "outside", True
+        self.random = random.Random(number)
+        self.run = folder / "run"
+        self.outside = folder / "outside"
+        self.sums = True
         self.outside.mkdir()
         (self.outside / "secret").write_bytes(b"root:x:0:0:" * 5000)
         shutil.copytree(run_dir, self.run)
@@ -58,12 +95,21 @@ class Case:
             change = self.random.choice(CHANGES)
             try:
                 self.done.append(f"{change.__name__}: {change(self)}")
-            except (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
+            except (
+                OSError,
+                KeyError,
+                ValueError,
+                TypeError,
+                RuntimeError,
+                AttributeError,
+                IndexError,
+            ) as error:
                 self.done.append(f"{change.__name__}: not possible any more ({error})")
 
     def files(self) -> list[Path]:
         files = (path for path in self.run.rglob("*") if path.is_file() and not path.is_symlink())
-        return sorted(path for path in files if path.stat().st_size < 1 << 30)  # one that was made sparse is left alone
+        # one that was made sparse is left alone
+        return sorted(path for path in files if path.stat().st_size < 1 << 30)
 
     def file(self) -> Path:
         """Choose a file; those of the newest step are likelier."""
@@ -80,7 +126,10 @@ class Case:
 
 
 def real(path: Path) -> Path:
-    """Return the path of a file, if it still is one, and not endless: an earlier change may have put a FIFO there."""
+    """Return the path of a file, if it still is one, and not endless.
+
+    An earlier change may have put a FIFO there.
+    """
     if path.is_symlink() or not path.is_file() or path.stat().st_size >= 1 << 30:
         raise FileNotFoundError(path)
     return path
@@ -100,12 +149,17 @@ def flip_and_put_right(case):
     step = case.step()
     path = real(case.random.choice([step / "index.h5"] * 3 + sorted(step.glob("shard-*.h5"))))
     raw = bytearray(path.read_bytes())
-    marks = [m.start() for m in re.finditer(rb"OHDR|OCHK|GCOL|BTHD|BTLF|BTIN|FRHP|FHDB|FHIB|shard-|parameters|\x89HDF", raw)]
+    marks = [
+        m.start()
+        for m in re.finditer(rb"OHDR|OCHK|GCOL|BTHD|BTLF|BTIN|FRHP|FHDB|FHIB|shard-|parameters|\x89HDF", raw)
+    ]
     for _ in range(case.random.choice([1, 1, 2, 5])):
         at = min(case.random.choice(marks) + case.random.randrange(200), len(raw) - 8)
         if case.random.random() < 0.5:
             size = case.random.choice([1, 2, 4, 8])
-            raw[at : at + size] = (case.random.choice([*NUMBERS, len(raw), at, *marks[:20]]) % 256**size).to_bytes(size, "little")
+            raw[at : at + size] = (
+                case.random.choice([*NUMBERS, len(raw), at, *marks[:20]]) % 256**size
+            ).to_bytes(size, "little")
         else:
             raw[at] = case.random.randrange(256)
     path.write_bytes(raw)
@@ -129,12 +183,20 @@ def splice(case):
 
 def cut_or_grow(case):
     path = case.file()
-    raw, how = path.read_bytes(), case.random.choice(["cut", "empty", "grow", "noise", "sparse"])
+    raw = path.read_bytes()
+    how = case.random.choice(["cut", "empty", "grow", "noise", "sparse"])
     if how == "sparse":
         os.truncate(path, 1 << case.random.choice([33, 42]))
     else:
         noise = case.random.randbytes(case.random.randrange(1, 5000))
-        path.write_bytes({"cut": raw[: case.random.randrange(len(raw) + 1)], "empty": b"", "grow": raw + noise, "noise": noise}[how])
+        path.write_bytes(
+            {
+                "cut": raw[: case.random.randrange(len(raw) + 1)],
+                "empty": b"",
+                "grow": raw + noise,
+                "noise": noise,
+            }[how]
+        )
     if path.name == "index.h5" and case.random.random() < 0.5 and how != "sparse":
         case.seal(path.parent)
     return f"{how} {path}"
@@ -144,7 +206,9 @@ def put_something_else(case):
     """Put a link, a FIFO, a folder or nothing in the place of a file or folder."""
     others = [case.run / name for name in ("checkpoints", "data", "run.lock", "trace.json")]
     path = case.random.choice([*case.files(), *others, case.step(), case.file()])
-    how = case.random.choice(["link", "link to a secret", "dangling link", "link to itself", "FIFO", "folder", "device", "nothing"])
+    how = case.random.choice(
+        ["link", "link to a secret", "dangling link", "link to itself", "FIFO", "folder", "device", "nothing"]
+    )
     if path.exists():
         path.rename(case.outside / f"away-{len(case.done)}")
     if how == "FIFO":
@@ -160,14 +224,16 @@ def put_something_else(case):
 
 
 def rename_steps(case):
-    step, name = case.step(), f"step-{case.random.choice([0, 1, 2, 4, 99, 10**9, 2**63, 10**40]):08d}"
+    step = case.step()
+    name = f"step-{case.random.choice([0, 1, 2, 4, 99, 10**9, 2**63, 10**40]):08d}"
     if not (target := step.with_name(name)).exists():
         case.random.choice([step.rename, lambda target: shutil.copytree(step, target)])(target)
     return f"{step.name} -> {name}"
 
 
 def swap_files(case):
-    one, other = case.step(), case.step()
+    one = case.step()
+    other = case.step()
     name = case.random.choice(["index.h5", "index.xxh3", "shard-00000.h5"])
     real(one / name).write_bytes(real(other / name).read_bytes())
     if case.random.random() < 0.5:
@@ -178,14 +244,21 @@ def swap_files(case):
 def replace_dataset(case):
     """Let h5py put something foreign into an index or a shard."""
     step = case.step()
-    path, index = real(case.random.choice([step / "index.h5", *step.glob("shard-*.h5")])), real(step / "index.h5")
-    secret = case.random.choice([str(case.outside / "secret"), "../../../outside/secret", "/etc/passwd", "index.h5", "."])
+    path = real(case.random.choice([step / "index.h5", *step.glob("shard-*.h5")]))
+    index = real(step / "index.h5")
+    secret = case.random.choice(
+        [str(case.outside / "secret"), "../../../outside/secret", "/etc/passwd", "index.h5", "."]
+    )
     with h5py.File(path, "r+", libver=FORMAT) as file:
         names = []
         file.visit(names.append)
         name = case.random.choice(names)
         how = case.random.choice(FOREIGN)
-        shape, dtype = (file[name].shape, file[name].dtype) if isinstance(file[name], h5py.Dataset) else ((3,), np.dtype("f4"))
+        shape, dtype = (
+            (file[name].shape, file[name].dtype)
+            if isinstance(file[name], h5py.Dataset)
+            else ((3,), np.dtype("f4"))
+        )
         how(case, file, name, shape, dtype, secret)
     if path.name != "index.h5":
         with h5py.File(index, "r+", libver=FORMAT) as index:
@@ -216,7 +289,9 @@ def external_storage(case, file, name, shape, dtype, secret):
     creation.set_external(os.fsencode(secret), 0, max(1, int(np.prod(shape)) * dtype.itemsize))
     parent, _, _ = name.rpartition("/")
     file.require_group(parent or "/")
-    h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape or (1,)), creation)
+    h5py.h5d.create(
+        file.id, name.encode(), h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape or (1,)), creation
+    )
 
 
 def virtual_dataset(case, file, name, shape, dtype, secret):
@@ -228,16 +303,44 @@ def virtual_dataset(case, file, name, shape, dtype, secret):
 
 def other_dataset(case, file, name, shape, dtype, secret):
     del file[name]
-    kind = case.random.choice([dtype, np.dtype("f8"), np.dtype(">f4"), np.dtype("?"), np.dtype("S7"), h5py.string_dtype(), h5py.ref_dtype])
+    kind = case.random.choice(
+        [
+            dtype,
+            np.dtype("f8"),
+            np.dtype(">f4"),
+            np.dtype("?"),
+            np.dtype("S7"),
+            h5py.string_dtype(),
+            h5py.ref_dtype,
+        ]
+    )
     extent = case.random.choice([shape, (*shape, 1), shape[1:], (), (2**40, 2**20), (0,)])
-    keywords = case.random.choice([{}, {"chunks": True}, {"compression": "gzip"}, {"maxshape": (None,) * len(extent)}])
-    file.create_dataset(name, shape=extent, dtype=kind, **(keywords if extent and np.prod(extent) < 10**9 else {}))
+    keywords = case.random.choice(
+        [{}, {"chunks": True}, {"compression": "gzip"}, {"maxshape": (None,) * len(extent)}]
+    )
+    file.create_dataset(
+        name, shape=extent, dtype=kind, **(keywords if extent and np.prod(extent) < 10**9 else {})
+    )
 
 
 def other_attribute(case, file, name, shape, dtype, secret):
     where = case.random.choice([file, file, file[name]])
-    where.attrs[case.random.choice(["step", "meta", "digest", "format", "version", "more"])] = case.random.choice(
-        ["text", "", 3, -1, 2**63 - 1, 1.5, np.zeros(5), h5py.Empty("f4"), "[" * 30_000, '{"step": 3}', "\x1b[2J"]
+    where.attrs[case.random.choice(["step", "meta", "digest", "format", "version", "more"])] = (
+        case.random.choice(
+            [
+                "text",
+                "",
+                3,
+                -1,
+                2**63 - 1,
+                1.5,
+                np.zeros(5),
+                h5py.Empty("f4"),
+                "[" * 30_000,
+                '{"step": 3}',
+                "\x1b[2J",
+            ]
+        )
     )
 
 
@@ -246,7 +349,16 @@ def another_type(case, file, name, shape, dtype, secret):
     file[name] = np.dtype("f4")
 
 
-FOREIGN = [soft_link, external_link, hard_link, external_storage, virtual_dataset, other_dataset, other_attribute, another_type]
+FOREIGN = [
+    soft_link,
+    external_link,
+    hard_link,
+    external_storage,
+    virtual_dataset,
+    other_dataset,
+    other_attribute,
+    another_type,
+]
 
 
 def change_meta(case):
@@ -269,9 +381,21 @@ def change_names(case):
     step = case.step()
     path = real(step / "index.h5")
     old = case.random.choice([b"shard-00000.h5", b"parameters/", b"adam/"])
-    new = [b"/etc/passwd", b"../../../x", b"shard-%b.h5", b".", b"\xff\xfe", b"a/../", b"", b"\n\x1b[2J", b"shard-99999.h5"]
+    new = [
+        b"/etc/passwd",
+        b"../../../x",
+        b"shard-%b.h5",
+        b".",
+        b"\xff\xfe",
+        b"a/../",
+        b"",
+        b"\n\x1b[2J",
+        b"shard-99999.h5",
+    ]
     new = case.random.choice(new)
-    path.write_bytes(path.read_bytes().replace(old, (new + b"\0" * len(old))[: len(old)], case.random.choice([-1, 1, 3])))
+    path.write_bytes(
+        path.read_bytes().replace(old, (new + b"\0" * len(old))[: len(old)], case.random.choice([-1, 1, 3]))
+    )
     case.seal(step)
     return f"{step.name} {old} {new}"
 
@@ -280,8 +404,30 @@ def change_config(case):
     path = real(case.run / "config.toml")
     lines = path.read_text().splitlines()
     at = case.random.choice([i for i, line in enumerate(lines) if "=" in line])
-    values = [*map(str, NUMBERS), "-1", "1e400", "nan", "[]", "{}", "true", "2026-11-22", "9" * 5000, "[" * 5000, "x" * 70_000]
-    texts = ["", "/etc/passwd", "../outside/secret", str(case.outside / "secret"), "fp8", "bf16", "separate", "\\u0000", "\\u001b[2J"]
+    values = [
+        *map(str, NUMBERS),
+        "-1",
+        "1e400",
+        "nan",
+        "[]",
+        "{}",
+        "true",
+        "2026-11-22",
+        "9" * 5000,
+        "[" * 5000,
+        "x" * 70_000,
+    ]
+    texts = [
+        "",
+        "/etc/passwd",
+        "../outside/secret",
+        str(case.outside / "secret"),
+        "fp8",
+        "bf16",
+        "separate",
+        "\\u0000",
+        "\\u001b[2J",
+    ]
     values += [f'"{text}"' for text in texts]
     lines[at] = f"{lines[at].split('=')[0]}= {case.random.choice(values)}"
     path.write_text("\n".join(lines))
@@ -308,8 +454,20 @@ def change_ids(case):
     return "other bytes"
 
 
-CHANGES = [flip_bytes, cut_or_grow, put_something_else, rename_steps, swap_files, change_meta, change_names, change_config, change_tokens]
-CHANGES += [flip_and_put_right] * 4 + [replace_dataset] * 4 + [splice, change_ids, change_config, put_something_else]
+CHANGES = [
+    flip_bytes,
+    cut_or_grow,
+    put_something_else,
+    rename_steps,
+    swap_files,
+    change_meta,
+    change_names,
+    change_config,
+    change_tokens,
+]
+CHANGES += (
+    [flip_and_put_right] * 4 + [replace_dataset] * 4 + [splice, change_ids, change_config, put_something_else]
+)
 
 
 # ---------------------------------------------------------------- what readers must not do
@@ -322,7 +480,10 @@ def generated(case):
 
 
 def resumed(case):
-    """Read what a run that goes on reads: one rank the newest whole step, all ranks their parts, the trainer its meta."""
+    """Read what a run that goes on reads.
+
+    One rank the newest whole step, all ranks their parts, the trainer its meta.
+    """
     folder = case.run / "checkpoints"
     latest = load.open_latest(folder, warn=case.done.append)
     if latest is None:
@@ -334,7 +495,9 @@ def resumed(case):
             assert saved.read(name).shape == saved.array(name).shape
         meta = saved.meta
         counts = [meta[key] for key in ("step", "tokens", "updates", "skipped")]
-        assert all(type(count) is int and count >= 0 for count in counts) and meta["step"] == saved.step == step
+        assert (
+            all(type(count) is int and count >= 0 for count in counts) and meta["step"] == saved.step == step
+        )
         assert type(meta["data"]) is str and len(meta["loss_scale"]) == 2
 
 
@@ -351,7 +514,10 @@ def data_prepared(case):
 
 
 def outcome(case, read, *allowed):
-    """Return what was opened elsewhere, and what a refusal said; anything else than an InputError is a failure."""
+    """Return what was opened elsewhere, and what a refusal said.
+
+    Anything else than an InputError is a failure.
+    """
     refusal = None
     with Watched(*allowed) as watched:
         try:
@@ -378,19 +544,28 @@ def test_hostile_run_directory(run_dir, tmp_path, monkeypatch, number):
     for name, read in READERS.items():
         opened, refusal = outcome(case, read, case.run)
         assert not opened and tree(tmp_path) == before, f"{name}: opened {opened}: {refusal!r}: {case.done}"
-        assert refusal is None or (refusal.isprintable() and "root:x" not in refusal), f"{name}: {case.done}: {refusal!r}"
+        assert refusal is None or (refusal.isprintable() and "root:x" not in refusal), (
+            f"{name}: {case.done}: {refusal!r}"
+        )
     opened, _ = outcome(case, data_prepared, tmp_path)
-    assert not opened and tree(case.outside) == {path: what for path, what in before.items() if case.outside in path.parents}
+    assert not opened and tree(case.outside) == {
+        path: what for path, what in before.items() if case.outside in path.parents
+    }
 
 
 def told(case, *command):
-    """Run a command on the case; check the exit code, and of a refusal that it is one message and has written nothing."""
+    """Run a command on the case.
+
+    Check the exit code, and of a refusal that it is one message and has written nothing.
+    """
     before = tree(case.run.parent)
     done = mpirun(0, MPITRAIN, *map(str, command), timeout=60)
     assert done.returncode in (0, 2), f"exit code {done.returncode}: {case.done}\n{tail(done.output)}"
     assert "Traceback" not in done.output and "root:x" not in done.output, f"{case.done}\n{tail(done.output)}"
     if done.returncode == 2:
-        assert sum(line.startswith(CLASSES) for line in done.output.splitlines()) == 1, f"{case.done}\n{done.output}"
+        assert sum(line.startswith(CLASSES) for line in done.output.splitlines()) == 1, (
+            f"{case.done}\n{done.output}"
+        )
         assert tree(case.run.parent) == before, case.done
 
 
@@ -407,12 +582,15 @@ def test_a_run_goes_on_from_the_step_before(run_dir, tmp_path):
     (folder / "step-00000003").rename(folder / "step-00000004")
     done = run_tiny(1, tmp_path / "run", run_dir.parent / "text.txt", **SMALL)
     assert done.returncode == 0, tail(done.output)
-    assert "step-00000004: index.h5 is of step 3" in done.output and "using step-00000002" in done.output, done.output
+    assert "step-00000004: index.h5 is of step 3" in done.output and "using step-00000002" in done.output, (
+        done.output
+    )
 
 
 def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_path):
     """Every file that a run writes anew: of a metrics.jsonl with a damaged line the old one is kept, too."""
-    run, precious = shutil.copytree(run_dir, tmp_path / "run"), tmp_path / "precious"
+    run = shutil.copytree(run_dir, tmp_path / "run")
+    precious = tmp_path / "precious"
     precious.write_text("mine")
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(b"".join([lines[0], b"damaged\n", *lines[2:]]))
@@ -422,7 +600,10 @@ def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_
     done = mpirun(1, MPITRAIN, "run", "--record", "0:5", *tiny(run, run_dir.parent / "text.txt", **settings))
     assert done.returncode == 0 and "kept as metrics.jsonl.damaged" in done.output, tail(done.output)
     assert precious.read_bytes() == b"mine" and not list(run.glob("*.tmp"))
-    assert not any(path.is_symlink() for path in run.iterdir()) and (run / "record-0-5.npz").stat().st_size > 1000
+    assert (
+        not any(path.is_symlink() for path in run.iterdir())
+        and (run / "record-0-5.npz").stat().st_size > 1000
+    )
 
 
 @pytest.mark.parametrize("number", range(0, COUNT, EVERY_RUN))

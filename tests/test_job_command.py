@@ -1,4 +1,6 @@
-"""`mpitrain job`: scripts that are whole, clean and explained, and that do the same under every scheduler: come again until it is done."""
+"""`mpitrain job`: scripts that are whole, clean and explained, and that do the same under every
+scheduler: come again until it is done.
+"""
 
 import itertools
 import json
@@ -27,11 +29,19 @@ from mpitrain.errors import CheckpointError, ConfigError, StoppedEarly
 BATCH = [kind for kind in SCHEDULERS if kind != "kubernetes"]
 SITE = ["--account", "abc123", "--queue", "long", "--gpus", "4", "--ranks-per-node", "4", "--cores", "6"]
 EXPECTED = {  # directives that each scheduler needs for that, 3 nodes and 26.5 hours
-    "slurm": ["#SBATCH --nodes=3", "#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=6", "#SBATCH --time=26:30:00",
-              "#SBATCH --requeue", "#SBATCH --account=abc123", "#SBATCH --partition=long", "#SBATCH --gpus-per-node=4", "LAUNCH=(srun) "],
-    "pbs": ["#PBS -l select=3:ncpus=24:mpiprocs=4:ngpus=4", "#PBS -l walltime=26:30:00", "#PBS -A abc123", "#PBS -q long", "#PBS -r y",
+    "slurm": ["#SBATCH --nodes=3", "#SBATCH --ntasks-per-node=4", "#SBATCH "
+                                                                  "--cpus-per-task=6",
+                                                                  "#SBATCH --time=26:30:00",
+              "#SBATCH --requeue", "#SBATCH --account=abc123", "#SBATCH "
+                                                               "--partition=long",
+                                                               "#SBATCH --gpus-per-node=4", "LAUNCH=(srun) "],
+    "pbs": ["#PBS -l select=3:ncpus=24:mpiprocs=4:ngpus=4", "#PBS "
+                                                            "-l "
+                                                            "walltime=26:30:00", "#PBS -A abc123",
+                                                            "#PBS -q long", "#PBS -r y",
             "MPITRAIN_JOB_END=$(($(date +%s) + 95400))", "LAUNCH=(mpirun -n 12) "],
-    "lsf": ["#BSUB -n 12", '#BSUB -R "span[ptile=4]"', "#BSUB -W 1590", '#BSUB -Q "75"', "#BSUB -P abc123", "#BSUB -q long",
+    "lsf": ["#BSUB -n 12", '#BSUB -R "span[ptile=4]"', "#BSUB -W 1590", '#BSUB -Q "75"', "#BSUB -P abc123",
+        "#BSUB -q long",
             "#BSUB -gpu num=4", "#BSUB -r"],
     "flux": ["#flux: --nodes=3", "#flux: --time-limit=95400s", "#flux: --bank=abc123", "#flux: --queue=long",
              "LAUNCH=(flux run -N 3 -n 12 -c 6 -g 1) "],
@@ -47,7 +57,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def job(kind, *options, config="my run.toml", **more):
-    return CliRunner().invoke(cli, ["job", kind, config, "--nodes=3", "--time=1-02:30:00", *options], catch_exceptions=True, **more)
+    return CliRunner().invoke(
+        cli, ["job", kind, config, "--nodes=3", "--time=1-02:30:00", *options], catch_exceptions=True, **more
+    )
 
 
 def written(kind, *options):
@@ -70,7 +82,10 @@ def test_a_script_asks_for_what_was_said(folder, kind):
 @pytest.mark.parametrize("kind", BATCH)
 def test_a_script_is_clean_shell(folder, kind):
     """shellcheck finds nothing in it; where there is no shellcheck, bash can at least read it."""
-    texts = [written(kind, *SITE), written(kind, "--out", "b", "--launch=srun --mpi=pmi2", "--setup=module load mpi")]
+    texts = [
+        written(kind, *SITE),
+        written(kind, "--out", "b", "--launch=srun --mpi=pmi2", "--setup=module load mpi"),
+    ]
     for text in texts:
         finished(["bash", "-n"], input=text, text=True, check=True, timeout=20)
     if shutil.which("shellcheck") is None:
@@ -84,15 +99,30 @@ def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
     found = yaml.safe_load(written("kubernetes", *SITE, "--image", "site/mpitrain:1", "--claim", "lustre"))
     spec = found["spec"]
     launcher, workers = (spec["mpiReplicaSpecs"][name] for name in ("Launcher", "Worker"))
-    assert (found["apiVersion"], found["kind"], found["metadata"]["name"]) == ("kubeflow.org/v2beta1", "MPIJob", "my-run")
-    assert (spec["slotsPerWorker"], spec["runPolicy"]["activeDeadlineSeconds"], workers["replicas"]) == (4, 95400, 3)
+    assert (found["apiVersion"], found["kind"], found["metadata"]["name"]) == (
+        "kubeflow.org/v2beta1",
+        "MPIJob",
+        "my-run",
+    )
+    assert (spec["slotsPerWorker"], spec["runPolicy"]["activeDeadlineSeconds"], workers["replicas"]) == (
+        4,
+        95400,
+        3,
+    )
     (worker,), (container,) = (each["template"]["spec"]["containers"] for each in (workers, launcher))
-    assert worker["resources"] == {"limits": {"cpu": "24", "nvidia.com/gpu": "4"}} and worker["image"] == "site/mpitrain:1"
-    assert launcher["template"]["spec"]["volumes"] == [{"name": "runs", "persistentVolumeClaim": {"claimName": "lustre"}}]
+    assert (
+        worker["resources"] == {"limits": {"cpu": "24", "nvidia.com/gpu": "4"}}
+        and worker["image"] == "site/mpitrain:1"
+    )
+    assert launcher["template"]["spec"]["volumes"] == [
+        {"name": "runs", "persistentVolumeClaim": {"claimName": "lustre"}}
+    ]
     script = container["args"][0]
     assert "LAUNCH=(mpirun -n 12)" in script and f"cd {folder} || exit 2" in script
     if shutil.which("shellcheck"):
-        done = finished(["shellcheck", "--shell=bash", "-"], input=script, text=True, capture_output=True, timeout=20)
+        done = finished(
+            ["shellcheck", "--shell=bash", "-"], input=script, text=True, capture_output=True, timeout=20
+        )
         assert done.returncode == 0, done.stdout
 
 
@@ -113,7 +143,14 @@ def test_kubernetes_gets_names_of_any_characters(folder, monkeypatch):
 
 def test_a_job_is_explained(folder):
     said = job("slurm", *SITE, "--set", "parallel.tp=2", "--set", "parallel.pp=2").output
-    for text in ("3 nodes x 4 = 12, started by srun", "pp(2) x dp(3) x cp(1) x tp(2)", "runs/my run: 7 steps", "sbatch my-run.slurm.sh",
+    for text in ("3 nodes x 4 = 12, started by srun", "pp(2) "
+                                                      "x "
+                                                      "dp(3) "
+                                                      "x "
+                                                      "cp(1) "
+                                                      "x "
+                                                      "tp(2)", "runs/my run: 7 steps",
+                                                      "sbatch my-run.slurm.sh",
                  "at most 100 times", "scancel --signal=USR1 JOB", "my-run-JOB.out"):  # fmt: skip
         assert text in said, said
 
@@ -123,7 +160,10 @@ def test_a_job_is_explained(folder):
     [
         (["--set", "parallel.tp=5"], "parallel"),
         (["--set", "run.stepz=5"], "unknown key run.stepz"),
-        (["--nodes", "1000000", "--ranks-per-node", "4096"], r"--nodes 1,000,000 x --ranks-per-node 4,096 = .* at most 1,000,000"),
+        (
+            ["--nodes", "1000000", "--ranks-per-node", "4096"],
+            r"--nodes 1,000,000 x --ranks-per-node 4,096 = .* at most 1,000,000",
+        ),
         (["--time=12h"], r"--time = .12h.: expected hours:minutes:seconds"),
         (["--submit"], "--submit: found no sbatch on the path"),
         (["--account", "a\n#SBATCH --nodes=9"], "--account .*: needed one line"),
@@ -142,7 +182,10 @@ BREAKS = ["\n", "\r", "\x85", "\u2028", "\x1b[2J"]
 
 
 def test_no_name_puts_a_line_of_its_own_into_a_script(folder, monkeypatch):
-    """Whatever it breaks a line with, it would run before the directives; of every scheduler, and of every name that a script holds."""
+    """Whatever it breaks a line with, it would run before the directives.
+
+    Of every scheduler, and of every name that a script holds.
+    """
     for kind, end in itertools.product(SCHEDULERS, BREAKS):
         evil = f"x{end}touch PWNED{end}#.toml"
         (folder / evil).write_text("[run]\nsteps = 7\n")
@@ -153,16 +196,23 @@ def test_no_name_puts_a_line_of_its_own_into_a_script(folder, monkeypatch):
             ("--out", job(kind, "--out", evil)),
             ("the folder of the script", job(kind, "--out", f"d{evil}/job.sh")),
             ("--set", job(kind, "--set", f"data.path=a{end}touch PWNED")),
-            *((f"--{name}", job(kind, f"--{name}", f"a{end}b")) for name in ("account", "queue", "launch", "image", "claim", "setup")),
+            *(
+                (f"--{name}", job(kind, f"--{name}", f"a{end}b"))
+                for name in ("account", "queue", "launch", "image", "claim", "setup")
+            ),
         ]
         with monkeypatch.context() as there:
             there.setattr(sys, "prefix", f"/venv{end}touch PWNED")
             refusals.append(("the folder of Python", job(kind)))
         monkeypatch.chdir(folder / f"d{evil}")
-        refusals.append(("the working directory", job(kind, "--out", f"{folder}/job.sh", config=f"{folder}/my run.toml")))
+        refusals.append(
+            ("the working directory", job(kind, "--out", f"{folder}/job.sh", config=f"{folder}/my run.toml"))
+        )
         monkeypatch.chdir(folder)
         for name, done in refusals:
-            assert isinstance(done.exception, ConfigError) and done.exception.args[0].startswith(f"{name} "), (name, kind, done.exception)
+            assert isinstance(done.exception, ConfigError) and done.exception.args[0].startswith(
+                f"{name} "
+            ), (name, kind, done.exception)
             assert done.exception.args[0].isprintable()
         assert sorted(folder.rglob("*")) == before
 
@@ -178,10 +228,14 @@ def test_names_that_only_look_odd_are_quoted(folder, monkeypatch, kind):
     assert done.exit_code == 0, done.exception or done.output
     text = Path("s c.sh").read_text()
     if kind == "kubernetes":
-        text = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["args"][0]
+        text = yaml.safe_load(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][
+            0
+        ]["args"][0]
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("ARGUMENTS=", "cd "))]
     asked = "\n".join([*lines, 'printf "%s\\n" "$PWD" "${ARGUMENTS[0]}"'])
-    found = subprocess.run(["bash", "-c", asked], text=True, capture_output=True, check=True, timeout=20).stdout.splitlines()
+    found = subprocess.run(
+        ["bash", "-c", asked], text=True, capture_output=True, check=True, timeout=20
+    ).stdout.splitlines()
     assert found == [str(odd), "./-c @body@ $(touch PWNED) #.toml"] and not list(folder.rglob("PWNED"))
 
 
@@ -206,7 +260,9 @@ def test_a_script_that_somebody_changed_is_kept(folder):
     with Path("my-run.pbs.sh").open("a") as script:
         script.write("# mine\n")
     done = job("pbs")
-    assert isinstance(done.exception, ConfigError) and "is there, and is another script" in str(done.exception)
+    assert isinstance(done.exception, ConfigError) and "is there, and is another script" in str(
+        done.exception
+    )
     assert Path("my-run.pbs.sh").read_text().endswith("# mine\n")
 
 
@@ -229,16 +285,24 @@ def command(path, text):
 
 
 def submitted(folder, kind, code, tenths):
-    """Start the script of a job as its scheduler would, with ranks that end with `code`; every scheduler's commands note their calls."""
+    """Start the script of a job as its scheduler would, with ranks that end with `code`.
+
+    Every scheduler's commands note their calls.
+    """
     Path("bin").mkdir()
-    command(folder / "bin/mpitrain", RANKS.format(mpitrain=f"{sys.executable} {MPITRAIN}", code=code, tenths=tenths))
+    command(
+        folder / "bin/mpitrain",
+        RANKS.format(mpitrain=f"{sys.executable} {MPITRAIN}", code=code, tenths=tenths),
+    )
     for name in ("scontrol", "qsub", "flux", "squeue"):
         answer = "echo RUNNING" if name == "squeue" else f'echo {name} "$@" >>{folder}/called'
         command(folder / "bin" / name, f"#!/bin/sh\n{answer}\n")
     Path("runs/my run/checkpoints/step-00000005").mkdir(parents=True)
     script = written(kind, "--launch=env", f"--setup=PATH={folder}/bin:$PATH")
     env = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-    return subprocess.Popen(["bash", "-s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env), script
+    return subprocess.Popen(
+        ["bash", "-s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ), script
 
 
 def ended(process, script, signals=()):
@@ -263,14 +327,20 @@ def ended(process, script, signals=()):
         ("lsf", 2, [], 2, False),
     ],
 )
-def test_a_job_ends_as_its_run_does_and_comes_again_where_that_helps(folder, kind, code, signals, expected, again):
+def test_a_job_ends_as_its_run_does_and_comes_again_where_that_helps(
+    folder, kind, code, signals, expected, again
+):
     found, said = ended(*submitted(folder, kind, code, 100 if signals else 0), signals)
     called = Path("called").read_text() if Path("called").exists() else ""
     if kind == "lsf":  # by its exit code alone
         assert (found, called) == (75 if again else {75: 1}.get(expected, expected), ""), said
     else:
         script = f"{folder}/my-run.{kind}.sh"
-        how = {"slurm": "scontrol requeue 17\n", "pbs": f"qsub {script}\n", "flux": f"flux --parent batch {script}\n"}
+        how = {
+            "slurm": "scontrol requeue 17\n",
+            "pbs": f"qsub {script}\n",
+            "flux": f"flux --parent batch {script}\n",
+        }
         assert (found, called) == (expected, how[kind] if again else ""), said
 
 
@@ -278,7 +348,10 @@ def test_a_job_ends_as_its_run_does_and_comes_again_where_that_helps(folder, kin
 def test_a_script_is_submitted(folder, monkeypatch, kind):
     program = SCHEDULERS[kind].submit[0]
     Path("bin").mkdir()
-    command(folder / "bin" / program, f'#!/bin/sh\necho "$@" >{folder}/called\n[ $# -gt 0 ] || cat >>{folder}/called\n')
+    command(
+        folder / "bin" / program,
+        f'#!/bin/sh\necho "$@" >{folder}/called\n[ $# -gt 0 ] || cat >>{folder}/called\n',
+    )
     monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
     script = written(kind, "--submit")
     assert Path("called").read_text() == ("my-run.slurm.sh\n" if kind == "slurm" else f"\n{script}")
@@ -325,7 +398,8 @@ def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_thre
     text = tmp_path / "texts"
     text.mkdir()
     for number in range(6):
-        (text / f"{number}.txt").write_text(f"some tex{number}")  # copies of a file would be left out
+        # copies of a file would be left out
+        (text / f"{number}.txt").write_text(f"some tex{number}")
 
     def start(documents):
         seen = []
@@ -341,7 +415,9 @@ def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_thre
 
     for count in (9, 19, 29, 39):  # one more each time
         done = start(1)
-        assert done.return_value == 0 and f"{count} tokens are prepared, no step is saved: again" in done.output, done.output
+        assert (
+            done.return_value == 0 and f"{count} tokens are prepared, no step is saved: again" in done.output
+        ), done.output
     found = [start(0) for _ in range(3)]
     assert [each.return_value for each in found] == [0, 0, 1]
     assert "not again: no newer checkpoint after 3 starts in a row" in found[-1].output
@@ -350,7 +426,9 @@ def test_a_start_that_prepares_tokens_comes_again_and_one_that_does_nothing_thre
 
 def test_ends_are_counted_in_the_run_directory(folder):
     def again(code, *options):
-        return CliRunner().invoke(cli, ["job", "again", str(code), "my run.toml", *options], standalone_mode=False)
+        return CliRunner().invoke(
+            cli, ["job", "again", str(code), "my run.toml", *options], standalone_mode=False
+        )
 
     assert again(1, "--set=run.dir=never/made").return_value == 0
 
@@ -358,7 +436,10 @@ def test_ends_are_counted_in_the_run_directory(folder):
     for step, idle in ((10, 0), (20, 0), (20, 1), (20, 2)):
         (checkpoints / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
         done = again(75)
-        assert done.return_value == 0 and f"newest checkpoint is of step {step}: again" in done.output, (idle, done.output)
+        assert done.return_value == 0 and f"newest checkpoint is of step {step}: again" in done.output, (
+            idle,
+            done.output,
+        )
     assert again(0).return_value == 1 and again(2).return_value == 1
     done = again(137)
     assert done.return_value == 1 and "no newer checkpoint after 3 starts in a row" in done.output
@@ -368,24 +449,37 @@ def test_ends_are_counted_in_the_run_directory(folder):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_an_end_is_not_noted_through_a_link_of_a_strangers_run_directory(folder, there):
-    outside, run_dir = Path("outside"), Path("runs/my run")
+    outside = Path("outside")
+    run_dir = Path("runs/my run")
     run_dir.mkdir(parents=True, exist_ok=True)
     if there:
         outside.write_text("mine\n")
     (run_dir / "ends.jsonl").symlink_to(outside.absolute())
     with pytest.raises(CheckpointError, match=r"ends\.jsonl is a symbolic link, needed a file"):
-        CliRunner().invoke(cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False)
+        CliRunner().invoke(
+            cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False
+        )
     assert outside.exists() is there and (not there or outside.read_text() == "mine\n")
 
 
-ODD_ENDS = ['{"step": Infinity}', '{"step": NaN}', "[" * 100_000, '{"step": ' + "9" * 5000 + "}", '{"step": "7"}', '{"step": null}', "[]"]
+ODD_ENDS = [
+    '{"step": Infinity}',
+    '{"step": NaN}',
+    "[" * 100_000,
+    '{"step": ' + "9" * 5000 + "}",
+    '{"step": "7"}',
+    '{"step": null}',
+    "[]",
+]
 
 
 def test_lines_that_no_job_has_noted_count_for_nothing(folder):
     run_dir = Path("runs/my run")
     run_dir.mkdir(parents=True)
     (run_dir / "ends.jsonl").write_text("\n".join(ODD_ENDS) + "\n")
-    done = CliRunner().invoke(cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False)
+    done = CliRunner().invoke(
+        cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False
+    )
     assert done.return_value == 0 and "again, start 2 of" in done.output
     assert json.loads((run_dir / "ends.jsonl").read_text().splitlines()[-1])["step"] == 0
 
@@ -402,7 +496,9 @@ def test_what_is_no_ends_jsonl_is_refused(folder, what):
         with open(ends, "wb") as file:
             file.truncate(1 << 40)
     with pytest.raises(CheckpointError, match=r"ends\.jsonl"):
-        CliRunner().invoke(cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False)
+        CliRunner().invoke(
+            cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False
+        )
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)

@@ -1,6 +1,8 @@
-"""Plain `pytest` ends here: it starts the tests marked `mpi` under mpirun on 1, 2, 4 and 8 ranks, and shows what failed there.
+"""Plain `pytest` ends here: it starts the tests marked `mpi` under mpirun on 1, 2, 4 and 8 ranks,
+and shows what failed there.
 
-Eight ranks on two cores are slow: there runs what only they show, and with MPITRAIN_LAYOUTS=all everything.
+Eight ranks on two cores are slow: there runs what only they show, and with MPITRAIN_LAYOUTS=all
+everything.
 
 MPITRAIN_LANES=2,4 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
 """
@@ -26,9 +28,30 @@ SLOWEST_S = 900
 LIMIT_S = 100  # as in setup.cfg
 LANE = (sys.executable, str(ROOT / "tests" / "lane.py"), "--only-mpi", "-p", "no:cacheprovider", "-q")
 TOLD_BY_FEWER = [  # what eight ranks don't show, or on two cores too slowly
-    "comm_account", "comm_clock", "comm_device", "comm_gpu", "comm_links", "determinism", "gpu_steps", "model_new_layer", "model_recipe",
-    "optim_moments", "optim_offload", "optim_steps", "parallel_asynchronous", "parallel_context", "train_documents", "train_domains",
-    "train_fp8", "train_memory", "train_precision", "train_recompute", "train_routing", "train_schedules", "train_traffic", "verify",
+    "comm_account",
+    "comm_clock",
+    "comm_device",
+    "comm_gpu",
+    "comm_links",
+    "determinism",
+    "gpu_steps",
+    "model_new_layer",
+    "model_recipe",
+    "optim_moments",
+    "optim_offload",
+    "optim_steps",
+    "parallel_asynchronous",
+    "parallel_context",
+    "train_documents",
+    "train_domains",
+    "train_fp8",
+    "train_memory",
+    "train_precision",
+    "train_recompute",
+    "train_routing",
+    "train_schedules",
+    "train_traffic",
+    "verify",
 ]
 
 HANG = """
@@ -71,7 +94,9 @@ def project(tmp_path):
         (tmp_path / "tests").mkdir()
         shutil.copy(ROOT / "setup.cfg", tmp_path)
         shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
-        (tmp_path / "tests" / "test_it.py").write_text("import pytest\n\npytestmark = pytest.mark.mpi\n" + text)
+        (tmp_path / "tests" / "test_it.py").write_text(
+            "import pytest\n\npytestmark = pytest.mark.mpi\n" + text
+        )
         return tmp_path
 
     return write
@@ -80,7 +105,8 @@ def project(tmp_path):
 # ---------------------------------------------------------------- the lanes themselves
 
 
-@pytest.fixture(scope="session")  # of this file, other tests come between the early lanes and the others
+# of this file, other tests come between the early lanes and the others
+@pytest.fixture(scope="session")
 def outcomes():
     """{test: the lanes in which it ran}: filled by the lanes, looked at when they are through."""
     return {}
@@ -91,27 +117,38 @@ def asked(num_ranks, report):
     files = [path for name in TESTS.split() for path in sorted(Path(ROOT, "tests").glob(f"test_{name}.py"))]
     if num_ranks == 8 and TESTS == "*" and not EVERY_LAYOUT:
         files = [path for path in files if path.stem.removeprefix("test_") not in TOLD_BY_FEWER]
-    files = [str(path) for path in files if "pytest.mark.mpi" in path.read_text(encoding="utf-8")]  # the others take seconds to skip
+    # the others take seconds to skip
+    files = [str(path) for path in files if "pytest.mark.mpi" in path.read_text(encoding="utf-8")]
     assert files, f"MPITRAIN_TESTS={TESTS!r}: no such files"
     return "-rfE", f"--junitxml={report}", *files
 
 
 class Early:
-    """Lanes beside other tests, one after the other: of one and two ranks beside the serial tests, which take one core; those of more
-    beside whole runs, in the time that these only wait. `jobs` is empty if none is early.
+    """Lanes beside other tests, one after the other.
+
+    Of one and two ranks beside the serial tests, which take one core; those of more beside whole
+    runs, in the time that these only wait. `jobs` is empty if none is early.
     """
 
     def __init__(self):
-        self.jobs, self._waiting, self._stack = {}, list(SIZES), ExitStack()
+        self.jobs = {}
+        self._waiting = list(SIZES)
+        self._stack = ExitStack()
 
     def go_on(self):
         """Start the next lane, unless one is running."""
         if self._waiting and all(job.process.poll() is not None for _, job in self.jobs.values()):
             num_ranks = self._waiting.pop(0)
-            report = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-"))) / "lane.xml"
+            report = (
+                Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mpitrain-test-")))
+                / "lane.xml"
+            )
             behind = ("--beside", *hang_limit(patience(SLOWEST_S))) if num_ranks > 2 else hang_limit()
             command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(num_ranks, report)])
-            self.jobs[num_ranks] = report, self._stack.enter_context(started(num_ranks, *command, env=WITH_GPU, cwd=ROOT))
+            self.jobs[num_ranks] = (
+                report,
+                self._stack.enter_context(started(num_ranks, *command, env=WITH_GPU, cwd=ROOT)),
+            )
 
     def wait(self, num_ranks):
         """Return the report of a lane and how it ended."""
@@ -138,7 +175,10 @@ def test_lane(num_ranks, outcomes, tmp_path):
     assert done.returncode == 0, f"exit code {done.returncode}\n{tail(done.output)}"
     for case in ET.parse(report).iter("testcase"):
         skips = case.findall("skipped")
-        if any("does not use mpi" in skip.get("message", "") or skip.get("message", "").startswith(BY_CHOICE) for skip in skips):
+        if any(
+            "does not use mpi" in skip.get("message", "") or skip.get("message", "").startswith(BY_CHOICE)
+            for skip in skips
+        ):
             continue
         ran = outcomes.setdefault(f"{case.get('classname')}::{case.get('name')}", [])
         ran += [] if skips else [num_ranks]
@@ -146,7 +186,11 @@ def test_lane(num_ranks, outcomes, tmp_path):
 
 def test_every_multi_rank_test_ran_in_some_lane(request, outcomes):
     """A size or a condition that no lane fulfils would hide a test for ever; a missing device may."""
-    through = [item.callspec.params["num_ranks"] for item in request.session.items if getattr(item, "originalname", "") == "test_lane"]
+    through = [
+        item.callspec.params["num_ranks"]
+        for item in request.session.items
+        if getattr(item, "originalname", "") == "test_lane"
+    ]
     if through != list(EVERY) or TESTS != "*":
         pytest.skip("not all lanes were asked for")
     devices = ("gpu", "cuda")
@@ -154,13 +198,15 @@ def test_every_multi_rank_test_ran_in_some_lane(request, outcomes):
     assert outcomes and not never, f"skipped on {EVERY} ranks: {never}"
 
 
-# ---------------------------------------------------------------- what becomes of a test that goes wrong on one rank
+# ----------------------------------------------- what becomes of a test that goes wrong on one rank
 
 
 def test_hang_ends_with_stacks_and_an_exit_code(project):
     done = lane(2, "-o", "faulthandler_timeout=5", "tests", cwd=project(HANG), timeout=60)
     assert done.returncode not in (0, None), tail(done.output)
-    assert "test_one_rank_stays_away" in done.output and "Timeout (0:00:05)!" in done.output, tail(done.output)
+    assert "test_one_rank_stays_away" in done.output and "Timeout (0:00:05)!" in done.output, tail(
+        done.output
+    )
 
 
 def test_hang_limit_of_the_project_is_below_two_minutes(pytestconfig):
@@ -176,7 +222,9 @@ def test_vote_of_one_rank_fails_the_lane_with_its_text(project):
 
 
 def test_lone_error_on_one_rank_ends_the_lane_with_its_text(project):
-    """What nobody voted on: the others wait for ever in the barrier, until the rank that failed takes them down."""
+    """What nobody voted on: the others wait for ever in the barrier, until the rank that failed
+    takes them down.
+    """
     done = lane(2, "tests", cwd=project(RAISE), timeout=60)
     assert done.returncode not in (0, None), tail(done.output)
     assert "ValueError: only here" in done.output and "rank 1" in done.output, tail(done.output)
@@ -184,7 +232,9 @@ def test_lone_error_on_one_rank_ends_the_lane_with_its_text(project):
 
 def test_a_launcher_that_was_killed_is_in_nobodys_way(tmp_path):
     """Open MPI's leaves a folder with its number, and another with that number would not start."""
-    with started(1, sys.executable, "-c", "import time; print('there', flush=True); time.sleep(10**6)") as job:
+    with started(
+        1, sys.executable, "-c", "import time; print('there', flush=True); time.sleep(10**6)"
+    ) as job:
         job.wait_for(lambda: "there" in job.text(), 20)
         number = job.process.pid
         job.kill()

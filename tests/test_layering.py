@@ -1,4 +1,7 @@
-"""The map of the house: who may import whom. Every arrow between rooms points down FLOORS, so there is no circle."""
+"""The map of the house: who may import whom.
+
+Every arrow between rooms points down FLOORS, so there is no circle.
+"""
 
 import ast
 import configparser
@@ -22,7 +25,8 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "actor": "one rank: walks its program over its stages, sums gradients, updates",
     "model": "layers and families, what computes them, recomputation and offloading",
     "optim": "one file an optimiser, what it keeps, norms, rates, loss scale",
-    "parallel": "walks of local segments and communications; context/; tensor_overlap; zero/: weights and gradients in shards",
+    "parallel": "walks of local segments and communications; context/; tensor_overlap; zero/: weights and "
+    "gradients in shards",
     "checkpoint": "the model and the optimiser in HDF5 files",
     "cluster": "this job on its nodes: guard and watchdog of each rank, run directory and lock, launcher",
     "layout": "what a configuration means, in integers: who holds, computes and sends what",
@@ -57,7 +61,9 @@ def files(folder: str) -> list[Path]:
 @pytest.mark.parametrize("package", HEAVY)
 def test_importing_is_light(package):
     """Import every module of the package in a fresh process, and look at what came along."""
-    modules = [f"mpitrain.{package}"] + [f"mpitrain.{package}.{m.name}" for m in pkgutil.iter_modules([str(ROOT / package)])]
+    modules = [f"mpitrain.{package}"] + [
+        f"mpitrain.{package}.{m.name}" for m in pkgutil.iter_modules([str(ROOT / package)])
+    ]
     code = f"import sys, importlib\nfor name in {modules}: importlib.import_module(name)\nprint(*sys.modules)"
     run = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
@@ -65,11 +71,21 @@ def test_importing_is_light(package):
 
 
 def test_a_plan_is_made_without_torch_and_without_mpi():
-    """Of `layout` all of it; of `model` what layers and families declare. They are imported, and a memory table is computed."""
+    """Of `layout` all of it; of `model` what layers and families declare.
+
+    They are imported, and a memory table is computed.
+    """
     folders = [ROOT / "mpitrain/layout", ROOT / "mpitrain/model/layers", ROOT / "mpitrain/model/families"]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for folder in folders for path in folder.glob("*.py")]
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for folder in folders
+        for path in folder.glob("*.py")
+    ]
     code = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
-    code += "from mpitrain.commands.inspect import show_memory\nshow_memory(None, ('parallel.pp=2', 'parallel.zero=3'), 8)\n"
+    code += (
+        "from mpitrain.commands.inspect import show_memory\nshow_memory(None, ('parallel.pp=2', "
+        "'parallel.zero=3'), 8)\n"
+    )
     code += "print(*sys.modules)"
     run = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
@@ -136,7 +152,10 @@ def test_mpi_is_called_in_comm_only():
     assert list(importers_of_mpi(ROOT)) == []
 
 
-@pytest.mark.parametrize("planted", ["import mpi4py.MPI as m", "from mpi4py import MPI", "def late():\n    from mpi4py.MPI import Comm"])
+@pytest.mark.parametrize(
+    "planted",
+    ["import mpi4py.MPI as m", "from mpi4py import MPI", "def late():\n    from mpi4py.MPI import Comm"],
+)
 def test_a_call_of_mpi_outside_of_comm_is_found(tmp_path, planted):
     for top in ("mpitrain", *HEAVY):
         shutil.copytree(ROOT / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
@@ -148,13 +167,20 @@ def test_a_call_of_mpi_outside_of_comm_is_found(tmp_path, planted):
 def test_only_connect_starts_mpi():
     """A command that sends nothing may run where MPI can't be started, and a rank is guarded before it is."""
     modules = [f"mpitrain.comm.{module.name}" for module in pkgutil.iter_modules([str(ROOT / "comm")])]
-    code = f"import importlib\nfor name in {modules}: importlib.import_module(name)\nfrom mpi4py import MPI\nprint(MPI.Is_initialized())"
+    code = (
+        f"import importlib\nfor name in {modules}: importlib.import_module(name)\nfrom mpi4py import MPI\n"
+        "print(MPI.Is_initialized())"
+    )
     run = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.stdout == "False\n", run.stdout + run.stderr
 
 
 def test_few_rooms_and_each_on_the_map():
-    rooms = {path.name.removesuffix(".py") for path in (ROOT / "mpitrain").iterdir() if not path.name.startswith("__")}
+    rooms = {
+        path.name.removesuffix(".py")
+        for path in (ROOT / "mpitrain").iterdir()
+        if not path.name.startswith("__")
+    }
     assert rooms | set(HEAVY) == set(FLOORS)
     assert len(rooms) <= MOST_ROOMS
 
@@ -166,7 +192,9 @@ def test_a_run_is_opened_without_torch():
 
 
 def test_nobody_imports_the_bare_packages():
-    """`import comm` works from the repository root, gives a second copy of the module, and hides Jupyter's comm."""
+    """`import comm` works from the repository root, gives a second copy of the module, and hides
+    Jupyter's comm.
+    """
     for folder in ("schedules", "comm", "mpitrain", "tests"):
         for path in files(folder):
             wrong = [name for name in imported_names(path) if name.split(".")[0] in HEAVY]
@@ -183,13 +211,32 @@ def test_every_package_is_installed():
     """An editable install finds a folder that setup.cfg forgets; a normal one doesn't."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "mpitrain").rglob("__init__.py")}
-    assert folders | {"mpitrain.comm", "mpitrain.schedules", "mpitrain.jobs"} == set(setup["options"]["packages"].split())
+    folders = {
+        ".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "mpitrain").rglob("__init__.py")
+    }
+    assert folders | {"mpitrain.comm", "mpitrain.schedules", "mpitrain.jobs"} == set(
+        setup["options"]["packages"].split()
+    )
 
 
-OPENS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "load", "memmap", "fromfile", "File", "ZipFile"}
-WITH_LIMITS = {"open_regular", "open_file"}  # of mpitrain/inputs.py: a regular file, no FIFO is waited for, the former through no link
-ELSEWHERE = {  # by room or file, what else is opened there, and why that is no file of a run directory or of a stranger's
+OPENS = {
+    "open",
+    "read_text",
+    "read_bytes",
+    "write_text",
+    "write_bytes",
+    "touch",
+    "load",
+    "memmap",
+    "fromfile",
+    "File",
+    "ZipFile",
+}
+# of mpitrain/inputs.py: a regular file, no FIFO is waited for, the former through no link
+WITH_LIMITS = {"open_regular", "open_file"}
+# by room or file, what else is opened there, and why that is no file of a run directory or of a
+# stranger's
+ELSEWHERE = {
     "mpitrain/inputs.py": {"open": "it is the door itself", "os.open": "it is the door itself"},
     "mpitrain/cluster/allocation.py": {"read_bytes": "/proc", "read_text": "/proc"},
     "mpitrain/cluster/console.py": {"os.open": "/dev/null"},
@@ -208,28 +255,44 @@ ELSEWHERE = {  # by room or file, what else is opened there, and why that is no 
     "comm/shared.py": {"open": "/dev/zero"},
     "comm/world.py": {"read_text": "/proc", "write_text": "/proc"},
     "mpitrain/checkpoint/files.py": {"h5py.File": "writes to memory, or to an open file"},
-    "mpitrain/commands/job/render.py": {"read_text": "a template beside the code", "open": "a new script, and later the same"},
+    "mpitrain/commands/job/render.py": {"read_text": "a "
+                                                     "template "
+                                                     "beside "
+                                                     "the code", "open": "a new script, and later the same"},
     "mpitrain/commands/schedule/command.py": {"write_bytes": "--out, which the user names"},
     "mpitrain/data/draft.py": {"np.memmap": "an open file"},
     "mpitrain/data/tokens.py": {"np.memmap": "an open file, or the draft that this process writes"},
-    "mpitrain/layout/routing.py": {"np.load": "bytes that are read", "zipfile.ZipFile": "bytes that are read"},
-    "mpitrain/training/replay/recording.py": {"zipfile.ZipFile": "the draft of replacing()", "self._file.open": "a member of an archive"},
+    "mpitrain/layout/routing.py": {"np.load": "bytes that are read",
+        "zipfile.ZipFile": "bytes that are read"},
+    "mpitrain/training/replay/recording.py": {"zipfile.ZipFile": "the "
+                                                                 "draft "
+                                                                 "of "
+                                                                 "replacing()",
+                                                                 "self._file.open": "a member of an archive"},
     "mpitrain/training/replay/replay.py": {"self._file.open": "a member of an archive"},
 }  # fmt: skip
-NO_FILES = {"settings.load", "steps.open", "kept.open", "self.parcel.open"}  # methods of ours that have such a name
+# methods of ours that have such a name
+NO_FILES = {"settings.load", "steps.open", "kept.open", "self.parcel.open"}
 
 
 def opened_elsewhere(root: Path) -> Iterator[tuple[str, str, int]]:
-    """Yield file, call and line of whatever opens a file by a path, and not by a descriptor of mpitrain/inputs.py."""
+    """Yield file, call and line of whatever opens a file by a path, and not by a descriptor of
+    mpitrain/inputs.py.
+    """
     for path in sorted(file for top in ("mpitrain", *HEAVY) for file in (root / top).rglob("*.py")):
         tree = ast.parse(path.read_text())
-        by_name = {ast.unparse(node.targets[0]) for node in ast.walk(tree) if isinstance(node, ast.Assign) and _is_door(node.value)}
+        by_name = {
+            ast.unparse(node.targets[0])
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and _is_door(node.value)
+        }
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in OPENS:
                 continue
             if isinstance(node.func, ast.Name) and node.func.id != "open":  # a function of ours
                 continue
-            called, given = ast.unparse(node.func), node.args[0] if node.args else None
+            called = ast.unparse(node.func)
+            given = node.args[0] if node.args else None
             if called in NO_FILES or called.endswith(").open") or (given is not None and _is_door(given)):
                 continue
             if given is None or ast.unparse(given) not in by_name:
@@ -237,13 +300,17 @@ def opened_elsewhere(root: Path) -> Iterator[tuple[str, str, int]]:
 
 
 def _is_door(node: ast.expr) -> bool:
-    """Return whether an expression gives a descriptor of mpitrain/inputs.py, perhaps by another function, or one of two."""
+    """Return whether an expression gives a descriptor of mpitrain/inputs.py, perhaps by another
+    function, or one of two.
+    """
     if isinstance(node, ast.IfExp):
         return _is_door(node.body) and _is_door(node.orelse)
     if not isinstance(node, ast.Call):
         return False
     name = ast.unparse(node.func)
-    return name in WITH_LIMITS or (name in ("os.fdopen", "zipfile.ZipFile") and bool(node.args) and _is_door(node.args[0]))
+    return name in WITH_LIMITS or (
+        name in ("os.fdopen", "zipfile.ZipFile") and bool(node.args) and _is_door(node.args[0])
+    )
 
 
 def _is_known(file: str, called: str) -> bool:
@@ -252,8 +319,14 @@ def _is_known(file: str, called: str) -> bool:
 
 
 def test_files_of_a_run_directory_are_opened_by_one_door():
-    """Which reads what is regular and no larger than it may be, waits for no FIFO, and goes through no link."""
-    unknown = [f"{file}:{line} calls {called}()" for file, called, line in opened_elsewhere(ROOT) if not _is_known(file, called)]
+    """Which reads what is regular and no larger than it may be, waits for no FIFO, and goes through
+    no link.
+    """
+    unknown = [
+        f"{file}:{line} calls {called}()"
+        for file, called, line in opened_elsewhere(ROOT)
+        if not _is_known(file, called)
+    ]
     assert not unknown, "open it by mpitrain/inputs.py, or say in ELSEWHERE why not: " + ", ".join(unknown)
 
 
@@ -261,14 +334,21 @@ def test_what_is_said_to_be_opened_elsewhere_is():
     found = {(file, called) for file, called, _ in opened_elsewhere(ROOT)}
     for file, known in ELSEWHERE.items():
         for name in known:
-            assert any(file == where and (called == name or called.endswith(f".{name}")) for where, called in found), (file, name)
+            assert any(
+                file == where and (called == name or called.endswith(f".{name}")) for where, called in found
+            ), (file, name)
 
 
-@pytest.mark.parametrize("planted", ["open(path)", "path.read_text()", "np.load(path)", "os.open(path, 0)", "with path.open() as x: pass"])
+@pytest.mark.parametrize(
+    "planted",
+    ["open(path)", "path.read_text()", "np.load(path)", "os.open(path, 0)", "with path.open() as x: pass"],
+)
 def test_a_file_that_is_opened_by_its_path_is_found(tmp_path, planted):
     for top in ("mpitrain", *HEAVY):
         shutil.copytree(ROOT / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
     path = tmp_path / "mpitrain/cluster/rundir.py"
     path.write_text(f"{path.read_text()}\n\ndef late(path):\n    {planted}\n")
-    unknown = [(file, called) for file, called, _ in opened_elsewhere(tmp_path) if not _is_known(file, called)]
+    unknown = [
+        (file, called) for file, called, _ in opened_elsewhere(tmp_path) if not _is_known(file, called)
+    ]
     assert [file for file, _ in unknown] == ["mpitrain/cluster/rundir.py"], unknown

@@ -11,7 +11,14 @@ from mpitrain.layout.buffers_needed import needed_by
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 
-STAYS = st.lists(st.builds(lambda n, begin, d: Stay(n, begin, begin + d), st.integers(0, 9), st.integers(0, 12), st.integers(1, 6)))
+STAYS = st.lists(
+    st.builds(
+        lambda n, begin, d: Stay(n, begin, begin + d),
+        st.integers(0, 9),
+        st.integers(0, 12),
+        st.integers(1, 6),
+    )
+)
 
 
 def overlap(one: range, other: range) -> bool:
@@ -39,22 +46,41 @@ def test_an_arena_is_no_shorter_than_what_is_lent_at_once_and_no_longer_than_all
 @pytest.mark.parametrize("layers", [4, 5, 6, 7])
 @pytest.mark.parametrize("num_microbatches", [1, 2, 5])
 def test_zero_3_lends_the_largest_bucket_and_its_neighbour(layers, num_microbatches):
-    """Weights: one in use, one ahead; gradients: one that is added to, one that is reduced. Whatever the number of blocks."""
+    """Weights: one in use, one ahead; gradients: one that is added to, one that is reduced.
+
+    Whatever the number of blocks.
+    """
     batch = "batch.micro=1", f"batch.global={2 * num_microbatches}"
-    plan = plan_of(resolve(settings.load(None, ("model.tied=false", f"model.layers={layers}", "parallel.zero=3", *batch)), 2, 5000))
+    plan = plan_of(
+        resolve(
+            settings.load(None, ("model.tied=false", f"model.layers={layers}", "parallel.zero=3", *batch)),
+            2,
+            5000,
+        )
+    )
     lengths = [layout_of(bucket.specs, 2).length for bucket in plan.stage(0).buckets()]
     head, block, *_, embedding = lengths
     needed = needed_by(plan, 0)
     assert head >= embedding > block and len(set(lengths[1:-1])) == 1
     assert needed.gradients["dense"].length == head + block
-    beside = embedding if num_microbatches > 1 else block  # where a validation's next microbatch begins, or not
+    # where a validation's next microbatch begins, or not
+    beside = embedding if num_microbatches > 1 else block
     assert needed.weights["dense"].length == head + beside
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zbv", "v-half", "v-min", "dualpipe", "gpipe", "interleaved"])
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", "zb-h1", "zbv", "v-half", "v-min", "dualpipe", "gpipe", "interleaved"]
+)
 def test_sums_after_each_microbatch_lend_two_buckets_under_every_schedule(schedule):
     """Of a split backward, buffers are taken by the one for weights."""
-    more = "model.tied=false", "model.layers=12", "parallel.zero=2", "parallel.pp=2", f"pipeline.schedule={schedule}", "batch.global=32"
+    more = (
+        "model.tied=false",
+        "model.layers=12",
+        "parallel.zero=2",
+        "parallel.pp=2",
+        f"pipeline.schedule={schedule}",
+        "batch.global=32",
+    )
     plan = plan_of(resolve(settings.load(None, more), 4, 256))
     for rank in range(2):
         stages = [plan.stage(number) for number in plan.table.chunks[rank]]

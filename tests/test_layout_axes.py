@@ -37,18 +37,23 @@ def layouts(draw):
 
 
 def listed(axes):
-    """Return {axis: its groups of ranks} by looking at every rank, nothing but its place counted out by hand."""
+    """Return {axis: its groups of ranks} by looking at every rank, nothing but its place counted
+    out by hand.
+    """
     tp, cp, dp, pp = axes.grid.degrees.values()
     ep, _, shards = axes.folded or (1, 1, 1)
     near = axes.near or 1
-    places = list(itertools.product(range(pp), range(dp), range(cp), range(tp)))  # tp fastest: in the order of ranks
+    # tp fastest: in the order of ranks
+    places = list(itertools.product(range(pp), range(dp), range(cp), range(tp)))
 
     def sharing(key, order=lambda place: 0):
         """Group the ranks that have the same key; ranks in the order of `order`, then in their own."""
         groups = {}
         for rank, place in enumerate(places):
             groups.setdefault(key(*place), []).append(rank)
-        return [tuple(sorted(ranks, key=lambda rank: (order(places[rank]), rank))) for ranks in groups.values()]
+        return [
+            tuple(sorted(ranks, key=lambda rank: (order(places[rank]), rank))) for ranks in groups.values()
+        ]
 
     def shard(d, c):
         return (c + cp * d) // axes.divided
@@ -80,7 +85,9 @@ def listed(axes):
         "shard": sharing(lambda p, d, c, t: (p, t, shard(d, c))),
         "replicate": sharing(lambda p, d, c, t: (p, t, (c + cp * d) % axes.divided)),
         "kv": sharing(lambda p, d, c, t: (p, d, c, t // axes.repeats)),
-        "matrix": sharing(lambda p, d, c, t: (p, shard(d, c)), order=lambda place: place[-1]) if axes.matrices else [],
+        "matrix": sharing(lambda p, d, c, t: (p, shard(d, c)), order=lambda place: place[-1])
+        if axes.matrices
+        else [],
         "tokens": sharing(lambda p, d, c, t: (p, d)) if axes.folded else [],
         "experts": folded(lambda group, place: (group,)),
         "experts_near": folded(lambda group, place: (group, place // near)) if axes.near else [],
@@ -96,7 +103,10 @@ def listed(axes):
 def test_the_ranks_of_each_axis_are_those_that_a_list_of_all_has(axes):
     every = listed(axes)
     for rank in range(axes.grid.size):
-        expected = {name: next((ranks for ranks in groups if rank in ranks), (rank,)) for name, groups in every.items()}
+        expected = {
+            name: next((ranks for ranks in groups if rank in ranks), (rank,))
+            for name, groups in every.items()
+        }
         found = {name: tuple(ranks) for name, ranks in axes.of(rank).items()}
         assert found == expected and list(found) == list(expected)
 
@@ -107,7 +117,8 @@ def test_an_axis_carries_something_if_and_only_if_ranks_share_it(axes):
     shared = {name for name, groups in listed(axes).items() if any(len(ranks) > 1 for ranks in groups)}
     carrying = {name for name, carried in axes.carried.items() if carried != NOTHING}
     assert carrying <= MEANINGS.keys()  # the table at the end of a run explains its axes
-    assert carrying == shared - {"dp", "pp"}  # these are coordinates; they meet as data, shard and links
+    # these are coordinates; they meet as data, shard and links
+    assert carrying == shared - {"dp", "pp"}
 
 
 @pytest.mark.parametrize("degrees", [(8, 1, 2**13, 16), (8, 2, 2**16, 1), (1, 1, 2**20, 1), (8, 8, 1, 2**14)])

@@ -1,4 +1,7 @@
-"""What is left open until links between nodes are known follows from bytes and seconds: when weights are fetched, how long the tail is."""
+"""What is left open until links between nodes are known follows from bytes and seconds.
+
+When weights are fetched, how long the tail is.
+"""
 
 from contextlib import nullcontext
 
@@ -12,13 +15,20 @@ from mpitrain.layout.program import gather_of
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 
-LAYERS, WIDTH, FFN, VOCAB, SEQUENCE, BATCH = 4, 64, 128, 256, 64, 16
+LAYERS = 4
+WIDTH = 64
+FFN = 128
+VOCAB = 256
+SEQUENCE = 64
+BATCH = 16
 SETTINGS = (
-    f"model.layers={LAYERS}", f"model.width={WIDTH}", "model.heads=4", "model.kv_heads=4", f"model.ffn={FFN}", f"model.vocab={VOCAB}",
+    f"model.layers={LAYERS}", f"model.width={WIDTH}", "model.heads=4", "model.kv_heads=4",
+    f"model.ffn={FFN}", f"model.vocab={VOCAB}",
     "model.tied=false", f"data.sequence={SEQUENCE}", f"batch.global={BATCH}", "batch.micro=1",
 )  # fmt: skip
 ONCE = "parallel.zero=3", "parallel.reduce=step"
-MATRICES = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * FFN) + VOCAB * WIDTH  # that multiply: the embedding is looked up
+# that multiply: the embedding is looked up
+MATRICES = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * FFN) + VOCAB * WIDTH
 FLOPS = 6 * MATRICES * SEQUENCE * BATCH / 2  # of a step and rank, attention's few not counted
 
 
@@ -28,7 +38,11 @@ def planned(*more, ranks=2):
 
 
 def choice(*more, link, flops=1e12, fits=lambda _: True, ranks=2):
-    """Return the keys that are chosen, and what is said. link: bytes/s of each axis.  fits: whether a plan does."""
+    """Return the keys that are chosen, and what is said.
+
+    link: bytes/s of each axis.
+    fits: whether a plan does.
+    """
     plan = planned(*more, ranks=ranks)
     machine = Machine(dict.fromkeys(axes_between(plan), link), flops)
     found, why = choose(plan, machine, fits)
@@ -39,22 +53,34 @@ def test_seconds_are_bytes_over_the_links_of_their_axis_and_flops_at_half_of_the
     plan = planned("parallel.zero=3", "parallel.dp_shard=2", ranks=4)
     found = exchanged(plan, 0)
     took_ = took(plan, Machine({"shard": 1e9, "replicate": 1e6}, 1e12))
-    assert found.weights["shard"] and found.gradients["shard"] and found.gradients["replicate"] and not found.weights["replicate"]
+    assert (
+        found.weights["shard"]
+        and found.gradients["shard"]
+        and found.gradients["replicate"]
+        and not found.weights["replicate"]
+    )
     assert took_.weights == pytest.approx(found.weights["shard"] / 1e9)
-    assert took_.gradients == pytest.approx(found.gradients["shard"] / 1e9 + found.gradients["replicate"] / 1e6)
+    assert took_.gradients == pytest.approx(
+        found.gradients["shard"] / 1e9 + found.gradients["replicate"] / 1e6
+    )
     assert FLOPS / 2 / 0.5e12 < took_.computing < 1.2 * FLOPS / 2 / 0.5e12
 
 
 def test_the_pipeline_rank_that_exchanges_most_counts():
-    plan = planned("parallel.zero=1", "parallel.pp=2", "model.vocab=100000", "pipeline.stages=[3, 1]", ranks=4)
+    plan = planned(
+        "parallel.zero=1", "parallel.pp=2", "model.vocab=100000", "pipeline.stages=[3, 1]", ranks=4
+    )
     every = [sum(exchanged(plan, rank).gradients.values()) for rank in range(2)]
     assert every[0] != every[1]
-    assert took(plan, Machine({"shard": 1e9, "replicate": 1e9}, 1e12)).gradients == pytest.approx(max(every) / 1e9)
+    assert took(plan, Machine({"shard": 1e9, "replicate": 1e9}, 1e12)).gradients == pytest.approx(
+        max(every) / 1e9
+    )
 
 
 def test_weights_are_kept_over_the_step_where_fetching_them_takes_longer_than_computing_and_they_fit():
     plan = planned("parallel.zero=3")
-    found, computing = exchanged(plan, 0), took(plan, Machine({"shard": 1.0}, 1e12)).computing
+    found = exchanged(plan, 0)
+    computing = took(plan, Machine({"shard": 1.0}, 1e12)).computing
     enough = (found.weights["shard"] + found.gradients["shard"]) / computing  # bytes/s
     assert choice("parallel.zero=3", link=1.01 * enough)[0] == "use"
     slow, _, why = choice("parallel.zero=3", link=0.99 * enough)
@@ -75,14 +101,17 @@ def test_the_tail_is_as_long_as_reductions_take_twice():
     backward = 2 / 3 * took(plan, Machine({"shard": 1.0}, 1e12)).computing / (BATCH / 2)
     for share, tail in ((0.4, 1), (0.6, 2), (1.1, 3), (1.6, 4), (50, 4)):
         assert choice("parallel.zero=1", link=gradients / (share * backward))[1] == tail, share
-    assert choice(*ONCE, "parallel.gather=use", link=1e15)[1] == 4  # these weights are fetched once for all of its backwards
+    # these weights are fetched once for all of its backwards
+    assert choice(*ONCE, "parallel.gather=use", link=1e15)[1] == 4
     assert choice(*ONCE, "parallel.gather=step", link=1e15)[1] == 1
-    assert choice("parallel.zero=3", "parallel.gather=use", link=1e15)[1] == 1  # each microbatch is reduced: there is no tail
+    # each microbatch is reduced: there is no tail
+    assert choice("parallel.zero=3", "parallel.gather=use", link=1e15)[1] == 1
     assert choice("parallel.zero=1", "batch.global=4", link=1.0)[1] == 2  # there are no more
 
 
 def test_nothing_is_open_where_all_was_said_or_one_node_has_all():
-    gather, tail = "parallel.gather", "pipeline.tail"
+    gather = "parallel.gather"
+    tail = "pipeline.tail"
     for more, keys in (
         ((*ONCE, "parallel.gather=use", "pipeline.tail=1"), ()),
         ((*ONCE, "pipeline.tail=1"), (gather,)),
@@ -107,7 +136,11 @@ def test_no_tail_is_told_where_none_is_walked(more):
     plan = planned("parallel.dp=2", *more, ranks=4 if "parallel.pp=2" in more else 2)
     assert left_open(plan) == ()
     several = plan.training.table.num_stages > 1
-    with pytest.raises(ConfigError, match=r"pipeline\.tail = 4 does nothing with") if several else nullcontext():
+    with (
+        pytest.raises(ConfigError, match=r"pipeline\.tail = 4 does nothing with")
+        if several
+        else nullcontext()
+    ):
         longer = planned("parallel.dp=2", "pipeline.tail=4", *more, ranks=4 if "parallel.pp=2" in more else 2)
         assert longer.training.ranks == plan.training.ranks
 
@@ -127,20 +160,32 @@ def test_what_changes_nothing_makes_no_other_programs():
 
 def test_until_links_are_measured_one_microbatch_is_walked_and_held():
     """On whatever number of nodes: what a GPU is asked to hold is no guess."""
-    assert planned("parallel.zero=1").training.ranks == planned("parallel.zero=1", "pipeline.tail=1").training.ranks
-    assert planned("parallel.zero=1").training.ranks != planned("parallel.zero=1", "pipeline.tail=2").training.ranks
+    assert (
+        planned("parallel.zero=1").training.ranks
+        == planned("parallel.zero=1", "pipeline.tail=1").training.ranks
+    )
+    assert (
+        planned("parallel.zero=1").training.ranks
+        != planned("parallel.zero=1", "pipeline.tail=2").training.ranks
+    )
 
 
 def test_a_key_that_a_run_wrote_down_is_no_choice_of_its_user():
     """config.toml of a run before has parallel.gather = "use", whatever ZeRO it was of."""
     plan = planned("parallel.zero=1", "parallel.gather=use")
     assert plan.config.parallel.gather == "use"
-    assert told_of_idle(plan.config) == ['parallel.gather = "use" does nothing with parallel.zero = 1: weights are whole']
-    assert not told_of_idle(planned("parallel.zero=3", "parallel.gather=use").config) + told_of_idle(planned("parallel.zero=1").config)
+    assert told_of_idle(plan.config) == [
+        'parallel.gather = "use" does nothing with parallel.zero = 1: weights are whole'
+    ]
+    assert not told_of_idle(planned("parallel.zero=3", "parallel.gather=use").config) + told_of_idle(
+        planned("parallel.zero=1").config
+    )
 
 
 def test_a_size_of_buckets_that_zero_3_doesnt_have_is_said_to_do_nothing():
-    """The same one, so that stages of ZeRO can be compared; each block is a bucket then, whatever the size."""
+    """The same one, so that stages of ZeRO can be compared; each block is a bucket then, whatever
+    the size.
+    """
     sized, plain = (planned("parallel.zero=3", *more) for more in (["comm.bucket_mb=0.5"], []))
     assert sized.training.ranks == plain.training.ranks and not told_of_idle(plain.config)
     assert "comm.bucket_mb = 0.5 does nothing with parallel.zero = 3" in told_of_idle(sized.config)[0]

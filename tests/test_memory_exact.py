@@ -1,4 +1,7 @@
-"""Activations that are predicted to the byte: separate documents and split backwards, offloaded or not, on every rank of a layout."""
+"""Activations that are predicted to the byte.
+
+Separate documents and split backwards, offloaded or not, on every rank of a layout.
+"""
 
 import pytest
 from conftest import agree
@@ -37,9 +40,15 @@ LAYOUTS = {
 MODEL = ("model.layers=8", "model.width=64", "model.vocab=256", "data.sequence=64", "batch.global=8")
 
 
-@pytest.mark.parametrize(("size", "settings"), [(size, settings) for size in LAYOUTS for settings in LAYOUTS[size]])
+@pytest.mark.parametrize(
+    ("size", "settings"), [(size, settings) for size in LAYOUTS for settings in LAYOUTS[size]]
+)
 def test_activations_are_predicted_to_the_byte(world, size, settings):
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")
     predicted, _, held = one_step(world, *MODEL, *settings.split())
-    agree(world, predicted.activations == held.activations, f"{settings}: predicted {predicted.activations}, held {held.activations}")
+    agree(
+        world,
+        predicted.activations == held.activations,
+        f"{settings}: predicted {predicted.activations}, held {held.activations}",
+    )

@@ -1,11 +1,21 @@
-"""Each setting that claims to save memory does, in the prediction, over a grid of layouts; or `mpitrain memory` says that it doesn't."""
+"""Each setting that claims to save memory does, in the prediction, over a grid of layouts.
+
+Or `mpitrain memory` says that it doesn't.
+"""
 
 import itertools
 
 import pytest
 
 from mpitrain import config as settings
-from mpitrain.layout.alternatives import by_recompute, by_stage, costs, idle_recompute, most_bytes, out_of_order
+from mpitrain.layout.alternatives import (
+    by_recompute,
+    by_stage,
+    costs,
+    idle_recompute,
+    most_bytes,
+    out_of_order,
+)
 from mpitrain.layout.memory import predict
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
@@ -20,7 +30,11 @@ MODELS = {
 BF16 = "precision.compute=bf16"
 LAYOUTS = {
     1: {"dp=2": 2, "dp=8": 8, "dp=4 tp=2": 8, "dp=2 cp=2": 4, "dp=8 dp_shard=4": 8},
-    2: {f"dp={dp} pp=2 schedule={name}": 2 * dp for dp in (2, 4) for name in ("1f1b", "zb-h1", "zbv", "v-half", "interleaved")},
+    2: {
+        f"dp={dp} pp=2 schedule={name}": 2 * dp
+        for dp in (2, 4)
+        for name in ("1f1b", "zb-h1", "zbv", "v-half", "interleaved")
+    },
 }
 TABLE = {"schedule": "pipeline"}
 
@@ -37,7 +51,11 @@ def planned(model: str, layout: str, ranks: int, *more: str, batches: int = 4):
 
 
 GRID = [(model, layout, ranks) for model in MODELS for pp in LAYOUTS for layout, ranks in LAYOUTS[pp].items()]
-GRID = [each for number, each in enumerate(GRID) if number % 3 == 1 or each[1] in ("dp=8", "dp=2 pp=2 schedule=v-half")]
+GRID = [
+    each
+    for number, each in enumerate(GRID)
+    if number % 3 == 1 or each[1] in ("dp=8", "dp=2 pp=2 schedule=v-half")
+]
 SHARDED = {"mixtral dp=8": ("mixtral", "dp=8 ep=4", 8), "mixtral dp=4": ("mixtral", "dp=4 ep=2", 4)}
 
 
@@ -56,7 +74,8 @@ def test_memory_falls_from_zero_0_to_3(model, layout, ranks, batches):
     divided = any(word in layout for word in ("zb", "v-half"))
     if model == "mixtral" and divided:  # rows of experts come in rounds
         assert not falls and all("such as 1f1b" in line for line in told) and told
-    elif (model, layout) == ("llama3.2-1b", "dp=2 pp=2 schedule=v-half"):  # both ends on one rank, and half of them is saved
+    elif (model, layout) == ("llama3.2-1b", "dp=2 pp=2 schedule=v-half"):
+        # both ends on one rank, and half of them is saved
         assert not falls and all("two neighbours at most" in line for line in told) and told
     else:
         assert falls and not told, (found, told)
@@ -66,14 +85,21 @@ def test_memory_falls_from_zero_0_to_3(model, layout, ranks, batches):
 def test_both_copies_of_dualpipe_keep_whole_gradients_and_it_is_said(zero):
     plan = planned("reference", "dp=2 pp=2 schedule=dualpipe", 4, f"parallel.zero={zero}")
     (line,) = costs(plan)
-    assert line.startswith('parallel.reduce = "microbatch" does nothing with dualpipe: both copies of a stage are summed first')
+    assert line.startswith(
+        'parallel.reduce = "microbatch" does nothing with dualpipe: both copies of a stage are summed first'
+    )
     assert all("both copies" in line for line in out_of_order(plan, by_stage(plan)))
-    once = planned("reference", "dp=2 pp=2 schedule=dualpipe", 4, f"parallel.zero={zero}", "parallel.reduce=step")
+    once = planned(
+        "reference", "dp=2 pp=2 schedule=dualpipe", 4, f"parallel.zero={zero}", "parallel.reduce=step"
+    )
     assert most_bytes(once) == most_bytes(plan)
 
 
 def test_what_does_not_fall_is_said():
-    """The default of comm.bucket_mb makes two buckets of the quickstart's model: as large a part of it is lent as is divided."""
+    """The default of comm.bucket_mb makes two buckets of the quickstart's model.
+
+    As large a part of it is lent as is divided.
+    """
     base = "model.preset=quickstart", "parallel.dp=2", "parallel.zero=1"
     plan = plan_of(resolve(settings.load(None, base), 2, 256))
     found = by_stage(plan)
@@ -106,12 +132,19 @@ def test_each_saving_saves(model, layout, ranks, more, less, common):
         pytest.skip("refused")
     most, least = (most_bytes(planned(model, layout, ranks, *common, *each)) for each in (more, less))
     plan = planned(model, layout, ranks, *common, *less)
-    told = [line for line in idle_recompute(plan, by_recompute(plan)) if f'"{plan.config.memory.recompute}" holds' in line]
+    told = [
+        line
+        for line in idle_recompute(plan, by_recompute(plan))
+        if f'"{plan.config.memory.recompute}" holds' in line
+    ]
     assert least < most or told
-    assert not told or "zbv" in layout or "v-half" in layout  # what waits for its weight gradients isn't recomputed
+    # what waits for its weight gradients isn't recomputed
+    assert not told or "zbv" in layout or "v-half" in layout
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zbv", "v-half", "v-min", "interleaved", "seq1f1b"])
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", "gpipe", "zb-h1", "zbv", "v-half", "v-min", "interleaved", "seq1f1b"]
+)
 @pytest.mark.parametrize("zero", [2, 3])
 def test_a_sum_after_each_microbatch_holds_less_under_every_schedule(schedule, zero):
     common = "llama3-8b", f"dp=4 pp=2 schedule={schedule}", 8, BF16, f"parallel.zero={zero}"
@@ -122,7 +155,10 @@ def test_a_sum_after_each_microbatch_holds_less_under_every_schedule(schedule, z
 
 def test_schedules_that_halve_memory_do():
     names = ("gpipe", "1f1b", "v-half", "v-min")
-    held = [most_bytes(planned("llama3.2-1b", f"dp=2 pp=4 schedule={name}", 8, "data.sequence=2048", batches=16)) for name in names]
+    held = [
+        most_bytes(planned("llama3.2-1b", f"dp=2 pp=4 schedule={name}", 8, "data.sequence=2048", batches=16))
+        for name in names
+    ]
     assert held == sorted(held, reverse=True) and len(set(held)) == len(held)
 
 
@@ -135,17 +171,38 @@ def test_more_ranks_hold_less_each(axis, zero):
         layout = " ".join(f"{name}={n}" for name, n in degrees.items())
         return most_bytes(planned("llama3-8b", layout, ranks, BF16, f"parallel.zero={zero}", batches=8))
 
-    few, more, most = held(2 if axis == "dp" else 1), held(4 if axis == "dp" else 2), held(8 if axis == "dp" else 4)
+    few = held(2 if axis == "dp" else 1)
+    more = held(4 if axis == "dp" else 2)
+    most = held(8 if axis == "dp" else 4)
     assert few > more > most
 
 
-GROWTH = ("model.layers", 8, 12, 16), ("model.width", 1024, 2048, 4096), ("data.sequence", 256, 512, 1024), ("batch.micro", 1, 2, 4)
+GROWTH = (
+    ("model.layers", 8, 12, 16),
+    ("model.width", 1024, 2048, 4096),
+    ("data.sequence", 256, 512, 1024),
+    ("batch.micro", 1, 2, 4),
+)
 
 
-@pytest.mark.parametrize(("key", "values"), [(key, values) for key, *values in GROWTH], ids=lambda part: str(part))
-@pytest.mark.parametrize("more", [(), ("memory.recompute=full",), ("memory.recompute=every-k",), ("parallel.reduce=microbatch",)], ids=str)
+@pytest.mark.parametrize(
+    ("key", "values"), [(key, values) for key, *values in GROWTH], ids=lambda part: str(part)
+)
+@pytest.mark.parametrize(
+    "more",
+    [(), ("memory.recompute=full",), ("memory.recompute=every-k",), ("parallel.reduce=microbatch",)],
+    ids=str,
+)
 def test_a_prediction_never_falls_when_a_model_or_batch_grows(key, values, more):
-    base = "model.layers=8", "model.width=1024", "model.heads=16", "model.kv_heads=8", "model.ffn=2048", "batch.global=64", "parallel.dp=2"
+    base = (
+        "model.layers=8",
+        "model.width=1024",
+        "model.heads=16",
+        "model.kv_heads=8",
+        "model.ffn=2048",
+        "batch.global=64",
+        "parallel.dp=2",
+    )
     for zero in (0, 1, 2) if "every-k" in str(more) else (0, 1, 2, 3):
         given = [(*base, *more, f"{key}={value}", f"parallel.zero={zero}") for value in values]
         held = [most_bytes(plan_of(resolve(settings.load(None, each), 2, 1000))) for each in given]
@@ -154,7 +211,10 @@ def test_a_prediction_never_falls_when_a_model_or_batch_grows(key, values, more)
 
 def test_microbatches_in_flight_never_lessen_a_prediction():
     for name, zero in itertools.product(("1f1b", "gpipe", "v-half"), (1, 2, 3)):
-        held = [most_bytes(planned("reference", f"dp=2 pp=2 schedule={name} zero={zero}", 4, batches=n)) for n in (4, 8, 16)]
+        held = [
+            most_bytes(planned("reference", f"dp=2 pp=2 schedule={name} zero={zero}", 4, batches=n))
+            for n in (4, 8, 16)
+        ]
         assert held == sorted(held), (name, zero, held)
 
 
@@ -163,7 +223,10 @@ def test_what_is_held_for_speed_is_said():
         (("parallel.zero=3", "parallel.reduce=step"), 'parallel.reduce = "step" keeps'),
         (("parallel.zero=3", "parallel.gather=step"), 'parallel.gather = "step" keeps'),
         (("parallel.zero=2", "numerics.reproducible=layout"), 'parallel.reduce = "step" keeps'),
-        (("parallel.zero=0", "parallel.reduce=microbatch"), 'parallel.reduce = "microbatch" with parallel.zero = 0'),
+        (
+            ("parallel.zero=0", "parallel.reduce=microbatch"),
+            'parallel.reduce = "microbatch" with parallel.zero = 0',
+        ),
     ):
         (line,) = costs(planned("reference", "dp=4", 4, *more))
         assert line.startswith(begins)
@@ -175,5 +238,3 @@ def test_zero_over_one_data_rank_is_no_more_than_none():
     alone = [planned("reference", "dp=1 pp=2", 2, f"parallel.zero={zero}") for zero in range(4)]
     assert {plan.config.parallel.zero for plan in alone} == {0}
     assert len({most_bytes(plan) for plan in alone}) == 1
-
-

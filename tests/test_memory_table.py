@@ -1,4 +1,7 @@
-"""What `mpitrain memory` says: every part of a process, bytes a parameter, whether it fits, and the cheapest change that does."""
+"""What `mpitrain memory` says.
+
+Every part of a process, bytes a parameter, whether it fits, and the cheapest change that does.
+"""
 
 import ast
 import mmap
@@ -25,16 +28,35 @@ def planned(*given, ranks=1):
 def test_every_part_of_a_process_has_a_row():
     given = "parallel.dp=2", "parallel.pp=2", "parallel.zero=3", BF16, "memory.recompute=full"
     text = show_memory(None, given, 4)
-    for row in ("weights", "gradients", "moments", "gathered", "unreduced", "activations", "recomputed", "working", "messages", "library"):
+    for row in (
+        "weights",
+        "gradients",
+        "moments",
+        "gathered",
+        "unreduced",
+        "activations",
+        "recomputed",
+        "working",
+        "messages",
+        "library",
+    ):
         assert f"\n  {row}" in text, row
-    assert "together by parallel.zero" in text and "together by memory.recompute" in text and "and fit, with" in text
+    assert (
+        "together by parallel.zero" in text
+        and "together by memory.recompute" in text
+        and "and fit, with" in text
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "begins"),
     [
         ((), "16 bytes each: weight 4, gradient 4, moments 8"),
-        ((BF16,), "18 bytes each: weight 2, its master 4, gradient 4, moments 8; where gradients are 16-bit it is 2 less"),
+        (
+            (BF16,),
+            "18 bytes each: weight 2, its master 4, gradient 4, moments 8; where gradients are 16-bit it is "
+            "2 less",
+        ),
         ((BF16, "optimizer.moments=bf16"), "14 bytes each"),
         (("optimizer.name=sgd", "optimizer.momentum=0"), "8 bytes each"),
     ],
@@ -42,18 +64,25 @@ def test_every_part_of_a_process_has_a_row():
 def test_bytes_of_a_parameter_are_what_its_state_takes(given, begins):
     plan = planned("parallel.zero=0", "model.preset=smollm2-135m", *given)
     assert begins in told_of_parameters(plan)
-    usage, count = predict(plan)[0], sum(spec.numel for spec in plan.parameters())
+    usage = predict(plan)[0]
+    count = sum(spec.numel for spec in plan.parameters())
     stated = int(told_of_parameters(plan).split(" parameters, ")[1].split()[0])
-    assert 1 <= (usage.weights + usage.gradients + usage.moments) / (stated * count) < 1.15  # buffers are padded, tied gradients two
+    # buffers are padded, tied gradients two
+    assert 1 <= (usage.weights + usage.gradients + usage.moments) / (stated * count) < 1.15
 
 
 def test_what_does_not_fit_says_by_how_much_and_the_cheapest_change_that_does():
     plan = planned("model.preset=smollm2-135m", "parallel.dp=2", "parallel.zero=0", ranks=2)
-    usages, others = predict(plan), {"parallel.zero = 1": predict(plan)[0].on_device - 400_000_000, "parallel.zero = 2": 10}
+    usages = predict(plan)
+    others = {"parallel.zero = 1": predict(plan)[0].on_device - 400_000_000, "parallel.zero = 2": 10}
     needed = 2 * (sum(usages[0]) + LIBRARY)
     assert f"fit, with {1.0:,.2f} MB to spare" in told_of_fit(plan, usages, [0], others, needed + 1_000_000)
-    assert "the cheapest change that fits: parallel.zero = 1" in told_of_fit(plan, usages, [0], others, needed - 700_000_000)
-    assert "the cheapest change that fits: parallel.zero = 2" in told_of_fit(plan, usages, [0], others, needed - 900_000_000)
+    assert "the cheapest change that fits: parallel.zero = 1" in told_of_fit(
+        plan, usages, [0], others, needed - 700_000_000
+    )
+    assert "the cheapest change that fits: parallel.zero = 2" in told_of_fit(
+        plan, usages, [0], others, needed - 900_000_000
+    )
     assert "900.00 MB too much" in told_of_fit(plan, usages, [0], others, needed - 900_000_000)
     assert "take more ranks" in told_of_fit(plan, usages, [0], {}, needed - 1)
 
@@ -61,7 +90,8 @@ def test_what_does_not_fit_says_by_how_much_and_the_cheapest_change_that_does():
 def test_the_table_at_the_end_has_the_peak_of_the_process_beside_its_prediction():
     usage = predict(planned())[0]
     text = compare(usage, usage._replace(activations=1_000_000), (0, 0), 170_000_000, 180_000_000)
-    activations, last = next(line for line in text.splitlines() if "activations" in line), text.splitlines()[-1]
+    activations = next(line for line in text.splitlines() if "activations" in line)
+    last = text.splitlines()[-1]
     assert activations.split()[-2:] == [f"{usage.activations / 1e6:,.2f}", "1.00"]
     assert last.split()[-1] == "180.00" and "resident at most" in last
     assert compare(usage, usage, (0, 0), None, None).splitlines()[-1].split()[-1] == "-"
@@ -71,7 +101,8 @@ def test_what_is_resident_grows_with_what_is_touched():
     before = resident()
     if before is None:
         pytest.skip("this system doesn't say")
-    with mmap.mmap(-1, 64 << 20) as pages:  # new ones; a bytearray may take what this process has freed and still holds
+    # new ones; a bytearray may take what this process has freed and still holds
+    with mmap.mmap(-1, 64 << 20) as pages:
         pages.write(b"x" * len(pages))
         assert resident() >= before + 60_000_000 and peak_resident() >= before + 60_000_000
 

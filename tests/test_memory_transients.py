@@ -1,4 +1,6 @@
-"""What a computation holds while it runs belongs to the peak: predicted, and held against every storage that torch makes.
+"""What a computation holds while it runs belongs to the peak.
+
+predicted, and held against every storage that torch makes.
 
 MPITRAIN_LAYOUTS=all tries every model with every mode.
 """
@@ -13,7 +15,15 @@ from mpitrain.layout.recompute import told_of_every
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 
-SMALL = "batch.global=4", "batch.micro=2", "data.sequence=128", "model.width=128", "model.ffn=384", "model.heads=4", "model.kv_heads=2"
+SMALL = (
+    "batch.global=4",
+    "batch.micro=2",
+    "data.sequence=128",
+    "model.width=128",
+    "model.ffn=384",
+    "model.heads=4",
+    "model.kv_heads=2",
+)
 MODELS = {
     "llama": ("model.layers=6",),
     "wide head": ("model.layers=3", "model.vocab=8192"),
@@ -40,9 +50,13 @@ def planned(*given, ranks=1):
 @pytest.mark.sizes(1)
 @pytest.mark.parametrize(("model", "mode", "compute"), FEW, ids=str)
 def test_the_peak_of_a_step_is_what_all_storages_take(world, model, mode, compute):
-    """Within 10 % and a megabyte, which some calls make at once whatever the size is: of what is kept, recomputed and worked with."""
+    """Within 10 % and a megabyte, which some calls make at once whatever the size is.
+
+    Of what is kept, recomputed and worked with.
+    """
     plan = planned(*SMALL, *MODELS[model], *MODES[mode], f"precision.compute={compute}")
-    usage, found = predict(plan)[0], _peak_of_a_step(plan, world)
+    usage = predict(plan)[0]
+    found = _peak_of_a_step(plan, world)
     predicted = usage.activations + usage.recomputed + usage.working
     assert 0.9 * found <= predicted <= 1.1 * found + 2**20, (predicted, found, usage)
 
@@ -55,7 +69,8 @@ def _peak_of_a_step(plan, world) -> int:
     from mpitrain.training.trainer import build_mesh
 
     mesh = build_mesh(plan, world)
-    actor, storages = Actor(plan, mesh, torch.device("cpu")), Storages()
+    actor = Actor(plan, mesh, torch.device("cpu"))
+    storages = Storages()
     batch = plan.config.batch.global_, plan.config.data.sequence + 1
     microbatches = actor.cut(torch.randint(0, 256, batch, generator=torch.Generator().manual_seed(1)))
     actor.training = [action for action in actor.training if action.kind not in ("NORM", "UPDATE", "SPREAD")]
@@ -67,9 +82,15 @@ def _peak_of_a_step(plan, world) -> int:
 
 
 def test_full_recomputation_holds_a_block_and_every_k_holds_k():
-    """As was measured of 36 blocks: resident 1,323 to 1,356 MB with groups of one or two, 1,692 with six, 2,205 with twelve."""
+    """As was measured of 36 blocks.
+
+    Resident 1,323 to 1,356 MB with groups of one or two, 1,692 with six, 2,205 with twelve.
+    """
     model = "model.layers=36", "model.width=256", "batch.global=8", "data.sequence=512"
-    held = [most_bytes(planned(*model, "memory.recompute=every-k", f"memory.every={every}")) for every in (1, 2, 6, 12, 36)]
+    held = [
+        most_bytes(planned(*model, "memory.recompute=every-k", f"memory.every={every}"))
+        for every in (1, 2, 6, 12, 36)
+    ]
     full, none = (most_bytes(planned(*model, f"memory.recompute={mode}")) for mode in ("full", "none"))
     assert held[0] == full < none and held[1:] == sorted(held[1:]) and held[2] > held[0]
 
@@ -79,7 +100,10 @@ def _computing(plan) -> int:
     return max(usage.activations + usage.recomputed + usage.working for usage in predict(plan))
 
 
-@pytest.mark.parametrize("layout", ["", "parallel.pp=4 pipeline.schedule=gpipe", "parallel.pp=4", "parallel.pp=4 pipeline.schedule=v-half"])
+@pytest.mark.parametrize(
+    "layout",
+    ["", "parallel.pp=4 pipeline.schedule=gpipe", "parallel.pp=4", "parallel.pp=4 pipeline.schedule=v-half"],
+)
 @pytest.mark.parametrize("model", ["model.preset=llama3-8b", "model.preset=smollm2-135m"])
 @pytest.mark.parametrize("batches", [4, 64])
 def test_the_number_of_blocks_that_is_chosen_holds_least(layout, model, batches):
@@ -88,12 +112,20 @@ def test_the_number_of_blocks_that_is_chosen_holds_least(layout, model, batches)
     plan = planned(*given, ranks=ranks)
     (line,) = told_of_every(plan.stages).splitlines()
     assert line.startswith("memory.every = ")
-    others = [_computing(planned(*given, f"memory.every={every}", ranks=ranks)) for every in (1, 2, 3, 4, 6, 8)]
+    others = [
+        _computing(planned(*given, f"memory.every={every}", ranks=ranks)) for every in (1, 2, 3, 4, 6, 8)
+    ]
     assert _computing(plan) <= min(others), (line, _computing(plan), others)
 
 
 def test_more_blocks_are_recomputed_together_the_more_microbatches_are_in_flight():
-    given = "model.layers=36", "parallel.pp=2", "pipeline.schedule=gpipe", "batch.micro=1", "memory.recompute=every-k"
+    given = (
+        "model.layers=36",
+        "parallel.pp=2",
+        "pipeline.schedule=gpipe",
+        "batch.micro=1",
+        "memory.recompute=every-k",
+    )
     few, many = (planned(*given, f"batch.global={n}", ranks=2) for n in (2, 512))
     assert few.stages[0].every < many.stages[0].every
     assert not told_of_every(planned(*given, "memory.every=3", ranks=2).stages)

@@ -6,11 +6,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-FORMATS = {"float8_e4m3fn": (4, 3, 7, 448.0), "float8_e5m2": (5, 2, 15, 57344.0)}  # bits of exponent, of mantissa, bias, largest
+# bits of exponent, of mantissa, bias, largest
+FORMATS = {"float8_e4m3fn": (4, 3, 7, 448.0), "float8_e5m2": (5, 2, 15, 57344.0)}
 
 
 def numbers_of(name):
-    """Return all finite numbers >= 0 of a format, ascending, from its definition (arXiv:2209.05433, table 1): even index, even mantissa."""
+    """Return all finite numbers >= 0 of a format, ascending, from its definition (arXiv:2209.05433, table 1).
+
+    Even index, even mantissa.
+    """
     num_exponents, digits, bias, largest = FORMATS[name]
     found = [0.0]
     for exponent in range(2**num_exponents):
@@ -21,13 +25,20 @@ def numbers_of(name):
 
 
 def rounded(name, x):
-    """Return what x [N] is rounded to: the nearest number, of two the even one, after scaling by the largest power of two that fits."""
-    amax, largest, power = np.abs(x).max(), FORMATS[name][3], 126
+    """Return what x [N] is rounded to.
+
+    The nearest number, of two the even one, after scaling by the largest power of two that fits.
+    """
+    amax = np.abs(x).max()
+    largest = FORMATS[name][3]
+    power = 126
     while power > -126 and amax * 2.0**power > largest:
         power -= 1
-    scaled, numbers = np.abs(x) * 2.0**power, numbers_of(name)
+    scaled = np.abs(x) * 2.0**power
+    numbers = numbers_of(name)
     above = np.searchsorted(numbers, scaled).clip(1, len(numbers) - 1)
-    low, high = numbers[above - 1], numbers[above]
+    low = numbers[above - 1]
+    high = numbers[above]
     up = (scaled - low > high - scaled) | ((scaled - low == high - scaled) & (above % 2 == 0))
     return np.copysign(np.where(up, high, low), x), 2.0**-power
 
@@ -44,7 +55,10 @@ def tensors():
     yield "normal", bf16(normal)
     yield "of many magnitudes", bf16(normal * 2.0 ** torch.randint(-40, 3, (4000,), generator=generator))
     yield "zeros", bf16([0.0, -0.0])
-    yield "every bf16 number between 2**-20 and 2**9", bf16([m * 2.0**e for e in range(-27, 2) for m in range(128, 256)])
+    yield (
+        "every bf16 number between 2**-20 and 2**9",
+        bf16([m * 2.0**e for e in range(-27, 2) for m in range(128, 256)]),
+    )
     for largest in (1.0, 1.75, 1.7578125, 1.9921875, 448.0, 450.0, 57344.0, 57600.0, 3.38e38, 1e-30, 9.2e-41):
         yield f"largest {largest}", bf16(np.linspace(-0.3, 1, 50) * largest)
 
@@ -58,7 +72,9 @@ def test_a_tensor_is_rounded_to_the_nearest_numbers_of_the_format(name):
     for what, x in tensors():
         found = quantise(x, getattr(torch, name))
         values, scale = rounded(name, x.double().numpy())
-        assert found.values.dtype == getattr(torch, name) and (found.scale.item() == scale or what == "zeros"), what
+        assert found.values.dtype == getattr(torch, name) and (
+            found.scale.item() == scale or what == "zeros"
+        ), what
         assert (found.values.double().numpy() == values).all(), what
 
 
@@ -80,15 +96,22 @@ def relative_error(found, expected):
 
 
 def linear(dtype, device="cpu"):
-    """Return a linear's x, weight and gradient of its output, and from a few hundred of each: y, the gradients of x and of the weight."""
+    """Return a linear's x, weight and gradient of its output, and from a few hundred of each.
+
+    y, the gradients of x and of the weight.
+    """
     import torch
 
     from mpitrain.model.fp8 import Products
     from mpitrain.parallel.zero.parameters import Parameter
 
     generator = torch.Generator().manual_seed(2)
-    x, weight, grad = (torch.randn(*shape, generator=generator) for shape in ((2, 96, 128), (64, 128), (2, 96, 64)))
-    x, weight, grad = x.to(device, dtype), (weight / 8).to(device, dtype), (grad * 1e-6).to(device, dtype)
+    x, weight, grad = (
+        torch.randn(*shape, generator=generator) for shape in ((2, 96, 128), (64, 128), (2, 96, 64))
+    )
+    x = x.to(device, dtype)
+    weight = (weight / 8).to(device, dtype)
+    grad = (grad * 1e-6).to(device, dtype)
     parameter = Parameter(None, weight, torch.zeros(64, 128, device=device))
     deferred = []
     x.requires_grad_()
@@ -105,7 +128,10 @@ def exact(x, weight, grad):
 
 
 def test_a_linear_follows_fp64():
-    """A factor in e4m3 is wrong by up to 2**-4, about 2.6% in the mean square; in e5m2 by twice that. Two of them: 3.7% and 5.8%."""
+    """A factor in e4m3 is wrong by up to 2**-4, about 2.6% in the mean square; in e5m2 by twice that.
+
+    Two of them: 3.7% and 5.8%.
+    """
     import torch
 
     given, found = linear(torch.bfloat16)
@@ -135,9 +161,12 @@ def test_weights_that_share_an_input_share_what_is_kept_of_it():
     from mpitrain.model.fp8 import Products
     from mpitrain.parallel.zero.parameters import Parameter
 
-    kept, deferred = [], []
+    kept = []
+    deferred = []
     x = torch.randn(2, 16, 32).bfloat16().requires_grad_()
-    weights = tuple(Parameter(None, torch.randn(rows, 32).bfloat16(), torch.zeros(rows, 32)) for rows in (32, 16, 16))
+    weights = tuple(
+        Parameter(None, torch.randn(rows, 32).bfloat16(), torch.zeros(rows, 32)) for rows in (32, 16, 16)
+    )
     with saved_tensors_hooks(lambda tensor: kept.append(tensor.nbytes) or tensor, lambda tensor: tensor):
         together = Products.apply(x, weights, deferred, None)
     assert kept == [x.numel()]
@@ -160,7 +189,8 @@ def test_a_cuda_device_rounds_to_the_same_bits(name):
     from mpitrain.model.fp8 import quantise
 
     for what, x in tensors():
-        found, expected = quantise(x.cuda(), getattr(torch, name)), quantise(x, getattr(torch, name))
+        found = quantise(x.cuda(), getattr(torch, name))
+        expected = quantise(x, getattr(torch, name))
         assert found.scale.item() == expected.scale.item(), what
         assert (found.values.cpu().view(torch.uint8) == expected.values.view(torch.uint8)).all(), what
 

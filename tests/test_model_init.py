@@ -22,14 +22,17 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.zero import initial
 from mpitrain.parallel.zero.normal import BEGIN, CHUNK, ERROR, SHIFT, Rounded, exact, table
 
-GOLDEN = Path(__file__).parent / "data" / "initial_weights.json"  # made when every element was computed exactly
+# made when every element was computed exactly
+GOLDEN = Path(__file__).parent / "data" / "initial_weights.json"
 FIRST = [0.47433430808523497, 0.9807499407200486, 0.22969008693814202]
 
 
 def uniforms(seed, name, begin, end):
     """The definition: the first 53 of 64 raw bits."""
     key = np.frombuffer(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], np.uint64)
-    bits = np.random.Philox(key=key, counter=[begin // 4, 0, 0, 0]).random_raw(end - begin // 4 * 4)[begin % 4 :]
+    bits = np.random.Philox(key=key, counter=[begin // 4, 0, 0, 0]).random_raw(end - begin // 4 * 4)[
+        begin % 4 :
+    ]
     return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
@@ -72,7 +75,8 @@ def test_first_numbers_are_fixed():
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_is_narrower_is_rounded_from_fp32(dtype, threads):
     """In one piece and in several, on one thread and on more."""
-    length, before = initial.PIECE + CHUNK + 5, torch.get_num_threads()
+    length = initial.PIECE + CHUNK + 5
+    before = torch.get_num_threads()
     whole = definition(3, "w", 0, length, 0.02)
     expected = whole if dtype == torch.float64 else whole.float().to(dtype)
     torch.set_num_threads(threads)
@@ -85,8 +89,12 @@ def test_what_is_narrower_is_rounded_from_fp32(dtype, threads):
 @given(st.integers(0, 500), st.integers(0, 500))
 def test_a_shard_equals_the_same_elements_of_the_whole(begin, length):
     whole = definition(3, "blocks.0.ffn.up.weight", 0, 1000, 0.02)
-    assert initial.normal(3, "blocks.0.ffn.up.weight", begin, begin + length, 0.02).equal(whole[begin : begin + length])
-    assert made(vector("blocks.0.ffn.up.weight", 1000, 0.02), 3, begin, begin + length).equal(whole[begin : begin + length].float())
+    assert initial.normal(3, "blocks.0.ffn.up.weight", begin, begin + length, 0.02).equal(
+        whole[begin : begin + length]
+    )
+    assert made(vector("blocks.0.ffn.up.weight", 1000, 0.02), 3, begin, begin + length).equal(
+        whole[begin : begin + length].float()
+    )
 
 
 def test_seed_and_name_give_other_numbers():
@@ -111,7 +119,9 @@ def rounded(u, std):
 
 
 def near_ties(std, count):
-    """Return uniform numbers whose normal ones lie as close to the middle of two fp32 numbers as fp64 can say, on both sides."""
+    """Return uniform numbers whose normal ones lie as close to the middle of two fp32 numbers as
+    fp64 can say, on both sides.
+    """
     x = initial.normal(5, "ties", 0, count, std).float().numpy()
     middle = (x.astype(np.float64) + np.nextafter(x, np.float32(np.inf)).astype(np.float64)) / 2 / std
     u = torch.special.ndtr(torch.from_numpy(middle)).numpy()
@@ -119,7 +129,9 @@ def near_ties(std, count):
 
 
 def hard(std):
-    """Return uniform numbers from the ends, from the middle, from the borders of the table's intervals, and near ties."""
+    """Return uniform numbers from the ends, from the middle, from the borders of the table's
+    intervals, and near ties.
+    """
     small = 2.0 ** np.linspace(-54, -1, 50_000)
     borders = (np.arange(BEGIN - 600, BEGIN + 13 * 512 + 1) << SHIFT).view(np.float64)
     borders = np.concatenate([borders, np.nextafter(borders, 0), np.nextafter(borders, 1)])
@@ -137,7 +149,8 @@ def test_rounding_what_was_approximated_gives_the_bits_of_the_exact_function(std
 
 def test_the_approximation_is_better_than_it_has_to_be():
     u = np.concatenate([hard(1.0), uniforms(1, "w", 0, 300_000)])
-    work, worst = Rounded(table()), 0.0
+    work = Rounded(table())
+    worst = 0.0
     work(u[:1], np.empty(1, np.float32), 1.0)
     for begin in range(0, len(u), CHUNK):
         part = u[begin : begin + CHUNK]
@@ -148,9 +161,12 @@ def test_the_approximation_is_better_than_it_has_to_be():
 
 
 def test_few_numbers_need_the_exact_function(monkeypatch):
-    counted, u = [], uniforms(1, "w", 0, 300_000)
+    counted = []
+    u = uniforms(1, "w", 0, 300_000)
     work = Rounded(table())
-    monkeypatch.setattr("mpitrain.parallel.zero.normal.exact", lambda u, std: counted.append(len(u)) or exact(u, std))
+    monkeypatch.setattr(
+        "mpitrain.parallel.zero.normal.exact", lambda u, std: counted.append(len(u)) or exact(u, std)
+    )
     for begin in range(0, len(u), CHUNK):
         work(u[begin : begin + CHUNK], np.empty(len(u[begin : begin + CHUNK]), np.float32), 0.02)
     assert 0 < sum(counted) < len(u) / 100
@@ -162,14 +178,21 @@ shapes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2), st.integers(0,
 @given(shapes, st.data())
 def test_runs_of_a_box_are_its_elements_in_the_whole(dims, data):
     """dims: length of the box, and of what lies before and behind it."""
-    shape, offset = tuple(length for length, _, _ in dims), tuple(before for _, before, _ in dims)
+    shape = tuple(length for length, _, _ in dims)
+    offset = tuple(before for _, before, _ in dims)
     whole = tuple(sum(dim) for dim in dims)
     spec = Spec("w", shape, whole=whole, offset=offset)
-    box = torch.arange(math.prod(whole)).view(whole)[tuple(slice(a, a + n) for a, n in zip(offset, shape))].flatten()
+    box = (
+        torch.arange(math.prod(whole))
+        .view(whole)[tuple(slice(a, a + n) for a, n in zip(offset, shape))]
+        .flatten()
+    )
     begin = data.draw(st.integers(0, spec.numel - 1))
     end = data.draw(st.integers(begin + 1, spec.numel))
     runs = list(spec.runs(begin, end))
-    assert [place for first, length in runs for place in range(first, first + length)] == box[begin:end].tolist()
+    assert [place for first, length in runs for place in range(first, first + length)] == box[
+        begin:end
+    ].tolist()
     assert all(length > 0 for _, length in runs) and (shape != whole or len(runs) <= 1)
 
 
@@ -185,11 +208,22 @@ def test_any_part_of_a_bucket_is_that_of_the_whole(dtype):
     layout = layout_of(specs, 2)
     expected = torch.zeros(layout.length, dtype=torch.float64)
     for spec, start in zip(specs, layout.starts):
-        of_whole = definition(1, spec.name, 0, math.prod(spec.whole), spec.std).view(spec.whole) if spec.std else torch.ones(spec.whole)
+        of_whole = (
+            definition(1, spec.name, 0, math.prod(spec.whole), spec.std).view(spec.whole)
+            if spec.std
+            else torch.ones(spec.whole)
+        )
         box = of_whole[tuple(slice(a, a + n) for a, n in zip(spec.offset, spec.shape))]
         expected[start : start + spec.numel] = box.flatten()
     expected = expected.float().to(dtype)
-    for first, last in ((0, layout.length), (1, 2), (1000, 1100), (2047, 2049), (3000, 7001), (layout.length - 1500, layout.length)):
+    for first, last in (
+        (0, layout.length),
+        (1, 2),
+        (1000, 1100),
+        (2047, 2049),
+        (3000, 7001),
+        (layout.length - 1500, layout.length),
+    ):
         out = torch.zeros(last - first, dtype=dtype)
         initial.initialise(layout, first, last, 1, out)
         assert out.equal(expected[first:last]), (first, last)
@@ -197,9 +231,20 @@ def test_any_part_of_a_bucket_is_that_of_the_whole(dtype):
 
 @pytest.mark.parametrize("tp", [2, 3, 4, 8])
 def test_every_shard_of_a_layer_has_the_elements_of_the_whole(tp):
-    """For any tensor-parallel degree, also one that doesn't divide the vocabulary; repeated key-value heads are equal."""
-    sizes = ("model.width=48", "model.heads=24", "model.kv_heads=4" if tp != 3 else "model.kv_heads=3", "model.ffn=48", "model.layers=2")
-    config = resolve(settings.load(None, (*sizes, f"parallel.tp={tp}", "data.sequence=24", "model.vocab=259")), tp, 256)
+    """For any tensor-parallel degree, also one that doesn't divide the vocabulary.
+
+    Repeated key-value heads are equal.
+    """
+    sizes = (
+        "model.width=48",
+        "model.heads=24",
+        "model.kv_heads=4" if tp != 3 else "model.kv_heads=3",
+        "model.ffn=48",
+        "model.layers=2",
+    )
+    config = resolve(
+        settings.load(None, (*sizes, f"parallel.tp={tp}", "data.sequence=24", "model.vocab=259")), tp, 256
+    )
 
     (stage,) = plan_of(config).stages
 
@@ -213,13 +258,22 @@ def test_every_shard_of_a_layer_has_the_elements_of_the_whole(tp):
         for spec, data in weights(Shard(rank, tp)):
             box = tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))
             assert data.equal(whole[spec.name][box]), spec
-            if spec.copy == 0 and not (spec.name == "embedding.weight" and covered[spec.name][box].any()):  # tied: used twice
+            # tied: used twice
+            if spec.copy == 0 and not (spec.name == "embedding.weight" and covered[spec.name][box].any()):
                 covered[spec.name][box] += 1
-    assert all(bool((count == 1).all()) for count in covered.values()), "each element belongs to one rank, and to one of its copies"
+    assert all(bool((count == 1).all()) for count in covered.values()), (
+        "each element belongs to one rank, and to one of its copies"
+    )
 
 
 HELD = {
-    2: ["parallel.zero=3", "parallel.tp=2", "parallel.pp=2", "model.family=mixtral parallel.ep=2", "parallel.zero=1"],
+    2: [
+        "parallel.zero=3",
+        "parallel.tp=2",
+        "parallel.pp=2",
+        "model.family=mixtral parallel.ep=2",
+        "parallel.zero=1",
+    ],
     4: [
         "parallel.zero=3",
         "parallel.zero=3 parallel.dp_shard=2",
@@ -238,36 +292,67 @@ HELD = {
 
 @pytest.mark.parametrize(("ranks", "keys"), [(ranks, keys) for ranks in HELD for keys in HELD[ranks]])
 def test_a_rank_makes_what_it_holds_once_and_nothing_else(ranks, keys, monkeypatch):
-    """The very elements: of its shard with ZeRO-3, of its stages, its rows or columns, its experts; else of whole buckets."""
+    """The very elements: of its shard with ZeRO-3, of its stages, its rows or columns, its experts.
+
+    Else of whole buckets.
+    """
     from mpitrain.actor.stage_state import StageState
     from mpitrain.parallel.zero.shards import Sharding, shardings_of
 
     asked = {}
-    fill, of = initial.Uniform.fill, initial.Uniform.__init__
-    monkeypatch.setattr(initial.Uniform, "__init__", lambda self, seed, name: setattr(self, "name", name) or of(self, seed, name))
+    fill = initial.Uniform.fill
+    of = initial.Uniform.__init__
+    monkeypatch.setattr(
+        initial.Uniform,
+        "__init__",
+        lambda self, seed, name: setattr(self, "name", name) or of(self, seed, name),
+    )
 
     def noted(self, out, begin):
         asked.setdefault(self.name, []).extend(range(begin, begin + len(out)))
         fill(self, out, begin)
 
     monkeypatch.setattr(initial.Uniform, "fill", noted)
-    monkeypatch.setattr(Sharding, "allocate", lambda self, length, dtype, device: torch.zeros(length, dtype=dtype))
-    sizes = ("model.layers=4", "model.width=32", "model.heads=4", "model.kv_heads=2", "model.ffn=48", "data.sequence=16", "batch.global=8")
+    monkeypatch.setattr(
+        Sharding, "allocate", lambda self, length, dtype, device: torch.zeros(length, dtype=dtype)
+    )
+    sizes = (
+        "model.layers=4",
+        "model.width=32",
+        "model.heads=4",
+        "model.kv_heads=2",
+        "model.ffn=48",
+        "data.sequence=16",
+        "batch.global=8",
+    )
     plan = plan_of(resolve(settings.load(None, (*sizes, *keys.split())), ranks, 256))
     for rank in range(ranks):
         mesh = SilentMesh(rank, plan.axes.of(rank), plan.axes.carried)
-        shardings, held, embedding = shardings_of(plan.config, mesh), {}, None
+        shardings = shardings_of(plan.config, mesh)
+        held = {}
+        embedding = None
         asked.clear()
         for number in plan.table.chunks[mesh["pp"].rank]:
             stage = plan.stage(number)
-            state = StageState(stage, stage.shard(mesh["tp"].rank, mesh["experts"].rank), torch.device("cpu"), shardings, embedding)
+            state = StageState(
+                stage,
+                stage.shard(mesh["tp"].rank, mesh["experts"].rank),
+                torch.device("cpu"),
+                shardings,
+                embedding,
+            )
             embedding = embedding or state.embedding
             for bucket in state.buckets:
-                layout, zero = bucket.weights.layout, shardings[bucket.plan.domain]
+                layout = bucket.weights.layout
+                zero = shardings[bucket.plan.domain]
                 here = layout.bounds(zero.rank) if zero.stage == 3 else (0, layout.length)
                 for spec, begin, end in layout.within(*here) if bucket.owned else ():
                     if spec.std:
-                        places = [place for first, length in spec.runs(begin, end) for place in range(first, first + length)]
+                        places = [
+                            place
+                            for first, length in spec.runs(begin, end)
+                            for place in range(first, first + length)
+                        ]
                         held.setdefault(spec.name, []).extend(places)
         assert asked.keys() == held.keys()
         assert all(sorted(asked[name]) == sorted(held[name]) for name in held)
@@ -300,7 +385,12 @@ print((kilobytes("VmHWM") - begin) * 1024 - held)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_making_weights_takes_no_memory_to_speak_of(dtype):
-    """Beyond the weights themselves less than 16 MB, for 8 million of them, a slice of columns: in fp64 they would take 64."""
-    run = finished([sys.executable, "-c", MEMORY, dtype, str(2**23)], capture_output=True, text=True, timeout=300)
+    """Beyond the weights themselves less than 16 MB, for 8 million of them, a slice of columns.
+
+    In fp64 they would take 64.
+    """
+    run = finished(
+        [sys.executable, "-c", MEMORY, dtype, str(2**23)], capture_output=True, text=True, timeout=300
+    )
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) < 16e6

@@ -1,4 +1,7 @@
-"""What is sent to host memory comes back the same: each memory once, and whatever was written or allocated meanwhile."""
+"""What is sent to host memory comes back the same.
+
+Each memory once, and whatever was written or allocated meanwhile.
+"""
 
 import gc
 import weakref
@@ -44,21 +47,26 @@ def test_what_is_written_after_a_part_was_sent_is_sent_again(shelf):
 def test_an_address_that_is_used_again_is_another_memory(shelf):
     import torch
 
-    kept = [shelf.put(torch.full((1000,), float(number))) for number in range(20)]  # each freed at once: most have one address
+    # each freed at once: most have one address
+    kept = [shelf.put(torch.full((1000,), float(number))) for number in range(20)]
     assert [part.open()[0].item() for part in kept] == list(range(20))
 
 
 def test_what_stays_and_what_is_empty_is_not_sent(shelf):
     import torch
 
-    mask, nothing = torch.randn(9), torch.empty(0, 3)
+    mask = torch.randn(9)
+    nothing = torch.empty(0, 3)
     shelf.stays[mask.untyped_storage().data_ptr()] = mask
     assert shelf.put(mask[2:]).data_ptr() == mask[2:].data_ptr() and shelf.put(nothing) is nothing
     assert not shelf.parcels and not shelf.host.num_bytes
 
 
 def test_a_block_that_is_done_with_leaves_nothing_behind(shelf):
-    """The microbatch's shelf is there until its first block is done: of blocks behind it, it must hold nothing."""
+    """The microbatch's shelf is there until its first block is done.
+
+    Of blocks behind it, it must hold nothing.
+    """
     import torch
 
     part = shelf.put(torch.randn(9))

@@ -1,6 +1,7 @@
 """A layer kind and a family that the code has never seen: one class, and one line that names the family.
 
-Parity with plain torch, memory, traffic, FLOPs and what it tells besides its output follow from what the layer declares.
+Parity with plain torch, memory, traffic, FLOPs and what it tells besides its output follow from
+what the layer declares.
 """
 
 from dataclasses import dataclass, replace
@@ -13,10 +14,16 @@ from training import of_tensors
 from mpitrain.layout.layer import Family
 from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, product_flops, residual_std, vector
 
-WIDTH, UNITS, VOCAB, LAYERS, STEPS = 16, 24, 64, 3, 2
+WIDTH = 16
+UNITS = 24
+VOCAB = 64
+LAYERS = 3
+STEPS = 2
 SETTINGS = (
-    f"model.layers={LAYERS}", f"model.width={WIDTH}", f"model.ffn={UNITS}", f"model.vocab={VOCAB}", "model.heads=4", "model.kv_heads=2",
-    "model.family=biased", "data.sequence=8", "batch.global=8", "precision.compute=fp64", "optimizer.name=sgd", "optimizer.momentum=0",
+    f"model.layers={LAYERS}", f"model.width={WIDTH}", f"model.ffn={UNITS}", f"model.vocab={VOCAB}",
+    "model.heads=4", "model.kv_heads=2",
+    "model.family=biased", "data.sequence=8", "batch.global=8", "precision.compute=fp64",
+    "optimizer.name=sgd", "optimizer.momentum=0",
     "optimizer.decay=0", "optimizer.clip=0", "comm.bucket_mb=0.002", "comm.timeout_s=200",
 )  # fmt: skip
 LAYOUTS = {
@@ -31,7 +38,10 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class BiasedUnit:
-    """down(sigmoid(gate(norm(x)) + bias) * up(norm(x))): a gated linear unit whose gate has a bias. It tells how open its gates are."""
+    """down(sigmoid(gate(norm(x)) + bias) * up(norm(x))): a gated linear unit whose gate has a bias.
+
+    It tells how open its gates are.
+    """
 
     width: int
     units: int
@@ -54,7 +64,10 @@ class BiasedUnit:
         return product_flops(self.parameters())
 
     def kept(self, sizes, segment):
-        return sizes.normed(self.width, sizes.factor) + sizes.positions * (2 * sizes.itemsize + sizes.factor) * self.units // sizes.tp
+        return (
+            sizes.normed(self.width, sizes.factor)
+            + sizes.positions * (2 * sizes.itemsize + sizes.factor) * self.units // sizes.tp
+        )
 
     def left(self, sizes):
         return (2 * self.width + 3 * self.units // sizes.tp) * sizes.factor * sizes.positions
@@ -62,7 +75,9 @@ class BiasedUnit:
     def working(self, sizes):
         from mpitrain.layout.layer import Working
 
-        return Working(3 * sizes.stream(self.width), 3 * sizes.positions * self.units // sizes.tp * sizes.itemsize)
+        return Working(
+            3 * sizes.stream(self.width), 3 * sizes.positions * self.units // sizes.tp * sizes.itemsize
+        )
 
     def history(self, sizes):
         return 0
@@ -75,7 +90,8 @@ class BiasedUnit:
         class AddBias(torch.autograd.Function):
             @staticmethod
             def forward(ctx, x, parameter, small):
-                ctx.parameter, ctx.small = parameter, small
+                ctx.parameter = parameter
+                ctx.small = small
                 return x + parameter.data
 
             @staticmethod
@@ -100,7 +116,9 @@ def biased(config):
 
     model = config.model
     ends = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
-    return Family(next(ends), model.layers * ((BiasedUnit(model.width, model.ffn, model.layers),),), next(ends))
+    return Family(
+        next(ends), model.layers * ((BiasedUnit(model.width, model.ffn, model.layers),),), next(ends)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -154,22 +172,30 @@ def test_a_new_layer_trains_like_plain_torch_holds_and_sends_what_it_declares(wo
 
     if layout not in LAYOUTS.get(world.size, ()):
         pytest.skip("runs on other ranks")
-    plan, wrong = plan_with(world.size, layout), []
+    plan = plan_with(world.size, layout)
+    wrong = []
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
     whole = plan_with(1, "", "parallel.dp=1").parameters()
     weights = {spec.name: initial(spec) for spec in whole}
-    watch, dp = Watch(actor.stages.values(), actor.site.constants()), plan.config.parallel.dp
+    watch = Watch(actor.stages.values(), actor.site.constants())
+    dp = plan.config.parallel.dp
     for step in range(1, STEPS + 1):
         rows = torch.randint(0, VOCAB, (8, 9), generator=torch.Generator().manual_seed(step))
         mine = actor.cut(rows.chunk(dp)[mesh["data"].rank // plan.config.parallel.cp])
         results = []
-        found, _ = recorded(mesh, lambda s=step, m=mine, r=results: r.append(actor.run_step(s, m, 0.1, watch=watch)))
+        found, _ = recorded(
+            mesh, lambda s=step, m=mine, r=results: r.append(actor.run_step(s, m, 0.1, watch=watch))
+        )
         for weight in weights.values():
             weight.grad = None
         loss = plain(weights, rows)
         loss.backward()
-        wrong += [f"loss {results[0].loss}, not {loss.item()}"] if abs(results[0].loss - loss.item()) > 1e-10 else []
+        wrong += (
+            [f"loss {results[0].loss}, not {loss.item()}"]
+            if abs(results[0].loss - loss.item()) > 1e-10
+            else []
+        )
         for piece in actor.gradients.pieces:
             expected = part({name: weight.grad for name, weight in weights.items()}, piece)
             error = (piece.grad - expected).abs().max() / expected.abs().max()
@@ -181,7 +207,8 @@ def test_a_new_layer_trains_like_plain_torch_holds_and_sends_what_it_declares(wo
                 weight -= 0.1 * weight.grad
         declared = Rehearsal(plan, world.rank).training()
         wrong += [f"sent {found}, declared {declared}"] if found != declared else []
-    predicted, held = predict(plan, actor.shards_here)[actor.pp.rank], measure(actor, watch)
+    predicted = predict(plan, actor.shards_here)[actor.pp.rank]
+    held = measure(actor, watch)
     wrong += [f"holds {held}, predicted {predicted}"] if of_tensors(predicted, held) != held else []
     mesh.free()
     agree(world, not wrong, f"{mesh}: {wrong[:3]}")
@@ -192,14 +219,19 @@ def initial(spec):
 
     from mpitrain.parallel.zero.initial import normal
 
-    flat = normal(1, spec.name, 0, spec.numel, spec.std) if spec.std else torch.full((spec.numel,), spec.constant, dtype=torch.float64)
+    flat = (
+        normal(1, spec.name, 0, spec.numel, spec.std)
+        if spec.std
+        else torch.full((spec.numel,), spec.constant, dtype=torch.float64)
+    )
     return flat.view(spec.shape).requires_grad_()
 
 
 def test_its_flops_and_its_stages_follow():
     plan = plan_with(1, "")
     assert plan.flops_per_token() == 6 * (LAYERS * 3 * UNITS * WIDTH + VOCAB * WIDTH)
-    assert [len(stage.blocks) for stage in plan_with(2, "pp=2").stages] == [3, 2]  # the head is work too
+    # the head is work too
+    assert [len(stage.blocks) for stage in plan_with(2, "pp=2").stages] == [3, 2]
     cut = plan_with(2, "pp=2", "pipeline.stages=[2,1]")
     assert cut.stages[1].specs()[0][0].name == "blocks.2.unit.norm.weight"
 
@@ -212,5 +244,7 @@ def test_flops_are_of_the_share_of_a_matrix_that_a_token_meets():
 def test_a_stage_ends_behind_a_whole_layer():
     from mpitrain.errors import ConfigError
 
-    with pytest.raises(ConfigError, match=r"found half of block 1, which has 1 layers; end a stage behind a whole block"):
+    with pytest.raises(
+        ConfigError, match=r"found half of block 1, which has 1 layers; end a stage behind a whole block"
+    ):
         _ = plan_with(2, "pp=2", "pipeline.stages=[1.5,1.5]").stages

@@ -1,4 +1,7 @@
-"""RMSNorm against plain torch in fp64: its statistics aren't rounded to the type of the activations, and don't overflow in it."""
+"""RMSNorm against plain torch in fp64.
+
+Its statistics aren't rounded to the type of the activations, and don't overflow in it.
+"""
 
 import pytest
 import torch
@@ -17,14 +20,18 @@ class Weight:
 
 
 def both(x, weight, grad, again):
-    """Return output and gradients of the input and the weight, of the norm and of plain torch in fp64, from the same rounded numbers."""
-    small, leaf = [], x.clone().requires_grad_()
+    """Return output and gradients of the input and the weight, of the norm and of plain torch in
+    fp64, from the same rounded numbers.
+    """
+    small = []
+    leaf = x.clone().requires_grad_()
     y = Norm.apply(leaf, Weight(weight), small, 1e-5, again)
     if again:
         with torch.no_grad():  # as in a backward
             assert torch.equal(Norm.again(y.grad_fn), y)
     y.backward(grad)
-    exact, exact_weight = x.double().requires_grad_(), weight.double().requires_grad_()
+    exact = x.double().requires_grad_()
+    exact_weight = weight.double().requires_grad_()
     expected = exact * (exact.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * exact_weight
     expected.backward(grad.double())
     return (y.detach(), leaf.grad, small[0][1]), (expected.detach(), exact.grad, exact_weight.grad)
@@ -36,7 +43,9 @@ def both(x, weight, grad, again):
 def test_it_is_that_of_fp64_but_for_the_rounding_of_numbers(kind, size, again):
     dice = torch.Generator().manual_seed(1)
     x = (size * torch.randn(4, 3, WIDTH, generator=dice)).to(kind)
-    weight, grad = ((0.5 + torch.rand(*shape, generator=dice)).to(kind) for shape in ((WIDTH,), (4, 3, WIDTH)))
+    weight, grad = (
+        (0.5 + torch.rand(*shape, generator=dice)).to(kind) for shape in ((WIDTH,), (4, 3, WIDTH))
+    )
     found, expected = both(x, weight, grad, again)
     step = torch.finfo(kind).eps
     for name, a, b in zip(("output", "gradient", "weight's gradient"), found, expected):

@@ -1,4 +1,6 @@
-"""Offloading on a device that is late (tests/late_device.py): right numbers, and little memory, whenever copies happen.
+"""Offloading on a device that is late (tests/late_device.py).
+
+Right numbers, and little memory, whenever copies happen.
 
 MPITRAIN_SEEDS=1000 plays as many orders of events.
 """
@@ -12,13 +14,18 @@ from conftest import EVERY, agree
 
 SEEDS = range(int(os.environ.get("MPITRAIN_SEEDS", "42")))
 LENGTHS = 64, 96, 200
-ORDERS = "F0 B0 F1 B1 F2 B2", "F0 F1 F2 B0 B1 B2", "F0 F1+B0 F2+B1 B2"  # of microbatches' walks; + in turns
+# of microbatches' walks; + in turns
+ORDERS = "F0 B0 F1 B1 F2 B2", "F0 F1 F2 B0 B1 B2", "F0 F1+B0 F2+B1 B2"
 PER_BLOCK = 2 * sum(LENGTHS)  # numbers that a block keeps, its input included
-MOST = 4 * PER_BLOCK + 3 * max(LENGTHS)  # of them on the device: two blocks leaving, two there again, and what is computed
+# of them on the device: two blocks leaving, two there again, and what is computed
+MOST = 4 * PER_BLOCK + 3 * max(LENGTHS)
 
 
 class Play:
-    """Forwards and backwards of a stage's microbatches; what a block keeps is numbers that are looked at when the backward has them."""
+    """Forwards and backwards of a stage's microbatches.
+
+    What a block keeps is numbers that are looked at when the backward has them.
+    """
 
     def __init__(self, seed, num_blocks):
         import numpy as np
@@ -27,14 +34,22 @@ class Play:
 
         from mpitrain.model.offload import Shelves
 
-        self.torch, self.random = torch, np.random.default_rng([seed, 1])
-        self.device, self.num_blocks, self.order, self.wrong = Device(seed), num_blocks, ORDERS[seed % len(ORDERS)], []
+        self.torch = torch
+        self.random = np.random.default_rng([seed, 1])
+        self.device = Device(seed)
+        self.num_blocks = num_blocks
+        self.order = ORDERS[seed % len(ORDERS)]
+        self.wrong = []
         self.constant = self.device.put(torch.ones(8))
-        self.shelves, self.kept = Shelves(self.device, [self.constant]), {}
+        self.shelves = Shelves(self.device, [self.constant])
+        self.kept = {}
 
     def run(self):
         for together in self.order.split():
-            walks = deque((self.forward if walk[0] == "F" else self.backward)(int(walk[1])) for walk in together.split("+"))
+            walks = deque(
+                (self.forward if walk[0] == "F" else self.backward)(int(walk[1]))
+                for walk in together.split("+")
+            )
             while walks:  # in turns, block by block
                 walk = walks.popleft()
                 if next(walk, None) is not None:
@@ -45,7 +60,8 @@ class Play:
     def forward(self, m):
         x = self.made(LENGTHS[0])
         for block in range(self.num_blocks):
-            put, seed = self.shelves.away(m, block, False, []).put, self.torch.tensor(7)
+            put = self.shelves.away(m, block, False, []).put
+            seed = self.torch.tensor(7)
             assert put(seed) is seed and put(self.constant) is self.constant
             self.kept[m, block] = [self.keep(put, *x)]  # the block before has kept it, too
             for length in (*LENGTHS, *LENGTHS[1:]):
@@ -164,7 +180,14 @@ KINDS = {
     "full": ("memory.recompute=full", "data.documents=separate"),
     "further": ("model.mtp=1", "model.family=qwen3"),
 }
-LAYOUTS = "dp=1", "dp=1 pipeline.schedule=seq1f1b", "cp=2", "pp=2 pipeline.schedule=zbv", "tp=2", "dp=2 pipeline.schedule=dualpipev"
+LAYOUTS = (
+    "dp=1",
+    "dp=1 pipeline.schedule=seq1f1b",
+    "cp=2",
+    "pp=2 pipeline.schedule=zbv",
+    "tp=2",
+    "dp=2 pipeline.schedule=dualpipev",
+)
 
 
 @pytest.mark.mpi
@@ -178,8 +201,13 @@ def test_models_train_to_the_same_bits_with_copies_that_are_late(world, monkeypa
     from mpitrain.actor import stage
     from mpitrain.optim import offload
 
-    keys = (*KINDS[kind], "batch.micro=2", *(word if "." in word else f"parallel.{word}" for word in layout.split()))
-    expected, devices = train(world, resolved(world, *keys)), []
+    keys = (
+        *KINDS[kind],
+        "batch.micro=2",
+        *(word if "." in word else f"parallel.{word}" for word in layout.split()),
+    )
+    expected = train(world, resolved(world, *keys))
+    devices = []
     for seed in range(3 if EVERY or kind == "dense" else 1):
         make = lambda device, seed=seed: devices.append(Eager(seed)) or devices[-1]  # noqa: E731
         monkeypatch.setattr(stage, "streams_of", make)
@@ -187,7 +215,11 @@ def test_models_train_to_the_same_bits_with_copies_that_are_late(world, monkeypa
         monkeypatch.setattr(offload, "LOAD", 4096)
         found = train(world, resolved(world, *keys, "memory.offload=all"))
         agree(world, same(found, expected), f"{kind}, {layout}, seed {seed}")
-    agree(world, devices and all(device.num_copies for device in devices), f"{[device.num_copies for device in devices]}")
+    agree(
+        world,
+        devices and all(device.num_copies for device in devices),
+        f"{[device.num_copies for device in devices]}",
+    )
 
 
 class Sums:

@@ -1,4 +1,6 @@
-"""Blocks as lists: an operator and its backward are adjoint, <C x, z> = <x, C* z>, replicated tensors counted once."""
+"""Blocks as lists: an operator and its backward are adjoint, <C x, z> = <x, C* z>, replicated
+tensors counted once.
+"""
 
 import pytest
 from conftest import agree
@@ -31,13 +33,17 @@ def test_each_communication_is_adjoint_to_its_backward(world, name):
     y, saved = run(forward(block, x.clone(), Context()))
     z = random(y.shape, name == "sum")
     back = run(backward(block, saved, z.clone()))
-    left, right = dot(y, z, name == "sum"), dot(x, back, name == "copy")
+    left = dot(y, z, name == "sum")
+    right = dot(x, back, name == "copy")
     mesh.free()
     agree(world, abs(left - right) < 1e-9 * (1 + abs(left)), f"{name}: {left} and {right}")
 
 
 def test_a_block_with_communications_equals_the_whole_product(world):
-    """Column-parallel, row-parallel and the sum between: the gradient of the input is that of the unsplit product."""
+    """Column-parallel, row-parallel and the sum between.
+
+    The gradient of the input is that of the unsplit product.
+    """
     import torch
 
     from mpitrain.comm.grid import Grid

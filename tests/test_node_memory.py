@@ -13,12 +13,20 @@ NODE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def fits(*given):
-    """Whether a model may run, of which AdamW's state in fp32, 16 bytes a parameter, is 1.2 times the memory of a node."""
+    """Whether a model may run, of which AdamW's state in fp32, 16 bytes a parameter, is 1.2 times
+    the memory of a node.
+    """
     from mpitrain.model.families.catalog import plan_of
 
     def resolved(layers):
         model = ("model.preset=llama3.2-1b", f"model.layers={layers}")
-        layout = ("run.device=cpu", "run.save=blocking", "batch.global=64", "parallel.pp=1", "parallel.zero=0")
+        layout = (
+            "run.device=cpu",
+            "run.save=blocking",
+            "batch.global=64",
+            "parallel.pp=1",
+            "parallel.zero=0",
+        )
         return resolve(settings.load(None, (*model, *layout, *given)), 64, 128256)
 
     one, two = (sum(spec.numel for spec in plan_of(resolved(layers)).parameters()) for layers in (1, 2))

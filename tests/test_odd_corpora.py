@@ -1,6 +1,7 @@
 """Corpora as people have them: a line says what was read and what wasn't; ends were counted by hand.
 
-Each case is read in this process, in milliseconds; some go through the whole program on several ranks.
+Each case is read in this process, in milliseconds; some go through the whole program on several
+ranks.
 """
 
 import gzip
@@ -27,7 +28,9 @@ class Link(NamedTuple):
 class Case(NamedTuple):
     """files: by path below the folder.  left_out: what the line says of it; or a part of the error.
 
-    counts: files, documents, bytes, tokens.  ends: of documents.  path: within the folder; or several.
+    counts: files, documents, bytes, tokens.
+    ends: of documents.
+    path: within the folder; or several.
     """
 
     source: str

@@ -1,4 +1,7 @@
-"""Odd input to the commands as users start them: one message, exit code 2, nothing written. And outputs that can't be written to."""
+"""Odd input to the commands as users start them: one message, exit code 2, nothing written.
+
+And outputs that can't be written to.
+"""
 
 import json
 import os
@@ -30,12 +33,20 @@ def mpitrain(*words, cwd=None, timeout=30, memory=4 * GB, **env) -> subprocess.C
     """Run a command as a user does, without mpirun, in little time and little memory."""
     limit = (lambda: resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))) if memory else None
     return finished(
-        [MPITRAIN, *words], capture_output=True, timeout=timeout, cwd=cwd, env=environment(**env), preexec_fn=limit
+        [MPITRAIN, *words],
+        capture_output=True,
+        timeout=timeout,
+        cwd=cwd,
+        env=environment(**env),
+        preexec_fn=limit,
     )
 
 
 def refused(folder, *words, message="", **how) -> str:
-    """Run a command that must be refused: exit code 2, one message, nothing on stdout, nothing written. Return the message."""
+    """Run a command that must be refused: exit code 2, one message, nothing on stdout, nothing written.
+
+    Return the message.
+    """
     before = sorted(os.walk(folder))
     done = mpitrain(*words, cwd=folder, **how)
     text = done.stderr.decode(errors="replace")
@@ -61,12 +72,17 @@ def invoked(*words) -> str:
 # ---------------------------------------------------------------- names and numbers
 
 
-@pytest.mark.parametrize("command", ["run", "check", "program", "memory", "verify --layout tp=1", "generate --prompt x"])
+@pytest.mark.parametrize(
+    "command", ["run", "check", "program", "memory", "verify --layout tp=1", "generate --prompt x"]
+)
 def test_an_empty_name_is_no_name(tmp_path, command):
     refused(tmp_path, *command.split(), "", message="is empty")
 
 
-@pytest.mark.parametrize("value", ["tp=²", "tp=٣", "tp=2,tp=3", ",", "", "tp", "tp=", "tp=-1", "tp=0", "xp=2", "tp=2,", "tp=2\n", "tp=1e3"])
+@pytest.mark.parametrize(
+    "value",
+    ["tp=²", "tp=٣", "tp=2,tp=3", ",", "", "tp", "tp=", "tp=-1", "tp=0", "xp=2", "tp=2,", "tp=2\n", "tp=1e3"],
+)
 def test_layouts_that_are_none(value):
     assert "--layout" in invoked("verify", "--layout", value)
 
@@ -82,7 +98,11 @@ def test_odd_numbers_of_ranks(command, value):
     assert "--ranks" in invoked(command, "--ranks", value)
 
 
-@pytest.mark.parametrize("words", [("--tflops", "nan"), ("--tflops", "inf"), ("--tflops", "1e-300"), ("--share", "nan")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [("--tflops", "nan"), ("--tflops", "inf"), ("--tflops", "1e-300"), ("--share", "nan")],
+    ids=" ".join,
+)
 def test_odd_numbers_of_a_dry_run(tmp_path, words):
     refused(tmp_path, "run", "--dry-run", *words, message=words[0])
 
@@ -128,13 +148,15 @@ def test_odd_options_of_schedule(words):
     assert words[0] in invoked("schedule", "1f1b", *SIZE, *words)
 
 
-@pytest.mark.parametrize("name", ["", "\0", "a\0b", "\udcff", "x" * 100_000, ".", "/dev/zero", "/proc/self/mem", "\x1b[31m"])
+@pytest.mark.parametrize(
+    "name", ["", "\0", "a\0b", "\udcff", "x" * 100_000, ".", "/dev/zero", "/proc/self/mem", "\x1b[31m"]
+)
 def test_odd_names_of_schedules(name):
     text = invoked("schedule", name, *SIZE)
     assert "\x1b" not in text and "\0" not in text
 
 
-# ---------------------------------------------------------------- absurd sizes: refused at once, in little memory
+# -------------------------------------------------- absurd sizes: refused at once, in little memory
 
 
 @pytest.mark.parametrize("name", [*catalog.NAMES, "compare"])
@@ -156,7 +178,17 @@ def test_chunks_and_segments_count():
 
 
 def test_the_size_in_a_process_of_little_memory(tmp_path):
-    refused(tmp_path, "schedule", "1f1b", "--stages", "1000000000", "--microbatches", "4", message="fit in memory", memory=GB)
+    refused(
+        tmp_path,
+        "schedule",
+        "1f1b",
+        "--stages",
+        "1000000000",
+        "--microbatches",
+        "4",
+        message="fit in memory",
+        memory=GB,
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,11 +207,15 @@ def test_the_size_in_a_process_of_little_memory(tmp_path):
 def test_configurations_without_end_are_refused(command, settings):
     begin = time.process_time()  # of this process: no matter how busy the machine is
     text = invoked(command, "--ranks", 2, *(word for setting in settings for word in ("--set", setting)))
-    assert time.process_time() - begin < 20 and ("at most 1,000,000" in text or "a stage needs at least one block" in text)
+    assert time.process_time() - begin < 20 and (
+        "at most 1,000,000" in text or "a stage needs at least one block" in text
+    )
 
 
 def test_many_ranks_are_answered():
-    done = CliRunner().invoke(cli, ["check", "--ranks", "1000000", "--set", "batch.global=1000000"], standalone_mode=False)
+    done = CliRunner().invoke(
+        cli, ["check", "--ranks", "1000000", "--set", "batch.global=1000000"], standalone_mode=False
+    )
     assert "dp 1000000 x pp 1" in done.output, done.output + str(done.exception)
 
 
@@ -261,7 +297,12 @@ def test_what_is_no_file_is_never_opened(tmp_path):
     os.mkfifo(tmp_path / "fifo.svg")
     with open(tmp_path / "sparse.txt", "wb") as file:
         file.truncate(10 << 30)
-    for name, found in (("fifo.txt", "a FIFO"), ("sparse.txt", "more than"), (".", "directory"), ("/dev/zero", "a device")):
+    for name, found in (
+        ("fifo.txt", "a FIFO"),
+        ("sparse.txt", "more than"),
+        (".", "directory"),
+        ("/dev/zero", "a device"),
+    ):
         path = str(tmp_path / name)
         assert found in refused(tmp_path, "schedule", path, message=path)
         if name in (".", "/dev/zero"):
@@ -274,11 +315,17 @@ def test_what_is_no_file_is_never_opened(tmp_path):
         refused(tmp_path, "schedule", "gpipe", *SIZE, "--out", out, message="a FIFO")
 
 
-@pytest.mark.parametrize("open_", [lambda path: inputs.open_file(path, 100), inputs.open_regular], ids=["file", "regular"])
+@pytest.mark.parametrize(
+    "open_", [lambda path: inputs.open_file(path, 100), inputs.open_regular], ids=["file", "regular"]
+)
 def test_what_becomes_a_fifo_after_the_first_look_is_not_waited_for(tmp_path, monkeypatch, open_):
     os.mkfifo(tmp_path / "fifo")
     look = inputs.require_file
-    monkeypatch.setattr(inputs, "require_file", lambda found, most_bytes: look(found, most_bytes) if isinstance(found, int) else None)
+    monkeypatch.setattr(
+        inputs,
+        "require_file",
+        lambda found, most_bytes: look(found, most_bytes) if isinstance(found, int) else None,
+    )
     monkeypatch.setattr(inputs, "kind_of", lambda path: "a file")
     refused = []
 
@@ -329,7 +376,11 @@ SHORT = ["mpitrain --help", "mpitrain check", "mpitrain program", "mpitrain sche
 
 
 @pytest.mark.parametrize(
-    ("command", "end"), [*((LONG, end) for end in ENDS), *((short, end) for i, short in enumerate(SHORT) for end in ENDS[i % 2 :: 3])]
+    ("command", "end"),
+    [
+        *((LONG, end) for end in ENDS),
+        *((short, end) for i, short in enumerate(SHORT) for end in ENDS[i % 2 :: 3]),
+    ],
 )
 def test_nobody_has_to_read(command, end):
     done = shell(f"set -o pipefail; {command} {end}")
@@ -339,13 +390,18 @@ def test_nobody_has_to_read(command, end):
 @pytest.mark.parametrize("end", [">&-", "2>&-", "2> /dev/full", "> /dev/full", "2>&1 | true"])
 def test_the_exit_code_of_a_refusal_is_2_whoever_reads_it(end):
     done = shell(f"mpitrain schedule nonsense --stages 2 --microbatches 2 {end}; exit ${{PIPESTATUS[0]}}")
-    assert done.returncode == BAD_INPUT and "Traceback" not in done.stderr and "ignored" not in done.stderr, done.stderr
+    assert done.returncode == BAD_INPUT and "Traceback" not in done.stderr and "ignored" not in done.stderr, (
+        done.stderr
+    )
 
 
 def test_a_full_disk_is_said():
     done = shell(f"{LONG} > /dev/full")
     assert done.returncode == 1
-    assert done.stderr == "MpitrainError: the output can't be written: No space left on device; write it elsewhere\n"
+    assert (
+        done.stderr
+        == "MpitrainError: the output can't be written: No space left on device; write it elsewhere\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -365,7 +421,11 @@ def test_a_full_disk_is_said():
 )
 def test_odd_terminals(tmp_path, env):
     (tmp_path / "ü🚀.txt").write_text("rank 0: F0@0 B0@0\n")
-    for words in (["schedule", str(tmp_path / "ü🚀.txt")], ["schedule", "compare", *SIZE], ["check", "--set", "pipeline.schedule=1f1b"]):
+    for words in (
+        ["schedule", str(tmp_path / "ü🚀.txt")],
+        ["schedule", "compare", *SIZE],
+        ["check", "--set", "pipeline.schedule=1f1b"],
+    ):
         done = mpitrain(*words, **env)
         assert done.returncode == 0 and done.stderr == b"", done.stderr
         assert max(map(len, done.stdout.splitlines())) < 1100
@@ -375,7 +435,9 @@ def train(folder, name: str, end: str, **env) -> list[str]:
     """Train in `folder`/`name` with the console at `end`; return what was computed."""
     given = " ".join(map(str, tiny(folder / name, write_text(folder / "text.txt"), run_steps=3)))
     done = shell(f"mpitrain run {given} {end}; exit ${{PIPESTATUS[0]}}", **env)
-    assert done.returncode == 0 and "Traceback" not in done.stderr and "ignored" not in done.stderr, done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "ignored" not in done.stderr, (
+        done.stderr
+    )
     assert lines_in(folder / name) == 3
     return loss_lines(folder / name)
 
@@ -407,15 +469,22 @@ def test_a_report_whose_console_is_gone_falls_silent(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- what takes long
 
 
-IMPATIENT = "from mpitrain.commands import waiting; waiting.SOON_S = {}; from mpitrain.cli import main; main()"
+IMPATIENT = (
+    "from mpitrain.commands import waiting; waiting.SOON_S = {}; from mpitrain.cli import main; main()"
+)
 
 
 def on_a_terminal(*words, soon_s=0.3, **env) -> tuple[bytes, bytes]:
-    """Run a command whose stderr is a terminal, and to which `soon_s` seconds are long; return its stdout and what the terminal got."""
+    """Run a command whose stderr is a terminal, and to which `soon_s` seconds are long.
+
+    Return its stdout and what the terminal got.
+    """
     ours, theirs = pty.openpty()
     with tempfile.TemporaryFile() as out:
         command = [sys.executable, "-c", IMPATIENT.format(soon_s), *words]
-        process = subprocess.Popen(command, stdout=out, stderr=theirs, env=environment(**{"TERM": "xterm", **env}))
+        process = subprocess.Popen(
+            command, stdout=out, stderr=theirs, env=environment(**{"TERM": "xterm", **env})
+        )
         os.close(theirs)
         shown = b""
         try:
@@ -430,7 +499,8 @@ def on_a_terminal(*words, soon_s=0.3, **env) -> tuple[bytes, bytes]:
         return out.read(), shown
 
 
-SEARCH = ("schedule", "zb-auto", "--stages", "8", "--microbatches", "1200", "--json")  # longer than to load what draws the bar
+# longer than to load what draws the bar
+SEARCH = ("schedule", "zb-auto", "--stages", "8", "--microbatches", "1200", "--json")
 
 
 def test_a_long_search_shows_a_bar_on_a_terminal_only():

@@ -13,7 +13,11 @@ def state_of(actor):
     """Return {(kind of moment, parameter, place): its elements} of what this rank counts; of copies, one."""
     first = actor.mesh["replicate"].rank == 0
     pieces = actor.gradients.counted if first else []
-    return {(kind, p.spec.name, p.spec.offset, p.begin): x.clone() for p in pieces for kind, x in actor.optimizer.moments(p)}
+    return {
+        (kind, p.spec.name, p.spec.offset, p.begin): x.clone()
+        for p in pieces
+        for kind, x in actor.optimizer.moments(p)
+    }
 
 
 def moments_of(world, config):
@@ -32,11 +36,20 @@ def moments_alone(world, *keys):
     from mpi4py import MPI
     from training import once, resolved
 
-    return once(world, ("moments", keys), lambda: moments_of(MPI.COMM_SELF, resolved(MPI.COMM_SELF, "parallel.dp=1", *keys)))
+    return once(
+        world,
+        ("moments", keys),
+        lambda: moments_of(MPI.COMM_SELF, resolved(MPI.COMM_SELF, "parallel.dp=1", *keys)),
+    )
 
 
 def differing(found, expected):
-    return [key for a, b in zip(found[1:], expected[1:]) for key in b if key not in a or not (a[key] == b[key]).all()]
+    return [
+        key
+        for a, b in zip(found[1:], expected[1:])
+        for key in b
+        if key not in a or not (a[key] == b[key]).all()
+    ]
 
 
 # ---------------------------------------------------------------- the same bits
@@ -61,7 +74,8 @@ def test_stages_compute_what_one_rank_does(world, schedule, optimizer):
 
     if world.size not in (2, 4):
         pytest.skip("runs on 2 or 4 ranks")
-    keys, layout = (*optimizer, NARROW, "model.layers=8", "batch.micro=1"), (f"parallel.pp={world.size}", f"pipeline.schedule={schedule}")
+    keys = (*optimizer, NARROW, "model.layers=8", "batch.micro=1")
+    layout = (f"parallel.pp={world.size}", f"pipeline.schedule={schedule}")
     found = moments_of(world, resolved(world, "parallel.dp=1", *layout, *keys))
     expected = moments_alone(world, *keys)
     agree(world, found[0] == expected[0], f"{found[0]} instead of {expected[0]}")
@@ -77,11 +91,22 @@ def test_tensor_parallel_ranks_round_with_the_bits_of_the_whole(world):
 
     if world.size not in (2, 4):
         pytest.skip("runs on 2 or 4 ranks")
-    keys = ("precision.compute=fp64", "batch.global=8", "batch.micro=2", "model.heads=4", "model.kv_heads=2", NARROW)
+    keys = (
+        "precision.compute=fp64",
+        "batch.global=8",
+        "batch.micro=2",
+        "model.heads=4",
+        "model.kv_heads=2",
+        NARROW,
+    )
     found = moments_of(world, resolved(world, f"parallel.tp={world.size}", *keys))
     expected = moments_alone(world, *keys)
     for (a, a_norm), (b, b_norm) in zip(found[0], expected[0]):
-        agree(world, abs(a - b) < 1e-10 * b and abs(a_norm - b_norm) < 1e-10 * b_norm, f"{found[0]} instead of {expected[0]}")
+        agree(
+            world,
+            abs(a - b) < 1e-10 * b and abs(a_norm - b_norm) < 1e-10 * b_norm,
+            f"{found[0]} instead of {expected[0]}",
+        )
 
 
 # ---------------------------------------------------------------- near fp32
@@ -96,7 +121,10 @@ def alone(world):
 
 @pytest.mark.parametrize("beta2", [0.95, 0.999])
 def test_the_second_moment_follows_small_gradients(alone, beta2):
-    """After large ones; rounded to nearest it would stay within 2 to 20 % of where it was: no step is half a unit in the last place."""
+    """After large ones; rounded to nearest it would stay within 2 to 20 % of where it was.
+
+    No step is half a unit in the last place.
+    """
     import torch
 
     from mpitrain.config import Optimizer
@@ -104,7 +132,9 @@ def test_the_second_moment_follows_small_gradients(alone, beta2):
     from mpitrain.optim.adamw import AdamW
     from mpitrain.parallel.zero.shards import Piece
 
-    spec, dice, found = Spec("w", (64, 64), 0.02).on(WHOLE), torch.Generator().manual_seed(1), {}
+    spec = Spec("w", (64, 64), 0.02).on(WHOLE)
+    dice = torch.Generator().manual_seed(1)
+    found = {}
     grads = 0.03 * torch.randn(1500, spec.numel, generator=dice)
     for moments in ("fp32", "bf16"):
         piece = Piece(spec, 0, spec.numel, torch.zeros(spec.numel), torch.ones(spec.numel))
@@ -113,9 +143,12 @@ def test_the_second_moment_follows_small_gradients(alone, beta2):
             piece.grad.copy_(grad)
             adamw.step(1e-3)
         found[moments] = {kind: x.float() for kind, x in adamw.moments(piece)} | {"weight": piece.weight}
-    exact, narrow = found["fp32"], found["bf16"]
+    exact = found["fp32"]
+    narrow = found["bf16"]
     assert abs(narrow["adam/v"].mean() / exact["adam/v"].mean() - 1) < 0.01
-    assert ((narrow["adam/v"] / exact["adam/v"]).log().std() < 0.1) and (narrow["adam/m"] - exact["adam/m"]).abs().max() < 0.01
+    assert ((narrow["adam/v"] / exact["adam/v"]).log().std() < 0.1) and (
+        narrow["adam/m"] - exact["adam/m"]
+    ).abs().max() < 0.01
     assert (narrow["weight"] - exact["weight"]).norm() < 0.05 * exact["weight"].norm()
 
 
@@ -132,12 +165,21 @@ def test_the_loss_follows_that_of_fp32_moments(alone, optimizer):
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
-    text, losses = np.frombuffer(Path(shutil.__file__).read_bytes(), np.uint8).astype(np.int64), {}
+    text = np.frombuffer(Path(shutil.__file__).read_bytes(), np.uint8).astype(np.int64)
+    losses = {}
     for moments in ("fp32", "bf16"):
-        config = resolved(alone, "parallel.dp=1", "batch.global=16", "batch.micro=16", *optimizer, f"optimizer.moments={moments}")
+        config = resolved(
+            alone,
+            "parallel.dp=1",
+            "batch.global=16",
+            "batch.micro=16",
+            *optimizer,
+            f"optimizer.moments={moments}",
+        )
         plan = plan_of(config)
         mesh = build_mesh(plan, alone)
-        actor, found = Actor(plan, mesh, torch.device("cpu")), []
+        actor = Actor(plan, mesh, torch.device("cpu"))
+        found = []
         for step in range(1, 61):
             starts = np.random.default_rng(step).integers(0, len(text) - 17, 16)
             rows = torch.from_numpy(np.stack([text[at : at + 17] for at in starts]))
@@ -161,7 +203,8 @@ def test_chunks_do_not_show(alone, name, monkeypatch):
     from mpitrain.optim import moments
     from mpitrain.training.trainer import build_mesh
 
-    config, found = resolved(f"optimizer.name={name}", NARROW), []
+    config = resolved(f"optimizer.name={name}", NARROW)
+    found = []
     plan = plan_of(config)
     mesh = build_mesh(plan, alone)
     for chunk in (2**17, 1024):
@@ -169,4 +212,6 @@ def test_chunks_do_not_show(alone, name, monkeypatch):
         run = Optimising(config, mesh, torch.float32)
         found.append(run.steps((1, 2, 3)) | run.states())
     mesh.free()
-    assert found[0].keys() == found[1].keys() and all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+    assert found[0].keys() == found[1].keys() and all(
+        torch.equal(found[0][key], found[1][key]) for key in found[0]
+    )

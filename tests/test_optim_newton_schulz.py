@@ -8,7 +8,8 @@ from mpitrain.optim.newton_schulz import newton_schulz
 
 @pytest.mark.parametrize("shape", [(40, 40), (24, 96), (96, 24), (1, 7), (7, 1)])
 def test_directions_stay_and_singular_values_come_near_1(shape):
-    matrix, polls = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64), []
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    polls = []
     kept = matrix.clone()
     found = newton_schulz(matrix, 5, lambda: polls.append(1))
     assert len(polls) == 5 and torch.equal(matrix, kept)

@@ -45,7 +45,8 @@ def test_what_is_not_finite_is_no_number():
 
 
 DEVICES = ["cpu", "as a GPU does", *(["cuda"] if torch.cuda.is_available() else [])]
-MOST, TINY = 1.7976931348623157e308, 5e-324
+MOST = 1.7976931348623157e308
+TINY = 5e-324
 
 
 def agrees(numbers, device="cpu"):
@@ -90,10 +91,14 @@ def test_digits_of_integers_give_the_parts_of_the_numbers(numbers):
         [1.0, math.inf],
         [math.nan, TINY],
     ],
-    ids=lambda numbers: f"{len(numbers)}x{max(numbers, default=0):.2g}" if isinstance(numbers, list) else numbers,
+    ids=lambda numbers: (
+        f"{len(numbers)}x{max(numbers, default=0):.2g}" if isinstance(numbers, list) else numbers
+    ),
 )
 def test_digits_hold_whatever_numbers_there_are(numbers, device):
-    """The smallest, the largest, all together, sums that fp64 just holds and just not, ties between two of its numbers."""
+    """The smallest, the largest, all together, sums that fp64 just holds and just not, ties between
+    two of its numbers.
+    """
     assert agrees(numbers, device)
 
 
@@ -102,14 +107,20 @@ def test_digits_hold_whatever_numbers_there_are(numbers, device):
 def test_many_numbers_of_all_sizes_are_added_exactly(count, device):
     dice = torch.Generator().manual_seed(count)
     exponents = torch.randint(-1000, 900, (count,), generator=dice) // 400 * 200
-    assert agrees(torch.ldexp(torch.rand(count, generator=dice, dtype=torch.float64), exponents.double()).tolist(), device)
+    assert agrees(
+        torch.ldexp(torch.rand(count, generator=dice, dtype=torch.float64), exponents.double()).tolist(),
+        device,
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES[:2], indirect=True)
 def test_digits_do_not_overflow(device):
     """Numbers with all bits set, in one place: 2^20 of them, of the 2^31 that fit."""
-    number, count = math.nextafter(2.0, 0), 2**20
-    assert sum(map(Fraction, summed(torch.tensor([number], dtype=torch.float64).expand(count)))) == count * Fraction(number)
+    number = math.nextafter(2.0, 0)
+    count = 2**20
+    assert sum(
+        map(Fraction, summed(torch.tensor([number], dtype=torch.float64).expand(count)))
+    ) == count * Fraction(number)
     digits = torch.zeros(module.NUM_DIGITS, dtype=torch.int64)
     for at in range(52, 84):  # every place in a digit
         assert agrees([math.ldexp(number, at)] * 2)
@@ -120,6 +131,10 @@ def test_digits_do_not_overflow(device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_squares_of_blocks_are_those_of_their_norms(dtype):
     dice = torch.Generator().manual_seed(1)
-    grads = [torch.randn(n, generator=dice).to(dtype) * 10.0 ** (n % 7 - 3) for n in (1, 1023, 1024, 5000, 70_000)]
-    blocks = [torch.linalg.vector_norm(block).double().item() ** 2 for grad in grads for block in grad.split(1024)]
+    grads = [
+        torch.randn(n, generator=dice).to(dtype) * 10.0 ** (n % 7 - 3) for n in (1, 1023, 1024, 5000, 70_000)
+    ]
+    blocks = [
+        torch.linalg.vector_norm(block).double().item() ** 2 for grad in grads for block in grad.split(1024)
+    ]
     assert exact_sum(squares(grads)) == exact_sum(blocks)

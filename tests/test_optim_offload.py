@@ -1,4 +1,7 @@
-"""`memory.offload = "optimizer"`: the bits of a run without, however the state is divided, and after a restart."""
+"""`memory.offload = "optimizer"`.
+
+The bits of a run without, however the state is divided, and after a restart.
+"""
 
 import pytest
 from conftest import EVERY, agree
@@ -14,7 +17,13 @@ CHOICES = [
 ]
 
 
-LAYOUTS = {"dp=1": CHOICES, "dp=2": CHOICES, "pp=2": CHOICES, "dp=2 tp=2": CHOICES if EVERY else CHOICES[1:2], "dp=2 pp=2": CHOICES}
+LAYOUTS = {
+    "dp=1": CHOICES,
+    "dp=2": CHOICES,
+    "pp=2": CHOICES,
+    "dp=2 tp=2": CHOICES if EVERY else CHOICES[1:2],
+    "dp=2 pp=2": CHOICES,
+}
 
 
 @pytest.mark.parametrize(
@@ -31,8 +40,11 @@ def test_offloading_shows_in_no_bit(world, layout, choice, monkeypatch):
     keys = ("batch.micro=4", "parallel.dp=1", *(f"parallel.{word}" for word in layout.split()), *choice)
     lines, weights = train(world, resolved(world, *keys))
     for number, zero in enumerate((0, 1, 2, 3) if "dp=2" in layout else (0,)):
-        mode, loads = ("optimizer", "all")[number % 2], []
-        config = resolved(world, *keys, f"parallel.zero={zero}", "parallel.reduce=step", f"memory.offload={mode}")
+        mode = ("optimizer", "all")[number % 2]
+        loads = []
+        config = resolved(
+            world, *keys, f"parallel.zero={zero}", "parallel.reduce=step", f"memory.offload={mode}"
+        )
         found = train(world, config, lambda actor, loads=loads: loads.append(actor.optimizer._loads))
         agree(world, found[0] == lines, f"zero={zero}: {found[0]} instead of {lines}")
         different = [name for name in weights if not (weights[name] == found[1][name]).all()]
@@ -42,7 +54,9 @@ def test_offloading_shows_in_no_bit(world, layout, choice, monkeypatch):
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_what_was_saved_is_taken_over(world, name, monkeypatch):
-    """State that was read into the pieces of an offloaded optimiser, and weights into host memory, get to where they are used."""
+    """State that was read into the pieces of an offloaded optimiser, and weights into host memory,
+    get to where they are used.
+    """
     import torch
     from training import resolved
 
@@ -55,7 +69,13 @@ def test_what_was_saved_is_taken_over(world, name, monkeypatch):
         pytest.skip("runs on 1 rank")
     monkeypatch.setattr(offload, "LOAD", 4096)  # so that there are several
     rows = torch.randint(0, 256, (4, 16, 17), generator=torch.Generator().manual_seed(1))
-    keys = (f"optimizer.name={name}", "optimizer.moments=bf16", "parallel.dp=1", "batch.global=16", "batch.micro=16")
+    keys = (
+        f"optimizer.name={name}",
+        "optimizer.moments=bf16",
+        "parallel.dp=1",
+        "batch.global=16",
+        "batch.micro=16",
+    )
     device = torch.device("cpu")
     plan = plan_of(resolved(world, *keys))
     mesh = build_mesh(plan, world)
@@ -87,14 +107,24 @@ def test_a_gpu_computes_what_it_did_but_for_the_update(world):
 
     if world.size != 1 or not torch.cuda.is_available():
         pytest.skip("runs on 1 rank with a GPU")
-    rows, losses = torch.randint(0, 256, (3, 16, 17), generator=torch.Generator().manual_seed(1)), []
+    rows = torch.randint(0, 256, (3, 16, 17), generator=torch.Generator().manual_seed(1))
+    losses = []
     for mode in ("none", "optimizer", "all"):
-        config = resolved(world, "parallel.dp=1", "batch.global=16", "batch.micro=4", "precision.compute=bf16", f"memory.offload={mode}")
+        config = resolved(
+            world,
+            "parallel.dp=1",
+            "batch.global=16",
+            "batch.micro=4",
+            "precision.compute=bf16",
+            f"memory.offload={mode}",
+        )
         plan = plan_of(config)
         mesh = build_mesh(plan, world)
         actor = Actor(plan, mesh, torch.device("cuda", 0))
         losses.append([actor.run_step(step, actor.cut(rows[step].cuda()), 1e-2).loss for step in range(3)])
-        hosted = [p.weight.is_pinned() and not p.weight.is_cuda and p.grad.is_cuda for p in actor.gradients.pieces]
+        hosted = [
+            p.weight.is_pinned() and not p.weight.is_cuda and p.grad.is_cuda for p in actor.gradients.pieces
+        ]
         assert all(hosted) if mode != "none" else not any(hosted)
         mesh.free()
     for found in losses[1:]:

@@ -31,7 +31,8 @@ def rounded(x, chance):
 @pytest.mark.parametrize("x", [1.001, -1.001, 0.9999, 3e-9, -2e-41, 1.7e38, math.pi])
 def test_the_mean_of_what_is_kept_is_what_was_given(x, half):
     found = rounded(torch.full((N,), x), chances() >> half).double()
-    low, high = found.min().item(), found.max().item()
+    low = found.min().item()
+    high = found.max().item()
     exact = torch.tensor(x).double().item()
     assert len(found.unique()) == 2 and low < exact < high
     share = (exact - low) / (high - low)
@@ -52,8 +53,18 @@ def test_what_bf16_has_is_kept():
 
 
 def test_bits_are_even_and_know_nothing_of_one_another():
-    """Of neighbours, of the two halves, of other updates and parameters: within 5 standard deviations of chance."""
-    every = [chances(), chances(update=4), chances(name="x"), chances() >> 16, chances().roll(1), chances().roll(1024)]
+    """Of neighbours, of the two halves, of other updates and parameters.
+
+    Within 5 standard deviations of chance.
+    """
+    every = [
+        chances(),
+        chances(update=4),
+        chances(name="x"),
+        chances() >> 16,
+        chances().roll(1),
+        chances().roll(1024),
+    ]
     signs = [torch.stack([1 - 2 * ((bits >> k) & 1) for k in range(16)]).float() for bits in every]
     assert max(abs(sign.mean(1)).max().item() for sign in signs) < 5 / math.sqrt(N)
     for other in signs[1:]:
@@ -70,17 +81,28 @@ def test_draws_are_those_of_the_place():
 @given(st.integers(1, 12), st.integers(1, 12), st.sampled_from([1, 2, 3]), st.data())
 def test_places_are_those_of_the_whole_parameter(rows, columns, tp, data):
     """Of norms, of matrices that are divided by rows and by columns, and of repeated heads."""
-    shape, divided = data.draw(st.sampled_from([((columns,), None), ((rows * tp, columns), ROWS), ((rows, columns * tp), COLUMNS)]))
+    shape, divided = data.draw(
+        st.sampled_from([((columns,), None), ((rows * tp, columns), ROWS), ((rows, columns * tp), COLUMNS)])
+    )
     spec = Spec("a", shape, 0.02, divided=divided).on(Shard(data.draw(st.integers(0, tp - 1)), tp))
     require_places(spec, data)
 
 
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3), st.integers(1, 2), st.sampled_from([ROWS, COLUMNS]), st.data())
+@given(
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.sampled_from([ROWS, COLUMNS]),
+    st.data(),
+)
 def test_places_are_those_of_all_experts(rows, columns, etp, ep, divided, data):
     shape = [rows, columns]
     shape[divided] *= etp
     experts, hidden = ((data.draw(st.integers(0, size - 1)), size) for size in (ep, etp))
-    require_places(stack("a", 2 * ep, *shape, divided, active=1.0).on(Shard(experts=experts, hidden=hidden)), data)
+    require_places(
+        stack("a", 2 * ep, *shape, divided, active=1.0).on(Shard(experts=experts, hidden=hidden)), data
+    )
 
 
 def require_places(spec, data):
@@ -88,7 +110,9 @@ def require_places(spec, data):
     begin = data.draw(st.integers(0, spec.numel - 1))
     end = data.draw(st.integers(begin + 1, spec.numel))
     box = tuple(slice(at, at + length) for at, length in zip(spec.offset, spec.shape))
-    expected = torch.arange(math.prod(spec.whole), dtype=torch.int32).view(spec.whole)[box].flatten()[begin:end]
+    expected = (
+        torch.arange(math.prod(spec.whole), dtype=torch.int32).view(spec.whole)[box].flatten()[begin:end]
+    )
     assert torch.equal(places(spec, begin, end, CPU), expected)
 
 
@@ -98,5 +122,8 @@ def test_places_of_huge_parameters_wrap():
         shape[dim] *= 2
         spec = Spec("a", tuple(shape), 0.02, divided=dim).on(Shard(1, 2))
         begin = 2**33 + 2**17 - 2
-        expected = [(spec.offset[0] + i // spec.shape[1]) * shape[1] + spec.offset[1] + i % spec.shape[1] for i in range(begin, begin + 5)]
+        expected = [
+            (spec.offset[0] + i // spec.shape[1]) * shape[1] + spec.offset[1] + i % spec.shape[1]
+            for i in range(begin, begin + 5)
+        ]
         assert places(spec, begin, begin + 5, CPU).tolist() == [(x + 2**31) % 2**32 - 2**31 for x in expected]

@@ -1,4 +1,6 @@
-"""The optimisers on one rank, over random gradients: equal to plain loops, wherever parameters are cut; a restart goes on.
+"""The optimisers on one rank, over random gradients.
+
+Equal to plain loops, wherever parameters are cut; a restart goes on.
 
 On more ranks than one: test_optim_training.py.
 """
@@ -41,13 +43,19 @@ def gradients(config, num_steps):
 
     dice = torch.Generator().manual_seed(1)
     specs = plan_of(config).parameters()
-    every = [[torch.randn(spec.numel, generator=dice, dtype=torch.float64) for spec in specs] for _ in range(num_steps + 1)]
+    every = [
+        [torch.randn(spec.numel, generator=dice, dtype=torch.float64) for spec in specs]
+        for _ in range(num_steps + 1)
+    ]
     first, *others = [dict(zip([spec.name for spec in specs], flat)) for flat in every]
     return first, others
 
 
 class Optimising:
-    """Weights under an optimiser, as pieces that begin at multiples of 1024 elements: at `cuts`, counted in these."""
+    """Weights under an optimiser, as pieces that begin at multiples of 1024 elements.
+
+    At `cuts`, counted in these.
+    """
 
     def __init__(self, config, mesh, dtype=torch.float64, cuts=()):
         from mpitrain.model.families.catalog import plan_of
@@ -63,7 +71,9 @@ class Optimising:
             bounds = [0, *(1024 * cut for cut in cuts if 1024 * cut < spec.numel), spec.numel]
             parts = [(self.weights[spec.name][a:b], self.grads[spec.name][a:b]) for a, b in pairwise(bounds)]
             self.pieces += [Piece(spec, a, b, *part) for (a, b), part in zip(pairwise(bounds), parts)]
-        self.optimizer = optimizer_of(config, plan.stages, self.pieces, mesh, torch.empty(0, dtype=dtype), torch.device("cpu"))
+        self.optimizer = optimizer_of(
+            config, plan.stages, self.pieces, mesh, torch.empty(0, dtype=dtype), torch.device("cpu")
+        )
 
     def steps(self, numbers):
         """Take the steps of these numbers, counted from 1; return the weights."""
@@ -71,7 +81,10 @@ class Optimising:
             for name, grad in self.every[step - 1].items():
                 self.grads[name].copy_(grad)
             self.optimizer.step(LR * step)
-            assert all(torch.equal(self.grads[name], grad.to(self.grads[name].dtype)) for name, grad in self.every[step - 1].items())
+            assert all(
+                torch.equal(self.grads[name], grad.to(self.grads[name].dtype))
+                for name, grad in self.every[step - 1].items()
+            )
         return self.weights
 
     def states(self):
@@ -91,12 +104,17 @@ class Optimising:
 
 
 def require_equal_to_a_loop(config, mesh, update):
-    """Compare three steps with `update(weights, grads, states, step, lr)` of whole matrices; return the names of the states."""
+    """Compare three steps with `update(weights, grads, states, step, lr)` of whole matrices.
+
+    Return the names of the states.
+    """
     from mpitrain.model.families.catalog import plan_of
 
     shapes = {spec.name: spec.shape for spec in plan_of(config).parameters()}
     initial, every = gradients(config, 3)
-    weights, states, found = {name: w.view(shapes[name]) for name, w in initial.items()}, {}, Optimising(config, mesh)
+    weights = {name: w.view(shapes[name]) for name, w in initial.items()}
+    states = {}
+    found = Optimising(config, mesh)
     for step, grads in enumerate(every, 1):
         update(weights, {name: g.view(shapes[name]) for name, g in grads.items()}, states, step, LR * step)
     for name, w in found.steps((1, 2, 3)).items():
@@ -110,21 +128,42 @@ def require_equal_to_a_loop(config, mesh, update):
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.8, True)])
 def test_sgd_equals_a_plain_loop(alone, momentum, nesterov):
-    config = resolved("optimizer.name=sgd", f"optimizer.momentum={momentum}", f"optimizer.nesterov={str(nesterov).lower()}")
-    states = require_equal_to_a_loop(config, alone, lambda *a: sgd_step(*a, momentum=momentum, nesterov=nesterov, decay=0.1))
+    config = resolved(
+        "optimizer.name=sgd", f"optimizer.momentum={momentum}", f"optimizer.nesterov={str(nesterov).lower()}"
+    )
+    states = require_equal_to_a_loop(
+        config, alone, lambda *a: sgd_step(*a, momentum=momentum, nesterov=nesterov, decay=0.1)
+    )
     assert {name for name, _ in states} == ({"sgd/momentum"} if momentum else set())
 
 
-@pytest.mark.parametrize(("momentum", "nesterov", "ns_steps"), [(0.95, True, 5), (0.9, False, 3), (0.0, False, 1)])
+@pytest.mark.parametrize(
+    ("momentum", "nesterov", "ns_steps"), [(0.95, True, 5), (0.9, False, 3), (0.0, False, 1)]
+)
 def test_muon_equals_a_plain_loop(alone, momentum, nesterov, ns_steps):
     keys = (f"momentum={momentum}", f"nesterov={str(nesterov).lower()}", f"ns_steps={ns_steps}")
     config = resolved("optimizer.name=muon", *(f"optimizer.{key}" for key in keys))
-    kept = dict(momentum=momentum, nesterov=nesterov, ns_steps=ns_steps, betas=(0.9, 0.95), eps=1e-8, decay=0.1)
+    kept = dict(
+        momentum=momentum, nesterov=nesterov, ns_steps=ns_steps, betas=(0.9, 0.95), eps=1e-8, decay=0.1
+    )
     states = require_equal_to_a_loop(config, alone, lambda *a: muon_step(*a, **kept))
     hidden = {name for state, name in states if state == "muon/momentum"}
-    assert len(hidden) == 7 and {name.split(".")[-2] for name in hidden} == {"q", "k", "v", "output", "gate", "up", "down"}
+    assert len(hidden) == 7 and {name.split(".")[-2] for name in hidden} == {
+        "q",
+        "k",
+        "v",
+        "output",
+        "gate",
+        "up",
+        "down",
+    }
     others = {name for state, name in states if state in ("adam/m", "adam/v")}
-    assert others == {"embedding.weight", "blocks.0.attention.norm.weight", "blocks.0.ffn.norm.weight", "head.norm.weight"}
+    assert others == {
+        "embedding.weight",
+        "blocks.0.attention.norm.weight",
+        "blocks.0.ffn.norm.weight",
+        "head.norm.weight",
+    }
 
 
 def test_a_step_of_muon_is_that_of_torch(alone):
@@ -133,12 +172,18 @@ def test_a_step_of_muon_is_that_of_torch(alone):
     from mpitrain.model.families.catalog import plan_of
 
     shape = {spec.name: spec.shape for spec in plan_of(resolved()).parameters()}
-    before = {name: w.view(shape[name]).clone() for name, w in found.weights.items() if ".ffn." in name and "norm" not in name}
+    before = {
+        name: w.view(shape[name]).clone()
+        for name, w in found.weights.items()
+        if ".ffn." in name and "norm" not in name
+    }
     found.steps((1,))
     for name, w in before.items():
         expected = w.clone()
         expected.grad = found.grads[name].view(shape[name])
-        torch.optim.Muon([expected], lr=LR, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw").step()
+        torch.optim.Muon(
+            [expected], lr=LR, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        ).step()
         error = (found.weights[name].view(shape[name]) - expected).norm() / (expected - w).norm()
         assert error < 0.03, f"{name}: {error:.1e}"
 
@@ -148,12 +193,21 @@ def test_a_step_of_muon_is_that_of_torch(alone):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "given", ["name=adamw", "name=adamw moments=bf16", "name=sgd", "name=sgd nesterov=true", "name=sgd momentum=0", "name=sgd moments=bf16"]
+    "given",
+    [
+        "name=adamw",
+        "name=adamw moments=bf16",
+        "name=sgd",
+        "name=sgd nesterov=true",
+        "name=sgd momentum=0",
+        "name=sgd moments=bf16",
+    ],
 )
 def test_bits_do_not_tell_where_a_parameter_is_cut(alone, given, dtype):
     config = resolved(*(f"optimizer.{key}" for key in given.split()))
     whole = Optimising(config, alone, dtype)
-    weights, states = whole.steps((1, 2, 3)), whole.states()
+    weights = whole.steps((1, 2, 3))
+    states = whole.states()
     for cuts in ((1,), (1, 2, 3), (3, 5)):
         cut = Optimising(config, alone, dtype, cuts)
         assert all(torch.equal(w, weights[name]) for name, w in cut.steps((1, 2, 3)).items())
@@ -165,7 +219,8 @@ def test_bits_do_not_tell_where_a_parameter_is_cut(alone, given, dtype):
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_a_restart_goes_on_with_the_same_bits(alone, name, moments):
     """Muon's parts are cut only between ranks."""
-    config, cuts = resolved(f"optimizer.name={name}", f"optimizer.moments={moments}"), ((), ()) if name == "muon" else ((1, 3), (2,))
+    config = resolved(f"optimizer.name={name}", f"optimizer.moments={moments}")
+    cuts = ((), ()) if name == "muon" else ((1, 3), (2,))
     weights = Optimising(config, alone, torch.float32).steps((1, 2, 3, 4, 5))
     stopped, gone_on = (Optimising(config, alone, torch.float32, cut) for cut in cuts)
     gone_on.restore(stopped.steps((1, 2)), stopped.states(), 2)
@@ -183,7 +238,8 @@ def test_parts_make_whole_matrices_and_the_work_is_divided(alone, tp, num_shards
 
     config = resolved(f"parallel.tp={tp}", "model.layers=6", "optimizer.name=muon", ranks=tp)
     plan = plan_of(config)
-    held, found = holdings(config, plan.stages, num_shards), {}
+    held = holdings(config, plan.stages, num_shards)
+    found = {}
     for holding in held:
         for name, part in holding.items():
             found[name] = found.get(name, 0) + part.length * (part.spec.copy == 0)
@@ -204,5 +260,10 @@ def test_a_matrix_stays_where_most_of_it_is(alone):
     plan = plan_of(resolved("model.layers=6", "optimizer.name=muon"))
     held = holdings(plan.config, plan.stages, 2)
     every = sum(part.length for holding in held for part in holding.values())
-    stays = sum(held[rank][name].length for rank, queue in enumerate(dealt(held)) for name in queue if name in held[rank])
+    stays = sum(
+        held[rank][name].length
+        for rank, queue in enumerate(dealt(held))
+        for name in queue
+        if name in held[rank]
+    )
     assert stays > 0.8 * every

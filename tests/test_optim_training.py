@@ -1,4 +1,7 @@
-"""Training with SGD and Muon on several ranks: equal to a plain torch loop in fp64; the same bits however ZeRO divides the state."""
+"""Training with SGD and Muon on several ranks.
+
+Equal to a plain torch loop in fp64; the same bits however ZeRO divides the state.
+"""
 
 import pytest
 from conftest import EVERY, agree
@@ -41,7 +44,15 @@ LAYOUTS = [
     "dp=2 tp=2 pp=2 zero=1 schedule=zbv",
 ]
 LAYOUTS += ["dp=2 tp=4 zero=2 tied=false"] * EVERY
-DIVIDED = ["dp=2", "cp=2 tied=false", "dp=4", "dp=2 tp=2", "dp=4 dp_shard=2", "dp=2 pp=2 schedule=zbv", "dp=2 tp=2 pp=2 schedule=1f1b"]
+DIVIDED = [
+    "dp=2",
+    "cp=2 tied=false",
+    "dp=4",
+    "dp=2 tp=2",
+    "dp=4 dp_shard=2",
+    "dp=2 pp=2 schedule=zbv",
+    "dp=2 tp=2 pp=2 schedule=1f1b",
+]
 OPTIMIZERS = {
     "sgd": (("momentum=0.8", "nesterov=true"), sgd_step, dict(momentum=0.8, nesterov=True)),
     "muon": ((), muon_step, dict(momentum=0.95, nesterov=True, ns_steps=5, betas=(0.9, 0.95), eps=1e-8)),
@@ -54,7 +65,9 @@ def resolved(world, name, layout, *given):
     from mpitrain.layout.resolve import resolve
 
     chosen = DEGREES | {"kv_heads": 2} | dict(word.split("=") for word in layout.split())
-    tables = {"schedule": "pipeline", "transport": "comm"} | dict.fromkeys(("tied", "kv_heads", "layers", "width", "ffn"), "model")
+    tables = {"schedule": "pipeline", "transport": "comm"} | dict.fromkeys(
+        ("tied", "kv_heads", "layers", "width", "ffn"), "model"
+    )
     words = [f"{tables.get(key, 'parallel')}.{key}={value}" for key, value in chosen.items()]
     needed = 1
     for degree in DEGREES:
@@ -90,10 +103,14 @@ def steps(world, config, compare):
 
 def plain_torch(config, name):
     """Return the loss, and the weights after each step of a plain loop."""
-    weights, states, found = initial_weights(config), {}, []
+    weights = initial_weights(config)
+    states = {}
+    found = []
     _, update, settings = OPTIMIZERS[name]
     for step in range(1, STEPS + 1):
-        loss, grads = loss_and_grads(weights, rows_of(step), config.model.layers, HEADS, config.model.kv_heads)
+        loss, grads = loss_and_grads(
+            weights, rows_of(step), config.model.layers, HEADS, config.model.kv_heads
+        )
         norm = sum(grad.square().sum() for grad in grads.values()).sqrt().item()
         clipped = {key: grad * min(1.0, 0.5 / norm) for key, grad in grads.items()}
         update(weights, clipped, states, step, 1e-2, decay=0.1, **settings)
@@ -102,15 +119,21 @@ def plain_torch(config, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"), [(name, layout) for name in OPTIMIZERS for layout in LAYOUTS[:: 1 if EVERY or name == "muon" else 3]]
+    ("name", "layout"),
+    [(name, layout) for name in OPTIMIZERS for layout in LAYOUTS[:: 1 if EVERY or name == "muon" else 3]],
 )
 def test_steps_equal_a_plain_torch_loop(world, name, layout):
-    config, wrong = resolved(world, name, layout, "precision.compute=fp64"), []
+    config = resolved(world, name, layout, "precision.compute=fp64")
+    wrong = []
     every = once(world, (name, repr(config.model)), lambda: plain_torch(config, name))
 
     def compare(actor, step, result):
         loss, weights = every[step - 1]
-        wrong.extend([f"step {step}: loss {result.loss}, {loss} of the loop"] if abs(result.loss - loss) > 1e-10 else [])
+        wrong.extend(
+            [f"step {step}: loss {result.loss}, {loss} of the loop"]
+            if abs(result.loss - loss) > 1e-10
+            else []
+        )
         for piece in actor.gradients.pieces:
             expected = part(weights, piece)
             error = ((piece.weight - expected).abs().max() / expected.abs().max()).item()
@@ -122,22 +145,35 @@ def test_steps_equal_a_plain_torch_loop(world, name, layout):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"] if EVERY else ["fp32"])
 @pytest.mark.parametrize(
-    ("name", "layout"), [(name, layout) for name in OPTIMIZERS for layout in DIVIDED[:: 1 if EVERY else 2 if name == "muon" else 4]]
+    ("name", "layout"),
+    [
+        (name, layout)
+        for name in OPTIMIZERS
+        for layout in DIVIDED[:: 1 if EVERY else 2 if name == "muon" else 4]
+    ],
 )
 def test_the_bits_are_the_same_for_every_stage_of_zero(world, name, layout, precision):
     """Weights and momentum: state that was saved in one division is read in another."""
     found = {}
     undivided = " ".join(word for word in layout.split() if not word.startswith("dp_shard"))
     for zero in (0, 1, 2, 3):
-        config = resolved(world, name, f"{layout if zero else undivided} zero={zero} reduce=step", f"precision.compute={precision}")
-        lines, mine = [], []
+        config = resolved(
+            world,
+            name,
+            f"{layout if zero else undivided} zero={zero} reduce=step",
+            f"precision.compute={precision}",
+        )
+        lines = []
+        mine = []
 
         def note(actor, step, result, lines=lines, mine=mine):
             lines.append((result.loss, result.grad_norm))
             first = actor.mesh["replicate"].rank == 0
             for piece in actor.gradients.counted if first and step == STEPS else ():
                 for state, x in (("weight", piece.weight), *actor.optimizer.moments(piece)):
-                    mine.append(((f"{state} {piece.spec.name}", piece.spec.offset, piece.begin), x.numpy().copy()))
+                    mine.append(
+                        ((f"{state} {piece.spec.name}", piece.spec.offset, piece.begin), x.numpy().copy())
+                    )
 
         steps(world, config, note)
         found[zero] = lines, whole_weights(each for part in world.allgather(mine) for each in part)
@@ -145,28 +181,48 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world, name, layout, prec
     for zero in (1, 2, 3):
         agree(world, found[zero][0] == lines, f"zero={zero}: {found[zero][0]} instead of {lines}")
         different = [key for key, x in tensors.items() if not (found[zero][1][key] == x).all()]
-        agree(world, found[zero][1].keys() == tensors.keys() and not different, f"zero={zero}: {different[:3]}")
+        agree(
+            world, found[zero][1].keys() == tensors.keys() and not different, f"zero={zero}: {different[:3]}"
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS if EVERY else LAYOUTS[::2])
 def test_muon_sends_an_element_at_most_once_to_where_it_is_needed_and_back(world, layout):
-    """In order and to the byte as a rehearsal has it. Of key-value heads that are repeated one copy goes, and all get theirs back."""
+    """In order and to the byte as a rehearsal has it.
+
+    Of key-value heads that are repeated one copy goes, and all get theirs back.
+    """
     from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.layout.parameters import Shard
     from mpitrain.model.families.catalog import plan_of
 
     config = resolved(world, "muon", layout)
-    declared, wrong = Rehearsal(plan_of(config), world.rank).training().get("matrix", []), []
+    declared = Rehearsal(plan_of(config), world.rank).training().get("matrix", [])
+    wrong = []
 
     def note(actor, step, result):
-        axis, shards = actor.mesh["matrix"], [Shard(rank, config.parallel.tp) for rank in range(config.parallel.tp)]
-        found, axis.account.log = axis.account.log or [], []
+        axis = actor.mesh["matrix"]
+        shards = [Shard(rank, config.parallel.tp) for rank in range(config.parallel.tp)]
+        found = axis.account.log or []
+        axis.account.log = []
         sent = sum(axis.comm.allgather(sum(num_bytes for _, num_bytes in found)))
-        specs = [spec for shard in shards for stage in actor.stages.values() for block in stage.plan.specs(shard) for spec in block]
-        every = 4 * sum(spec.numel * (1 + (spec.copy == 0)) for spec in specs if len(spec.shape) == 2 and "blocks" in spec.name)
+        specs = [
+            spec
+            for shard in shards
+            for stage in actor.stages.values()
+            for block in stage.plan.specs(shard)
+            for spec in block
+        ]
+        every = 4 * sum(
+            spec.numel * (1 + (spec.copy == 0))
+            for spec in specs
+            if len(spec.shape) == 2 and "blocks" in spec.name
+        )
         if step > 1:  # the log begins now
             wrong.extend([f"{found}, declared {declared}"] if axis.size > 1 and found != declared else [])
-            wrong.extend([f"{sent} of {every} bytes"] if not (0 < sent < every if axis.size > 1 else sent == 0) else [])
+            wrong.extend(
+                [f"{sent} of {every} bytes"] if not (0 < sent < every if axis.size > 1 else sent == 0) else []
+            )
 
     steps(world, config, note)
     agree(world, not wrong, wrong[:1])

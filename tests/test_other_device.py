@@ -1,7 +1,10 @@
-"""A step on a device that isn't the CPU: nothing of the CPU's is mixed in, and nothing is read back but the numbers of a step.
+"""A step on a device that isn't the CPU.
 
-torch's meta device has shapes only. It refuses a tensor of the CPU's beside its own, as CUDA does, and to be read at all: whoever asked a
-tensor for a number within a step would make the host wait for a GPU. Experts read how many rows go where, and aren't here.
+Nothing of the CPU's is mixed in, and nothing is read back but the numbers of a step.
+
+torch's meta device has shapes only. It refuses a tensor of the CPU's beside its own, as CUDA does,
+and to be read at all: whoever asked a tensor for a number within a step would make the host wait
+for a GPU. Experts read how many rows go where, and aren't here.
 """
 
 import pytest
@@ -50,7 +53,9 @@ def test_a_step_stays_on_the_device(world, kind):
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("meta"), measure=Shapes())
     rows = torch.zeros(config.batch.global_, 17, dtype=torch.int64, device="meta")
-    results = [actor.run_step(step, actor.cut(rows, 7 if kind == "documents" else None), 1e-3) for step in (1, 2)]
+    results = [
+        actor.run_step(step, actor.cut(rows, 7 if kind == "documents" else None), 1e-3) for step in (1, 2)
+    ]
     mesh.free()
     assert all(result.num_tokens == 8 * 16 and result.loss > 0 and not result.skipped for result in results)
 
@@ -59,6 +64,12 @@ def test_the_device_refuses_what_cuda_refuses():
     import torch
 
     x = torch.ones(3, device="meta")
-    for wrong in (lambda: x + torch.ones(3), lambda: x @ torch.ones(3), lambda: x.sum().item(), lambda: bool((x > 0).all()), x.tolist):
+    for wrong in (
+        lambda: x + torch.ones(3),
+        lambda: x @ torch.ones(3),
+        lambda: x.sum().item(),
+        lambda: bool((x > 0).all()),
+        x.tolist,
+    ):
         with pytest.raises((RuntimeError, NotImplementedError)):
             wrong()

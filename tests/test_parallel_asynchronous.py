@@ -1,11 +1,16 @@
-"""Gather, compute and scatter by chunks equal the three one after the other; an item and its backward are adjoint."""
+"""Gather, compute and scatter by chunks equal the three one after the other.
+
+An item and its backward are adjoint.
+"""
 
 import pytest
 from conftest import agree
 
 FLAGS = {"gather": (True, False), "scatter": (False, True), "both": (True, True)}
 LENGTHS = (1, 2, 5)  # positions of a chunk: with 1, the own chunk has no halves
-WIDTH, FFN, BATCH = 8, 12, 2
+WIDTH = 8
+FFN = 12
+BATCH = 2
 
 pytestmark = pytest.mark.mpi
 
@@ -26,7 +31,9 @@ def random(axis, *shape):
     """Return numbers that are this rank's own."""
     import torch
 
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1000 * sum(shape) + axis.rank), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(1000 * sum(shape) + axis.rank), dtype=torch.float64
+    )
 
 
 def parameter(axis, *shape):
@@ -40,7 +47,9 @@ def parameter(axis, *shape):
 
 
 def segments(axis, length):
-    """Return (segment, its parameters, flags, shape of the input here, of the output) of all that goes by chunks."""
+    """Return (segment, its parameters, flags, shape of the input here, of the output) of all that
+    goes by chunks.
+    """
     import torch
 
     from mpitrain.model.attention import Output, Projection
@@ -50,11 +59,20 @@ def segments(axis, length):
 
     whole = length * axis.size
     gate, up, q = (parameter(axis, FFN, WIDTH) for _ in range(3))
-    down, k, v, output = parameter(axis, WIDTH, FFN), *(parameter(axis, 4, WIDTH) for _ in range(2)), parameter(axis, WIDTH, FFN)
+    down, k, v, output = (
+        parameter(axis, WIDTH, FFN),
+        *(parameter(axis, 4, WIDTH) for _ in range(2)),
+        parameter(axis, WIDTH, FFN),
+    )
     rotary = Rotary(Rope(4, 10_000.0), torch.arange(3 + whole), torch.float64, torch.device("cpu"))
     heads = [(BATCH, n, whole, 4) for n in (3, 1, 1)]
     return {
-        "both": (FeedForward(None, gate, up, down), (gate, up, down), (BATCH, length, WIDTH), [(BATCH, length, WIDTH)]),
+        "both": (
+            FeedForward(None, gate, up, down),
+            (gate, up, down),
+            (BATCH, length, WIDTH),
+            [(BATCH, length, WIDTH)],
+        ),
         "gather": (Projection(None, q, k, v, rotary), (q, k, v), (BATCH, length, WIDTH), heads),
         "scatter": (Output(output), (output,), (BATCH, 3, whole, 4), [(BATCH, length, WIDTH)]),
     }
@@ -71,11 +89,17 @@ def plain(flags, segment, axis):
     from mpitrain.parallel.communication import Communication
 
     gather, scatter = FLAGS[flags]
-    return [*[Communication("gather", axis, 1)] * gather, segment, *[Communication("scatter", axis, 1)] * scatter]
+    return [
+        *[Communication("gather", axis, 1)] * gather,
+        segment,
+        *[Communication("scatter", axis, 1)] * scatter,
+    ]
 
 
 def both_ways(block, parameters, x, grads):
-    """Run a block from position 3 on; return its outputs, the gradient of its input and those of its weights."""
+    """Run a block from position 3 on; return its outputs, the gradient of its input and those of
+    its weights.
+    """
     from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import backward, forward, run
 
@@ -90,7 +114,8 @@ def both_ways(block, parameters, x, grads):
 @pytest.mark.parametrize("flags", FLAGS)
 def test_chunks_equal_gather_segment_scatter(axis, flags, length):
     segment, parameters, shape, shapes = segments(axis, length)[flags]
-    x, grads = random(axis, *shape), tuple(random(axis, *s) for s in shapes)
+    x = random(axis, *shape)
+    grads = tuple(random(axis, *s) for s in shapes)
     before = x.clone()
     found, expected = (both_ways(way(flags, segment, axis), parameters, x, grads) for way in (chunked, plain))
     errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, expected, strict=True)]
@@ -100,7 +125,10 @@ def test_chunks_equal_gather_segment_scatter(axis, flags, length):
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("flags", FLAGS)
 def test_an_item_is_adjoint_to_its_backward(axis, flags, length):
-    """<A x, z> = <x, A* z> for a product with a matrix of each rank's own; nothing is replicated, so all ranks' numbers count."""
+    """<A x, z> = <x, A* z> for a product with a matrix of each rank's own.
+
+    Nothing is replicated, so all ranks' numbers count.
+    """
     from mpitrain.model.segment import Segment
     from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import backward, forward, run
@@ -127,7 +155,8 @@ def test_what_is_declared_is_what_is_started(axis, flags):
     from mpitrain.parallel.walk import backward, forward, run
 
     segment, _, shape, shapes = segments(axis, 5)[flags]
-    x, grads = random(axis, *shape), tuple(random(axis, *s) for s in shapes)
+    x = random(axis, *shape)
+    grads = tuple(random(axis, *s) for s in shapes)
     item = chunked(flags, segment, axis)
     declared, behind = item[0].sends((BATCH, 5 if FLAGS[flags][0] else 5 * axis.size, WIDTH), 8)
     axis.account.log = forward_log = []
@@ -135,9 +164,15 @@ def test_what_is_declared_is_what_is_started(axis, flags):
     axis.account.log = backward_log = []
     run(backward(item, saved, grads if isinstance(y, tuple) else grads[0]))
     axis.account.log = None
-    logs = [[(s.operation, s.num_bytes) for s in started] for started in (declared.forward, declared.backward)]
+    logs = [
+        [(s.operation, s.num_bytes) for s in started] for started in (declared.forward, declared.backward)
+    ]
     positions = (y[0] if isinstance(y, tuple) else y).shape[-2]
-    agree(axis.comm, logs == [forward_log, backward_log] and behind == (BATCH, positions, WIDTH), f"{logs} {forward_log} {backward_log}")
+    agree(
+        axis.comm,
+        logs == [forward_log, backward_log] and behind == (BATCH, positions, WIDTH),
+        f"{logs} {forward_log} {backward_log}",
+    )
 
 
 def test_without_gradients_nothing_is_kept(axis):
@@ -151,7 +186,11 @@ def test_without_gradients_nothing_is_kept(axis):
         segment, _, shape, _ = segments(axis, 2)[flags]
         with torch.no_grad():
             y, saved = run(forward(chunked(flags, segment, axis), random(axis, *shape), Context()))
-        wrong += [flags] if saved != [None] or any(part.requires_grad for part in (y if isinstance(y, tuple) else (y,))) else []
+        wrong += (
+            [flags]
+            if saved != [None] or any(part.requires_grad for part in (y if isinstance(y, tuple) else (y,)))
+            else []
+        )
     agree(axis.comm, not wrong, f"{wrong}")
 
 
@@ -162,9 +201,11 @@ def test_a_backward_for_inputs_leaves_the_weights_for_later(axis):
     from mpitrain.parallel.walk import backward, forward, run
 
     segment, parameters, shape, shapes = segments(axis, 5)["both"]
-    x, grads = random(axis, *shape), tuple(random(axis, *s) for s in shapes)
+    x = random(axis, *shape)
+    grads = tuple(random(axis, *s) for s in shapes)
     expected = both_ways(chunked("both", segment, axis), parameters, x, grads)
-    block, later = chunked("both", segment, axis), []
+    block = chunked("both", segment, axis)
+    later = []
     for p in parameters:
         p.grad.zero_()
     y, saved = run(forward(block, x, Context(start=3)))
@@ -173,7 +214,11 @@ def test_a_backward_for_inputs_leaves_the_weights_for_later(axis):
     for products in later:
         products.add()
     found = [y, grad, *(p.grad for p in parameters)]
-    agree(axis.comm, untouched and all(torch.equal(a, b) for a, b in zip(found, expected)), f"untouched: {untouched}")
+    agree(
+        axis.comm,
+        untouched and all(torch.equal(a, b) for a, b in zip(found, expected)),
+        f"untouched: {untouched}",
+    )
 
 
 def test_weight_gradients_come_before_each_wait(axis, monkeypatch):
@@ -182,7 +227,9 @@ def test_weight_gradients_come_before_each_wait(axis, monkeypatch):
     from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import backward, forward, run
 
-    added, at_waits, wait = [], [], axis.progress.wait
+    added = []
+    at_waits = []
+    wait = axis.progress.wait
     segment, _, shape, shapes = segments(axis, 4)["both"]
     block = chunked("both", segment, axis)
     _, saved = run(forward(block, random(axis, *shape), Context()))
@@ -201,12 +248,19 @@ def events(axis, monkeypatch, flags):
     from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import forward, run
 
-    seen, shift = [], asynchronous.shift
+    seen = []
+    shift = asynchronous.shift
     segment, _, shape, _ = segments(axis, 4)[flags]
     compute = segment.compute
-    segment.compute = lambda x, context, tape: seen.append(("compute", context.start // 4, x.shape[-2])) or compute(x, context, tape)
+    segment.compute = lambda x, context, tape: (
+        seen.append(("compute", context.start // 4, x.shape[-2])) or compute(x, context, tape)
+    )
     with monkeypatch.context() as patch:
-        patch.setattr(asynchronous, "shift", lambda x, axis, distance: seen.append(("send", distance)) or shift(x, axis, distance))
+        patch.setattr(
+            asynchronous,
+            "shift",
+            lambda x, axis, distance: seen.append(("send", distance)) or shift(x, axis, distance),
+        )
         run(forward(chunked(flags, segment, axis), random(axis, *shape), Context()))
     return seen
 
@@ -215,7 +269,8 @@ def test_chunks_are_computed_as_they_come_and_leave_at_once(axis, monkeypatch):
     others = [(d, ("compute", (axis.rank - d) % axis.size, 4)) for d in range(1, axis.size)]
     arriving = [("send", d) for d, _ in others]
     leaving = [event for d, computed in others for event in (computed, ("send", -d))]
-    own, half = ("compute", axis.rank, 4), ("compute", axis.rank, 2)
+    own = ("compute", axis.rank, 4)
+    half = ("compute", axis.rank, 2)
     expected = {
         "gather": [*arriving, own, *(computed for _, computed in others)],
         "scatter": [*leaving, own],

@@ -1,10 +1,14 @@
-"""Attention spread over the cp axis against plain attention over the whole sequence, in fp64: output and all gradients."""
+"""Attention spread over the cp axis against plain attention over the whole sequence, in fp64.
+
+Output and all gradients.
+"""
 
 import pytest
 from conftest import agree
 
 KINDS = ["ring", "zigzag", "gather", "ulysses"]
-GROUPS = [(8, 8), (8, 2), (8, 1)]  # heads, key-value heads; under ulysses on 4 and 8 ranks the latter are copied
+# heads, key-value heads; under ulysses on 4 and 8 ranks the latter are copied
+GROUPS = [(8, 8), (8, 2), (8, 1)]
 WIDTH = 8
 
 pytestmark = pytest.mark.mpi
@@ -70,17 +74,24 @@ def dense(q, k, v, grad, documents):
 
 
 def spread(axis, kind, tensors, documents, dtype=None):
-    """Run one attention on this rank's part of each tensor; return its parts of the output and of the gradients."""
+    """Run one attention on this rank's part of each tensor.
+
+    Return its parts of the output and of the gradients.
+    """
     import torch
 
     from mpitrain.parallel.context.attention import context_attention
     from mpitrain.parallel.walk import run
 
-    heads, kv_heads, sequence = tensors[0].shape[1], tensors[1].shape[1], tensors[0].shape[2]
+    heads = tensors[0].shape[1]
+    kv_heads = tensors[1].shape[1]
+    sequence = tensors[0].shape[2]
     attention = context_attention(axis, kind, sequence, heads, kv_heads, WIDTH)
     here = torch.from_numpy(attention.placement.positions(axis.rank))
     # as a model has them: heads beside positions in memory
-    q, k, v, grad = (x[:, :, here].to(dtype or x.dtype).transpose(1, 2).contiguous().transpose(1, 2) for x in tensors)
+    q, k, v, grad = (
+        x[:, :, here].to(dtype or x.dtype).transpose(1, 2).contiguous().transpose(1, 2) for x in tensors
+    )
     before = [x.clone() for x in (q, k, v, grad)]
     out, saved = run(attention.forward(q, k, v, documents))
     grads = run(attention.backward(saved, grad))
@@ -89,11 +100,18 @@ def spread(axis, kind, tensors, documents, dtype=None):
 
 
 def errors(found, here, expected):
-    """Return the largest difference of each, relative to the largest value (0.001 where all are zero); inf for NaN."""
+    """Return the largest difference of each, relative to the largest value (0.001 where all are zero).
+
+    Inf for NaN.
+    """
     import torch
 
     def error(x, whole):
-        return ((x.double() - whole[:, :, here]).abs().max() / whole.abs().max().clamp(min=1e-3)).nan_to_num(torch.inf).item()
+        return (
+            ((x.double() - whole[:, :, here]).abs().max() / whole.abs().max().clamp(min=1e-3))
+            .nan_to_num(torch.inf)
+            .item()
+        )
 
     return dict(zip(("out", "dq", "dk", "dv"), (error(x, whole) for x, whole in zip(found, expected))))
 
@@ -103,7 +121,8 @@ def errors(found, here, expected):
 def test_attention_equals_that_of_one_process(axis, kind, case):
     wrong = []
     for heads, kv_heads in GROUPS:
-        tensors, documents = whole_tensors(heads, kv_heads, 48), documents_of(case, 48)
+        tensors = whole_tensors(heads, kv_heads, 48)
+        documents = documents_of(case, 48)
         found = errors(*spread(axis, kind, tensors, documents), dense(*tensors, documents))
         wrong += [(heads, kv_heads, found)] if max(found.values()) > 1e-10 else []
     agree(axis.comm, not wrong, f"{wrong}")
@@ -149,8 +168,11 @@ def test_large_scores_neither_overflow_nor_vanish(axis):
 def test_all_transports_give_the_same_bits(axis, other_axis, kind):
     import torch
 
-    tensors, documents = whole_tensors(8, 2, 48), documents_of("many", 48)
-    (expected, _), (found, _) = (spread(a, kind, tensors, documents, torch.float32) for a in (axis, other_axis))
+    tensors = whole_tensors(8, 2, 48)
+    documents = documents_of("many", 48)
+    (expected, _), (found, _) = (
+        spread(a, kind, tensors, documents, torch.float32) for a in (axis, other_axis)
+    )
     agree(axis.comm, all(torch.equal(a, b) for a, b in zip(found, expected)))
 
 
@@ -158,12 +180,15 @@ def test_all_transports_give_the_same_bits(axis, other_axis, kind):
 
 
 def counted(axis, walk):
-    """Run a walk; return (operation, axis, bytes of its buffer) of what it started, the bytes it posted, and its result."""
+    """Run a walk; return (operation, axis, bytes of its buffer) of what it started, the bytes it
+    posted, and its result.
+    """
     from mpitrain.parallel.walk import run
 
     axis.account.log, before = [], axis.account.num_bytes
     result = run(walk)
-    started, axis.account.log = [(operation, axis.name, n) for operation, n in axis.account.log], None
+    started = [(operation, axis.name, n) for operation, n in axis.account.log]
+    axis.account.log = None
     return started, axis.account.num_bytes - before, result
 
 
@@ -183,7 +208,10 @@ def test_traffic_is_what_is_sent_to_the_byte(axis, kind, dtype):
         declared, _ = attention.sends((2, 48 // axis.size, heads * WIDTH), q.element_size())
         forward, posted, (_, saved) = counted(axis, attention.forward(q, k, v))
         backward, posted_back, _ = counted(axis, attention.backward(saved, grad))
-        for found, num_bytes, expected in ((forward, posted, declared.forward), (backward, posted_back, declared.backward)):
+        for found, num_bytes, expected in (
+            (forward, posted, declared.forward),
+            (backward, posted_back, declared.backward),
+        ):
             wire = sum(sent_bytes(operation, n, axis.size) for operation, _, n in expected)
             if found != list(expected) or num_bytes != wire:
                 wrong.append((heads, kv_heads, found, expected, num_bytes, wire))
@@ -198,22 +226,34 @@ def test_keys_and_values_of_the_next_turn_travel_while_this_one_computes(axis, m
     from mpitrain.parallel.context.attention import context_attention
     from mpitrain.parallel.walk import run
 
-    started, at_tiles, start = [], [], axis.start
+    started = []
+    at_tiles = []
+    start = axis.start
     monkeypatch.setattr(axis, "start", lambda *a, **options: started.append(a) or start(*a, **options))
     for name in ("attend", "attend_backward"):
         compute = getattr(attending, name)
-        monkeypatch.setattr(attending, name, lambda *a, compute=compute: at_tiles.append(len(started)) or compute(*a))
+        monkeypatch.setattr(
+            attending, name, lambda *a, compute=compute: at_tiles.append(len(started)) or compute(*a)
+        )
     attention = context_attention(axis, "zigzag", 48, 8, 2, WIDTH)
     here = torch.from_numpy(attention.placement.positions(axis.rank))
     q, k, v, grad = (x[:, :, here] for x in whole_tensors(8, 2, 48))
     _, saved = run(attention.forward(q, k, v))
-    forward, size = list(at_tiles), axis.size
+    forward = list(at_tiles)
+    size = axis.size
     started.clear(), at_tiles.clear()
     run(attention.backward(saved, grad))
     expected = [min(turn + 1, size - 1) for turn in range(size)]
-    # the own keys first; then a shift of keys and one of gradients a turn; the gradient's way home beside the own keys' two last tiles
-    in_backward = [min(1, size - 1)] + [min(turn + 1, size - 1) + turn - 1 for turn in range(1, size)] + [2 * (size - 1)] * 2
-    agree(axis.comm, forward == expected and at_tiles == in_backward, f"{forward}, {at_tiles} and {in_backward}")
+    # the own keys first; then a shift of keys and one of gradients a turn; the gradient's way home
+    # beside the own keys' two last tiles
+    in_backward = (
+        [min(1, size - 1)]
+        + [min(turn + 1, size - 1) + turn - 1 for turn in range(1, size)]
+        + [2 * (size - 1)] * 2
+    )
+    agree(
+        axis.comm, forward == expected and at_tiles == in_backward, f"{forward}, {at_tiles} and {in_backward}"
+    )
 
 
 def test_the_forward_keeps_no_graph(axis):

@@ -1,4 +1,7 @@
-"""Where positions lie and which tiles they make, by counting; and the arithmetic of one tile. One process, no messages."""
+"""Where positions lie and which tiles they make, by counting; and the arithmetic of one tile.
+
+One process, no messages.
+"""
 
 import sys
 
@@ -9,13 +12,22 @@ from mpitrain.errors import ConfigError
 from mpitrain.layout.sequence import Placement, placement_of
 from mpitrain.layout.traffic import Started, attention
 
-CASES = [(name, length * size, size) for name in ("plain", "zigzag") for size in (1, 2, 3, 4, 8) for length in (2, 4, 6, 10)]
+CASES = [
+    (name, length * size, size)
+    for name in ("plain", "zigzag")
+    for size in (1, 2, 3, 4, 8)
+    for length in (2, 4, 6, 10)
+]
 CASES += [("plain", length * size, size) for size in (1, 2, 3, 4) for length in (1, 3, 7)]
 
 
 def seen(placement, rank, tiles, keys):
-    """Return the (query, key) pairs of some tiles by position; `keys` are the positions that the tiles' keys are slices of."""
-    queries, pairs = list(placement.positions(rank)), []
+    """Return the (query, key) pairs of some tiles by position.
+
+    `keys` are the positions that the tiles' keys are slices of.
+    """
+    queries = list(placement.positions(rank))
+    pairs = []
     for tile in tiles:
         for i, q in enumerate(queries[tile.queries]):
             pairs += [(q, k) for k in list(keys)[tile.keys][: i + 1 if tile.causal else None]]
@@ -48,7 +60,11 @@ def test_every_position_is_on_one_rank_and_the_pieces_say_where(name, sequence, 
 def test_tiles_hold_each_causal_pair_once_and_no_other(name, sequence, size):
     placement = Placement(name, sequence, size)
     for rank in range(size):
-        by_source = [pair for s in range(size) for pair in seen(placement, rank, placement.tiles(rank, s), placement.positions(s))]
+        by_source = [
+            pair
+            for s in range(size)
+            for pair in seen(placement, rank, placement.tiles(rank, s), placement.positions(s))
+        ]
         assert sorted(by_source) == causal_pairs(placement, rank)
         own = seen(placement, rank, placement.tiles(rank, rank), placement.positions(rank))
         others = seen(placement, rank, placement.tiles_of_others(rank), range(sequence))
@@ -61,7 +77,10 @@ def test_tiles_hold_each_causal_pair_once_and_no_other(name, sequence, size):
 def test_zigzag_gives_all_ranks_the_same_work_in_every_turn(size):
     placement = Placement("zigzag", 12 * size, size)
     for turn in range(size):
-        work = {sum(tile.num_pairs for tile in placement.tiles(rank, (rank - turn) % size)) for rank in range(size)}
+        work = {
+            sum(tile.num_pairs for tile in placement.tiles(rank, (rank - turn) % size))
+            for rank in range(size)
+        }
         assert len(work) == 1
     assert len({sum(tile.num_pairs for tile in placement.tiles_of_others(rank)) for rank in range(size)}) == 1
     first, rest = (sum(tile.num_pairs for tile in tiles) for tiles in placement.own_in_two())
@@ -71,10 +90,24 @@ def test_zigzag_gives_all_ranks_the_same_work_in_every_turn(size):
 @pytest.mark.parametrize(
     ("kind", "sequence", "size", "heads", "kv_heads", "expected"),
     [
-        ("ring", 30, 4, 8, 2, "data.sequence = 30 doesn't divide into 4 equal chunks.*multiple of 4, such as 32"),
+        (
+            "ring",
+            30,
+            4,
+            8,
+            2,
+            "data.sequence = 30 doesn't divide into 4 equal chunks.*multiple of 4, such as 32",
+        ),
         ("zigzag", 36, 8, 8, 2, "data.sequence = 36 doesn't divide into 16 equal chunks.*such as 32"),
         ("gather", 3, 2, 8, 2, "doesn't divide into 4 equal chunks.*such as 4"),
-        ("ulysses", 48, 3, 8, 2, "cp = 3 spreads 8 heads and 2 key-value heads.*use cp = 1, 2, 4, 8, or zigzag"),
+        (
+            "ulysses",
+            48,
+            3,
+            8,
+            2,
+            "cp = 3 spreads 8 heads and 2 key-value heads.*use cp = 1, 2, 4, 8, or zigzag",
+        ),
         ("ulysses", 48, 2, 12, 3, "use cp = 1, 3, 6, 12, or"),
         ("striped", 48, 2, 8, 2, "parallel.context = 'striped'; needed one of ring, zigzag, gather, ulysses"),
         ("ring", 48, 2, 8, 3, "model.heads = 8 is no multiple of model.kv_heads = 3"),
@@ -103,7 +136,8 @@ def test_traffic_in_numbers():
 
     kv = 2 * 2 * 2 * 4 * 8 * 2  # k and v, sequences, heads, positions here, width, bytes
     assert started("ring").forward == shifts(kv, kv, kv)
-    assert started("zigzag").backward == shifts(kv, kv, 2 * kv, kv, 2 * kv, 2 * kv)  # gradients in fp32
+    # gradients in fp32
+    assert started("zigzag").backward == shifts(kv, kv, 2 * kv, kv, 2 * kv, 2 * kv)
     assert started("gather").forward == (Started("all_gather", "cp", 4 * kv),)
     packed, out = (Started("all_to_all", "cp", 2 * heads * 4 * 8 * 2) for heads in (4 + 2 * 4, 4))
     assert started("ulysses").forward == (packed, out) == started("ulysses").backward[::-1]
@@ -150,7 +184,10 @@ def test_a_tile_by_products_equals_torchs_attention(causal, masked):
 
 
 def test_a_tile_takes_any_strides():
-    """A gradient that was expanded, and queries, keys and values whose last dim isn't dense: torch's own op misreads them."""
+    """A gradient that was expanded, and queries, keys and values whose last dim isn't dense.
+
+    torch's own op misreads them.
+    """
     import torch
 
     from mpitrain.parallel.context import flash as tiles
@@ -183,7 +220,8 @@ def test_a_tile_on_a_cuda_device_equals_the_same_on_the_host(dtype, masked):
     found, found_lse = tiles.attend(*on_device[:3], not masked, there)
     torch.testing.assert_close(found.cpu().double(), out, rtol=budget, atol=budget)
     torch.testing.assert_close(found_lse.cpu().double(), lse, rtol=budget, atol=budget)
-    lse, found_lse = lse.clamp(min=-50.0), found_lse.clamp(min=-50.0)
+    lse = lse.clamp(min=-50.0)
+    found_lse = found_lse.clamp(min=-50.0)
     expected = tiles.attend_backward(on_host[3], *on_host[:3], out, lse, not masked, visible)
     grads = tiles.attend_backward(on_device[3], *on_device[:3], found, found_lse, not masked, there)
     for x, wanted in zip(grads, expected):

@@ -12,7 +12,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from planted_bugs import BUGS, FOUND, finders  # noqa: E402
 
 
-@pytest.mark.parametrize(("file", "old", "new"), BUGS, ids=[f"{number}-{file}" for number, (file, _, _) in enumerate(BUGS)])
+@pytest.mark.parametrize(
+    ("file", "old", "new"), BUGS, ids=[f"{number}-{file}" for number, (file, _, _) in enumerate(BUGS)]
+)
 def test_there_is_one_place_for_it(file, old, new):
     assert (ROOT / file).read_text(encoding="utf-8").count(old) == 1 and new != old
 

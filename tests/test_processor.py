@@ -10,17 +10,31 @@ from mpitrain.parallel import precision, processor
 from mpitrain.parallel.context import by_blocks
 
 AVX512 = {"architecture": "x86_64", "avx2": True, "avx512_f": True}
-SAPPHIRE_RAPIDS = AVX512 | {"cpu_name": "Intel Xeon", "avx512_bf16": True, "avx512_fp16": True, "amx_bf16": True}
+SAPPHIRE_RAPIDS = AVX512 | {
+    "cpu_name": "Intel Xeon",
+    "avx512_bf16": True,
+    "avx512_fp16": True,
+    "amx_bf16": True,
+}
 PROCESSORS = {  # what torch says of them: which 16-bit types are fast
     "Intel Sapphire Rapids": (SAPPHIRE_RAPIDS, {"bf16", "fp16"}),
     "the same, AMX hidden": (SAPPHIRE_RAPIDS | {"amx_bf16": False}, {"fp16"}),
     "Intel Cooper Lake": (AVX512 | {"cpu_name": "Intel Xeon", "avx512_bf16": True}, {"bf16"}),
     "Intel Ice Lake": (AVX512 | {"cpu_name": "Intel Xeon"}, set()),
     "AMD Zen 4": (AVX512 | {"cpu_name": "AMD EPYC", "avx512_bf16": True}, {"bf16"}),
-    "AMD, with fp16": (AVX512 | {"cpu_name": "AMD EPYC", "avx512_bf16": True, "avx512_fp16": True}, {"bf16", "fp16"}),
+    "AMD, with fp16": (
+        AVX512 | {"cpu_name": "AMD EPYC", "avx512_bf16": True, "avx512_fp16": True},
+        {"bf16", "fp16"},
+    ),
     "a laptop": ({"architecture": "x86_64", "cpu_name": "Intel Core", "avx2": True}, set()),
-    "Arm Neoverse V1": ({"architecture": "aarch64", "neon": True, "bf16": True, "fp16_arith": True}, {"bf16", "fp16"}),
-    "Arm Neoverse N1": ({"architecture": "aarch64", "neon": True, "bf16": False, "fp16_arith": True}, {"fp16"}),
+    "Arm Neoverse V1": (
+        {"architecture": "aarch64", "neon": True, "bf16": True, "fp16_arith": True},
+        {"bf16", "fp16"},
+    ),
+    "Arm Neoverse N1": (
+        {"architecture": "aarch64", "neon": True, "bf16": False, "fp16_arith": True},
+        {"fp16"},
+    ),
     "one without a name": (AVX512, set()),
     "nothing known": ({}, set()),
 }
@@ -37,7 +51,11 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_a_processor_is_known_by_its_instructions(name):
     has, fast = PROCESSORS[name]
-    assert {precision_name for precision_name in ("bf16", "fp16") if precision.TYPES[precision_name] in processor.fast_types(has)} == fast
+    assert {
+        precision_name
+        for precision_name in ("bf16", "fp16")
+        if precision.TYPES[precision_name] in processor.fast_types(has)
+    } == fast
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
@@ -53,14 +71,20 @@ def test_mkl_is_slow_where_there_is_something_else():
 def test_only_16_bits_are_widened(way):
     wide = torch.float32 if way == "in fp32" else None
     types = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-    assert [processor.multiplied_as(each) for each in types] == [wide or torch.bfloat16, wide or torch.float16, *types[2:]]
+    assert [processor.multiplied_as(each) for each in types] == [
+        wide or torch.bfloat16,
+        wide or torch.float16,
+        *types[2:],
+    ]
 
 
 def test_this_processor_is_asked_once():
     assert processor._fast_here() == processor.fast_types(torch.cpu.get_capabilities())
 
 
-@pytest.mark.parametrize(("slow", "by"), [(True, "oneDNN, as MKL is slow here"), (False, "oneDNN where products are large")])
+@pytest.mark.parametrize(
+    ("slow", "by"), [(True, "oneDNN, as MKL is slow here"), (False, "oneDNN where products are large")]
+)
 def test_doctor_says_it(way, slow, by, monkeypatch):
     monkeypatch.setattr(processor, "mkl_is_slow", lambda: slow)
     said = "as it is" if way == "as it is" else "in fp32, which is faster here"
@@ -75,9 +99,11 @@ def test_a_product_is_that_of_fp64_rounded(way, dtype, height, width, transposed
     """Also some rows at a time, of which the last are fewer."""
     monkeypatch.setattr(linear, "AT_ONCE", at_once)
     torch.manual_seed(1)
-    x, weight = torch.randn(2, 33, width).to(dtype), torch.randn(*((width, height) if transposed else (height, width))).to(dtype)
+    x = torch.randn(2, 33, width).to(dtype)
+    weight = torch.randn(*((width, height) if transposed else (height, width))).to(dtype)
     weight = weight.t() if transposed else weight
-    y, exact = linear.product(x, weight), x.double() @ weight.double().t()
+    y = linear.product(x, weight)
+    exact = x.double() @ weight.double().t()
     assert y.dtype == dtype and y.shape == exact.shape
     unit = torch.finfo(dtype).eps
     assert ((y.double() - exact).abs() <= exact.abs() * unit + unit * 1e-2).all()
@@ -86,34 +112,46 @@ def test_a_product_is_that_of_fp64_rounded(way, dtype, height, width, transposed
 def test_a_widened_product_is_rounded_once(monkeypatch):
     monkeypatch.setattr(processor, "_fast_here", frozenset)
     torch.manual_seed(1)
-    x, weight = torch.randn(33, 20).bfloat16(), torch.randn(9, 20).bfloat16()
+    x = torch.randn(33, 20).bfloat16()
+    weight = torch.randn(9, 20).bfloat16()
     assert linear.product(x, weight).equal(linear.product(x.float(), weight.float()).bfloat16())
 
 
 def test_a_rounded_weight_gradient_is_one_either_way(way):
     torch.manual_seed(1)
-    a, b, total = torch.randn(70, 5).bfloat16(), torch.randn(70, 9).bfloat16(), torch.randn(5, 9)
+    a = torch.randn(70, 5).bfloat16()
+    b = torch.randn(70, 9).bfloat16()
+    total = torch.randn(5, 9)
     added = total.clone()
     linear.add_product(added, a, b, rounded=True)
-    assert (added - total).sub((added - total).bfloat16().float()).abs().max() < 1e-6  # of bf16, but for the sum
+    # of bf16, but for the sum
+    assert (added - total).sub((added - total).bfloat16().float()).abs().max() < 1e-6
     assert ((added - total) - (a.double().t() @ b.double())).abs().max() < 70**0.5 * 2**-7
 
 
 @pytest.mark.parametrize(("asked", "compute", "rounded"), [
-    ("auto", "bf16", {"as it is": True, "in fp32": False}),  # fp32 sums cost nothing where it is multiplied in fp32
+    # fp32 sums cost nothing where it is multiplied in fp32
+    ("auto", "bf16", {"as it is": True, "in fp32": False}),
     ("rounded", "bf16", {"as it is": True, "in fp32": True}),
     ("fp32", "bf16", {"as it is": False, "in fp32": False}),
     ("auto", "fp16", {"as it is": False, "in fp32": False}),
     ("auto", "fp32", {"as it is": False, "in fp32": False}),
 ])  # fmt: skip
 def test_products_are_rounded_where_that_is_faster(way, asked, compute, rounded):
-    assert precision.rounds_products(Precision(compute=compute, products=asked), torch.device("cpu")) == rounded[way]
-    assert precision.rounds_products(Precision(compute=compute, products=asked), torch.device("cuda")) == (asked == "rounded")
+    assert (
+        precision.rounds_products(Precision(compute=compute, products=asked), torch.device("cpu"))
+        == rounded[way]
+    )
+    assert precision.rounds_products(Precision(compute=compute, products=asked), torch.device("cuda")) == (
+        asked == "rounded"
+    )
 
 
 def test_groups_are_multiplied_alike(way):
     torch.manual_seed(1)
-    x, weights, sizes = torch.randn(70, 64).bfloat16(), torch.randn(3, 32, 64).bfloat16(), (30, 0, 40)
+    x = torch.randn(70, 64).bfloat16()
+    weights = torch.randn(3, 32, 64).bfloat16()
+    sizes = (30, 0, 40)
     y = grouped.grouped_product(x, weights, sizes)
     exact = torch.cat([rows.double() @ weight.double().t() for rows, weight in zip(x.split(sizes), weights)])
     assert grouped._at_once(x, weights) == (way == "as it is")
@@ -143,7 +181,9 @@ LONGER = [(3, 4, 4, 65, 16), (1, 2, 1, 513, 256)]
 @pytest.mark.parametrize("shape", SHORT + LONGER, ids=str)
 def test_probabilities_of_short_sequences_are_kept_as_planned(way, shape):
     batch, heads, kv_heads, length, width = shape
-    q, k, v = (torch.randn(batch, n, length, width).bfloat16().requires_grad_() for n in (heads, kv_heads, kv_heads))
+    q, k, v = (
+        torch.randn(batch, n, length, width).bfloat16().requires_grad_() for n in (heads, kv_heads, kv_heads)
+    )
     kept = shape in SHORT
     assert kept == probabilities.are_kept(length, width) == by_blocks.keeps(q, None)
     assert not any(by_blocks.keeps(q.to(dtype), None) for dtype in (torch.float32, torch.float16))
@@ -151,12 +191,18 @@ def test_probabilities_of_short_sequences_are_kept_as_planned(way, shape):
     for selective_, expected in ((False, batch * heads * probabilities.count(length) * 2), (True, 0)):
         saved = selective.attention(q, k, v, None, again=False, selective=selective_)[0].grad_fn.saved_tensors
         own = {x.data_ptr() for x in (q, k, v)}
-        assert sum(x.nbytes for x in saved if x is not None and x.data_ptr() not in own) == (expected if kept else 0)
+        assert sum(x.nbytes for x in saved if x is not None and x.data_ptr() not in own) == (
+            expected if kept else 0
+        )
 
 
 def test_fp16_attends_piece_by_piece_where_it_is_widened(way):
     q, k, v = (torch.randn(1, 200, heads, 16).transpose(1, 2) for heads in (4, 2, 2))
-    assert [by_blocks.fits(q.to(dtype)) for dtype in (torch.bfloat16, torch.float16, torch.float32)] == [True, way == "in fp32", False]
+    assert [by_blocks.fits(q.to(dtype)) for dtype in (torch.bfloat16, torch.float16, torch.float32)] == [
+        True,
+        way == "in fp32",
+        False,
+    ]
     assert not by_blocks.fits(q.half().to("meta"))
     halves = q.half(), k.half(), v.half()
     out, _ = selective.attention(*halves, None, again=False, selective=False)

@@ -1,4 +1,6 @@
-"""Products of weights: right in every shape and type, and by oneDNN exactly where it was found to be faster."""
+"""Products of weights: right in every shape and type, and by oneDNN exactly where it was found to
+be faster.
+"""
 
 import pytest
 
@@ -24,7 +26,8 @@ def test_product_is_that_of_fp64(rows, height, width, name, transposed):
     import torch
 
     torch.manual_seed(1)
-    x, weight = torch.randn(*rows, width), torch.randn(*((width, height) if transposed else (height, width)))
+    x = torch.randn(*rows, width)
+    weight = torch.randn(*((width, height) if transposed else (height, width)))
     x, weight = (each.to(getattr(torch, name)) for each in (x, weight))
     weight = weight.t() if transposed else weight
     y, _ = called(x, weight)
@@ -73,16 +76,25 @@ def test_onednn_is_given_no_weight_with_gaps(speed, mkl_is):
     from mpitrain.model import linear
 
     mkl_is(speed)
-    wide, x = torch.randn(384, 400), torch.randn(256, 384)
-    assert OP in called(x, wide[:, :384].contiguous())[1] and OP in called(x, wide[:, :384].t().contiguous().t())[1]
+    wide = torch.randn(384, 400)
+    x = torch.randn(256, 384)
+    assert (
+        OP in called(x, wide[:, :384].contiguous())[1]
+        and OP in called(x, wide[:, :384].t().contiguous().t())[1]
+    )
     assert OP not in called(x, wide[:, :384])[1] and OP not in called(x, wide[:, :384].t())[1]
     assert not linear._added_apart(x, torch.randn(256, 400)[:, :384])
 
 
-@pytest.mark.parametrize(("rows", "height", "width", "apart"), [(256, 384, 384, True), (256, 128, 64, False), (256, 4, 4096, False)])
+@pytest.mark.parametrize(
+    ("rows", "height", "width", "apart"),
+    [(256, 384, 384, True), (256, 128, 64, False), (256, 4, 4096, False)],
+)
 @pytest.mark.parametrize("speed", ["fast", "slow"])
 @pytest.mark.parametrize("at_once", [2**22, 40000])
-def test_weight_gradients_are_made_apart_where_mkl_is_slow(rows, height, width, apart, speed, at_once, mkl_is, monkeypatch):
+def test_weight_gradients_are_made_apart_where_mkl_is_slow(
+    rows, height, width, apart, speed, at_once, mkl_is, monkeypatch
+):
     """Some rows of the weight at a time, of which the last are fewer."""
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -92,7 +104,9 @@ def test_weight_gradients_are_made_apart_where_mkl_is_slow(rows, height, width, 
     mkl_is(speed)
     monkeypatch.setattr(linear, "ADDED_AT_ONCE", at_once)
     torch.manual_seed(1)
-    total, a, b = torch.randn(height, width), torch.randn(rows, height), torch.randn(rows, width)
+    total = torch.randn(height, width)
+    a = torch.randn(rows, height)
+    b = torch.randn(rows, width)
     expected = total.double() + a.double().t() @ b.double()
     with profile(activities=[ProfilerActivity.CPU]) as record:
         linear.add_product(total, a, b)
@@ -108,9 +122,12 @@ def test_a_rounded_product_is_that_of_its_factors_type():
     from mpitrain.model.linear import add_product
 
     torch.manual_seed(1)
-    total, a, b = torch.randn(5, 9), torch.randn(70, 5).bfloat16(), torch.randn(70, 9).bfloat16()
+    total = torch.randn(5, 9)
+    a = torch.randn(70, 5).bfloat16()
+    b = torch.randn(70, 9).bfloat16()
     expected = a.double().t() @ b.double()
-    exact, rounded = total.clone(), total.clone()
+    exact = total.clone()
+    rounded = total.clone()
     add_product(exact, a, b)
     add_product(rounded, a, b, rounded=True)
     assert (exact - total - expected).abs().max() < 1e-5
@@ -127,7 +144,9 @@ def test_gradients_are_added_in_the_wider_type(names):
 
     torch.manual_seed(1)
     total_type, type_ = (getattr(torch, name) for name in names)
-    total, a, b = torch.randn(5, 9, dtype=total_type), torch.randn(70, 5).to(type_), torch.randn(70, 9).to(type_)
+    total = torch.randn(5, 9, dtype=total_type)
+    a = torch.randn(70, 5).to(type_)
+    b = torch.randn(70, 9).to(type_)
     expected = total.double() + a.double().t() @ b.double()
     add_product(total, a, b)
     assert total.dtype == total_type and (total.double() - expected).abs().max() < 1e-4

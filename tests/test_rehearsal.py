@@ -1,4 +1,6 @@
-"""What a layout is said to send is what it sends: operations in order on every axis, buffers to the byte, and bytes on the wire.
+"""What a layout is said to send is what it sends.
+
+Operations in order on every axis, buffers to the byte, and bytes on the wire.
 
 MPITRAIN_LAYOUTS=all takes every layout on up to 8 ranks, not a few.
 """
@@ -59,10 +61,13 @@ PARALLEL = {"tp": 1, "cp": 1, "dp": 1, "pp": 1}
 
 def every():
     """Yield every layout, with transports and ZeRO stages in turns."""
-    transports, stages = itertools.cycle(("messages", "collectives", "shared")), itertools.cycle(range(4))
+    transports = itertools.cycle(("messages", "collectives", "shared"))
+    stages = itertools.cycle(range(4))
     for tp, cp, dp, pp in itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4), (1, 2, 4)):
         divided = ("sequence=true", "sequence=false", "sequence=true async_tp=true") if tp > 1 else ("",)
-        spread = ("ring", "zigzag", "gather", "ulysses")[: 4 if cp * tp <= HEADS else 3] if cp > 1 else ("zigzag",)
+        spread = (
+            ("ring", "zigzag", "gather", "ulysses")[: 4 if cp * tp <= HEADS else 3] if cp > 1 else ("zigzag",)
+        )
         schedules = ("1f1b", "zbv") if pp > 1 else ("1f1b",)
         for how, context, schedule, tied in itertools.product(divided, spread, schedules, ("true", "false")):
             if tp * cp * dp * pp <= 8 and HEADS % tp == 0:
@@ -84,9 +89,14 @@ def resolved(layout, world):
         pytest.skip(f"runs on {needed} ranks")
     tables = {"schedule": "pipeline", "pairs": "pipeline", "tied": "model", "transport": "comm"}
     precision = chosen.pop("precision", "fp32")
-    words = [f"{key if '.' in key else tables.get(key, 'parallel') + '.' + key}={value}" for key, value in chosen.items()]
+    words = [
+        f"{key if '.' in key else tables.get(key, 'parallel') + '.' + key}={value}"
+        for key, value in chosen.items()
+    ]
     layers = 1 + 2 * int(chosen["pp"])  # two stages a rank, and not all alike
-    config = settings.load(None, (*SETTINGS, *words, f"precision.compute={precision}", f"model.layers={layers}"))
+    config = settings.load(
+        None, (*SETTINGS, *words, f"precision.compute={precision}", f"model.layers={layers}")
+    )
     return resolve(config, world.size, 256), chosen.get("transport")
 
 
@@ -102,7 +112,10 @@ def differences(axes, found, posted, declared, transport):
     for name, num_bytes in posted.items() if transport else ():
         axis = axes[name]
         # only small fp64 vectors don't divide by the ranks of their axis
-        wire = sum(sent_bytes(*each, axis.size, axis.rank, itemsize=8, transport=transport) for each in declared.get(name, []))
+        wire = sum(
+            sent_bytes(*each, axis.size, axis.rank, itemsize=8, transport=transport)
+            for each in declared.get(name, [])
+        )
         wrong += [f"{name}: {num_bytes} bytes posted, {wire} by the formulas"] if wire != num_bytes else []
     return wrong
 
@@ -121,8 +134,11 @@ def test_what_is_started_is_what_was_declared(world, layout):
     plan = plan_of(config)
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
-    wrong, generator = [], torch.Generator().manual_seed(mesh["dp"].rank)
-    rows = torch.randint(0, 256, (config.batch.global_ // config.parallel.dp, config.data.sequence + 1), generator=generator)
+    wrong = []
+    generator = torch.Generator().manual_seed(mesh["dp"].rank)
+    rows = torch.randint(
+        0, 256, (config.batch.global_ // config.parallel.dp, config.data.sequence + 1), generator=generator
+    )
     for what, run, declared in (
         ("step 1", lambda: actor.run_step(1, actor.cut(rows), 1e-2), rehearsal.training()),
         ("step 2", lambda: actor.run_step(2, actor.cut(rows), 1e-2), rehearsal.training()),
@@ -146,7 +162,10 @@ EXPERTS = [
 
 @pytest.mark.parametrize("layout", EXPERTS)
 def test_rows_to_experts_are_declared_as_if_tokens_chose_evenly(world, layout):
-    """All but their number, which differs from step to step, is exact: operations and their order, counts, everything else."""
+    """All but their number, which differs from step to step, is exact.
+
+    Operations and their order, counts, everything else.
+    """
     import torch
 
     from mpitrain.actor.actor import Actor
@@ -154,18 +173,30 @@ def test_rows_to_experts_are_declared_as_if_tokens_chose_evenly(world, layout):
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
-    config, _ = resolved(f"{layout} model.family=mixtral experts.count=16 experts.active=2 experts.buffer=16 batch.global=16", world)
+    config, _ = resolved(
+        f"{layout} model.family=mixtral experts.count=16 experts.active=2 experts.buffer=16 batch.global=16",
+        world,
+    )
     declared = Rehearsal(plan_of(config), world.rank).training()
     mesh = build_mesh(plan_of(config), world)
     actor = Actor(plan_of(config), mesh, torch.device("cpu"))
     rows = torch.randint(0, 256, (config.batch.global_ // config.parallel.dp, config.data.sequence + 1))
     found, _ = recorded(mesh, lambda: actor.run_step(1, actor.cut(rows), 1e-2))
-    wrong, there = [], [name for name in found if name.startswith("experts")]
-    sums = [{name: sum(n for what, n in log[name] if what == "all_to_all_v") for name in there} for log in (found, declared)]
+    wrong = []
+    there = [name for name in found if name.startswith("experts")]
+    sums = [
+        {name: sum(n for what, n in log[name] if what == "all_to_all_v") for name in there}
+        for log in (found, declared)
+    ]
     every = [{name: sum(rank[name] for rank in world.allgather(each)) for name in there} for each in sums]
     for name in there:
-        bytes_, expected = every[0][name], every[1][name]
-        wrong += [f"{name}: {bytes_} bytes, declared {expected}"] if abs(bytes_ - expected) > 0.15 * expected else []
+        bytes_ = every[0][name]
+        expected = every[1][name]
+        wrong += (
+            [f"{name}: {bytes_} bytes, declared {expected}"]
+            if abs(bytes_ - expected) > 0.15 * expected
+            else []
+        )
     for log in (found, declared):
         log |= {name: [(what, 0 if what == "all_to_all_v" else n) for what, n in log[name]] for name in there}
     wrong += differences(mesh.axes, found, {}, declared, None)

@@ -1,4 +1,7 @@
-"""Bad input: one message, once, no traceback, exit code 2, nothing written. And what fails later ends the whole job in seconds."""
+"""Bad input: one message, once, no traceback, exit code 2, nothing written.
+
+And what fails later ends the whole job in seconds.
+"""
 
 import json
 import re
@@ -26,7 +29,8 @@ def fill(folder):
     (folder / "pool.toml").write_text('base = "loop.toml"\n')
     (folder / "number.toml").write_text("base = 3\n")
     (folder / "flat.toml").write_text("run = 3\n")
-    (folder / "unknown.toml").write_bytes(b"\xef\xbb\xbf[run]\r\nstep = 3\r\n")  # as Windows writes it
+    # as Windows writes it
+    (folder / "unknown.toml").write_bytes(b"\xef\xbb\xbf[run]\r\nstep = 3\r\n")
     (folder / "derived.toml").write_text('base = "nosuch.toml"\n')
     return folder
 
@@ -38,7 +42,9 @@ def folder(tmp_path):
 
 def tree(folder):
     """Return every path below a folder, with the content of files."""
-    return {path.relative_to(folder): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    return {
+        path.relative_to(folder): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")
+    }
 
 
 def refused(folder, num_ranks, words, *command, env=None):
@@ -58,7 +64,10 @@ def require_refused(done, words):
 
 
 def all_refused(folder, num_ranks, commands):
-    """Run commands one after the other in the same ranks. Return how each ended, and whether none has written anything."""
+    """Run commands one after the other in the same ranks.
+
+    Return how each ended, and whether none has written anything.
+    """
     before = tree(fill(folder))
     done = several(num_ranks, *commands, cwd=folder)
     return done, tree(folder) == before
@@ -71,9 +80,18 @@ CASES = {
     "wrong type": (["--set", "run.steps=many"], ["run.steps", "int", "str"]),
     "layout": (["--set", "parallel.dp=3"], ["3", "ranks, but mpirun started 2"]),
     "a model larger than memory": (["--set", "model.width=1000000000"], ["GiB", "parallel.pp"]),
-    "a GPU that isn't there": ([*options({"run.device": "cuda"})], ['run.device = "cuda"', "finds no GPU", '"cpu" or "auto"']),
-    "more stages than blocks": (["--set", "parallel.pp=2", "--set", "model.layers=1"], ["parallel.pp = 2", "model.layers = 1"]),
-    "microbatches": ([*options({"batch.global": 6, "batch.micro": 2, "parallel.dp": 2})], ["batch.global = 6", "multiple of 4"]),
+    "a GPU that isn't there": (
+        [*options({"run.device": "cuda"})],
+        ['run.device = "cuda"', "finds no GPU", '"cpu" or "auto"'],
+    ),
+    "more stages than blocks": (
+        ["--set", "parallel.pp=2", "--set", "model.layers=1"],
+        ["parallel.pp = 2", "model.layers = 1"],
+    ),
+    "microbatches": (
+        [*options({"batch.global": 6, "batch.micro": 2, "parallel.dp": 2})],
+        ["batch.global = 6", "multiple of 4"],
+    ),
     "a side that fp8 can't multiply": (
         [*options({"precision.compute": "fp8", "model.ffn": 88})],
         ["model.ffn = 88", "multiple of 16", 'precision.compute = "bf16"'],
@@ -84,7 +102,10 @@ CASES = {
     "long sequence": (["--set", "data.sequence=5000"], ["data.sequence = 5000", "10002 tokens", "6000"]),
     "broken TOML": (["broken.toml"], ["broken.toml", "not TOML", "line 1"]),
     "unwritable run.dir": (["--set", "run.dir=text.txt/below"], ["run.dir", "text.txt", "not a directory"]),
-    "a name that is too long": (["--set", f"run.dir={'x' * 300}"], ["xxx: File name too long; choose another run.dir"]),
+    "a name that is too long": (
+        ["--set", f"run.dir={'x' * 300}"],
+        ["xxx: File name too long; choose another run.dir"],
+    ),
     "unknown option": (["--nonsense"], ["--nonsense"]),
 }
 
@@ -93,7 +114,9 @@ CASES = {
 def on_two_ranks(tmp_path_factory):
     """{case: how it ended}, and whether nothing was written."""
     usual = tiny("runs/mine", "text.txt", run_steps=1)
-    done, clean = all_refused(tmp_path_factory.mktemp("two"), 2, [("run", *usual, *given) for given, _ in CASES.values()])
+    done, clean = all_refused(
+        tmp_path_factory.mktemp("two"), 2, [("run", *usual, *given) for given, _ in CASES.values()]
+    )
     return dict(zip(CASES, done, strict=True)), clean
 
 
@@ -106,7 +129,9 @@ def test_two_ranks_refuse_alike(on_two_ranks, case):
 
 @pytest.mark.parametrize("case", ["layout", "empty data"])
 def test_two_ranks_that_refuse_end_the_job(folder, case):
-    """As a user starts it: ranks that MPI has not connected yet, or has, leave with the message and the exit code."""
+    """As a user starts it: ranks that MPI has not connected yet, or has, leave with the message and
+    the exit code.
+    """
     given, words = CASES[case]
     refused(folder, 2, words, MPITRAIN, "run", *tiny("runs/mine", "text.txt", run_steps=1), *given)
 
@@ -127,12 +152,17 @@ def test_a_process_with_the_variables_of_a_rank_that_is_none(folder, name, size)
 
 
 def test_a_process_in_an_allocation_of_several_tasks_is_alone(folder):
-    """sbatch and salloc set SLURM_NTASKS and start one process; srun, which starts the tasks, sets SLURM_STEP_ID besides."""
-    done = mpirun(0, MPITRAIN, "run", *tiny("runs/mine", "text.txt", run_steps=1), env={"SLURM_NTASKS": "4"}, cwd=folder)
+    """sbatch and salloc set SLURM_NTASKS and start one process.
+
+    srun, which starts the tasks, sets SLURM_STEP_ID besides.
+    """
+    done = mpirun(
+        0, MPITRAIN, "run", *tiny("runs/mine", "text.txt", run_steps=1), env={"SLURM_NTASKS": "4"}, cwd=folder
+    )
     assert done.returncode == 0 and "done: 1 steps" in done.output, tail(done.output)
 
 
-# ---------------------------------------------------------------- configurations that nothing accepts; `check` reads them as `run` does
+# ---------------------------- configurations that nothing accepts; `check` reads them as `run` does
 
 
 IMPOSSIBLE = [
@@ -169,7 +199,10 @@ IMPOSSIBLE = [
     (["--set", "precision.compute=fp31"], ["precision.compute", "'fp31'", "needed one of", "bf16"]),
     (["--set", "optimizer.name=Adam"], ["optimizer.name", "'Adam'", "needed one of adamw, sgd, muon"]),
     (["--set", "run.steps=abc"], ["run.steps", "expected `int`, got `str`", "'abc'"]),
-    (["--set", "pipeline.times=1,1,1,0"], ["pipeline.times", "expected `array`, got `str`", "'1,1,1,0'; write [1, 1, 1, 0]"]),
+    (
+        ["--set", "pipeline.times=1,1,1,0"],
+        ["pipeline.times", "expected `array`, got `str`", "'1,1,1,0'; write [1, 1, 1, 0]"],
+    ),
     (["unknown.toml"], ["unknown key run.step in unknown.toml; did you mean run.steps?"]),
     (["derived.toml"], ["nosuch.toml, the base of derived.toml: No such file"]),
     (["--ranks", "2", "--set", "parallel.tp=3"], ["parallel.tp = 3", "but there are 2 ranks"]),
@@ -180,10 +213,16 @@ IMPOSSIBLE = [
 @pytest.fixture(scope="module")
 def impossible(tmp_path_factory):
     """How `check` ended on each, and whether nothing was written."""
-    return all_refused(tmp_path_factory.mktemp("impossible"), 0, [("check", *given) for given, _ in IMPOSSIBLE])
+    return all_refused(
+        tmp_path_factory.mktemp("impossible"), 0, [("check", *given) for given, _ in IMPOSSIBLE]
+    )
 
 
-@pytest.mark.parametrize("number", range(len(IMPOSSIBLE)), ids=lambda number: "-".join(IMPOSSIBLE[number][0]).removeprefix("--set-"))
+@pytest.mark.parametrize(
+    "number",
+    range(len(IMPOSSIBLE)),
+    ids=lambda number: "-".join(IMPOSSIBLE[number][0]).removeprefix("--set-"),
+)
 def test_impossible_configuration(impossible, number):
     done, clean = impossible
     require_refused(done[number], IMPOSSIBLE[number][1])
@@ -200,35 +239,49 @@ def test_impossible_run_directory_name(folder):
     refused(folder, 0, ["run.dir"], MPITRAIN, "run", *options({"run.dir": "x" * 300}))
 
 
-# ---------------------------------------------------------------- what goes wrong later, on one rank
+# --------------------------------------------------------------- what goes wrong later, on one rank
 
 
 def limit_files(job, rank, size):
-    """Let no file of this rank grow beyond `size`: what a write needs then is the same error as a full disk, on one rank only."""
+    """Let no file of this rank grow beyond `size`.
+
+    What a write needs then is the same error as a full disk, on one rank only.
+    """
     resource.prlimit(job.ranks()[rank], resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 @pytest.mark.parametrize(("phase", "code"), [("build", BAD_INPUT), ("save", FAILED)])
 def test_what_one_rank_refuses_is_bad_input_until_steps_begin(monkeypatch, phase, code):
-    guard, ended = Guard.__new__(Guard), []
-    guard.place, guard._watchdog, guard._unheard = Place(1, "rank 1 of 2"), None, None
+    guard = Guard.__new__(Guard)
+    ended = []
+    guard.place = Place(1, "rank 1 of 2")
+    guard._watchdog = None
+    guard._unheard = None
     guard.place.enter(phase, "reading")
     monkeypatch.setattr(guard, "_end", lambda *report_and_code: ended.append(report_and_code))
     monkeypatch.setattr("mpitrain.cluster.guard.abort", lambda code: None)
     guard.fail(DataError("text.txt is gone"))
-    assert ended == [(f"mpitrain: rank 1 of 2 failed in phase {phase}, reading: DataError: text.txt is gone", code)]
+    assert ended == [
+        (f"mpitrain: rank 1 of 2 failed in phase {phase}, reading: DataError: text.txt is gone", code)
+    ]
 
 
 def test_a_rank_that_cannot_write_a_line_of_metrics_keeps_it_until_it_can(tmp_path):
     """A shard that can't be written ends nothing either: tests/test_run_saving.py."""
-    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
-    with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=60, run_eval_every=20)) as job:
+    text = write_text(tmp_path / "text.txt")
+    run_dir = tmp_path / "run"
+    with started(
+        2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=60, run_eval_every=20)
+    ) as job:
         job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
         limit_files(job, 0, 100)
         job.wait_for(lambda: "its lines are kept" in job.text(), 60)
         limit_files(job, 0, resource.RLIM_INFINITY)
         done = job.wait(90)
     assert done.returncode == 0, tail(done.output)
-    assert re.search(r"metrics.jsonl can't be written: File too large; .*\n(.*\n)*.*metrics.jsonl has all lines again", done.output)
+    assert re.search(
+        r"metrics.jsonl can't be written: File too large; .*\n(.*\n)*.*metrics.jsonl has all lines again",
+        done.output,
+    )
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(61))

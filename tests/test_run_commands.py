@@ -5,7 +5,19 @@ import os
 import sys
 
 import pytest
-from launch import MPIRUN, MPITRAIN, environment, finished, loss_lines, mpirun, run_tiny, several, tail, tiny, write_text
+from launch import (
+    MPIRUN,
+    MPITRAIN,
+    environment,
+    finished,
+    loss_lines,
+    mpirun,
+    run_tiny,
+    several,
+    tail,
+    tiny,
+    write_text,
+)
 
 HEAVY = {"torch", "numpy", "mpi4py", "h5py", "mpitrain.training.trainer", "mpitrain.config"}
 
@@ -14,7 +26,15 @@ def test_help_answers_at_once():
     """It waits for the import of modules, most of all: as many as click loads, and few more."""
     count = "import sys; {}; print(len(sys.modules))"
     clicks, ours = (
-        int(finished([sys.executable, "-c", count.format(line)], capture_output=True, text=True, check=True, env=environment()).stdout)
+        int(
+            finished(
+                [sys.executable, "-c", count.format(line)],
+                capture_output=True,
+                text=True,
+                check=True,
+                env=environment(),
+            ).stdout
+        )
         for line in ("import click", "import mpitrain.cli")
     )
     assert ours < clicks + 30, (clicks, ours)
@@ -22,14 +42,19 @@ def test_help_answers_at_once():
 
 @pytest.mark.parametrize("command", ["--help", "run --help", "--version"])
 def test_help_imports_neither_torch_nor_mpi(command):
-    code = f"import sys; sys.argv[1:] = {command.split()}\nfrom mpitrain.cli import cli\ncli(standalone_mode=False)\nprint(*sys.modules)"
+    code = (
+        f"import sys; sys.argv[1:] = {command.split()}\nfrom mpitrain.cli import cli\n"
+        "cli(standalone_mode=False)\nprint(*sys.modules)"
+    )
     done = finished([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
     assert "mpitrain.cli" in done.stdout.split() and not HEAVY & set(done.stdout.split())
 
 
 def test_help_names_every_command():
     done = mpirun(0, MPITRAIN, "--help")
-    assert all(f"\n  {command} " in done.output for command in ("run", "program", "check", "generate", "doctor")), done.output
+    assert all(
+        f"\n  {command} " in done.output for command in ("run", "program", "check", "generate", "doctor")
+    ), done.output
 
 
 def test_program_reads_back_as_the_schedule_that_wrote_it():
@@ -39,8 +64,21 @@ def test_program_reads_back_as_the_schedule_that_wrote_it():
     from mpitrain.schedules.user_table import read_any
 
     layout = ("--ranks", "4", "--set", "parallel.pp=2", "--set", "batch.global=8")
-    copies = ("--ranks", "2", "--set", "parallel.pp=2", "--set", "batch.global=4", "--set", "pipeline.schedule=dualpipe")
-    commands = [("program", *layout), ("program", *copies), *(("program", *layout, "--rank", str(rank)) for rank in (1, 3))]
+    copies = (
+        "--ranks",
+        "2",
+        "--set",
+        "parallel.pp=2",
+        "--set",
+        "batch.global=4",
+        "--set",
+        "pipeline.schedule=dualpipe",
+    )
+    commands = [
+        ("program", *layout),
+        ("program", *copies),
+        *(("program", *layout, "--rank", str(rank)) for rank in (1, 3)),
+    ]
     whole, other, *each = several(0, *commands)
     assert whole.returncode == 0, whole.output
     table = read_any(whole.output, "1f1b")
@@ -61,10 +99,27 @@ def test_check_proves_and_draws():
 
 
 def test_check_counts_what_zero_repeats_for_each_microbatch():
-    """One stage of embedding, 4 blocks and head, 2 microbatches. The head's two uses follow each other, and so do the embedding's."""
-    layout = ("--ranks", "2", "--set", "parallel.zero=3", "--set", "batch.global=4", "--set", "model.layers=4", "--set", "model.tied=false")
+    """One stage of embedding, 4 blocks and head, 2 microbatches.
+
+    The head's two uses follow each other, and so do the embedding's.
+    """
+    layout = (
+        "--ranks",
+        "2",
+        "--set",
+        "parallel.zero=3",
+        "--set",
+        "batch.global=4",
+        "--set",
+        "model.layers=4",
+        "--set",
+        "model.tied=false",
+    )
     cases = (("step", "use", 6, 2 * 6 * 2 - 2 - 1), ("microbatch", "step", 12, 6))
-    commands = [("check", *layout, f"--set=parallel.reduce={reduce}", f"--set=parallel.gather={gather}") for reduce, gather, *_ in cases]
+    commands = [
+        ("check", *layout, f"--set=parallel.reduce={reduce}", f"--set=parallel.gather={gather}")
+        for reduce, gather, *_ in cases
+    ]
     for (_, gather, reductions, fetches), done in zip(cases, several(0, *commands), strict=True):
         assert done.returncode == 0, done.output
         assert f"per pipeline rank: {reductions}\n" in done.output, done.output
@@ -76,12 +131,21 @@ def test_generate_is_a_function_of_its_seed_and_one_rank_has_no_communication_to
     sample = ("generate", str(run_dir), "--prompt", "def é", "--tokens", "40", "--seed")
     run = ("run", *tiny(run_dir, write_text(tmp_path / "text.txt"), run_steps=2))
     trained, first, again, other, absent = several(
-        1, run, (*sample, "3"), (*sample, "3"), (*sample, "4"), ("generate", str(tmp_path / "absent"), "--prompt", "x")
+        1,
+        run,
+        (*sample, "3"),
+        (*sample, "3"),
+        (*sample, "4"),
+        ("generate", str(tmp_path / "absent"), "--prompt", "x"),
     )
     assert trained.returncode == first.returncode == 0, tail(trained.output + first.output)
     assert first.output.startswith("def é") and len(first.output) > 20
     assert first.output == again.output != other.output
-    assert absent.returncode == 2 and absent.output.startswith("CheckpointError") and "Traceback" not in absent.output, absent.output
+    assert (
+        absent.returncode == 2
+        and absent.output.startswith("CheckpointError")
+        and "Traceback" not in absent.output
+    ), absent.output
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert "communication" not in trained.output and [line["comm"] for line in lines[1:]] == [{}, {}]
 
@@ -126,16 +190,27 @@ def test_doctor_tells_how_more_ranks_than_cores_leave_them_to_others(monkeypatch
 
 def test_memory_says_what_only_a_run_settles():
     def told(*settings):
-        command = ["memory", "--ranks", "2", "--set", "model.preset=reference", *(f"--set={setting}" for setting in settings)]
+        command = [
+            "memory",
+            "--ranks",
+            "2",
+            "--set",
+            "model.preset=reference",
+            *(f"--set={setting}" for setting in settings),
+        ]
         last = mpirun(0, MPITRAIN, *command).output.splitlines()[-1]
         return last.partition(": as within a node")[0] if "as within a node" in last else ""
 
     assert told("parallel.zero=3", "parallel.reduce=step") == "parallel.gather and pipeline.tail"
     assert told("parallel.zero=3", "parallel.gather=step", "parallel.reduce=step") == "pipeline.tail"
-    assert told("parallel.zero=3") == "parallel.gather"  # with a reduction for each microbatch none is walked with another
+    # with a reduction for each microbatch none is walked with another
+    assert told("parallel.zero=3") == "parallel.gather"
     assert told("parallel.zero=3", "parallel.gather=use", "parallel.reduce=step", "pipeline.tail=2") == ""
     assert told("parallel.pp=2") == ""
-    assert "the order of an epoch, for each sequence of the corpus 8 bytes, 22 while" in mpirun(0, MPITRAIN, "memory").output
+    assert (
+        "the order of an epoch, for each sequence of the corpus 8 bytes, 22 while"
+        in mpirun(0, MPITRAIN, "memory").output
+    )
 
 
 def test_data_parallel_ranks_on_two_nodes_reduce_early_and_give_the_same_bits(tmp_path):
@@ -145,17 +220,25 @@ def test_data_parallel_ranks_on_two_nodes_reduce_early_and_give_the_same_bits(tm
     text = write_text(tmp_path / "text.txt")
     two = [MPIRUN, "-launcher", "fork", "-hosts", "a:1,b:1", "-n", "2"]
     done = mpirun(0, *two, MPITRAIN, "run", *tiny(tmp_path / "two", text, run_steps=3))
-    assert done.returncode == 0 and "nodes: 2" in done.output and "\npipeline.tail = " in done.output, tail(done.output)
+    assert done.returncode == 0 and "nodes: 2" in done.output and "\npipeline.tail = " in done.output, tail(
+        done.output
+    )
     done = run_tiny(2, tmp_path / "one", text, run_steps=3)
-    assert done.returncode == 0 and "nodes: 1" in done.output and "pipeline.tail" not in done.output, tail(done.output)
+    assert done.returncode == 0 and "nodes: 1" in done.output and "pipeline.tail" not in done.output, tail(
+        done.output
+    )
     assert loss_lines(tmp_path / "one") == loss_lines(tmp_path / "two")
 
 
 def test_a_table_from_a_file_trains_as_its_name_and_the_run_needs_it_no_more(tmp_path):
-    """What PyTorch writes, with messages; check and verify take it, the run says what it left out, and generate reads the checkpoint."""
+    """What PyTorch writes, with messages.
+
+    Check and verify take it, the run says what it left out, and generate reads the checkpoint.
+    """
     from torch_tables import torch_table
 
-    text, table = write_text(tmp_path / "text.txt"), tmp_path / "zbv.csv"
+    text = write_text(tmp_path / "text.txt")
+    table = tmp_path / "zbv.csv"
     table.write_text(torch_table("ZBVZeroBubble", 2, 8, 2, "compute_comms"))
     sizes = {"run_steps": 2, "pipeline_schedule": table}
     named, read, verified = several(
@@ -167,11 +250,16 @@ def test_a_table_from_a_file_trains_as_its_name_and_the_run_needs_it_no_more(tmp
     for done in (named, read, verified):
         assert done.returncode == 0, tail(done.output)
     assert loss_lines(tmp_path / "named") == loss_lines(tmp_path / "read")
-    assert read.output.count(": left out what is added to every table: ") == 1 and "left out what" not in named.output, read.output
+    assert (
+        read.output.count(": left out what is added to every table: ") == 1
+        and "left out what" not in named.output
+    ), read.output
     assert "chunks = 2" in (tmp_path / "read" / "config.toml").read_text()
     table.unlink()
     sample, checked = several(
-        0, ("generate", str(tmp_path / "read"), "--prompt", "x", "--tokens", "3"), ("check", str(tmp_path / "read" / "config.toml"))
+        0,
+        ("generate", str(tmp_path / "read"), "--prompt", "x", "--tokens", "3"),
+        ("check", str(tmp_path / "read" / "config.toml")),
     )
     assert sample.returncode == 0, tail(sample.output)
     assert checked.returncode == 2 and "zbv.csv': no such file" in checked.output, checked.output

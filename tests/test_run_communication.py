@@ -1,4 +1,7 @@
-"""What a run says about its communication: in every line of metrics.jsonl, in a table at its end, and beforehand."""
+"""What a run says about its communication.
+
+In every line of metrics.jsonl, in a table at its end, and beforehand.
+"""
 
 import json
 import re
@@ -17,7 +20,10 @@ def steps_of(run_dir):
 
 
 def test_each_step_tells_what_rank_0_sent_and_the_end_what_all_did(tmp_path, text):
-    """8 microbatches of one sequence of 32 tokens, width 32: so many activations go one way, so many gradients come back."""
+    """8 microbatches of one sequence of 32 tokens, width 32.
+
+    So many activations go one way, so many gradients come back.
+    """
     done = run_tiny(2, tmp_path / "run", text, parallel_pp=2, run_steps=4, run_eval_every=2)
     assert done.returncode == 0, tail(done.output)
     steps = steps_of(tmp_path / "run")
@@ -25,14 +31,35 @@ def test_each_step_tells_what_rank_0_sent_and_the_end_what_all_did(tmp_path, tex
     for step in steps:
         links = step["comm"]["links"]
         assert (links["calls"], links["bytes"]) == (16, 8 * 32 * 32 * 4)
-        assert 0 <= links["blocked_s"] <= step["step_s"] and links["overlapped_s"] <= step["step_s"] - links["blocked_s"] + 1e-3
+        assert (
+            0 <= links["blocked_s"] <= step["step_s"]
+            and links["overlapped_s"] <= step["step_s"] - links["blocked_s"] + 1e-3
+        )
         assert set(step["comm"]) == {"links", "model", "tied"}
         assert set(step["waited_for"]) <= {"1"} and sum(step["waited_for"].values()) <= step["step_s"]
-    header, *rows = done.output.split("communication, a step and rank (mean of 3 steps):\n")[1].splitlines()[:4]
-    assert header.split() == ["axis", "calls", "MB", "sent", "blocked", "ms", "worst", "rank", "overlapped", "ms", "hidden"]
+    header, *rows = done.output.split("communication, a step and rank (mean of 3 steps):\n")[1].splitlines()[
+        :4
+    ]
+    assert header.split() == [
+        "axis",
+        "calls",
+        "MB",
+        "sent",
+        "blocked",
+        "ms",
+        "worst",
+        "rank",
+        "overlapped",
+        "ms",
+        "hidden",
+    ]
     assert [row.split()[0] for row in rows] == ["links", "model", "tied"]
     legend = done.output.split(f"{rows[-1]}\n")[1].splitlines()[:3]
-    assert [line.partition(":")[0].strip() for line in legend] == ["links", "model", "tied"] and "between pipeline ranks" in legend[0]
+    assert [line.partition(":")[0].strip() for line in legend] == [
+        "links",
+        "model",
+        "tied",
+    ] and "between pipeline ranks" in legend[0]
     assert re.fullmatch(r" *links +16 +0\.0328 +[\d.]+ +[\d.]+ \([01]\) +[\d.]+ +\d+%", rows[0]), rows[0]
 
 
@@ -42,8 +69,17 @@ def test_the_same_is_known_before(tmp_path):
     rank = ("program", *layout, "--rank", "1")
     plain, done, refused = several(0, rank, (*rank, "--traffic"), ("program", *layout, "--traffic"))
     assert done.returncode == 0 and done.output.startswith(plain.output.rstrip()), done.output
-    rows = [line.split()[1:] for line in done.output[len(plain.output) :].splitlines() if line.startswith("#   ")]
-    assert ["links", "2", "send", "24", "0.786", "0.786"] in rows and ["links", "2", "receive", "24", "0.786", "0"] in rows, rows
+    rows = [
+        line.split()[1:] for line in done.output[len(plain.output) :].splitlines() if line.startswith("#   ")
+    ]
+    assert ["links", "2", "send", "24", "0.786", "0.786"] in rows and [
+        "links",
+        "2",
+        "receive",
+        "24",
+        "0.786",
+        "0",
+    ] in rows, rows
     assert refused.returncode == 2 and "--rank" in refused.output, refused.output
 
 
@@ -51,24 +87,38 @@ TRANSPORTS = ("auto", "shared", "messages", "collectives")
 
 
 def test_what_is_gathered_for_a_validation_a_save_or_the_end_is_a_step_s(tmp_path, text):
-    """Weights that are sent at the end of a step are read in the next one, or by what comes before it. As much was known before.
+    """Weights that are sent at the end of a step are read in the next one, or by what comes before it.
+
+    As much was known before.
 
     With transport `shared`, and `auto`, bytes are counted where they are read.
     """
     keys = dict(parallel_dp=2, parallel_zero=1, model_width=64, model_ffn=192, run_steps=7)
-    keys |= dict(run_eval_every=3, run_save_every=4, numerics_check_every=5)  # what comes between two steps
+    # what comes between two steps
+    keys |= dict(run_eval_every=3, run_save_every=4, numerics_check_every=5)
     runs = {name: tiny(tmp_path / name, text, **keys, comm_transport=name) for name in TRANSPORTS}
     ended = several(2, *(("run", *given) for given in runs.values()))
-    before = several(0, *(("program", "--ranks", "2", "--rank", "0", "--traffic", *given) for given in runs.values()))
+    before = several(
+        0, *(("program", "--ranks", "2", "--rank", "0", "--traffic", *given) for given in runs.values())
+    )
     for name, done, known in zip(runs, ended, before):
         assert done.returncode == known.returncode == 0, tail(done.output + known.output)
         steps = steps_of(tmp_path / name)
-        rows = [line.split()[1:] for line in known.output.splitlines() if line.startswith("#   ") and " shard " in line]
+        rows = [
+            line.split()[1:]
+            for line in known.output.splitlines()
+            if line.startswith("#   ") and " shard " in line
+        ]
         expected = sum(float(row[-1]) for row in rows)  # MB
         sent = [step["comm"]["shard"]["bytes"] / 1e6 for step in steps]
         assert abs(sum(sent) / 7 - expected) < 0.01 * expected, (name, sent, expected)
-        assert abs(sent[0] - expected) < 0.01 * expected, (name, sent)  # so that the table has no other step's
+        # so that the table has no other step's
+        assert abs(sent[0] - expected) < 0.01 * expected, (name, sent)
         (row,) = re.findall(r"^ *shard .*$", done.output, re.MULTILINE)
         assert abs(float(row.split()[2]) - expected) < 0.01 * expected, (name, row, expected)
-        said = "on one node: sums and gathers" if name in ("auto", "shared") else f'comm.transport = "{name}", by '
+        said = (
+            "on one node: sums and gathers"
+            if name in ("auto", "shared")
+            else f'comm.transport = "{name}", by '
+        )
         assert said in known.output, known.output

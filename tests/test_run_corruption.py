@@ -19,7 +19,15 @@ def text(tmp_path_factory):
 
 
 def run(run_dir: Path, text: Path, plan: dict, env: dict[str, str] | None = None, **changes):
-    return mpirun(4, sys.executable, flipped.__file__, json.dumps(plan), "run", *tiny(run_dir, text, **SETTINGS | changes), env=env)
+    return mpirun(
+        4,
+        sys.executable,
+        flipped.__file__,
+        json.dumps(plan),
+        "run",
+        *tiny(run_dir, text, **SETTINGS | changes),
+        env=env,
+    )
 
 
 def test_a_bit_flipped_in_the_weights_of_a_replica_ends_the_run_before_it_is_saved(tmp_path, text):
@@ -27,17 +35,30 @@ def test_a_bit_flipped_in_the_weights_of_a_replica_ends_the_run_before_it_is_sav
     done = run(tmp_path / "run", text, plan, parallel_dp=4, parallel_zero=0, numerics_check_every=2)
     assert done.returncode == 1 and "flipped a bit" in done.output, tail(done.output)
     (told,) = [line for line in done.output.splitlines() if line.startswith("corrupted after step 6")]
-    assert re.search(rf"(weights|master)/\S+ of rank 2 on {re.escape(os.uname().nodename)} is not that of the other 3", told), told
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")) == ["step-00000004"]
+    assert re.search(
+        rf"(weights|master)/\S+ of rank 2 on {re.escape(os.uname().nodename)} is not that of the other 3",
+        told,
+    ), told
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")) == [
+        "step-00000004"
+    ]
 
 
 def test_a_rollback_hides_no_corruption(tmp_path, text):
-    """Batch 5, which step 6 reads, is noise: a spike, in the step in which the bit flips and replicas are compared."""
-    plan, keys = {"rank": 2, "step": 6, "what": "weight"}, dict(parallel_dp=4, parallel_zero=0, numerics_check_every=2)
-    keys |= dict(schedule_warmup=0, optimizer_lr=0.01, spikes_do="rollback", spikes_window=4, spikes_threshold=0.1)
+    """Batch 5, which step 6 reads, is noise.
+
+    A spike, in the step in which the bit flips and replicas are compared.
+    """
+    plan = {"rank": 2, "step": 6, "what": "weight"}
+    keys = dict(parallel_dp=4, parallel_zero=0, numerics_check_every=2)
+    keys |= dict(
+        schedule_warmup=0, optimizer_lr=0.01, spikes_do="rollback", spikes_window=4, spikes_threshold=0.1
+    )
     done = run(tmp_path / "run", text, plan, {"NOISE": "[5]"}, **keys)
     assert "flipped a bit" in done.output and "step 6 is a spike" in done.output, tail(done.output)
-    assert done.returncode == 1 and "corrupted after step 6" in done.output and "rolled back" not in done.output, tail(done.output)
+    assert (
+        done.returncode == 1 and "corrupted after step 6" in done.output and "rolled back" not in done.output
+    ), tail(done.output)
 
 
 def test_a_bit_flipped_in_the_gradient_of_one_step_is_found_and_put_right(tmp_path, text):
@@ -46,6 +67,10 @@ def test_a_bit_flipped_in_the_gradient_of_one_step_is_found_and_put_right(tmp_pa
     done = run(tmp_path / "run", text, plan, **keys, numerics_rerun_every=3)
     assert done.returncode == 0 and "flipped a bit" in done.output, tail(done.output)
     (told,) = [line for line in done.output.splitlines() if "computed again" in line]
-    assert re.search(rf"step 6: .*: rank 1 on {re.escape(os.uname().nodename)}, in REDUCE.*transient", told), told
+    assert re.search(
+        rf"step 6: .*: rank 1 on {re.escape(os.uname().nodename)}, in REDUCE.*transient", told
+    ), told
     clean = run_tiny(4, tmp_path / "clean", text, **SETTINGS, **keys)
-    assert clean.returncode == 0 and loss_lines(tmp_path / "run") == loss_lines(tmp_path / "clean"), tail(clean.output)
+    assert clean.returncode == 0 and loss_lines(tmp_path / "run") == loss_lines(tmp_path / "clean"), tail(
+        clean.output
+    )

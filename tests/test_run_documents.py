@@ -1,4 +1,7 @@
-"""`mpitrain run` on separate documents, of a JSONL file: the same bits on a pipeline, another training than joined, and refusals."""
+"""`mpitrain run` on separate documents, of a JSONL file.
+
+The same bits on a pipeline, another training than joined, and refusals.
+"""
 
 import json
 import re
@@ -11,7 +14,12 @@ from launch import MPITRAIN, loss_lines, mpirun, run_tiny, several, tail, tiny, 
 def corpus(tmp_path_factory):
     """Documents of 1 to 60 bytes: some sequences of 32 hold many, others a part of one."""
     file = tmp_path_factory.mktemp("documents") / "corpus.jsonl"
-    file.write_text("".join(json.dumps({"text": "abcdefghij"[i % 7 :] * (1 + 5 * (i % 13 == 0)) + str(i)}) + "\n" for i in range(400)))
+    file.write_text(
+        "".join(
+            json.dumps({"text": "abcdefghij"[i % 7 :] * (1 + 5 * (i % 13 == 0)) + str(i)}) + "\n"
+            for i in range(400)
+        )
+    )
     return file
 
 
@@ -21,17 +29,29 @@ SEPARATE = dict(data_documents="separate")
 
 @pytest.fixture(scope="module")
 def ended(corpus):
-    """{run: how it ended} on one rank: separate documents, joined ones, the default, and a run that would go on with others."""
-    runs = {"separate": SEPARATE, "joined": {"data_documents": "joined"}, "default": {}, "goes on": {"run_steps": 5}}
+    """{run: how it ended} on one rank: separate documents, joined ones, the default, and a run that
+    would go on with others.
+    """
+    runs = {
+        "separate": SEPARATE,
+        "joined": {"data_documents": "joined"},
+        "default": {},
+        "goes on": {"run_steps": 5},
+    }
     folders = [corpus.parent / ("separate" if name == "goes on" else name) for name in runs]
-    commands = [("run", *tiny(folder, corpus, **SHORT | changes)) for folder, changes in zip(folders, runs.values(), strict=True)]
+    commands = [
+        ("run", *tiny(folder, corpus, **SHORT | changes))
+        for folder, changes in zip(folders, runs.values(), strict=True)
+    ]
     return dict(zip(runs, several(1, *commands), strict=True))
 
 
 @pytest.fixture(scope="module")
 def one_rank(corpus, ended):
     """The run directory of one rank with separate documents."""
-    assert all(ended[name].returncode == 0 for name in ("separate", "joined", "default")), tail(ended["separate"].output)
+    assert all(ended[name].returncode == 0 for name in ("separate", "joined", "default")), tail(
+        ended["separate"].output
+    )
     return corpus.parent / "separate"
 
 
@@ -50,7 +70,9 @@ def test_joined_is_the_default_and_another_training(corpus, one_rank):
 
 def test_a_run_of_separate_documents_does_not_go_on_with_joined_ones(ended):
     done = ended["goes on"]
-    assert done.returncode == 2 and "data.documents = 'separate', this one has 'joined'" in done.output, tail(done.output)
+    assert done.returncode == 2 and "data.documents = 'separate', this one has 'joined'" in done.output, tail(
+        done.output
+    )
 
 
 def test_the_first_lines_say_what_was_read(ended):
@@ -59,11 +81,18 @@ def test_the_first_lines_say_what_was_read(ended):
 
 
 def test_no_sequence_counts_twice_in_a_validation(tmp_path):
-    """With fewer than are asked for, all of them count once, on one data rank or on two, and the run says how many."""
+    """With fewer than are asked for, all of them count once, on one data rank or on two, and the
+    run says how many.
+    """
     file = tmp_path / "text.txt"
-    file.write_text("".join(f"{number} " for number in range(900)))  # its last 5 % are 5 sequences of 32
+    # its last 5 % are 5 sequences of 32
+    file.write_text("".join(f"{number} " for number in range(900)))
     short = dict(run_steps=1, batch_global=4, run_eval_every=0)
-    runs = {"one": dict(run_eval_batches=2), "two": dict(run_eval_batches=500), "halves": dict(run_eval_batches=1)}
+    runs = {
+        "one": dict(run_eval_batches=2),
+        "two": dict(run_eval_batches=500),
+        "halves": dict(run_eval_batches=1),
+    }
     commands = [("run", *tiny(tmp_path / name, file, **short | changes)) for name, changes in runs.items()]
     ended = dict(zip(runs, several(1, *commands), strict=True))
     for done in ended.values():
@@ -79,18 +108,34 @@ def test_no_sequence_counts_twice_in_a_validation(tmp_path):
 
 def test_a_sample_ends_with_its_document(one_rank):
     """Without training to speak of, the end of text comes within some hundred tokens of 256."""
-    done = mpirun(0, MPITRAIN, "generate", str(one_rank), "--prompt", "ab", "--tokens", "3000", "--temperature", "1.0")
+    done = mpirun(
+        0, MPITRAIN, "generate", str(one_rank), "--prompt", "ab", "--tokens", "3000", "--temperature", "1.0"
+    )
     assert done.returncode == 0, tail(done.output)
-    assert done.output.startswith("ab") and "\0" not in done.output and len(done.output) < 3000, len(done.output)
+    assert done.output.startswith("ab") and "\0" not in done.output and len(done.output) < 3000, len(
+        done.output
+    )
 
 
 @pytest.mark.parametrize("command", [(MPITRAIN, "run"), (MPITRAIN, "check")], ids=["run", "check"])
 def test_a_tokenizer_without_an_end_of_text_is_refused(tmp_path, corpus, command):
     file = words_file(tmp_path / "words.json", {"a": 0, "b": 1})
-    settings = ("data.documents=separate", f"data.tokenizer={file}", "data.source=jsonl", f"data.path={corpus}", f"run.dir={tmp_path}/run")
-    done = mpirun(2 if "run" in command else 0, *command, *(word for setting in settings for word in ("--set", setting)))
+    settings = (
+        "data.documents=separate",
+        f"data.tokenizer={file}",
+        "data.source=jsonl",
+        f"data.path={corpus}",
+        f"run.dir={tmp_path}/run",
+    )
+    done = mpirun(
+        2 if "run" in command else 0, *command, *(word for setting in settings for word in ("--set", setting))
+    )
     assert done.returncode == 2 and done.output.count("DataError") == 1, tail(done.output)
-    assert "words.json" in done.output and 'data.documents = "joined"' in done.output and not (tmp_path / "run").exists()
+    assert (
+        "words.json" in done.output
+        and 'data.documents = "joined"' in done.output
+        and not (tmp_path / "run").exists()
+    )
 
 
 def test_validation_can_have_files_of_its_own(tmp_path):
@@ -103,11 +148,15 @@ def test_validation_can_have_files_of_its_own(tmp_path):
     given = dict(data_val_path=tmp_path / "val", run_steps=2)
     done = run_tiny(1, tmp_path / "run", tmp_path / "train", **given)
     assert done.returncode == 0, tail(done.output)
-    assert "text: 3 files, 3 documents, " in done.output and "1 in data.val_path, too (copy.txt)" in done.output, tail(done.output)
+    assert (
+        "text: 3 files, 3 documents, " in done.output and "1 in data.val_path, too (copy.txt)" in done.output
+    ), tail(done.output)
     assert "held out are 3,000 tokens: those of data.val_path" in done.output, tail(done.output)
     done = run_tiny(1, tmp_path / "run", tmp_path / "train", **given | dict(run_steps=3))
     assert done.returncode == 0 and "going on after step 2" in done.output, tail(done.output)
-    done = run_tiny(1, tmp_path / "none", tmp_path / "train", **given | dict(data_val_path=tmp_path / "absent"))
+    done = run_tiny(
+        1, tmp_path / "none", tmp_path / "train", **given | dict(data_val_path=tmp_path / "absent")
+    )
     assert done.returncode == 2 and "absent cannot be read" in done.output, tail(done.output)
     done = run_tiny(1, tmp_path / "none", tmp_path / "val", **given)
     assert done.returncode == 2 and "data.path has 0" in done.output, tail(done.output)
@@ -123,9 +172,16 @@ def test_copies_of_held_out_documents_are_left_out_of_training_and_purged_files_
     given = dict(data_source="jsonl", data_val_fraction=0.1, run_eval_every=1)
     done = run_tiny(1, tmp_path / "run", tmp_path / "texts", **given, run_steps=2)
     assert done.returncode == 0, tail(done.output)
-    (count,) = re.findall(r"by a hash of their place and run.seed; (\d+) documents that are copies of them are left out", done.output)
+    (count,) = re.findall(
+        r"by a hash of their place and run.seed; (\d+) documents that are copies of them are left out",
+        done.output,
+    )
     assert 1 < int(count) < 40  # of 400 documents 100 come twice, and a tenth is held out
     (tmp_path / "texts" / "a.jsonl").unlink()
     done = run_tiny(2, tmp_path / "run", tmp_path / "texts", **given, run_steps=3, parallel_dp=2)
-    assert done.returncode == 0 and "1 of 2 files are gone; going on with the tokens in" in done.output, tail(done.output)
-    assert f"{count} documents that are copies of them are left out of training" in done.output, tail(done.output)
+    assert done.returncode == 0 and "1 of 2 files are gone; going on with the tokens in" in done.output, tail(
+        done.output
+    )
+    assert f"{count} documents that are copies of them are left out of training" in done.output, tail(
+        done.output
+    )

@@ -1,4 +1,6 @@
-"""A run whose stages have buckets of two domains saves every part of its state once, and goes on in an ordinary layout."""
+"""A run whose stages have buckets of two domains saves every part of its state once, and goes on in
+an ordinary layout.
+"""
 
 import json
 
@@ -25,25 +27,50 @@ def two_domains(number):
 commands = json.loads(sys.argv[2])
 several.main(Path(sys.argv[1]), commands, before=two_domains)
 """
-SETTINGS = ("model.layers=2", "parallel.dp=2", "precision.compute=fp64", "data.sequence=64", "batch.global=8", "comm.bucket_mb=0.1")
+SETTINGS = (
+    "model.layers=2",
+    "parallel.dp=2",
+    "precision.compute=fp64",
+    "data.sequence=64",
+    "batch.global=8",
+    "comm.bucket_mb=0.1",
+)
 SHARDED = ("parallel.cp=2", "parallel.zero=1", "parallel.dp_shard=1")
 
 
 def losses(folder):
-    return [line["loss"] for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if line["step"]]
+    return [
+        line["loss"]
+        for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        if line["step"]
+    ]
 
 
 def test_a_checkpoint_of_two_domains_is_whole(tmp_path):
-    """Of four data ranks the first two divide one domain, the first and the third the other: three have something to save."""
+    """Of four data ranks the first two divide one domain, the first and the third the other.
+
+    Three have something to save.
+    """
     (tmp_path / "two.py").write_text(TWO_DOMAINS)
     given = [word for key in (*SETTINGS, "run.save_every=0") for word in ("--set", key)]
     sharded = [word for key in SHARDED for word in ("--set", key)]
     folders = {"one": tmp_path / "one", "two": tmp_path / "two"}  # the second with two domains
-    on_four = [("run", *given, *sharded, "--set", "run.steps=2", "--set", f"run.dir={folder}") for folder in folders.values()]
+    on_four = [
+        ("run", *given, *sharded, "--set", "run.steps=2", "--set", f"run.dir={folder}")
+        for folder in folders.values()
+    ]
     for done in several(4, *on_four, program=tmp_path / "two.py"):
         assert done.returncode == 0, tail(done.output)
-    assert [len(list(folder.glob("checkpoints/step-00000002/shard-*.h5"))) for folder in folders.values()] == [2, 3]
-    for done in several(2, *(("run", *given, "--set", "run.steps=3", "--set", f"run.dir={folder}") for folder in folders.values())):
+    assert [
+        len(list(folder.glob("checkpoints/step-00000002/shard-*.h5"))) for folder in folders.values()
+    ] == [2, 3]
+    for done in several(
+        2,
+        *(
+            ("run", *given, "--set", "run.steps=3", "--set", f"run.dir={folder}")
+            for folder in folders.values()
+        ),
+    ):
         assert done.returncode == 0 and "going on after step 2" in done.output, tail(done.output)
     one, two = map(losses, folders.values())
     assert len(one) == 3 and two == pytest.approx(one, rel=1e-12)

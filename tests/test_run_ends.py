@@ -1,7 +1,9 @@
-"""However a job ends, it is gone in 30 s, no process is left, and the last line of mpitrain says what went and which step is saved.
+"""However a job ends, it is gone in 30 s, no process is left, and the last line of mpitrain says
+what went and which step is saved.
 
-MPITRAIN_ENDS=all sends every signal to every process, with and without a stop before, and with and without a rank that dies meanwhile;
-MPITRAIN_ENDS=0:60 takes cases 0 to 59. By default there are a few.
+MPITRAIN_ENDS=all sends every signal to every process, with and without a stop before, and with and
+without a rank that dies meanwhile; MPITRAIN_ENDS=0:60 takes cases 0 to 59. By default there are a
+few.
 """
 
 import os
@@ -17,10 +19,20 @@ SIGNALS = ("TERM", "INT", "HUP", "KILL", "STOP")
 TARGETS = ("mpirun", "group", "rank", "watchdog")
 GONE_S = 30
 QUIET_S = 5  # after which a run that nothing ends is asked to leave: nobody wants its end
-LIMIT_S, LONG_S = 12, 60  # comm.timeout_s, where a stopped process is to be found by it, and elsewhere
+# comm.timeout_s, where a stopped process is to be found by it, and elsewhere
+LIMIT_S = 12
+LONG_S = 60
 BEFORE = 4  # steps
 SETTINGS = dict(run_steps=10**6, run_save_every=2, run_eval_every=0, schedule_name="constant")
-FEW = ("TERM mpirun", "INT group", "KILL mpirun", "STOP mpirun, a rank dies", "STOP rank", "STOP watchdog", "STOP watchdog, a rank dies")
+FEW = (
+    "TERM mpirun",
+    "INT group",
+    "KILL mpirun",
+    "STOP mpirun, a rank dies",
+    "STOP rank",
+    "STOP watchdog",
+    "STOP watchdog, a rank dies",
+)
 FEW += ("KILL watchdog, a rank dies",)
 
 
@@ -44,13 +56,21 @@ def text(tmp_path_factory):
 
 
 def watchdogs(job: Job) -> list[int]:
-    return [pid for pid in job._pids() if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"mpitrain-watchdog")]
+    return [
+        pid
+        for pid in job._pids()
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"mpitrain-watchdog")
+    ]
 
 
 def left(job: Job) -> list[int]:
     """Return the processes of the job that have not ended."""
     job.process.poll()
-    return [pid for pid in job._pids() if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"]
+    return [
+        pid
+        for pid in job._pids()
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    ]
 
 
 def send(pids: list[int], name: str) -> None:
@@ -62,14 +82,21 @@ def send(pids: list[int], name: str) -> None:
 
 
 def ended(job: Job, ranks: list[int], may_train: bool) -> tuple[float, bool]:
-    """Wait until no process is left; return how long that took, and whether the run had to be asked to leave. Fail after GONE_S."""
-    begin, asked = time.monotonic(), False
+    """Wait until no process is left; return how long that took, and whether the run had to be asked to leave.
+
+    Fail after GONE_S.
+    """
+    begin = time.monotonic()
+    asked = False
     while pids := _left(job):
         quiet = time.monotonic() - begin > QUIET_S
         if may_train and not asked and quiet and ranks[0] in pids:
             send(ranks[:1], "USR1")
-            begin, asked = time.monotonic(), True
-        assert time.monotonic() - begin < GONE_S, f"after {GONE_S} s there is {[*map(_described, pids)]}\n{tail(job.text())}"
+            begin = time.monotonic()
+            asked = True
+        assert time.monotonic() - begin < GONE_S, (
+            f"after {GONE_S} s there is {[*map(_described, pids)]}\n{tail(job.text())}"
+        )
         time.sleep(0.1)
     return time.monotonic() - begin, asked
 
@@ -90,10 +117,12 @@ def _described(pid: int) -> str:
 
 def words_of(case: str) -> str:
     """Return a pattern for what the last line says went."""
-    what, dies = case.split()[0], "dies" in case
+    what = case.split()[0]
+    dies = "dies" in case
     target = case.partition(",")[0].split()[-1]
     gone = r"rank \d.*(the process is gone|was asked to leave)"
-    asked, launcher = r"asked to leave \(SIG\w+\)", r"the launcher \(\w+, process \d+\) "
+    asked = r"asked to leave \(SIG\w+\)"
+    launcher = r"the launcher \(\w+, process \d+\) "
     if dies:
         return f"{gone}|{asked}|{launcher}|rank.* did not go on"
     if target in ("mpirun", "group") and "KILL" in case:
@@ -113,7 +142,8 @@ def test_a_job_is_gone_in_30_s_and_says_what_went_and_what_is_saved(tmp_path, te
     command = MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, comm_timeout_s=limit_s, **SETTINGS)
     with started(2, *command) as job:
         job.wait_for(lambda: lines_in(run_dir) > BEFORE, 150)
-        ranks, top = job.ranks(), job.process.pid
+        ranks = job.ranks()
+        top = job.process.pid
         victims = {"mpirun": [top], "group": [-top], "rank": ranks[1:], "watchdog": watchdogs(job)}[target]
         for name in names:
             send(victims, name)
@@ -121,17 +151,26 @@ def test_a_job_is_gone_in_30_s_and_says_what_went_and_what_is_saved(tmp_path, te
         if dies:
             time.sleep(0.3)
             send(ranks[:1] if target == "rank" else ranks[1:], "KILL")
-        took_s, asked = ended(job, ranks, may_train=not dies and not (target == "rank" and names[0] == "STOP"))
-        output, code = job.text(), job.process.wait()
+        took_s, asked = ended(
+            job, ranks, may_train=not dies and not (target == "rank" and names[0] == "STOP")
+        )
+        output = job.text()
+        code = job.process.wait()
     said = [line for line in output.splitlines() if line.startswith(("mpitrain: ", "stopped after"))]
-    print(f"{case}: gone after {took_s:.1f} s{', asked' if asked else ''}, exit code {code}: {said[-1] if said else 'nothing said'}")
+    print(
+        f"{case}: gone after {took_s:.1f} s{', asked' if asked else ''}, exit code {code}: "
+        f"{said[-1] if said else 'nothing said'}"
+    )
     assert said and re.search(words_of(case), said[-1]), tail(output)
     (step,) = re.findall(r"; step (\d+) is saved", said[-1])
     assert (run_dir / "checkpoints" / f"step-{int(step):08d}").is_dir(), tail(output)
 
 
 def test_ranks_that_have_lost_the_daemon_of_their_node_end(tmp_path, text):
-    """As on each node but the launcher's, of which nothing is above a rank; and ranks are in process groups of their own."""
+    """As on each node but the launcher's, of which nothing is above a rank.
+
+    And ranks are in process groups of their own.
+    """
     if not (HERE / "mpichversion").exists():
         pytest.skip("MPICH's launcher takes another program for ssh")
     ssh = tmp_path / "ssh"
@@ -139,7 +178,9 @@ def test_ranks_that_have_lost_the_daemon_of_their_node_end(tmp_path, text):
     ssh.chmod(0o755)
     nodes = "-launcher", "ssh", "-launcher-exec", str(ssh), "-hosts", "elsewhere:2", "-n", "2"
     run_dir = tmp_path / "run"
-    with started(0, MPIRUN, *nodes, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, **SETTINGS), forked=False) as job:
+    with started(
+        0, MPIRUN, *nodes, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, **SETTINGS), forked=False
+    ) as job:
         job.wait_for(lambda: lines_in(run_dir) > BEFORE, 150)
         ranks = job.ranks()
         daemons = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in ranks}

@@ -1,4 +1,6 @@
-"""`mpirun -n N mpitrain run` needs no other argument, for any N; the default batch divides by many, so the training is the same.
+"""`mpirun -n N mpitrain run` needs no other argument, for any N.
+
+The default batch divides by many, so the training is the same.
 
 MPITRAIN_LAYOUTS=all takes more N. What each becomes is in tests/test_config.py.
 """

@@ -1,4 +1,7 @@
-"""Runs with experts: the same bits over pipelines, ZeRO, transports and restarts; checkpoints that go on with other experts' ranks."""
+"""Runs with experts: the same bits over pipelines, ZeRO, transports and restarts.
+
+Checkpoints that go on with other experts' ranks.
+"""
 
 import json
 import shutil
@@ -9,7 +12,8 @@ from launch import loss_lines, run_tiny, tail, write_text
 
 STEPS = 12
 SETTINGS = dict(
-    model_family="mixtral", experts_count=4, run_steps=STEPS, run_save_every=6, run_eval_every=6, schedule_name="constant",
+    model_family="mixtral", experts_count=4, run_steps=STEPS, run_save_every=6, run_eval_every=6,
+    schedule_name="constant",
     precision_compute="fp64", experts_balance="bias",
 )  # fmt: skip
 WITH_TWO = dict(parallel_ep=2, parallel_dp=2)
@@ -35,7 +39,13 @@ def run(num_ranks, run_dir, text, **changes):
 
 
 def test_same_bits_with_the_experts_on_as_many_ranks(tmp_path, text, whole):
-    pipelined = dict(parallel_pp=2, pipeline_schedule="zbv", parallel_zero=0, comm_transport="shared", memory_recompute="full")
+    pipelined = dict(
+        parallel_pp=2,
+        pipeline_schedule="zbv",
+        parallel_zero=0,
+        comm_transport="shared",
+        memory_recompute="full",
+    )
     run(4, tmp_path / "run", text, **WITH_TWO, **pipelined)
     assert loss_lines(tmp_path / "run") == loss_lines(whole)
 
@@ -57,7 +67,9 @@ def test_goes_on_from_the_middle_on_other_ranks(tmp_path, text, whole, num_ranks
     if num_ranks == 2:
         assert loss_lines(tmp_path / "run") == loss_lines(whole)
         late, every = (dict(np.load(path / "routing.npz")) for path in (tmp_path / "run", whole))
-        assert (late.pop("first_step"), every.pop("first_step")) == (STEPS // 2 + 1, 1) and len(late) == len(every) == 4
+        assert (late.pop("first_step"), every.pop("first_step")) == (STEPS // 2 + 1, 1) and len(late) == len(
+            every
+        ) == 4
         assert all((late[name] == every[name][STEPS // 2 :]).all() for name in every)
     assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=1e-10)
 
@@ -67,7 +79,9 @@ def test_loads_are_told_and_drawn(whole):
     assert list(last["expert_loads"]) == ["0", "1", "2", "3"] and last["dropped"] == 0
     for shares in last["expert_loads"].values():
         assert sum(shares) == pytest.approx(1)
-    cv = [(sum((4 * share - 1) ** 2 for share in shares) / 4) ** 0.5 for shares in last["expert_loads"].values()]
+    cv = [
+        (sum((4 * share - 1) ** 2 for share in shares) / 4) ** 0.5 for shares in last["expert_loads"].values()
+    ]
     assert last["load_cv"] == pytest.approx(sum(cv) / len(cv))
     assert 0 < last["load_entropy"] < 1
     assert (whole / "loads.svg").read_text().count("<path") > 40
@@ -76,21 +90,27 @@ def test_loads_are_told_and_drawn(whole):
 def test_a_recorded_routing_is_replayed(tmp_path, text, whole):
     replayed = dict(experts_replay=whole / "routing.npz", run_steps=STEPS + 1)
     done = run(2, tmp_path / "again", text, parallel_tp=2, parallel_ep=2, experts_buffer=0.4, **replayed)
-    said = f"experts.replay has steps 1 to {STEPS}: the others take these in turn, step {STEPS + 1} goes where step 1 went"
+    said = (
+        f"experts.replay has steps 1 to {STEPS}: the others take these in turn, step {STEPS + 1} goes where "
+        "step 1 went"
+    )
     assert done.output.index(said) < done.output.index("step 1 "), tail(done.output)
     assert losses(tmp_path / "again")[:STEPS] == pytest.approx(losses(whole), rel=1e-10)
     assert metrics(tmp_path / "again")[STEPS]["expert_loads"] == metrics(whole)[-1]["expert_loads"]
 
 
 def test_a_replayed_trace_with_another_content_is_refused(tmp_path, text, whole):
-    trace, keys = tmp_path / "routing.npz", dict(SETTINGS, experts_replay=tmp_path / "routing.npz", run_save_every=1)
+    trace = tmp_path / "routing.npz"
+    keys = dict(SETTINGS, experts_replay=tmp_path / "routing.npz", run_save_every=1)
     recorded = dict(np.load(whole / "routing.npz"))
     np.savez(trace, **recorded)
     run(1, tmp_path / "run", text, **keys | dict(run_steps=1))
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     np.savez(trace, **{name: array[::-1] if array.ndim else array for name, array in recorded.items()})
     done = run_tiny(1, tmp_path / "run", text, **keys | dict(run_steps=2))
-    assert done.returncode == 2 and f"trained with another content of experts.replay = {trace}" in done.output, tail(done.output)
+    assert (
+        done.returncode == 2 and f"trained with another content of experts.replay = {trace}" in done.output
+    ), tail(done.output)
     assert "Traceback" not in done.output and (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     np.savez_compressed(trace, **recorded)
     done = run(1, tmp_path / "run", text, **keys | dict(run_steps=2))

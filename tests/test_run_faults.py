@@ -1,6 +1,8 @@
-"""A fault of one rank, at any moment, ends the whole job within seconds, with one report that names rank, phase and cause.
+"""A fault of one rank, at any moment, ends the whole job within seconds, with one report that names
+rank, phase and cause.
 
-MPITRAIN_FUZZ=all plants 300 faults, MPITRAIN_FUZZ=40 as many; by default there are few, of every kind and in every phase.
+MPITRAIN_FUZZ=all plants 300 faults, MPITRAIN_FUZZ=40 as many; by default there are few, of every
+kind and in every phase.
 """
 
 import json
@@ -15,8 +17,20 @@ from launch import MPITRAIN, Done, cases, loss_lines, mpirun, planted, short, ta
 from mpitrain.checkpoint.load import steps
 from mpitrain.checkpoint.verify import verify
 
-PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "saving", "end")  # saving: the thread that does
-FAULTS = ("exception", "memory", "full disk", "missing file", "sys.exit", "exit", "kill", "segfault", "stop", "slow")
+# saving: the thread that does
+PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "saving", "end")
+FAULTS = (
+    "exception",
+    "memory",
+    "full disk",
+    "missing file",
+    "sys.exit",
+    "exit",
+    "kill",
+    "segfault",
+    "stop",
+    "slow",
+)
 OF_A_SAVE = [(phase, fault) for phase in ("save", "saving") for fault in ("full disk", "missing file")]
 INPUT_ERRORS = ("DataError: ", "CheckpointError: ")
 LIMIT_S = 5
@@ -32,9 +46,13 @@ CAUSES = {
     "stop": "stopped by a signal",
     "slow": "does nothing|computes or is stuck|waits for no message|is stuck|limit",
 }
-# kind_of asks whether there is a file: no is an answer.  No run ends for want of lines of metrics.  Report falls silent where nobody can
-# read, of which rich makes a sys.exit.
-HARMLESS = {"missing file": r" in (kind_of|RunDir\.metrics|Report\.)", "full disk": r" in Report\.", "sys.exit": r" in Report\."}
+# kind_of asks whether there is a file: no is an answer.  No run ends for want of lines of metrics.
+# Report falls silent where nobody can read, of which rich makes a sys.exit.
+HARMLESS = {
+    "missing file": r" in (kind_of|RunDir\.metrics|Report\.)",
+    "full disk": r" in Report\.",
+    "sys.exit": r" in Report\.",
+}
 SETTINGS = dict(run_steps=6, run_save_every=2, run_eval_every=2, schedule_name="constant", parallel_pp=2)
 
 
@@ -46,8 +64,17 @@ def plans(count: int) -> list[tuple[int, str, str]]:
 
 
 def run(run_dir: Path, text: Path, plan: dict[str, object], **changes) -> Done:
-    """Run with a fault planted. A rank that is to be found before MPI starts is told by its environment: a fork's in /proc is another's."""
-    command, env = (MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS | {"comm_timeout_s": short(LIMIT_S)} | changes)), planted(plan)
+    """Run with a fault planted.
+
+    A rank that is to be found before MPI starts is told by its environment: a fork's in /proc is
+    another's.
+    """
+    command = (
+        MPITRAIN,
+        "run",
+        *tiny(run_dir, text, **SETTINGS | {"comm_timeout_s": short(LIMIT_S)} | changes),
+    )
+    env = planted(plan)
     return mpirun(2, *command, env=env, timeout=90, forked=plan["phase"] != "start")
 
 
@@ -65,12 +92,15 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory, text):
-    """A run directory with a checkpoint to go on from, how many calls each phase of each rank has, and the loss lines without a fault.
+    """A run directory with a checkpoint to go on from, how many calls each phase of each rank has,
+    and the loss lines without a fault.
 
-    Those of `resume` are of a run that goes on from a checkpoint; the others of one from its beginning.
+    Those of `resume` are of a run that goes on from a checkpoint; the others of one from its
+    beginning.
     """
     folder = tmp_path_factory.mktemp("counted")
-    counts, losses = [], []
+    counts = []
+    losses = []
     for which, phases in (("fresh", set(PHASES) - {"resume"}), ("resumed", {"resume"})):
         plan = {"rank": None, "phase": "", "call": 0, "fault": "count", "file": str(folder / which)}
         done = run(folder / "run", text, plan, comm_timeout_s=200)
@@ -88,7 +118,12 @@ def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, counte
     half_done, calls, losses = counted
     dice = random.Random(number)
     rank = dice.randrange(2)
-    plan = {"rank": rank, "phase": phase, "call": 1 + int(0.95 * dice.random() * calls[rank][phase]), "fault": fault}
+    plan = {
+        "rank": rank,
+        "phase": phase,
+        "call": 1 + int(0.95 * dice.random() * calls[rank][phase]),
+        "fault": fault,
+    }
     done = run_from(half_done if phase == "resume" else None, tmp_path / "run", text, plan)
     while f"planted {fault}" not in done.output:  # this run waited less, and made fewer calls
         assert done.returncode == 0 and plan["call"] > 1, f"{plan}\n{tail(done.output)}"
@@ -104,10 +139,15 @@ def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, counte
     assert done.returncode not in (0, None), f"{plan}\n{tail(done.output)}"
     reports = [line for line in done.output.splitlines() if line.startswith(("mpitrain: ", *INPUT_ERRORS))]
     told = " ".join(reports)
-    if reports and reports[0].startswith(INPUT_ERRORS):  # what is wrong with a file is told as bad input, whoever finds it
-        assert done.returncode == 2 and len(reports) == 1 and re.search(CAUSES[fault], told), f"{plan}\n{tail(done.output)}"
+    # what is wrong with a file is told as bad input, whoever finds it
+    if reports and reports[0].startswith(INPUT_ERRORS):
+        assert done.returncode == 2 and len(reports) == 1 and re.search(CAUSES[fault], told), (
+            f"{plan}\n{tail(done.output)}"
+        )
         return
-    assert len([line for line in reports if " failed" in line or "is gone" in line or "stuck" in line]) <= 1, f"{plan}\n{told}"
+    assert (
+        len([line for line in reports if " failed" in line or "is gone" in line or "stuck" in line]) <= 1
+    ), f"{plan}\n{told}"
     where = "in phase" if phase == "saving" else f"in phase {phase}"
     named = re.search(rf"rank {rank}\b", told) and where in told and re.search(CAUSES[fault], told)
     assert named, f"{plan}\n{tail(done.output)}"
@@ -121,16 +161,30 @@ def test_a_save_that_can_have_no_thread_is_made_in_the_foreground(tmp_path, text
     plan = {"rank": 1, "phase": "step", "call": 50, "fault": "no threads"}
     done = run(tmp_path / "run", text, plan, comm_timeout_s=60)
     assert done.returncode == 0 and loss_lines(tmp_path / "run") == losses, tail(done.output)
-    warned = re.findall(r"mpitrain: rank 1 .*: no thread can be started, writing a shard of step (\d) in the foreground", done.output)
-    assert warned == ["2", "4", "6"] and "(ulimit -u)" in done.output and "Traceback" not in done.output, tail(done.output)
+    warned = re.findall(
+        r"mpitrain: rank 1 .*: no thread can be started, writing a shard of step (\d) in the foreground",
+        done.output,
+    )
+    assert warned == ["2", "4", "6"] and "(ulimit -u)" in done.output and "Traceback" not in done.output, (
+        tail(done.output)
+    )
     assert steps(tmp_path / "run" / "checkpoints") == [2, 4, 6]
     for step in (2, 4, 6):
         verify(tmp_path / "run" / "checkpoints" / f"step-{step:08d}")
 
 
 def test_a_rank_that_can_have_no_thread_ends_the_job_by_mpi_abort(tmp_path, text):
-    done = run(tmp_path / "run", text, {"rank": 0, "phase": "step", "call": 50, "fault": "no threads and exception"}, comm_timeout_s=60)
-    assert done.returncode == 1 and "failed in phase step" in done.output and "can't start new thread" not in done.output, tail(done.output)
+    done = run(
+        tmp_path / "run",
+        text,
+        {"rank": 0, "phase": "step", "call": 50, "fault": "no threads and exception"},
+        comm_timeout_s=60,
+    )
+    assert (
+        done.returncode == 1
+        and "failed in phase step" in done.output
+        and "can't start new thread" not in done.output
+    ), tail(done.output)
     assert re.search("MPI_ABORT was invoked|application called MPI_Abort", done.output), tail(done.output)
 
 
@@ -138,5 +192,7 @@ def test_a_rank_that_can_have_no_thread_from_its_start_is_refused_by_one_message
     plan = {"rank": 1, "phase": "", "call": 0, "fault": "none", "threadless": True}
     command = MPITRAIN, "run", *tiny(tmp_path / "run", text, **SETTINGS)
     done = mpirun(2, *command, env=planted(plan), timeout=90, forked=False)
-    said = [line for line in done.output.splitlines() if "no thread can be started; this user may have" in line]
+    said = [
+        line for line in done.output.splitlines() if "no thread can be started; this user may have" in line
+    ]
     assert done.returncode == 2 and len(said) == 1 and "Traceback" not in done.output, tail(done.output)

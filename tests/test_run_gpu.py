@@ -1,4 +1,6 @@
-"""`mpitrain run` on a GPU that its ranks share: it says what it does there, stops and goes on, and gives the same bits each time.
+"""`mpitrain run` on a GPU that its ranks share.
+
+It says what it does there, stops and goes on, and gives the same bits each time.
 
 A function of the device, as in tests/test_gpu_steps.py: the CPU's turn shows that the test can run.
 """
@@ -8,7 +10,12 @@ from launch import WITH_GPU, loss_lines, run_tiny, tail, write_text
 
 TOLD = {
     "cpu": ["; cpu, threads a rank"],
-    "cuda": ["; cuda, threads a rank", "the same bits every time: deterministic kernels", "device buffers go", "reserved by torch"],
+    "cuda": [
+        "; cuda, threads a rank",
+        "the same bits every time: deterministic kernels",
+        "device buffers go",
+        "reserved by torch",
+    ],
 }
 
 
@@ -29,8 +36,17 @@ def test_a_run_that_was_stopped_goes_on_with_the_bits_of_one_that_was_not(tmp_pa
     text = write_text(tmp_path / "text.txt")
 
     def run(name, steps):
-        changes = dict(run_device=device, run_steps=steps, run_save_every=2, run_eval_every=2, schedule_name="constant")
-        done = run_tiny(num_ranks, tmp_path / name, text, env=WITH_GPU if device == "cuda" else None, precision_compute="bf16", **changes)
+        changes = dict(
+            run_device=device, run_steps=steps, run_save_every=2, run_eval_every=2, schedule_name="constant"
+        )
+        done = run_tiny(
+            num_ranks,
+            tmp_path / name,
+            text,
+            env=WITH_GPU if device == "cuda" else None,
+            precision_compute="bf16",
+            **changes,
+        )
         assert done.returncode == 0, tail(done.output)
         return done.output
 

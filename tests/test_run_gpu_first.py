@@ -1,6 +1,9 @@
-"""benchmarks/gpu_first.py, which waits for a GPU, walks through all of it without one: nothing fails but what only a GPU can do.
+"""benchmarks/gpu_first.py, which waits for a GPU, walks through all of it without one.
 
-By default those parts that tell of bits; with MPITRAIN_LAYOUTS=all those of speed, too, and the tests, which run anyway.
+Nothing fails but what only a GPU can do.
+
+By default those parts that tell of bits; with MPITRAIN_LAYOUTS=all those of speed, too, and the
+tests, which run anyway.
 """
 
 import json
@@ -15,11 +18,15 @@ FEW = ("facts", "kernels", "parity")
 ONLY_A_GPU = {"product into fp32", "fp8 product"}
 PARTS = {
     "facts": {"cores", "python", "torch", "doctor"},
-    "kernels": {"sum of 2", "sum of 3", "sum of 8", "attention, deterministic=True", "attention, deterministic=False"},
+    "kernels": {"sum of 2", "sum of 3", "sum of 8", "attention, "
+                                                    "deterministic=True", "attention, deterministic=False"},
     "tests": {"2 ranks"},
     "parity": {"one rank", "one rank again", "tp", "the same bits twice"},
     "speed": {
-        "mpitrain", "plain torch", "mpitrain, not deterministic", "mpitrain, compiled", "of plain torch", "price of deterministic kernels",
+        "mpitrain", "plain torch", "mpitrain, "
+                                   "not "
+                                   "deterministic", "mpitrain, compiled", "of plain torch",
+                                   "price of deterministic kernels",
         "run.compile gains",
     },
     "profile": {"ms of a step, by operation", "the host waits"},
@@ -29,7 +36,9 @@ PARTS = {
 
 def flaws(found, path=()):
     """Yield where something failed or was stopped."""
-    for key, value in found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ():
+    for key, value in (
+        found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    ):
         if key in ("failed", "stopped") or (key == "code" and value != 0):
             yield (*path, key, value)
         yield from flaws(value, (*path, key))
@@ -45,8 +54,14 @@ def test_the_script_for_a_first_gpu_walks_through(tmp_path):
     for part in chosen:
         assert PARTS[part] <= {*found[part]}, f"{part}: {found[part]}"
     assert not list(flaws(found)), list(flaws(found))
-    assert found["parity"]["the same bits twice"] and found["parity"]["tp"]["largest difference of a loss"] < 0.01
-    assert found["kernels"]["sum of 3"]["equal"] and found["kernels"]["attention, deterministic=True"]["same bits"]
+    assert (
+        found["parity"]["the same bits twice"]
+        and found["parity"]["tp"]["largest difference of a loss"] < 0.01
+    )
+    assert (
+        found["kernels"]["sum of 3"]["equal"]
+        and found["kernels"]["attention, deterministic=True"]["same bits"]
+    )
     assert "tests" not in chosen or "passed" in found["tests"]["2 ranks"]["said"][-1]
     errors = {key for key, value in found["kernels"].items() if isinstance(value, str) and "Error" in value}
     assert errors <= ONLY_A_GPU, found["kernels"]

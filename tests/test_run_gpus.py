@@ -1,4 +1,7 @@
-"""Runs on GPUs that several ranks share, that launchers hand out, and that are too small. Only what torch says of them is planted."""
+"""Runs on GPUs that several ranks share, that launchers hand out, and that are too small.
+
+Only what torch says of them is planted.
+"""
 
 import json
 import re
@@ -18,7 +21,9 @@ def text(tmp_path):
 
 
 def run(tmp_path, num_ranks, *commands, each=(), **planted):
-    """Run commands on ranks that see such GPUs; return how they ended, and which (rank, index, thread) took its GPU.
+    """Run commands on ranks that see such GPUs.
+
+    Return how they ended, and which (rank, index, thread) took its GPU.
 
     each: what is planted besides, for each command; if absent, the same for all.
     """
@@ -36,11 +41,17 @@ def test_ranks_that_share_gpus_are_told_so_and_count_each_once(tmp_path, text):
     assert trained.returncode == 0, tail(trained.output)
     shared = re.search(r"ranks 0 2 share GPU-a of \S+; ranks 1 3 share GPU-b of [^\s:]+", trained.output)
     assert shared and trained.output.count("share GPU-a") == 1, tail(trained.output)
-    assert "2 x 756,000 GFLOP/s (NVIDIA H100 PCIe, data sheet of NVIDIA H100 PCIe, dense bf16)" in trained.output, tail(trained.output)
-    assert "device buffers go through pinned host memory: " in trained.output and "MPIX_Query_cuda_support() = 0" in trained.output
+    assert (
+        "2 x 756,000 GFLOP/s (NVIDIA H100 PCIe, data sheet of NVIDIA H100 PCIe, dense bf16)" in trained.output
+    ), tail(trained.output)
+    assert (
+        "device buffers go through pinned host memory: " in trained.output
+        and "MPIX_Query_cuda_support() = 0" in trained.output
+    )
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()][1:]
     flops = [line["mfu"] * 2 * 756e12 / line["tokens_per_s"] for line in lines]
-    assert flops[0] == pytest.approx(flops[1]) and 1e5 < flops[0] < 1e6, flops  # 6 and some for each of 40,000 weights
+    # 6 and some for each of 40,000 weights
+    assert flops[0] == pytest.approx(flops[1]) and 1e5 < flops[0] < 1e6, flops
     places = {("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")}
     assert used == {(*each, thread) for each in places for thread in ("MainThread", "mpitrain-progress")}
     assert doctor.returncode == 0 and doctor.output.count("\nGPU driver") == 1, doctor.output
@@ -58,7 +69,9 @@ def test_a_gpu_of_its_own_for_each_rank_is_number_0_of_each(tmp_path, text):
     assert "2 x 191,500 GFLOP/s (AMD Instinct MI250X, " in trained.output, tail(trained.output)
     assert used == {("0", "0", "MainThread"), ("1", "0", "MainThread")}
     facts = {line[:14].strip(): line[14:] for line in doctor.output.splitlines()}
-    assert facts["shared"].startswith("none") and re.search("MPIX_Query_(hip|rocm)_support", facts["MPI, rocm"]), doctor.output
+    assert facts["shared"].startswith("none") and re.search(
+        "MPIX_Query_(hip|rocm)_support", facts["MPI, rocm"]
+    ), doctor.output
 
 
 def test_a_gpu_too_small_for_all_ranks_on_it_is_refused_before_anything_is_written(tmp_path, text):
@@ -69,20 +82,43 @@ def test_a_gpu_too_small_for_all_ranks_on_it_is_refused_before_anything_is_writt
     (shared,), _ = run(tmp_path, 2, command, **planted)
     assert shared.returncode == 2 and not (tmp_path / "run").exists(), tail(shared.output)
     (line,) = shared.output.splitlines()
-    assert line.startswith("ConfigError: 2 ranks share a GPU, and keep at least 0.0") and "start fewer ranks on each GPU" in line, line
+    assert (
+        line.startswith("ConfigError: 2 ranks share a GPU, and keep at least 0.0")
+        and "start fewer ranks on each GPU" in line
+    ), line
     (alone,), _ = run(tmp_path, 2, command, **planted | {"seen": [["GPU-a"], ["GPU-b"]]})
     assert alone.returncode == 0, tail(alone.output)
-    (small,), _ = run(tmp_path, 1, ["run", *tiny(tmp_path / "small", text), *device], **planted | {"memory_gib": 0.0001})
-    assert small.returncode == 2 and small.output.startswith("ConfigError: a rank keeps at least"), tail(small.output)
+    (small,), _ = run(
+        tmp_path, 1, ["run", *tiny(tmp_path / "small", text), *device], **planted | {"memory_gib": 0.0001}
+    )
+    assert small.returncode == 2 and small.output.startswith("ConfigError: a rank keeps at least"), tail(
+        small.output
+    )
 
 
 CANNOT = [  # changes, what is planted, what is said
-    ({}, H100 | {"seen": [["GPU-a"], []]}, ["MeshError: what run.device finds: found no GPU on rank 1, NVIDIA's GPUs on rank 0"]),
-    ({"run.device": "cuda"}, H100 | {"seen": [["GPU-a"], []]}, ["torch finds no GPU, neither NVIDIA's nor AMD's", "on rank 1 only"]),
-    ({"precision.compute": "fp8"}, H100 | {"architecture": "8.6"}, ["compute capability 8.6; needed 8.9 or newer", '"bf16"']),
+    (
+        {},
+        H100 | {"seen": [["GPU-a"], []]},
+        ["MeshError: what run.device finds: found no GPU on rank 1, NVIDIA's GPUs on rank 0"],
+    ),
+    (
+        {"run.device": "cuda"},
+        H100 | {"seen": [["GPU-a"], []]},
+        ["torch finds no GPU, neither NVIDIA's nor AMD's", "on rank 1 only"],
+    ),
+    (
+        {"precision.compute": "fp8"},
+        H100 | {"architecture": "8.6"},
+        ["compute capability 8.6; needed 8.9 or newer", '"bf16"'],
+    ),
     ({"precision.compute": "fp8"}, MI250X, ["architecture gfx90a; needed one with OCP's formats"]),
     ({"precision.compute": "fp8"}, MI250X | {"architecture": "gfx942"}, ["architecture gfx942"]),
-    ({"comm.device": "direct"}, H100, ['comm.device = "direct"', "cuda_support() = 0", "tried it ended with exit code 1: ", "_cuda_"]),
+    (
+        {"comm.device": "direct"},
+        H100,
+        ['comm.device = "direct"', "cuda_support() = 0", "tried it ended with exit code 1: ", "_cuda_"],
+    ),
 ]
 
 
@@ -92,20 +128,29 @@ def test_what_a_gpu_cannot_is_one_message(tmp_path, text):
     if torch.cuda.is_available():
         pytest.skip("here a child process finds a GPU")
     commands = [
-        ["run", *tiny(tmp_path / str(number), text, run_steps=1), *options(changes)] for number, (changes, _, _) in enumerate(CANNOT)
+        ["run", *tiny(tmp_path / str(number), text, run_steps=1), *options(changes)]
+        for number, (changes, _, _) in enumerate(CANNOT)
     ]
-    every, _ = run(tmp_path, 2, *commands, each=[planted for _, planted, _ in CANNOT], seen=[["GPU-a", "GPU-b"]])
+    every, _ = run(
+        tmp_path, 2, *commands, each=[planted for _, planted, _ in CANNOT], seen=[["GPU-a", "GPU-b"]]
+    )
     for number, (done, (changes, _, words)) in enumerate(zip(every, CANNOT, strict=True)):
         assert done.returncode == 2, tail(done.output)
         (line,) = [line for line in done.output.splitlines() if "Error: " in line]
         assert all(word in line for word in words), line
-        assert not (changes and (tmp_path / str(number)).exists())  # only what run.device = "auto" finds is known later
+        # only what run.device = "auto" finds is known later
+        assert not (changes and (tmp_path / str(number)).exists())
 
 
 def test_fp8_is_taken_where_a_gpu_has_it_and_a_key_that_does_nothing_is_told(tmp_path, text):
     architectures = ("8.9", "10.0")
-    changes = [dict(precision_compute="fp8", model_vocab=512)] * 2 + [dict(comm_device="staged", run_device="cpu")]
-    commands = [["run", *tiny(tmp_path / str(number), text, run_steps=1, **each)] for number, each in enumerate(changes)]
+    changes = [dict(precision_compute="fp8", model_vocab=512)] * 2 + [
+        dict(comm_device="staged", run_device="cpu")
+    ]
+    commands = [
+        ["run", *tiny(tmp_path / str(number), text, run_steps=1, **each)]
+        for number, each in enumerate(changes)
+    ]
     each = [{"architecture": architecture} for architecture in (*architectures, H100["architecture"])]
     every, _ = run(tmp_path, 1, *commands, each=each, **H100, seen=[["a"]])
     assert [done.returncode for done in every] == [0, 0, 0], tail("".join(done.output for done in every))

@@ -1,4 +1,5 @@
-"""A rank that is stopped at any moment, in any layout, is named with its instruction and its node, and the job ends.
+"""A rank that is stopped at any moment, in any layout, is named with its instruction and its node,
+and the job ends.
 
 MPITRAIN_STOPS=50 stops as many; by default there is one.
 """
@@ -15,7 +16,19 @@ from pathlib import Path
 import hosts
 import noted
 import pytest
-from launch import MPIRUN, MPITRAIN, lines_in, mpirun, planted, preloaded, short, started, tail, tiny, write_text
+from launch import (
+    MPIRUN,
+    MPITRAIN,
+    lines_in,
+    mpirun,
+    planted,
+    preloaded,
+    short,
+    started,
+    tail,
+    tiny,
+    write_text,
+)
 
 LIMIT_S = 4
 LAYOUTS = (  # ranks, on two nodes, keys; the first tell most
@@ -44,7 +57,15 @@ def several_nodes(num_ranks: int) -> list[str]:
 def test_a_rank_stopped_at_any_moment_is_named_with_its_instruction(tmp_path, text, number):
     dice = random.Random(number)
     num_ranks, apart, keys = LAYOUTS[number % len(LAYOUTS)]
-    given = tiny(tmp_path / "run", text, run_steps=100_000, run_eval_every=20, run_save_every=20, comm_timeout_s=short(LIMIT_S), **keys)
+    given = tiny(
+        tmp_path / "run",
+        text,
+        run_steps=100_000,
+        run_eval_every=20,
+        run_save_every=20,
+        comm_timeout_s=short(LIMIT_S),
+        **keys,
+    )
     nodes = several_nodes(num_ranks) if apart else []
     program = preloaded([sys.executable, noted.__file__, str(tmp_path), "run", *given])
     with started(0, MPIRUN, *nodes, "-n", str(num_ranks), *program) as job:
@@ -62,9 +83,13 @@ def test_a_rank_stopped_at_any_moment_is_named_with_its_instruction(tmp_path, te
     reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
     named = [line for line in reports if re.search("first behind|stuck for", line)]
     assert len(named) == 1, tail(done.output)
-    assert re.search(rf"rank {rank} \(pp \d+, .*\) on {re.escape(os.uname().nodename)} ", named[0]), tail(done.output)
+    assert re.search(rf"rank {rank} \(pp \d+, .*\) on {re.escape(os.uname().nodename)} ", named[0]), tail(
+        done.output
+    )
     there = "|".join(map(re.escape, where))  # and what a thread that saves does meanwhile
-    assert re.search(rf"({there})(, meanwhile .*)?(, for |: stuck)", named[0]), f"{where}\n{tail(done.output)}"
+    assert re.search(rf"({there})(, meanwhile .*)?(, for |: stuck)", named[0]), (
+        f"{where}\n{tail(done.output)}"
+    )
     assert "stopped by a signal (SIGSTOP)" in named[0], named[0]
 
 
@@ -74,14 +99,25 @@ def test_the_stack_that_is_shown_is_that_of_the_rank_behind_and_no_other(tmp_pat
     given = tiny(tmp_path / "run", text, run_steps=1000, comm_timeout_s=short(LIMIT_S), parallel_pp=2)
     done = mpirun(2, MPITRAIN, "run", *given, env=env, timeout=60)
     assert done.returncode not in (0, None) and "planted slow" in done.output, tail(done.output)
-    assert re.search(r"first behind: rank 1 \(pp 1, .* it waits for no message: it computes or is stuck", done.output), tail(done.output)
-    assert done.output.count("most recent call first") == 1 and "in <lambda>" in done.output, tail(done.output)
+    assert re.search(
+        r"first behind: rank 1 \(pp 1, .* it waits for no message: it computes or is stuck", done.output
+    ), tail(done.output)
+    assert done.output.count("most recent call first") == 1 and "in <lambda>" in done.output, tail(
+        done.output
+    )
 
 
 @pytest.mark.skipif(not hosts.CHOSEN, reason="MPITRAIN_NETNS=1 makes two hosts of network namespaces")
 def test_a_cut_link_ends_the_job_with_a_report(tmp_path, text):
     """Neither half knows more than that the other doesn't answer; each says so, and ends its ranks."""
-    keys = dict(run_steps=100_000, run_eval_every=1000, run_save_every=1000, comm_timeout_s=short(LIMIT_S), parallel_pp=2, parallel_tp=2)
+    keys = dict(
+        run_steps=100_000,
+        run_eval_every=1000,
+        run_save_every=1000,
+        comm_timeout_s=short(LIMIT_S),
+        parallel_pp=2,
+        parallel_tp=2,
+    )
     with hosts.two_hosts(tmp_path) as pair:
         command = pair.mpirun(2, MPITRAIN, "run", *tiny(tmp_path / "run", text, **keys))
         with started(0, *command, env={"UCX_TLS": "tcp,self"}) as job:
@@ -90,4 +126,6 @@ def test_a_cut_link_ends_the_job_with_a_report(tmp_path, text):
             done = job.wait(LIMIT_S + 20)
             print(tail(done.output, 12))
     assert done.returncode not in (0, None), tail(done.output)
-    assert "waited" in done.output and "doesn't answer: it is down, or the network between" in done.output, tail(done.output)
+    assert "waited" in done.output and "doesn't answer: it is down, or the network between" in done.output, (
+        tail(done.output)
+    )

@@ -1,4 +1,7 @@
-"""What a run prints at its end as commands does what it says when it is typed: ten runs, each command by a shell, as it stands."""
+"""What a run prints at its end as commands does what it says when it is typed.
+
+Ten runs, each command by a shell, as it stands.
+"""
 
 import json
 import os
@@ -10,7 +13,9 @@ from launch import HERE, MPITRAIN, environment, finished, mpirun, options, tail,
 TYPED = {"PATH": f"{HERE}:{os.environ['PATH']}"}
 EXPERTS = dict(model_family="mixtral", experts_count=4, experts_active=2)
 BPE = "a b's/tokenizer.json"
-CASES = {  # number of ranks; and of another run that is begun with a copy of config.toml; what the first one has
+# number of ranks; and of another run that is begun with a copy of config.toml; what the first one
+# has
+CASES = {
     "one rank": (1, 2, {}),
     "two ranks": (2, 4, {"optimizer_decay": 0.0}),
     "four ranks": (4, 1, {"parallel_pp": 2}),
@@ -32,20 +37,31 @@ def write_bpe(path, text):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train([str(text)], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.train(
+        [str(text)], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    )
     path.parent.mkdir(exist_ok=True)
     tokenizer.save(str(path))
 
 
 def hints(output):
     """Return the commands of the end of a run, by what they are for."""
-    found = re.findall(r"^  (sample text|train further|your own run) +(.*)$", output.partition("\ndone: ")[2], re.MULTILINE)
+    found = re.findall(
+        r"^  (sample text|train further|your own run) +(.*)$", output.partition("\ndone: ")[2], re.MULTILINE
+    )
     assert len(found) == 3, tail(output)
     return dict(found)
 
 
 def typed(command, folder):
-    done = finished(["bash", "-c", command], cwd=folder, env=environment(**TYPED), capture_output=True, text=True, timeout=120)
+    done = finished(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment(**TYPED),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, f"{command}\n{tail(done.stdout + done.stderr)}"
     return done.stdout
 
@@ -65,7 +81,8 @@ def test_each_command_runs_as_it_is_typed(tmp_path, case):
     given = tiny(keys.pop("run_dir", "runs/first"), "text.txt", **keys)
     done = mpirun(num_ranks, MPITRAIN, "run", *given, cwd=tmp_path, env=TYPED)
     assert done.returncode == 0, tail(done.output)
-    run_dir, further = tmp_path / changes.get("run_dir", "runs/first"), hints(done.output)
+    run_dir = tmp_path / changes.get("run_dir", "runs/first")
+    further = hints(done.output)
     assert typed(further["sample text"], tmp_path).startswith("def ")
 
     said = typed(further["train further"], tmp_path)
@@ -86,8 +103,15 @@ def test_each_command_runs_as_it_is_typed(tmp_path, case):
 
 
 def undone(changes):
-    """Return what a user has to change in a copy for another number of ranks: the degrees that were asked for."""
-    return {f"parallel.{key.removeprefix('parallel_')}": 1 for key in changes if key in ("parallel_pp", "parallel_ep", "parallel_tp")}
+    """Return what a user has to change in a copy for another number of ranks.
+
+    The degrees that were asked for.
+    """
+    return {
+        f"parallel.{key.removeprefix('parallel_')}": 1
+        for key in changes
+        if key in ("parallel_pp", "parallel_ep", "parallel_tp")
+    }
 
 
 def test_a_tokenizer_of_words_samples_from_one_that_it_has(tmp_path):
@@ -100,7 +124,10 @@ def test_a_tokenizer_of_words_samples_from_one_that_it_has(tmp_path):
 
 
 def test_a_run_that_goes_on_repeats_them_and_says_that_its_rate_is_another(tmp_path):
-    """A cosine that is stretched raises the rate; a run that was stopped, and goes on as it was, says nothing of it."""
+    """A cosine that is stretched raises the rate.
+
+    A run that was stopped, and goes on as it was, says nothing of it.
+    """
     given = tiny("runs/first", write_text(tmp_path / "text.txt"), run_steps=6, schedule_warmup=2)
     first = mpirun(2, MPITRAIN, "run", *given, cwd=tmp_path, env=TYPED)
     stretched = "mpirun -n 2 mpitrain run runs/first/config.toml --set run.steps=12"
@@ -108,6 +135,12 @@ def test_a_run_that_goes_on_repeats_them_and_says_that_its_rate_is_another(tmp_p
     said = typed(stretched, tmp_path)
     found = rates(tmp_path / "runs/first")
     assert found[7] > 2 * found[6]
-    assert f"learning rate: step 6 had {found[6]:.2e}, step 7 has {found[7]:.2e}, since the schedule is for 12 steps now" in said, said
+    assert (
+        f"learning rate: step 6 had {found[6]:.2e}, step 7 has {found[7]:.2e}, since the schedule is for 12 "
+        "steps now" in said
+    ), said
     again = typed(hints(said)["train further"], tmp_path)
-    assert set(map(rates(tmp_path / "runs/first").get, range(13, 25))) == {found[12]} and "learning rate: " not in again
+    assert (
+        set(map(rates(tmp_path / "runs/first").get, range(13, 25))) == {found[12]}
+        and "learning rate: " not in again
+    )

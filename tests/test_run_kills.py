@@ -1,8 +1,11 @@
-"""kill -9 of one rank, of all, or of mpirun, at any moment of a run that is always saving: the restarts end as if nothing had been.
+"""kill -9 of one rank, of all, or of mpirun, at any moment of a run that is always saving.
 
-The run saves every second step beside the steps, and keeps few of them, so that at almost any moment something is copied, written, synced,
-renamed or removed; every fourth kill comes at a chosen call of the thread that does it. MPITRAIN_KILLS=200 kills as often, by default
-there are a few; MPITRAIN_KILLS=50:100 takes kills 50 to 99.
+The restarts end as if nothing had been.
+
+The run saves every second step beside the steps, and keeps few of them, so that at almost any
+moment something is copied, written, synced, renamed or removed; every fourth kill comes at a chosen
+call of the thread that does it. MPITRAIN_KILLS=200 kills as often, by default there are a few;
+MPITRAIN_KILLS=50:100 takes kills 50 to 99.
 """
 
 import os
@@ -48,10 +51,17 @@ def killed(dice, run_dir, text, at_a_call):
     num_ranks = dice.choice([1, 2])
     env = {}
     if at_a_call:
-        plan = {"rank": dice.randrange(num_ranks), "phase": "saving", "call": int(CALLS * dice.random() ** 2) + 1, "fault": "slow"}
+        plan = {
+            "rank": dice.randrange(num_ranks),
+            "phase": "saving",
+            "call": int(CALLS * dice.random() ** 2) + 1,
+            "fault": "slow",
+        }
         env = planted(plan)
     before = lines_in(run_dir)
-    with started(num_ranks, MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS, parallel_pp=num_ranks), env=env) as job:
+    with started(
+        num_ranks, MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS, parallel_pp=num_ranks), env=env
+    ) as job:
         if at_a_call:
             while job.process.poll() is None and "planted slow" not in job.text():
                 time.sleep(0.002)
@@ -63,7 +73,8 @@ def killed(dice, run_dir, text, at_a_call):
             time.sleep(dice.expovariate(4))
         alive = job.process.poll() is None
         victim = dice.choice(["rank", "all", "mpirun"])
-        with suppress(ProcessLookupError, IndexError, FileNotFoundError, AssertionError):  # it ends just now
+        # it ends just now
+        with suppress(ProcessLookupError, IndexError, FileNotFoundError, AssertionError):
             if victim == "rank":
                 job.signal(dice.choice(job.ranks()), 9)
                 job.wait(30)
@@ -74,13 +85,19 @@ def killed(dice, run_dir, text, at_a_call):
 
 def test_restarts_end_as_the_run_that_was_never_killed(tmp_path, text, whole):
     lines, digests = whole
-    number, last, in_a_row, tries = int(FIRST or 0), int(LAST), 0, 0
+    number = int(FIRST or 0)
+    last = int(LAST)
+    in_a_row = 0
+    tries = 0
     run_dir = tmp_path / f"run-{number}"
     while number < last:
         dice = random.Random(f"kill {number}, try {tries}")
         alive, said = killed(dice, run_dir, text, number % 4 == 3)
         assert "Traceback" not in said or "planted" in said, tail(said)
-        number, in_a_row, tries = number + alive, in_a_row + alive, 0 if alive else tries + 1  # it may end before the call that was chosen
+        # it may end before the call that was chosen
+        number = number + alive
+        in_a_row = in_a_row + alive
+        tries = 0 if alive else tries + 1
         for step in steps(run_dir / "checkpoints"):  # whatever is called a step is one
             verify(run_dir / "checkpoints" / f"step-{step:08d}")
         if alive and in_a_row < MOST_IN_A_ROW and number < last:
@@ -89,5 +106,8 @@ def test_restarts_end_as_the_run_that_was_never_killed(tmp_path, text, whole):
         done = run_tiny(num_ranks, run_dir, text, **SETTINGS, parallel_pp=num_ranks)
         assert done.returncode == 0, f"after kill {number}\n{tail(done.output)}"
         assert loss_lines(run_dir) == lines, f"after kill {number}"
-        assert kept(run_dir) == digests and not list((run_dir / "checkpoints").glob("*.*")), f"after kill {number}: {kept(run_dir)}"
-        run_dir, in_a_row = tmp_path / f"run-{number}-{tries}", 0
+        assert kept(run_dir) == digests and not list((run_dir / "checkpoints").glob("*.*")), (
+            f"after kill {number}: {kept(run_dir)}"
+        )
+        run_dir = tmp_path / f"run-{number}-{tries}"
+        in_a_row = 0

@@ -1,4 +1,6 @@
-"""A run leaves in time: with a checkpoint before its allocation ends, at once when asked twice, and without one when three times."""
+"""A run leaves in time: with a checkpoint before its allocation ends, at once when asked twice, and
+without one when three times.
+"""
 
 import json
 import re
@@ -34,18 +36,23 @@ def command(run_dir, text, **changes):
 
 
 def saved(run_dir):
-    return sorted(path.name for path in (run_dir / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", path.name))
+    return sorted(
+        path.name for path in (run_dir / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", path.name)
+    )
 
 
 def test_a_run_leaves_before_its_time_is_over_and_goes_on_with_the_same_bits(tmp_path, text):
-    limit_s, margin_s = 14 * slowness(), 6 * slowness()
+    limit_s = 14 * slowness()
+    margin_s = 6 * slowness()
     mpirun(1, MPITRAIN, "--version")  # libraries are loaded once, which takes a while
     ends = {"MPITRAIN_JOB_END": str(int(time.time() + limit_s))}
     endless = command(tmp_path / "run", text, run_steps=10**6, run_save_every=0, run_time_margin_s=margin_s)
     with started(2, *endless, env=ends) as job:
         done = job.wait(60)
     assert done.returncode == 75, tail(done.output)
-    (step,) = re.findall(r"stopped after step (\d+) with a checkpoint, (?:\d+) s before .* \(MPITRAIN_JOB_END\)", done.output)
+    (step,) = re.findall(
+        r"stopped after step (\d+) with a checkpoint, (?:\d+) s before .* \(MPITRAIN_JOB_END\)", done.output
+    )
     assert saved(tmp_path / "run") == [f"step-{int(step):08d}"]
     again, whole = (dict(run_steps=int(step) + 3, parallel_pp=ranks, **SETTINGS) for ranks in (2, 1))
     done = run_tiny(2, tmp_path / "run", text, **again)
@@ -61,13 +68,15 @@ def asked(job, pid):
         if pid in job.ranks():  # it may have left for the first of the two
             job.signal(pid, signal.SIGUSR1)
         time.sleep(0.2)
-    time.sleep(ECHO_S + slowness())  # what is heard late must not make the next request an echo of this one
+    # what is heard late must not make the next request an echo of this one
+    time.sleep(ECHO_S + slowness())
 
 
 @contextmanager
 def validating(run_dir, text):
     """Start a run whose validation after step 2 takes for ever, and wait until both ranks are in it."""
-    others = run_dir.with_name("others.txt")  # no sequence counts twice, and none that is trained on
+    # no sequence counts twice, and none that is trained on
+    others = run_dir.with_name("others.txt")
     others.write_text("".join(f"line {number}, which nobody is trained on\n" for number in range(500_000)))
     long = dict(data_val_path=others, **SETTINGS)
     done = run_tiny(2, run_dir, text, parallel_pp=2, run_steps=1, **long)
@@ -77,7 +86,9 @@ def validating(run_dir, text):
     endless = command(run_dir, text, run_eval_batches=10**6, **long | {"run_eval_every": 2})
     program = sys.executable, noted.__file__, str(notes), *endless[1:]
     with started(2, *program) as job:
-        job.wait_for(lambda: sum("in phase validation" in min(noted.read(path)) for path in notes.iterdir()) == 2, 60)
+        job.wait_for(
+            lambda: sum("in phase validation" in min(noted.read(path)) for path in notes.iterdir()) == 2, 60
+        )
         yield job
 
 
@@ -88,7 +99,10 @@ def test_a_second_signal_hurries(tmp_path, text):
             asked(job, job.ranks()[0])
         done = job.wait(20)
     assert done.returncode == 75, tail(done.output)
-    assert saved(run_dir) == ["step-00000001", "step-00000002"] and "stopped after step 2 with a checkpoint" in done.output
+    assert (
+        saved(run_dir) == ["step-00000001", "step-00000002"]
+        and "stopped after step 2 with a checkpoint" in done.output
+    )
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2] and "val_loss" not in lines[2]
 
@@ -121,8 +135,12 @@ def test_ctrl_c_and_a_closed_terminal_ask_a_run_to_leave_with_a_checkpoint(tmp_p
     assert done.returncode == 75 and "Traceback" not in done.output, tail(done.output)
     (step,) = re.findall(r"stopped after step (\d+) with a checkpoint", done.output)
     said = [line for line in done.output.splitlines() if line.startswith("mpitrain: asked to leave")]
-    assert len(said) == 2 and said[0].startswith(f"mpitrain: asked to leave (SIG{name}): the run ends after this step"), said
-    assert said[1] == f"mpitrain: asked to leave (SIG{name}); step {step} is saved" and saved(run_dir) == [f"step-{int(step):08d}"]
+    assert len(said) == 2 and said[0].startswith(
+        f"mpitrain: asked to leave (SIG{name}): the run ends after this step"
+    ), said
+    assert said[1] == f"mpitrain: asked to leave (SIG{name}); step {step} is saved" and saved(run_dir) == [
+        f"step-{int(step):08d}"
+    ]
 
 
 def test_a_second_ctrl_c_ends_a_run_at_once_and_says_what_is_saved(tmp_path, text):
@@ -134,7 +152,8 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_says_what_is_saved(tmp_path, tex
             time.sleep(ECHO_S + slowness())
         done = job.wait(20)
     assert done.returncode == 75 and done.output.count("was asked to leave") == 1, tail(done.output)
-    if "stopped after step 2 with a checkpoint" in done.output:  # the second request lets the step hurry, which may be done before the end
+    # the second request lets the step hurry, which may be done before the end
+    if "stopped after step 2 with a checkpoint" in done.output:
         assert saved(run_dir) == ["step-00000001", "step-00000002"]
     else:
         assert "start again to go on; step 1 is saved" in done.output and saved(run_dir) == ["step-00000001"]
@@ -164,7 +183,8 @@ def test_what_a_shell_ignores_for_a_run_in_the_background_ends_none(tmp_path, te
 def guard():
     """One that hears no signals: what it was asked is set by the test."""
     found = Guard.__new__(Guard)
-    found.num_asked, found.time = 0, None
+    found.num_asked = 0
+    found.time = None
     return found
 
 
@@ -188,10 +208,12 @@ def test_it_is_time_when_a_step_two_saves_and_the_margin_dont_fit_any_more(guard
     def leaving(left_s):
         return Leaving(timed(guard, left_s, 10.0), saved_bytes=3 * ASSUMED_BYTES_S)
 
-    assert leaving(17).urgency() == STAY  # 2 * 3 s for a save that nobody has measured yet, and 10 s
+    # 2 * 3 s for a save that nobody has measured yet, and 10 s
+    assert leaving(17).urgency() == STAY
     late = leaving(17)
     late.validated(5)
-    assert late.urgency() == LEAVE and leaving(15).urgency() == HURRY  # nothing but the save fits any more
+    # nothing but the save fits any more
+    assert late.urgency() == LEAVE and leaving(15).urgency() == HURRY
     measured = leaving(12)
     measured.begin_step()
     time.sleep(0.1)

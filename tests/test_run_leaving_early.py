@@ -1,6 +1,9 @@
-"""A run leaves before its first step, too: in time, with 75, all ranks together, and what it has prepared is kept.
+"""A run leaves before its first step, too.
 
-MPITRAIN_FUZZ=all has every phase on every rank end by a signal and by its time; by default there are a few.
+In time, with 75, all ranks together, and what it has prepared is kept.
+
+MPITRAIN_FUZZ=all has every phase on every rank end by a signal and by its time; by default there
+are a few.
 """
 
 import json
@@ -9,15 +12,32 @@ import signal
 import time
 
 import pytest
-from launch import MPITRAIN, cases, loss_lines, mpirun, planted, run_tiny, short, started, tail, tiny, write_text
+from launch import (
+    MPITRAIN,
+    cases,
+    loss_lines,
+    mpirun,
+    planted,
+    run_tiny,
+    short,
+    started,
+    tail,
+    tiny,
+    write_text,
+)
 
-LIMIT_S, MARGIN_S = 14, 4  # of an idle machine
+# of an idle machine
+LIMIT_S = 14
+MARGIN_S = 4
 PHASES = ("tokens", "validation", "build", "resume", "start")  # in each of them a rank is held
 CAUSES = ("time", "one rank", "all ranks")  # what ends it; the others are signals
 SETTINGS = dict(schedule_name="constant", run_eval_every=2, run_save_every=2, parallel_pp=2)
-ORDER = [(shift, number, rank) for rank in (1, 0) for shift in range(len(CAUSES)) for number in range(len(PHASES))]
+ORDER = [
+    (shift, number, rank) for rank in (1, 0) for shift in range(len(CAUSES)) for number in range(len(PHASES))
+]
 CASES = [(PHASES[number], CAUSES[(shift + number) % len(CAUSES)], rank) for shift, number, rank in ORDER]
-CASES = [(phase, cause, rank) for phase, cause, rank in CASES if (phase, rank) != ("start", 0)]  # who is held there reads no limit
+# who is held there reads no limit
+CASES = [(phase, cause, rank) for phase, cause, rank in CASES if (phase, rank) != ("start", 0)]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +59,9 @@ def allowed(seconds):
 
 
 def held(run_dir, text, phase, rank, **changes):
-    """Start a run one rank of which takes a minute and a half for one call in a phase, and wait until it is there."""
+    """Start a run one rank of which takes a minute and a half for one call in a phase, and wait
+    until it is there.
+    """
     plan = {"rank": rank, "phase": phase, "call": 1, "fault": "slow"}
     command = MPITRAIN, "run", *tiny(run_dir, text, run_steps=4, **SETTINGS, **changes)
     return started(2, *command, env=planted(plan), forked=phase != "start")
@@ -85,7 +107,9 @@ def corpus(tmp_path_factory):
     tokenizer.save(str(folder / "t.json"))
     line = json.dumps({"text": " ".join(f"word{number}" for number in range(1500))})
     (folder / "texts.jsonl").write_text(f"{line}\n" * 4000)
-    return dict(data_source="jsonl", data_tokenizer=folder / "t.json", run_steps=2, **SETTINGS), folder / "texts.jsonl"
+    return dict(
+        data_source="jsonl", data_tokenizer=folder / "t.json", run_steps=2, **SETTINGS
+    ), folder / "texts.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +129,9 @@ def assert_equal(run_dir, whole):
 
 
 def kept(output):
-    return [int(count.replace(",", "")) for count in re.findall(r"([\d,]+) tokens are prepared and kept", output)]
+    return [
+        int(count.replace(",", "")) for count in re.findall(r"([\d,]+) tokens are prepared and kept", output)
+    ]
 
 
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 1)])
@@ -123,7 +149,9 @@ def test_tokens_go_on_where_a_signal_left_them(tmp_path, corpus, at_once, number
             job.signal(job.ranks()[rank], number)
             done = job.wait(20)
         assert done.returncode == 75 and "Traceback" not in done.output, tail(done.output)
-        assert done.output.count("asked to leave") == 1 and "in phase tokens" in done.output, tail(done.output)
+        assert done.output.count("asked to leave") == 1 and "in phase tokens" in done.output, tail(
+            done.output
+        )
         assert not (run_dir / "run.lock").exists()  # it left in order
         counts += kept(done.output)
     assert len(counts) == 3 and counts == sorted({*counts}), counts
@@ -133,12 +161,16 @@ def test_tokens_go_on_where_a_signal_left_them(tmp_path, corpus, at_once, number
 
 
 def test_a_corpus_that_takes_longer_than_an_allocation_is_trained_on(tmp_path, corpus, at_once):
-    """As under a scheduler: each start has so much time, and whether there is another one is asked of `mpitrain job again`."""
+    """As under a scheduler: each start has so much time, and whether there is another one is asked
+    of `mpitrain job again`.
+    """
     (settings, texts), run_dir, counts = corpus, tmp_path / "run", []
     mpirun(1, MPITRAIN, "--version")
     given = tiny(run_dir, texts, run_time_margin_s=4, **settings)
     for number in range(12):
-        limit_s = 8 + 4 * number  # too short for all on a fast machine, and for anything on a busy one: each has more than the last
+        # too short for all on a fast machine, and for anything on a busy one: each has more than
+        # the last
+        limit_s = 8 + 4 * number
         ends = {"MPITRAIN_JOB_END": str(int(time.time()) + limit_s)}
         done = mpirun(2, MPITRAIN, "run", *given, env=ends, timeout=60)
         if done.returncode == 0:
@@ -147,7 +179,9 @@ def test_a_corpus_that_takes_longer_than_an_allocation_is_trained_on(tmp_path, c
         assert done.wall_s < limit_s + 4, tail(done.output)
         counts += filter(None, kept(done.output))
         again = mpirun(0, MPITRAIN, "job", "again", "75", *given)
-        assert again.returncode == 0 and ": again, start" in again.output, f"{counts}\n{tail(done.output)}\n{again.output}"
+        assert again.returncode == 0 and ": again, start" in again.output, (
+            f"{counts}\n{tail(done.output)}\n{again.output}"
+        )
     assert done.returncode == 0 and counts and counts == sorted({*counts}), counts
     assert len((run_dir / "ends.jsonl").read_text().splitlines()) >= len(counts)
     assert_equal(run_dir, at_once)
@@ -165,13 +199,23 @@ def test_a_time_in_which_no_start_fits_ends_after_three(tmp_path, text):
         assert done.returncode == 75 and "again to go on" in done.output, tail(done.output)
         again = mpirun(0, MPITRAIN, "job", "again", "75", *given)
         assert again.returncode == int(number == 2), again.output
-    assert "not again: no newer checkpoint after 3 starts in a row" in again.output and "ask for more" in again.output, again.output
+    assert (
+        "not again: no newer checkpoint after 3 starts in a row" in again.output
+        and "ask for more" in again.output
+    ), again.output
 
 
 @pytest.mark.parametrize("cause", ["time", "signal"])
 def test_a_dry_run_leaves_too(tmp_path, text, cause):
     limits = dict(run_time_limit=allowed(short(10)), run_time_margin_s=2) if cause == "time" else {}
-    command = MPITRAIN, "run", "--dry-run", "--steps", "100000000", *tiny(tmp_path / "run", text, **limits, **SETTINGS)
+    command = (
+        MPITRAIN,
+        "run",
+        "--dry-run",
+        "--steps",
+        "100000000",
+        *tiny(tmp_path / "run", text, **limits, **SETTINGS),
+    )
     with started(2, *command, forked=False) as job:
         job.wait_for(lambda: "step 3 " in job.text(), 60)
         if cause == "signal":

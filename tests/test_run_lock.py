@@ -49,7 +49,9 @@ def left_behind(folder: Path, **changes) -> Owner:
 def test_a_held_lock_names_its_holder(tmp_path):
     held = Lock(tmp_path, never)
     assert held.take(nothing) == ""
-    with pytest.raises(CheckpointError, match=rf"is in use by process {os.getpid()} on {socket.gethostname()}, started"):
+    with pytest.raises(
+        CheckpointError, match=rf"is in use by process {os.getpid()} on {socket.gethostname()}, started"
+    ):
         Lock(tmp_path, never).take(nothing)
     held.release()
     assert not list(tmp_path.iterdir())
@@ -83,13 +85,16 @@ def test_a_holder_on_another_host_that_gives_no_sign_of_life_is_taken_over(tmp_p
 
 
 def test_a_holder_on_another_host_that_beats_is_respected(tmp_path, quick):
-    owner, over = left_behind(tmp_path, host="far", system="another boot"), threading.Event()
+    owner = left_behind(tmp_path, host="far", system="another boot")
+    over = threading.Event()
 
     def beat():
         number = 0
         while not over.wait(0.2):
             number += 1
-            (tmp_path / NAME).write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, beat=str(number))))
+            (tmp_path / NAME).write_bytes(
+                msgspec.json.encode(msgspec.structs.replace(owner, beat=str(number)))
+            )
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -99,9 +104,13 @@ def test_a_holder_on_another_host_that_beats_is_respected(tmp_path, quick):
     thread.join()
 
 
-def test_a_holder_whose_signs_of_life_are_held_up_by_the_file_system_is_respected(tmp_path, quick, monkeypatch):
+def test_a_holder_whose_signs_of_life_are_held_up_by_the_file_system_is_respected(
+    tmp_path, quick, monkeypatch
+):
     """Longer than a holder may be still, nobody can write, and whoever looks waits as well."""
-    owner, answers, over = left_behind(tmp_path, host="far", system="another boot"), threading.Event(), threading.Event()
+    owner = left_behind(tmp_path, host="far", system="another boot")
+    answers = threading.Event()
+    over = threading.Event()
     monkeypatch.setattr(locks, "SLOW_S", 1.0)
     monkeypatch.setattr(locks.os, "fsync", lambda file: answers.wait())
 
@@ -141,7 +150,8 @@ def test_of_many_at_once_one_gets_it(tmp_path, stale):
     for _ in range(15):
         if stale:
             left_behind(tmp_path)
-        got, barrier = [], threading.Barrier(8)
+        got = []
+        barrier = threading.Barrier(8)
 
         def attempt(got=got, barrier=barrier):
             lock = Lock(tmp_path, never)
@@ -174,7 +184,9 @@ def test_a_holder_whose_lock_was_taken_is_told(tmp_path, quick):
 def test_a_sign_of_life_is_not_written_over_another_lock(tmp_path, quick, monkeypatch):
     """It is taken after the holder has looked whose it is, and before it writes."""
     told, lock, decode = threading.Event(), Lock(tmp_path, lambda text: told.set()), msgspec.json.decode
-    fresh = msgspec.json.encode(msgspec.structs.replace(lock._owner, token="another", host="far", job="a longer record"))
+    fresh = msgspec.json.encode(
+        msgspec.structs.replace(lock._owner, token="another", host="far", job="a longer record")
+    )
 
     def decode_and_be_taken(content, **kind):
         found = decode(content, **kind)
@@ -190,7 +202,9 @@ def test_a_sign_of_life_is_not_written_over_another_lock(tmp_path, quick, monkey
 
 
 def test_a_lock_that_is_not_seen_for_a_moment_is_not_lost(tmp_path, quick, monkeypatch):
-    lock, opened, missed = Lock(tmp_path, never), locks.open_regular, threading.Event()
+    lock = Lock(tmp_path, never)
+    opened = locks.open_regular
+    missed = threading.Event()
 
     def open_but_once(path, *flags):
         if path == lock.path and not missed.is_set():
@@ -250,7 +264,9 @@ def test_what_a_lock_says_reaches_no_terminal_as_it_is(tmp_path, quick):
     assert lock.take(nothing).isprintable()
     lock.release()
     owner = left_behind(tmp_path, host=evil, user=evil)
-    (tmp_path / NAME).write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, pid=os.getpid(), born=lock._owner.born)))
+    (tmp_path / NAME).write_bytes(
+        msgspec.json.encode(msgspec.structs.replace(owner, pid=os.getpid(), born=lock._owner.born))
+    )
     with pytest.raises(CheckpointError, match="is in use by") as caught:
         Lock(tmp_path, never).take(nothing)
     assert str(caught.value).isprintable()
@@ -258,13 +274,18 @@ def test_what_a_lock_says_reaches_no_terminal_as_it_is(tmp_path, quick):
 
 NO_LOCKS = ["FIFO", "link to a device", "link to a file", "sparse", "deep", "folder"]
 AFTER = f"{NAME}.after-"
-NAMES = [*((name, what) for name in (NAME, AFTER) for what in NO_LOCKS), (AFTER, "itself"), (AFTER, "a circle")]
+NAMES = [
+    *((name, what) for name in (NAME, AFTER) for what in NO_LOCKS),
+    (AFTER, "itself"),
+    (AFTER, "a circle"),
+]
 
 
 @pytest.mark.parametrize(("name", "what"), NAMES)
 def test_what_is_no_lock_is_neither_read_nor_waited_for(tmp_path, quick, name, what):
     """Also where one would say who has taken over from a holder that is gone."""
-    folder, outside = tmp_path / "run", tmp_path / "outside"
+    folder = tmp_path / "run"
+    outside = tmp_path / "outside"
     folder.mkdir()
     owner = left_behind(folder)
     outside.write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, token="secret", host="secret")))
@@ -311,7 +332,8 @@ def test_a_lock_that_becomes_a_fifo_holds_up_neither_the_run_nor_its_end(tmp_pat
 
 
 def test_a_sign_of_life_is_not_written_through_a_link(tmp_path, quick):
-    run, victim = tmp_path / "run", tmp_path / "victim"
+    run = tmp_path / "run"
+    victim = tmp_path / "victim"
     run.mkdir()
     lock = Lock(run, never)
     lock.take(nothing)
@@ -335,7 +357,8 @@ def test_a_holder_of_a_damaged_lock_goes_on_and_ends(tmp_path, quick):
 
 def test_who_is_refused_leaves_the_data_of_the_run_that_is_there(tmp_path):
     """It was there first, but had no data yet when the other one looked."""
-    first, second = RunDir(tmp_path / "run"), RunDir(tmp_path / "run")
+    first = RunDir(tmp_path / "run")
+    second = RunDir(tmp_path / "run")
     first.take(never, nothing)
     second._fresh_data = True
     first.data.mkdir()
@@ -354,7 +377,8 @@ def test_who_is_refused_leaves_the_data_of_the_run_that_is_there(tmp_path):
 
 def test_of_jobs_started_at_once_one_runs_and_the_others_say_who(tmp_path):
     num_jobs = 5
-    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    text = write_text(tmp_path / "text.txt")
+    run_dir = tmp_path / "run"
     done = [None] * num_jobs
 
     def start(number):
@@ -368,22 +392,33 @@ def test_of_jobs_started_at_once_one_runs_and_the_others_say_who(tmp_path):
     ran = [job for job in done if "done: 40 steps" in job.output]
     refused = [job for job in done if job.returncode == 2]
     assert ran and len(ran) + len(refused) == num_jobs, "\n".join(tail(job.output) for job in done)
-    assert all(job.output.count("CheckpointError: ") == 1 and "is in use by process" in job.output for job in refused)
-    assert lines_in(run_dir) == 40 and [json.loads(line)["step"] for line in loss_lines(run_dir)] == list(range(41))
+    assert all(
+        job.output.count("CheckpointError: ") == 1 and "is in use by process" in job.output for job in refused
+    )
+    assert lines_in(run_dir) == 40 and [json.loads(line)["step"] for line in loss_lines(run_dir)] == list(
+        range(41)
+    )
     assert not list(run_dir.glob("run.lock*"))
 
 
 def test_a_run_that_was_killed_is_taken_over_and_said(tmp_path):
-    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    text = write_text(tmp_path / "text.txt")
+    run_dir = tmp_path / "run"
     given = tiny(run_dir, text, run_steps=60, run_save_every=5, parallel_pp=2)
     with started(2, MPITRAIN, "run", *given) as job:
         job.wait_for(lambda: (run_dir / "checkpoints" / "step-00000005").exists(), 60)
         for rank in job.ranks():
             job.signal(rank, signal.SIGSTOP)  # or it may be done before the second has started
         second = mpirun(1, MPITRAIN, "run", *tiny(run_dir, text, run_steps=20))
-        assert second.returncode == 2 and f"is in use by process {job.ranks()[0]}" in second.output, tail(second.output)
+        assert second.returncode == 2 and f"is in use by process {job.ranks()[0]}" in second.output, tail(
+            second.output
+        )
         for rank in job.ranks():
             job.signal(rank, signal.SIGKILL)
         job.kill()
     done = mpirun(2, MPITRAIN, "run", *given)
-    assert done.returncode == 0 and "which is gone: taken over" in done.output and "going on after step" in done.output, tail(done.output)
+    assert (
+        done.returncode == 0
+        and "which is gone: taken over" in done.output
+        and "going on after step" in done.output
+    ), tail(done.output)

@@ -1,4 +1,6 @@
-"""What a run directory holds is not lost by a refusal, by damage beside it, by a full disk, or by a run that diverges."""
+"""What a run directory holds is not lost by a refusal, by damage beside it, by a full disk, or by a
+run that diverges.
+"""
 
 import json
 import os
@@ -10,7 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_several, several, tail, tiny, words_file, write_text
+from launch import (
+    MPITRAIN,
+    lines_in,
+    loss_lines,
+    mpirun,
+    run_several,
+    several,
+    tail,
+    tiny,
+    words_file,
+    write_text,
+)
 
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.config import Config, load
@@ -35,7 +48,9 @@ def whole(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("lost")
     for name in CHANGED:
         shutil.copy(text, folder / f"{name}.txt")
-    short = {folder / name: {**SETTINGS, "run_steps": 2, "data_path": folder / f"{name}.txt"} for name in CHANGED}
+    short = {
+        folder / name: {**SETTINGS, "run_steps": 2, "data_path": folder / f"{name}.txt"} for name in CHANGED
+    }
     run_several(1, text, {folder / "whole": SETTINGS, **short})
     return folder / "whole"
 
@@ -48,7 +63,10 @@ def metrics(folder):
     def refuse(name):
         raise AssertionError(f"{name} is not JSON")
 
-    return [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line, parse_constant=refuse)
+        for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def folder_for_file(run_dir, name):
@@ -72,8 +90,10 @@ def torn(run_dir, name):
         file.write(b'{"step": 21, "los')
 
 
-FOLDERS, FILES = ("metrics.jsonl", "config.toml", "trace.json"), ("data", "checkpoints")
-# {case: (what is done to a copy of a whole run, to what, what is then asked for)}; no copy if nothing is done
+FOLDERS = ("metrics.jsonl", "config.toml", "trace.json")
+FILES = ("data", "checkpoints")
+# {case: (what is done to a copy of a whole run, to what, what is then asked for)}; no copy if
+# nothing is done
 CASES = {
     **{f"a folder for {name}": (folder_for_file, name, {}) for name in FOLDERS},
     **{f"a file for {name}": (file_for_folder, name, {}) for name in FILES},
@@ -85,7 +105,11 @@ CASES = {
 }
 ON_TWO = {  # the same on two ranks
     **{name: (None, "", {"run_steps": 4, "data_path": f"{name}.txt"}) for name in CHANGED},
-    "diverges": (None, "", dict(run_steps=500, run_save_every=1, run_max_skips=5, optimizer_lr=1e30, run_eval_every=0)),
+    "diverges": (
+        None,
+        "",
+        dict(run_steps=500, run_save_every=1, run_max_skips=5, optimizer_lr=1e30, run_eval_every=0),
+    ),
 }
 
 
@@ -97,7 +121,8 @@ def ended(whole, text):
         (folder / f"{name}.txt").write_bytes(change(text.read_bytes()))
     found = {}
     for num_ranks, cases in ((1, CASES), (2, ON_TWO)):
-        commands, before = [], []
+        commands = []
+        before = []
         for name, (change, what, asked) in cases.items():
             if change is not None:
                 shutil.copytree(whole, folder / name)
@@ -112,7 +137,9 @@ def ended(whole, text):
 
 def require_refused(case, words):
     run_dir, before, done = case
-    assert done.returncode == 2 and done.output.count("Error: ") == 1 and words in done.output, tail(done.output)
+    assert done.returncode == 2 and done.output.count("Error: ") == 1 and words in done.output, tail(
+        done.output
+    )
     assert contents(run_dir) == before
 
 
@@ -126,13 +153,28 @@ def test_a_corpus_that_changed_under_its_name_changes_nothing(ended, name):
 
 
 def test_another_tokenizer_is_named(tmp_path):
-    """One with the same words in another order, and one with a word more; an equal one, written with other spaces, goes on."""
-    words = {word: number for number, word in enumerate(["a", "run", "goes", "on", "with", "the", "bits", "of", "one", "that", "was"])}
+    """One with the same words in another order, and one with a word more.
+
+    An equal one, written with other spaces, goes on.
+    """
+    words = {
+        word: number
+        for number, word in enumerate(
+            ["a", "run", "goes", "on", "with", "the", "bits", "of", "one", "that", "was"]
+        )
+    }
     text = tmp_path / "text.txt"
     text.write_text(" ".join(random.Random(1).choices([*words], k=4000)))
-    orders = {"other": dict(zip(words, reversed(range(len(words))))), "more": words | {"never": len(words)}, "spaced": words}
+    orders = {
+        "other": dict(zip(words, reversed(range(len(words))))),
+        "more": words | {"never": len(words)},
+        "spaced": words,
+    }
     files = {name: words_file(tmp_path / f"{name}.json", words) for name in orders}
-    commands = [("run", *tiny(tmp_path / name, text, data_tokenizer=file, run_steps=1)) for name, file in files.items()]
+    commands = [
+        ("run", *tiny(tmp_path / name, text, data_tokenizer=file, run_steps=1))
+        for name, file in files.items()
+    ]
     first = several(1, *commands)
     assert [done.returncode for done in first] == [0, 0, 0], tail(first[0].output)
     before = contents(tmp_path / "other"), contents(tmp_path / "more")
@@ -140,10 +182,17 @@ def test_another_tokenizer_is_named(tmp_path):
         words_file(files[name], order)
     files["spaced"].write_text(json.dumps(json.loads(files["spaced"].read_text())))
     other, more, spaced = several(1, *commands)
-    said = f'trained on other data than text gives now, with another tokenizer (data.tokenizer = "{files["other"]}")'
+    said = (
+        "trained on other data than text gives now, with another tokenizer (data.tokenizer = "
+        f'"{files["other"]}")'
+    )
     require_refused((tmp_path / "other", before[0], other), said)
-    require_refused((tmp_path / "more", before[1], more), "holds a run with model.vocab = 11, this one has 12")
-    assert f"and its tokenizer, data.tokenizer = '{files['more']}' as it was then" in more.output, tail(more.output)
+    require_refused(
+        (tmp_path / "more", before[1], more), "holds a run with model.vocab = 11, this one has 12"
+    )
+    assert f"and its tokenizer, data.tokenizer = '{files['more']}' as it was then" in more.output, tail(
+        more.output
+    )
     assert spaced.returncode == 0, tail(spaced.output)
 
 
@@ -171,7 +220,9 @@ def test_damaged_lines_of_metrics_keep_nobody_from_going_on(ended, whole):
 def test_a_line_that_fills_the_memory_is_not_read(tmp_path):
     rundir = metrics_of(tmp_path / "run", range(3))
     os.truncate(rundir.metrics, 1 << 40)
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: line 4 has more than 16,777,216 bytes.*; move the file away"):
+    with pytest.raises(
+        CheckpointError, match=r"metrics\.jsonl: line 4 has more than 16,777,216 bytes.*; move the file away"
+    ):
         rundir.truncate_metrics(2)
     assert rundir.metrics.stat().st_size == 1 << 40
 
@@ -206,7 +257,9 @@ def test_a_configuration_that_cannot_be_written_is_bad_input_and_leaves_nothing(
 def metrics_of(folder, steps):
     folder.mkdir()
     rundir = RunDir(folder)
-    rundir.metrics.write_bytes(b"".join(b'{"step": %d}\n' % step if step is not None else b"damaged\n" for step in steps))
+    rundir.metrics.write_bytes(
+        b"".join(b'{"step": %d}\n' % step if step is not None else b"damaged\n" for step in steps)
+    )
     return rundir
 
 
@@ -220,7 +273,12 @@ def test_lines_are_cut_without_room_for_others(tmp_path):
 def test_a_damaged_file_is_not_cut_before_it_is_kept(tmp_path):
     rundir = metrics_of(tmp_path / "run", [0, None, 2, 3])
     before = contents(rundir.path)
-    with full_disk(), pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be written: File too large; free some space"):
+    with (
+        full_disk(),
+        pytest.raises(
+            CheckpointError, match=r"metrics\.jsonl cannot be written: File too large; free some space"
+        ),
+    ):
         rundir.truncate_metrics(2)
     assert contents(rundir.path) == before
     assert "line 2 can't be read" in rundir.truncate_metrics(2)
@@ -236,15 +294,20 @@ def test_a_file_with_another_name_is_cut_under_one_only(tmp_path):
 
 
 def test_a_run_trains_on_without_the_files_that_it_can_do_without(tmp_path, text):
-    run_dir, steps = tmp_path / "run", {"run_steps": 3, "run_trace": 1, "run_routing": 2}
+    run_dir = tmp_path / "run"
+    steps = {"run_steps": 3, "run_trace": 1, "run_routing": 2}
     names = ("trace.json", "routing.npz", "record-1-2.npz", "loads.svg")
     for name in names:
         (run_dir / f"{name}.tmp").mkdir(parents=True)
     experts = dict(model_family="mixtral", experts_count=4, experts_active=2, parallel_ep=2, parallel_dp=2)
     done = mpirun(2, MPITRAIN, "run", "--record", "1:2", *tiny(run_dir, text, **SETTINGS | steps | experts))
     assert done.returncode == 0 and lines_in(run_dir) == 3, tail(done.output)
-    told = [f"{run_dir / name} can't be written: Is a directory" for name in names[:3]] + ["can't be drawn: Is a directory"]
-    assert [done.output.count(each) for each in told] == [1] * 4 and "look closer" not in done.output, tail(done.output)
+    told = [f"{run_dir / name} can't be written: Is a directory" for name in names[:3]] + [
+        "can't be drawn: Is a directory"
+    ]
+    assert [done.output.count(each) for each in told] == [1] * 4 and "look closer" not in done.output, tail(
+        done.output
+    )
     assert not [name for name in names if (run_dir / name).exists()]
 
 
@@ -255,14 +318,18 @@ def test_a_run_that_diverges_ends_with_its_last_good_checkpoint(ended):
     """The first update makes weights whose gradients are not finite."""
     run_dir, _, done = ended["diverges"]
     assert done.returncode == 1 and "done:" not in done.output, tail(done.output)
-    assert "5 in a row of at most 5 (run.max_skips)" in done.output and "diverged: 5 steps" in done.output, tail(done.output)
+    assert "5 in a row of at most 5 (run.max_skips)" in done.output and "diverged: 5 steps" in done.output, (
+        tail(done.output)
+    )
     assert lines_in(run_dir) == 6 and metrics(run_dir)[-1]["skipped"] == 5
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000001"]
 
 
 def test_a_run_that_ends_diverged_is_no_success(ended):
     run_dir, _, done = ended["diverges at the end"]
-    assert done.returncode == 1 and "done:" not in done.output and "step 3 is not saved" in done.output, tail(done.output)
+    assert done.returncode == 1 and "done:" not in done.output and "step 3 is not saved" in done.output, tail(
+        done.output
+    )
     assert not list(run_dir.glob("checkpoints/step*"))
 
 
@@ -274,20 +341,28 @@ def test_fp16_looks_for_its_scale_and_is_saved(ended):
 
 
 def test_the_configuration_of_a_moved_run_says_where_it_leads(tmp_path, text):
-    first, moved = tmp_path / "first", tmp_path / "moved"
+    first = tmp_path / "first"
+    moved = tmp_path / "moved"
     run_several(1, text, {first: dict(SETTINGS, run_steps=1)})
     shutil.copytree(first, moved)
     here = ("run", str(moved / "config.toml"), "--set", "run.steps=2")
     goes_on, asked = several(1, here, (*here, "--set", f"run.dir={moved}"))
     said = f"{moved}/config.toml is that of a run directory, and leads to another: run.dir = {first}"
-    assert goes_on.returncode == 0 and f"{said}; --set run.dir={moved} goes on" in goes_on.output, tail(goes_on.output)
+    assert goes_on.returncode == 0 and f"{said}; --set run.dir={moved} goes on" in goes_on.output, tail(
+        goes_on.output
+    )
     assert f"going on after step 1 of {first}" in goes_on.output
-    assert asked.returncode == 0 and said not in asked.output and lines_in(moved) == lines_in(first) == 2, tail(asked.output)
+    assert asked.returncode == 0 and said not in asked.output and lines_in(moved) == lines_in(first) == 2, (
+        tail(asked.output)
+    )
 
 
 def test_a_users_own_configuration_is_no_run_and_is_not_replaced(tmp_path):
-    """Nor is one with a base, which no resolved one has; a run that was killed before its first line goes on."""
-    rundir, config = RunDir(tmp_path), resolve(load(None, ["model.width=32", f"run.dir={tmp_path}"]), 1, 256)
+    """Nor is one with a base, which no resolved one has; a run that was killed before its first
+    line goes on.
+    """
+    rundir = RunDir(tmp_path)
+    config = resolve(load(None, ["model.width=32", f"run.dir={tmp_path}"]), 1, 256)
     for own in ("[model]\nwidth = 32\n", 'base = "../base.toml"\n'):
         rundir.config.write_text(own)
         with pytest.raises(CheckpointError, match=r"holds a config.toml, but no run, which would replace it"):
@@ -302,8 +377,12 @@ def test_a_users_own_configuration_is_no_run_and_is_not_replaced(tmp_path):
 
 @pytest.mark.parametrize("what", ["full", "link", "FIFO", "folder"])
 def test_lines_that_cannot_be_written_are_kept_until_they_can_be(tmp_path, what):
-    """On a full disk, and where somebody has put something else in the place of the file: a link is not written through."""
-    rundir, victim = RunDir(tmp_path), tmp_path / "victim"
+    """On a full disk, and where somebody has put something else in the place of the file.
+
+    A link is not written through.
+    """
+    rundir = RunDir(tmp_path)
+    victim = tmp_path / "victim"
     assert rundir.append_to_metrics('{"step": 1}\n') == "" and rundir.lost() == ""
     real = tmp_path / "real"
     rundir.metrics.rename(real)
@@ -322,7 +401,12 @@ def test_lines_that_cannot_be_written_are_kept_until_they_can_be(tmp_path, what)
         said = rundir.append_to_metrics('{"step": 2}\n')
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    wanted = {"full": "File too large", "link": "it is a symbolic link", "FIFO": "it is a FIFO", "folder": "it is a folder"}[what]
+    wanted = {
+        "full": "File too large",
+        "link": "it is a symbolic link",
+        "FIFO": "it is a FIFO",
+        "folder": "it is a folder",
+    }[what]
     assert f"can't be written: {wanted}" in said and said.endswith("its lines are kept until they can be")
     if what == "full":
         rundir.metrics.rename(real)
@@ -332,7 +416,10 @@ def test_lines_that_cannot_be_written_are_kept_until_they_can_be(tmp_path, what)
     if what != "folder":
         with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be written: it is a"):
             rundir.truncate_metrics(10)
-    assert victim.read_text() == "line one of a user\nline two\n" and not (tmp_path / "metrics.jsonl.damaged").exists()
+    assert (
+        victim.read_text() == "line one of a user\nline two\n"
+        and not (tmp_path / "metrics.jsonl.damaged").exists()
+    )
     rundir.metrics.rmdir() if what == "folder" else rundir.metrics.unlink()
     real.replace(rundir.metrics)
     assert "has all lines again" in rundir.append_to_metrics('{"step": 4}\n')
@@ -340,18 +427,33 @@ def test_lines_that_cannot_be_written_are_kept_until_they_can_be(tmp_path, what)
 
 
 def test_of_a_metrics_jsonl_without_end_little_is_kept_in_memory(tmp_path):
-    """Some lines that no run has written are kept aside; a file of nothing else is refused, with the first of them."""
+    """Some lines that no run has written are kept aside.
+
+    A file of nothing else is refused, with the first of them.
+    """
     rundir = RunDir(tmp_path)
-    odd = ['{"step": ' + "9" * 5000 + "}", '{"step": true}', '{"step": Infinity}', "[" * 100_000, '{"step": "1"}', "\x1b[2J", ""]
+    odd = [
+        '{"step": ' + "9" * 5000 + "}",
+        '{"step": true}',
+        '{"step": Infinity}',
+        "[" * 100_000,
+        '{"step": "1"}',
+        "\x1b[2J",
+        "",
+    ]
     lines = ['{"step": 1}', *odd, '{"step": 2}', '{"step": 3}']
     rundir.metrics.write_text("\n".join(lines) + "\n")
-    assert rundir.truncate_metrics(2).endswith("line 2 can't be read; the file is kept as metrics.jsonl.damaged")
+    assert rundir.truncate_metrics(2).endswith(
+        "line 2 can't be read; the file is kept as metrics.jsonl.damaged"
+    )
     assert rundir.metrics.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert (tmp_path / "metrics.jsonl.damaged").read_text() == "\n".join(lines) + "\n"
     with open(rundir.metrics, "ab") as file:
         file.write(b"\n" * 20_000_000)
     tracemalloc.start()
-    with pytest.raises(CheckpointError, match="more than 1,000 lines can't be read, the first is line 3; move the file away"):
+    with pytest.raises(
+        CheckpointError, match="more than 1,000 lines can't be read, the first is line 3; move the file away"
+    ):
         rundir.truncate_metrics(2)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()

@@ -1,6 +1,9 @@
-"""A run begun by an older version goes on with its tokens and its split: tests/run-form-1 has what one has left after step 2.
+"""A run begun by an older version goes on with its tokens and its split.
 
-There a text's own NUL bytes were ends of documents, validation was the tail, and metrics.jsonl has the steps that came next.
+tests/run-form-1 has what one has left after step 2.
+
+There a text's own NUL bytes were ends of documents, validation was the tail, and metrics.jsonl has
+the steps that came next.
 """
 
 import json
@@ -26,7 +29,9 @@ def numbers(folder):
 
 
 def test_a_run_of_form_1_goes_on_as_it_would_have(older):
-    done = mpirun(1, MPITRAIN, "run", str(older / "config.toml"), "--set", f"run.dir={older}", cwd=older.parent)
+    done = mpirun(
+        1, MPITRAIN, "run", str(older / "config.toml"), "--set", f"run.dir={older}", cwd=older.parent
+    )
     assert done.returncode == 0 and "going on after step 2" in done.output, tail(done.output)
     assert numbers(older) == [pytest.approx(line, rel=1e-4) for line in numbers(OLDER)]
     assert (older / "data" / "tokens.bin").read_bytes() == (OLDER / "data" / "tokens.bin").read_bytes()
@@ -35,11 +40,13 @@ def test_a_run_of_form_1_goes_on_as_it_would_have(older):
 def test_damaged_tokens_of_form_1_are_not_replaced_by_others(older):
     """Made anew, they would be others: the text's NUL is written otherwise."""
     (older / "data" / "tokens.bin").write_bytes(b"x" + (OLDER / "data" / "tokens.bin").read_bytes()[1:])
-    done = mpirun(1, MPITRAIN, "run", str(older / "config.toml"), "--set", f"run.dir={older}", cwd=older.parent)
+    done = mpirun(
+        1, MPITRAIN, "run", str(older / "config.toml"), "--set", f"run.dir={older}", cwd=older.parent
+    )
     assert done.returncode == 2 and "trained on other data" in done.output, tail(done.output)
 
 
-# ---------------------------------------------------------------- what lies elsewhere, or nowhere any more
+# --------------------------------------------------------- what lies elsewhere, or nowhere any more
 
 
 def goes_on(run_dir, path, steps, **changes):
@@ -68,13 +75,19 @@ def test_a_corpus_may_move_and_be_removed(tmp_path):
     done = goes_on(tmp_path / "run", tmp_path / "copy.txt", 7)
     assert done.returncode == 2 and "trained on other data" in done.output, tail(done.output)
     done = goes_on(tmp_path / "new", tmp_path / "gone", 2)
-    assert done.returncode == 2 and "gone cannot be read" in done.output and not (tmp_path / "new").exists(), tail(done.output)
+    assert (
+        done.returncode == 2 and "gone cannot be read" in done.output and not (tmp_path / "new").exists()
+    ), tail(done.output)
 
 
 def test_a_tokenizer_may_move_and_be_removed(tmp_path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    tokenizer = Tokenizer(
+        models.BPE(
+            {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []
+        )
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<fin>"])
@@ -89,7 +102,9 @@ def test_a_tokenizer_may_move_and_be_removed(tmp_path):
     assert_goes_on(tmp_path / "run", text, 4, data_tokenizer=tmp_path / "moved" / "tokenizer.json")
     done = mpirun(0, MPITRAIN, "generate", str(tmp_path / "run"), "--prompt", "def ", "--tokens", "3")
     assert done.returncode == 0 and done.output.startswith("def "), tail(done.output)
-    done = goes_on(tmp_path / "run", text, 5, data_tokenizer=tmp_path / "moved" / "tokenizer.json", data_end_of_text='""')
+    done = goes_on(
+        tmp_path / "run", text, 5, data_tokenizer=tmp_path / "moved" / "tokenizer.json", data_end_of_text='""'
+    )
     assert done.returncode == 0, tail(done.output)  # one document: nothing is between
     done = goes_on(tmp_path / "run", text, 6, data_tokenizer="bytes", model_vocab=257)
     assert done.returncode == 2 and "trained on other data" in done.output, tail(done.output)

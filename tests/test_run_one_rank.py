@@ -1,4 +1,7 @@
-"""What is wrong on one rank alone is told once, with the rank, and ends all: no rank waits for one that has left."""
+"""What is wrong on one rank alone is told once, with the rank, and ends all.
+
+No rank waits for one that has left.
+"""
 
 import re
 import shutil
@@ -7,7 +10,20 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launch import MPIRUN, MPITRAIN, lines_in, mpirun, planted, preloaded, run_tiny, short, started, tail, tiny, write_text
+from launch import (
+    MPIRUN,
+    MPITRAIN,
+    lines_in,
+    mpirun,
+    planted,
+    preloaded,
+    run_tiny,
+    short,
+    started,
+    tail,
+    tiny,
+    write_text,
+)
 
 import mpitrain
 
@@ -27,9 +43,14 @@ def folder(tmp_path):
 
 
 def refused(folder, change, words, *arguments):
-    """Run on two ranks, of which rank 1 does `change` first; expect one message that holds `words`, and nothing written."""
-    before, command = sorted(folder.rglob("*")), [MPITRAIN, "run", *arguments]
-    command = command if "PYTHONPATH" in change else preloaded(command)  # or what is loaded already is not from there
+    """Run on two ranks, of which rank 1 does `change` first.
+
+    Expect one message that holds `words`, and nothing written.
+    """
+    before = sorted(folder.rglob("*"))
+    command = [MPITRAIN, "run", *arguments]
+    # or what is loaded already is not from there
+    command = command if "PYTHONPATH" in change else preloaded(command)
     done = mpirun(2, "sh", "-c", ONLY_RANK_1 % change, *command, cwd=folder / "here", timeout=40)
     assert done.returncode == 2, f"exit code {done.returncode}\n{tail(done.output)}"
     messages = [line for line in done.output.splitlines() if line.startswith(CLASSES)]
@@ -44,7 +65,7 @@ def usual(folder, **changes):
     return tiny(run_dir, folder / "shared" / "text.txt", run_steps=1, comm_timeout_s=short(20), **changes)
 
 
-# ---------------------------------------------------------------- input that only one rank lacks, or has otherwise
+# ------------------------------------------------- input that only one rank lacks, or has otherwise
 
 
 def test_a_configuration_that_one_node_lacks(folder):
@@ -60,7 +81,9 @@ def test_a_tokenizer_that_one_node_lacks_is_not_missed(folder):
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
     tokenizer.save(str(folder / "here" / "tokenizer.json"))
     command = MPITRAIN, "run", *usual(folder, data_tokenizer="tokenizer.json")
-    done = mpirun(2, "sh", "-c", ONLY_RANK_1 % "cd ../there", *preloaded(command), cwd=folder / "here", timeout=40)
+    done = mpirun(
+        2, "sh", "-c", ONLY_RANK_1 % "cd ../there", *preloaded(command), cwd=folder / "here", timeout=40
+    )
     assert done.returncode == 0 and "done: 1 step" in done.output, tail(done.output)
 
 
@@ -71,7 +94,12 @@ def test_a_schedule_file_that_one_node_lacks(folder):
 
 
 def test_a_run_directory_that_is_not_shared(folder):
-    words = ["run.dir = runs/mine", str(folder / "there" / "runs" / "mine"), "all nodes share", "on rank 1 only"]
+    words = [
+        "run.dir = runs/mine",
+        str(folder / "there" / "runs" / "mine"),
+        "all nodes share",
+        "on rank 1 only",
+    ]
     refused(folder, "cd ../there", words, *usual(folder, run_dir="runs/mine"))
 
 
@@ -89,7 +117,11 @@ def test_a_schedule_table_that_differs(folder):
 
 
 def test_code_that_differs(folder):
-    shutil.copytree(Path(mpitrain.__file__).parent, folder / "there" / "mpitrain", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(mpitrain.__file__).parent,
+        folder / "there" / "mpitrain",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     with open(folder / "there" / "mpitrain" / "balance.py", "a") as file:
         file.write("# of yesterday\n")
     other = f"export PYTHONPATH='{folder / 'there'}' PYTHONDONTWRITEBYTECODE=1"
@@ -98,11 +130,16 @@ def test_code_that_differs(folder):
 
 def test_a_library_that_one_node_lacks(folder):
     """The rank fails before it has started MPI, where the other one waits for it."""
-    (folder / "there" / "msgspec.py").write_text("raise ImportError('libmsgspec.so: cannot open shared object file')\n")
+    (folder / "there" / "msgspec.py").write_text(
+        "raise ImportError('libmsgspec.so: cannot open shared object file')\n"
+    )
     shadow = ONLY_RANK_1 % f"export PYTHONPATH='{folder / 'there'}'"
     done = mpirun(2, "sh", "-c", shadow, MPITRAIN, "run", *usual(folder), timeout=15)
     assert done.returncode == 2 and "Traceback" not in done.output, tail(done.output)
-    told = "mpitrain: rank 1 of 2 failed in phase start, starting: LibraryError: a library can't be loaded: libmsgspec.so: cannot open"
+    told = (
+        "mpitrain: rank 1 of 2 failed in phase start, starting: LibraryError: a library can't be loaded: "
+        "libmsgspec.so: cannot open"
+    )
     assert told in done.output, tail(done.output)
 
 
@@ -112,22 +149,29 @@ def test_a_library_that_one_node_lacks(folder):
 def test_a_stopped_rank_is_named_with_its_instruction(tmp_path):
     """The first of two; the test below stops the other one."""
     rank = 0
-    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
-    with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=5000, comm_timeout_s=short(3))) as job:
+    text = write_text(tmp_path / "text.txt")
+    run_dir = tmp_path / "run"
+    with started(
+        2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=5000, comm_timeout_s=short(3))
+    ) as job:
         job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
         job.signal(job.ranks()[rank], signal.SIGSTOP)
         done = job.wait(3 + 10)
     assert done.returncode not in (0, None), tail(done.output)
     behind = [line for line in done.output.splitlines() if "first behind" in line or "stuck" in line]
     assert len(behind) == 1, tail(done.output)
-    assert re.search(rf"rank {rank} \(pp {rank},.*at step \d+, position \d+, in phase step,.*stopped by a signal", behind[0]), behind
+    assert re.search(
+        rf"rank {rank} \(pp {rank},.*at step \d+, position \d+, in phase step,.*stopped by a signal",
+        behind[0],
+    ), behind
 
 
 def test_on_two_nodes_one_speaks_for_both(tmp_path):
     """The watchdog of the stopped rank knows why; the other one's knows who waits for it, and asks."""
     if b"HYDRA" not in subprocess.run([MPIRUN, "--version"], capture_output=True, check=False).stdout:
         pytest.skip("MPICH's launcher makes two nodes of one machine")
-    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    text = write_text(tmp_path / "text.txt")
+    run_dir = tmp_path / "run"
     plan = {"rank": 1, "phase": "step", "call": 6000, "fault": "stop"}
     given = tiny(run_dir, text, parallel_pp=2, run_steps=5000, comm_timeout_s=short(3))
     nodes = ("-launcher", "fork", "-hosts", "n0:1,n1:1", "-n", "2")
@@ -135,19 +179,26 @@ def test_on_two_nodes_one_speaks_for_both(tmp_path):
     assert done.returncode not in (0, None) and "nodes: 2" in done.output, tail(done.output)
     reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
     behind = [line for line in reports if re.search("first behind|stuck for", line)]
-    assert len(behind) == 1 and re.search(r"rank 1 \(pp 1,.*stopped by a signal", behind[0]), tail(done.output)
-    assert "rank 1 owes " in done.output and "rank 0 waits for it in the end" in done.output, tail(done.output)
+    assert len(behind) == 1 and re.search(r"rank 1 \(pp 1,.*stopped by a signal", behind[0]), tail(
+        done.output
+    )
+    assert "rank 1 owes " in done.output and "rank 0 waits for it in the end" in done.output, tail(
+        done.output
+    )
 
 
 def test_a_killed_rank_is_named_with_its_phase(tmp_path):
-    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    text = write_text(tmp_path / "text.txt")
+    run_dir = tmp_path / "run"
     with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=5000)) as job:
         job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
         job.signal(job.ranks()[1], signal.SIGKILL)
         done = job.wait(15)
     assert done.returncode not in (0, None), tail(done.output)
     gone = [line for line in done.output.splitlines() if "the process is gone" in line]
-    assert len(gone) == 1 and re.search(r"rank 1 \(pp 1,.* at step \d+, position \d+, in phase step,", gone[0]), tail(done.output)
+    assert len(gone) == 1 and re.search(
+        r"rank 1 \(pp 1,.* at step \d+, position \d+, in phase step,", gone[0]
+    ), tail(done.output)
 
 
 # ---------------------------------------------------------------- without a watchdog
@@ -157,7 +208,12 @@ def test_a_killed_rank_is_named_with_its_phase(tmp_path):
     ("phase", "call", "fault", "told"),
     [
         ("tokens", 5, "slow", r"rank 0 of 2 in phase tokens, .*: is stuck, for \d+ s"),
-        ("step", 3000, "slow", r"rank 1 \(pp 1,.*in phase step, .*: waited \d+ s for F\d+ for stage 1 from rank 0 of links"),
+        (
+            "step",
+            3000,
+            "slow",
+            r"rank 1 \(pp 1,.*in phase step, .*: waited \d+ s for F\d+ for stage 1 from rank 0 of links",
+        ),
         ("build", 3000, "exception", r"rank 0 \(pp 0,.* failed in phase build, .*: RuntimeError: planted"),
     ],
 )
@@ -165,16 +221,23 @@ def test_without_a_watchdog_ranks_watch_themselves(tmp_path, phase, call, fault,
     plan = {"rank": 0, "phase": phase, "call": call, "fault": fault, "blind": True}
     env = planted(plan)
     text = write_text(tmp_path / "text.txt", 6000)
-    done = run_tiny(2, tmp_path / "run", text, run_steps=4, parallel_pp=2, comm_timeout_s=short(3), env=env, timeout=40)
+    done = run_tiny(
+        2, tmp_path / "run", text, run_steps=4, parallel_pp=2, comm_timeout_s=short(3), env=env, timeout=40
+    )
     assert done.returncode not in (0, None) and "no watchdog on this node" in done.output, tail(done.output)
     assert re.search(told, done.output), tail(done.output)
 
 
 def test_a_run_outlives_its_watchdog(tmp_path):
-    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    text = write_text(tmp_path / "text.txt")
+    run_dir = tmp_path / "run"
     with started(2, MPITRAIN, "run", *tiny(run_dir, text, parallel_pp=2, run_steps=40)) as job:
         job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
-        watchdogs = [pid for pid in job._pids() if b"watchdog" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
+        watchdogs = [
+            pid
+            for pid in job._pids()
+            if b"watchdog" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+        ]
         assert len(watchdogs) == 1
         job.signal(watchdogs[0], signal.SIGKILL)
         done = job.wait(60)
@@ -186,10 +249,15 @@ def test_a_run_outlives_its_watchdog(tmp_path):
 
 @pytest.mark.parametrize(("phase", "call"), [("save", 5), ("saving", 2000), ("saving", 9_000)])
 def test_a_full_disk_at_the_last_save_is_never_a_success(tmp_path, phase, call):
-    text, run_dir = write_text(tmp_path / "text.txt"), tmp_path / "run"
+    text = write_text(tmp_path / "text.txt")
+    run_dir = tmp_path / "run"
     env = planted({"rank": 0, "phase": phase, "call": call, "fault": "full disk"})
     done = run_tiny(2, run_dir, text, run_steps=2, parallel_pp=2, env=env)
     assert "planted full disk" in done.output, "no such call"
     assert done.returncode == 1 and "done: 2 steps" not in done.output, tail(done.output)
-    assert re.search(r"step 2 is not saved: .*(No space left|too large).*; there is no checkpoint yet", done.output), tail(done.output)
-    assert "step 2 could not be saved" in done.output and not list((run_dir / "checkpoints").glob("step*")), tail(done.output)
+    assert re.search(
+        r"step 2 is not saved: .*(No space left|too large).*; there is no checkpoint yet", done.output
+    ), tail(done.output)
+    assert "step 2 could not be saved" in done.output and not list((run_dir / "checkpoints").glob("step*")), (
+        tail(done.output)
+    )

@@ -1,4 +1,6 @@
-"""With every optimiser, a run goes on from its checkpoint in another division of the state, with the bits of the run without a stop."""
+"""With every optimiser, a run goes on from its checkpoint in another division of the state, with
+the bits of the run without a stop.
+"""
 
 import json
 
@@ -11,7 +13,8 @@ STEPS = 10
 CHOSEN = [("sgd", "fp32"), ("muon", "bf16"), *([("muon", "fp32"), ("adamw", "bf16")] if EVERY else [])]
 
 
-DIVISIONS = [("whole", STEPS, 1), ("stopped", 4, 3), ("stopped", 8, 0), ("stopped", STEPS, 2)]  # run directory, steps, zero
+# run directory, steps, zero
+DIVISIONS = [("whole", STEPS, 1), ("stopped", 4, 3), ("stopped", 8, 0), ("stopped", STEPS, 2)]
 MOMENTS = dict(optimizer_moments="bf16")
 
 
@@ -23,18 +26,40 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ended(folder):
-    """{run: what each command on it said}. Two mpiruns for all: one rank, and then two that go on, too, with what that one saved."""
+    """{run: what each command on it said}.
+
+    Two mpiruns for all: one rank, and then two that go on, too, with what that one saved.
+    """
     text = write_text(folder / "text.txt")
     one = [("moments", 3), ("moments whole", 6)]
-    alone = [tiny(folder / name, text, **KEYS | dict(parallel_dp=1, run_steps=steps) | MOMENTS) for name, steps in one]
-    both = [
-        (run, steps, KEYS | dict(optimizer_name=name, optimizer_moments=moments, parallel_zero=zero, parallel_reduce="step"))
-        for name, moments in CHOSEN
-        for run, steps, zero in [(f"{name} {moments} {which}", steps, zero) for which, steps, zero in DIVISIONS]
+    alone = [
+        tiny(folder / name, text, **KEYS | dict(parallel_dp=1, run_steps=steps) | MOMENTS)
+        for name, steps in one
     ]
-    both += [("moments", 6, KEYS | dict(parallel_dp=1, parallel_pp=2) | MOMENTS), ("moments", 8, KEYS | dict(parallel_dp=1, parallel_pp=2))]
+    both = [
+        (
+            run,
+            steps,
+            KEYS
+            | dict(
+                optimizer_name=name, optimizer_moments=moments, parallel_zero=zero, parallel_reduce="step"
+            ),
+        )
+        for name, moments in CHOSEN
+        for run, steps, zero in [
+            (f"{name} {moments} {which}", steps, zero) for which, steps, zero in DIVISIONS
+        ]
+    ]
+    both += [
+        ("moments", 6, KEYS | dict(parallel_dp=1, parallel_pp=2) | MOMENTS),
+        ("moments", 8, KEYS | dict(parallel_dp=1, parallel_pp=2)),
+    ]
     done = several(1, *(("run", *each) for each in alone))
-    done += several(2, *(("run", *tiny(folder / run, text, run_steps=steps, **keys)) for run, steps, keys in both), timeout=180)
+    done += several(
+        2,
+        *(("run", *tiny(folder / run, text, run_steps=steps, **keys)) for run, steps, keys in both),
+        timeout=180,
+    )
     found = {}
     for name, each in zip([name for name, _ in one] + [run for run, _, _ in both], done, strict=True):
         found.setdefault(name, []).append(each)
@@ -44,7 +69,9 @@ def ended(folder):
 @pytest.mark.parametrize(("name", "moments"), CHOSEN)
 def test_a_run_goes_on_in_another_division_with_the_same_bits(folder, ended, name, moments):
     whole, stopped = (f"{name} {moments} {which}" for which in ("whole", "stopped"))
-    assert all(done.returncode == 0 for done in ended[whole] + ended[stopped]), "".join(tail(done.output) for done in ended[stopped])
+    assert all(done.returncode == 0 for done in ended[whole] + ended[stopped]), "".join(
+        tail(done.output) for done in ended[stopped]
+    )
     assert "going on after step 8" in ended[stopped][-1].output
     lines = loss_lines(folder / whole)
     assert loss_lines(folder / stopped) == lines
@@ -59,11 +86,20 @@ def test_bf16_moments_are_saved_as_such_and_go_on_as_nothing_else(folder, ended)
 
     (first, on_two, refused), (whole,) = ended["moments"], ended["moments whole"]
     assert not first.returncode and not on_two.returncode and not whole.returncode, tail(on_two.output)
-    losses = [[json.loads(line).get("loss") for line in loss_lines(folder / run)] for run in ("moments", "moments whole")]
+    losses = [
+        [json.loads(line).get("loss") for line in loss_lines(folder / run)]
+        for run in ("moments", "moments whole")
+    ]
     assert losses[0] == losses[1] and len(losses[0]) == 7
     with h5py.File(folder / "moments" / "checkpoints" / "step-00000006" / "shard-00000.h5") as shard:
         found = {}
-        shard.visititems(lambda name, x: found.setdefault(name.split("/")[0], set()).add(dtype_of(x)) if hasattr(x, "dtype") else None)
+        shard.visititems(
+            lambda name, x: (
+                found.setdefault(name.split("/")[0], set()).add(dtype_of(x)) if hasattr(x, "dtype") else None
+            )
+        )
     assert found["adam"] == {BF16} and BF16 not in found["parameters"]
     said = "holds a run with optimizer.moments = 'bf16', this one has 'fp32'"
-    assert refused.returncode == 2 and said in refused.output and "Traceback" not in refused.output, tail(refused.output)
+    assert refused.returncode == 2 and said in refused.output and "Traceback" not in refused.output, tail(
+        refused.output
+    )

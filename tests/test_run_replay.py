@@ -1,4 +1,7 @@
-"""A rank's part in a step, recorded in a run, is run again by one process without MPI: the same gradients, bit for bit."""
+"""A rank's part in a step, recorded in a run, is run again by one process without MPI.
+
+The same gradients, bit for bit.
+"""
 
 import json
 import resource
@@ -18,13 +21,18 @@ from mpitrain.optim.loss_scale import LossScale
 from mpitrain.training.replay.recording import Recording
 
 EP = dict(model_family="mixtral", experts_count=4, experts_active=2)
-LAYOUTS = {  # keys, and the rank that is recorded; steps are the second: moments and weights are no longer those of the beginning
+# keys, and the rank that is recorded; steps are the second: moments and weights are no longer those
+# of the beginning
+LAYOUTS = {
     "tp": (dict(parallel_tp=2, parallel_dp=1), 1),
     "pp": (dict(parallel_pp=2, pipeline_schedule="zbv"), 0),
     "ep": (dict(EP, parallel_ep=2, parallel_dp=2), 1),
     "zero-3": (dict(parallel_dp=2, parallel_zero=3), 0),
     "cp": (dict(parallel_cp=2, precision_compute="bf16"), 1),
-    "collectives": (dict(parallel_dp=2, parallel_zero=1, comm_transport="collectives", optimizer_name="muon"), 0),
+    "collectives": (
+        dict(parallel_dp=2, parallel_zero=1, comm_transport="collectives", optimizer_name="muon"),
+        0,
+    ),
     "two nodes": (dict(parallel_dp=4, parallel_zero=3, comm_node_ranks=2), 2),
 }
 NUM_RANKS = {"two nodes": 4}  # of others 2
@@ -45,7 +53,9 @@ def recorded(tmp_path_factory, text):
     commands = {2: [], 4: []}
     for name in names:
         keys, rank = LAYOUTS[name]
-        commands[NUM_RANKS.get(name, 2)].append(("run", "--record", f"{rank}:2", *tiny(folder / name, text, **KEYS, **keys)))
+        commands[NUM_RANKS.get(name, 2)].append(
+            ("run", "--record", f"{rank}:2", *tiny(folder / name, text, **KEYS, **keys))
+        )
     commands[2].append(("run", *tiny(folder / "tp-alone", text, **KEYS, **LAYOUTS["tp"][0])))
     for num_ranks, each in commands.items():
         for done in several(num_ranks, *each, timeout=180) if each else ():
@@ -63,7 +73,9 @@ def test_a_rank_alone_makes_the_same_gradients(recorded, name):
         pytest.skip("MPITRAIN_LAYOUTS=all")
     done = replay(recorded[name])
     assert done.returncode == 0, tail(done.output)
-    assert "all that this rank gave to others, and all gradients, have the recorded bits" in done.output, tail(done.output)
+    assert "all that this rank gave to others, and all gradients, have the recorded bits" in done.output, (
+        tail(done.output)
+    )
     about = json.loads(np.load(recorded[name], allow_pickle=False)["about"].tobytes())
     assert len(about["gradients"]) > 5 and len({found for *_, found in about["gradients"]}) > 5
     assert any(key.startswith("came/") for key in np.load(recorded[name]).files)
@@ -77,10 +89,16 @@ def test_recording_changes_nothing(recorded):
 @pytest.mark.parametrize("num_bytes", [0, 100_000, 1 << 20])
 def test_a_step_is_computed_when_its_recording_fills_the_disk(tmp_path, num_bytes):
     """Before the step, by what comes in it, or behind it."""
-    actor = SimpleNamespace(stages={}, gradients=SimpleNamespace(pieces=[]), config=Config(), loss_scale=LossScale(Config().precision))
+    actor = SimpleNamespace(
+        stages={},
+        gradients=SimpleNamespace(pieces=[]),
+        config=Config(),
+        loss_scale=LossScale(Config().precision),
+    )
     mesh = SimpleNamespace(axes={"pp": SimpleNamespace(size=2)}, rank=0, size=2, listen=lambda tap: None)
     recording = Recording(tmp_path / "record-0-1.npz", actor, mesh, Rows(np.zeros(50_000, np.uint8)), {})
-    work, before = SimpleNamespace(result=SimpleNamespace(loss=1.0, grad_norm=1.0)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    work = SimpleNamespace(result=SimpleNamespace(loss=1.0, grad_norm=1.0))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def compute():
         for number in range(5):
@@ -98,7 +116,10 @@ def test_a_step_is_computed_when_its_recording_fills_the_disk(tmp_path, num_byte
 
 
 def altered(path, to, change):
-    """Copy a recording with one array changed, which `change` takes with its name, and gives back; None leaves it."""
+    """Copy a recording with one array changed, which `change` takes with its name, and gives back.
+
+    None leaves it.
+    """
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(to, "w") as target:
         for name in source.namelist():
             with source.open(name) as file:
@@ -126,7 +147,8 @@ def test_another_bit_in_a_message_is_found_with_the_instruction_that_it_reaches(
 def test_the_debugger_is_called_before_an_instruction(recorded):
     done = replay(recorded["pp"], "--stop-at", "I1@0")
     assert done.returncode == 1 and "(Pdb)" in done.output and "actor.py" in done.output, tail(done.output)
-    assert "the debugger was left" in done.output and "Traceback" not in done.output  # it has read the end of its input
+    # it has read the end of its input
+    assert "the debugger was left" in done.output and "Traceback" not in done.output
     wrong = replay(recorded["pp"], "--stop-at", "B99@7")
     assert wrong.returncode == 2 and "has no such instruction" in wrong.output, tail(wrong.output)
 
@@ -136,17 +158,28 @@ def test_other_files_are_refused(tmp_path, content):
     path = tmp_path / "file.npz"
     path.write_bytes(content)
     done = replay(path)
-    assert done.returncode == 2 and "DataError: " in done.output and "Traceback" not in done.output, tail(done.output)
-    assert "pickle" not in done.output and "give a file of mpitrain run --record" in done.output, tail(done.output)
+    assert done.returncode == 2 and "DataError: " in done.output and "Traceback" not in done.output, tail(
+        done.output
+    )
+    assert "pickle" not in done.output and "give a file of mpitrain run --record" in done.output, tail(
+        done.output
+    )
 
 
-WISHES = {"5:1": "found 2 ranks", "0:9": "run.steps = 3", "x": "expected RANK:STEP", "0:0": "expected RANK:STEP"}
+WISHES = {
+    "5:1": "found 2 ranks",
+    "0:9": "run.steps = 3",
+    "x": "expected RANK:STEP",
+    "0:0": "expected RANK:STEP",
+}
 
 
 def test_a_wish_that_cannot_be_granted_is_refused(tmp_path, text):
     every = several(2, *(("run", "--record", wish, *tiny(tmp_path / "run", text, **KEYS)) for wish in WISHES))
     for done, told in zip(every, WISHES.values(), strict=True):
-        assert done.returncode == 2 and told in done.output and done.output.count("ConfigError") == 1, tail(done.output)
+        assert done.returncode == 2 and told in done.output and done.output.count("ConfigError") == 1, tail(
+            done.output
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -154,7 +187,12 @@ def test_a_step_that_is_over_is_not_recorded(recorded, tmp_path, text):
     """The same command as before, whose recording is there, is no reason to stop."""
     folder = shutil.copytree(recorded["tp"].parent, tmp_path / "run")
     keys = KEYS | LAYOUTS["tp"][0] | {"run_steps": 4}
-    past, again = several(2, *(("run", "--record", wish, *tiny(folder, text, **keys)) for wish in ("0:3", "1:2")))
-    assert past.returncode == 2 and "--record 0:3: the run goes on after step 3; name a later step" in past.output, tail(past.output)
+    past, again = several(
+        2, *(("run", "--record", wish, *tiny(folder, text, **keys)) for wish in ("0:3", "1:2"))
+    )
+    assert (
+        past.returncode == 2
+        and "--record 0:3: the run goes on after step 3; name a later step" in past.output
+    ), tail(past.output)
     assert again.returncode == 0 and "look closer" not in again.output, tail(again.output)
     assert [path.name for path in folder.glob("record-*")] == ["record-1-2.npz"]

@@ -1,4 +1,6 @@
-"""A run that was stopped, at chosen moments, goes on with the bits of the run that never was. tests/test_run_kills.py chooses none."""
+"""A run that was stopped, at chosen moments, goes on with the bits of the run that never was.
+tests/test_run_kills.py chooses none.
+"""
 
 import re
 import shutil
@@ -42,11 +44,15 @@ def start(num_ranks, run_dir, text):
 
 
 def checkpoints(run_dir):
-    return sorted(path.name for path in (run_dir / "checkpoints").iterdir() if re.fullmatch(r"step-\d+", path.name))
+    return sorted(
+        path.name for path in (run_dir / "checkpoints").iterdir() if re.fullmatch(r"step-\d+", path.name)
+    )
 
 
 def test_killed_again_and_again(tmp_path, text, never_stopped):
-    """kill -9 of all ranks: before the first checkpoint, between two, while one is written, and of one rank only."""
+    """kill -9 of all ranks: before the first checkpoint, between two, while one is written, and of
+    one rank only.
+    """
     run_dir = tmp_path / "run"
 
     def saving():
@@ -69,7 +75,9 @@ def test_killed_again_and_again(tmp_path, text, never_stopped):
 
 
 @pytest.mark.parametrize(("number", "rank", "goes_on_with"), [(signal.SIGUSR1, 1, 4), (signal.SIGTERM, 0, 1)])
-def test_asked_to_stop_saves_and_goes_on_in_another_layout(tmp_path, text, never_stopped, number, rank, goes_on_with):
+def test_asked_to_stop_saves_and_goes_on_in_another_layout(
+    tmp_path, text, never_stopped, number, rank, goes_on_with
+):
     run_dir = tmp_path / "run"
     with started(2, *command(2, run_dir, text), forked=False) as job:
         job.wait_for(lambda: lines_in(run_dir) >= STEPS // 2, 60)
@@ -77,14 +85,21 @@ def test_asked_to_stop_saves_and_goes_on_in_another_layout(tmp_path, text, never
         done = job.wait(20)
     assert done.returncode == 75, tail(done.output)
     stopped_at = lines_in(run_dir)
-    assert STEPS // 2 <= stopped_at < STEPS and done.output.count(f"stopped after step {stopped_at} with a checkpoint") == 1
+    assert (
+        STEPS // 2 <= stopped_at < STEPS
+        and done.output.count(f"stopped after step {stopped_at} with a checkpoint") == 1
+    )
     assert checkpoints(run_dir)[-1] == f"step-{stopped_at:08d}"
     done = mpirun(goes_on_with, *command(goes_on_with, run_dir, text))
-    assert done.returncode == 0 and done.output.count(f"going on after step {stopped_at}") == 1, tail(done.output)
+    assert done.returncode == 0 and done.output.count(f"going on after step {stopped_at}") == 1, tail(
+        done.output
+    )
     assert loss_lines(run_dir) == never_stopped
 
 
-def test_an_altered_checkpoint_is_refused_by_name_and_a_finished_run_is_left_as_it_is(tmp_path, text, whole, never_stopped):
+def test_an_altered_checkpoint_is_refused_by_name_and_a_finished_run_is_left_as_it_is(
+    tmp_path, text, whole, never_stopped
+):
     altered, finished = (shutil.copytree(whole, tmp_path / name) for name in ("altered", "finished"))
     before, newest = checkpoints(altered)[-2:]
     shard = max((altered / "checkpoints" / newest).iterdir(), key=lambda path: path.stat().st_size)
@@ -106,5 +121,10 @@ def test_an_altered_checkpoint_is_refused_by_name_and_a_finished_run_is_left_as_
 def test_a_run_beyond_its_last_step_says_that_nothing_is_left(tmp_path, text):
     first, again = (run_tiny(1, tmp_path / "run", text, run_steps=steps) for steps in (3, 2))
     assert (first.returncode, again.returncode) == (0, 0), tail(again.output)
-    assert "going on after step 3 of " in again.output and ": nothing is left to do, run.steps = 2" in again.output, tail(again.output)
-    assert "predicted  measured" in first.output and "predicted  measured" not in again.output, "nothing was measured"
+    assert (
+        "going on after step 3 of " in again.output
+        and ": nothing is left to do, run.steps = 2" in again.output
+    ), tail(again.output)
+    assert "predicted  measured" in first.output and "predicted  measured" not in again.output, (
+        "nothing was measured"
+    )

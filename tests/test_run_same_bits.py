@@ -2,8 +2,9 @@
 
 Eight steps do; with MPITRAIN_LAYOUTS=all it is thirty, in more layouts.
 
-Only what changes the order of additions may change bits: the number of data-parallel ranks. So there is one reference for each
-number of them; pipeline stages, schedules and transports must not show.
+Only what changes the order of additions may change bits: the number of data-parallel ranks. So
+there is one reference for each number of them; pipeline stages, schedules and transports must not
+show.
 """
 
 import json
@@ -32,9 +33,13 @@ MORE_PIPELINES = [
     (4, {"model_tied": "false", "pipeline_schedule": "gpipe"}),
 ]
 DATA_PARALLEL = [(1, {"comm_transport": "shared", **BUCKETS}), (2, {"comm_transport": "auto", **BUCKETS})]
-MORE_DATA_PARALLEL = [(1, {"comm_transport": "collectives", **BUCKETS}), (4, {"comm_transport": "auto", **BUCKETS})]
+MORE_DATA_PARALLEL = [
+    (1, {"comm_transport": "collectives", **BUCKETS}),
+    (4, {"comm_transport": "auto", **BUCKETS}),
+]
 if EVERY:
-    PIPELINES, DATA_PARALLEL = PIPELINES + MORE_PIPELINES, DATA_PARALLEL + MORE_DATA_PARALLEL
+    PIPELINES = PIPELINES + MORE_PIPELINES
+    DATA_PARALLEL = DATA_PARALLEL + MORE_DATA_PARALLEL
 LENGTH = {"run_steps": STEPS, "run_eval_every": EVAL_EVERY}
 REFERENCE = {"comm_transport": "messages", **BUCKETS}  # of two data-parallel ranks
 
@@ -54,7 +59,9 @@ RUNS = [
 
 @pytest.fixture(scope="module")
 def lines_of(tmp_path_factory):
-    """Return a function that returns the loss lines of one of RUNS. All that need as many ranks run in the same ones."""
+    """Return a function that returns the loss lines of one of RUNS. All that need as many ranks run
+    in the same ones.
+    """
     folder = tmp_path_factory.mktemp("same-bits")
     text = write_text(folder / "text.txt")
     for num_ranks in sorted({dp * pp for dp, pp, _ in RUNS}):
@@ -62,7 +69,12 @@ def lines_of(tmp_path_factory):
             num_ranks,
             text,
             {
-                folder / str(number): {**LENGTH, "parallel_dp": dp, "parallel_pp": pp, **{k: v for k, v in changes.items() if k != "again"}}
+                folder / str(number): {
+                    **LENGTH,
+                    "parallel_dp": dp,
+                    "parallel_pp": pp,
+                    **{k: v for k, v in changes.items() if k != "again"},
+                }
                 for number, (dp, pp, changes) in enumerate(RUNS)
                 if dp * pp == num_ranks
             },
@@ -87,7 +99,10 @@ def test_the_seed_shows(lines_of):
 
 @pytest.mark.parametrize(("pp", "changes"), PIPELINES, ids=str)
 def test_pipeline_equals_one_rank(lines_of, pp, changes):
-    """The tiny model's products are MKL's (mpitrain/model/linear.py); the large one's are large enough for the other library."""
+    """The tiny model's products are MKL's (mpitrain/model/linear.py).
+
+    The large one's are large enough for the other library.
+    """
     assert lines_of(1, pp, **changes) == lines_of(1, 1, **of_one_rank(changes))
 
 
@@ -106,5 +121,8 @@ def test_data_parallel_pipeline_equals_data_parallel(lines_of, pp, changes):
 
 def test_data_parallel_is_close_to_one_rank(lines_of):
     """Other additions, other bits; but the same training."""
-    one, two = ([json.loads(line)["loss"] for line in lines[1:]] for lines in (lines_of(1, 1), lines_of(2, 1, **REFERENCE)))
+    one, two = (
+        [json.loads(line)["loss"] for line in lines[1:]]
+        for lines in (lines_of(1, 1), lines_of(2, 1, **REFERENCE))
+    )
     assert one == pytest.approx(two, rel=1e-5)

@@ -32,7 +32,9 @@ def folder(tmp_path_factory, text):
         "one file": {"run_shards": "one", "run_save": "blocking", "run_steps": 4},
         "kept": {"run_keep": 2, "run_keep_every": 4, "run_keep_best": 1},
     }
-    run_several(2, text, {folder / name: {**SETTINGS, "parallel_pp": 2, **changes} for name, changes in runs.items()})
+    run_several(
+        2, text, {folder / name: {**SETTINGS, "parallel_pp": 2, **changes} for name, changes in runs.items()}
+    )
     (folder / "staging").mkdir()
     staged = {"run_staging": folder / "staging", "run_steps": 4}
     run_several(2, text, {folder / "staged": {**SETTINGS, "parallel_pp": 2, **staged}})
@@ -58,16 +60,24 @@ def test_a_save_in_the_background_has_the_bits_of_its_own_step(folder):
 
 @pytest.mark.parametrize(("name", "untold"), [("background", {10, 12}), ("blocking", {12})])
 def test_a_save_is_told_in_a_later_line_if_there_is_one(folder, name, untold):
-    """In the background that of step 10 may still have been under way when the line of step 12 was written."""
+    """In the background that of step 10 may still have been under way when the line of step 12 was
+    written.
+    """
     found = [(save["step"], line) for line, saves in told(folder / name).items() for save in saves]
-    assert {2, 4, 6, 8, 10, 12} - untold <= {step for step, _ in found} and all(step < line <= step + 4 for step, line in found)
+    assert {2, 4, 6, 8, 10, 12} - untold <= {step for step, _ in found} and all(
+        step < line <= step + 4 for step, line in found
+    )
     for saves in told(folder / name).values():
         for save in saves:
             assert 0 <= save["stall_s"] <= save["took_s"] and "not_saved" not in save
 
 
 def test_a_run_keeps_what_it_was_asked_to(folder):
-    losses = {line["step"]: line["val_loss"] for line in map(json.loads, loss_lines(folder / "kept")) if line.get("val_loss")}
+    losses = {
+        line["step"]: line["val_loss"]
+        for line in map(json.loads, loss_lines(folder / "kept"))
+        if line.get("val_loss")
+    }
     best = min((step for step in losses if step), key=losses.get)
     assert steps(folder / "kept" / "checkpoints") == sorted({4, 8, 10, 12, best})
 
@@ -96,7 +106,9 @@ def test_damage_that_one_rank_finds_is_told_once_and_all_go_on_from_the_step_bef
     assert done.returncode == 0, tail(done.output)
     assert re.findall(r"step-\d+: shard-\d+\.h5: chunk \d+ of .* is altered", done.output)[1:] == []
     assert done.output.count("is altered") == done.output.count("using step-00000002") == 1
-    assert loss_lines(run_dir) == loss_lines(folder / "staged") and digests(run_dir) == digests(folder / "staged")
+    assert loss_lines(run_dir) == loss_lines(folder / "staged") and digests(run_dir) == digests(
+        folder / "staged"
+    )
 
 
 def test_a_step_that_was_found_damaged_takes_no_place_of_those_that_are_kept(folder, tmp_path, text):
@@ -105,7 +117,9 @@ def test_a_step_that_was_found_damaged_takes_no_place_of_those_that_are_kept(fol
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    done = run_tiny(2, run_dir, text, **SETTINGS | dict(run_steps=13, run_save_every=0, run_keep=2, parallel_pp=2))
+    done = run_tiny(
+        2, run_dir, text, **SETTINGS | dict(run_steps=13, run_save_every=0, run_keep=2, parallel_pp=2)
+    )
     assert done.returncode == 0 and "using step-00000010" in done.output, tail(done.output)
     assert steps(run_dir / "checkpoints") == [10, 12, 13]
 
@@ -133,8 +147,13 @@ def test_the_lines_up_to_a_step_are_on_disk_when_it_is_saved(tmp_path, text, sav
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     env = {"PYTHONPATH": path, "PLANTED": "{}"}  # else tests/preload.py doesn't import it
     done = run_tiny(1, tmp_path / "run", text, **SETTINGS | {"run_steps": 4, "run_save": save}, env=env)
-    noted = re.findall(r"(?:synced|renamed) (?:metrics\.jsonl|step-0000000.\.tmp)$", done.output, re.MULTILINE)
-    each = [("synced metrics.jsonl", f"synced step-0000000{step}.tmp", f"renamed step-0000000{step}.tmp") for step in (2, 4)]
+    noted = re.findall(
+        r"(?:synced|renamed) (?:metrics\.jsonl|step-0000000.\.tmp)$", done.output, re.MULTILINE
+    )
+    each = [
+        ("synced metrics.jsonl", f"synced step-0000000{step}.tmp", f"renamed step-0000000{step}.tmp")
+        for step in (2, 4)
+    ]
     assert done.returncode == 0 and noted == [*each[0], *each[1]], tail(done.output)
 
 
@@ -145,11 +164,18 @@ def test_a_staging_directory_that_is_not_there_is_bad_input(tmp_path, text):
 
 
 def test_a_last_step_that_is_not_worth_saving_ends_a_run_as_diverged(tmp_path, text):
-    """Step 2 was still being saved when step 3 turned out so: its own outcome came later, and hid that of the last step."""
-    wild = dict(optimizer_name="sgd", optimizer_momentum=0.0, optimizer_clip=0, optimizer_lr=1e5, schedule_warmup=0)
+    """Step 2 was still being saved when step 3 turned out so.
+
+    Its own outcome came later, and hid that of the last step.
+    """
+    wild = dict(
+        optimizer_name="sgd", optimizer_momentum=0.0, optimizer_clip=0, optimizer_lr=1e5, schedule_warmup=0
+    )
     done = run_tiny(1, tmp_path / "run", text, **SETTINGS | wild | dict(run_steps=3, run_eval_every=0))
     sick = "its loss or its gradients are not finite"
-    assert f"step 3 is not saved: {sick}; the newest checkpoint is of step 2" in done.output, tail(done.output)
+    assert f"step 3 is not saved: {sick}; the newest checkpoint is of step 2" in done.output, tail(
+        done.output
+    )
     assert done.returncode == 1 and f"diverged: {sick}" in done.output, tail(done.output)
     assert steps(tmp_path / "run" / "checkpoints") == [2]
 
@@ -163,10 +189,15 @@ def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, text):
     env = planted({"rank": 1, "phase": "saving", "call": 4000, "fault": "full disk"})
     done = run_tiny(2, run_dir, text, **SETTINGS, parallel_pp=2, env=env)
     assert "planted full disk" in done.output, "no such call"
-    said = re.findall(r"step (\d+) is not saved: rank 1: (.*); the newest checkpoint is of step (\d+)", done.output)
+    said = re.findall(
+        r"step (\d+) is not saved: rank 1: (.*); the newest checkpoint is of step (\d+)", done.output
+    )
     first = int(said[0][0])
     assert [int(step) for step, _, _ in said] == list(range(first, 13, 2)) and first > 2, tail(done.output)
-    assert all(re.search("No space left on device|File too large", reason) and newest == str(first - 2) for _, reason, newest in said)
+    assert all(
+        re.search("No space left on device|File too large", reason) and newest == str(first - 2)
+        for _, reason, newest in said
+    )
     assert done.returncode == 1 and "step 12 could not be saved" in done.output, tail(done.output)
     assert list(digests(run_dir)) == list(range(2, first, 2)) and len(loss_lines(run_dir)) == 13
     assert not list((run_dir / "checkpoints").glob("*.tmp"))
@@ -179,15 +210,24 @@ def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, text):
 def test_a_disk_that_hangs_is_named_by_whoever_waits_for_it(tmp_path, text):
     run_dir = tmp_path / "run"
     env = planted({"rank": 1, "phase": "saving", "call": 2000, "fault": "slow"})
-    done = mpirun(2, MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS, parallel_pp=2, comm_timeout_s=short(4)), env=env, timeout=60)
+    done = mpirun(
+        2,
+        MPITRAIN,
+        "run",
+        *tiny(run_dir, text, **SETTINGS, parallel_pp=2, comm_timeout_s=short(4)),
+        env=env,
+        timeout=60,
+    )
     assert "planted slow" in done.output and done.returncode == 1, tail(done.output)
     named = r"rank 1 \(.* in phase save, waiting until step \d+ is saved, meanwhile .*(: stuck|,) for \d+ s"
     assert re.search(named, done.output), tail(done.output)
 
 
 def test_a_disk_may_take_longer_for_a_sync_than_a_step_takes():
-    saver, place = Saver.__new__(Saver), Place(0, "rank 0", 60.0)
-    saver._place, saver._patience_s = place, 600.0
+    saver = Saver.__new__(Saver)
+    place = Place(0, "rank 0", 60.0)
+    saver._place = place
+    saver._patience_s = 600.0
     with saver.patiently():
         assert place.read().limit_s == 600
     assert place.read().limit_s == 60

@@ -1,4 +1,7 @@
-"""A rank that is slowed down from outside, to half, is named; and so is a link. Of ranks that are left alone none is."""
+"""A rank that is slowed down from outside, to half, is named; and so is a link.
+
+Of ranks that are left alone none is.
+"""
 
 import re
 import signal
@@ -9,7 +12,9 @@ import hosts
 import pytest
 from launch import MPITRAIN, started, tail, tiny, write_text
 
-KEYS = dict(run_steps=100_000, run_eval_every=10_000, run_save_every=10_000, numerics_check_every=0, parallel_zero=0)
+KEYS = dict(
+    run_steps=100_000, run_eval_every=10_000, run_save_every=10_000, numerics_check_every=0, parallel_zero=0
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +37,24 @@ def test_a_rank_slowed_by_half_is_named_and_nobody_before(tmp_path, text):
         done = lambda: (tmp_path / "run" / "metrics.jsonl").read_bytes().count(b"\n") - 1  # noqa: E731
         job.wait_for(lambda: done() >= 62, 120)
         before = re.findall(r"step +\d+: rank .* is slow", job.text())
-        rank, over = job.ranks()[1], threading.Event()
+        rank = job.ranks()[1]
+        over = threading.Event()
         thread = threading.Thread(target=slow_down, args=(job, rank, over))
         thread.start()
         try:
-            job.wait_for(lambda: re.search(r"step +\d+: rank 1 on \S+ is slow: busy [\d.]+ times", job.text()) is not None, 120)
+            job.wait_for(
+                lambda: (
+                    re.search(r"step +\d+: rank 1 on \S+ is slow: busy [\d.]+ times", job.text()) is not None
+                ),
+                120,
+            )
         finally:
             over.set()
             thread.join()
         print(tail(job.text(), 5))
-        assert "rank 0 on" not in "".join(re.findall(r"step +\d+: rank .* is slow", job.text())), tail(job.text())
+        assert "rank 0 on" not in "".join(re.findall(r"step +\d+: rank .* is slow", job.text())), tail(
+            job.text()
+        )
         assert before == [], before
 
 
@@ -57,4 +70,7 @@ def test_a_link_slowed_to_a_tenth_is_named(tmp_path, text):
             pair.slow("100mbit")
             job.wait_for(lambda: "link between" in job.text(), 120)
             print(tail(job.text(), 5))
-            assert re.search(r"step +\d+: link between \S+ \(rank 0\) and \S+ \(rank 1\): [\d.]+ MB/s, usual are", job.text())
+            assert re.search(
+                r"step +\d+: link between \S+ \(rank 0\) and \S+ \(rank 1\): [\d.]+ MB/s, usual are",
+                job.text(),
+            )

@@ -1,4 +1,7 @@
-"""A loss far above those before is counted, left out, or undone with the data that led to it; a run that goes on decides alike."""
+"""A loss far above those before is counted, left out, or undone with the data that led to it.
+
+A run that goes on decides alike.
+"""
 
 import json
 import math
@@ -31,7 +34,11 @@ def test_flat_losses_have_a_margin_and_counting_leaves_nothing_out():
     spikes = Spikes(Settings(do="count", window=4, threshold=10.0))
     for step in range(4):
         spikes.told(step, 2.0)
-    assert spikes.limit == pytest.approx(2.2) and "counted only" in spikes.told(5, 2.3) and not spikes.leaves_out(9.0)
+    assert (
+        spikes.limit == pytest.approx(2.2)
+        and "counted only" in spikes.told(5, 2.3)
+        and not spikes.leaves_out(9.0)
+    )
 
 
 def test_what_a_checkpoint_holds_brings_back_the_same_decisions():
@@ -50,7 +57,9 @@ def text(tmp_path_factory):
 
 
 def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_path, text):
-    """Batch 20, which step 21 reads, is noise. Both runs go on from a copy of the checkpoint of step 16 and end with the same lines.
+    """Batch 20, which step 21 reads, is noise.
+
+    Both runs go on from a copy of the checkpoint of step 16 and end with the same lines.
 
     So does one in which the gradients of step 21 aren't finite, besides.
     """
@@ -60,20 +69,26 @@ def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_
     done = several(2, *first, program=Path(spiked.__file__), env=env)
     assert [each.returncode for each in done] == [0, 0], tail(done[0].output + done[1].output)
     assert all("step 21 is a spike" in each.output for each in done), tail(done[0].output)
-    assert "rolled back to step 16, rollback 1; 5 batches are not read again" in done[1].output, tail(done[1].output)
+    assert "rolled back to step 16, rollback 1; 5 batches are not read again" in done[1].output, tail(
+        done[1].output
+    )
     lines = {do: loss_lines(path) for do, path in runs.items()}
     assert all(lines_in(path) == 28 for path in runs.values())
-    assert lines["skip"][:17] == lines["rollback"][:17] and lines["skip"][17:] != lines["rollback"][17:]  # the first is of step 0
+    # the first is of step 0
+    assert lines["skip"][:17] == lines["rollback"][:17] and lines["skip"][17:] != lines["rollback"][17:]
     for path in runs.values():
         for late in (24, 28):
             shutil.rmtree(path / "checkpoints" / f"step-{late:08d}")
     after = several(2, *first, program=Path(spiked.__file__), env=env)
     assert [each.returncode for each in after] == [0, 0], tail(after[0].output + after[1].output)
     assert {do: loss_lines(path) for do, path in runs.items()} == lines
-    for path in runs.values():  # 24 is behind the spike: it knows of the update left out, or of the data
+    # 24 is behind the spike: it knows of the update left out, or of the data
+    for path in runs.values():
         shutil.rmtree(path / "checkpoints" / "step-00000028")
     last = several(2, *first, program=Path(spiked.__file__), env=env)
-    assert all(each.returncode == 0 and "going on after step 24" in each.output for each in last), tail(last[0].output + last[1].output)
+    assert all(each.returncode == 0 and "going on after step 24" in each.output for each in last), tail(
+        last[0].output + last[1].output
+    )
     assert {do: loss_lines(path) for do, path in runs.items()} == lines
     overflow = ("run", *tiny(tmp_path / "overflow", text, **KEYS, spikes_do="rollback"))
     (done,) = several(2, overflow, program=Path(spiked.__file__), env=env | {"OVERFLOW": "21"})
@@ -83,40 +98,74 @@ def test_spikes_are_left_out_or_undone_and_a_run_that_goes_on_decides_alike(tmp_
 
 def test_routing_is_recorded_of_the_steps_that_were_not_undone(tmp_path, text):
     """Replayed, it makes the same steps after the rollback."""
-    keys = dict(KEYS, run_steps=14, run_save_every=4, spikes_window=4, spikes_do="rollback", model_family="mixtral", experts_count=4)
-    recorded, replayed = tmp_path / "recorded", tmp_path / "replayed"
+    keys = dict(
+        KEYS,
+        run_steps=14,
+        run_save_every=4,
+        spikes_window=4,
+        spikes_do="rollback",
+        model_family="mixtral",
+        experts_count=4,
+    )
+    recorded = tmp_path / "recorded"
+    replayed = tmp_path / "replayed"
     first = ("run", *tiny(recorded, text, **keys, run_routing=14))
     again = ("run", *tiny(replayed, text, **keys, experts_replay=recorded / "routing.npz"))
     done = several(1, first, again, program=Path(spiked.__file__), env={"NOISE": "[10]"})
     assert [each.returncode for each in done] == [0, 0], tail(done[0].output + done[1].output)
     assert all("rolled back to step 8, rollback 1" in each.output for each in done), tail(done[0].output)
-    assert "recorded the routing of steps 1 to 14" in done[0].output and "experts.replay has steps" not in done[1].output
+    assert (
+        "recorded the routing of steps 1 to 14" in done[0].output
+        and "experts.replay has steps" not in done[1].output
+    )
     found = np.load(recorded / "routing.npz")
-    assert found["first_step"] == 1 and {len(found[name]) for name in found.files if name != "first_step"} == {14}
+    assert found["first_step"] == 1 and {
+        len(found[name]) for name in found.files if name != "first_step"
+    } == {14}
     assert loss_lines(replayed) == loss_lines(recorded)
 
 
 def test_a_rollback_goes_to_a_step_that_a_run_which_never_left_has_too_and_that_is_whole(tmp_path, text):
-    """Of runs that left after step 19, with a checkpoint: 16 is the newest that run.save_every asks for, and run.keep doesn't remove it."""
-    keys, noise = KEYS | dict(spikes_do="rollback"), {"NOISE": "[20]"}
+    """Of runs that left after step 19, with a checkpoint.
+
+    16 is the newest that run.save_every asks for, and run.keep doesn't remove it.
+    """
+    keys = KEYS | dict(spikes_do="rollback")
+    noise = {"NOISE": "[20]"}
     whole, left, damaged, lost = (tmp_path / name for name in ("whole", "left", "damaged", "lost"))
-    run = {path: ("run", *tiny(path, text, **keys, run_keep=1, run_trace=1)) for path in (left, damaged, lost)}
+    run = {
+        path: ("run", *tiny(path, text, **keys, run_keep=1, run_trace=1)) for path in (left, damaged, lost)
+    }
     run[whole] = "run", *tiny(whole, text, **keys, run_trace=22)
-    first = several(2, run[whole], (*run[left], "--set", "run.steps=19"), program=Path(spiked.__file__), env=noise)
+    first = several(
+        2, run[whole], (*run[left], "--set", "run.steps=19"), program=Path(spiked.__file__), env=noise
+    )
     assert [each.returncode for each in first] == [0, 0], tail(first[0].output + first[1].output)
     for path in (damaged, lost):
         alter(shutil.copytree(left, path), 16)
     shutil.copytree(whole / "checkpoints" / "step-00000008", damaged / "checkpoints" / "step-00000008")
-    here, there, nowhere = several(2, run[left], run[damaged], run[lost], program=Path(spiked.__file__), env=noise)
-    assert "going on after step 19" in here.output and "rolled back to step 16" in here.output, tail(here.output)
+    here, there, nowhere = several(
+        2, run[left], run[damaged], run[lost], program=Path(spiked.__file__), env=noise
+    )
+    assert "going on after step 19" in here.output and "rolled back to step 16" in here.output, tail(
+        here.output
+    )
     assert loss_lines(left) == loss_lines(whole), tail(here.output)
-    assert first[0].output.count("traced 22 steps") == here.output.count("traced 1 steps") == 1, tail(here.output)
+    assert first[0].output.count("traced 22 steps") == here.output.count("traced 1 steps") == 1, tail(
+        here.output
+    )
     events = json.loads((whole / "trace.json").read_text())["traceEvents"]
     traced = [event["args"]["step"] for event in events if event["name"] == "F0@0" and event["pid"] == 0]
     assert traced == list(range(2, 24)), "a step that was computed again is there twice"
-    assert "step-00000016: shard-0000" in there.output and "using step-00000008" in there.output, tail(there.output)
-    assert "rolled back to step 8, rollback 1; 13 batches are not read again" in there.output, tail(there.output)
-    assert nowhere.returncode == 1 and "no checkpoint can be used: step-00000016" in nowhere.output, tail(nowhere.output)
+    assert "step-00000016: shard-0000" in there.output and "using step-00000008" in there.output, tail(
+        there.output
+    )
+    assert "rolled back to step 8, rollback 1; 13 batches are not read again" in there.output, tail(
+        there.output
+    )
+    assert nowhere.returncode == 1 and "no checkpoint can be used: step-00000016" in nowhere.output, tail(
+        nowhere.output
+    )
 
 
 def alter(run_dir, step):
@@ -129,7 +178,8 @@ def alter(run_dir, step):
 def test_too_many_spikes_end_a_run_and_the_last_step_is_not_saved(tmp_path, text):
     """A run that goes on knows how many were skipped in a row before."""
     rollback = dict(KEYS, run_save_every=20, spikes_do="rollback", spikes_most=1)
-    skip = dict(KEYS, run_save_every=1, spikes_do="skip", run_max_skips=3)  # 23 is the third in a row
+    # 23 is the third in a row
+    skip = dict(KEYS, run_save_every=1, spikes_do="skip", run_max_skips=3)
     runs = (("run", *tiny(tmp_path / keys["spikes_do"], text, **keys)) for keys in (rollback, skip, skip))
     noise = {"NOISE": json.dumps(list(range(20, 40)))}
     rolled, skipped, again = several(2, *runs, program=Path(spiked.__file__), env=noise)
@@ -149,5 +199,7 @@ def test_a_rollback_goes_to_what_this_run_went_on_from_not_to_what_it_refused(tm
         alter(tmp_path / "run", step)
     (done,) = several(1, run, program=Path(spiked.__file__), env={"NOISE": "[20]"})
     assert "using step-00000016" in done.output and "step 21 is a spike" in done.output, tail(done.output)
-    assert "rolled back to step 16, rollback 1; 5 batches are not read again" in done.output, tail(done.output)
+    assert "rolled back to step 16, rollback 1; 5 batches are not read again" in done.output, tail(
+        done.output
+    )
     assert done.returncode == 0 and done.output.count("rolled back") == 1, tail(done.output)

@@ -71,15 +71,22 @@ COLUMNS = {  # of the paper's table 5: the schedule and its options
     "zb_h1": ("zb-h1", {}),
     "zb_h2": ("zb-h2", {}),
     "zb_1p": ("zb-auto", {"--memory-limit": lambda vector: vector["p"], "--weight-memory": _weight_memory}),
-    "zb_2p": ("zb-auto", {"--memory-limit": lambda vector: 2 * vector["p"], "--weight-memory": _weight_memory}),
+    "zb_2p": (
+        "zb-auto",
+        {"--memory-limit": lambda vector: 2 * vector["p"], "--weight-memory": _weight_memory},
+    ),
     "correct_1f1b_i": ("interleaved", {"--chunks": lambda vector: vector["chunks_1f1b_i"]}),
 }
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-@pytest.mark.parametrize("vector", VECTORS[:1], ids=lambda vector: f"{vector['model']}-p{vector['p']}-m{vector['m']}")
+@pytest.mark.parametrize(
+    "vector", VECTORS[:1], ids=lambda vector: f"{vector['model']}-p{vector['p']}-m{vector['m']}"
+)
 def test_bubble_rate_is_the_zero_bubble_papers(vector, column):
-    """With its profiled times (table 9); for 1F1B-I with the wrap-around dependency that the paper's script misses.
+    """With its profiled times (table 9).
+
+    For 1F1B-I with the wrap-around dependency that the paper's script misses.
 
     Its other models are in tests/test_schedules_golden.py, without the command.
     """
@@ -99,17 +106,30 @@ def test_bubble_rate_is_the_zero_bubble_papers(vector, column):
 def test_text_shows_grid_numbers_and_proof():
     lines = run("1f1b", "--stages", 2, "--microbatches", 2).splitlines()
     assert lines[0] == "1f1b: 2 ranks, 2 microbatches; times F 1, I 1, W 1, message 0"
-    assert lines[2:5] == ["tick   0              5", "rank 0 F0 F1 .  .  B0--- .  B1---", "rank 1 .  F0 B0--- F1 B1--- .  ."]
+    assert lines[2:5] == [
+        "tick   0              5",
+        "rank 0 F0 F1 .  .  B0--- .  B1---",
+        "rank 1 .  F0 B0--- F1 B1--- .  .",
+    ]
     assert lines[7] == "makespan     9, 6 of it computing: bubble 33.33%"
     assert lines[12:14] == ["   0       0     3  33.33%          2              2         2", lines[13]]
-    assert lines[-1] == "proved: 20 instructions complete and in order, 4 messages matched, no deadlock without buffering"
+    assert (
+        lines[-1]
+        == "proved: 20 instructions complete and in order, 4 messages matched, no deadlock without buffering"
+    )
 
 
 def test_times_are_a_ranks_share_of_layers():
     """Two stages a rank take half of it each; whole numbers stay exact."""
-    assert as_json("gpipe", "--stages", 2, "--microbatches", 3, "--times", "2,3,5,7")["makespan"] == 4 * 10 + 2 * 7
+    assert (
+        as_json("gpipe", "--stages", 2, "--microbatches", 3, "--times", "2,3,5,7")["makespan"]
+        == 4 * 10 + 2 * 7
+    )
     if "interleaved" in catalog.NAMES:
-        assert as_json("interleaved", "--stages", 2, "--microbatches", 4, "--times", "2,2,2,0")["makespan"] == 24 + 3
+        assert (
+            as_json("interleaved", "--stages", 2, "--microbatches", 4, "--times", "2,2,2,0")["makespan"]
+            == 24 + 3
+        )
 
 
 def test_a_large_schedule_is_not_drawn_on_the_screen():
@@ -155,7 +175,8 @@ def test_a_file_of_ones_own_says_its_size(tmp_path):
 @pytest.mark.parametrize("kind", ["txt", "csv"])
 @pytest.mark.parametrize("name", ["zb-auto", "dualpipe", "seq1f1b", "interleaved"])
 def test_a_table_that_is_written_is_read_back(tmp_path, name, kind):
-    size, path = ("--stages", 2, "--microbatches", 4), tmp_path / f"mine.{kind}"
+    size = ("--stages", 2, "--microbatches", 4)
+    path = tmp_path / f"mine.{kind}"
     written = as_json(name, *size, "--table", path)
     found = as_json(path)
     assert written["notes"] == found["notes"] == []
@@ -167,7 +188,10 @@ def test_a_table_that_is_written_is_read_back(tmp_path, name, kind):
 
 def test_a_drawing_is_refused_with_what_writes_a_table(tmp_path):
     run("zbv", "--stages", 2, "--microbatches", 4, "--out", tmp_path / "drawn.txt")
-    with pytest.raises(InputError, match=r"drawn\.txt, line 3: found a drawing.* `mpitrain schedule NAME .* --table mine\.txt`"):
+    with pytest.raises(
+        InputError,
+        match=r"drawn\.txt, line 3: found a drawing.* `mpitrain schedule NAME .* --table mine\.txt`",
+    ):
         run(tmp_path / "drawn.txt")
     (tmp_path / "mine.json").write_text(run("zbv", "--stages", 2, "--microbatches", 4, "--json"))
     with pytest.raises(InputError, match=r"mine\.json, line 1: found JSON; write the table with"):
@@ -175,15 +199,24 @@ def test_a_drawing_is_refused_with_what_writes_a_table(tmp_path):
 
 
 def test_what_is_left_out_of_a_file_is_said(tmp_path):
-    (tmp_path / "mine.csv").write_text("0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0\n")
-    note = "left out what is added to every table: 1 RECV_B, 1 RECV_F, 1 REDUCE_GRAD, 1 SEND_B, 1 SEND_F, 1 UNSHARD"
+    (tmp_path / "mine.csv").write_text(
+        "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+    )
+    note = (
+        "left out what is added to every table: 1 RECV_B, 1 RECV_F, 1 REDUCE_GRAD, 1 SEND_B, 1 SEND_F, 1 "
+        "UNSHARD"
+    )
     assert run(tmp_path / "mine.csv").splitlines()[1] == note
     assert as_json(tmp_path / "mine.csv")["notes"] == [note]
 
 
 def test_help_shows_the_form_of_a_table(tmp_path):
     """As it can be read."""
-    lines = [line.split("   ")[0] for line in map(str.strip, run("--help").splitlines()) if line.strip().startswith("rank ")]
+    lines = [
+        line.split("   ")[0]
+        for line in map(str.strip, run("--help").splitlines())
+        if line.strip().startswith("rank ")
+    ]
     (tmp_path / "mine.txt").write_text("\n".join(lines))
     assert len(lines) == 2 and as_json(tmp_path / "mine.txt")["proved"]
 
@@ -243,7 +276,10 @@ SIZE = ["--stages", "2", "--microbatches", "4"]
         (["1f1b", *SIZE, "--out", "no/such/folder.txt"], "no folder"),
         (["1f1b", *SIZE, "--table", "x.svg"], "--table x.svg: found '.svg', needed one of .txt .csv"),
         (["1f1b", *SIZE, "--table", "no/such/folder.csv"], "--table no/such/folder.csv: no folder"),
-        (["compare", *SIZE, "--table", "x.txt"], "--table x.txt: comparing all schedules writes no table; name one of them"),
+        (
+            ["compare", *SIZE, "--table", "x.txt"],
+            "--table x.txt: comparing all schedules writes no table; name one of them",
+        ),
     ],
 )
 def test_bad_input_ends_with_2_and_says_what_to_change(words, message):
@@ -266,7 +302,9 @@ def test_a_file_that_cannot_be_written_is_one_message(tmp_path):
 
 
 def test_chunks_may_be_the_schedules_own_number():
-    assert as_json("zbv", "--stages", 2, "--microbatches", 4, "--chunks", 2) == as_json("zbv", "--stages", 2, "--microbatches", 4)
+    assert as_json("zbv", "--stages", 2, "--microbatches", 4, "--chunks", 2) == as_json(
+        "zbv", "--stages", 2, "--microbatches", 4
+    )
 
 
 def test_a_table_in_csv_is_read(tmp_path):
@@ -295,19 +333,34 @@ def test_compare_lists_every_schedule_the_fastest_first():
     assert makespans == sorted(makespans)
     for one in found["schedules"]:
         alone = as_json(one["schedule"], "--stages", 4, "--microbatches", 8)
-        assert (one["makespan"], one["span"], one["bubble_rate"]) == (alone["makespan"], alone["span"], alone["bubble_rate"])
+        assert (one["makespan"], one["span"], one["bubble_rate"]) == (
+            alone["makespan"],
+            alone["span"],
+            alone["bubble_rate"],
+        )
         assert one["peak_stashes"] == max(alone["peak_stashes"])
 
 
 def test_compare_proves_what_it_lists_or_says_that_it_does_not(monkeypatch):
     def early(table):
         """Move a rank's last forward behind its last backward."""
-        return table._replace(ranks=(*table.ranks[:-1], tuple(sorted(table.ranks[-1], key=lambda action: action == ("F", 7, 3, None)))))
+        return table._replace(
+            ranks=(
+                *table.ranks[:-1],
+                tuple(sorted(table.ranks[-1], key=lambda action: action == ("F", 7, 3, None))),
+            )
+        )
 
     build = catalog.build
-    monkeypatch.setattr(catalog, "build", lambda name, *how: early(build(name, *how)) if name == "gpipe" else build(name, *how))
+    monkeypatch.setattr(
+        catalog,
+        "build",
+        lambda name, *how: early(build(name, *how)) if name == "gpipe" else build(name, *how),
+    )
     found = json.loads(run("compare", "--stages", 4, "--microbatches", 8, "--json"))
-    assert "B7@3 stands before F7@3" in found["undefined"]["gpipe"] and all(one["proved"] for one in found["schedules"])
+    assert "B7@3 stands before F7@3" in found["undefined"]["gpipe"] and all(
+        one["proved"] for one in found["schedules"]
+    )
     monkeypatch.setattr(comparison, "PROVED_AT_ONCE", 100)
     lines = run("compare", "--stages", 4, "--microbatches", 8, "--memory-limit", 2).splitlines()
     (zbv,) = [line for line in lines if line.startswith("zbv ")]

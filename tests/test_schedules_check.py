@@ -1,4 +1,6 @@
-"""The check accepts every program we write, and refuses every program that someone broke, at the right place."""
+"""The check accepts every program we write, and refuses every program that someone broke, at the
+right place.
+"""
 
 import pytest
 from conftest import EVERY_SIZE
@@ -65,7 +67,9 @@ def test_a_deadlock_names_each_rank_of_the_cycle():
 
 
 def test_a_rank_is_asked_again_only_when_what_it_waits_for_is_there(monkeypatch):
-    """A step of many ranks and few microbatches is proved in time that grows with its instructions, and not with ranks squared."""
+    """A step of many ranks and few microbatches is proved in time that grows with its instructions,
+    and not with ranks squared.
+    """
     asked = []
     programs = programs_of("gpipe", 100, 1)
     needs = Needs(programs)
@@ -81,7 +85,9 @@ def test_receives_in_the_wrong_order_deadlock():
         parse_program("F0@0 RECV_B0@0 SEND_F0@0 B0@0 NORM UPDATE"),
         parse_program("RECV_F0@1 F0@1 B0@1 SEND_B0@1 NORM UPDATE"),
     ]
-    with pytest.raises(ScheduleError, match=r"rank 0, position 1: RECV_B0@0 waits for SEND_B0@1 \(rank 1, position 3\)"):
+    with pytest.raises(
+        ScheduleError, match=r"rank 0, position 1: RECV_B0@0 waits for SEND_B0@1 \(rank 1, position 3\)"
+    ):
         check(programs, 2, 1)
 
 
@@ -95,7 +101,9 @@ def refusal(programs, **facts) -> str:
     return str(error.value).splitlines()[0].removeprefix("ScheduleError: ")
 
 
-EVERY_PLACE = [(rank, position) for rank, program in enumerate(programs_of()) for position in range(len(program))]
+EVERY_PLACE = [
+    (rank, position) for rank, program in enumerate(programs_of()) for position in range(len(program))
+]
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -104,7 +112,10 @@ def test_any_dropped_action_is_refused(name):
         programs = programs_of(name)
         dropped = programs[rank].pop(position)
         text = refusal(programs)
-        assert str(dropped) in text or f"{dropped.kind[-1]}{dropped.index}@{dropped.stage}" in text, (dropped, text)
+        assert str(dropped) in text or f"{dropped.kind[-1]}{dropped.index}@{dropped.stage}" in text, (
+            dropped,
+            text,
+        )
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -113,9 +124,16 @@ def test_any_action_issued_twice_is_refused(name):
         programs = programs_of(name)
         action = programs[rank][position]
         programs[rank].insert(position, action)
-        again = f"rank {rank}, position {position + 1}: {action} again; it already stands at rank {rank}, position {position}"
+        again = (
+            f"rank {rank}, position {position + 1}: {action} again; it already stands at rank {rank}, "
+            f"position {position}"
+        )
         text = refusal(programs)
-        assert text == again if action.stage is not None else text.startswith(f"rank {rank}, ") and "out of place" in text
+        assert (
+            text == again
+            if action.stage is not None
+            else text.startswith(f"rank {rank}, ") and "out of place" in text
+        )
 
 
 @pytest.mark.parametrize(
@@ -139,38 +157,83 @@ def test_dropped_actions_are_placed(dropped, text):
 @pytest.mark.parametrize(
     ("pair", "text"),
     [
-        (("F1@0", "SEND_F1@0"), "rank 0, position 2: SEND_F1@0 stands before F1@0 (position 3), which it needs"),
-        (("RECV_F1@1", "F1@1"), "rank 1, position 3: F1@1 stands before RECV_F1@1 (position 4), which it needs"),
+        (
+            ("F1@0", "SEND_F1@0"),
+            "rank 0, position 2: SEND_F1@0 stands before F1@0 (position 3), which it needs",
+        ),
+        (
+            ("RECV_F1@1", "F1@1"),
+            "rank 1, position 3: F1@1 stands before RECV_F1@1 (position 4), which it needs",
+        ),
         (("F0@2", "B0@2"), "rank 2, position 1: B0@2 stands before F0@2 (position 2), which it needs"),
-        (("B3@2/0", "B3@2/1"), "rank 2, position 14: B3@2/1 stands before B3@2/0 (position 16), which it needs"),
-        (("B3@0/1", "REDUCE1@0"), "rank 0, position 17: REDUCE1@0 starts before B3@0/1 at rank 0, position 18 has added to its bucket"),
-        (("NORM", "REDUCE1@0"), "rank 0, position 18: NORM stands out of place: needed NORM UPDATE [SPREAD] at the end"),
+        (
+            ("B3@2/0", "B3@2/1"),
+            "rank 2, position 14: B3@2/1 stands before B3@2/0 (position 16), which it needs",
+        ),
+        (
+            ("B3@0/1", "REDUCE1@0"),
+            "rank 0, position 17: REDUCE1@0 starts before B3@0/1 at rank 0, position 18 has added to its "
+            "bucket",
+        ),
+        (
+            ("NORM", "REDUCE1@0"),
+            "rank 0, position 18: NORM stands out of place: needed NORM UPDATE [SPREAD] at the end",
+        ),
     ],
 )
 def test_swapped_actions_are_placed(pair, text):
     programs = programs_of()
     one, other = map(parse, pair)
     row = next(program for program in programs if other in program)
-    here, there = row.index(one), row.index(other)
-    row[here], row[there] = other, one
+    here = row.index(one)
+    there = row.index(other)
+    row[here] = other
+    row[there] = one
     assert refusal(programs) == text
 
 
 @pytest.mark.parametrize(
     ("text", "flaw"),
     [
-        ("F0@0 F1@0 B1@0 B0@0", "rank 0, position 3: B0@0 adds to the gradients of stage 0 after B1@0; the order must ascend"),
-        ("F0@0 F1@0 B0@0/0 B1@0/1 B1@0/0 B0@0/1", "rank 0, position 3: B1@0/1 stands before B1@0/0 (position 4), which it needs"),
-        ("F0@0 F1@0 B1@0/0 B0@0/0 B0@0/1 B1@0/1", "rank 0, position 3: B0@0/0 adds to the gradients of stage 0 after B1@0/0"),
-        ("F0@0 F1@0 B1@0/0 B0@0 B1@0/1", "rank 0, position 3: B0@0 adds to the gradients of stage 0 after B1@0/0"),
-        ("F0@0 F1@0 B0@0/0 B0@0 B1@0", "rank 0, position 3: B0@0 is there in parts: 0, the whole; needed 0 to 0"),
-        ("F0@0 F1@0 B0@0 I0@0 W0@0 B1@0", "rank 0, position 2: B0@0 is too much: needed only F I W of this microbatch"),
-        ("F0@0 F1@0 W0@0 I0@0 B1@0", "rank 0, position 2: W0@0 stands before I0@0 (position 3), which it needs"),
+        (
+            "F0@0 F1@0 B1@0 B0@0",
+            "rank 0, position 3: B0@0 adds to the gradients of stage 0 after B1@0; the order must ascend",
+        ),
+        (
+            "F0@0 F1@0 B0@0/0 B1@0/1 B1@0/0 B0@0/1",
+            "rank 0, position 3: B1@0/1 stands before B1@0/0 (position 4), which it needs",
+        ),
+        (
+            "F0@0 F1@0 B1@0/0 B0@0/0 B0@0/1 B1@0/1",
+            "rank 0, position 3: B0@0/0 adds to the gradients of stage 0 after B1@0/0",
+        ),
+        (
+            "F0@0 F1@0 B1@0/0 B0@0 B1@0/1",
+            "rank 0, position 3: B0@0 adds to the gradients of stage 0 after B1@0/0",
+        ),
+        (
+            "F0@0 F1@0 B0@0/0 B0@0 B1@0",
+            "rank 0, position 3: B0@0 is there in parts: 0, the whole; needed 0 to 0",
+        ),
+        (
+            "F0@0 F1@0 B0@0 I0@0 W0@0 B1@0",
+            "rank 0, position 2: B0@0 is too much: needed only F I W of this microbatch",
+        ),
+        (
+            "F0@0 F1@0 W0@0 I0@0 B1@0",
+            "rank 0, position 2: W0@0 stands before I0@0 (position 3), which it needs",
+        ),
         ("F0@0 F1@0 I0@0 B1@0", "rank 0, position 6: the program ends without W0@0"),
         ("F0@0 F1@0 B0@0 B1@0 F2@0", "rank 0, position 4: F2@0: there is no microbatch 2, the step has 2"),
         ("F0@0 F1@0 B0@0 B1@0 F0@1", "rank 0, position 4: F0@1: there is no stage 1, the pipeline has 1"),
-        ("RECV_F0@0 F0@0 F1@0 B0@0 B1@0", "rank 0, position 0: RECV_F0@0 waits for SEND_F0@-1, which no rank issues"),
-        ("F0@0 SEND_F0@0 F1@0 B0@0 B1@0", "rank 0, position 1: SEND_F0@0 has no receiver: RECV_F0@1 is nowhere"),
+        (
+            "RECV_F0@0 F0@0 F1@0 B0@0 B1@0",
+            "rank 0, position 0: RECV_F0@0 waits for SEND_F0@-1, which no rank issues",
+        ),
+        (
+            "F0@0 SEND_F0@0 F1@0 B0@0 B1@0",
+            "rank 0, position 1: SEND_F0@0 has no receiver: RECV_F0@1 is nowhere",
+        ),
     ],
 )
 def test_wrong_programs_of_one_stage_are_placed(text, flaw):
@@ -187,7 +250,10 @@ def test_split_backwards_in_ascending_order_are_correct():
 def test_a_message_on_the_wrong_rank_is_placed():
     programs = programs_of()
     programs[2].insert(0, programs[1].pop(3))
-    assert refusal(programs) == "rank 1, position 3: F1@1 needs RECV_F1@1 of rank 2, but no receive brings it to rank 1"
+    assert (
+        refusal(programs)
+        == "rank 1, position 3: F1@1 needs RECV_F1@1 of rank 2, but no receive brings it to rank 1"
+    )
 
 
 def test_a_reduction_on_the_wrong_rank_is_placed():
@@ -195,7 +261,10 @@ def test_a_reduction_on_the_wrong_rank_is_placed():
     programs = programs_of()
     programs[2].remove(REDUCE(0, 2))
     programs[0].insert(-2, REDUCE(0, 2))
-    assert refusal(programs) == "rank 0, position 19: REDUCE0@2 starts before B0@2 at rank 2, position 2 has added to its bucket"
+    assert (
+        refusal(programs)
+        == "rank 0, position 19: REDUCE0@2 starts before B0@2 at rank 2, position 2 has added to its bucket"
+    )
 
 
 def test_a_wrong_message_is_placed():

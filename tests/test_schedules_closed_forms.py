@@ -1,8 +1,10 @@
-"""What the papers say in a formula holds exactly: makespan, span, stashes and messages, over sizes and times drawn at random.
+"""What the papers say in a formula holds exactly.
 
-Letters: p ranks, m microbatches, v chunks a rank, k segments; F, I, W times of a rank's whole share of layers and c of a message, as
-fractions, so that nothing is rounded. A formula is tested where it holds, and where a page or paper says more than that, the
-test's docstring tells what was found.
+makespan, span, stashes and messages, over sizes and times drawn at random.
+
+Letters: p ranks, m microbatches, v chunks a rank, k segments; F, I, W times of a rank's whole share
+of layers and c of a message, as fractions, so that nothing is rounded. A formula is tested where it
+holds, and where a page or paper says more than that, the test's docstring tells what was found.
 """
 
 from fractions import Fraction
@@ -25,7 +27,10 @@ more = st.integers(0, 10)  # microbatches above the least
 time = st.integers(1, 12).map(Fraction)
 share = st.integers(0, 10).map(lambda tenths: Fraction(tenths, 10))
 any_times = st.tuples(time, time, time)
-ordered_times = st.lists(time, min_size=3, max_size=3).map(lambda times: (sorted(times)[1], max(times), min(times)))  # W <= F <= I
+# W <= F <= I
+ordered_times = st.lists(time, min_size=3, max_size=3).map(
+    lambda times: (sorted(times)[1], max(times), min(times))
+)
 
 
 def played(name: str, p: int, m: int, times: tuple, message: Fraction = Fraction(0), **options) -> Timeline:
@@ -50,7 +55,8 @@ def test_gpipe(p, m, times, c):
 @exact
 @given(st.integers(2, 6), st.integers(1, 4), any_times, share)
 def test_1f1b_waits_for_messages_all_the_time(p, groups, times, c):
-    m, c = p * groups, 3 * c * sum(times)
+    m = p * groups
+    c = 3 * c * sum(times)
     timeline = played("1f1b", p, m, times, c)
     assert timeline.makespan == (m + p - 1) * sum(times) + (Fraction(2 * (p - 1) * m, p) + 2 * p - 4) * c
     assert peaks(timeline) == [min(p - r, m) for r in range(p)]
@@ -66,23 +72,32 @@ def test_eager_1f1b_hides_messages_of_up_to_half_a_turn(p, m, times, c):
 
 
 def test_one_more_microbatch_in_flight_is_not_enough_to_hide_messages():
-    """Little's law asks for no more than p + 1 in flight. But where warmups of neighbours differ by one, a forward and a backward on
-    each and two messages are a cycle of two turns. With one more forward on all stages but the last, those wait as 1F1B does."""
+    """Little's law asks for no more than p + 1 in flight.
+
+    But where warmups of neighbours differ by one, a forward and a backward on each and two messages
+    are a cycle of two turns. With one more forward on all stages but the last, those wait as 1F1B
+    does.
+    """
 
     def makespan(m: int) -> Fraction:
         orders = [
-            alternate([F(i, r) for i in range(m)], [B(i, r) for i in range(m)], warmup=p - r if r < p - 1 else 0) for r in range(p)
+            alternate(
+                [F(i, r) for i in range(m)], [B(i, r) for i in range(m)], warmup=p - r if r < p - 1 else 0
+            )
+            for r in range(p)
         ]
         return simulate_table(make_table("one more", orders), Times(1, 1, 1, c)).makespan
 
-    p, c = 4, Fraction(1, 10)
+    p = 4
+    c = Fraction(1, 10)
     assert makespan(60) - makespan(30) == 30 * (3 + Fraction(2 * (p - 2), p - 1) * c)
 
 
 @exact
 @given(ranks, st.integers(1, 4), st.integers(1, 4), any_times, share)
 def test_interleaved(p, v, groups, times, c):
-    m, c = p * groups, c * min(times[0], times[1] + times[2]) / v
+    m = p * groups
+    c = c * min(times[0], times[1] + times[2]) / v
     timeline = played("interleaved", p, m, times, c, chunks=v)
     if p > 1:
         assert timeline.makespan == (m + Fraction(p - 1, v)) * sum(times) + (2 * p * v - 2) * c
@@ -100,7 +115,8 @@ def test_interleaved_and_looped_bfs_with_any_number_of_microbatches_from_p_on(p,
 @exact
 @given(ranks, st.integers(1, 4), more, any_times, share)
 def test_looped_bfs(p, v, above, times, c):
-    m, c = 2 * p + above, c * min(times[0], times[1] + times[2]) / v
+    m = 2 * p + above
+    c = c * min(times[0], times[1] + times[2]) / v
     timeline = played("looped-bfs", p, m, times, c, chunks=v)
     assert timeline.makespan == (m + Fraction(p - 1, v)) * sum(times) + 2 * (p - 1) * c
     assert peaks(timeline) == [m * v] * p
@@ -132,7 +148,9 @@ def test_zb_h1(p, above, times, c):
 def test_zb_h2_has_a_short_span_and_the_makespan_of_zb_h1(p, above, times, c):
     (forward, grad, weight), m = times, 2 * p - 1 + above
     timeline = played("zb-h2", p, m, times, c * weight)
-    assert timeline.span == m * sum(times) + (p - 1) * (forward + grad - 2 * weight) + 2 * (p - 1) * c * weight
+    assert (
+        timeline.span == m * sum(times) + (p - 1) * (forward + grad - 2 * weight) + 2 * (p - 1) * c * weight
+    )
     timeline = played("zb-h2", p, m, times)
     assert timeline.makespan == m * sum(times) + (p - 1) * max(forward, forward + grad - 2 * weight)
     assert peaks(timeline) == [2 * p - 1] * p
@@ -142,7 +160,10 @@ def test_zb_h2_has_a_short_span_and_the_makespan_of_zb_h1(p, above, times, c):
 @given(st.integers(2, 6), st.integers(1, 4), more, ordered_times)
 def test_interleaved_zb(p, v, above, times):
     (forward, grad, weight), m = times, p + above
-    assert played("interleaved-zb", p, m, times, chunks=v).makespan == m * sum(times) + (p - 1) * (forward + grad - weight) / v
+    assert (
+        played("interleaved-zb", p, m, times, chunks=v).makespan
+        == m * sum(times) + (p - 1) * (forward + grad - weight) / v
+    )
 
 
 @exact
@@ -160,7 +181,8 @@ def test_interleaved_zb_with_two_chunks(p, groups, times, c):
 @given(st.integers(2, 6), more, time, share)
 def test_zbv_with_equal_times(p, above, unit, c):
     """The exposed messages are given as 13c for p = 4 and 33c for p = 8: (5p - 7)c."""
-    m, c = 2 * p + above, c * unit / (8 * p)
+    m = 2 * p + above
+    c = c * unit / (8 * p)
     assert played("zbv", p, m, (unit, unit, unit)).span == 3 * m * unit
     timeline = played("zbv", p, m, (unit, unit, unit), c)
     assert timeline.makespan == 3 * m * unit + (p - 1) * unit / 2 + (5 * p - 7) * c
@@ -169,10 +191,14 @@ def test_zbv_with_equal_times(p, above, unit, c):
 
 @pytest.mark.parametrize("p", range(3, 13))
 def test_v_half_and_v_min_with_equal_times(p):
-    """Of V-Half two bubbles are given, 2.5 for p = 4 and 8.5 for p = 8: those of 3p/2 - 7/2 for p rounded up to an even number."""
+    """Of V-Half two bubbles are given, 2.5 for p = 4 and 8.5 for p = 8.
+
+    Those of 3p/2 - 7/2 for p rounded up to an even number.
+    """
     bubble = {4: Fraction(11, 2), 8: Fraction(27, 2)}
     for m in (2 * p, 3 * p + 1):
-        half, least = played("v-half", p, m, (1, 1, 1)), played("v-min", p, m, (1, 1, 1))
+        half = played("v-half", p, m, (1, 1, 1))
+        least = played("v-min", p, m, (1, 1, 1))
         assert half.makespan == 3 * m + Fraction(3 * (p + p % 2) - 7, 2)
         assert max(peaks(half)) == 2 * ((p + 2) // 2)
         assert p not in bubble or least.makespan == 3 * m + bubble[p]
@@ -185,9 +211,15 @@ def test_v_half_and_v_min_with_equal_times(p):
 @exact
 @given(st.integers(1, 3), more, ordered_times)
 def test_dualpipe_where_w_is_least_and_f_most(half, above, times):
-    """(p/2 - 1) (2F + I - W) is found to hold for W <= I <= F only. With p = 6, m = 16, F = 5, I = 8, W = 5 the bubble is 27, not 26."""
-    forward, grad, weight = times[1], times[0], times[2]
-    p, m = 2 * half, 4 * half + 2 * above
+    """(p/2 - 1) (2F + I - W) is found to hold for W <= I <= F only.
+
+    With p = 6, m = 16, F = 5, I = 8, W = 5 the bubble is 27, not 26.
+    """
+    forward = times[1]
+    grad = times[0]
+    weight = times[2]
+    p = 2 * half
+    m = 4 * half + 2 * above
     timeline = played("dualpipe", p, m, (forward, grad, weight))
     assert timeline.makespan == m * sum(times) + (half - 1) * (2 * forward + grad - weight)
     assert peaks(timeline) == [p + 1] * p

@@ -61,8 +61,12 @@ def test_rows_of_every_schedule_have_one_length():
 def test_text_to_scale_shows_real_times():
     timeline = simulate(build("1f1b", 2, 2), {"F": 2, "B": 3.5})
     assert timeline.makespan == 16.5
-    assert to_scale(timeline, 33, 16.5) == ["F0--F1--.......B0-----....B1-----", "....F0--B0-----F1--B1-----......."]
-    assert to_scale(timeline, 4, 16.5) == ["F.BB", "FBB."]  # too narrow for most: no row grows for it
+    assert to_scale(timeline, 33, 16.5) == [
+        "F0--F1--.......B0-----....B1-----",
+        "....F0--B0-----F1--B1-----.......",
+    ]
+    # too narrow for most: no row grows for it
+    assert to_scale(timeline, 4, 16.5) == ["F.BB", "FBB."]
 
 
 # ---------------------------------------------------------------- the picture
@@ -98,9 +102,13 @@ def test_nothing_is_cut_off(picture, name, p, m, monkeypatch):
     assert box.x0 >= 0.02 and box.y0 >= 0.02
     assert box.x1 <= frame.width - 0.02 and box.y1 <= frame.height - 0.02
     texts = [text.get_text() for text in frame.figure.texts]
-    assert any(text.startswith("bubble: ") and "bubble rate: " in text for text in texts), texts  # both numbers are explained
+    # both numbers are explained
+    assert any(text.startswith("bubble: ") and "bubble rate: " in text for text in texts), texts
     (legend,), renderer = frame.figure.legends, FigureCanvasAgg(frame.figure).get_renderer()
-    assert legend.get_window_extent(renderer).y1 <= min(text.get_window_extent(renderer).y0 for text in frame.figure.texts) + 2
+    assert (
+        legend.get_window_extent(renderer).y1
+        <= min(text.get_window_extent(renderer).y0 for text in frame.figure.texts) + 2
+    )
 
 
 def test_every_computation_is_a_cell_to_scale(picture, monkeypatch):
@@ -114,8 +122,11 @@ def test_every_computation_is_a_cell_to_scale(picture, monkeypatch):
     assert [(box.x0, box.x1) for box in boxes] == expected
     assert max(box.height for box in boxes) < 1  # of a row: no cell covers another rank's
     assert len(background.get_paths()) == 4
-    assert len(pairs.get_paths()) == sum(str(action) == "PAIR" for actions in played.table.ranks for action in actions)
-    assert len({tuple(colour) for colour in drawn.get_facecolors().round(4).tolist()}) == 8  # F B I W, each of two copies
+    assert len(pairs.get_paths()) == sum(
+        str(action) == "PAIR" for actions in played.table.ranks for action in actions
+    )
+    # F B I W, each of two copies
+    assert len({tuple(colour) for colour in drawn.get_facecolors().round(4).tolist()}) == 8
 
 
 @pytest.mark.parametrize(("p", "lines"), [(4, 4), (16, 1)])
@@ -138,7 +149,8 @@ def test_a_picture_too_long_for_numbers_is_not_made_wide_for_them(picture):
 
 def test_files_are_what_they_are_called(picture):
     played = play(Request("1f1b", 4, 8))
-    svg, png = picture.draw(played, "svg"), picture.draw(played, "png")
+    svg = picture.draw(played, "svg")
+    png = picture.draw(played, "png")
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     assert png.startswith(b"\x89PNG")
     assert svg == picture.draw(played, "svg")

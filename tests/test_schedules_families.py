@@ -1,4 +1,7 @@
-"""Every family of schedules: its table is the one its docstring draws, complete, ascending, and runs to the end at every size."""
+"""Every family of schedules.
+
+Its table is the one its docstring draws, complete, ascending, and runs to the end at every size.
+"""
 
 import re
 import time
@@ -8,7 +11,19 @@ import pytest
 from conftest import EVERY_SIZE
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules import dualpipe, gpipe, interleaved, limits, one_f_one_b, seq1f1b, v_half, zb_auto, zbv, zbv_auto, zero_bubble
+from mpitrain.schedules import (
+    dualpipe,
+    gpipe,
+    interleaved,
+    limits,
+    one_f_one_b,
+    seq1f1b,
+    v_half,
+    zb_auto,
+    zbv,
+    zbv_auto,
+    zero_bubble,
+)
 from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.catalog import NAMES, build
 from mpitrain.schedules.check import check
@@ -43,19 +58,26 @@ FUNCTIONS = {
 def test_a_docstring_draws_the_table(name):
     text = FUNCTIONS[name].__doc__
     p, m = map(int, re.search(r"[Ff]or (\d+) (?:stages|ranks), (\d+) microbatches", text).groups())
-    drawn = {int(rank): row.split() for rank, row in re.findall(r"^ *(?:rank|stage) (\d+): +(.*)$", text, re.MULTILINE)}
+    drawn = {
+        int(rank): row.split()
+        for rank, row in re.findall(r"^ *(?:rank|stage) (\d+): +(.*)$", text, re.MULTILINE)
+    }
     table = build(name, p, m)
     assert sorted(drawn) == list(range(p))
     for rank, row in drawn.items():
         in_full = any("@" in word for word in row)
-        assert row == [str(action) if in_full else str(action).partition("@")[0] for action in table.ranks[rank]]
+        assert row == [
+            str(action) if in_full else str(action).partition("@")[0] for action in table.ranks[rank]
+        ]
 
 
 # ---------------------------------------------------------------- complete and ascending
 
 
 def ascends(table: Table) -> bool:
-    """Tell whether what adds to a stage's gradients ascends in microbatches, and descends in segments within one."""
+    """Tell whether what adds to a stage's gradients ascends in microbatches, and descends in
+    segments within one.
+    """
     latest: dict[tuple[int, str], tuple[int, int]] = {}
     for actions in table.ranks:
         for kind, index, stage, _ in (action for action in actions if action.kind in ("B", "I", "W")):
@@ -105,11 +127,18 @@ def test_any_chunks_and_any_groups_of_at_least_a_microbatch_per_rank(name, chunk
             for group in (None, *range(min(p, m), m + 2)):
                 table = build(name, p, m, Options(chunks=chunks, group=group))
                 assert is_complete(table) and ascends(table)
-                check(lower(table, [Reduction(1, ())] * table.num_stages), table.num_stages, table.num_microbatches)
+                check(
+                    lower(table, [Reduction(1, ())] * table.num_stages),
+                    table.num_stages,
+                    table.num_microbatches,
+                )
 
 
 def test_too_small_groups_are_refused():
-    with pytest.raises(ScheduleError, match="interleaved: found groups of 3 microbatches, needed at least 4, one per rank; raise group"):
+    with pytest.raises(
+        ScheduleError,
+        match="interleaved: found groups of 3 microbatches, needed at least 4, one per rank; raise group",
+    ):
         build("interleaved", 4, 8, Options(group=3))
 
 
@@ -120,7 +149,11 @@ def test_an_option_without_effect_is_refused():
 
 
 def test_numbers_below_one_are_refused():
-    for name, options in (("interleaved", Options(chunks=0)), ("interleaved-zb", Options(group=0)), ("seq1f1b", Options(segments=-1))):
+    for name, options in (
+        ("interleaved", Options(chunks=0)),
+        ("interleaved-zb", Options(group=0)),
+        ("seq1f1b", Options(segments=-1)),
+    ):
         with pytest.raises(ScheduleError, match=f"{name}: found [a-z]+ = (0|-1), needed at least 1"):
             build(name, 2, 4, options)
 
@@ -128,7 +161,9 @@ def test_numbers_below_one_are_refused():
 def test_more_forwards_than_fit_in_memory_are_refused(monkeypatch):
     monkeypatch.setattr(limits, "MOST_FORWARDS", 8)
     assert build("gpipe", 2, 4).num_microbatches == 4
-    with pytest.raises(ScheduleError, match="gpipe: found 3 ranks x 3 microbatches = 9 forwards, at most 8 fit in memory"):
+    with pytest.raises(
+        ScheduleError, match="gpipe: found 3 ranks x 3 microbatches = 9 forwards, at most 8 fit in memory"
+    ):
         build("gpipe", 3, 3)
 
 
@@ -139,7 +174,9 @@ AUTOS = ["zb-auto", "zbv-auto"]
 
 
 @pytest.mark.parametrize("name", AUTOS)
-@pytest.mark.parametrize("times", [Times(3, 2, 1, 0), Times(0.7, 1.1, 0.4, 0.25), Times(Fraction(2, 3), 1, Fraction(1, 7), 2)])
+@pytest.mark.parametrize(
+    "times", [Times(3, 2, 1, 0), Times(0.7, 1.1, 0.4, 0.25), Times(Fraction(2, 3), 1, Fraction(1, 7), 2)]
+)
 def test_automatic_tables_hold_no_more_than_the_limit(name, times):
     for p in (1, 2, 3, 5):
         for m in sizes(p):
@@ -153,26 +190,51 @@ def test_automatic_tables_hold_no_more_than_the_limit(name, times):
 def test_a_smaller_limit_than_1f1bs_is_met_by_zb_auto():
     times = Times(2, 3, 1, 0.5)
     for limit in (1, 2, 3.5):
-        timeline = simulate_table(build("zb-auto", 5, 12, Options(times=times, memory_limit=limit, weight_memory=1)), times)
+        timeline = simulate_table(
+            build("zb-auto", 5, 12, Options(times=times, memory_limit=limit, weight_memory=1)), times
+        )
         assert max(map(timeline.peak_in_flight, range(5))) <= limit
 
 
 def test_with_equal_times_zb_auto_counts_whole_stashes():
     for p in (2, 4, 6):
         for limit in (p, 2 * p):
-            strict, free = (build("zb-auto", p, 3 * p, Options(memory_limit=limit, weight_memory=share)) for share in (1, None))
+            strict, free = (
+                build("zb-auto", p, 3 * p, Options(memory_limit=limit, weight_memory=share))
+                for share in (1, None)
+            )
             assert strict.ranks == free.ranks
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("zb-auto", Options(memory_limit=0.5), "zb-auto: found a memory limit of 0.5 stashes, needed at least 1"),
-        ("zbv-auto", Options(memory_limit=3), "zbv-auto: found a memory limit of 3 stashes on 4 ranks, needed 4; raise"),
-        ("zb-auto", Options(times=Times(1, 0, 1, 0)), "zb-auto: found times 1, 0, 1, 0, needed F, I, W above 0"),
-        ("zbv-auto", Options(times=Times(1, 1, 1, -1)), "zbv-auto: found times 1, 1, 1, -1, needed .* messages of at least 0"),
+        (
+            "zb-auto",
+            Options(memory_limit=0.5),
+            "zb-auto: found a memory limit of 0.5 stashes, needed at least 1",
+        ),
+        (
+            "zbv-auto",
+            Options(memory_limit=3),
+            "zbv-auto: found a memory limit of 3 stashes on 4 ranks, needed 4; raise",
+        ),
+        (
+            "zb-auto",
+            Options(times=Times(1, 0, 1, 0)),
+            "zb-auto: found times 1, 0, 1, 0, needed F, I, W above 0",
+        ),
+        (
+            "zbv-auto",
+            Options(times=Times(1, 1, 1, -1)),
+            "zbv-auto: found times 1, 1, 1, -1, needed .* messages of at least 0",
+        ),
         ("zb-auto", Options(times=Times(1, float("nan"), 1, 0)), "zb-auto: found times 1, nan"),
-        ("zb-auto", Options(weight_memory=2), "zb-auto: found 2 of a stash held between I and W, needed 0 to 1"),
+        (
+            "zb-auto",
+            Options(weight_memory=2),
+            "zb-auto: found 2 of a stash held between I and W, needed 0 to 1",
+        ),
     ],
 )
 def test_automatic_schedulers_refuse_what_cannot_be(name, options, message):
@@ -181,12 +243,16 @@ def test_automatic_schedulers_refuse_what_cannot_be(name, options, message):
 
 
 def test_zbv_auto_needs_no_more_than_all_microbatches():
-    assert max(map(simulate_table(build("zbv-auto", 8, 3, Options(memory_limit=3))).peak_in_flight, range(8))) <= 2 * 3
+    assert (
+        max(map(simulate_table(build("zbv-auto", 8, 3, Options(memory_limit=3))).peak_in_flight, range(8)))
+        <= 2 * 3
+    )
 
 
 @pytest.mark.parametrize(
     ("times", "limit", "least"),
-    [(Times(3, 2, 2, 0), 4, 0), (Times(2, 4, 4, 3), 2, 15)],  # the four tables: 0, 1, 0.5, 1 and 16, 15, 16, 15
+    # the four tables: 0, 1, 0.5, 1 and 16, 15, 16, 15
+    [(Times(3, 2, 2, 0), 4, 0), (Times(2, 4, 4, 3), 2, 15)],
 )
 def test_zbv_auto_takes_the_table_whose_longest_wait_is_shortest(times, limit, least):
     timeline = simulate_table(build("zbv-auto", 2, 7, Options(times=times, memory_limit=limit)), times)

@@ -1,4 +1,6 @@
-"""Programs in which parameters or gradients come too early, too late or not at all are refused, at the place of the flaw."""
+"""Programs in which parameters or gradients come too early, too late or not at all are refused, at
+the place of the flaw.
+"""
 
 import re
 
@@ -13,7 +15,10 @@ from mpitrain.schedules.reductions import Reduction
 from mpitrain.schedules.residency import Residency
 
 Programs = list[list[Action]]
-P, M, N = 2, 3, 3  # stages, microbatches, parts
+# stages, microbatches, parts
+P = 2
+M = 3
+N = 3
 RESIDENCY = Residency((((0,), (1,), (2,)),) * P)
 STEP = RESIDENCY._replace(until="step")
 REDUCES = [Reduction(N, (0, 1, 2))] * P
@@ -34,7 +39,12 @@ def refusal(programs: Programs, residency: Residency = RESIDENCY) -> str | None:
 
 def places(*kinds: str, name: str = "1f1b", residency: Residency = RESIDENCY) -> list[tuple[int, int]]:
     programs = programs_of(name, residency)
-    return [(rank, i) for rank, program in enumerate(programs) for i, action in enumerate(program) if action.kind in kinds]
+    return [
+        (rank, i)
+        for rank, program in enumerate(programs)
+        for i, action in enumerate(program)
+        if action.kind in kinds
+    ]
 
 
 # ---------------------------------------------------------------- every place
@@ -44,7 +54,9 @@ def places(*kinds: str, name: str = "1f1b", residency: Residency = RESIDENCY) ->
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_any_dropped_gather_release_reduction_or_part_is_refused(name, residency):
     assert refusal(programs_of(name, residency), residency) is None
-    for rank, position in places("GATHER", "RELEASE", "REDUCE", "F", "I", "B", "W", name=name, residency=residency):
+    for rank, position in places(
+        "GATHER", "RELEASE", "REDUCE", "F", "I", "B", "W", name=name, residency=residency
+    ):
         programs = programs_of(name, residency)
         dropped = programs[rank].pop(position)
         text = refusal(programs, residency)
@@ -82,7 +94,9 @@ def test_any_gather_a_part_too_early_or_after_its_part_is_refused(name):
         if position > used[0]:
             early = moved(name, rank, position, max(i for i in used if i < position))
             assert "is in the way" in early or "again; what" in early
-        late = moved(name, rank, position, min(i for i in used if i > position and key in RESIDENCY.needed(program[i])))
+        late = moved(
+            name, rank, position, min(i for i in used if i > position and key in RESIDENCY.needed(program[i]))
+        )
         assert f"needs bucket {key[1]} of stage {key[0]}, which" in late
 
 
@@ -91,10 +105,14 @@ def test_any_reduction_before_its_part_or_after_the_next_microbatchs_is_refused(
     for rank, position in places("REDUCE", name=name):
         program = programs_of(name)[rank]
         _, bucket, stage, m = program[position]
-        adding = [i for i, action in enumerate(program) if action.kind in "BW" and action[2:] == (stage, bucket)]
+        adding = [
+            i for i, action in enumerate(program) if action.kind in "BW" and action[2:] == (stage, bucket)
+        ]
         assert f"{program[position]} starts before" in moved(name, rank, position, adding[m])
         if m + 1 < M:
-            assert f"adds to bucket {bucket} of stage {stage} before that of" in moved(name, rank, position, adding[m + 1])
+            assert f"adds to bucket {bucket} of stage {stage} before that of" in moved(
+                name, rank, position, adding[m + 1]
+            )
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
@@ -117,7 +135,9 @@ def moved(name: str, rank: int, position: int, to: int) -> str:
 
 # ---------------------------------------------------------------- what is said
 
-RIGHT = "GATHER1@0 GATHER0@0 F0@0/0 RELEASE1@0 F0@0/1 GATHER1@0 B0@0/0 RELEASE0@0 B0@0/1 RELEASE1@0 NORM UPDATE"
+RIGHT = (
+    "GATHER1@0 GATHER0@0 F0@0/0 RELEASE1@0 F0@0/1 GATHER1@0 B0@0/0 RELEASE0@0 B0@0/1 RELEASE1@0 NORM UPDATE"
+)
 TWO = Residency((((0,), (1,)),))
 
 
@@ -133,16 +153,44 @@ AGAIN = "again; what rank 0, position 0 has gathered was not released"
 @pytest.mark.parametrize(
     ("old", "new", "flaw"),
     [
-        ("GATHER1@0 GATHER0@0", "GATHER0@0", "1: F0@0/0 needs bucket 1 of stage 0, which no GATHER has fetched"),
+        (
+            "GATHER1@0 GATHER0@0",
+            "GATHER0@0",
+            "1: F0@0/0 needs bucket 1 of stage 0, which no GATHER has fetched",
+        ),
         ("GATHER0@0", "", "3: F0@0/1 needs bucket 0 of stage 0, which no GATHER has fetched"),
-        ("GATHER1@0 B0@0/0", "B0@0/0", "7: B0@0/1 needs bucket 1 of stage 0, which was released at rank 0, position 3"),
-        ("F0@0/0 RELEASE1@0", "RELEASE1@0 F0@0/0", "3: F0@0/0 needs bucket 1 of stage 0, which was released at rank 0, position 2"),
-        ("F0@0/0 RELEASE1@0", "F0@0/0", "3: F0@0/1: bucket 1@0, gathered at rank 0, position 0, is in the way; wanted here: 0@0"),
+        (
+            "GATHER1@0 B0@0/0",
+            "B0@0/0",
+            "7: B0@0/1 needs bucket 1 of stage 0, which was released at rank 0, position 3",
+        ),
+        (
+            "F0@0/0 RELEASE1@0",
+            "RELEASE1@0 F0@0/0",
+            "3: F0@0/0 needs bucket 1 of stage 0, which was released at rank 0, position 2",
+        ),
+        (
+            "F0@0/0 RELEASE1@0",
+            "F0@0/0",
+            "3: F0@0/1: bucket 1@0, gathered at rank 0, position 0, is in the way; wanted here: 0@0",
+        ),
         ("F0@0/0 RELEASE1@0", "F0@0/0 GATHER1@0", f"3: GATHER1@0 {AGAIN}"),
-        ("F0@0/1 GATHER1@0", "GATHER1@0 F0@0/1", "4: GATHER1@0: bucket 1@0, gathered at rank 0, position 4, is in the way; wanted"),
+        (
+            "F0@0/1 GATHER1@0",
+            "GATHER1@0 F0@0/1",
+            "4: GATHER1@0: bucket 1@0, gathered at rank 0, position 4, is in the way; wanted",
+        ),
         ("F0@0/0 RELEASE1@0", "F0@0/0 RELEASE1@0 RELEASE1@0", "4: RELEASE1@0: the bucket is not held"),
-        ("B0@0/1 RELEASE1@0", "B0@0/1", "11: the program ends without RELEASE1@0 of what rank 0, position 5 has gathered"),
-        ("GATHER0@0", "GATHER0@0 GATHER2@0 RELEASE2@0", "2: GATHER2@0: bucket 2@0, gathered at rank 0, position 2, is in the way"),
+        (
+            "B0@0/1 RELEASE1@0",
+            "B0@0/1",
+            "11: the program ends without RELEASE1@0 of what rank 0, position 5 has gathered",
+        ),
+        (
+            "GATHER0@0",
+            "GATHER0@0 GATHER2@0 RELEASE2@0",
+            "2: GATHER2@0: bucket 2@0, gathered at rank 0, position 2, is in the way",
+        ),
         ("GATHER0@0", "GATHER0@0 GATHER1@1", "2: GATHER1@1: there is no stage 1, the pipeline has 1"),
         ("F0@0/1", "F0@0/1 F0@0/2", "5: F0@0 is there in parts: 0, 1, 2; needed 0 to 1"),
         ("F0@0/1", "", "2: F0@0 is there in parts: 0; needed 0 to 1"),
@@ -163,7 +211,9 @@ def test_with_until_step_a_second_gather_is_refused():
 def test_a_whole_computation_needs_all_buckets():
     text = "GATHER1@0 GATHER0@0 F0@0 B0@0 RELEASE1@0 RELEASE0@0 NORM UPDATE"
     assert check([parse_program(text)], 1, 1, residency=TWO).peak_resident == (2,)
-    assert said(text.replace("F0@0 ", "RELEASE0@0 F0@0 ")).startswith("position 3: F0@0 needs bucket 0 of stage 0, which was released")
+    assert said(text.replace("F0@0 ", "RELEASE0@0 F0@0 ")).startswith(
+        "position 3: F0@0 needs bucket 0 of stage 0, which was released"
+    )
 
 
 def test_without_a_residency_gathers_and_releases_still_go_in_turn():
@@ -184,12 +234,24 @@ ONE = [Reduction(1, (0,))]
 @pytest.mark.parametrize(
     ("text", "flaw"),
     [
-        ("B0@0/0 REDUCE0@0/1 B1@0/0 REDUCE0@0/0", "3: REDUCE0@0/1 starts before B1@0/0 at rank 0, position 4 has added to its bucket"),
-        ("B0@0/0 B1@0/0 REDUCE0@0/0 REDUCE0@0/1", "3: B1@0/0 adds to bucket 0 of stage 0 before that of B0@0/0 is reduced"),
+        (
+            "B0@0/0 REDUCE0@0/1 B1@0/0 REDUCE0@0/0",
+            "3: REDUCE0@0/1 starts before B1@0/0 at rank 0, position 4 has added to its bucket",
+        ),
+        (
+            "B0@0/0 B1@0/0 REDUCE0@0/0 REDUCE0@0/1",
+            "3: B1@0/0 adds to bucket 0 of stage 0 before that of B0@0/0 is reduced",
+        ),
         ("B0@0/0 REDUCE0@0/0 B1@0/0", "7: the program ends without REDUCE0@0/1"),
         ("B0@0/0 B1@0/0 REDUCE0@0", "7: the program ends without REDUCE0@0/0"),
-        ("B0@0/0 REDUCE0@0/0 B1@0/0 REDUCE0@0/1 REDUCE0@0", "6: REDUCE0@0: stage 0 has 1 buckets, reduced for every microbatch"),
-        ("B0@0/0 REDUCE0@0/0 B1@0/0 REDUCE0@0/1 REDUCE0@0/2", "6: REDUCE0@0/2: there is no microbatch 2, the step has 2"),
+        (
+            "B0@0/0 REDUCE0@0/0 B1@0/0 REDUCE0@0/1 REDUCE0@0",
+            "6: REDUCE0@0: stage 0 has 1 buckets, reduced for every microbatch",
+        ),
+        (
+            "B0@0/0 REDUCE0@0/0 B1@0/0 REDUCE0@0/1 REDUCE0@0/2",
+            "6: REDUCE0@0/2: there is no microbatch 2, the step has 2",
+        ),
     ],
 )
 def test_flaws_of_reductions_of_every_microbatch_are_placed(text, flaw):

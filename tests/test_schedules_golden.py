@@ -1,8 +1,9 @@
 """Our tables are, op for op, those of the reference generators; the simulator gives the papers' bubble rates.
 
-tests/data/schedules_golden.json holds tables written by the generators of PyTorch, Megatron-LM, sail-sg and DeepSeek, in whose syntax
-B is the backward for inputs and BW the whole one, and the measured times and bubble rates of arXiv:2401.10241, tables 5 and 9.
-PyTorch's own generators are also run here, for many sizes.
+tests/data/schedules_golden.json holds tables written by the generators of PyTorch, Megatron-LM,
+sail-sg and DeepSeek, in whose syntax B is the backward for inputs and BW the whole one, and the
+measured times and bubble rates of arXiv:2401.10241, tables 5 and 9. PyTorch's own generators are
+also run here, for many sizes.
 """
 
 import json
@@ -38,7 +39,12 @@ def cells(table: Table, write, write_pair) -> list[list[str]]:
     rows = []
     for actions in table.ranks:
         rest = iter(actions)
-        rows.append([write_pair(write(next(rest)), write(next(rest))) if action == PAIR else write(action) for action in rest])
+        rows.append(
+            [
+                write_pair(write(next(rest)), write(next(rest))) if action == PAIR else write(action)
+                for action in rest
+            ]
+        )
     return rows
 
 
@@ -54,7 +60,11 @@ def in_golden_syntax(table: Table) -> list[list[str]]:
 
 
 def in_torch_syntax(table: Table) -> list[list[str]]:
-    return cells(table, lambda action: f"{action.stage}{action.kind}{action.index}", lambda f, b: f"({f};{b})OVERLAP_F_B")
+    return cells(
+        table,
+        lambda action: f"{action.stage}{action.kind}{action.index}",
+        lambda f, b: f"({f};{b})OVERLAP_F_B",
+    )
 
 
 # ---------------------------------------------------------------- stored tables
@@ -80,7 +90,7 @@ def test_every_golden_table_is_compared():
     assert set(NAME_OF) == {key for key, value in GOLDEN.items() if "ranks" in value}
 
 
-# ---------------------------------------------------------------- bubble rates of arXiv:2401.10241, tables 5 and 9
+# ------------------------------------------------- bubble rates of arXiv:2401.10241, tables 5 and 9
 
 
 def bubble_rate(vector: dict, name: str, **options) -> float:
@@ -95,7 +105,8 @@ def bubble_rate(vector: dict, name: str, **options) -> float:
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["model"])
 def test_bubble_rates_are_the_papers(vector):
-    p, paper = vector["p"], vector["paper_bubble_rate"]
+    p = vector["p"]
+    paper = vector["paper_bubble_rate"]
     assert bubble_rate(vector, "1f1b") == paper["1f1b"]
     assert bubble_rate(vector, "zb-h1") == paper["zb_h1"]
     assert bubble_rate(vector, "zb-h2") == paper["zb_h2"]
@@ -123,7 +134,13 @@ TORCH = [
 
 def torch_rows(schedule: str, p: int, m: int, chunks: int) -> list[list[str]]:
     """Run one of torch's generators, which read these attributes of a schedule and no more."""
-    attributes = {"pp_group_size": p, "n_local_stages": chunks, "num_stages": p * chunks, "_num_stages": p * chunks, "_n_microbatches": m}
+    attributes = {
+        "pp_group_size": p,
+        "n_local_stages": chunks,
+        "num_stages": p * chunks,
+        "_num_stages": p * chunks,
+        "_n_microbatches": m,
+    }
     made = SimpleNamespace(**attributes, microbatches_per_round=m // max(1, m // p), _stages=[None] * chunks)
     generate = getattr(torch_schedules, schedule)._calculate_single_rank_operations
     return [[str(action) for action in generate(made, rank) if action is not None] for rank in range(p)]
@@ -137,6 +154,11 @@ def test_a_table_is_torchs(name, schedule, chunks):
             if "interleaved" in name and m % max(1, m // p):
                 continue  # torch refuses it
             wanted = torch_rows(schedule, p, m, chunks)
-            if name == "looped-bfs":  # theirs runs each chunk's backwards descending: a reason for a deviation, not an oversight
-                wanted = [row[: chunks * m] + [a for c in range(chunks) for a in row[(chunks + c) * m :][:m][::-1]] for row in wanted]
+            # theirs runs each chunk's backwards descending: a reason for a deviation, not an
+            # oversight
+            if name == "looped-bfs":
+                wanted = [
+                    row[: chunks * m] + [a for c in range(chunks) for a in row[(chunks + c) * m :][:m][::-1]]
+                    for row in wanted
+                ]
             assert in_torch_syntax(build(name, p, m, options)) == wanted, f"p = {p}, m = {m}"

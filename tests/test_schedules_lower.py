@@ -66,7 +66,8 @@ def test_of_a_split_backward_the_last_weight_half_is_walked_in_parts():
     reduces = [Reduction(2, (0, 1))] * 2
     programs = lower(table, reduces)
     assert texts(programs)[1] == (
-        "RECV_F0@1 F0@1 I0@1 SEND_B0@1 RECV_F1@1 F1@1 I1@1 SEND_B1@1 W0@1 W1@1/0 REDUCE0@1 W1@1/1 REDUCE1@1 NORM UPDATE"
+        "RECV_F0@1 F0@1 I0@1 SEND_B0@1 RECV_F1@1 F1@1 I1@1 SEND_B1@1 W0@1 W1@1/0 REDUCE0@1 W1@1/1 REDUCE1@1 "
+        "NORM UPDATE"
     )
     assert check(programs, 2, 2, reduces=reduces).peak_in_flight == (2, 2)
 
@@ -84,7 +85,9 @@ def test_tail_walks_the_last_backwards_together():
 
 def test_tail_moves_the_forwards_of_1f1b_to_the_front():
     programs = lower(build("1f1b", 1, 4), TWO, tail=2)
-    assert texts(programs) == ["F0@0 B0@0 F1@0 B1@0 F2@0 F3@0 B2@0/0 B3@0/0 REDUCE0@0 B2@0/1 B3@0/1 REDUCE1@0 NORM UPDATE"]
+    assert texts(programs) == [
+        "F0@0 B0@0 F1@0 B1@0 F2@0 F3@0 B2@0/0 B3@0/0 REDUCE0@0 B2@0/1 B3@0/1 REDUCE1@0 NORM UPDATE"
+    ]
     assert check(programs, 1, 4, reduces=TWO).peak_in_flight == (2,)
 
 
@@ -118,7 +121,9 @@ def test_tail_and_head_are_ignored_with_more_stages_and_where_each_microbatch_is
     assert lower(table, TWO * 2, tail=3, head=3) == lower(table, TWO * 2)
     cut = build("seq1f1b", 1, 4)
     assert lower(cut, TWO, tail=3, head=3) == lower(cut, TWO)
-    assert lower(build("1f1b", 1, 4), TWO, tail=3, head=3, reduce_each=True) == lower(build("1f1b", 1, 4), TWO, reduce_each=True)
+    assert lower(build("1f1b", 1, 4), TWO, tail=3, head=3, reduce_each=True) == lower(
+        build("1f1b", 1, 4), TWO, reduce_each=True
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,29 @@ from mpitrain.schedules.simulate import Link, Timeline, simulate
 MS = {"F": 2.0, "B": 5.0, "I": 2.6, "W": 2.2, "NORM": 1.0, "UPDATE": 3.0}
 
 
-def played(name: str, jitter: float = 0, seed: int = 0, latency: float = 0.25, zero: bool = False, pairs: str = "whole") -> Timeline:
-    """Play a step of 4 ranks and 8 microbatches, each instruction up to `jitter` longer; zero: with neither weights nor gradients whole."""
-    table, rng = build(name, 4, 8), random.Random(seed)
+def played(
+    name: str,
+    jitter: float = 0,
+    seed: int = 0,
+    latency: float = 0.25,
+    zero: bool = False,
+    pairs: str = "whole",
+) -> Timeline:
+    """Play a step of 4 ranks and 8 microbatches, each instruction up to `jitter` longer; zero.
+
+    With neither weights nor gradients whole.
+    """
+    table = build(name, 4, 8)
+    rng = random.Random(seed)
     residency = Residency((((0,), (1,)),) * table.num_stages) if zero else None
-    programs = lower(table, [Reduction(2, (0, 1))] * table.num_stages, residency=residency, reduce_each=zero, pairs=pairs)
-    return simulate(programs, lambda a: MS.get(a.kind, 0) / (1 if a.part is None else 2) * (1 + rng.uniform(0, jitter)), Link(latency))
+    programs = lower(
+        table, [Reduction(2, (0, 1))] * table.num_stages, residency=residency, reduce_each=zero, pairs=pairs
+    )
+    return simulate(
+        programs,
+        lambda a: MS.get(a.kind, 0) / (1 if a.part is None else 2) * (1 + rng.uniform(0, jitter)),
+        Link(latency),
+    )
 
 
 def trace(steps: dict[int, list[Timeline]], **other) -> dict:
@@ -36,8 +53,20 @@ def trace(steps: dict[int, list[Timeline]], **other) -> dict:
             for tid, program in enumerate(timeline.programs):
                 for action, begin, end in zip(program, timeline.starts[tid], timeline.ends[tid]):
                     times = {"ts": 1e3 * (begin + 1000 * step), "dur": 1e3 * (end - begin)}
-                    events.append({"ph": "X", "name": str(action), "pid": pid, "tid": tid, **times, "args": {"step": step}})
-    return {"traceEvents": events, "otherData": {"schedule": "1f1b", "copies": 1, "segments": 1, "dp": 1, **other}}
+                    events.append(
+                        {
+                            "ph": "X",
+                            "name": str(action),
+                            "pid": pid,
+                            "tid": tid,
+                            **times,
+                            "args": {"step": step},
+                        }
+                    )
+    return {
+        "traceEvents": events,
+        "otherData": {"schedule": "1f1b", "copies": 1, "segments": 1, "dp": 1, **other},
+    }
 
 
 def read(content: dict):
@@ -77,7 +106,11 @@ def test_every_replica_is_a_timeline_of_its_own():
 
 @pytest.mark.parametrize(
     ("name", "zero", "pairs"),
-    [*((name, zero, "whole") for name in NAMES for zero in (False, True)), ("dualpipe", True, "parts"), ("dualpipev", True, "parts")],
+    [
+        *((name, zero, "whole") for name in NAMES for zero in (False, True)),
+        ("dualpipe", True, "parts"),
+        ("dualpipev", True, "parts"),
+    ],
 )
 def test_without_jitter_the_prediction_is_the_measurement(name, zero, pairs):
     found = read(trace({1: [played(name, zero=zero, pairs=pairs)]}))
@@ -98,9 +131,12 @@ def test_with_jitter_the_prediction_is_close(name):
 
 
 def test_of_an_instruction_that_stands_several_times_the_mean_counts():
-    rng, residency = random.Random(0), Residency((((0,), (1,), (2,)),))
+    rng = random.Random(0)
+    residency = Residency((((0,), (1,), (2,)),))
     programs = lower(build("1f1b", 1, 5), [Reduction(3, (0, 1, 2))], residency=residency)
-    timeline = simulate(programs, lambda action: rng.uniform(1, 2) if action.kind == "GATHER" else MS.get(action.kind, 0))
+    timeline = simulate(
+        programs, lambda action: rng.uniform(1, 2) if action.kind == "GATHER" else MS.get(action.kind, 0)
+    )
     assert len({costs(timeline).times[action] for action in programs[0] if action.kind == "GATHER"}) == 3
     assert predict(timeline, costs(timeline)).makespan == pytest.approx(timeline.makespan)
 
@@ -122,13 +158,16 @@ def test_a_late_start_a_sends_own_time_and_gaps_are_kept():
 
     timeline = _with_own_time(programs, slow, late={2: 3.0})
     found = read(trace({1: [timeline]}))
-    assert predict(found.timelines[0], costs(found.timelines[0])).makespan == pytest.approx(found.timelines[0].makespan, rel=0.01)
+    assert predict(found.timelines[0], costs(found.timelines[0])).makespan == pytest.approx(
+        found.timelines[0].makespan, rel=0.01
+    )
 
 
 def _with_own_time(programs, slow, late) -> Timeline:
     """Play ranks in turn until all have ended; each instruction begins 0.125 ms after the one before."""
     now = [late.get(rank, 0.0) for rank in range(len(programs))]
-    sent, rows = {}, [([], []) for _ in programs]
+    sent = {}
+    rows = [([], []) for _ in programs]
     moved = True
     while moved:
         moved = False
@@ -138,7 +177,11 @@ def _with_own_time(programs, slow, late) -> Timeline:
                 begin = now[rank] + 0.125
                 end = now[rank] + slow(action)
                 if action.kind.startswith("RECV"):
-                    source = ("SEND" + action.kind[4:], action.index, action.stage + (-1 if action.kind == "RECV_F" else 1))
+                    source = (
+                        "SEND" + action.kind[4:],
+                        action.index,
+                        action.stage + (-1 if action.kind == "RECV_F" else 1),
+                    )
                     if source not in sent:
                         break
                     end = max(begin, sent[source] + 0.25)
@@ -154,7 +197,9 @@ def _with_own_time(programs, slow, late) -> Timeline:
 
 
 def run(path, *words) -> str:
-    done = CliRunner().invoke(cli, ["schedule", "compare", "--trace", str(path), *map(str, words)], standalone_mode=False)
+    done = CliRunner().invoke(
+        cli, ["schedule", "compare", "--trace", str(path), *map(str, words)], standalone_mode=False
+    )
     if done.exception:
         raise done.exception
     return done.stdout
@@ -195,7 +240,9 @@ def test_both_are_drawn(path, tmp_path, kind):
 
 
 def test_both_are_inside_of_the_picture_one_above_the_other(steady, monkeypatch):
-    measured_picture = pytest.importorskip("mpitrain.commands.schedule.measured_picture", reason="needs matplotlib")
+    measured_picture = pytest.importorskip(
+        "mpitrain.commands.schedule.measured_picture", reason="needs matplotlib"
+    )
     frames = []
     monkeypatch.setattr(measured_picture.Frame, "render", lambda frame, kind: frames.append(frame))
     measured_picture.draw(Measurement(read(steady)), "png")
@@ -206,7 +253,10 @@ def test_both_are_inside_of_the_picture_one_above_the_other(steady, monkeypatch)
 def test_a_step_that_was_slow_is_in_no_median():
     steps = {step: [played("1f1b", 3 if step == 4 else 0.1, step)] for step in range(1, 7)}
     measurement = Measurement(read(trace(steps)))
-    assert measurement.simulations[2].makespan > 1.5 * measurement.makespan and abs(measurement.difference) < 0.03
+    assert (
+        measurement.simulations[2].makespan > 1.5 * measurement.makespan
+        and abs(measurement.difference) < 0.03
+    )
 
 
 # ---------------------------------------------------------------- damage

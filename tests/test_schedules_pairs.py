@@ -1,4 +1,7 @@
-"""Pairs that are walked part with part: where their instructions stand, that they are proved, and that flaws are found."""
+"""Pairs that are walked part with part.
+
+Where their instructions stand, that they are proved, and that flaws are found.
+"""
 
 from collections import Counter
 
@@ -26,18 +29,37 @@ PAIRED = ("dualpipe", "dualpipev")
 
 
 def facts_of(
-    table: Table, counts: list[int], *, fetch: bool, each: bool, ahead: int = 1, until: str = "use", mirrored: bool = False
+    table: Table,
+    counts: list[int],
+    *,
+    fetch: bool,
+    each: bool,
+    ahead: int = 1,
+    until: str = "use",
+    mirrored: bool = False,
 ) -> dict:
-    """Return what `lower` and `check` are told of stages with these numbers of parts, of which each has a bucket."""
-    counts = [counts[stage % table.depth % len(counts)] for stage in range(table.num_stages)]  # copies are alike
+    """Return what `lower` and `check` are told of stages with these numbers of parts, of which each
+    has a bucket.
+    """
+    # copies are alike
+    counts = [counts[stage % table.depth % len(counts)] for stage in range(table.num_stages)]
     reduces = [Reduction(n, tuple(range(n)), ((MIRROR,),) * n if mirrored else ()) for n in counts]
-    residency = Residency(tuple(tuple((part,) for part in range(n)) for n in counts), ahead, until) if fetch else None
+    residency = (
+        Residency(tuple(tuple((part,) for part in range(n)) for n in counts), ahead, until) if fetch else None
+    )
     return {"reduces": reduces, "residency": residency, "reduce_each": each}
 
 
 def proved(table: Table, facts: dict, pairs: str = "parts") -> tuple[list[list[Action]], Report]:
     programs = lower(table, **facts, pairs=pairs)
-    return programs, check(programs, table.num_stages, table.num_microbatches, copies=table.copies, segments=table.segments, **facts)
+    return programs, check(
+        programs,
+        table.num_stages,
+        table.num_microbatches,
+        copies=table.copies,
+        segments=table.segments,
+        **facts,
+    )
 
 
 def members(program: list[Action]) -> list[tuple[Action, Action]]:
@@ -58,7 +80,11 @@ def around(program: list[Action]) -> str:
 
 def test_a_send_follows_the_last_part_of_its_computation_and_reductions_stand_between():
     for counts, text in (
-        ((3, 2), "RECV_B0@0 PAIR F2@0/0 B0@0/0 REDUCE0@0/0 PAIR F2@0/1 B0@0/1 REDUCE1@0/0 PAIR F2@0/2 B0@0/2 SEND_F2@0 REDUCE2@0/0"),
+        (
+            (3, 2),
+            "RECV_B0@0 PAIR F2@0/0 B0@0/0 REDUCE0@0/0 PAIR F2@0/1 B0@0/1 REDUCE1@0/0 PAIR F2@0/2 B0@0/2 "
+            "SEND_F2@0 REDUCE2@0/0",
+        ),
         ((1, 2), "RECV_B0@0 PAIR F2@0/0 B0@0/0 SEND_F2@0 REDUCE0@0/0"),
     ):
         programs, _ = proved(ONE_PAIR, facts_of(ONE_PAIR, counts, fetch=False, each=True))
@@ -98,11 +124,15 @@ def test_the_picture_is_that_of_whole_pairs(name):
 # ---------------------------------------------------------------- proved
 
 
-CHOICES = ((True, False, 0, "use"), (True, True, 1, "use"), (True, False, 1, "step"), (False, True, 1, "use"))  # fetch, each, ahead, until
+# fetch, each, ahead, until
+CHOICES = ((True, False, 0, "use"), (True, True, 1, "use"), (True, False, 1, "step"), (False, True, 1, "use"))
 
 
 def same_but_for_fetches(programs: list[list[Action]]) -> list[Counter]:
-    return [Counter(action for action in program if action.kind not in ("GATHER", "RELEASE", "PAIR")) for program in programs]
+    return [
+        Counter(action for action in program if action.kind not in ("GATHER", "RELEASE", "PAIR"))
+        for program in programs
+    ]
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 5, 8] if EVERY_SIZE else [2, 3, 4])
@@ -115,13 +145,26 @@ def test_every_size_is_proved_and_runs_what_runs_alone(name, p):
         number = sum(map(len, map(members, table.ranks)))
         for counts in ([3], [2, 4], [5, 1, 2]):
             for fetch, each, ahead, until in CHOICES:
-                facts = facts_of(table, counts, fetch=fetch, each=each, ahead=ahead, until=until, mirrored=name == "dualpipe")
+                facts = facts_of(
+                    table,
+                    counts,
+                    fetch=fetch,
+                    each=each,
+                    ahead=ahead,
+                    until=until,
+                    mirrored=name == "dualpipe",
+                )
                 programs, report = proved(table, facts)
                 alone, before = proved(table, facts, "whole")
                 if fetch:
                     assert same_but_for_fetches(programs) == same_but_for_fetches(alone)
-                assert report.num_messages == before.num_messages and report.peak_in_flight == before.peak_in_flight
-                assert sum(map(len, map(members, alone))) == 0 < number <= sum(map(len, map(members, programs)))
+                assert (
+                    report.num_messages == before.num_messages
+                    and report.peak_in_flight == before.peak_in_flight
+                )
+                assert (
+                    sum(map(len, map(members, alone))) == 0 < number <= sum(map(len, map(members, programs)))
+                )
                 if fetch and until == "use":
                     assert max(report.peak_resident) <= 2 * (ahead + 1)
                 simulate(programs)
@@ -129,14 +172,18 @@ def test_every_size_is_proved_and_runs_what_runs_alone(name, p):
 
 @st.composite
 def paired_tables(draw) -> Table:
-    """Draw a table in which some forwards run with the backward behind them, if that doesn't wait for them."""
+    """Draw a table in which some forwards run with the backward behind them, if that doesn't wait
+    for them.
+    """
     half = draw(st.integers(1, 3))
     table = build(draw(st.sampled_from(NAMES)), 2 * half, 4 * half + 2)
     rows = []
     for actions in table.ranks:
         row: list[Action] = []
         for action, following in zip(actions, [*actions[1:], None]):
-            fits = action.kind == "F" and following is not None and following.kind == "B" and row[-1:] != [PAIR]
+            fits = (
+                action.kind == "F" and following is not None and following.kind == "B" and row[-1:] != [PAIR]
+            )
             if fits and F(following.index, following.stage) != action and draw(st.booleans()):
                 row.append(PAIR)
             row.append(action)
@@ -147,11 +194,15 @@ def paired_tables(draw) -> Table:
 @settings(max_examples=30, deadline=None)
 @given(st.data(), paired_tables(), st.booleans(), st.integers(0, 3), st.sampled_from(("use", "step")))
 def test_whatever_is_paired_is_proved_if_it_is_proved_alone(data, table, each, ahead, until):
-    """A pair of whole ones can wait for what its forward lets others do; that deadlock is none of the parts'."""
+    """A pair of whole ones can wait for what its forward lets others do; that deadlock is none of
+    the parts'.
+    """
     counts = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     mirrored = table.copies == 2 and data.draw(st.booleans())
     for fetch in (True, False):
-        facts = facts_of(table, counts, fetch=fetch, each=each or not fetch, ahead=ahead, until=until, mirrored=mirrored)
+        facts = facts_of(
+            table, counts, fetch=fetch, each=each or not fetch, ahead=ahead, until=until, mirrored=mirrored
+        )
         programs = lower(table, **facts, pairs="parts")
         if ends(table, lower(table, facts["reduces"])):
             proved(table, facts)
@@ -190,7 +241,12 @@ NEEDED = "needed a forward and a whole backward, or one part of each"
 
 def in_pairs() -> list[tuple[int, int]]:
     """Return where the pairs of parts stand."""
-    return [(rank, i) for rank, program in enumerate(programs_of()) for i, action in enumerate(program) if action == PAIR]
+    return [
+        (rank, i)
+        for rank, program in enumerate(programs_of())
+        for i, action in enumerate(program)
+        if action == PAIR
+    ]
 
 
 def test_any_dropped_instruction_but_pair_is_refused():
@@ -219,9 +275,11 @@ def test_members_that_change_places_or_turns_are_refused():
         programs[rank][position + 1 : position + 3] = [backward, forward]
         assert refusal(programs).endswith(f"PAIR stands before {backward} {forward}, {NEEDED}")
         for at, member in ((1, forward), (2, backward)):
-            programs, following = programs_of(), member._replace(part=member.part + 1)
+            programs = programs_of()
+            following = member._replace(part=member.part + 1)
             if following in programs[rank]:
-                programs[rank][programs[rank].index(following)], programs[rank][position + at] = member, following
+                programs[rank][programs[rank].index(following)] = member
+                programs[rank][position + at] = following
                 assert "stands before" in refusal(programs)
                 turned += 1
     assert turned > 10
@@ -233,7 +291,9 @@ def test_a_bucket_of_either_that_leaves_before_the_pair_or_comes_after_it_is_ref
             ((stage, bucket),) = FACTS["residency"].needed(member)
             programs = programs_of()
             program = programs[rank]
-            release = next(i for i in range(position, len(program)) if program[i] == Action("RELEASE", bucket, stage))
+            release = next(
+                i for i in range(position, len(program)) if program[i] == Action("RELEASE", bucket, stage)
+            )
             program.insert(position, program.pop(release))
             assert f"{member} needs bucket {bucket} of stage {stage}, which was released" in refusal(programs)
             programs = programs_of()
@@ -259,7 +319,10 @@ def test_a_bucket_is_not_reduced_while_a_pair_still_adds_to_it():
         ("F0@0 PAIR F1@0/0 B0@0 F1@0/1 B1@0", f"F1@0/0 B0@0, {NEEDED}"),
         ("F0@0 PAIR F1@0 B0@0/0 B0@0/1 B1@0", f"F1@0 B0@0/0, {NEEDED}"),
         ("PAIR F0@0 B0@0 F1@0 B1@0", "F0@0 B0@0, and B0@0 waits for F0@0: they can't run together"),
-        ("F0@0/0 PAIR F0@0/1 B0@0/0 B0@0/1 F1@0 B1@0", "F0@0/1 B0@0/0, and B0@0/0 waits for F0@0/1: they can't run together"),
+        (
+            "F0@0/0 PAIR F0@0/1 B0@0/0 B0@0/1 F1@0 B1@0",
+            "F0@0/1 B0@0/0, and B0@0/0 waits for F0@0/1: they can't run together",
+        ),
         ("F0@0 I0@0 PAIR F1@0 W0@0 I1@0 W1@0", f"F1@0 W0@0, {NEEDED}"),
         ("F0@0 F1@0 B0@0 B1@0 PAIR", f"NORM UPDATE, {NEEDED}"),
     ],

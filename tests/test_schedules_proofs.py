@@ -1,4 +1,6 @@
-"""Every schedule at every size is proved: complete, in order, matched, and free of deadlock although no send is buffered.
+"""Every schedule at every size is proved.
+
+complete, in order, matched, and free of deadlock although no send is buffered.
 
 A sample of sizes; MPITRAIN_SIZES=all takes every p in 2..16 and m in 1..4p (some minutes).
 """
@@ -16,7 +18,10 @@ RANKS = range(2, 17) if EVERY_SIZE else (2, 3, 4, 7, 16)
 
 
 def sizes(p):
-    """Return the numbers of microbatches to try: around the ranks and their multiples, odd ones and even ones."""
+    """Return the numbers of microbatches to try.
+
+    Around the ranks and their multiples, odd ones and even ones.
+    """
     if EVERY_SIZE:
         return range(1, 4 * p + 1)
     return sorted({1, 2, p - 1, p, p + 1, 2 * p - 1, 2 * p, 3 * p + 1, 4 * p} - {0}) if p < 16 else (34,)
@@ -25,7 +30,8 @@ def sizes(p):
 @pytest.mark.parametrize("p", RANKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_size_is_proved_or_refused_with_a_reason(name, p):
-    defined, refusals = 0, []
+    defined = 0
+    refusals = []
     for m in sizes(p):
         try:
             table = build(name, p, m)
@@ -36,7 +42,12 @@ def test_every_size_is_proved_or_refused_with_a_reason(name, p):
         reduces = [Reduction(2, (0, 1))] * table.num_stages
         programs = lower(table, reduces)
         report = check(
-            programs, table.num_stages, table.num_microbatches, copies=table.copies, segments=table.segments, reduces=reduces
+            programs,
+            table.num_stages,
+            table.num_microbatches,
+            copies=table.copies,
+            segments=table.segments,
+            reduces=reduces,
         )
         timeline = simulate(programs)
         peaks = [timeline.peak_in_flight(rank) for rank in range(p)]
@@ -47,7 +58,10 @@ def test_every_size_is_proved_or_refused_with_a_reason(name, p):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "gpipe"])
 def test_blocking_sends_would_deadlock(name):
-    """What makes the proof worth something: the same programs with sends that block end only under GPipe (4 ranks)."""
+    """What makes the proof worth something.
+
+    The same programs with sends that block end only under GPipe (4 ranks).
+    """
     table = build(name, 4, 8)
     programs = lower(table, [Reduction(1, ())] * table.num_stages)
     facts = dict(copies=table.copies, segments=table.segments)

@@ -31,7 +31,10 @@ def one_stage(over: tuple[str, ...], **facts) -> list[Reduction]:
 
 
 def reduces_of(table: Table, *, tree: bool = False) -> list[Reduction]:
-    """Two parts with a bucket each, one of copies over tp, complete with both, and the tied one at the ends; two copies are mirrored."""
+    """Two parts with a bucket each, one of copies over tp, complete with both, and the tied one at the ends.
+
+    Two copies are mirrored.
+    """
     mirror = (MIRROR,) if table.copies == 2 else ()
     found = []
     for stage in range(table.num_stages):
@@ -44,7 +47,15 @@ def reduces_of(table: Table, *, tree: bool = False) -> list[Reduction]:
 
 def proved(table: Table, reduces: list[Reduction], **facts) -> Programs:
     programs = lower(table, reduces, **facts)
-    check(programs, table.num_stages, table.num_microbatches, copies=table.copies, segments=table.segments, reduces=reduces, **facts)
+    check(
+        programs,
+        table.num_stages,
+        table.num_microbatches,
+        copies=table.copies,
+        segments=table.segments,
+        reduces=reduces,
+        **facts,
+    )
     return programs
 
 
@@ -63,13 +74,17 @@ def texts(programs: Programs) -> list[str]:
         ((TIED,), "B1@0/0 SUM0@0 B1@0/1 REDUCE1@0 REDUCE0@0 B1@0/2 REDUCE2@0"),
     ],
 )
-def test_a_sum_stands_where_its_bucket_is_complete_and_what_waits_for_it_behind_the_next_computation(over, end):
+def test_a_sum_stands_where_its_bucket_is_complete_and_what_waits_for_it_behind_the_next_computation(
+    over, end
+):
     assert texts(proved(build("gpipe", 1, 2), one_stage(over))) == [f"F0@0 F1@0 B0@0 {end} NORM UPDATE"]
 
 
 def test_with_nothing_left_to_compute_all_sums_start_before_any_is_waited_for():
     reduces = [Reduction(1, (0, 0, 0), (("tp",), (), ("kv",)))]
-    assert texts(proved(build("gpipe", 1, 1), reduces)) == ["F0@0 B0@0/0 SUM0@0 REDUCE1@0 SUM2@0 REDUCE0@0 REDUCE2@0 NORM UPDATE"]
+    assert texts(proved(build("gpipe", 1, 1), reduces)) == [
+        "F0@0 B0@0/0 SUM0@0 REDUCE1@0 SUM2@0 REDUCE0@0 REDUCE2@0 NORM UPDATE"
+    ]
 
 
 def test_what_is_summed_over_other_axes_is_reduced_once_a_step():
@@ -82,7 +97,8 @@ def test_what_is_summed_over_other_axes_is_reduced_once_a_step():
 def test_parameters_come_and_go_around_sums():
     residency = Residency((((0,), (1,), (2,)),))
     assert texts(proved(build("gpipe", 1, 1), one_stage(("tp",)), residency=residency))[0].endswith(
-        "B0@0/0 RELEASE0@0 GATHER2@0 SUM0@0 B0@0/1 RELEASE1@0 REDUCE1@0 REDUCE0@0 B0@0/2 RELEASE2@0 REDUCE2@0 NORM UPDATE"
+        "B0@0/0 RELEASE0@0 GATHER2@0 SUM0@0 B0@0/1 RELEASE1@0 REDUCE1@0 REDUCE0@0 B0@0/2 RELEASE2@0 "
+        "REDUCE2@0 NORM UPDATE"
     )
 
 
@@ -99,7 +115,10 @@ MIDDLE = Reduction(1, (0,))
 
 
 def test_the_uses_of_tied_weights_on_one_rank_are_summed_once():
-    """By the bucket of the first stage; with sums over microbatches and data ranks in a tree each is reduced before."""
+    """By the bucket of the first stage.
+
+    With sums over microbatches and data ranks in a tree each is reduced before.
+    """
     end = Reduction(1, (0, 0), ((), (TIED,)))
     assert texts(proved(read_table(V), [end, MIDDLE, MIDDLE, end]))[0].endswith(
         "B0@3/0 SEND_B0@3 REDUCE0@3 RECV_B0@0 B0@0/0 REDUCE0@0 SUM1@0 REDUCE1@0 NORM UPDATE"
@@ -115,26 +134,44 @@ def test_mirrored_ranks_sum_in_one_order_though_they_complete_in_another():
     table = read_table("copies 2\nrank 0: F0@0 F0@3 B0@3 B0@0\nrank 1: F0@2 F0@1 B0@1 B0@2")
     reduces = [Reduction(1, (0,), ((MIRROR,),))] * 4
     for program in proved(table, reduces):
-        assert [str(action) for action in program if action.kind in ("SUM", "REDUCE")][:2] in (["SUM0@3", "SUM0@0"], ["SUM0@1", "SUM0@2"])
-    late = read_table("copies 2\nrank 0: F0@0 F0@3 B0@3 B0@0 F1@0 F1@3 B1@3 B1@0\nrank 1: F0@2 F0@1 B0@1 F1@1 B1@1 B0@2 F1@2 B1@2")
-    orders = [[action.stage % 2 for action in program if action.kind == "SUM"] for program in proved(late, reduces)]
+        assert [str(action) for action in program if action.kind in ("SUM", "REDUCE")][:2] in (
+            ["SUM0@3", "SUM0@0"],
+            ["SUM0@1", "SUM0@2"],
+        )
+    late = read_table(
+        "copies 2\nrank 0: F0@0 F0@3 B0@3 B0@0 F1@0 F1@3 B1@3 B1@0\nrank 1: F0@2 F0@1 B0@1 F1@1 B1@1 B0@2 "
+        "F1@2 B1@2"
+    )
+    orders = [
+        [action.stage % 2 for action in program if action.kind == "SUM"] for program in proved(late, reduces)
+    ]
     assert orders[0] == orders[1] == [1, 0]
 
 
 def test_tied_weights_on_more_ranks_than_the_ends_are_refused():
     table = read_table("copies 2\nrank 0: F0@0 F0@1 B0@1 B0@0\nrank 1: F0@2 F0@3 B0@3 B0@2")
-    with pytest.raises(ScheduleError, match="tied weights: found stage 0 on rank 0, stage 1 on rank 0, stage 2 on rank 1"):
+    with pytest.raises(
+        ScheduleError, match="tied weights: found stage 0 on rank 0, stage 1 on rank 0, stage 2 on rank 1"
+    ):
         lower(table, [Reduction(1, (0,), ((TIED,),))] * 4)
 
 
 def test_both_copies_of_a_stage_on_one_rank_are_refused():
-    with pytest.raises(ScheduleError, match="stage 1 and its copy, stage 4: found both on rank 1, needed two ranks"):
-        read_table("copies 2\nrank 0: F0@0 B0@0 F0@5 B0@5\nrank 1: F0@1 B0@1 F0@4 B0@4\nrank 2: F0@2 B0@2 F0@3 B0@3")
+    with pytest.raises(
+        ScheduleError, match="stage 1 and its copy, stage 4: found both on rank 1, needed two ranks"
+    ):
+        read_table(
+            "copies 2\nrank 0: F0@0 B0@0 F0@5 B0@5\nrank 1: F0@1 B0@1 F0@4 B0@4\nrank 2: F0@2 B0@2 F0@3 B0@3"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_is_proved(name):
-    sizes = itertools.product((1, 2, 3, 4, 6), (1, 2, 3)) if EVERY_SIZE else ((1, 2), (2, 1), (2, 3), (4, 1), (4, 2))
+    sizes = (
+        itertools.product((1, 2, 3, 4, 6), (1, 2, 3))
+        if EVERY_SIZE
+        else ((1, 2), (2, 1), (2, 3), (4, 1), (4, 2))
+    )
     for p, more in sizes:
         try:
             table = build(name, p, more * 2 * p)
@@ -166,7 +203,12 @@ def dualpipe() -> Programs:
     return lower(build("dualpipe", 2, 8), REDUCES)
 
 
-PLACES = [(r, i) for r, program in enumerate(dualpipe()) for i, action in enumerate(program) if action.kind in ("SUM", "REDUCE")]
+PLACES = [
+    (r, i)
+    for r, program in enumerate(dualpipe())
+    for i, action in enumerate(program)
+    if action.kind in ("SUM", "REDUCE")
+]
 
 
 def test_any_dropped_sum_is_refused():
@@ -197,12 +239,18 @@ def test_any_two_neighbouring_sums_swapped_on_one_rank_are_refused_if_both_join_
     chains = Needs(dualpipe(), copies=2, reduces=REDUCES).chains
     swapped = 0
     for rank, program in enumerate(dualpipe()):
-        places = [i for i, action in enumerate(program) if chains.partner(action) and chains.axis(action) == MIRROR]
+        places = [
+            i for i, action in enumerate(program) if chains.partner(action) and chains.axis(action) == MIRROR
+        ]
         for one, other in itertools.pairwise(places):
             programs = dualpipe()
-            programs[rank][one], programs[rank][other] = program[other], program[one]
+            programs[rank][one] = program[other]
+            programs[rank][other] = program[one]
             text = refusal(programs)
-            assert text and (" meets " in text or "starts before" in text or "stands before" in text), (program[one], program[other])
+            assert text and (" meets " in text or "starts before" in text or "stands before" in text), (
+                program[one],
+                program[other],
+            )
             swapped += " meets " in text
     assert swapped
 
@@ -224,14 +272,29 @@ TWO = [Reduction(1, (0,), ((TIED,),))] * 2
 @pytest.mark.parametrize(
     ("first", "second", "flaw"),
     [
-        ("SUM0@0 REDUCE0@0", "REDUCE0@1 SUM0@1", "rank 1, position 4: REDUCE0@1 stands before SUM0@1 (position 5), which it needs"),
+        (
+            "SUM0@0 REDUCE0@0",
+            "REDUCE0@1 SUM0@1",
+            "rank 1, position 4: REDUCE0@1 stands before SUM0@1 (position 5), which it needs",
+        ),
         ("SUM0@0 REDUCE0@0", "SUM0@1", "rank 1, position 7: the program ends without REDUCE0@1"),
-        ("REDUCE0@0", "SUM0@1 REDUCE0@1", "rank 0, position 4: REDUCE0@0 waits for SUM0@0, which rank 0 never issues"),
-        ("SUM0@0 REDUCE0@0 REDUCE0@0/0", "SUM0@1 REDUCE0@1", "rank 0, position 6: REDUCE0@0/0: its bucket goes through SUM0@0 REDUCE0@0"),
+        (
+            "REDUCE0@0",
+            "SUM0@1 REDUCE0@1",
+            "rank 0, position 4: REDUCE0@0 waits for SUM0@0, which rank 0 never issues",
+        ),
+        (
+            "SUM0@0 REDUCE0@0 REDUCE0@0/0",
+            "SUM0@1 REDUCE0@1",
+            "rank 0, position 6: REDUCE0@0/0: its bucket goes through SUM0@0 REDUCE0@0",
+        ),
     ],
 )
 def test_flaws_are_placed(first, second, flaw):
-    rows = (f"F0@0 SEND_F0@0 RECV_B0@0 B0@0/0 {first} NORM UPDATE", f"RECV_F0@1 F0@1 B0@1/0 SEND_B0@1 {second} NORM UPDATE")
+    rows = (
+        f"F0@0 SEND_F0@0 RECV_B0@0 B0@0/0 {first} NORM UPDATE",
+        f"RECV_F0@1 F0@1 B0@1/0 SEND_B0@1 {second} NORM UPDATE",
+    )
     with pytest.raises(ScheduleError) as error:
         check([parse_program(row) for row in rows], 2, 1, reduces=TWO)
     assert str(error.value).splitlines()[0] == f"ScheduleError: {flaw}"
@@ -262,7 +325,9 @@ def test_a_rank_that_waits_for_a_sum_before_it_has_sent_what_the_other_needs_is_
 
 
 def test_a_sum_travels_under_what_follows_on_a_way_of_its_own():
-    """Parts of 1 tick each; one sum takes no longer than the part behind it, the other 2 ticks longer; reductions queue."""
+    """Parts of 1 tick each; one sum takes no longer than the part behind it, the other 2 ticks
+    longer; reductions queue.
+    """
     programs = lower(build("gpipe", 1, 1), one_stage(("tp",)))
     for time, exposed in ((0, 2), (1, 2), (3, 3)):
         timeline = simulate(programs, {"F": 3, "B": 3}, transfers=Transfers({"SUM": time, "REDUCE": 1}))
@@ -272,5 +337,7 @@ def test_a_sum_travels_under_what_follows_on_a_way_of_its_own():
 
 def test_a_sum_after_the_data_axis_starts_when_the_reduction_has_arrived():
     reduces = [Reduction(1, (0,), ((),), ((TIED,),))]
-    timeline = simulate(lower(build("gpipe", 1, 1), reduces), {"F": 1, "B": 1}, transfers=Transfers({"SUM": 2, "REDUCE": 5}))
+    timeline = simulate(
+        lower(build("gpipe", 1, 1), reduces), {"F": 1, "B": 1}, transfers=Transfers({"SUM": 2, "REDUCE": 5})
+    )
     assert timeline.makespan == 2 + 5 + 2

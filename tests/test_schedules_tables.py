@@ -122,4 +122,6 @@ def test_grid_names_stages_where_a_rank_has_several():
 
 
 def test_grid_of_what_cannot_run_says_so():
-    assert "can't be played to their end: 6 ticks" in grid([[*reversed(build("gpipe", 1, 2).ranks[0])]], waits=False)
+    assert "can't be played to their end: 6 ticks" in grid(
+        [[*reversed(build("gpipe", 1, 2).ranks[0])]], waits=False
+    )

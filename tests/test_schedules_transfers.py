@@ -1,7 +1,9 @@
-"""Parameters and gradients that travel while a rank computes, and messages: what of it is waited for, in closed forms.
+"""Parameters and gradients that travel while a rank computes, and messages.
 
-Letters: n parts with a bucket each, g the time to gather one, d to reduce one; a stage's F takes n and its B 2n, so that the parts of a
-forward take 1 each and those of a backward 2.
+What of it is waited for, in closed forms.
+
+Letters: n parts with a bucket each, g the time to gather one, d to reduce one; a stage's F takes n
+and its B 2n, so that the parts of a forward take 1 each and those of a backward 2.
 """
 
 from fractions import Fraction
@@ -23,9 +25,13 @@ from mpitrain.schedules.transfers import Transfers
 def played(name: str, p: int, m: int, n: int, times: dict, *, ahead: int = 1, each: bool = False) -> Timeline:
     table = build(name, p, m)
     residency = Residency((tuple((part,) for part in range(n)),) * table.num_stages, ahead)
-    programs = lower(table, [Reduction(n, tuple(range(n)))] * table.num_stages, residency=residency, reduce_each=each)
+    programs = lower(
+        table, [Reduction(n, tuple(range(n)))] * table.num_stages, residency=residency, reduce_each=each
+    )
     whole = Fraction(n)  # as a fraction, so that parts have exact times
-    return simulate(programs, {"F": whole, "B": 2 * whole, "I": whole, "W": whole}, transfers=Transfers(times, residency))
+    return simulate(
+        programs, {"F": whole, "B": 2 * whole, "I": whole, "W": whole}, transfers=Transfers(times, residency)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,7 +67,9 @@ def test_gathers_that_take_longer_than_the_parts_follow_one_another(ahead):
 
 
 def test_the_norm_waits_for_the_last_reduction():
-    """With several microbatches each part is reduced while the next computes, as long as that takes no longer."""
+    """With several microbatches each part is reduced while the next computes, as long as that takes
+    no longer.
+    """
     for m in (1, 3):
         for d in (Fraction(1, 2), 2):
             for each in (False, True):
@@ -72,9 +80,13 @@ def test_the_norm_waits_for_the_last_reduction():
 
 def test_reductions_and_gathers_share_the_way():
     """B0/1 waits for its bucket, which is gathered behind a reduction."""
-    program = parse_program("F0@0/0 F0@0/1 B0@0/0 REDUCE0@0 GATHER1@0 B0@0/1 RELEASE1@0 REDUCE1@0 NORM UPDATE")
+    program = parse_program(
+        "F0@0/0 F0@0/1 B0@0/0 REDUCE0@0 GATHER1@0 B0@0/1 RELEASE1@0 REDUCE1@0 NORM UPDATE"
+    )
     residency = Residency((((), (1,)),))
-    timeline = simulate([program], {"F": 2, "B": 2}, transfers=Transfers({"GATHER": 3, "REDUCE": 5}, residency))
+    timeline = simulate(
+        [program], {"F": 2, "B": 2}, transfers=Transfers({"GATHER": 3, "REDUCE": 5}, residency)
+    )
     assert [start for _, start, _ in timeline.computations(0)] == [0, 1, 2, 3 + 5 + 3]
     assert timeline.makespan == 3 + 5 + 3 + 1 + 5
 

@@ -61,7 +61,9 @@ def test_lowered_programs_are_read_back_as_their_table(name):
     for more in ({}, {"residency": residency}, {"residency": residency, "reduce_each": True}):
         for pairs in ("whole", "parts"):
             programs = lower(table, [Reduction(2, (0, 1))] * table.num_stages, pairs=pairs, **more)
-            text = "\n\n".join([*heads, *(format_program(row, first=f"rank {rank}: ") for rank, row in enumerate(programs))])
+            text = "\n\n".join(
+                [*heads, *(format_program(row, first=f"rank {rank}: ") for rank, row in enumerate(programs))]
+            )
             singly = [[action for action in row if action != PAIR] for row in table.ranks]
             taken_apart = make_table(name, singly, copies=table.copies, segments=table.segments)
             assert plain(read_any(text), name) == (table if "PAIR" in text else taken_apart)
@@ -69,7 +71,11 @@ def test_lowered_programs_are_read_back_as_their_table(name):
 
 # ---------------------------------------------------------------- PyTorch's
 
-OURS = {"Interleaved1F1B": "interleaved", "LoopedBFS": "looped-bfs", "InterleavedZeroBubble": "interleaved-zb"}
+OURS = {
+    "Interleaved1F1B": "interleaved",
+    "LoopedBFS": "looped-bfs",
+    "InterleavedZeroBubble": "interleaved-zb",
+}
 OURS |= {"GPipe": "gpipe", "ZBVZeroBubble": "zbv", "DualPipeV": "dualpipev"}
 
 
@@ -80,14 +86,22 @@ def test_what_torch_writes_is_our_schedule_of_that_name(p, form):
         name, _, chunks = key.partition(" of ")
         ours = OURS[name]
         looped = ours in ("interleaved", "looped-bfs", "interleaved-zb")
-        wanted, found = build(ours, p, 2 * p, Options(chunks=int(chunks)) if looped else Options()), read_any(text, ours)
-        if ours == "looped-bfs":  # torch's forwards ascend and its backwards descend; numbered by their backwards, it is the reverse
+        wanted = build(ours, p, 2 * p, Options(chunks=int(chunks)) if looped else Options())
+        found = read_any(text, ours)
+        # torch's forwards ascend and its backwards descend; numbered by their backwards, it is the
+        # reverse
+        if ours == "looped-bfs":
             row = [[a for a in actions if a.kind == "B"] for actions in wanted.ranks]
             assert [[a for a in actions if a.kind == "B"] for actions in found.ranks] == row
-            assert any(note.startswith("microbatches are numbered in the order of their backwards") for note in found.notes)
+            assert any(
+                note.startswith("microbatches are numbered in the order of their backwards")
+                for note in found.notes
+            )
         else:
             assert plain(found, ours) == wanted, key
-        left_out = [note for note in found.notes if note.startswith("left out what is added to every table: ")]
+        left_out = [
+            note for note in found.notes if note.startswith("left out what is added to every table: ")
+        ]
         assert len(left_out) == (form == "compute_comms"), found.notes
 
 
@@ -95,23 +109,32 @@ def test_what_torch_writes_is_our_schedule_of_that_name(p, form):
 def test_torchs_older_letters(more, notes):
     """The two CSVs of its own test folder: B for inputs beside W; and BW where a rank's two were joined."""
     ours = build("interleaved-zb", 2, 8, Options(chunks=2))
-    text = torch_table("InterleavedZeroBubble", 2, 8, 2, "compute_comms" if more else "compute_only").replace("I", "B")
+    text = torch_table("InterleavedZeroBubble", 2, 8, 2, "compute_comms" if more else "compute_only").replace(
+        "I", "B"
+    )
     if more:
         first, second = text.splitlines()
         cells = [cell for cell in first.split(",") if not cell[1:].startswith("W")]
         first = ",".join(cell[0] + "BW" + cell[2:] if cell[1] == "B" else cell for cell in cells)
         text = f"{first}\n{second}\n"
-        joined = [[B(a.index, a.stage) if a.kind == "I" else a for a in actions if a.kind != "W"] for actions in ours.ranks[:1]]
+        joined = [
+            [B(a.index, a.stage) if a.kind == "I" else a for a in actions if a.kind != "W"]
+            for actions in ours.ranks[:1]
+        ]
         ours = make_table("mine", [*joined, ours.ranks[1]])
     found = read_any(text, "mine")
     assert found.ranks == ours.ranks
     assert len(found.notes) == notes
-    assert found.notes[-1] == "B is read as I, the backward for inputs, as W stands beside it" + ", and BW as B" * bool(more)
+    assert found.notes[
+        -1
+    ] == "B is read as I, the backward for inputs, as W stands beside it" + ", and BW as B" * bool(more)
 
 
 def test_a_wrong_table_of_torchs_is_refused_with_its_place():
     """In 2.13 the last rank's forwards are one microbatch too far."""
-    with pytest.raises(ScheduleError, match=r"ends without B4@0; of microbatch 4 there is F4@3 \(rank 3, position 6\)"):
+    with pytest.raises(
+        ScheduleError, match=r"ends without B4@0; of microbatch 4 there is F4@3 \(rank 3, position 6\)"
+    ):
         read_any(torch_table("1F1B", 4, 4), "mine")
 
 
@@ -136,7 +159,9 @@ NEAR = {
 def test_near_misses_are_read(case):
     table = read_any(NEAR[case], "mine")
     assert table.ranks == read_any(TWO, "mine").ranks
-    assert len(table.notes) == ("stages left out" in case or "dots" in case or "BW" in case or case.startswith("ranks and"))
+    assert len(table.notes) == (
+        "stages left out" in case or "dots" in case or "BW" in case or case.startswith("ranks and")
+    )
 
 
 def test_the_papers_b_is_for_inputs_where_there_is_a_w():
@@ -147,10 +172,16 @@ def test_the_papers_b_is_for_inputs_where_there_is_a_w():
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (grid(build("1f1b", 2, 2)), "line 1: found a drawing, in which stages are not named; write the table with `mpitrain schedule"),
+        (
+            grid(build("1f1b", 2, 2)),
+            "line 1: found a drawing, in which stages are not named; write the table with `mpitrain schedule",
+        ),
         ("zbv: 2 ranks, 4 microbatches\n\n" + grid(build("zbv", 2, 4)), "line 3: found a drawing"),
         ('{"schedule": "1f1b"}', "line 1: found JSON; write the table with"),
-        ("         Rank 0  Rank 1\nStep 00  0F0\nStep 01  0F1  1F0", "line 2: found the grid that PyTorch prints"),
+        (
+            "         Rank 0  Rank 1\nStep 00  0F0\nStep 01  0F1  1F0",
+            "line 2: found the grid that PyTorch prints",
+        ),
         ("rank 0: F0@0 F1\n", "rank 0: 'F1' names no stage, 'F0@0' does; write F1@STAGE everywhere"),
     ],
 )
@@ -175,12 +206,24 @@ def test_other_forms_are_refused_with_the_right_one(text, found):
         (",,\n0F0,0B0\n", "mine: rank 0 computes nothing"),
         ("0F0,0B0\n1RECV_F0,1SEND_B0\n", "mine: rank 1 computes nothing"),
         ("0F0,0I0,0W0,0F1,0BW1", "mine: found I and BW"),
-        ("rank 0: F0@0 F1@0 B0@0 B1@0\nrank 1: F0@1 B0@1 F1@1", "mine: rank 1, position 3: the program ends without B1@1"),
-        ("rank 0: F0@0 B0@0 B0@0\nrank 1: F0@1 B0@1", "mine: rank 0, position 2: B0@0 again; it already stands at rank 0, position 1"),
+        (
+            "rank 0: F0@0 F1@0 B0@0 B1@0\nrank 1: F0@1 B0@1 F1@1",
+            "mine: rank 1, position 3: the program ends without B1@1",
+        ),
+        (
+            "rank 0: F0@0 B0@0 B0@0\nrank 1: F0@1 B0@1",
+            "mine: rank 0, position 2: B0@0 again; it already stands at rank 0, position 1",
+        ),
         ("rank 0: F0@0 B0@0\nrank 1: B0@1 F0@1", "mine: rank 1, position 0: B0@1 stands before F0@1"),
-        ("rank 0: F0@0 F1@0 B1@0 B0@0\nrank 1: F0@1 F1@1 B0@1 B1@1", "mine: rank 0, position 3: B0@0 adds to the .* after B1@0"),
+        (
+            "rank 0: F0@0 F1@0 B1@0 B0@0\nrank 1: F0@1 F1@1 B0@1 B1@1",
+            "mine: rank 0, position 3: B0@0 adds to the .* after B1@0",
+        ),
         ("rank 0: F0@0 I0@0", "mine: rank 0, position 2: the program ends without W0@0"),
-        ("copies 2\nrank 0: F0@0 B0@0 F0@1 B0@1", "mine: stage 0 and its copy, stage 1: found both on rank 0, needed two ranks"),
+        (
+            "copies 2\nrank 0: F0@0 B0@0 F0@1 B0@1",
+            "mine: stage 0 and its copy, stage 1: found both on rank 0, needed two ranks",
+        ),
         ("segments 2\nsegments 3\nrank 0: F0@0 B0@0", "mine, line 2: segments again"),
         ("copies,2\ncopies,1\nF0@0,B0@0", "mine, row 2: copies again"),
         ("rank 1: F0@0", "mine, line 1: found 'rank 1: F0@0', needed 'rank 0: ' and its actions"),

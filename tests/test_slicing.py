@@ -34,19 +34,26 @@ PLACEMENTS = st.sampled_from([("1f1b", 1), ("interleaved", 2), ("interleaved", 3
 def slowest(counts, costs, ranks, head):
     """Add up each rank's layers; the last stage's rank has the head."""
     ends = list(itertools.accumulate(counts))
-    loads = [sum(sum(costs[end - n : end]) for n, end, rank in zip(counts, ends, ranks) if rank == r) for r in range(max(ranks) + 1)]
+    loads = [
+        sum(sum(costs[end - n : end]) for n, end, rank in zip(counts, ends, ranks) if rank == r)
+        for r in range(max(ranks) + 1)
+    ]
     loads[ranks[-1]] += head
     return max(loads)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 8), PLACEMENTS, st.integers(0, 30))
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 8), PLACEMENTS, st.integers(0, 30)
+)
 def test_every_stage_has_a_layer_and_no_move_helps(costs, num_ranks, name_and_chunks, head):
     ranks = placement(name_and_chunks[0], num_ranks, name_and_chunks[1])
     if len(ranks) > len(costs):
         return
     counts = balanced_split(tuple(costs), ranks, head)
     assert sum(counts) == len(costs) and len(counts) == len(ranks) and min(counts) >= 1
-    for stage, neighbour in [(s, s + d) for s in range(len(ranks)) for d in (-1, 1) if 0 <= s + d < len(ranks)]:
+    for stage, neighbour in [
+        (s, s + d) for s in range(len(ranks)) for d in (-1, 1) if 0 <= s + d < len(ranks)
+    ]:
         moved = list(counts)
         moved[stage] -= 1
         moved[neighbour] += 1
@@ -60,7 +67,10 @@ def test_two_stages_are_divided_as_well_as_can_be(costs, head):
 
 
 def test_a_head_takes_layers_from_the_last_stage():
-    assert balanced_split((1.0,) * 8, (0, 1), 1.0) == [5, 3] or balanced_split((1.0,) * 8, (0, 1), 1.0) == [4, 4]
+    assert balanced_split((1.0,) * 8, (0, 1), 1.0) == [5, 3] or balanced_split((1.0,) * 8, (0, 1), 1.0) == [
+        4,
+        4,
+    ]
     assert balanced_split((1.0,) * 8, (0, 1), 3.0) == [5, 3]
     assert balanced_split((1.0,) * 5, (0, 1, 2, 3, 4), 3.0) == [1, 1, 1, 1, 1]
     assert slowest(balanced_split((1.0,) * 9, (0, 1, 1, 0), 1.0), [1] * 9, (0, 1, 1, 0), 1) == 5
@@ -89,7 +99,9 @@ def test_stages_hold_every_parameter_once_but_the_tied_embedding(pp, tied):
 def test_parts_walk_all_blocks_from_the_last_to_the_first(bucket_mb):
     for stage in stages("parallel.pp=2", f"comm.bucket_mb={bucket_mb}", ranks=2):
         num_blocks = len(stage.blocks)
-        assert [block for part in stage.parts for block in reversed(part)] == list(reversed(range(num_blocks)))
+        assert [block for part in stage.parts for block in reversed(part)] == list(
+            reversed(range(num_blocks))
+        )
         assert len(stage.parts) == {"0.0001": num_blocks, "1000.0": 1}.get(bucket_mb, len(stage.parts))
         assert max(stage.reduction.ready) == len(stage.parts) - 1
 
@@ -100,7 +112,8 @@ def test_groups_that_are_computed_again_have_the_length_asked_for_and_are_walked
     asked = "memory.recompute=every-k", f"memory.every={every}"
     (stage,) = stages("model.layers=6", *asked, "comm.bucket_mb=0.0001", ranks=1)
     assert [len(group) for group in stage.groups] == lengths
-    assert stage.parts == [range(7, 8), *reversed(stage.groups), range(1)]  # the head, groups, the embedding
+    # the head, groups, the embedding
+    assert stage.parts == [range(7, 8), *reversed(stage.groups), range(1)]
 
 
 @pytest.mark.parametrize(("settings", "buffers"), [
@@ -109,11 +122,18 @@ def test_groups_that_are_computed_again_have_the_length_asked_for_and_are_walked
     (("numerics.reproducible=layout", "parallel.zero=0"), 4),
 ])  # fmt: skip
 def test_as_many_gradients_are_lent_as_are_in_use_at_once(settings, buffers):
-    """Of one bucket. A microbatch's is reduced under the next forward. A tree of 8: sums of 4, 2 and 1, and what the last one makes."""
+    """Of one bucket.
+
+    A microbatch's is reduced under the next forward. A tree of 8: sums of 4, 2 and 1, and what the
+    last one makes.
+    """
     layout = "parallel.dp=2", "batch.global=16", "batch.micro=1", "model.tied=false", "comm.bucket_mb=1000.0"
     found = plan(*layout, *settings, ranks=2)
     (bucket,) = found.stage(0).buckets()
-    assert needed_by(found, 0).gradients["dense"].length == buffers * layout_of(bucket.specs, found.axes.divided).length
+    assert (
+        needed_by(found, 0).gradients["dense"].length
+        == buffers * layout_of(bucket.specs, found.axes.divided).length
+    )
 
 
 def test_the_tied_embedding_is_complete_when_its_last_use_is():

@@ -1,6 +1,9 @@
-"""Under a real Slurm, with each of its trackers and each launcher: however a job ends, no process of it is left, and it comes again or not.
+"""Under a real Slurm, with each of its trackers and each launcher.
 
-MPITRAIN_SLURM=N, as root, with Debian's slurm-wlm and munge: N jobs for each tracker and launcher, each of which ends in six ways.
+However a job ends, no process of it is left, and it comes again or not.
+
+MPITRAIN_SLURM=N, as root, with Debian's slurm-wlm and munge: N jobs for each tracker and launcher,
+each of which ends in six ways.
 """
 
 import os
@@ -22,8 +25,11 @@ AT_ONCE = 4  # jobs of two ranks
 KILL_WAIT_S = 10
 GONE_S = 60
 SLOW_S = 400  # for a job to start, where all do at once
-MINUTES, MARGIN_S = 5, 170  # of an allocation; the run leaves after 130 s
-PHASES = ("start", "tokens", "build", "resume", "validation")  # the other tests end jobs that take steps
+# of an allocation; the run leaves after 130 s
+MINUTES = 5
+MARGIN_S = 170
+# the other tests end jobs that take steps
+PHASES = ("start", "tokens", "build", "resume", "validation")
 EARLY_MARGIN_S = 80  # of two minutes
 
 
@@ -31,19 +37,30 @@ EARLY_MARGIN_S = 80  # of two minutes
 def cluster(request, tmp_path_factory) -> Iterator[Slurm]:
     if missing():
         pytest.fail(missing())
-    with slurm(tmp_path_factory.mktemp("slurm"), request.param, cpus=2 * max(AT_ONCE, len(PHASES)), kill_wait=KILL_WAIT_S) as found:
+    with slurm(
+        tmp_path_factory.mktemp("slurm"),
+        request.param,
+        cpus=2 * max(AT_ONCE, len(PHASES)),
+        kill_wait=KILL_WAIT_S,
+    ) as found:
         yield found
 
 
 @pytest.fixture(params=LAUNCHERS)
 def groups(request, cluster, tmp_path) -> Iterator[Callable[..., Iterator[list[Training]]]]:
-    """Yield what submits jobs, some at once, and gives each list of them when all take steps. No job outlives the test."""
+    """Yield what submits jobs, some at once, and gives each list of them when all take steps.
+
+    No job outlives the test.
+    """
     every = []
 
     def submitted(minutes: int, **changes: object) -> Iterator[list[Training]]:
         for first in range(0, COUNT, AT_ONCE):
             numbers = range(first, min(first + AT_ONCE, COUNT))
-            found = [Training(cluster, tmp_path / str(number), request.param, minutes, **changes) for number in numbers]
+            found = [
+                Training(cluster, tmp_path / str(number), request.param, minutes, **changes)
+                for number in numbers
+            ]
             every.extend(found)
             for training in found:
                 training.wait_for_start(1, SLOW_S)
@@ -83,14 +100,21 @@ def no_process_left(cluster: Slurm, job: str, before: dict[int, str]) -> None:
 
     def left() -> dict[int, str]:
         births = {(pid, name.partition(", ")[2]) for pid, name in before.items()}
-        return {pid: name for pid, name in cluster.processes(job).items() if (pid, name.partition(", ")[2]) in births}
+        return {
+            pid: name
+            for pid, name in cluster.processes(job).items()
+            if (pid, name.partition(", ")[2]) in births
+        }
 
-    cluster.wait_for(f"the end of all processes of job {job}", lambda: not left(), GONE_S, lambda: f"left: {left()}")
+    cluster.wait_for(
+        f"the end of all processes of job {job}", lambda: not left(), GONE_S, lambda: f"left: {left()}"
+    )
 
 
 def ended(training: Training, state: str, before: dict[int, str]) -> None:
     """Wait until a job is over for good, and hold what is left of it against what should be."""
-    cluster, job = training.cluster, training.job
+    cluster = training.cluster
+    job = training.job
     cluster.wait_for(f"{state} of job {job}", lambda: cluster.state(job) in ENDED, SLOW_S, training.console)
     assert cluster.state(job) == state, training.console()
     no_process_left(cluster, job, before)
@@ -98,9 +122,12 @@ def ended(training: Training, state: str, before: dict[int, str]) -> None:
 
 
 def come_again(trainings: list[Training], before: list[dict[int, str]], starts: int, noted: int) -> None:
-    """Wait until jobs have been requeued and go on: nothing of their last start was left, or its lock would keep them out.
+    """Wait until jobs have been requeued and go on.
 
-    From then on they have time.  noted: ends that are noted for sure; Slurm may kill a script before it notes another one.
+    Nothing of their last start was left, or its lock would keep them out.
+
+    From then on they have time.
+    noted: ends that are noted for sure; Slurm may kill a script before it notes another one.
     """
     for training, processes in zip(trainings, before, strict=True):
         training.wait_for_restart(starts - 1, SLOW_S)
@@ -109,11 +136,17 @@ def come_again(trainings: list[Training], before: list[dict[int, str]], starts: 
     for training in trainings:
         training.wait_for_start(starts, SLOW_S)
         ends = training.ends()
-        assert noted <= len(ends) < starts and all(end["code"] == 75 for end in ends), f"{ends}\n{training.console()}"
-        assert "going on after step" in training.console() and "is in use by" not in training.console(), training.console()
+        assert noted <= len(ends) < starts and all(end["code"] == 75 for end in ends), (
+            f"{ends}\n{training.console()}"
+        )
+        assert "going on after step" in training.console() and "is in use by" not in training.console(), (
+            training.console()
+        )
 
 
-def test_a_job_that_is_signalled_or_loses_its_node_comes_again_and_one_that_is_cancelled_doesnt(cluster, groups, request):
+def test_a_job_that_is_signalled_or_loses_its_node_comes_again_and_one_that_is_cancelled_doesnt(
+    cluster, groups, request
+):
     by_shell = ["--batch"] * ("mpirun" in request.node.callspec.params["groups"])
     node = f"nodename={os.uname().nodename}"
     for trainings in groups(minutes=50):
@@ -149,20 +182,27 @@ def test_a_job_whose_time_ends_in_any_phase_comes_again(cluster, tmp_path, launc
     """A rank takes 100 s for one call in each phase, of each start; then there is time for that."""
     slow = [{"rank": int(phase != "tokens"), "phase": phase, "call": 1, "fault": "slow"} for phase in PHASES]
     trainings = {
-        plan["phase"]: Training(cluster, tmp_path / plan["phase"], launcher, 2, planted(plan), run_time_margin_s=EARLY_MARGIN_S)
+        plan["phase"]: Training(
+            cluster, tmp_path / plan["phase"], launcher, 2, planted(plan), run_time_margin_s=EARLY_MARGIN_S
+        )
         for plan in slow
     }
     try:
         for phase, training in trainings.items():
-            wanted = 2 if phase == "resume" else 1  # the first start of a run resumes nothing: it leaves after a step
+            # the first start of a run resumes nothing: it leaves after a step
+            wanted = 2 if phase == "resume" else 1
             training.wait_for("the planted wait", lambda: "planted slow" in training.console(), SLOW_S)  # noqa: B023
             before = cluster.processes(training.job)
             training.wait_for_restart(wanted, SLOW_S)
             cluster.run("scontrol", "update", f"jobid={training.job}", "timelimit=50")
             no_process_left(cluster, training.job, before)
             ends = training.ends()
-            assert len(ends) == wanted and all(end["code"] == 75 for end in ends), f"{ends}\n{training.console()}"
-            assert "again to go on" in training.console() and "Traceback" not in training.console(), training.console()
+            assert len(ends) == wanted and all(end["code"] == 75 for end in ends), (
+                f"{ends}\n{training.console()}"
+            )
+            assert "again to go on" in training.console() and "Traceback" not in training.console(), (
+                training.console()
+            )
         for training in trainings.values():
             training.wait_for("steps", lambda: lines_in(training.run_dir) > 3, SLOW_S)  # noqa: B023
             assert "is in use by" not in training.console(), training.console()
@@ -172,7 +212,10 @@ def test_a_job_whose_time_ends_in_any_phase_comes_again(cluster, tmp_path, launc
 
 
 def test_a_job_leaves_before_its_time_and_comes_again_and_what_outlives_it_is_killed(cluster, groups):
-    """A rank that is stopped whenever Slurm continues it neither hears nor leaves: after SIGTERM at the limit it is killed."""
+    """A rank that is stopped whenever Slurm continues it neither hears nor leaves.
+
+    After SIGTERM at the limit it is killed.
+    """
     for trainings in groups(MINUTES, run_time_margin_s=MARGIN_S, comm_timeout_s=900):
         before = processes_of(trainings)
         come_again(trainings, before, starts=2, noted=1)

@@ -11,7 +11,10 @@ from mpitrain.training.checks.stragglers import Busy, slow_links, slow_ranks
 
 def busy(times: list[float], groups: list[int], work: list[float] | None = None) -> list[Busy]:
     work = work or [1.0] * len(times)
-    return [Busy(f"node{rank // 2}", group, t * 0.95, t, w) for rank, (t, group, w) in enumerate(zip(times, groups, work))]
+    return [
+        Busy(f"node{rank // 2}", group, t * 0.95, t, w)
+        for rank, (t, group, w) in enumerate(zip(times, groups, work))
+    ]
 
 
 def test_a_rank_that_takes_twice_as_long_as_those_with_its_work_is_named():
@@ -35,12 +38,17 @@ def test_stages_with_more_work_are_not_slow_for_that():
 
 
 def test_noise_names_nobody():
-    """Times of 4 ranks on a machine that interrupts any of them, up to four times as long, in 30% of the steps."""
+    """Times of 4 ranks on a machine that interrupts any of them, up to four times as long, in 30%
+    of the steps.
+    """
     from statistics import quantiles
 
     dice = random.Random(1)
     for _ in range(200):
-        steps = [[(1 + 3 * dice.random() * (dice.random() < 0.3)) * (1 + 0.1 * dice.random()) for _ in range(50)] for _ in range(4)]
+        steps = [
+            [(1 + 3 * dice.random() * (dice.random() < 0.3)) * (1 + 0.1 * dice.random()) for _ in range(50)]
+            for _ in range(4)
+        ]
         every = [Busy("node", 0, *quantiles(each, n=4)[:2], 1.0) for each in steps]
         assert slow_ranks(every) == []
 
@@ -62,7 +70,8 @@ def test_a_window_of_steps_names_who_was_slow_and_the_summary_how_often(world):
     from mpitrain.training.trainer import build_mesh
 
     plan = plan_of(resolved(world, "parallel.dp=2", "comm.slow_after=4"))
-    mesh, said = build_mesh(plan, world), []
+    mesh = build_mesh(plan, world)
+    said = []
     watching = Stragglers(plan, mesh, World(world, NOWHERE), said.append)
     for step in range(1, 13):
         watching.step(step, 2.5, 0.5 if world.rank == 1 and step <= 8 else 1.5)
@@ -84,7 +93,8 @@ def test_waits_are_counted_by_the_rank_that_is_waited_for(world, transport):
 
     mesh = Mesh(world, Grid({"dp": world.size}), transport=transport, timeout_s=60)
     all_reduce(np.zeros(4), mesh["dp"]).wait()
-    late, before = world.size - 1, mesh.progress.waited_for()
+    late = world.size - 1
+    before = mesh.progress.waited_for()
     world.Barrier()
     if world.rank == late:
         time.sleep(0.5)

@@ -1,4 +1,6 @@
-"""All ranks tokenize together: the same bytes whatever their number; who helps, and what is said meanwhile."""
+"""All ranks tokenize together: the same bytes whatever their number; who helps, and what is said
+meanwhile.
+"""
 
 import json
 
@@ -39,7 +41,8 @@ def given(world, tmp_path, monkeypatch):
 
 def tokenize(world, folder, target, each=lambda what: None, text="a.jsonl"):
     """Tokenize on all ranks; return how many shares went out together."""
-    ranks, shares = World(world, NOWHERE), []
+    ranks = World(world, NOWHERE)
+    shares = []
     data = Data(source="jsonl", path=str(folder / text), tokenizer=str(folder / "t.json"))
     tokenizer = OneTokenizer(ranks, data)
     tokenizer.read(lambda: load_tokenizer(data.tokenizer))
@@ -128,7 +131,8 @@ def piece(text, after, is_last=True):
 
 
 def test_the_pace_is_told_every_few_seconds():
-    now, said = [100.0], []
+    now = [100.0]
+    said = []
     pace = Pace(said.append, [4_000_000, 6_000_000], Position(0, 1_000_000), "on 2 ranks", lambda: now[0])
     assert said == [
         "tokenizing: 10,000,000 bytes in 2 files, 1,000,000 of them before this start, on 2 ranks"

@@ -1,4 +1,6 @@
-"""Compiled functions train as they do as they are, and the same bits whatever the stage, the shard, the schedule or the mode."""
+"""Compiled functions train as they do as they are, and the same bits whatever the stage, the shard,
+the schedule or the mode.
+"""
 
 import pytest
 from conftest import EVERY, agree
@@ -7,7 +9,8 @@ from training import alone, resolved, same, train, trained
 pytestmark = [pytest.mark.mpi, pytest.mark.sizes(1, 2)]
 
 ON = "run.compile=true"
-# Greatest relative difference of losses and norms from the run as it is, by type; bf16 is rounded at fewer places.
+# Greatest relative difference of losses and norms from the run as it is, by type; bf16 is rounded
+# at fewer places.
 BUDGET = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2, "fp8": 5e-2}
 SAME = [  # bit for bit as on one rank: (type, settings)
     ("fp32", "memory.recompute=selective"),
@@ -24,7 +27,8 @@ OTHERS = [  # layouts with shapes of their own, and models with other functions
 ]
 FAMILIES = [  # with norms of heads; with rotary parts of heads, and shared experts
     "model.family=qwen3",
-    "model.family=deepseek-v3 model.kv_heads=2 experts.count=4 experts.active=2 experts.first=1 experts.groups=1 experts.groups_active=1",
+    "model.family=deepseek-v3 model.kv_heads=2 experts.count=4 experts.active=2 experts.first=1 "
+    "experts.groups=1 experts.groups_active=1",
 ]
 
 
@@ -33,12 +37,18 @@ def off(found, expected):
     return max(abs(a - b) / abs(b) for one, other in zip(found[0], expected[0]) for a, b in zip(one, other))
 
 
-@pytest.mark.parametrize("compute", [compute for compute in BUDGET if EVERY or compute not in ("fp64", "fp16")])
+@pytest.mark.parametrize(
+    "compute", [compute for compute in BUDGET if EVERY or compute not in ("fp64", "fp16")]
+)
 def test_it_trains_as_without(world, compute):
     if world.size > 1:
         pytest.skip("runs on 1 rank")
     found, expected = (alone(world, f"precision.compute={compute}", *more) for more in ((ON,), ()))
-    agree(world, 0 < off(found, expected) < BUDGET[compute], f"{off(found, expected):.1e}: {found[0]} and {expected[0]}")
+    agree(
+        world,
+        0 < off(found, expected) < BUDGET[compute],
+        f"{off(found, expected):.1e}: {found[0]} and {expected[0]}",
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES if EVERY else FAMILIES[1:])
@@ -46,7 +56,11 @@ def test_other_families_train_as_without(world, family):
     if world.size > 1:
         pytest.skip("runs on 1 rank")
     found, expected = (alone(world, *family.split(), *more) for more in ((ON,), ()))
-    agree(world, off(found, expected) < BUDGET["fp32"], f"{off(found, expected):.1e}: {found[0]} and {expected[0]}")
+    agree(
+        world,
+        off(found, expected) < BUDGET["fp32"],
+        f"{off(found, expected):.1e}: {found[0]} and {expected[0]}",
+    )
 
 
 @pytest.mark.parametrize(("compute", "settings"), SAME)
@@ -66,7 +80,11 @@ def test_bits_are_those_of_whole_state(world, settings):
 @pytest.mark.parametrize("settings", OTHERS)
 def test_other_layouts_train_as_without(world, settings):
     found, expected = (trained(world, *settings.split(), "model.kv_heads=2", *more) for more in ((ON,), ()))
-    agree(world, off(found, expected) < BUDGET["fp32"], f"{off(found, expected):.1e}: {found[0]} and {expected[0]}")
+    agree(
+        world,
+        off(found, expected) < BUDGET["fp32"],
+        f"{off(found, expected):.1e}: {found[0]} and {expected[0]}",
+    )
 
 
 PRACTISED = [
@@ -83,7 +101,10 @@ PRACTISED = [
 
 @pytest.mark.parametrize("settings", PRACTISED)
 def test_a_step_before_the_first_changes_nothing(world, settings):
-    """What compiles for the steps is a step without an update: not of weights, moments, the loss scale or the balance of experts."""
+    """What compiles for the steps is a step without an update.
+
+    Not of weights, moments, the loss scale or the balance of experts.
+    """
     from mpitrain.training.practice import practise
 
     states = []
@@ -95,4 +116,8 @@ def test_a_step_before_the_first_changes_nothing(world, settings):
 
     found = train(world, resolved(world, *settings.split()), before=practised)
     expected = trained(world, *settings.split())
-    agree(world, same(found, expected) and states[0] == states[1], f"{found[0]} instead of {expected[0]}, {states}")
+    agree(
+        world,
+        same(found, expected) and states[0] == states[1],
+        f"{found[0]} instead of {expected[0]}, {states}",
+    )

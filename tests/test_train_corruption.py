@@ -1,4 +1,7 @@
-"""Copies that differ are named, and a step computed twice tells who computed something else; where nothing is wrong, nothing is said."""
+"""Copies that differ are named, and a step computed twice tells who computed something else.
+
+Where nothing is wrong, nothing is said.
+"""
 
 import os
 
@@ -6,7 +9,9 @@ import pytest
 from conftest import agree
 from training import resolved, train
 
-LAYOUTS = {  # settings, and how many ranks have a copy of what is flipped on rank 1: the first weights of its first bucket
+# settings, and how many ranks have a copy of what is flipped on rank 1: the first weights of its
+# first bucket
+LAYOUTS = {
     "dp": (("parallel.dp=4", "parallel.zero=0"), 4),
     "zero-1": (("parallel.dp=4", "parallel.zero=1"), 4),
     "zero-3": (("parallel.dp=4", "parallel.zero=3", "parallel.dp_shard=2"), 2),
@@ -14,8 +19,28 @@ LAYOUTS = {  # settings, and how many ranks have a copy of what is flipped on ra
     "pp": (("parallel.pp=2", "parallel.dp=2", "model.tied=true"), 0),
     "dualpipe": (("parallel.pp=4", "pipeline.schedule=dualpipe", "model.layers=8"), 2),
     "cp": (("parallel.cp=2", "parallel.dp=2", "parallel.zero=2", "optimizer.moments=bf16"), 4),
-    "ep": (("model.family=mixtral", "experts.count=4", "experts.active=2", "experts.balance=global", "parallel.ep=2", "parallel.dp=4"), 0),
-    "bias": (("model.family=mixtral", "experts.count=4", "experts.active=2", "experts.balance=bias", "parallel.ep=4", "parallel.dp=4"), 0),
+    "ep": (
+        (
+            "model.family=mixtral",
+            "experts.count=4",
+            "experts.active=2",
+            "experts.balance=global",
+            "parallel.ep=2",
+            "parallel.dp=4",
+        ),
+        0,
+    ),
+    "bias": (
+        (
+            "model.family=mixtral",
+            "experts.count=4",
+            "experts.active=2",
+            "experts.balance=bias",
+            "parallel.ep=4",
+            "parallel.dp=4",
+        ),
+        0,
+    ),
     "muon": (("optimizer.name=muon", "parallel.tp=2", "parallel.dp=2", "parallel.pp=1"), 0),
     "bf16": (("precision.compute=bf16", "parallel.dp=4", "parallel.zero=2", "parallel.reduce=microbatch"), 4),
 }
@@ -54,14 +79,22 @@ def test_a_bit_flipped_in_one_copy_is_named_and_none_otherwise(world, name):
     train(world, resolved(world, *settings), look)
     agree(world, found[0] == "", found[0])
     if copies > 2:
-        agree(world, f"rank 1 on {os.uname().nodename} is not that of the other {copies - 1}" in found[1], found[1])
+        agree(
+            world,
+            f"rank 1 on {os.uname().nodename} is not that of the other {copies - 1}" in found[1],
+            found[1],
+        )
         agree(world, "rank 0" not in found[1] and found[1].startswith(("weights/", "master/")), found[1])
     elif copies:
         agree(world, "rank 1 on " in found[1] and "no other copy tells which is right" in found[1], found[1])
 
 
 def twice(world, settings, *, faults=(), of_rank=1):
-    """Run a step twice; in the passes `faults` a bit of the first gradient that is reduced on one rank is flipped. Return the verdict."""
+    """Run a step twice; in the passes `faults` a bit of the first gradient that is reduced on one
+    rank is flipped.
+
+    Return the verdict.
+    """
     import numpy as np
     import torch
 
@@ -78,7 +111,9 @@ def twice(world, settings, *, faults=(), of_rank=1):
     actor = Actor(plan, mesh, torch.device("cpu"), place=place)
     rows = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (config.batch.global_, 17)))
     microbatches = actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank])
-    checked, reduce, passes = Twice(actor, mesh, everyone(world)), actor.gradients.reduce, []
+    checked = Twice(actor, mesh, everyone(world))
+    reduce = actor.gradients.reduce
+    passes = []
 
     def sure(compute):
         def planted():
@@ -111,7 +146,14 @@ def twice(world, settings, *, faults=(), of_rank=1):
         ("parallel.dp=2", "parallel.tp=2"),
         ("parallel.pp=2", "parallel.dp=2", "parallel.zero=3"),
         ("parallel.pp=4", "pipeline.schedule=zbv", "model.layers=8"),
-        ("model.family=mixtral", "experts.count=4", "experts.active=2", "experts.balance=global", "parallel.ep=2", "parallel.dp=4"),
+        (
+            "model.family=mixtral",
+            "experts.count=4",
+            "experts.active=2",
+            "experts.balance=global",
+            "parallel.ep=2",
+            "parallel.dp=4",
+        ),
     ],
 )
 def test_a_step_computed_twice_is_the_same_and_one_wrong_pass_is_found(world, settings):
@@ -120,12 +162,24 @@ def test_a_step_computed_twice_is_the_same_and_one_wrong_pass_is_found(world, se
     for wrong in (1, 2):
         verdict, passes, corrected = twice(world, settings, faults=(wrong,), of_rank=2)
         agree(world, passes == 3 and "transient" in verdict.text and not verdict.persistent, verdict)
-        agree(world, f"rank 2 on {os.uname().nodename}, in REDUCE" in verdict.text and "rank 1" not in verdict.text, verdict)
-        agree(world, all((a == b).all() for a, b in zip(weights, corrected)), "the update was made with the wrong pass")
+        agree(
+            world,
+            f"rank 2 on {os.uname().nodename}, in REDUCE" in verdict.text and "rank 1" not in verdict.text,
+            verdict,
+        )
+        agree(
+            world,
+            all((a == b).all() for a, b in zip(weights, corrected)),
+            "the update was made with the wrong pass",
+        )
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.sizes(2)
 def test_a_rank_that_computes_otherwise_each_time_is_persistent(world):
     verdict, passes, _ = twice(world, ("parallel.dp=2",), faults=(1, 2, 3))
-    agree(world, passes == 3 and verdict.persistent and "persistent" in verdict.text and "rank 1 on" in verdict.text, verdict)
+    agree(
+        world,
+        passes == 3 and verdict.persistent and "persistent" in verdict.text and "rank 1 on" in verdict.text,
+        verdict,
+    )

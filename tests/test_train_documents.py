@@ -1,4 +1,6 @@
-"""Separate documents in a step: joined ones are untouched, masked steps are harmless, and documents matter."""
+"""Separate documents in a step: joined ones are untouched, masked steps are harmless, and documents
+matter.
+"""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,12 +21,19 @@ SETTINGS = (
     "comm.timeout_s=200",
 )
 END = 0
-LAYOUTS = {1: ("parallel.dp=1",), 2: ("parallel.pp=2",), 4: ("parallel.tp=2", "parallel.cp=2"), 8: ("parallel.pp=4", "parallel.dp=2")}
+LAYOUTS = {
+    1: ("parallel.dp=1",),
+    2: ("parallel.pp=2",),
+    4: ("parallel.tp=2", "parallel.cp=2"),
+    8: ("parallel.pp=4", "parallel.dp=2"),
+}
 
 
 @contextmanager
 def actor_of(world, *settings):
-    """Yield an actor of the layout for this number of ranks, and a function from rows to this rank's microbatches."""
+    """Yield an actor of the layout for this number of ranks, and a function from rows to this
+    rank's microbatches.
+    """
     import torch
 
     from mpitrain import config
@@ -59,7 +68,8 @@ def test_a_step_in_which_nothing_carries_loss_is_skipped(world, precision):
     import torch
 
     with actor_of(world, f"precision.compute={precision}") as (actor, cut):
-        before, scale = weights_of(actor), actor.loss_scale.state
+        before = weights_of(actor)
+        scale = actor.loss_scale.state
         nothing = actor.run_step(1, cut(torch.full_like(rows_of(1), END), END), 1e-2)
         kept = all(a.equal(b) for a, b in zip(before, weights_of(actor))) and actor.loss_scale.state == scale
         loss, count, _ = actor.evaluate(1, cut(torch.full_like(rows_of(1), END), END))
@@ -68,7 +78,11 @@ def test_a_step_in_which_nothing_carries_loss_is_skipped(world, precision):
         alone = actor.run_step(1, cut(rows_of(1), END), 1e-2)
     facts = (nothing.skipped, nothing.num_tokens, nothing.loss != nothing.loss, kept, loss, count)
     agree(world, facts == (True, 0, True, True, 0.0, 0.0), f"{facts}")
-    agree(world, (some.loss, some.grad_norm, some.num_tokens) == (alone.loss, alone.grad_norm, 256), f"{some}, {alone}")
+    agree(
+        world,
+        (some.loss, some.grad_norm, some.num_tokens) == (alone.loss, alone.grad_norm, 256),
+        f"{some}, {alone}",
+    )
 
 
 def test_joined_documents_are_cut_as_if_there_were_none(world):
@@ -83,14 +97,22 @@ def test_joined_documents_are_cut_as_if_there_were_none(world):
         right = [m.documents is None for m in microbatches]
         for name, shift, read in (("tokens", 0, actor.first), ("targets", 1, actor.last)):
             found = [getattr(m, name) for m in microbatches]
-            right.append(torch.cat(found).equal(local[:, actor.positions + shift]) if read else set(found) == {None})
+            right.append(
+                torch.cat(found).equal(local[:, actor.positions + shift]) if read else set(found) == {None}
+            )
     agree(world, all(right), f"{right}")
 
 
 def test_rows_without_an_end_train_alike_joined_and_separate(world):
     with actor_of(world, "precision.compute=fp64") as (actor, cut):
-        (joined, count, _), (separate, same, _) = (actor.evaluate(0, cut(rows_of(1), ends)) for ends in (None, END))
-    agree(world, count == same and abs(joined - separate) < 1e-10 * joined, f"{joined} and {separate} over {count} and {same}")
+        (joined, count, _), (separate, same, _) = (
+            actor.evaluate(0, cut(rows_of(1), ends)) for ends in (None, END)
+        )
+    agree(
+        world,
+        count == same and abs(joined - separate) < 1e-10 * joined,
+        f"{joined} and {separate} over {count} and {same}",
+    )
 
 
 def behind(microbatch, positions):
@@ -100,8 +122,11 @@ def behind(microbatch, positions):
 
 
 def test_what_stands_before_a_document_does_not_matter_to_it(world):
-    """Other tokens before an end of text leave the losses behind it alone, if documents are separate, and change them if not."""
-    one, other = rows_of(1), rows_of(2)
+    """Other tokens before an end of text leave the losses behind it alone, if documents are
+    separate, and change them if not.
+    """
+    one = rows_of(1)
+    other = rows_of(2)
     other[:, 9:] = one[:, 9:]
     one[:, 8] = other[:, 8] = END
     with actor_of(world, "precision.compute=fp64") as (actor, cut):

@@ -1,7 +1,9 @@
-"""Buckets of one stage whose state is divided over different ranks: every second one over all data ranks, the others over some of them.
+"""Buckets of one stage whose state is divided over different ranks.
 
-The run is the ordinary one: the same bits, if sums over ranks pair the same neighbours and come once a step, and else the same to 1e-12
-in fp64.
+Every second one over all data ranks, the others over some of them.
+
+The run is the ordinary one: the same bits, if sums over ranks pair the same neighbours and come
+once a step, and else the same to 1e-12 in fp64.
 """
 
 import pytest
@@ -15,7 +17,8 @@ LAYOUT = ("parallel.dp=2", "parallel.cp=2", "precision.compute=fp64")
 
 @pytest.fixture
 def divided(monkeypatch):
-    """Return what puts every second bucket into a domain that one of the axes cp and dp divides and the other repeats.
+    """Return what puts every second bucket into a domain that one of the axes cp and dp divides and
+    the other repeats.
 
     Not the tied embedding's: the shards of its uses are added to each other.
     """
@@ -26,9 +29,13 @@ def divided(monkeypatch):
     def divide(shard, replicate):
         def buckets(*arguments):
             found = enumerate(buckets_of(*arguments))
-            return [each._replace(domain=(DENSE, "other")[number % 2 and not each.tied]) for number, each in found]
+            return [
+                each._replace(domain=(DENSE, "other")[number % 2 and not each.tied]) for number, each in found
+            ]
 
-        monkeypatch.setitem(DOMAINS, "other", Domain(shard, replicate, shard, lambda config: getattr(config.parallel, shard)))
+        monkeypatch.setitem(
+            DOMAINS, "other", Domain(shard, replicate, shard, lambda config: getattr(config.parallel, shard))
+        )
         monkeypatch.setattr(stages, "buckets_of", buckets)
 
     return divide
@@ -55,7 +62,11 @@ def test_the_run_is_the_same_with_two_domains_in_a_stage(world, divided, shard, 
         agree(world, all((weights[name] == found[1][name]).all() for name in weights), "weights differ")
     errors = [abs(a - b) / abs(b) for one, other in zip(found[0], lines) for a, b in zip(one, other)]
     worst = max(abs(weights[name] - found[1][name]).max() for name in weights)
-    agree(world, found[1].keys() == weights.keys() and max(errors) < 1e-12 and worst < 1e-12, f"{max(errors)}, weights {worst}")
+    agree(
+        world,
+        found[1].keys() == weights.keys() and max(errors) < 1e-12 and worst < 1e-12,
+        f"{max(errors)}, weights {worst}",
+    )
 
 
 def shares(actor):
@@ -63,8 +74,10 @@ def shares(actor):
     found = {}
     for stage in actor.stages.values():
         for bucket in stage.state.buckets:
-            whole, here = bucket.weights.layout.length, len(bucket.weights.master)
-            found.setdefault(bucket.plan.domain, set()).update({whole // here} if whole else ())  # the embedding's part can be empty
+            whole = bucket.weights.layout.length
+            here = len(bucket.weights.master)
+            # the embedding's part can be empty
+            found.setdefault(bucket.plan.domain, set()).update({whole // here} if whole else ())
     return found
 
 
@@ -73,7 +86,9 @@ def test_the_state_that_was_predicted_is_allocated(world, divided, zero):
     if world.size != 4:
         pytest.skip("runs on 4 ranks")
     divided("cp", "dp")
-    predicted, most, measured = one_step(world, *LAYOUT[:2], f"parallel.zero={zero}", "precision.compute=bf16")
+    predicted, most, measured = one_step(
+        world, *LAYOUT[:2], f"parallel.zero={zero}", "precision.compute=bf16"
+    )
     found = of_tensors(predicted, measured)._replace(activations=measured.activations)
     agree(world, found == measured, f"predicted {predicted}, found {measured}")
     agree(world, most.moments >= measured.moments, f"at most {most}, found {measured}")

@@ -1,57 +1,86 @@
-"""Mixtures of experts, however they are spread, against plain torch: loss, norm, every gradient, and the weights after a step.
+"""Mixtures of experts, however they are spread, against plain torch.
 
-A case is a layout and a variant of the model; MPITRAIN_LAYOUTS=all takes all variants with all layouts, and two steps of each.
+loss, norm, every gradient, and the weights after a step.
+
+A case is a layout and a variant of the model; MPITRAIN_LAYOUTS=all takes all variants with all
+layouts, and two steps of each.
 """
 
 import pytest
 from conftest import EVERY, agree
 
 pytestmark = pytest.mark.mpi
-LAYERS, HEADS, KV_HEADS, LR = 4, 4, 2, 0.3
+LAYERS = 4
+HEADS = 4
+KV_HEADS = 2
+LR = 0.3
 SETTINGS = (
-    "model.family=mixtral", f"model.layers={LAYERS}", "model.width=16", f"model.heads={HEADS}", f"model.kv_heads={KV_HEADS}",
-    "model.ffn=24", "model.vocab=64", "experts.count=8", "data.sequence=8", "batch.global=8", "batch.micro=2", "precision.compute=fp64",
-    "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.decay=0", "comm.bucket_mb=0.002", "comm.timeout_s=200",
+    "model.family=mixtral", f"model.layers={LAYERS}", "model.width=16", f"model.heads={HEADS}",
+    f"model.kv_heads={KV_HEADS}",
+    "model.ffn=24", "model.vocab=64", "experts.count=8", "data.sequence=8", "batch.global=8",
+    "batch.micro=2", "precision.compute=fp64",
+    "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.decay=0", "comm.bucket_mb=0.002",
+    "comm.timeout_s=200",
 )  # fmt: skip
 VARIANTS = {
     "mixtral": (),
     "z": ("experts.balance=none", "experts.z_weight=0.1", "experts.active=1", "model.tied=false"),
-    "sequence": ("experts.balance=sequence", "experts.balance_weight=0.3", "experts.active=3", "experts.normalised=false"),
+    "sequence": ("experts.balance=sequence", "experts.balance_weight=0.3", "experts.active=3",
+        "experts.normalised=false"),
     "global": ("experts.balance=global", "experts.balance_weight=0.5", "experts.every=2"),
     "deepseek": (
-        "experts.balance=bias", "experts.bias_rate=0.05", "experts.balance_weight=0.2", "experts.score=sigmoid", "experts.scale=2.5",
-        "experts.groups=4", "experts.groups_active=2", "experts.shared=2", "experts.first=1", "experts.width=8", "experts.active=3",
+        "experts.balance=bias", "experts.bias_rate=0.05", "experts.balance_weight=0.2",
+        "experts.score=sigmoid", "experts.scale=2.5",
+        "experts.groups=4", "experts.groups_active=2", "experts.shared=2", "experts.first=1",
+        "experts.width=8", "experts.active=3",
     ),
 }  # fmt: skip
 LAYOUTS = {
     1: ("", "recompute=full", "recompute=selective", "offload=optimizer", "buffer=0.3"),
     2: (
-        "ep=2", "etp=2", "dp=2 zero=1", "dp=2 zero=3", "tp=2", "tp=2 ep=2", "tp=2 etp=2", "cp=2 ep=2", "pp=2", "ep=2 buffer=0.2",
-        "etp=2 buffer=0.4 recompute=full", "pp=2 schedule=zbv", "pp=2 schedule=dualpipev", "pp=2 schedule=dualpipe",
+        "ep=2", "etp=2", "dp=2 zero=1", "dp=2 zero=3", "tp=2", "tp=2 ep=2", "tp=2 etp=2", "cp=2 ep=2",
+        "pp=2", "ep=2 buffer=0.2",
+        "etp=2 buffer=0.4 recompute=full", "pp=2 schedule=zbv", "pp=2 "
+                                                                "schedule=dualpipev",
+                                                                "pp=2 schedule=dualpipe",
         "ep=2 zero=2 reduce=microbatch", "pp=2 schedule=seq1f1b", "pp=2 schedule=seq1f1b recompute=full",
     ),
     4: (
-        "ep=4", "ep=2 etp=2", "ep=2 zero=3", "tp=2 ep=4", "tp=2 ep=2 zero=2", "tp=2 pp=2 ep=2 schedule=zbv", "cp=2 tp=2 ep=4 buffer=0.3",
-        "cp=2 pp=2 ep=2 schedule=dualpipev", "tp=4 ep=2 buffer=0.2", "etp=2 zero=3 dp_shard=2", "pp=2 ep=2 schedule=zb-h1 buffer=0.3",
+        "ep=4", "ep=2 etp=2", "ep=2 zero=3", "tp=2 ep=4", "tp=2 ep=2 zero=2", "tp=2 pp=2 ep=2 schedule=zbv",
+        "cp=2 tp=2 ep=4 buffer=0.3",
+        "cp=2 pp=2 ep=2 schedule=dualpipev", "tp=4 ep=2 buffer=0.2", "etp=2 zero=3 dp_shard=2",
+        "pp=2 ep=2 schedule=zb-h1 buffer=0.3",
         "pp=2 ep=2 schedule=dualpipe recompute=selective micro=1",
     ),
-    8: ("ep=8 micro=1", "tp=2 cp=2 ep=8", "tp=2 cp=2 pp=2 ep=4 schedule=zbv", "ep=4 etp=2 zero=3 micro=1", "tp=2 pp=2 ep=2 etp=2 zero=1",
+    8: ("ep=8 micro=1", "tp=2 cp=2 ep=8", "tp=2 "
+                                          "cp=2 "
+                                          "pp=2 "
+                                          "ep=4 "
+                                          "schedule=zbv", "ep=4 etp=2 zero=3 "
+                                                          "micro=1", "tp=2 pp=2 ep=2 etp=2 zero=1",
         "cp=2 ep=2 zero=3",
     ),
 }  # fmt: skip
 ON_NODES = {
     2: ("ep=2 node_ranks=1", "tp=2 ep=2 node_ranks=1 buffer=0.4", "cp=2 ep=2 node_ranks=1 recompute=full"),
     4: (
-        "ep=4 node_ranks=2", "ep=4 node_ranks=1 buffer=0.6", "tp=2 ep=2 etp=2 node_ranks=2", "ep=2 etp=2 node_ranks=2 buffer=0.7 zero=3",
+        "ep=4 node_ranks=2", "ep=4 node_ranks=1 buffer=0.6", "tp=2 "
+                                                             "ep=2 "
+                                                             "etp=2 "
+                                                             "node_ranks=2",
+                                                             "ep=2 etp=2 node_ranks=2 buffer=0.7 zero=3",
         "cp=2 tp=2 ep=4 node_ranks=2 buffer=0.4", "pp=2 ep=2 node_ranks=1 schedule=dualpipev micro=1",
         "tp=4 ep=4 node_ranks=2 recompute=selective", "pp=2 ep=2 node_ranks=1 schedule=zb-h1 buffer=0.6",
     ),
     8: (
-        "ep=8 node_ranks=4 micro=1", "ep=4 etp=2 node_ranks=4 buffer=0.6 zero=2 micro=1", "tp=2 cp=2 ep=8 node_ranks=2 buffer=0.5",
-        "ep=8 node_ranks=2 micro=1", "tp=2 pp=2 ep=2 etp=2 node_ranks=2", "tp=2 cp=2 pp=2 ep=4 node_ranks=2 schedule=zbv",
+        "ep=8 node_ranks=4 micro=1", "ep=4 etp=2 node_ranks=4 "
+                                     "buffer=0.6 zero=2 micro=1", "tp=2 cp=2 ep=8 node_ranks=2 buffer=0.5",
+        "ep=8 node_ranks=2 micro=1", "tp=2 pp=2 ep=2 etp=2 "
+                                     "node_ranks=2", "tp=2 cp=2 pp=2 ep=4 node_ranks=2 schedule=zbv",
     ),
 }  # fmt: skip
-TABLES = {"recompute": "memory", "offload": "memory", "buffer": "experts", "schedule": "pipeline", "micro": "batch"} | {
+TABLES = {"recompute": "memory", "offload": "memory", "buffer": "experts", "schedule": "pipeline",
+    "micro": "batch"} | {
     "node_ranks": "comm", "documents": "data", "wire": "experts", "active": "experts", "compute": "precision",
     "global": "batch", "sequence": "data",
 }  # fmt: skip
@@ -59,7 +88,9 @@ TABLES = {"recompute": "memory", "offload": "memory", "buffer": "experts", "sche
 
 def cases(layouts):
     """Return layouts with variants: a few of each, or all of both."""
-    every = [each for size, found in layouts.items() for each in (found if EVERY or size < 8 else found[1::2])]
+    every = [
+        each for size, found in layouts.items() for each in (found if EVERY or size < 8 else found[1::2])
+    ]
     return [
         (layout, variant)
         for number, layout in enumerate(every)
@@ -83,12 +114,19 @@ def initial(spec):
 
     from mpitrain.parallel.zero.initial import normal
 
-    flat = normal(1, spec.name, 0, spec.numel, spec.std * 5) if spec.std else torch.full((spec.numel,), spec.constant, dtype=torch.float64)
+    flat = (
+        normal(1, spec.name, 0, spec.numel, spec.std * 5)
+        if spec.std
+        else torch.full((spec.numel,), spec.constant, dtype=torch.float64)
+    )
     return flat.view(spec.shape)
 
 
 def steps_of(layout, variant):
-    """Return how many steps tell: what a step changes for the next is the bias of experts, and weights that are gathered."""
+    """Return how many steps tell.
+
+    What a step changes for the next is the bias of experts, and weights that are gathered.
+    """
     return 2 if EVERY or variant == "deepseek" or "zero=" in layout else 1
 
 
@@ -107,7 +145,10 @@ def plain_step(config, weights, rows, lr):
     from oracle_experts import microbatch_loss
 
     settings = {key: getattr(config.experts, key) for key in config.experts.__struct_fields__}
-    w, total, routing, loads = {name: value.clone().requires_grad_() for name, value in weights.items()}, 0.0, 0.0, {}
+    w = {name: value.clone().requires_grad_() for name, value in weights.items()}
+    total = 0.0
+    routing = 0.0
+    loads = {}
     for microbatch in rows.split(config.batch.micro):
         plain, whole = microbatch_loss(w, microbatch, LAYERS, HEADS, KV_HEADS, settings, loads)
         (whole / rows[:, 1:].numel()).backward()
@@ -121,15 +162,22 @@ def plain_step(config, weights, rows, lr):
             value -= lr * min(1.0, clip / norm) * grads[name]
         else:
             load = loads[int(name.split(".")[1])]
-            value.copy_(load / load.sum() if name.endswith("load") else value + config.experts.bias_rate * (load.mean() - load).sign())
+            value.copy_(
+                load / load.sum()
+                if name.endswith("load")
+                else value + config.experts.bias_rate * (load.mean() - load).sign()
+            )
     return total, routing, norm, grads
 
 
 def plain_steps(config, weights, num_steps):
-    """Return what plain torch computes in each step: (rows, its losses, norm, gradients, weights after it)."""
+    """Return what plain torch computes in each step: (rows, its losses, norm, gradients, weights
+    after it).
+    """
     import torch
 
-    weights, found = {name: value.clone() for name, value in weights.items()}, []
+    weights = {name: value.clone() for name, value in weights.items()}
+    found = []
     for step in range(1, num_steps + 1):
         rows = torch.randint(0, 64, (8, 9), generator=torch.Generator().manual_seed(step))
         results = plain_step(config, weights, rows, LR)
@@ -138,21 +186,42 @@ def plain_steps(config, weights, num_steps):
 
 
 def expected_of(world, config, weights, num_steps):
-    """Return plain_steps(), computed once for all layouts of a variant: how rows travel and wait doesn't matter to it."""
+    """Return plain_steps(), computed once for all layouts of a variant.
+
+    How rows travel and wait doesn't matter to it.
+    """
     import msgspec
     from training import once
 
-    experts = {key: value for key, value in msgspec.to_builtins(config.experts).items() if key not in ("buffer", "dispatch", "wire")}
+    experts = {
+        key: value
+        for key, value in msgspec.to_builtins(config.experts).items()
+        if key not in ("buffer", "dispatch", "wire")
+    }
     key = "experts", repr((config.model, experts, config.batch)), num_steps
     return once(world, key, lambda: plain_steps(config, weights, num_steps))
 
 
-CASES, CASES_ON_NODES = cases(LAYOUTS), cases(ON_NODES)
-CUT = [(f"pp=2 schedule=seq1f1b{more}", variant) for more in ("", " recompute=full") for variant in ("mixtral", "sequence", "deepseek")]
-VARIANTS["capacity"] = ("experts.capacity=0.7", "experts.active=3")  # where a rank has the whole of a microbatch
+CASES = cases(LAYOUTS)
+CASES_ON_NODES = cases(ON_NODES)
+CUT = [
+    (f"pp=2 schedule=seq1f1b{more}", variant)
+    for more in ("", " recompute=full")
+    for variant in ("mixtral", "sequence", "deepseek")
+]
+# where a rank has the whole of a microbatch
+VARIANTS["capacity"] = ("experts.capacity=0.7", "experts.active=3")
 CAPACITY = [
     (layout, "capacity")
-    for layout in ("", "buffer=0.3", "ep=2", "etp=2", "pp=2 schedule=zbv", "ep=4", "pp=2 ep=2 schedule=zb-h1 buffer=0.3")
+    for layout in (
+        "",
+        "buffer=0.3",
+        "ep=2",
+        "etp=2",
+        "pp=2 schedule=zbv",
+        "ep=4",
+        "pp=2 ep=2 schedule=zb-h1 buffer=0.3",
+    )
 ]
 
 
@@ -180,7 +249,9 @@ def require_as_plain_torch(world, layout, variant):
 
     plan = plan_of_case(world.size, layout, variant)
     mesh = build_mesh(plan, world)
-    actor, wrong, config = Actor(plan, mesh, torch.device("cpu")), [], plan.config
+    actor = Actor(plan, mesh, torch.device("cpu"))
+    wrong = []
+    config = plan.config
     weights = {spec.name: initial(spec) for spec in plan_of_case(1, "", variant).parameters()}
     taught(actor, weights)
     expected = expected_of(world, config, weights, steps_of(layout, variant))
@@ -190,8 +261,16 @@ def require_as_plain_torch(world, layout, variant):
         wrong += ["nothing was dropped"] if variant == "capacity" and not result.told["dropped"] else []
         wrong += [f"step {step}: loss {result.loss}, not {loss}"] if abs(result.loss - loss) > 1e-10 else []
         told = result.told["balance_loss"] + result.told["z_loss"]
-        wrong += [f"step {step}: losses of the router {told}, not {routing}"] if abs(told - routing) > 1e-10 else []
-        wrong += [f"step {step}: norm {result.grad_norm}, not {norm}"] if abs(result.grad_norm - norm) > 1e-10 * norm else []
+        wrong += (
+            [f"step {step}: losses of the router {told}, not {routing}"]
+            if abs(told - routing) > 1e-10
+            else []
+        )
+        wrong += (
+            [f"step {step}: norm {result.grad_norm}, not {norm}"]
+            if abs(result.grad_norm - norm) > 1e-10 * norm
+            else []
+        )
         clip = min(1.0, config.optimizer.clip / norm)
         for piece in actor.gradients.pieces:
             name = piece.spec.name
@@ -207,7 +286,10 @@ def require_as_plain_torch(world, layout, variant):
 @pytest.mark.parametrize("variant", ["z", "sequence", "global", "deepseek"])
 @pytest.mark.parametrize("layout", ["", "ep=2", "cp=2 ep=2", "tp=2", "pp=2 micro=1"])
 def test_the_losses_of_a_router_that_are_reported_are_those_that_are_trained(world, layout, variant):
-    """Divided by the targets that carry loss: the last position of each row ends a document, so its target carries none."""
+    """Divided by the targets that carry loss.
+
+    The last position of each row ends a document, so its target carries none.
+    """
     import torch
     from oracle_experts import microbatch_loss
 
@@ -216,20 +298,25 @@ def test_the_losses_of_a_router_that_are_reported_are_those_that_are_trained(wor
 
     if world.size != (2 if "=2" in layout else 1):
         pytest.skip("runs on other ranks")
-    plan, end = plan_of_case(world.size, f"{layout} documents=separate", variant), 0
-    mesh, config = build_mesh(plan, world), plan.config
-    actor, weights = Actor(plan, mesh, torch.device("cpu")), {s.name: initial(s) for s in plan_of_case(1, "", variant).parameters()}
+    plan = plan_of_case(world.size, f"{layout} documents=separate", variant)
+    end = 0
+    mesh = build_mesh(plan, world)
+    config = plan.config
+    actor = Actor(plan, mesh, torch.device("cpu"))
+    weights = {s.name: initial(s) for s in plan_of_case(1, "", variant).parameters()}
     taught(actor, weights)
     rows = torch.randint(1, 64, (8, 9), generator=torch.Generator().manual_seed(1))
     rows[:6, 7] = end
-    settings, expected = {key: getattr(config.experts, key) for key in config.experts.__struct_fields__}, 0.0
+    settings = {key: getattr(config.experts, key) for key in config.experts.__struct_fields__}
+    expected = 0.0
     for microbatch in rows.split(config.batch.micro):
         plain, whole = microbatch_loss(weights, microbatch, LAYERS, HEADS, KV_HEADS, settings, {})
         expected += (whole - plain).item()
     mine = actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp], end)
     told = actor.run_step(1, mine, LR).told
     mesh.free()
-    found, expected = told["balance_loss"] + told["z_loss"], expected / (8 * 8 - 6)
+    found = told["balance_loss"] + told["z_loss"]
+    expected = expected / (8 * 8 - 6)
     agree(world, abs(found - expected) < 1e-12 * expected, f"{layout}: {found}, not {expected}")
 
 
@@ -244,23 +331,34 @@ def test_validation_is_dropless_and_the_same_in_every_layout(world, layout):
     if world.size != (2 if "=2" in layout else 1):
         pytest.skip("runs on other ranks")
     plan = plan_of_case(world.size, layout, "capacity")
-    mesh, config = build_mesh(plan, world), plan.config
-    actor, weights = Actor(plan, mesh, torch.device("cpu")), {s.name: initial(s) for s in plan_of_case(1, "", "capacity").parameters()}
+    mesh = build_mesh(plan, world)
+    config = plan.config
+    actor = Actor(plan, mesh, torch.device("cpu"))
+    weights = {s.name: initial(s) for s in plan_of_case(1, "", "capacity").parameters()}
     taught(actor, weights)
     rows = torch.randint(0, 64, (8, 9), generator=torch.Generator().manual_seed(1))
     settings = {key: getattr(config.experts, key) for key in config.experts.__struct_fields__}
-    expected = microbatch_loss(weights, rows, LAYERS, HEADS, KV_HEADS, {**settings, "capacity": 0.0}, {})[0].item()
-    found, count, _ = actor.evaluate(1, actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp]))
+    expected = microbatch_loss(weights, rows, LAYERS, HEADS, KV_HEADS, {**settings, "capacity": 0.0}, {})[
+        0
+    ].item()
+    found, count, _ = actor.evaluate(
+        1, actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp])
+    )
     mesh.free()
-    agree(world, count == 64 and abs(found - expected) < 1e-10 * expected, f"{layout}: {found}, not {expected}")
+    agree(
+        world, count == 64 and abs(found - expected) < 1e-10 * expected, f"{layout}: {found}, not {expected}"
+    )
 
 
 @pytest.mark.parametrize(("wire", "most"), [("bf16", 0.01), ("fp8", 0.06)])
 @pytest.mark.parametrize("layout", ["ep=2", "ep=2 node_ranks=1", "ep=4 node_ranks=2", "ep=2 etp=2"])
 def test_rounded_rows_change_gradients_by_little(world, layout, wire, most):
-    """most: how far the gradient on a rank may be from the unrounded one, over its length; numbers are off by 2**-9 or 2**-4 at most.
+    """most: how far the gradient on a rank may be from the unrounded one, over its length.
 
-    All experts are active: otherwise a token that is nearly undecided between two could choose another one in a later layer.
+    Numbers are off by 2**-9 or 2**-4 at most.
+
+    All experts are active: otherwise a token that is nearly undecided between two could choose
+    another one in a later layer.
     """
     import torch
     from test_train_oracle import part
@@ -271,9 +369,11 @@ def test_rounded_rows_change_gradients_by_little(world, layout, wire, most):
     needed = 4 if "4" in layout or "etp" in layout else 2
     if world.size != needed:
         pytest.skip("runs on other ranks")
-    plan, pairs = plan_of_case(world.size, f"{layout} wire={wire} active=8", "mixtral"), []
+    plan = plan_of_case(world.size, f"{layout} wire={wire} active=8", "mixtral")
+    pairs = []
     mesh = build_mesh(plan, world)
-    actor, weights = Actor(plan, mesh, torch.device("cpu")), {s.name: initial(s) for s in plan_of_case(1, "", "mixtral").parameters()}
+    actor = Actor(plan, mesh, torch.device("cpu"))
+    weights = {s.name: initial(s) for s in plan_of_case(1, "", "mixtral").parameters()}
     taught(actor, weights)
     ((rows, _, _, norm, grads, _),) = expected_of(world, plan.config, weights, 1)
     actor.run_step(1, actor.cut(rows.chunk(plan.config.parallel.dp)[mesh["data"].rank]), LR)
@@ -288,7 +388,9 @@ def test_rounded_rows_change_gradients_by_little(world, layout, wire, most):
 
 
 def test_an_expert_with_exactly_the_mean_load_keeps_its_bias(world):
-    """In fp32, where dividing counts by the tokens of a step, and clipping them, would leave them beside their mean."""
+    """In fp32, where dividing counts by the tokens of a step, and clipping them, would leave them
+    beside their mean.
+    """
     import torch
 
     from mpitrain.actor.actor import Actor
@@ -297,28 +399,45 @@ def test_an_expert_with_exactly_the_mean_load_keeps_its_bias(world):
     if world.size != 1:
         pytest.skip("1 rank tells")
     plan = plan_of_case(1, "compute=fp32", "deepseek")
-    mesh, even = build_mesh(plan, world), 0
+    mesh = build_mesh(plan, world)
+    even = 0
     actor = Actor(plan, mesh, torch.device("cpu"))
     biases = [piece for piece in actor.gradients.pieces if piece.spec.group == "bias"]
     for step in range(1, 25):
         before = [piece.weight.clone() for piece in biases]
-        rows = torch.randint(0, 64, (8, 9), generator=torch.Generator().manual_seed(step))  # 64 tokens, each with 3 of 8 experts
+        # 64 tokens, each with 3 of 8 experts
+        rows = torch.randint(0, 64, (8, 9), generator=torch.Generator().manual_seed(step))
         actor.run_step(step, actor.cut(rows), LR)
         for piece, bias in zip(biases, before):
             assert piece.grad.sum() == 64 * 3
             even += (piece.grad == 24).sum().item()
-            assert torch.equal(piece.weight != bias, piece.grad != 24), f"step {step}, {piece.spec.name}: choices {piece.grad.tolist()}"
+            assert torch.equal(piece.weight != bias, piece.grad != 24), (
+                f"step {step}, {piece.spec.name}: choices {piece.grad.tolist()}"
+            )
     mesh.free()
     assert even > 2, "hardly a case was tried"
 
 
-OF_COUNTS = ("dp=2", "dp=2 zero=2", "dp=2 zero=3", "ep=2 zero=1", "tp=2", "pp=2 schedule=dualpipe", "dp=4 dp_shard=2 zero=3")
+OF_COUNTS = (
+    "dp=2",
+    "dp=2 zero=2",
+    "dp=2 zero=3",
+    "ep=2 zero=1",
+    "tp=2",
+    "pp=2 schedule=dualpipe",
+    "dp=4 dp_shard=2 zero=3",
+)
 
 
 @pytest.mark.parametrize("layout", OF_COUNTS)
-@pytest.mark.parametrize("precision", ["compute=fp32", "compute=bf16", "compute=bf16 offload=optimizer", "compute=fp16"])
+@pytest.mark.parametrize(
+    "precision", ["compute=fp32", "compute=bf16", "compute=bf16 offload=optimizer", "compute=fp16"]
+)
 def test_what_is_counted_is_rounded_neither_on_the_wire_nor_where_it_is_used(world, layout, precision):
-    """More choices than 16 bits can count: 1,536 tokens with 3 experts each. Weights, and gradients on their way, are rounded."""
+    """More choices than 16 bits can count: 1,536 tokens with 3 experts each.
+
+    Weights, and gradients on their way, are rounded.
+    """
     import msgspec
     import torch
 
@@ -331,26 +450,44 @@ def test_what_is_counted_is_rounded_neither_on_the_wire_nor_where_it_is_used(wor
     plan = plan_of_case(world.size, f"{layout} {precision} micro=4 global=32 sequence=48", "deepseek")
     config = plan.config
     if config.parallel.dp > 1:
-        config = msgspec.structs.replace(config, precision=msgspec.structs.replace(config.precision, reduce="bf16"))
+        config = msgspec.structs.replace(
+            config, precision=msgspec.structs.replace(config.precision, reduce="bf16")
+        )
         plan = plan_of(config)
-    mesh, wrong = build_mesh(plan, world), []
+    mesh = build_mesh(plan, world)
+    wrong = []
     actor = Actor(plan, mesh, torch.device("cpu"))
-    batch, sequence = config.batch.global_, config.data.sequence
+    batch = config.batch.global_
+    sequence = config.data.sequence
     for step in (1, 2):
         rows = torch.randint(0, 64, (batch, sequence + 1), generator=torch.Generator().manual_seed(step))
         actor.run_step(step, actor.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank]), LR)
         for piece in (each for each in actor.gradients.pieces if not each.spec.trained):
-            wrong += [f"{piece.spec.name}: {piece.grad.sum():g} choices"] if piece.grad.sum() != batch * sequence * 3 else []
-            wrong += [f"{piece.spec.name}: {piece.grad.tolist()}"] if (piece.grad != piece.grad.round()).any() else []
+            wrong += (
+                [f"{piece.spec.name}: {piece.grad.sum():g} choices"]
+                if piece.grad.sum() != batch * sequence * 3
+                else []
+            )
+            wrong += (
+                [f"{piece.spec.name}: {piece.grad.tolist()}"]
+                if (piece.grad != piece.grad.round()).any()
+                else []
+            )
     actor.settle()
-    masters = {piece.spec.name: piece.weight.flatten() for piece in actor.gradients.pieces if not piece.spec.trained}
+    masters = {
+        piece.spec.name: piece.weight.flatten() for piece in actor.gradients.pieces if not piece.spec.trained
+    }
     for stage in actor.stages.values():
         for bucket in (each for each in stage.state.buckets if each.plan.domain == "counted"):
             kept = bucket.weights.whole if bucket.weights.whole is not None else bucket.weights.shard
             wrong += [f"weights of {kept.dtype}"] if kept.dtype != torch.float32 else []
         if config.parallel.zero < 3:
             used = {spec.name: data.flatten() for spec, data in stage.state.weights() if spec.name in masters}
-            wrong += [f"{name}: computed with {w.tolist()}" for name, w in used.items() if not torch.equal(w, masters[name])]
+            wrong += [
+                f"{name}: computed with {w.tolist()}"
+                for name, w in used.items()
+                if not torch.equal(w, masters[name])
+            ]
     domains = {bucket.plan.domain for stage in actor.stages.values() for bucket in stage.state.buckets}
     rounds = config.precision.compute != "fp32" or config.precision.reduce == "bf16"
     wrong += [f"buckets of {domains}"] if ("counted" in domains) != rounds else []

@@ -1,7 +1,9 @@
-"""Families train like plain torch in every layout, and their attention holds and sends what its layers declare.
+"""Families train like plain torch in every layout, and their attention holds and sends what its
+layers declare.
 
-Norms of heads, biases, sinks, windows, YaRN; latent attention, with and without low-rank queries; and these with experts.
-MPITRAIN_LAYOUTS=all takes every layout for every kind of attention, not a few for some.
+Norms of heads, biases, sinks, windows, YaRN; latent attention, with and without low-rank queries;
+and these with experts. MPITRAIN_LAYOUTS=all takes every layout for every kind of attention, not a
+few for some.
 """
 
 import pytest
@@ -13,11 +15,16 @@ from training import of_tensors
 
 from mpitrain.layout.layer import Family
 
-WIDTH, FFN, VOCAB, BLOCKS = 16, 24, 64, 4
+WIDTH = 16
+FFN = 24
+VOCAB = 64
+BLOCKS = 4
 STEPS = 2 if EVERY else 1  # what a second step finds other than a first is no matter of attention
 SETTINGS = (
-    f"model.layers={BLOCKS}", f"model.width={WIDTH}", f"model.ffn={FFN}", f"model.vocab={VOCAB}", "model.heads=4", "data.sequence=16",
-    "batch.global=8", "batch.micro=2", "precision.compute=fp64", "optimizer.name=sgd", "optimizer.momentum=0", "optimizer.decay=0",
+    f"model.layers={BLOCKS}", f"model.width={WIDTH}", f"model.ffn={FFN}", f"model.vocab={VOCAB}",
+    "model.heads=4", "data.sequence=16",
+    "batch.global=8", "batch.micro=2", "precision.compute=fp64", "optimizer.name=sgd",
+    "optimizer.momentum=0", "optimizer.decay=0",
     "optimizer.clip=0", "comm.bucket_mb=0.002", "comm.timeout_s=200",
 )  # fmt: skip
 YARN = dict(theta=500.0, yarn_factor=4.0, yarn_length=64, yarn_mscale=0.7)
@@ -32,29 +39,55 @@ SPARSE = {  # families as they are, with their keys
     "qwen3-moe": ("attention.head_width=6", "model.kv_heads=2"),
     "gpt-oss": (*(f"attention.{key}={value}" for key, value in KINDS["sinking"].items()), "model.kv_heads=2"),
     "deepseek-v3": (
-        *(f"attention.{key}={value}" for key, value in KINDS["latent"].items()), "experts.first=1", "experts.groups=2",
+        *(f"attention.{key}={value}" for key, value in KINDS["latent"].items()), "experts.first=1",
+        "experts.groups=2",
         "experts.groups_active=1",
     ),
 }  # fmt: skip
-OF_EXPERTS = "experts.count=4", "experts.active=2", "experts.width=12", "experts.balance=none", "experts.balance_weight=0"
+OF_EXPERTS = (
+    "experts.count=4",
+    "experts.active=2",
+    "experts.width=12",
+    "experts.balance=none",
+    "experts.balance_weight=0",
+)
 EPS = {"sinking": 1e-5, "gpt-oss": 1e-5}  # of others 1e-6
 LIMIT = 0.1  # of gpt-oss's gates, such that it is met
 EVERYWHERE = {
-    1: ("", "memory.recompute=selective", "pipeline.schedule=seq1f1b", "pipeline.schedule=seq1f1b memory.recompute=full"),
+    1: ("", "memory.recompute=selective", "pipeline.schedule=seq1f1b",
+        "pipeline.schedule=seq1f1b memory.recompute=full"),
     2: (
-        "tp=2", "tp=2 sequence=false", "tp=2 async_tp=true", "tp=2 memory.recompute=selective", "tp=2 pipeline.schedule=seq1f1b",
-        "pp=2 pipeline.schedule=zbv", "dp=2 zero=3", "dp=2 zero=1 data.documents=separate", "dp=2 memory.offload=activations",
+        "tp=2", "tp=2 sequence=false", "tp=2 async_tp=true", "tp=2 "
+                                                             "memory.recompute=selective",
+                                                             "tp=2 pipeline.schedule=seq1f1b",
+        "pp=2 pipeline.schedule=zbv", "dp=2 zero=3", "dp=2 zero=1 "
+                                                     "data.documents=separate",
+                                                     "dp=2 memory.offload=activations",
     ),
-    4: ("tp=4", "tp=4 sequence=false", "tp=4 async_tp=true", "tp=2 pp=2", "tp=2 dp=2 zero=2", "tp=2 pp=2 pipeline.schedule=zb-h1"),
+    4: ("tp=4", "tp=4 sequence=false", "tp=4 async_tp=true", "tp=2 pp=2", "tp=2 dp=2 zero=2",
+        "tp=2 pp=2 pipeline.schedule=zb-h1"),
 }  # fmt: skip
 SPREAD = {
     2: (
-        "cp=2 context=zigzag", "cp=2 context=ring", "cp=2 context=gather", "cp=2 context=ulysses memory.recompute=selective",
+        "cp=2 context=zigzag", "cp=2 context=ring", "cp=2 context=gather",
+        "cp=2 context=ulysses memory.recompute=selective",
         "cp=2 context=zigzag data.documents=separate", "cp=2 context=ulysses data.documents=separate",
     ),
-    4: ("cp=2 context=gather tp=2", "cp=2 context=zigzag tp=2 async_tp=true", "cp=4 context=ulysses", "cp=2 context=ulysses dp=2 zero=3"),
+    4: ("cp=2 context=gather tp=2", "cp=2 "
+                                    "context=zigzag "
+                                    "tp=2 "
+                                    "async_tp=true", "cp=4 context=ulysses",
+                                    "cp=2 context=ulysses dp=2 zero=3"),
 }  # fmt: skip
-ENOUGH = "", "tp=2", "tp=2 sequence=false", "dp=2 zero=3", "cp=2 context=zigzag", "tp=4", "cp=2 context=gather tp=2"
+ENOUGH = (
+    "",
+    "tp=2",
+    "tp=2 sequence=false",
+    "dp=2 zero=3",
+    "cp=2 context=zigzag",
+    "tp=4",
+    "cp=2 context=gather tp=2",
+)
 CASES = [
     (kind, size, layout)
     for kind in KINDS
@@ -69,15 +102,25 @@ FOLDED = {
 }
 CASES += [(kind, size, layout) for kind in SPARSE for size, layouts in FOLDED.items() for layout in layouts]
 FURTHER = {  # foretold tokens besides the next
-    ("sinking", 1): ("model.mtp=2 model.mtp_weight=0.7", "model.mtp=1 memory.recompute=selective", "model.mtp=1 pipeline.schedule=seq1f1b"),
+    ("sinking", 1): ("model.mtp=2 model.mtp_weight=0.7", "model.mtp=1 "
+                                                         "memory.recompute=selective",
+                                                         "model.mtp=1 pipeline.schedule=seq1f1b"),
     ("latent", 2): (
-        "model.mtp=2 tp=2", "model.mtp=1 tp=2 sequence=false model.tied=false", "model.mtp=1 tp=2 async_tp=true", "model.mtp=1 pp=2",
-        "model.mtp=2 pp=2 model.tied=false", "model.mtp=1 pp=2 pipeline.schedule=zbv model.tied=false", "model.mtp=1 dp=2 zero=3",
-        "model.mtp=2 pp=2 pipeline.schedule=dualpipe", "model.mtp=2 cp=2 context=zigzag", "model.mtp=2 cp=2 context=ring",
-        "model.mtp=2 dp=2 zero=2 data.documents=separate model.tied=false", "model.mtp=1 cp=2 context=gather data.documents=separate",
+        "model.mtp=2 tp=2", "model.mtp=1 tp=2 "
+                            "sequence=false "
+                            "model.tied=false", "model.mtp=1 tp=2 async_tp=true", "model.mtp=1 pp=2",
+        "model.mtp=2 pp=2 model.tied=false", "model.mtp=1 pp=2 "
+                                             "pipeline.schedule=zbv "
+                                             "model.tied=false", "model.mtp=1 dp=2 zero=3",
+        "model.mtp=2 pp=2 pipeline.schedule=dualpipe", "model.mtp=2 cp=2 "
+                                                       "context=zigzag", "model.mtp=2 cp=2 context=ring",
+        "model.mtp=2 dp=2 zero=2 "
+        "data.documents=separate model.tied=false", "model.mtp=1 cp=2 context=gather data.documents=separate",
     ),
-    ("deepseek-v3", 2): ("model.mtp=1 tp=2 ep=2", "model.mtp=1 pp=2 model.tied=false", "model.mtp=1 ep=2 zero=3"),
-    ("latent", 4): ("model.mtp=1 tp=2 pp=2 pipeline.schedule=zb-h1", "model.mtp=2 tp=2 cp=2 context=zigzag model.tied=false"),
+    ("deepseek-v3", 2): ("model.mtp=1 tp=2 ep=2", "model.mtp=1 pp=2 "
+                                                  "model.tied=false", "model.mtp=1 ep=2 zero=3"),
+    ("latent", 4): ("model.mtp=1 tp=2 pp=2 "
+                    "pipeline.schedule=zb-h1", "model.mtp=2 tp=2 cp=2 context=zigzag model.tied=false"),
     ("deepseek-v3", 4): ("model.mtp=1 tp=2 pp=2 ep=2 pipeline.schedule=dualpipev",),
 }  # fmt: skip
 CASES += [(kind, size, layout) for (kind, size), layouts in FURTHER.items() for layout in layouts]
@@ -86,7 +129,12 @@ CASES += [(kind, size, layout) for (kind, size), layouts in FURTHER.items() for 
 def features(case):
     """Return what meets in a case: a kind, and words of a layout."""
     kind, _, layout = case
-    return kind, *layout.split(), *["plain"] * (not layout), *["sequence=true"] * ("tp=" in layout and "sequence=" not in layout)
+    return (
+        kind,
+        *layout.split(),
+        *["plain"] * (not layout),
+        *["sequence=true"] * ("tp=" in layout and "sequence=" not in layout),
+    )
 
 
 CASES = CASES if EVERY else covering(CASES, features, lambda case: case[1])
@@ -101,10 +149,15 @@ def family(config):
     from mpitrain.model.layers.latent_attention import LatentAttention
     from mpitrain.model.layers.rope import rope_of
 
-    model, own, depth, eps = config.model, config.attention, 2 * config.model.layers, EPS.get(config.model.family, 1e-6)
+    model = config.model
+    own = config.attention
+    depth = 2 * config.model.layers
+    eps = EPS.get(config.model.family, 1e-6)
     if model.family == "normed":
         rope = rope_of(own, head_width(config))
-        attention = BLOCKS * [Attention(model.width, model.heads, model.kv_heads, rope, depth, eps, normed=True)]
+        attention = BLOCKS * [
+            Attention(model.width, model.heads, model.kv_heads, rope, depth, eps, normed=True)
+        ]
     elif model.family == "sinking":
         rope = rope_of(own, head_width(config), rounded=False)
         make = lambda window: Attention(  # noqa: E731
@@ -116,7 +169,11 @@ def family(config):
         sizes = own.head_width, own.value_width, own.q_rank, own.kv_rank
         attention = BLOCKS * [LatentAttention(model.width, model.heads, *sizes, rope, depth, eps)]
     blocks = tuple((layer, FeedForward(model.width, model.ffn, depth, eps)) for layer in attention)
-    return Family(Embedding(model.vocab, model.width, model.tied), blocks, Head(model.vocab, model.width, model.tied, eps))
+    return Family(
+        Embedding(model.vocab, model.width, model.tied),
+        blocks,
+        Head(model.vocab, model.width, model.tied, eps),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -137,8 +194,16 @@ def plan_with(kind, world_size, layout):
     from mpitrain.model.families.catalog import plan_of
 
     keys = [word if "." in word else f"parallel.{word}" for word in layout.split()]
-    own = (*SPARSE[kind], *OF_EXPERTS) if kind in SPARSE else () if kind.startswith("latent") else ("model.kv_heads=2",)
-    return plan_of(resolve(settings.load(None, (*SETTINGS, f"model.family={kind}", *own, *keys)), world_size, VOCAB))
+    own = (
+        (*SPARSE[kind], *OF_EXPERTS)
+        if kind in SPARSE
+        else ()
+        if kind.startswith("latent")
+        else ("model.kv_heads=2",)
+    )
+    return plan_of(
+        resolve(settings.load(None, (*SETTINGS, f"model.family={kind}", *own, *keys)), world_size, VOCAB)
+    )
 
 
 def oracle_of(plan):
@@ -147,15 +212,25 @@ def oracle_of(plan):
 
     family = plan.config.model.family
     own, experts = (msgspec.to_builtins(table) for table in (plan.config.attention, plan.config.experts))
-    return dict(own, eps=EPS.get(family, 1e-6), rounded=family not in ("sinking", "gpt-oss"), experts=experts, limit=LIMIT)
+    return dict(
+        own,
+        eps=EPS.get(family, 1e-6),
+        rounded=family not in ("sinking", "gpt-oss"),
+        experts=experts,
+        limit=LIMIT,
+    )
 
 
 def plain_steps(plan, ends):
-    """Return of each step of plain torch: (rows, loss, that of further tokens, gradients, weights after it)."""
+    """Return of each step of plain torch: (rows, loss, that of further tokens, gradients, weights
+    after it).
+    """
     import torch
     from test_model_new_layer import initial
 
-    has, model, found = oracle_of(plan), plan.config.model, []
+    has = oracle_of(plan)
+    model = plan.config.model
+    found = []
     weights = {spec.name: initial(spec) for spec in plan.parameters()}
     for step in range(1, STEPS + 1):
         rows = torch.randint(1, VOCAB, (8, 17), generator=torch.Generator().manual_seed(step))
@@ -163,8 +238,14 @@ def plain_steps(plan, ends):
             rows[:, 6] = ends  # two documents, each by itself
         parts = [rows] if ends is None else [rows[:, :7], rows[:, 7:]]
         counts = [rows[:, 1:].numel() for rows in parts]
-        loss = sum(count * plain_loss(weights, rows, BLOCKS, has) for count, rows in zip(counts, parts)) / sum(counts)
-        more = sum(further_loss(weights, rows, BLOCKS, has, model.mtp) for rows in parts) / sum(counts) if model.mtp else torch.zeros(())
+        loss = sum(
+            count * plain_loss(weights, rows, BLOCKS, has) for count, rows in zip(counts, parts)
+        ) / sum(counts)
+        more = (
+            sum(further_loss(weights, rows, BLOCKS, has, model.mtp) for rows in parts) / sum(counts)
+            if model.mtp
+            else torch.zeros(())
+        )
         (loss + model.mtp_weight * more).backward()
         grads = {name: weight.grad for name, weight in weights.items()}
         with torch.no_grad():
@@ -193,17 +274,24 @@ def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(worl
 
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")
-    plan, wrong = plan_with(kind, size, layout), []
+    plan = plan_with(kind, size, layout)
+    wrong = []
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
     same_model = " ".join(word for word in layout.split() if word.startswith("model."))
-    watch, dp = Watch(actor.stages.values(), actor.site.constants()), plan.config.parallel.dp
-    mtp, ends = plan.config.model.mtp, 0 if plan.config.data.documents == "separate" else None
-    steps = once(world, ("families", kind, same_model, ends), lambda: plain_steps(plan_with(kind, 1, same_model), ends))
+    watch = Watch(actor.stages.values(), actor.site.constants())
+    dp = plan.config.parallel.dp
+    mtp = plan.config.model.mtp
+    ends = 0 if plan.config.data.documents == "separate" else None
+    steps = once(
+        world, ("families", kind, same_model, ends), lambda: plain_steps(plan_with(kind, 1, same_model), ends)
+    )
     for step, (rows, loss, more, grads, weights) in enumerate(steps, start=1):
         results = []
         mine = actor.cut(rows.chunk(dp)[mesh["data"].rank // plan.config.parallel.cp], ends)
-        found, _ = recorded(mesh, lambda s=step, m=mine, r=results: r.append(actor.run_step(s, m, 0.1, watch=watch)))
+        found, _ = recorded(
+            mesh, lambda s=step, m=mine, r=results: r.append(actor.run_step(s, m, 0.1, watch=watch))
+        )
         wrong += [f"loss {results[0].loss}, not {loss}"] if not abs(results[0].loss - loss) < 1e-10 else []
         if mtp:
             error = abs(results[0].told["mtp_loss"] - more)
@@ -216,8 +304,14 @@ def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(worl
             error = (piece.weight - part(weights, piece)).abs().max()
             wrong += [f"weight {piece.spec.name}: {error:.1e}"] if not error < 1e-10 else []
         declared = Rehearsal(plan, world.rank).training()
-        wrong += [f"sent {found}, declared {declared}"] if kind in KINDS and found != declared else []  # rows come as they are routed
-    predicted, held = predict(plan, actor.shards_here)[actor.pp.rank], measure(actor, watch)
-    wrong += [f"holds {held}, predicted {predicted}"] if kind in KINDS and of_tensors(predicted, held) != held else []
+        # rows come as they are routed
+        wrong += [f"sent {found}, declared {declared}"] if kind in KINDS and found != declared else []
+    predicted = predict(plan, actor.shards_here)[actor.pp.rank]
+    held = measure(actor, watch)
+    wrong += (
+        [f"holds {held}, predicted {predicted}"]
+        if kind in KINDS and of_tensors(predicted, held) != held
+        else []
+    )
     mesh.free()
     agree(world, not wrong, f"{mesh}: {wrong[:3]}")

@@ -1,4 +1,7 @@
-"""Training with fp8 linears follows bf16; its bits are those of one rank for every pipeline, stage of ZeRO and way to save memory."""
+"""Training with fp8 linears follows bf16.
+
+Its bits are those of one rank for every pipeline, stage of ZeRO and way to save memory.
+"""
 
 import pytest
 from conftest import agree
@@ -31,7 +34,10 @@ CLOSE = {
         ("parallel.cp=2",),
         ("parallel.pp=2", "pipeline.schedule=seq1f1b"),
     ],
-    4: [("parallel.tp=2", "parallel.pp=2", "pipeline.schedule=zbv"), ("parallel.tp=2", "parallel.async_tp=true", "parallel.cp=2")],
+    4: [
+        ("parallel.tp=2", "parallel.pp=2", "pipeline.schedule=zbv"),
+        ("parallel.tp=2", "parallel.async_tp=true", "parallel.cp=2"),
+    ],
 }
 
 
@@ -82,7 +88,8 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world):
 def test_layouts_that_divide_tensors_stay_close_to_one_rank(world, size, layout):
     """They scale parts of tensors, and round partial sums to bf16: losses and norms within 1%.
 
-    Not under AdamW: its first steps are as large for a gradient of next to nothing as for any other.
+    Not under AdamW: its first steps are as large for a gradient of next to nothing as for any
+    other.
     """
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")
@@ -94,13 +101,21 @@ def test_layouts_that_divide_tensors_stay_close_to_one_rank(world, size, layout)
 
 
 def test_fifty_steps_follow_bf16(world):
-    """From 5.3 to below 3.3: not the same, but never 0.03 apart, 0.01 over the last twenty steps (0.013 and 0.005 when it was written)."""
+    """From 5.3 to below 3.3: not the same, but never 0.03 apart, 0.01 over the last twenty steps
+    (0.013 and 0.005 when it was written).
+    """
     if world.size != 2:
         pytest.skip("2 ranks tell")
     losses = {compute: losses_of(world, compute) for compute in ("bf16", "fp8")}
     apart = [b - a for a, b in zip(*losses.values())]
-    most, late, end = max(map(abs, apart)), sum(apart[-20:]) / 20, sum(losses["fp8"][-20:]) / 20
-    agree(world, 0 < most < 0.03 and abs(late) < 0.01 and end < 3.3, f"{most} apart, {late} late, {end} at the end")
+    most = max(map(abs, apart))
+    late = sum(apart[-20:]) / 20
+    end = sum(losses["fp8"][-20:]) / 20
+    agree(
+        world,
+        0 < most < 0.03 and abs(late) < 0.01 and end < 3.3,
+        f"{most} apart, {late} late, {end} at the end",
+    )
 
 
 def losses_of(world, compute):
@@ -119,7 +134,8 @@ def losses_of(world, compute):
     text = torch.frombuffer(bytearray(Path(shutil.__file__).read_bytes()), dtype=torch.uint8).long()
     plan = plan_of(config)
     mesh = build_mesh(plan, world)
-    actor, losses = Actor(plan, mesh, torch.device("cpu")), []
+    actor = Actor(plan, mesh, torch.device("cpu"))
+    losses = []
     for step in range(50):
         starts = torch.randint(0, len(text) - 65, (16,), generator=torch.Generator().manual_seed(step))
         rows = torch.stack([text[start : start + 65] for start in starts])
@@ -130,7 +146,10 @@ def losses_of(world, compute):
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 def test_an_infinity_before_the_cast_skips_the_step_on_all_ranks(world, monkeypatch, name):
-    """In an activation or a weight, and in a gradient, on the last rank only. A cast to e4m3 would make it 448."""
+    """In an activation or a weight, and in a gradient, on the last rank only.
+
+    A cast to e4m3 would make it 448.
+    """
     import torch
 
     from mpitrain.actor.actor import Actor
@@ -144,9 +163,12 @@ def test_an_infinity_before_the_cast_skips_the_step_on_all_ranks(world, monkeypa
     plan = plan_of(config)
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
-    rows = torch.randint(0, 256, (8, 17), generator=torch.Generator().manual_seed(1)).chunk(world.size)[mesh["dp"].rank]
+    rows = torch.randint(0, 256, (8, 17), generator=torch.Generator().manual_seed(1)).chunk(world.size)[
+        mesh["dp"].rank
+    ]
     before = [piece.weight.clone() for piece in actor.gradients.pieces]
-    quantise, planted = fp8.quantise, []
+    quantise = fp8.quantise
+    planted = []
 
     def planting(x, dtype):
         if dtype == getattr(torch, name) and not planted and mesh["dp"].rank == world.size - 1:
@@ -158,7 +180,11 @@ def test_an_infinity_before_the_cast_skips_the_step_on_all_ranks(world, monkeypa
     monkeypatch.setattr(fp8, "quantise", planting)
     result = actor.run_step(1, actor.cut(rows), 1e-2)
     agree(world, result.skipped and (planted or mesh["dp"].rank < world.size - 1), f"{result}")
-    agree(world, all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)), "weights changed in a skipped step")
+    agree(
+        world,
+        all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)),
+        "weights changed in a skipped step",
+    )
     monkeypatch.setattr(fp8, "quantise", quantise)
     agree(world, not actor.run_step(2, actor.cut(rows), 1e-2).skipped, "training didn't go on")
     mesh.free()

@@ -1,4 +1,7 @@
-"""Nothing of a step is left when it is over: of all memory that operations made, as much is alive after each step."""
+"""Nothing of a step is left when it is over.
+
+Of all memory that operations made, as much is alive after each step.
+"""
 
 import gc
 from itertools import product
@@ -18,14 +21,22 @@ KINDS = {
     "further tokens": ("model.mtp=2",),
     "muon": ("optimizer.name=muon",),
 }
-KEPT = ("memory.recompute=none", "memory.recompute=selective", "memory.recompute=full", "memory.offload=activations")
+KEPT = (
+    "memory.recompute=none",
+    "memory.recompute=selective",
+    "memory.recompute=full",
+    "memory.offload=activations",
+)
 OTHERS = [kept for kept in KEPT if kept != KEPT[1]]
 FEW = [(kind, KEPT[1], "torch's") for kind in KINDS] + list(product(["plain"], OTHERS, ("ours", "torch's")))
-ALL = [case for case in product(KINDS, KEPT, ("ours", "torch's")) if case[:2] != ("experts", KEPT[3])]  # whose rows no buffer fits
+# whose rows no buffer fits
+ALL = [case for case in product(KINDS, KEPT, ("ours", "torch's")) if case[:2] != ("experts", KEPT[3])]
 
 
 def made_and_alive():
-    """Return a mode that notes all memory that operations make while it is entered, and what tells how much of it is alive."""
+    """Return a mode that notes all memory that operations make while it is entered, and what tells
+    how much of it is alive.
+    """
     from torch.multiprocessing.reductions import StorageWeakRef
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_flatten
@@ -70,7 +81,8 @@ def test_as_much_memory_is_alive_after_each_step(world, monkeypatch, kind, kept,
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
     rows = torch.randint(0, 50, (config.batch.global_, 17), generator=torch.Generator().manual_seed(1))
-    microbatches, found = actor.cut(rows, 7 if kind == "documents" else None), []
+    microbatches = actor.cut(rows, 7 if kind == "documents" else None)
+    found = []
     noting, alive = made_and_alive()
     for step in (1, 2, 3, 4):
         with noting:

@@ -20,14 +20,27 @@ CHOICES = [
     ("parallel.zero=0", "numerics.reproducible=layout"),
 ]
 LAYOUTS = {
-    2: [("parallel.dp=2",), ("parallel.dp=1", "parallel.pp=2", "pipeline.schedule=zbv"), ("parallel.tp=2",), ("parallel.cp=2",)],
-    4: [("parallel.dp=4", "parallel.dp_shard=2"), ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=1f1b")],
+    2: [
+        ("parallel.dp=2",),
+        ("parallel.dp=1", "parallel.pp=2", "pipeline.schedule=zbv"),
+        ("parallel.tp=2",),
+        ("parallel.cp=2",),
+    ],
+    4: [
+        ("parallel.dp=4", "parallel.dp_shard=2"),
+        ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=1f1b"),
+    ],
 }
 ALONE = [  # (layout, choice): each choice with data parallelism, and each other layout with some
     (layout, choice)
     for layout in [layout for found in LAYOUTS.values() for layout in found]
     for number, choice in enumerate(CHOICES)
-    if EVERY or (layout in LAYOUTS[2][:1] or (number + LAYOUTS[2].index(layout)) % 3 == 0 if layout in LAYOUTS[2] else number % 2)
+    if EVERY
+    or (
+        layout in LAYOUTS[2][:1] or (number + LAYOUTS[2].index(layout)) % 3 == 0
+        if layout in LAYOUTS[2]
+        else number % 2
+    )
 ]
 
 
@@ -39,10 +52,18 @@ def test_the_state_that_was_predicted_is_allocated(world, layout, choice):
     predicted, most, measured = one_step(world, *layout, *choice)
     found = of_tensors(predicted, measured)._replace(activations=measured.activations)
     agree(world, found == measured, f"predicted {predicted}, found {measured}")
-    agree(world, most.moments >= measured.moments and most.host >= measured.host, f"at most {most}, found {measured}")
+    agree(
+        world,
+        most.moments >= measured.moments and most.host >= measured.host,
+        f"at most {most}, found {measured}",
+    )
     agree(world, measured.moments <= predicted.weights * 4, f"{measured}")
     offload = "memory.offload=optimizer" in choice or "memory.offload=all" in choice
-    agree(world, not measured.moments and measured.host if offload else not measured.host, f"offloaded: {offload}, {measured}")
+    agree(
+        world,
+        not measured.moments and measured.host if offload else not measured.host,
+        f"offloaded: {offload}, {measured}",
+    )
 
 
 SCHEDULES = ["1f1b", "interleaved", "zbv", "v-min", "dualpipe", "seq1f1b"]
@@ -50,8 +71,14 @@ SCHEDULES += ["gpipe", "zb-h1", "zb-h2", "v-half", "dualpipev"] if EVERY else []
 HELD = {
     2: [
         *(f"parallel.pp=2 pipeline.schedule={name}" for name in SCHEDULES),
-        *(f"parallel.pp=2 pipeline.schedule=zb-h1 memory.recompute={mode}" for mode in ("selective", "full", "every-k")),
-        *(f"parallel.pp=2 pipeline.schedule=seq1f1b pipeline.segments=4 memory.recompute={mode}" for mode in ("none", "full")),
+        *(
+            f"parallel.pp=2 pipeline.schedule=zb-h1 memory.recompute={mode}"
+            for mode in ("selective", "full", "every-k")
+        ),
+        *(
+            f"parallel.pp=2 pipeline.schedule=seq1f1b pipeline.segments=4 memory.recompute={mode}"
+            for mode in ("none", "full")
+        ),
         "parallel.pp=2 pipeline.schedule=zbv memory.offload=activations",
         "parallel.pp=2 pipeline.schedule=seq1f1b memory.offload=activations",
         "parallel.tp=2 parallel.async_tp=true memory.offload=activations",
@@ -72,7 +99,10 @@ HELD = {
         "parallel.dp=2 data.documents=separate memory.offload=activations pipeline.tail=3",
         "parallel.dp=2 data.documents=separate memory.recompute=selective pipeline.tail=3",
     ],
-    4: ["parallel.pp=2 parallel.tp=2 pipeline.schedule=zb-h1 data.documents=separate", "parallel.pp=4 pipeline.schedule=v-half"],
+    4: [
+        "parallel.pp=2 parallel.tp=2 pipeline.schedule=zb-h1 data.documents=separate",
+        "parallel.pp=4 pipeline.schedule=v-half",
+    ],
 }
 
 
@@ -81,12 +111,23 @@ LARGE = ("model.layers=8", "model.width=64", "model.vocab=256", "data.sequence=6
 
 @pytest.mark.parametrize(("size", "settings"), [(size, settings) for size in HELD for settings in HELD[size]])
 def test_the_activations_that_were_predicted_are_held(world, size, settings):
-    """Within 5%, at the peak of a step: of what autograd and the stages keep, every storage counted once; in host memory within 2%."""
+    """Within 5%, at the peak of a step.
+
+    Of what autograd and the stages keep, every storage counted once; in host memory within 2%.
+    """
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")
     predicted, _, held = one_step(world, *LARGE, *settings.split())
-    agree(world, abs(predicted.activations - held.activations) < 0.05 * held.activations, f"predicted {predicted}, held {held}")
+    agree(
+        world,
+        abs(predicted.activations - held.activations) < 0.05 * held.activations,
+        f"predicted {predicted}, held {held}",
+    )
     recomputed = predicted.activations + predicted.recomputed, held.activations + held.recomputed
-    agree(world, abs(recomputed[0] - recomputed[1]) < 0.08 * recomputed[1], f"recomputed, predicted and held: {recomputed}")
+    agree(
+        world,
+        abs(recomputed[0] - recomputed[1]) < 0.08 * recomputed[1],
+        f"recomputed, predicted and held: {recomputed}",
+    )
     agree(world, abs(predicted.host - held.host) <= 0.02 * held.host, f"predicted {predicted}, held {held}")
     agree(world, (held.host > 0) == ("offload" in settings), f"in host memory: {held}")

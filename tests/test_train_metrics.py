@@ -1,7 +1,7 @@
 """Every number of a line of metrics.jsonl equals plain torch in fp64 to 1e-12, in many layouts.
 
-Documents are separate; some rows and microbatches have no target. The last test reads lines of whole runs.
-MPITRAIN_LAYOUTS=all takes all variants with all layouts, not half of them.
+Documents are separate; some rows and microbatches have no target. The last test reads lines of
+whole runs. MPITRAIN_LAYOUTS=all takes all variants with all layouts, not half of them.
 """
 
 import json
@@ -11,7 +11,11 @@ from conftest import EVERY, agree
 from launch import MPITRAIN, mpirun, options, tail
 
 MOST = 1e-12  # of what is expected
-LAYERS, HEADS, KV_HEADS, VOCAB, SEQUENCE = 2, 4, 2, 256, 16
+LAYERS = 2
+HEADS = 4
+KV_HEADS = 2
+VOCAB = 256
+SEQUENCE = 16
 OPTIMIZER = dict(betas=(0.9, 0.95), eps=1e-8, decay=0.1, clip=0.5)
 SETTINGS = {
     "model.family": "mixtral",
@@ -178,7 +182,9 @@ def test_a_step_tells_what_plain_torch_computes(world, size, number, variant):
     alone = resolved(1, SETTINGS | VARIANTS[variant])
 
     def expected_lines():
-        weights, moments, lines = initial(alone), {}, []
+        weights = initial(alone)
+        moments = {}
+        lines = []
         for step in (1, 2):
             given = split(*rows_of(step))
             line, shares = one_step(weights, moments, given, step, *facts(alone), 1e-2, OPTIMIZER)
@@ -186,7 +192,8 @@ def test_a_step_tells_what_plain_torch_computes(world, size, number, variant):
         return lines
 
     plan = plan_of(config)
-    mesh, wrong = build_mesh(plan, world), []
+    mesh = build_mesh(plan, world)
+    wrong = []
     actor = Actor(plan, mesh, torch.device("cpu"))
 
     def cut(step):
@@ -239,7 +246,8 @@ def samplers(run_dir, config):
     from mpitrain.data.text import Text
     from mpitrain.data.tokens import open_ends, open_tokens
 
-    tokens, ends = open_tokens(run_dir / "data"), open_ends(run_dir / "data")
+    tokens = open_tokens(run_dir / "data")
+    ends = open_ends(run_dir / "data")
     found = held_out(ends, config.data.val_fraction, SEQUENCE, config.run.seed)
     texts = [Text(tokens, stretches, ends) for stretches in (found.train, found.validation)]
     return Sampler(texts[0], SEQUENCE, config.run.seed), Sampler(texts[1], SEQUENCE)
@@ -256,7 +264,9 @@ def expected_lines(config, train, validation):
     """Return the lines of a whole run by plain torch."""
     from oracle_metrics import cosine, one_step, validate
 
-    weights, moments, skipped = initial(config), {}, 0
+    weights = initial(config)
+    moments = {}
+    skipped = 0
     validated = microbatches(validation, range(min(2 * 16, validation.num_sequences)))
     lines = [{"step": 0, "val_loss": validate(weights, validated, *facts(config))}]
     for step in range(1, STEPS + 1):

@@ -1,4 +1,6 @@
-"""Pairs that are walked part by part train to the same bits as computations that stand alone, and hold what was predicted."""
+"""Pairs that are walked part by part train to the same bits as computations that stand alone, and
+hold what was predicted.
+"""
 
 import itertools
 
@@ -31,7 +33,9 @@ def walks(size, choice):
 CASES = [
     (size, schedule, choice, model)
     for size, models in MODELS.items()
-    for (a, schedule), (b, choice), (c, model) in itertools.product(*map(enumerate, (SCHEDULES, CHOICES, models)))
+    for (a, schedule), (b, choice), (c, model) in itertools.product(
+        *map(enumerate, (SCHEDULES, CHOICES, models))
+    )
     if (EVERY or (a + b + c) % len(models) == 0) and walks(size, choice)
 ]
 
@@ -66,7 +70,13 @@ def test_part_with_part_the_bits_are_those_of_each_alone(world, size, schedule, 
 
 LARGE = ("model.layers=8", "model.width=64", "model.vocab=256", "data.sequence=64")
 MEMORY = (("pipeline.schedule=dualpipe", "pipeline.stages=[5, 3]"), SCHEDULES[1])
-KEPT = ((), ("memory.recompute=full",), ("memory.recompute=selective",), ("memory.offload=activations",), ("precision.compute=bf16",))
+KEPT = (
+    (),
+    ("memory.recompute=full",),
+    ("memory.recompute=selective",),
+    ("memory.offload=activations",),
+    ("precision.compute=bf16",),
+)
 HELD = [
     (size, *each)
     for size in MODELS
@@ -82,5 +92,9 @@ def test_what_was_predicted_is_held(world, size, schedule, choice, kept):
     predicted, _, held = one_step(world, *layout)
     found = of_tensors(predicted, held)._replace(activations=held.activations, host=held.host)
     agree(world, found == held, f"predicted {predicted}, held {held}")
-    agree(world, abs(predicted.activations - held.activations) < 0.05 * held.activations, f"predicted {predicted}, held {held}")
+    agree(
+        world,
+        abs(predicted.activations - held.activations) < 0.05 * held.activations,
+        f"predicted {predicted}, held {held}",
+    )
     agree(world, abs(predicted.host - held.host) <= 0.02 * held.host, f"predicted {predicted}, held {held}")

@@ -1,4 +1,6 @@
-"""16-bit computation follows fp32, steps that overflow are skipped on every rank, and ZeRO changes no bits."""
+"""16-bit computation follows fp32, steps that overflow are skipped on every rank, and ZeRO changes
+no bits.
+"""
 
 import pytest
 from conftest import agree
@@ -7,13 +9,23 @@ from training import resolved, train, trained
 pytestmark = pytest.mark.mpi(min_size=2)
 
 LAYOUTS = {
-    2: [("parallel.dp=2",), ("parallel.pp=2", "parallel.dp=1", "pipeline.schedule=zbv"), ("parallel.tp=2",), ("parallel.cp=2",)],
-    4: [("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=1f1b"), ("parallel.tp=2", "parallel.dp=2", "model.tied=true")],
+    2: [
+        ("parallel.dp=2",),
+        ("parallel.pp=2", "parallel.dp=1", "pipeline.schedule=zbv"),
+        ("parallel.tp=2",),
+        ("parallel.cp=2",),
+    ],
+    4: [
+        ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=1f1b"),
+        ("parallel.tp=2", "parallel.dp=2", "model.tied=true"),
+    ],
 }
 
 
 @pytest.mark.parametrize("compute", ["bf16", "fp16"])
-@pytest.mark.parametrize("layout", [layout for found in LAYOUTS.values() for layout in found], ids=lambda layout: layout[0])
+@pytest.mark.parametrize(
+    "layout", [layout for found in LAYOUTS.values() for layout in found], ids=lambda layout: layout[0]
+)
 def test_16_bits_follow_fp32(world, layout, compute):
     lines, _ = trained(world, *layout)
     found = train(world, resolved(world, *layout, f"precision.compute={compute}"))
@@ -25,7 +37,10 @@ def test_16_bits_follow_fp32(world, layout, compute):
 def test_the_loss_scale_is_taken_out_of_gradients(world):
     """AdamW's weights are the same whatever all gradients are multiplied by: SGD tells."""
     keys = (f"parallel.dp={world.size}", "optimizer.name=sgd", "optimizer.clip=0")
-    expected, found = (train(world, resolved(world, *keys, f"precision.compute={compute}"))[1] for compute in ("fp32", "fp16"))
+    expected, found = (
+        train(world, resolved(world, *keys, f"precision.compute={compute}"))[1]
+        for compute in ("fp32", "fp16")
+    )
     agree(world, all(abs(found[name] - x).max() < 1e-3 for name, x in expected.items()), "weights differ")
 
 
@@ -36,7 +51,11 @@ def test_16_bits_are_the_same_bits_for_every_stage_of_zero(world, compute):
     for zero in (1, 2, 3):
         found = train(world, resolved(world, *layout, "parallel.reduce=step", f"parallel.zero={zero}"))
         agree(world, found[0] == lines, f"zero={zero}: {found[0]} instead of {lines}")
-        agree(world, all((weights[name] == found[1][name]).all() for name in weights), f"zero={zero}: weights differ")
+        agree(
+            world,
+            all((weights[name] == found[1][name]).all() for name in weights),
+            f"zero={zero}: weights differ",
+        )
 
 
 @pytest.mark.sizes(4)
@@ -44,7 +63,9 @@ def test_16_bits_are_the_same_bits_for_every_stage_of_zero(world, compute):
 def test_gradients_that_are_sent_are_rounded(world, layout):
     """With one data rank, where nothing is sent, the key is refused (tests/test_config.py)."""
     layout = layout, f"parallel.dp={world.size // 2}", "model.kv_heads=2"
-    exact, rounded = (train(world, resolved(world, *layout, f"precision.reduce={kind}")) for kind in ("same", "bf16"))
+    exact, rounded = (
+        train(world, resolved(world, *layout, f"precision.reduce={kind}")) for kind in ("same", "bf16")
+    )
     agree(world, exact[0] != rounded[0], f"{exact[0]}, {rounded[0]}")
 
 
@@ -60,7 +81,9 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
     plan = plan_of(config)
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
-    rows = torch.randint(0, 256, (8, 17), generator=torch.Generator().manual_seed(1)).chunk(world.size)[mesh["dp"].rank]
+    rows = torch.randint(0, 256, (8, 17), generator=torch.Generator().manual_seed(1)).chunk(world.size)[
+        mesh["dp"].rank
+    ]
     before = [piece.weight.clone() for piece in actor.gradients.pieces]
     reduce = actor.gradients.reduce
 
@@ -70,11 +93,20 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
         reduce(stage, bucket, *each)
 
     actor.gradients.reduce = planted
-    result, scale = actor.run_step(1, actor.cut(rows), 1e-2), actor.loss_scale.value
+    result = actor.run_step(1, actor.cut(rows), 1e-2)
+    scale = actor.loss_scale.value
     agree(world, result.skipped and scale == START / 2, f"{result}, scale {scale}")
-    agree(world, all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)), "weights changed in a skipped step")
+    agree(
+        world,
+        all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)),
+        "weights changed in a skipped step",
+    )
     actor.gradients.reduce = reduce
     result = actor.run_step(2, actor.cut(rows), 1e-2)
     agree(world, not result.skipped and actor.loss_scale.value == scale, f"{result}")
-    agree(world, not all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)), "training didn't go on")
+    agree(
+        world,
+        not all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)),
+        "training didn't go on",
+    )
     mesh.free()

@@ -99,7 +99,13 @@ def held(plan, mesh):
     return watch.peak
 
 
-SPREAD = ["", "parallel.tp=2", "parallel.tp=2 parallel.sequence=false", "parallel.tp=2 parallel.async_tp=true", "parallel.cp=2"]
+SPREAD = [
+    "",
+    "parallel.tp=2",
+    "parallel.tp=2 parallel.sequence=false",
+    "parallel.tp=2 parallel.async_tp=true",
+    "parallel.cp=2",
+]
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16", "fp16", "fp8"])
@@ -112,9 +118,17 @@ def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, comput
     from mpitrain.parallel.processor import multiplied_as
     from mpitrain.training.trainer import build_mesh
 
-    large = ("model.width=64", "model.heads=4", "model.kv_heads=2", "data.sequence=64", "batch.micro=2", f"precision.compute={compute}")
+    large = (
+        "model.width=64",
+        "model.heads=4",
+        "model.kv_heads=2",
+        "data.sequence=64",
+        "batch.micro=2",
+        f"precision.compute={compute}",
+    )
     modes = ("none", "selective", "every-k memory.every=2", "full", "full memory.offload=activations")
-    found, wrong = [], []
+    found = []
+    wrong = []
     for mode in modes:
         config = resolved(world, *large, *layout.split(), *f"memory.recompute={mode}".split())
         plan = plan_of(config)
@@ -122,14 +136,26 @@ def test_less_is_kept_in_each_mode_and_as_much_as_computed(world, layout, comput
         found.append(held(plan, mesh))
         mesh.free()
         probabilities = 0
-        if compute == "fp16" and multiplied_as(torch.float16) != torch.float16:  # attends as bf16 does, but keeps no probabilities
-            plan = plan_of(resolved(world, *large, "precision.compute=bf16", *layout.split(), *f"memory.recompute={mode}".split()))
-            probabilities = config.model.layers * plan.sizes.probabilities(4 // config.parallel.tp, 16) * (mode == "none")
+        # attends as bf16 does, but keeps no probabilities
+        if compute == "fp16" and multiplied_as(torch.float16) != torch.float16:
+            plan = plan_of(
+                resolved(
+                    world,
+                    *large,
+                    "precision.compute=bf16",
+                    *layout.split(),
+                    *f"memory.recompute={mode}".split(),
+                )
+            )
+            probabilities = (
+                config.model.layers * plan.sizes.probabilities(4 // config.parallel.tp, 16) * (mode == "none")
+            )
         computed = Activations(plan.stages[0], plan.sizes).kept() - probabilities
-        if not 0 <= computed - found[-1] <= 8 * config.batch.micro * config.data.sequence:  # targets, which are the tokens here
+        # targets, which are the tokens here
+        if not 0 <= computed - found[-1] <= 8 * config.batch.micro * config.data.sequence:
             wrong.append(f"{mode}: {found[-1]} bytes, {computed} computed")
     agree(world, not wrong, f"{wrong}")
-    # full keeps one input per block, every-k one per group: the more blocks in a group, the less, and the more at once in the backward
-    # (tests/test_memory_transients.py)
+    # full keeps one input per block, every-k one per group: the more blocks in a group, the less,
+    # and the more at once in the backward (tests/test_memory_transients.py)
     none, selective, every_k, full, offloaded = found
     agree(world, none > selective > full > every_k > offloaded, f"{found}")

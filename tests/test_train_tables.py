@@ -1,4 +1,7 @@
-"""Every schedule, written as a table and read back from a file, trains to the bits of its name; so do PyTorch's own tables."""
+"""Every schedule, written as a table and read back from a file, trains to the bits of its name.
+
+So do PyTorch's own tables.
+"""
 
 import pytest
 from conftest import EVERY, agree
@@ -40,7 +43,10 @@ def differing(found, expected):
 
 
 def halves(one, other):
-    """Return (form, half of the cases) to train: tables that are equal train alike, so that each form trains the other half."""
+    """Return (form, half of the cases) to train.
+
+    Tables that are equal train alike, so that each form trains the other half.
+    """
     return [(one, 0), (other, 1), *([(one, 1), (other, 0)] if EVERY else [])]
 
 
@@ -52,16 +58,26 @@ def test_a_schedule_written_as_a_table_trains_to_the_bits_of_its_name(world, tmp
 
     if world.size > 4 and not EVERY:
         pytest.skip("2 and 4 ranks tell")
-    m, wrong, expected = 2 * world.size, [], {}
+    m = 2 * world.size
+    wrong = []
+    expected = {}
     asked = dict.fromkeys(("chunks", "group", "segments", "times", "memory_limit", "weight_memory"))
     for name in list(NAMES)[half::2]:
         path = world.bcast(str(tmp_path / f"{name}.{form}"))
         if world.rank == 0:
-            answer(name, {**asked, "stages": world.size, "microbatches": m}, None, Files(table=path), json=True)
+            answer(
+                name, {**asked, "stages": world.size, "microbatches": m}, None, Files(table=path), json=True
+            )
         world.barrier()
-        by_name, by_table = config_of(world, name, m), config_of(world, path, m)
-        if table_of(by_table).ranks != table_of(by_name).ranks or by_table.pipeline.chunks != by_name.pipeline.chunks:
-            wrong.append(f"{name}: another table, or {by_table.pipeline.chunks} chunks for {by_name.pipeline.chunks}")
+        by_name = config_of(world, name, m)
+        by_table = config_of(world, path, m)
+        if (
+            table_of(by_table).ranks != table_of(by_name).ranks
+            or by_table.pipeline.chunks != by_name.pipeline.chunks
+        ):
+            wrong.append(
+                f"{name}: another table, or {by_table.pipeline.chunks} chunks for {by_name.pipeline.chunks}"
+            )
         key = name if name in OTHER_ORDER else "1f1b"
         expected[key] = expected.get(key) or train(world, config_of(world, key, m), num_steps=1)
         wrong += [f"{name}: {what}" for what in differing(train(world, by_table, num_steps=1), expected[key])]
@@ -73,7 +89,8 @@ def test_pytorchs_tables_train_to_the_bits_of_ours(world, tmp_path, form, half):
     """Of 1 to 3 stages a rank, in loops and Vs, with its messages and without."""
     if world.size > 4 and not EVERY:
         pytest.skip("2 and 4 ranks tell")
-    m, wrong = 2 * world.size, []
+    m = 2 * world.size
+    wrong = []
     expected = train(world, config_of(world, "1f1b", m), num_steps=1)
     for number, (key, text) in enumerate(list(tables(world.size, m, form, CHUNKS).items())[half::2]):
         config = config_of(world, written(world, tmp_path / f"{number}.csv", text), m)
@@ -91,10 +108,14 @@ def test_pytorchs_older_letters_train(world, tmp_path):
     agree(world, not wrong, "; ".join(wrong))
 
 
-ODD = {  # placements that no name has: consecutive stages on one rank, ranks upside down, a V that begins on the other side
-    "blocks": "rank 0: F0@0 F0@1 F1@0 F1@1 B0@1 B0@0 B1@1 B1@0\nrank 1: F0@2 F0@3 B0@3 B0@2 F1@2 F1@3 B1@3 B1@2",
+# placements that no name has: consecutive stages on one rank, ranks upside down, a V that begins on
+# the other side
+ODD = {
+    "blocks": "rank 0: F0@0 F0@1 F1@0 F1@1 B0@1 B0@0 B1@1 B1@0\nrank 1: F0@2 F0@3 B0@3 B0@2 F1@2 F1@3 B1@3 "
+    "B1@2",
     "reversed": "rank 0: F0@1 B0@1 F1@1 B1@1\nrank 1: F0@0 F1@0 B0@0 B1@0",
-    "inner": "rank 0: F0@1 F0@2 B0@2 B0@1 F1@1 F1@2 B1@2 B1@1\nrank 1: F0@0 F1@0 F0@3 B0@3 B0@0 F1@3 B1@3 B1@0",
+    "inner": "rank 0: F0@1 F0@2 B0@2 B0@1 F1@1 F1@2 B1@2 B1@1\nrank 1: F0@0 F1@0 F0@3 B0@3 B0@0 F1@3 B1@3 "
+    "B1@0",
     "three": "rank 0: F0@0 F0@2 F0@3 B0@3 B0@2 B0@0 F1@0 F1@2 F1@3 B1@3 B1@2 B1@0\n"
     "rank 1: F0@1 F0@4 F0@5 B0@5 B0@4 B0@1 F1@1 F1@4 F1@5 B1@5 B1@4 B1@1",
 }
@@ -106,6 +127,8 @@ def test_any_placement_trains_to_the_same_bits(world, tmp_path, case, more):
     if world.size != 2:
         pytest.skip("2 ranks")
     expected = train(world, config_of(world, "1f1b", 2, *more), num_steps=1)
-    found = train(world, config_of(world, written(world, tmp_path / "odd.txt", ODD[case]), 2, *more), num_steps=1)
+    found = train(
+        world, config_of(world, written(world, tmp_path / "odd.txt", ODD[case]), 2, *more), num_steps=1
+    )
     wrong = differing(found, expected)
     agree(world, not wrong, "; ".join(wrong))

@@ -1,8 +1,11 @@
-"""A step sends what the formulas of the papers say, to the byte: per axis, ZeRO stage and schedule, on every rank.
+"""A step sends what the formulas of the papers say, to the byte.
 
-The formulas are written down here again, from the papers alone; what was sent is counted where messages are posted. Symbols: s tokens
-of a sequence, h width, m microbatches of a rank, d, t, c, p ranks of an axis. With n ranks that share N bytes, a reduce-scatter and
-an all-gather make each rank send N (n-1)/n, an all-reduce twice as much.
+Per axis, ZeRO stage and schedule, on every rank.
+
+The formulas are written down here again, from the papers alone; what was sent is counted where
+messages are posted. Symbols: s tokens of a sequence, h width, m microbatches of a rank, d, t, c, p
+ranks of an axis. With n ranks that share N bytes, a reduce-scatter and an all-gather make each rank
+send N (n-1)/n, an all-reduce twice as much.
 """
 
 import itertools
@@ -14,7 +17,14 @@ from mpitrain.schedules.catalog import NAMES
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
-LAYERS, WIDTH, HEADS, KV_HEADS, FFN, VOCAB, SEQUENCE, BATCH = 8, 64, 4, 2, 128, 256, 64, 16 if EVERY else 8
+LAYERS = 8
+WIDTH = 64
+HEADS = 4
+KV_HEADS = 2
+FFN = 128
+VOCAB = 256
+SEQUENCE = 64
+BATCH = 16 if EVERY else 8
 KV_WIDTH = WIDTH // HEADS * KV_HEADS
 BLOCK = 1024  # elements that every parameter and every rank's share are rounded up to
 SETTINGS = (
@@ -38,9 +48,20 @@ def padded(*numels, unit=BLOCK):
     return -(-sum(-(-numel // BLOCK) * BLOCK for numel in numels) // unit) * unit
 
 
-ONE = (WIDTH, WIDTH * WIDTH, KV_WIDTH * WIDTH, KV_WIDTH * WIDTH, WIDTH * WIDTH, WIDTH, FFN * WIDTH, FFN * WIDTH, FFN * WIDTH)
+ONE = (
+    WIDTH,
+    WIDTH * WIDTH,
+    KV_WIDTH * WIDTH,
+    KV_WIDTH * WIDTH,
+    WIDTH * WIDTH,
+    WIDTH,
+    FFN * WIDTH,
+    FFN * WIDTH,
+    FFN * WIDTH,
+)
 ENDS = [(VOCAB * WIDTH,)], [(WIDTH, VOCAB * WIDTH)]
-MODEL = [*ENDS[0], *[ONE] * LAYERS, *ENDS[1]]  # the parameters of each block: embedding, layers, final norm and head
+# the parameters of each block: embedding, layers, final norm and head
+MODEL = [*ENDS[0], *[ONE] * LAYERS, *ENDS[1]]
 
 
 def resolved(world, settings):
@@ -56,17 +77,32 @@ def resolved(world, settings):
 
 
 def told(settings, dp):
-    """Whether so many data-parallel ranks tell what two don't: of a shard on some of them, and of what no stage of ZeRO changes."""
-    return EVERY or (dp == 4) == ("parallel.dp_shard=2" in settings) or (dp == 4 and settings == ("parallel.zero=0",))
+    """Whether so many data-parallel ranks tell what two don't.
+
+    Of a shard on some of them, and of what no stage of ZeRO changes.
+    """
+    return (
+        EVERY
+        or (dp == 4) == ("parallel.dp_shard=2" in settings)
+        or (dp == 4 and settings == ("parallel.zero=0",))
+    )
 
 
 def short(value):
     """Return how a test is called after a value."""
-    return ",".join(s.split(".")[-1] for s in value) if isinstance(value, tuple) else str(value) if isinstance(value, int) else ""
+    return (
+        ",".join(s.split(".")[-1] for s in value)
+        if isinstance(value, tuple)
+        else str(value)
+        if isinstance(value, int)
+        else ""
+    )
 
 
 def sent(world, config):
-    """Run two steps; return the bytes that this rank posted in the second, by axis, and where it is on the pipeline axis."""
+    """Run two steps; return the bytes that this rank posted in the second, by axis, and where it is
+    on the pipeline axis.
+    """
     import torch
 
     from mpitrain.actor.actor import Actor
@@ -110,19 +146,25 @@ def said_before(config, rank):
     return {axis: found.weights[axis] + found.gradients[axis] for axis in ("shard", "replicate")}
 
 
-# ---------------------------------------------------------------- data parallelism: arXiv:1910.02054, section 7
+# ---------------------------------------------------- data parallelism: arXiv:1910.02054, section 7
 
 
 def zero_traffic(config, *, reductions=1, gathers=1, weight=4, gradient=4):
-    """Ψ parameters: gradients are reduced, weights gathered; over s ranks of a shard and r that have the same one."""
-    dp, s = config.parallel.dp, config.parallel.dp_shard or config.parallel.dp
-    r, size = dp // s, padded(*[n for block in MODEL for n in block], unit=BLOCK * s)
+    """Ψ parameters: gradients are reduced, weights gathered.
+
+    Over s ranks of a shard and r that have the same one.
+    """
+    dp = config.parallel.dp
+    s = config.parallel.dp_shard or config.parallel.dp
+    r = dp // s
+    size = padded(*[n for block in MODEL for n in block], unit=BLOCK * s)
     inside = size * (reductions * gradient + gathers * weight) * (s - 1) // s
     return {"shard": inside, "replicate": reductions * 2 * (size // s) * gradient * (r - 1) // r}
 
 
 def whole_traffic(config, _):
-    size, d = padded(*[n for block in MODEL for n in block]), config.parallel.dp
+    size = padded(*[n for block in MODEL for n in block])
+    d = config.parallel.dp
     return {"replicate": 2 * size * 4 * (d - 1) // d, "shard": 0}
 
 
@@ -131,19 +173,27 @@ ZERO = [
     (("parallel.zero=1",), lambda config, _: zero_traffic(config)),
     (("parallel.zero=2", "parallel.reduce=step"), lambda config, _: zero_traffic(config)),
     (("parallel.zero=2",), lambda config, _: zero_traffic(config, reductions=BATCH // config.parallel.dp)),
-    (("parallel.zero=1", "parallel.reduce=microbatch"), lambda config, _: zero_traffic(config, reductions=BATCH // config.parallel.dp)),
+    (
+        ("parallel.zero=1", "parallel.reduce=microbatch"),
+        lambda config, _: zero_traffic(config, reductions=BATCH // config.parallel.dp),
+    ),
     (("parallel.zero=1", "precision.compute=bf16"), lambda config, _: zero_traffic(config, weight=2)),
     (
         ("parallel.zero=2", "precision.compute=bf16", "precision.reduce=bf16", "parallel.reduce=step"),
         lambda config, _: zero_traffic(config, weight=2, gradient=2),
     ),
-    (("parallel.zero=1", "precision.compute=fp64"), lambda config, _: zero_traffic(config, weight=8, gradient=8)),
+    (
+        ("parallel.zero=1", "precision.compute=fp64"),
+        lambda config, _: zero_traffic(config, weight=8, gradient=8),
+    ),
     (("parallel.zero=1", "parallel.dp_shard=2"), lambda config, _: zero_traffic(config)),
 ]
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected", "dp"), [(*case, dp) for case in ZERO for dp in (2, 4) if told(case[0], dp)], ids=short
+    ("settings", "expected", "dp"),
+    [(*case, dp) for case in ZERO for dp in (2, 4) if told(case[0], dp)],
+    ids=short,
 )
 def test_zero_sends_gradients_once_and_weights_once(world, settings, expected, dp):
     """One bucket, so that only the end of it is padding."""
@@ -151,8 +201,11 @@ def test_zero_sends_gradients_once_and_weights_once(world, settings, expected, d
 
 
 def fetches(blocks_used, ahead):
-    """How often each block is fetched: not if it was used at most ahead + 1 uses ago, then it is still there."""
-    count, last = {}, {}
+    """How often each block is fetched: not if it was used at most ahead + 1 uses ago, then it is
+    still there.
+    """
+    count = {}
+    last = {}
     for now, block in enumerate(blocks_used):
         if block not in last or now - last[block] > ahead + 1:
             count[block] = count.get(block, 0) + 1
@@ -161,7 +214,9 @@ def fetches(blocks_used, ahead):
 
 
 def fetched_traffic(config, order, blocks, *, each=False, kept=False, weight=4):
-    """ZeRO-3, section 7.2.2: weights for every forward and every backward, gradients once (or for each of m microbatches)."""
+    """ZeRO-3, section 7.2.2: weights for every forward and every backward, gradients once (or for
+    each of m microbatches).
+    """
     shards = config.parallel.dp_shard or config.parallel.dp
     replicas = config.parallel.dp // shards
     used = [
@@ -169,7 +224,9 @@ def fetched_traffic(config, order, blocks, *, each=False, kept=False, weight=4):
         for kind, stage in order
         for block in (range(len(blocks[stage])) if kind == "F" else reversed(range(len(blocks[stage]))))
     ]
-    sizes = {(s, b): padded(*numels, unit=BLOCK * shards) for s in blocks for b, numels in enumerate(blocks[s])}
+    sizes = {
+        (s, b): padded(*numels, unit=BLOCK * shards) for s in blocks for b, numels in enumerate(blocks[s])
+    }
     times = {key: 1 for key in used} if kept else fetches(used, config.parallel.ahead)
     gathered = sum(times[key] * sizes[key] for key in sizes) * weight
     reduced = sum(sizes.values()) * 4 * (sum(kind == "B" for kind, _ in order) // len(blocks) if each else 1)
@@ -188,7 +245,9 @@ ZERO_3 = [
 
 
 @pytest.mark.parametrize(
-    ("settings", "facts", "dp"), [(*case, dp) for case in ZERO_3 for dp in (2, 4) if told(case[0], dp)], ids=short
+    ("settings", "facts", "dp"),
+    [(*case, dp) for case in ZERO_3 for dp in (2, 4) if told(case[0], dp)],
+    ids=short,
 )
 def test_zero_3_fetches_weights_for_every_use(world, settings, facts, dp):
     def expected(config, _):
@@ -201,7 +260,8 @@ def test_zero_3_fetches_weights_for_every_use(world, settings, facts, dp):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_zero_3_under_a_pipeline_fetches_in_the_order_of_the_schedule(world, schedule):
     """Two stages of half the layers. The backward for weights of a split one needs no weights."""
-    half, m = LAYERS // 2, BATCH // 2
+    half = LAYERS // 2
+    m = BATCH // 2
     steps = {
         ("gpipe", 0): "F" * m + "B" * m,
         ("gpipe", 1): "F" * m + "B" * m,
@@ -216,7 +276,11 @@ def test_zero_3_under_a_pipeline_fetches_in_the_order_of_the_schedule(world, sch
         return fetched_traffic(config, [(kind, rank) for kind in steps[schedule, rank]], {rank: blocks})
 
     stages = f"pipeline.stages=[{half}, {half}]", "parallel.reduce=step"
-    check(world, ("parallel.dp=2", "parallel.pp=2", "parallel.zero=3", f"pipeline.schedule={schedule}", *stages), expected)
+    check(
+        world,
+        ("parallel.dp=2", "parallel.pp=2", "parallel.zero=3", f"pipeline.schedule={schedule}", *stages),
+        expected,
+    )
 
 
 # ---------------------------------------------------------------- tensor and context parallelism
@@ -228,10 +292,14 @@ def activation(itemsize=4):
 
 @pytest.mark.parametrize("t", [2, 4])
 def test_tensor_parallelism_reduces_four_times_a_layer(world, t):
-    """arXiv:1909.08053, section 3: two all-reduces forward and two backward; one more for each end, and one small one for the loss."""
+    """arXiv:1909.08053, section 3.
+
+    Two all-reduces forward and two backward; one more for each end, and one small one for the loss.
+    """
 
     def expected(config, _):
-        loss = SEQUENCE * 2 * 4 * (t - 1)  # greatest and summed exponential, everything to everyone; the target's score rides along
+        # greatest and summed exponential, everything to everyone; the target's score rides along
+        loss = SEQUENCE * 2 * 4 * (t - 1)
         return {"tp": BATCH * ((4 * LAYERS + 2) * 2 * activation() * (t - 1) // t + loss)}
 
     check(world, (f"parallel.tp={t}", "parallel.sequence=false"), expected)
@@ -239,8 +307,11 @@ def test_tensor_parallelism_reduces_four_times_a_layer(world, t):
 
 @pytest.mark.parametrize(("t", "more"), [(2, ()), (4, ()), (2, ("parallel.async_tp=true",))])
 def test_sequence_parallelism_sends_no_more_than_tensor_parallelism(world, t, more):
-    """arXiv:2205.05198, section 4.2.2: gathers and reduce-scatters in their place. What was gathered is kept for the weight gradient,
-    so it isn't gathered twice; and the gradients of norms, and of key-value heads on several ranks, are summed once a step."""
+    """arXiv:2205.05198, section 4.2.2: gathers and reduce-scatters in their place.
+
+    What was gathered is kept for the weight gradient, so it isn't gathered twice; and the gradients
+    of norms, and of key-value heads on several ranks, are summed once a step.
+    """
 
     def expected(config, _):
         loss = SEQUENCE * 2 * 4 * (t - 1)
@@ -259,20 +330,28 @@ def ring_traffic(config, _):
 
 
 def gather_traffic(config, _):
-    """An all-gather forward and a reduce-scatter backward, of keys and values (arXiv:2407.21783, section 3.3.2)."""
+    """An all-gather forward and a reduce-scatter backward, of keys and values (arXiv:2407.21783,
+    section 3.3.2).
+    """
     c = config.parallel.cp
     return {"cp": BATCH * LAYERS * 2 * 2 * SEQUENCE * KV_WIDTH * 4 * (c - 1) // c}
 
 
 def ulysses_traffic(config, _):
-    """All-to-alls of queries, keys, values and the result, and of their gradients (arXiv:2309.14509, section 3.2)."""
+    """All-to-alls of queries, keys, values and the result, and of their gradients
+    (arXiv:2309.14509, section 3.2).
+    """
     c = config.parallel.cp
     repeats = max(1, c // KV_HEADS)  # heads that are sent to several ranks
-    return {"cp": BATCH * LAYERS * 2 * (2 * WIDTH + 2 * KV_WIDTH * repeats) * (SEQUENCE // c) * 4 * (c - 1) // c}
+    return {
+        "cp": BATCH * LAYERS * 2 * (2 * WIDTH + 2 * KV_WIDTH * repeats) * (SEQUENCE // c) * 4 * (c - 1) // c
+    }
 
 
 KINDS = {"ring": ring_traffic, "zigzag": ring_traffic, "gather": gather_traffic, "ulysses": ulysses_traffic}
-SPREAD = itertools.product((2, 4), KINDS) if EVERY else [(2, "ring"), (2, "gather"), (4, "zigzag"), (4, "ulysses")]
+SPREAD = (
+    itertools.product((2, 4), KINDS) if EVERY else [(2, "ring"), (2, "gather"), (4, "zigzag"), (4, "ulysses")]
+)
 
 
 @pytest.mark.parametrize(("c", "kind"), SPREAD)
@@ -285,7 +364,8 @@ def test_context_parallelism_sends_keys_and_values(world, c, kind):
 
 def path(schedule, p):
     """The ranks that a microbatch goes through, or both ways of them."""
-    there, back = list(range(p)), list(range(p))[::-1]
+    there = list(range(p))
+    back = list(range(p))[::-1]
     if schedule in ("interleaved", "looped-bfs", "interleaved-zb"):
         return [there * 2]
     if schedule in ("zbv", "zbv-auto", "v-half", "v-min", "dualpipev"):
@@ -293,8 +373,17 @@ def path(schedule, p):
     return [there, back] if schedule == "dualpipe" else [there]
 
 
-# Where a stage of each schedule sends is proved without MPI; here is one for each way through the ranks.
-PIPELINES = [(2, "gpipe"), (2, "zbv"), (4, "1f1b"), (4, "interleaved"), (4, "v-half"), (4, "dualpipe"), (4, "seq1f1b")]
+# Where a stage of each schedule sends is proved without MPI; here is one for each way through the
+# ranks.
+PIPELINES = [
+    (2, "gpipe"),
+    (2, "zbv"),
+    (4, "1f1b"),
+    (4, "interleaved"),
+    (4, "v-half"),
+    (4, "dualpipe"),
+    (4, "seq1f1b"),
+]
 
 
 @pytest.mark.parametrize(("p", "schedule"), itertools.product((2, 4), NAMES) if EVERY else PIPELINES)

@@ -1,4 +1,6 @@
-"""ZeRO: however the state is divided, the run is the same, bit for bit; and a rank holds no more than its share.
+"""ZeRO: however the state is divided, the run is the same, bit for bit.
+
+And a rank holds no more than its share.
 
 MPITRAIN_LAYOUTS=all tries every layout instead of a few.
 """
@@ -16,7 +18,11 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 # What is trained beside data parallelism; {half} of the ranks are left for it.
 LAYOUTS = {
-    2: [("parallel.dp=2",), ("parallel.dp=2", "model.tied=false", "batch.micro=4"), ("parallel.dp=2", "pipeline.tail=8")],
+    2: [
+        ("parallel.dp=2",),
+        ("parallel.dp=2", "model.tied=false", "batch.micro=4"),
+        ("parallel.dp=2", "pipeline.tail=8"),
+    ],
     4: [
         ("parallel.dp=4", "parallel.dp_shard=2"),
         ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=zbv"),
@@ -36,26 +42,38 @@ MORE = {
         ("parallel.dp=2", "parallel.pp=2", "pipeline.schedule=seq1f1b"),
         ("parallel.cp=4", "parallel.context=ulysses", "model.heads=4"),
     ],
-    8: [("parallel.dp=2", "parallel.pp=2", "parallel.tp=2", "pipeline.schedule=zbv"), ("parallel.dp=8", "parallel.dp_shard=4")],
+    8: [
+        ("parallel.dp=2", "parallel.pp=2", "parallel.tp=2", "pipeline.schedule=zbv"),
+        ("parallel.dp=8", "parallel.dp_shard=4"),
+    ],
 }
 CHOSEN = [
     (layout, reduce)
     for size in LAYOUTS
     for layout in LAYOUTS[size] + (MORE.get(size, []) if EVERY else [])
     for reduce in ("step", "microbatch")
-    if reduce == "step" or not any("pipeline.tail" in s for s in layout)  # a tail is there to reduce once
+    # a tail is there to reduce once
+    if reduce == "step" or not any("pipeline.tail" in s for s in layout)
 ]
 
 
 @pytest.mark.parametrize(
-    ("layout", "reduce"), CHOSEN, ids=lambda each: each if isinstance(each, str) else ",".join(s.split(".")[-1] for s in each)
+    ("layout", "reduce"),
+    CHOSEN,
+    ids=lambda each: each if isinstance(each, str) else ",".join(s.split(".")[-1] for s in each),
 )
 def test_the_run_is_the_same_for_every_stage_of_zero(world, layout, reduce):
-    """With equal parallel.reduce. Sums after each microbatch go over all data ranks without shards, and over those of a shard with them."""
+    """With equal parallel.reduce.
+
+    Sums after each microbatch go over all data ranks without shards, and over those of a shard with
+    them.
+    """
     whole = tuple(s for s in layout if not s.startswith("parallel.dp_shard"))
     first = 1 if reduce == "microbatch" and whole != layout else 0
     how = f"parallel.reduce={reduce}"
-    lines, weights = train(world, resolved(world, *(layout if first else whole), how, f"parallel.zero={first}"))
+    lines, weights = train(
+        world, resolved(world, *(layout if first else whole), how, f"parallel.zero={first}")
+    )
     for zero in range(first + 1, 4):
         found = train(world, resolved(world, *layout, how, f"parallel.zero={zero}"))
         agree(world, found[0] == lines, f"zero={zero}: {found[0]} instead of {lines}")
@@ -80,7 +98,11 @@ CHOOSING = [
 
 @pytest.mark.parametrize(
     ("layout", "choice"),
-    [each for number, each in enumerate(itertools.product(CHOOSING, CHOICES)) if EVERY or number < 4 or number % 2],
+    [
+        each
+        for number, each in enumerate(itertools.product(CHOOSING, CHOICES))
+        if EVERY or number < 4 or number % 2
+    ],
     ids=lambda each: each[-1].split(".")[1],
 )
 def test_choices_of_when_to_fetch_and_reduce_agree(world, layout, choice):
@@ -98,14 +120,18 @@ def test_choices_of_when_to_fetch_and_reduce_agree(world, layout, choice):
 
 
 def test_a_rank_keeps_its_share_of_the_state(world):
-    """Elements of weights, gradients and moments that stay between steps, without the buffers that are lent."""
+    """Elements of weights, gradients and moments that stay between steps, without the buffers that
+    are lent.
+    """
     if world.size != 4:
         pytest.skip("4 ranks tell")
     kept = {}
 
     def look(zero, actor):
         buckets = [bucket for stage in actor.stages.values() for bucket in stage.state.buckets]
-        weights = sum(len(b.weights.shard if b.weights.whole is None else b.weights.whole) for b in buckets if b.owned)
+        weights = sum(
+            len(b.weights.shard if b.weights.whole is None else b.weights.whole) for b in buckets if b.owned
+        )
         grads = sum(len(g.shard if g.whole is None else g.whole) for b in buckets for g in b.gradients)
         moments = sum(len(x) for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
         kept[zero] = (weights, grads, moments)
@@ -126,7 +152,10 @@ SLOTS = [(slots, zero) for slots in (16, 24) for zero in range(4) if EVERY or (s
 
 @pytest.mark.parametrize(("slots", "zero"), SLOTS)
 def test_sums_in_a_tree_have_the_same_bits_for_every_dp(world, zero, slots):
-    """Against one rank; 24 slots are groups of 3. Split backwards put weight gradients off, so groups overlap."""
+    """Against one rank; 24 slots are groups of 3.
+
+    Split backwards put weight gradients off, so groups overlap.
+    """
     if world.size == 8 and slots > 16:
         pytest.skip("2 and 4 ranks tell")
     common = ("numerics.reproducible=layout", f"batch.global={slots}", "batch.micro=1")
@@ -137,7 +166,11 @@ def test_sums_in_a_tree_have_the_same_bits_for_every_dp(world, zero, slots):
     for layout in layouts if EVERY else [layouts[zero // 2 % len(layouts)]]:
         found = train(world, resolved(world, *common, *layout, f"parallel.zero={zero}"))
         agree(world, found[0] == lines, f"{layout}: {found[0]} instead of {lines}")
-        agree(world, all((weights[name] == found[1][name]).all() for name in weights), f"{layout}: weights differ")
+        agree(
+            world,
+            all((weights[name] == found[1][name]).all() for name in weights),
+            f"{layout}: weights differ",
+        )
 
 
 FLAT = [("parallel.zero=3", "parallel.dp={all}"), ("parallel.pp=2", "parallel.dp={half}", "parallel.zero=2")]
@@ -146,7 +179,10 @@ FLAT = [("parallel.zero=3", "parallel.dp={all}"), ("parallel.pp=2", "parallel.dp
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("layout", FLAT if EVERY else FLAT[:1])
 def test_resident_memory_stays_flat(world, layout):
-    """Buffers of communication are allocated once. The first steps fill pools, caches and the allocator's arenas."""
+    """Buffers of communication are allocated once.
+
+    The first steps fill pools, caches and the allocator's arenas.
+    """
     import torch
 
     from mpitrain.actor.actor import Actor
@@ -158,14 +194,20 @@ def test_resident_memory_stays_flat(world, layout):
     plan = plan_of(config)
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
-    rows = torch.randint(0, 256, (4, 65), generator=torch.Generator().manual_seed(1)).chunk(config.parallel.dp)[mesh["dp"].rank]
+    rows = torch.randint(0, 256, (4, 65), generator=torch.Generator().manual_seed(1)).chunk(
+        config.parallel.dp
+    )[mesh["dp"].rank]
     first, last = (50, 200) if EVERY else (40, 120)
     sizes = {}
     for step in range(1, last + 1):
         actor.run_step(step, actor.cut(rows), 1e-3)
         sizes[step] = resident_bytes() if step in (first, last) else 0
     mesh.free()
-    agree(world, sizes[last] - sizes[first] < 14_000 * (last - first), f"bytes after so many steps: {sizes[first]}, {sizes[last]}")
+    agree(
+        world,
+        sizes[last] - sizes[first] < 14_000 * (last - first),
+        f"bytes after so many steps: {sizes[first]}, {sizes[last]}",
+    )
 
 
 def resident_bytes():
@@ -178,11 +220,15 @@ def resident_bytes():
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.sizes(4)
 def test_the_sum_of_shards_starts_with_the_next_instruction_and_not_only_with_the_next_bucket(world):
-    """Here everything that is under way is over between instructions, so that it is known what could start."""
-    program, started = [], []
+    """Here everything that is under way is over between instructions, so that it is known what
+    could start.
+    """
+    program = []
+    started = []
 
     def listen(actor, microbatches):
-        progress, poll = actor.progress, actor.progress.poll
+        progress = actor.progress
+        poll = actor.progress.poll
 
         def poll_until_over():
             for pending in () if progress._waiting else tuple(progress.active):
@@ -193,9 +239,17 @@ def test_the_sum_of_shards_starts_with_the_next_instruction_and_not_only_with_th
         program.extend(map(str, actor.training))
         for name in ("shard", "replicate"):
             actor.mesh[name].place = actor.place
-        actor.mesh.listen(SimpleNamespace(given=lambda which, parts: started.append(which), came=lambda which, parts: None))
+        actor.mesh.listen(
+            SimpleNamespace(given=lambda which, parts: started.append(which), came=lambda which, parts: None)
+        )
 
-    layout = "parallel.dp=4", "parallel.dp_shard=2", "parallel.zero=2", "parallel.reduce=step", "pipeline.schedule=interleaved"
+    layout = (
+        "parallel.dp=4",
+        "parallel.dp_shard=2",
+        "parallel.zero=2",
+        "parallel.reduce=step",
+        "pipeline.schedule=interleaved",
+    )
     train(world, resolved(world, *layout), before=listen)
     scattered = next(which.instruction for which in started if which.operation == "reduce_scatter")
     summed = next(which.instruction for which in started if which.axis == "replicate")

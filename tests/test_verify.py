@@ -1,4 +1,7 @@
-"""`mpitrain verify` finds right layouts right, and classical bugs wrong: each is planted here, caught, and named."""
+"""`mpitrain verify` finds right layouts right, and classical bugs wrong.
+
+Each is planted here, caught, and named.
+"""
 
 from types import SimpleNamespace
 
@@ -31,7 +34,14 @@ def verified(world, *settings):
         ("parallel.cp=2", "parallel.dp={half}", "data.documents=separate"),
         ("parallel.pp={size}", "pipeline.schedule=seq1f1b", "data.documents=separate"),
         ("parallel.pp={size}", "pipeline.schedule=seq1f1b", "model.family=deepseek-v3"),
-        ("model.family=deepseek-v3", "experts.count=16", "experts.active=4", "parallel.tp=2", "parallel.ep=2", "parallel.pp={half}"),
+        (
+            "model.family=deepseek-v3",
+            "experts.count=16",
+            "experts.active=4",
+            "parallel.tp=2",
+            "parallel.ep=2",
+            "parallel.pp={half}",
+        ),
         ("model.family=gpt-oss", "parallel.cp={size}", "parallel.ep={size}", "parallel.context=ulysses"),
     ],
 )
@@ -61,11 +71,19 @@ def test_what_another_layout_has_otherwise_by_definition_is_left_out_and_told(wo
 def test_a_table_from_a_file_keeps_its_microbatches_and_segments(world, tmp_path):
     if world.size != 2:
         pytest.skip("2 ranks tell")
-    for head, order, settings in (("", (0, 1, 2), "batch.global=3"), ("segments 3\n", (2, 1, 0), "batch.global=1")):
+    for head, order, settings in (
+        ("", (0, 1, 2), "batch.global=3"),
+        ("segments 3\n", (2, 1, 0), "batch.global=1"),
+    ):
         path = tmp_path / "table.txt"
-        rows = (" ".join([*(f"F{m}@{rank}" for m in range(3)), *(f"B{m}@{rank}" for m in order)]) for rank in range(2))
+        rows = (
+            " ".join([*(f"F{m}@{rank}" for m in range(3)), *(f"B{m}@{rank}" for m in order)])
+            for rank in range(2)
+        )
         path.write_text(head + "".join(f"rank {rank}: {row}\n" for rank, row in enumerate(rows)))
-        differences, text = verified(world, "parallel.pp=2", f"pipeline.schedule={path}", settings, "data.sequence=24")
+        differences, text = verified(
+            world, "parallel.pp=2", f"pipeline.schedule={path}", settings, "data.sequence=24"
+        )
         agree(world, not differences and text.startswith("verified"), text)
 
 
@@ -82,7 +100,7 @@ def test_what_one_rank_cannot_plan_is_an_error_of_all(world, monkeypatch):
         verified(world)
 
 
-# ---------------------------------------------------------------- planted bugs: (layout, what the report names, how it is planted)
+# --------------------------------- planted bugs: (layout, what the report names, how it is planted)
 
 
 def _sums_forgotten(*axes):
@@ -95,7 +113,9 @@ def _sums_forgotten(*axes):
         real = reductions.all_reduce
 
         def wrong(x, axis):
-            return Progress().start(iter(()), "nothing", axis.account, x) if axis.name in axes else real(x, axis)
+            return (
+                Progress().start(iter(()), "nothing", axis.account, x) if axis.name in axes else real(x, axis)
+            )
 
         patch.setattr(reductions, "all_reduce", wrong)
 
@@ -108,7 +128,11 @@ def _rope_starts_at_zero_on_every_rank(patch):
     from mpitrain.model.rotary import Rotary
 
     init = Rotary.__init__
-    patch.setattr(Rotary, "__init__", lambda self, width, positions, *rest: init(self, width, torch.arange(len(positions)), *rest))
+    patch.setattr(
+        Rotary,
+        "__init__",
+        lambda self, width, positions, *rest: init(self, width, torch.arange(len(positions)), *rest),
+    )
 
 
 def _labels_shifted_after_the_cut(patch):
@@ -120,7 +144,11 @@ def _labels_shifted_after_the_cut(patch):
         return [Microbatch(row, row.roll(-1, 1)) for row in rows.split(1)]
 
     real = Actor.cut
-    patch.setattr(Actor, "cut", lambda self, tokens, ends: cut(self, tokens) if self.cp.size > 1 else real(self, tokens, ends))
+    patch.setattr(
+        Actor,
+        "cut",
+        lambda self, tokens, ends: cut(self, tokens) if self.cp.size > 1 else real(self, tokens, ends),
+    )
 
 
 def _each_rank_divides_by_its_own_tokens(patch):
@@ -157,7 +185,11 @@ def _one_bucket_not_reduced(patch):
     from mpitrain.actor.reductions import Gradients
 
     reduce = Gradients.reduce
-    patch.setattr(Gradients, "reduce", lambda self, stage, bucket, *each: None if bucket == 0 else reduce(self, stage, bucket, *each))
+    patch.setattr(
+        Gradients,
+        "reduce",
+        lambda self, stage, bucket, *each: None if bucket == 0 else reduce(self, stage, bucket, *each),
+    )
 
 
 def _weight_gradients_of_a_block_dropped(patch):
@@ -177,14 +209,22 @@ def _positions_in_another_order(patch):
     from mpitrain.layout.plan import Plan
 
     real = Plan.positions
-    patch.setattr(Plan, "positions", lambda self, rank: real(self, rank) if self.placement is None else real(self, rank)[::-1].copy())
+    patch.setattr(
+        Plan,
+        "positions",
+        lambda self, rank: real(self, rank) if self.placement is None else real(self, rank)[::-1].copy(),
+    )
 
 
 def _documents_forgotten_where_the_sequence_is_spread(patch):
     from mpitrain.parallel.context.attention import ContextAttention
 
     real = ContextAttention.forward
-    patch.setattr(ContextAttention, "forward", lambda self, q, k, v, documents=None, *others: real(self, q, k, v, None, *others))
+    patch.setattr(
+        ContextAttention,
+        "forward",
+        lambda self, q, k, v, documents=None, *others: real(self, q, k, v, None, *others),
+    )
 
 
 def _targets_without_loss_not_left_out_of_a_divided_head(patch):
@@ -194,26 +234,35 @@ def _targets_without_loss_not_left_out_of_a_divided_head(patch):
 
 
 BUGS = {
-    "norm gradients not summed with sequence parallelism": (("parallel.tp=2",), "norm.weight", _sums_forgotten("tp")),
+    "norm gradients not summed with sequence parallelism": (("parallel.tp=2",), "norm.weight",
+        _sums_forgotten("tp")),
     "repeated kv heads not summed": (
-        ("parallel.tp=2", "parallel.sequence=false", "model.kv_heads=1"), "attention.k.weight", _sums_forgotten("tp"),
+        ("parallel.tp=2", "parallel.sequence=false", "model.kv_heads=1"), "attention.k.weight",
+        _sums_forgotten("tp"),
     ),
-    "rope without the rank's offset": (("parallel.cp=2", "parallel.context=ring"), "the loss", _rope_starts_at_zero_on_every_rank),
+    "rope without the rank's offset": (("parallel.cp=2", "parallel.context=ring"), "the loss",
+        _rope_starts_at_zero_on_every_rank),
     "labels shifted after the cut": (("parallel.cp=2",), "the loss", _labels_shifted_after_the_cut),
-    "loss divided by a rank's own tokens": (("parallel.cp=2",), "the loss", _each_rank_divides_by_its_own_tokens),
-    "input gradients not summed": (("parallel.tp=2", "parallel.sequence=false"), "gradient", _input_gradients_not_summed),
+    "loss divided by a rank's own tokens": (("parallel.cp=2",), "the loss",
+        _each_rank_divides_by_its_own_tokens),
+    "input gradients not summed": (("parallel.tp=2", "parallel.sequence=false"), "gradient",
+        _input_gradients_not_summed),
     "vocabulary off by one": (("parallel.tp=2",), "the loss", _vocabulary_off_by_one),
     "tied ends not summed": (("parallel.pp=2", "parallel.dp=1"), "embedding.weight", _sums_forgotten("tied")),
     "norms counted on every rank": (("parallel.tp=2",), "the gradient norm", _copies_counted_in_the_norm),
     "a bucket not reduced": (("parallel.dp=2",), "REDUCE0@0", _one_bucket_not_reduced),
     "weight gradients dropped": (
-        ("parallel.pp=2", "parallel.dp=1", "pipeline.schedule=zb-h1"), "gradient", _weight_gradients_of_a_block_dropped,
+        ("parallel.pp=2", "parallel.dp=1", "pipeline.schedule=zb-h1"), "gradient",
+        _weight_gradients_of_a_block_dropped,
     ),
-    "documents forgotten": (("parallel.cp=2", "data.documents=separate"), "the loss", _documents_forgotten_where_the_sequence_is_spread),
+    "documents forgotten": (("parallel.cp=2", "data.documents=separate"), "the loss",
+        _documents_forgotten_where_the_sequence_is_spread),
     "targets without loss counted": (
-        ("parallel.tp=2", "data.documents=separate"), "the loss", _targets_without_loss_not_left_out_of_a_divided_head,
+        ("parallel.tp=2", "data.documents=separate"), "the loss",
+        _targets_without_loss_not_left_out_of_a_divided_head,
     ),
-    "positions in another order than the mask's": (("parallel.cp=2",), "the loss", _positions_in_another_order),
+    "positions in another order than the mask's": (("parallel.cp=2",), "the loss",
+        _positions_in_another_order),
 }  # fmt: skip
 
 
@@ -237,6 +286,7 @@ def test_the_exit_code_says_whether_the_layout_is_right(world, monkeypatch, bug)
 
     layout, _, plant = BUGS[bug] if bug else (("parallel.tp=2",), "", lambda patch: None)
     plant(monkeypatch)
-    guard = SimpleNamespace(place=Place(), join=lambda world: None)  # a real one ends the job with its process
+    # a real one ends the job with its process
+    guard = SimpleNamespace(place=Place(), join=lambda world: None)
     code = main(None, layout, guard, lambda text: None)
     agree(world, code == (FAILED if bug else DONE), f"exit code {code}")

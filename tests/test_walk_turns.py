@@ -5,7 +5,8 @@ from mpitrain.parallel.walk import WeightGradients, backward, run, run_together
 
 class Travelling:
     def __init__(self, name, log):
-        self.name, self.log = name, log
+        self.name = name
+        self.log = log
         log.append(f"start {name}")
 
     def wait(self):
@@ -31,7 +32,8 @@ def test_walks_that_send_nothing_take_turns_item_by_item():
 
 
 def test_a_walk_goes_on_while_the_other_ones_operation_travels():
-    log, polls = [], []
+    log = []
+    polls = []
     run_together([walk("x", log, "aRb"), walk("y", log, "a.b.cSd")], lambda: polls.append(len(log)))
     assert log == ["xa", "start xR", "ya", "yb", "yc", "start yS", "wait xR", "xb", "wait yS", "yd"]
     assert {3, 4} <= set(polls)  # messages are moved on meanwhile
@@ -39,17 +41,21 @@ def test_a_walk_goes_on_while_the_other_ones_operation_travels():
 
 class Product:
     def __init__(self, log, name):
-        self.log, self.name = log, name
+        self.log = log
+        self.name = name
 
     def add(self):
         self.log.append(f"add {self.name}")
 
 
 class Item:
-    """Its backward sends a gradient there and back, as that of experts does, and leaves two weight gradients."""
+    """Its backward sends a gradient there and back, as that of experts does, and leaves two weight
+    gradients.
+    """
 
     def __init__(self, name, log):
-        self.name, self.log = name, log
+        self.name = name
+        self.log = log
 
     def backward(self, saved, grad, later):
         yield Travelling(f"{self.name} there", self.log)
@@ -63,10 +69,19 @@ def test_weight_gradients_are_added_while_two_operations_travel():
     """The other walk starts its own before they are; alone, they cover what was started last."""
     log = []
     run(backward([Item("b", log)], [None], None))
-    assert log == ["start b there", "wait b there", "b experts", "start b back", "add b2", "add b1", "wait b back"]
+    assert log == [
+        "start b there",
+        "wait b there",
+        "b experts",
+        "start b back",
+        "add b2",
+        "add b1",
+        "wait b back",
+    ]
     log.clear()
     run_together([walk("f", log, "RaSb"), backward([Item("b", log)], [None], None)])
     assert log == [
-        "start fR", "start b there", "wait fR", "fa", "start fS", "wait b there", "b experts", "start b back", "wait fS", "fb", "add b2",
+        "start fR", "start b there", "wait fR", "fa", "start fS", "wait b there", "b experts",
+        "start b back", "wait fS", "fb", "add b2",
         "add b1", "wait b back",
     ]  # fmt: skip

@@ -1,6 +1,9 @@
-"""Without an MPI library, or with one that doesn't fit: one message that says what to load, and all that needs none works.
+"""Without an MPI library, or with one that doesn't fit.
 
-The environment is a real one: a virtual environment that sees the packages of this one, but not the MPI library beside them.
+One message that says what to load, and all that needs none works.
+
+The environment is a real one: a virtual environment that sees the packages of this one, but not the
+MPI library beside them.
 """
 
 import os
@@ -15,7 +18,8 @@ import pytest
 from launch import environment, finished, mpirun, tiny, write_text
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
-LIBRARY = ("LD_LIBRARY_PATH", "LD_PRELOAD", "MPI4PY_LIBMPI", "MPI4PY_MPIABI", "PYTHONPATH")  # what a module of a cluster sets
+# what a module of a cluster sets
+LIBRARY = ("LD_LIBRARY_PATH", "LD_PRELOAD", "MPI4PY_LIBMPI", "MPI4PY_MPIABI", "PYTHONPATH")
 MPITRAIN = ("-m", "mpitrain")
 
 
@@ -38,7 +42,12 @@ def python(tmp_path_factory):
 def call(python: str, *words: object, **env: str | None) -> subprocess.CompletedProcess:
     """Run a program that no launcher has started and no module has set up."""
     given = {**environment(**dict.fromkeys(LIBRARY)), **env}
-    return finished([python, *map(str, words)], capture_output=True, text=True, env={k: v for k, v in given.items() if v is not None})
+    return finished(
+        [python, *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in given.items() if v is not None},
+    )
 
 
 def fault(done: subprocess.CompletedProcess, kind: str = "MeshError") -> str:
@@ -53,27 +62,53 @@ SMALL = ("--ranks", "2", "--set", "model.layers=2", "--set", "batch.global=4")
 
 @pytest.mark.parametrize(
     "words",
-    ["--help", "--version", "schedule zbv --stages 2 --microbatches 4", f"check {' '.join(SMALL)}", f"program --rank 1 {' '.join(SMALL)}",
-     f"memory {' '.join(SMALL)}", "job slurm --nodes 2 --time 1:00:00 --out {}/job.sh", "job again 0", "run --help", "ckpt --help"],
+    ["--help", "--version", "schedule "
+                            "zbv "
+                            "--stages 2 "
+                            "--microbatches "
+                            "4", f"check {' '.join(SMALL)}", f"program --rank 1 {' '.join(SMALL)}",
+     f"memory {' '.join(SMALL)}", "job slurm --nodes 2 --time "
+                                  "1:00:00 --out {}/job.sh", "job again 0", "run --help", "ckpt --help"],
 )  # fmt: skip
 def test_what_sends_no_message_works(python, tmp_path, words):
-    done = call(python, *MPITRAIN, *words.format(tmp_path).split(), "--set", f"run.dir={tmp_path}") if "job" in words else None
+    done = (
+        call(python, *MPITRAIN, *words.format(tmp_path).split(), "--set", f"run.dir={tmp_path}")
+        if "job" in words
+        else None
+    )
     done = done or call(python, *MPITRAIN, *words.split())
     assert done.returncode in (0, 1 if "again" in words else 0) and done.stdout and not done.stderr, done
 
 
 def test_checkpoints_are_looked_at(python, tmp_path):
-    done = mpirun(1, sys.executable, *MPITRAIN, "run", *tiny(tmp_path / "run", write_text(tmp_path / "text.txt"), run_steps=1))
+    done = mpirun(
+        1,
+        sys.executable,
+        *MPITRAIN,
+        "run",
+        *tiny(tmp_path / "run", write_text(tmp_path / "text.txt"), run_steps=1),
+    )
     assert done.returncode == 0, done.output
     for words in (("inspect",), ("verify",), ("diff", tmp_path / "run")):
         done = call(python, *MPITRAIN, "ckpt", words[0], tmp_path / "run", *words[1:])
         assert done.returncode == 0 and done.stdout, done
 
 
-@pytest.mark.parametrize("words", ["run", "run --dry-run", "verify --layout tp=1", "replay {}/none.npz", "generate {} --prompt a"])
+@pytest.mark.parametrize(
+    "words", ["run", "run --dry-run", "verify --layout tp=1", "replay {}/none.npz", "generate {} --prompt a"]
+)
 def test_what_needs_one_says_so_once(python, tmp_path, words):
     text = fault(call(python, *MPITRAIN, *words.format(tmp_path).split()))
-    assert all(part in text for part in (os.uname().nodename, "no MPI library", "libmpi.so.12", "module load", "pip install mpich")), text
+    assert all(
+        part in text
+        for part in (
+            os.uname().nodename,
+            "no MPI library",
+            "libmpi.so.12",
+            "module load",
+            "pip install mpich",
+        )
+    ), text
 
 
 def test_doctor_tells_all_else_first(python):
@@ -86,7 +121,9 @@ def test_doctor_tells_all_else_first(python):
 def test_a_library_that_is_no_library(python, tmp_path):
     (tmp_path / "libmpi.so").write_text("nonsense")
     text = fault(call(python, *MPITRAIN, "run", MPI4PY_LIBMPI=str(tmp_path / "libmpi.so")))
-    assert "can't be loaded: " in text and "libmpi.so: file too short" in text and "unset MPI4PY_LIBMPI" in text, text
+    assert (
+        "can't be loaded: " in text and "libmpi.so: file too short" in text and "unset MPI4PY_LIBMPI" in text
+    ), text
 
 
 def test_a_library_that_needs_another_one(python, tmp_path):
@@ -94,7 +131,9 @@ def test_a_library_that_needs_another_one(python, tmp_path):
     if not shutil.which("gcc"):
         pytest.skip("no C compiler")
     for name, more in (("needed", ()), ("mpi", ("-Wl,--no-as-needed", "-L.", "-lneeded"))):
-        finished(["gcc", "-shared", "-o", f"lib{name}.so", "-x", "c", "/dev/null", *more], cwd=tmp_path, check=True)
+        finished(
+            ["gcc", "-shared", "-o", f"lib{name}.so", "-x", "c", "/dev/null", *more], cwd=tmp_path, check=True
+        )
     (tmp_path / "libneeded.so").unlink()
     text = fault(call(python, *MPITRAIN, "run", MPI4PY_LIBMPI=str(tmp_path / "libmpi.so")))
     assert "an MPI library is there but can't be loaded: libneeded.so: cannot open" in text, text
@@ -103,7 +142,9 @@ def test_a_library_that_needs_another_one(python, tmp_path):
 @pytest.mark.parametrize("path", ["/nowhere", "/nowhere/libmpi.so"])
 def test_a_variable_that_points_nowhere_is_named(python, path):
     text = fault(call(python, *MPITRAIN, "run", MPI4PY_LIBMPI=path))
-    assert "no MPI library is found" in text and f"MPI4PY_LIBMPI is set to {path}; unset MPI4PY_LIBMPI" in text, text
+    assert (
+        "no MPI library is found" in text and f"MPI4PY_LIBMPI is set to {path}; unset MPI4PY_LIBMPI" in text
+    ), text
 
 
 def test_an_interface_that_mpi4py_does_not_know(python):
@@ -113,10 +154,16 @@ def test_an_interface_that_mpi4py_does_not_know(python):
 
 
 def test_the_library_of_another_mpi():
-    """mpi4py is made for one MPI, as where it was built, and finds the other one's library; here, where there is none of its own."""
+    """mpi4py is made for one MPI, as where it was built, and finds the other one's library.
+
+    here, where there is none of its own.
+    """
     other = "openmpi" if list(Path(sys.prefix, "lib").glob("libmpi.so.12")) else "mpich"
     text = fault(call(sys.executable, *MPITRAIN, "run", MPI4PY_MPIABI=other))
-    assert "the MPI library that mpi4py needs is not found: libmpi.so." in text and f"MPI4PY_MPIABI is set to {other}" in text, text
+    assert (
+        "the MPI library that mpi4py needs is not found: libmpi.so." in text
+        and f"MPI4PY_MPIABI is set to {other}" in text
+    ), text
 
 
 def test_a_library_under_the_name_of_another_mpis(tmp_path):
@@ -134,7 +181,10 @@ def test_a_library_under_the_name_of_another_mpis(tmp_path):
 
 
 def test_one_rank_that_lacks_it_ends_the_job_with_one_report(tmp_path):
-    lacks = 'if test "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" = 1; then export MPI4PY_LIBMPI=/nowhere; fi; exec "$0" "$@"'
+    lacks = (
+        'if test "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" = 1; then export MPI4PY_LIBMPI=/nowhere; fi; exec "$0" '
+        '"$@"'
+    )
     given = tiny(tmp_path / "run", write_text(tmp_path / "text.txt"), run_steps=1)
     done = mpirun(2, "sh", "-c", lacks, sys.executable, *MPITRAIN, "run", *given)
     assert done.returncode == 2 and done.output.count("no MPI library is found") == 1, done.output
@@ -144,7 +194,13 @@ def test_one_rank_that_lacks_it_ends_the_job_with_one_report(tmp_path):
 # ---------------------------------------------------------------- other libraries that are missing
 
 
-MISSING = [("torch", "run"), ("h5py", "run"), ("h5py", "ckpt inspect ."), ("msgspec", "check"), ("numpy", "run")]
+MISSING = [
+    ("torch", "run"),
+    ("h5py", "run"),
+    ("h5py", "ckpt inspect ."),
+    ("msgspec", "check"),
+    ("numpy", "run"),
+]
 
 
 @pytest.mark.parametrize(("package", "words"), MISSING)
@@ -161,6 +217,6 @@ def test_a_package_that_is_missing_is_named(tmp_path, package, words):
     assert text.startswith(f"{package} is not installed for {python}; pip install {package}"), text
     if package == "torch":
         done = call(python, *MPITRAIN, "doctor", **env)
-        assert fault(done, "LibraryError").startswith("torch is not installed") and re.search("^MPI +[MO]", done.stdout), done
-
-
+        assert fault(done, "LibraryError").startswith("torch is not installed") and re.search(
+            "^MPI +[MO]", done.stdout
+        ), done

@@ -1,4 +1,7 @@
-"""The gradient buffers of a step: zero for whoever looks, though nobody writes the zeros that a first product would write over."""
+"""The gradient buffers of a step.
+
+Zero for whoever looks, though nobody writes the zeros that a first product would write over.
+"""
 
 import pytest
 import torch
@@ -14,7 +17,9 @@ SHAPES = {"w": (48, 32), "v": (40,), "none": (64, 32), "again": (48, 32)}
 
 
 def gradient_of(stage):
-    """Return a gradient that begins a step, whose memory has something of the step before everywhere, and its parameters by name."""
+    """Return a gradient that begins a step, whose memory has something of the step before
+    everywhere, and its parameters by name.
+    """
     layout = layout_of(tuple(Spec(name, shape) for name, shape in SHAPES.items()), 1)
     sharding = Sharding(stage)
     gradient = Gradient(layout, torch.float32, torch.device("cpu"), sharding)
@@ -22,7 +27,9 @@ def gradient_of(stage):
     for parameter in parameters.values():
         gradient.bind(parameter)
     if stage >= 2:
-        sharding.gradients.reserve(Arena(layout.length, {"training": [0, 0]}), torch.float32, torch.device("cpu"))
+        sharding.gradients.reserve(
+            Arena(layout.length, {"training": [0, 0]}), torch.float32, torch.device("cpu")
+        )
         sharding.gradients.begin("training")
         sharding.gradients.give_back(sharding.gradients.take(layout.length).fill_(torch.nan))
     else:
@@ -35,7 +42,8 @@ def gradient_of(stage):
 @pytest.mark.parametrize("stage", [0, 2])
 def test_what_nobody_adds_to_is_zero_and_what_was_there_before_is_gone(stage):
     gradient, parameters = gradient_of(stage)
-    x, grads = torch.randn(8, 32), [torch.randn(8, 48) for _ in range(3)]
+    x = torch.randn(8, 32)
+    grads = [torch.randn(8, 48) for _ in range(3)]
     Product((parameters["w"],), x, grads[:1]).add()
     parameters["v"].grad += 1
     for grad in grads[1:]:
@@ -44,11 +52,13 @@ def test_what_nobody_adds_to_is_zero_and_what_was_there_before_is_gone(stage):
     gradient.finish()
     held = gradient.whole.square().sum()  # before anybody looks by the parameters
     expected = {
-        "w": grads[0].t() @ x, "v": torch.ones(40), "none": torch.zeros(64, 32), "again": grads[1].t() @ x + grads[2].t() @ x
+        "w": grads[0].t() @ x, "v": torch.ones(40), "none": torch.zeros(64, 32),
+        "again": grads[1].t() @ x + grads[2].t() @ x
     }  # fmt: skip
     for name, parameter in parameters.items():
         torch.testing.assert_close(parameter.grad, expected[name])
-    torch.testing.assert_close(held, sum(x.square().sum() for x in expected.values()))  # nothing is between parameters
+    # nothing is between parameters
+    torch.testing.assert_close(held, sum(x.square().sum() for x in expected.values()))
 
 
 @pytest.mark.parametrize("shape", [(8, 4, 3), (256, 384, 1024), (256, 128, 384)])
@@ -57,9 +67,11 @@ def test_what_nobody_adds_to_is_zero_and_what_was_there_before_is_gone(stage):
 def test_the_first_product_has_the_bits_of_one_that_is_added_to_zeros(shape, dtype, rounded):
     """Which microbatch is the first differs between layouts."""
     rows, height, width = shape
-    a, b = torch.randn(rows, height, dtype=dtype), torch.randn(rows, width, dtype=dtype)
+    a = torch.randn(rows, height, dtype=dtype)
+    b = torch.randn(rows, width, dtype=dtype)
     kind = torch.promote_types(dtype, torch.float32)
-    added, written = torch.zeros(height, width, dtype=kind), torch.full((height, width), torch.nan, dtype=kind)
+    added = torch.zeros(height, width, dtype=kind)
+    written = torch.full((height, width), torch.nan, dtype=kind)
     add_product(added, a, b, rounded)
     add_product(written, a, b, rounded, first=True)
     assert torch.equal(added, written)

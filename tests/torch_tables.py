@@ -1,4 +1,7 @@
-"""PyTorch's own pipeline schedules, written as CSV by its classes. Nothing is computed or sent: a class only needs to know its stages."""
+"""PyTorch's own pipeline schedules, written as CSV by its classes.
+
+Nothing is computed or sent: a class only needs to know its stages.
+"""
 
 import csv
 import io
@@ -15,12 +18,19 @@ V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 FORMATS = ("compute_only", "compute_comms")
 
 
-def torch_table(name: str, num_ranks: int, num_microbatches: int, chunks: int = 1, form: str = "compute_only") -> str:
+def torch_table(
+    name: str, num_ranks: int, num_microbatches: int, chunks: int = 1, form: str = "compute_only"
+) -> str:
     """Return what PyTorch writes of a schedule. form: with the messages of its default format, or without."""
     made = schedules.get_schedule_class(name)
     if name in ONE_STAGE:
-        order = made._get_pipeline_order(SimpleNamespace(_num_stages=num_ranks, _n_microbatches=num_microbatches))
-        rows = [[a for a in order[rank] if form == "compute_comms" or a is None or a.is_compute_op] for rank in range(num_ranks)]
+        order = made._get_pipeline_order(
+            SimpleNamespace(_num_stages=num_ranks, _n_microbatches=num_microbatches)
+        )
+        rows = [
+            [a for a in order[rank] if form == "compute_comms" or a is None or a.is_compute_op]
+            for rank in range(num_ranks)
+        ]
         text = io.StringIO()
         csv.writer(text).writerows(rows)
         return text.getvalue()
@@ -32,17 +42,24 @@ def torch_table(name: str, num_ranks: int, num_microbatches: int, chunks: int = 
 
 
 def tables(num_ranks: int, num_microbatches: int, form: str, most_chunks: int = 3) -> dict[str, str]:
-    """Return PyTorch's tables of all its schedules, with 1 to `most_chunks` stages a rank where there is a choice.
+    """Return PyTorch's tables of all its schedules, with 1 to `most_chunks` stages a rank where
+    there is a choice.
 
     Without 1F1B: the table of 2.13 has the forwards of its last rank one microbatch too far.
     """
-    asked = [("GPipe", 1), *((name, c) for name in LOOPED for c in range(1, most_chunks + 1)), *((name, 2) for name in V_SHAPED)]
+    asked = [
+        ("GPipe", 1),
+        *((name, c) for name in LOOPED for c in range(1, most_chunks + 1)),
+        *((name, 2) for name in V_SHAPED),
+    ]
     return {f"{name} of {c}": torch_table(name, num_ranks, num_microbatches, c, form) for name, c in asked}
 
 
 def _stage(num_ranks: int, chunks: int, index: int) -> SimpleNamespace:
     total = num_ranks * chunks
     return SimpleNamespace(
-        num_stages=total, group_size=num_ranks, group_rank=0, group=None, stage_index=index, is_first=index == 0,
-        is_last=index == total - 1, stage_index_to_group_rank=None, submod=torch.nn.Identity(), has_backward=True, device="cpu",
+        num_stages=total, group_size=num_ranks, group_rank=0, group=None, stage_index=index,
+        is_first=index == 0,
+        is_last=index == total - 1, stage_index_to_group_rank=None, submod=torch.nn.Identity(),
+        has_backward=True, device="cpu",
     )  # fmt: skip

@@ -1,4 +1,7 @@
-"""What tests that train on several ranks share: a small model, its training, and what to compare it with, made once for many tests."""
+"""What tests that train on several ranks share.
+
+A small model, its training, and what to compare it with, made once for many tests.
+"""
 
 import time
 from collections.abc import Callable
@@ -24,10 +27,12 @@ _made: dict[object, Any] = {}
 
 
 def once(world, key: object, make: Callable[[], Any]) -> Any:
-    """Return make(), which rank 0 calls the first time that `key` is asked for. It is the same for all tests: leave it as it is.
+    """Return make(), which rank 0 calls the first time that `key` is asked for.
 
-    Collective over the whole world. A reference that every rank computed would take as many cores, and so would ranks that wait for it
-    inside of MPI.
+    It is the same for all tests: leave it as it is.
+
+    Collective over the whole world. A reference that every rank computed would take as many cores,
+    and so would ranks that wait for it inside of MPI.
     """
     if key not in _made:
         made = make() if world.rank == 0 else None
@@ -39,7 +44,10 @@ def once(world, key: object, make: Callable[[], Any]) -> Any:
 
 
 def resolved(world, *settings):
-    """Return the whole configuration. Microbatches are pairs of sequences where enough are left, unless `settings` say their size."""
+    """Return the whole configuration.
+
+    Microbatches are pairs of sequences where enough are left, unless `settings` say their size.
+    """
     from mpitrain import config
     from mpitrain.layout.resolve import resolve
 
@@ -55,7 +63,10 @@ def resolved(world, *settings):
 
 
 def train(world, config, look=lambda actor: None, device=None, before=lambda actor, microbatches: None):
-    """Return losses and norms of some steps, a validation loss, and {parameter: weights}. device: the CPU, if not given.
+    """Return losses and norms of some steps, a validation loss, and {parameter.
+
+    weights}.
+    device: the CPU, if not given.
 
     look, before: are called with the actor at the end, and before the first step.
     """
@@ -66,10 +77,12 @@ def train(world, config, look=lambda actor: None, device=None, before=lambda act
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
-    plan, device = plan_of(config), device or torch.device("cpu")
+    plan = plan_of(config)
+    device = device or torch.device("cpu")
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, device)
-    tokens, separator = (30, 7) if config.data.documents == "separate" else (256, None)  # fewer: documents are shorter
+    # fewer: documents are shorter
+    tokens, separator = (30, 7) if config.data.documents == "separate" else (256, None)
     lines = []
     for step in range(1, STEPS + 1):
         rows = torch.from_numpy(np.random.default_rng(step).integers(0, tokens, (config.batch.global_, 17)))
@@ -80,7 +93,12 @@ def train(world, config, look=lambda actor: None, device=None, before=lambda act
         lines.append((result.loss, result.grad_norm))
     lines.append(actor.evaluate(STEPS, microbatches)[:2])
     look(actor)
-    found = world.allgather([((p.spec.name, p.spec.offset, p.begin), p.weight.cpu().numpy().copy()) for p in actor.gradients.counted])
+    found = world.allgather(
+        [
+            ((p.spec.name, p.spec.offset, p.begin), p.weight.cpu().numpy().copy())
+            for p in actor.gradients.counted
+        ]
+    )
     mesh.free()
     return lines, whole_weights(piece for part in found for piece in part)
 
@@ -93,7 +111,10 @@ def alone(world, *settings):
 
 
 def trained(world, *settings):
-    """Train on all ranks, once for all tests that ask for it; the result is what alone() returns. Collective over the whole world."""
+    """Train on all ranks, once for all tests that ask for it; the result is what alone() returns.
+
+    Collective over the whole world.
+    """
     key = "trained", settings
     if key not in _made:
         _made[key] = train(world, resolved(world, *settings))
@@ -102,7 +123,9 @@ def trained(world, *settings):
 
 def same(found, expected) -> bool:
     """Whether two runs have the same lines and weights, bit for bit."""
-    return found[0] == expected[0] and all((found[1][name] == expected[1][name]).all() for name in expected[1])
+    return found[0] == expected[0] and all(
+        (found[1][name] == expected[1][name]).all() for name in expected[1]
+    )
 
 
 def whole_weights(pieces):
@@ -113,12 +136,16 @@ def whole_weights(pieces):
     for (name, offset, begin), data in sorted(pieces, key=lambda piece: piece[0]):
         weights.setdefault((name, offset), []).append((begin, data))
     for name, parts in weights.items():
-        assert [begin for begin, _ in parts] == list(np.cumsum([0] + [len(data) for _, data in parts[:-1]])), name
+        assert [begin for begin, _ in parts] == list(
+            np.cumsum([0] + [len(data) for _, data in parts[:-1]])
+        ), name
     return {name: np.concatenate([data for _, data in parts]) for name, parts in weights.items()}
 
 
 def one_step(world, *settings):
-    """Run a step; return what was predicted for this rank and for the one with the largest shard, and what was measured."""
+    """Run a step; return what was predicted for this rank and for the one with the largest shard,
+    and what was measured.
+    """
     import torch
 
     from mpitrain.actor.actor import Actor
@@ -133,10 +160,13 @@ def one_step(world, *settings):
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))
     shape = config.batch.global_, config.data.sequence + 1
-    rows = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)).chunk(config.parallel.dp)[mesh["dp"].rank]
+    rows = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1)).chunk(config.parallel.dp)[
+        mesh["dp"].rank
+    ]
     watch = Watch(actor.stages.values(), actor.site.constants())
     actor.run_step(1, actor.cut(rows, 7 if config.data.documents == "separate" else None), 1e-3, watch=watch)
-    predicted, measured = [predict(plan, shards)[actor.pp.rank] for shards in (actor.shards_here, None)], measure(actor, watch)
+    predicted = [predict(plan, shards)[actor.pp.rank] for shards in (actor.shards_here, None)]
+    measured = measure(actor, watch)
     mesh.free()
     return *predicted, measured
 
@@ -149,7 +179,9 @@ def recorded(mesh, run):
     run()
     mesh.progress.drain()
     posted = {name: usage.num_bytes - before[name] for name, usage in mesh.usage().items()}
-    return {name: axis.account.log for name, axis in mesh.axes.items() if axis.size > 1 and axis.account.log}, posted
+    return {
+        name: axis.account.log for name, axis in mesh.axes.items() if axis.size > 1 and axis.account.log
+    }, posted
 
 
 def initial_weights(config):
@@ -159,17 +191,26 @@ def initial_weights(config):
     from mpitrain.parallel.zero.initial import normal
 
     specs = {spec.name: spec for spec in plan_of(config).parameters()}
-    make = {name: normal(1, name, 0, s.numel, s.std).view(s.shape) if s.std else None for name, s in specs.items()}
-    return {name: torch.ones(specs[name].shape, dtype=torch.float64) if w is None else w for name, w in make.items()}
+    make = {
+        name: normal(1, name, 0, s.numel, s.std).view(s.shape) if s.std else None for name, s in specs.items()
+    }
+    return {
+        name: torch.ones(specs[name].shape, dtype=torch.float64) if w is None else w
+        for name, w in make.items()
+    }
 
 
 def part(tensors, piece):
     """Return the part of a whole tensor that this rank's piece is: a run of elements of a box."""
     spec = piece.spec
-    box = tensors[spec.name][tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))]
+    box = tensors[spec.name][
+        tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))
+    ]
     return box.reshape(-1)[piece.begin : piece.end]
 
 
 def of_tensors(predicted, held):
-    """Return a prediction with what a look at the tensors between instructions doesn't see, or sees otherwise, as it was found."""
+    """Return a prediction with what a look at the tensors between instructions doesn't see, or sees
+    otherwise, as it was found.
+    """
     return predicted._replace(recomputed=held.recomputed, working=held.working, messages=held.messages)

@@ -1,9 +1,12 @@
-"""Small models of every family, as mpitrain is configured for them and as `transformers` (5.23.0) has them, with the same random weights.
+"""Small models of every family, as mpitrain is configured for them and as `transformers` (5.23.0)
+has them, with the same random weights.
 
-    python tests/transformers_models.py        computes the logits by transformers and writes them to tests/data/logits.npz
+    python tests/transformers_models.py  computes the logits by transformers and writes them to
+                                         tests/data/logits.npz
 
-test_families_logits.py compares with that file, and where transformers is installed with itself. Names are mapped from ours to theirs;
-what they store otherwise is turned on the way: gate and up in one matrix, pairs of rotary features next to each other.
+test_families_logits.py compares with that file, and where transformers is installed with itself.
+Names are mapped from ours to theirs; what they store otherwise is turned on the way: gate and up in
+one matrix, pairs of rotary features next to each other.
 """
 
 import re
@@ -16,14 +19,18 @@ VOCAB, LENGTH = 24, 20
 TOKENS = [[(7 * i * i + 3 * i + 5) % VOCAB for i in range(LENGTH)]]
 SIZES = dict(layers=3, width=32, heads=4, kv_heads=2, ffn=40)
 THEIR_SIZES = dict(
-    vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40,
+    vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=40,
     max_position_embeddings=64, attn_implementation="eager",
 )  # fmt: skip
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=2048, beta_fast=32.0, beta_slow=1.0)
+YARN = dict(
+    rope_type="yarn", factor=4.0, original_max_position_embeddings=2048, beta_fast=32.0, beta_slow=1.0
+)
 OUR_YARN = dict(yarn_factor=4.0, yarn_length=2048)
 LATENT = dict(head_width=12, kv_rank=10, rotary_width=6, value_width=8)
 THEIR_LATENT = dict(
-    num_key_value_heads=4, kv_lora_rank=10, qk_rope_head_dim=6, v_head_dim=8, qk_nope_head_dim=12, moe_intermediate_size=12,
+    num_key_value_heads=4, kv_lora_rank=10, qk_rope_head_dim=6, v_head_dim=8, qk_nope_head_dim=12,
+    moe_intermediate_size=12,
     rope_parameters=dict(YARN, rope_theta=10_000.0, mscale=1.0, mscale_all_dim=1.0),
 )  # fmt: skip
 MODELS = {  # name: (its configuration in transformers, keys there, our family, our tables)
@@ -46,7 +53,8 @@ MODELS = {  # name: (its configuration in transformers, keys there, our family, 
     ),
     "qwen3-moe": (
         "Qwen3MoeConfig",
-        dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, head_dim=16, norm_topk_prob=True, rope_theta=1e6),
+        dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=12, head_dim=16,
+            norm_topk_prob=True, rope_theta=1e6),
         "qwen3-moe", dict(attention=dict(head_width=16), experts=dict(count=8, active=3, width=12)),
     ),
     "deepseek-v3-dense": (
@@ -55,9 +63,11 @@ MODELS = {  # name: (its configuration in transformers, keys there, our family, 
     ),
     "deepseek-v3": (
         "DeepseekV3Config",
-        dict(THEIR_LATENT, first_k_dense_replace=1, q_lora_rank=20, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3),
+        dict(THEIR_LATENT, first_k_dense_replace=1, q_lora_rank=20, n_routed_experts=8, n_group=4,
+            topk_group=2, num_experts_per_tok=3),
         "deepseek-v3",
-        dict(attention=dict(LATENT, **OUR_YARN, q_rank=20), experts=dict(first=1, count=8, active=3, groups=4, groups_active=2, width=12)),
+        dict(attention=dict(LATENT, **OUR_YARN, q_rank=20),
+            experts=dict(first=1, count=8, active=3, groups=4, groups_active=2, width=12)),
     ),
     "gpt-oss": (
         "GptOssConfig",
@@ -79,14 +89,22 @@ NAMES = {  # ours: theirs, within a block
     "ffn.router.weight": "mlp.gate.weight", "ffn.router.bias": "mlp.gate.e_score_correction_bias",
 }  # fmt: skip
 OF_LATENT = {
-    "q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q_up": "q_b_proj", "kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm",
+    "q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q_up": "q_b_proj", "kv_down": "kv_a_proj_with_mqa",
+    "kv_norm": "kv_a_layernorm",
     "kv_up": "kv_b_proj",
 }  # fmt: skip
-OUTSIDE = {"embedding.weight": "model.embed_tokens.weight", "head.norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
+OUTSIDE = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "head.norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
 
 
 def weights(name):
-    """Return the model's weights by our names: such that nothing is near 0 or 1, and experts are chosen clearly."""
+    """Return the model's weights by our names.
+
+    Such that nothing is near 0 or 1, and experts are chosen clearly.
+    """
     import torch
 
     from mpitrain.parallel.zero.initial import normal
@@ -114,8 +132,15 @@ def plan(name):
     from mpitrain.model.families.catalog import plan_of
 
     *_, family, tables = MODELS[name]
-    sizes = {key: value for key, value in SIZES.items() if not (family == "deepseek-v3" and key == "kv_heads")}
-    tree = {"model": dict(sizes, family=family, vocab=VOCAB, tied=False), "data": {"sequence": LENGTH}, "batch": {"global": 1}, **tables}
+    sizes = {
+        key: value for key, value in SIZES.items() if not (family == "deepseek-v3" and key == "kv_heads")
+    }
+    tree = {
+        "model": dict(sizes, family=family, vocab=VOCAB, tied=False),
+        "data": {"sequence": LENGTH},
+        "batch": {"global": 1},
+        **tables,
+    }
     return plan_of(resolve(settings.parse(tree), 1, VOCAB))
 
 
@@ -123,23 +148,30 @@ def their_weights(name):
     """Return the same weights as a state dict of transformers."""
     import torch
 
-    own, found = weights(name), {}
+    own = weights(name)
+    found = {}
     layer = plan(name).family.blocks[0][0]
     for block in range(SIZES["layers"]):
-        start, prefix = f"blocks.{block}.", f"model.layers.{block}."
+        start = f"blocks.{block}."
+        prefix = f"model.layers.{block}."
         p = {key.removeprefix(start): x for key, x in own.items() if key.startswith(start)}
         if "attention.kv_up.weight" in p:
             for short, width in (("q_up", layer.key_width), ("kv_down", sum(layer.latent_widths[1:]))):
-                p[f"attention.{short}.weight"] = side_by_side(p[f"attention.{short}.weight"], width, layer.rope.width)
+                p[f"attention.{short}.weight"] = side_by_side(
+                    p[f"attention.{short}.weight"], width, layer.rope.width
+                )
             for short, theirs in OF_LATENT.items():
                 theirs = "q_proj" if short == "q_up" and not layer.q_rank else theirs
                 if (name := f"attention.{short}.weight") in p:
                     found[f"{prefix}self_attn.{theirs}.weight"] = p.pop(name)
-        if "ffn.router.logit_bias" in p:  # gpt-oss: products with the inputs first, gate and up in turns
+        # gpt-oss: products with the inputs first, gate and up in turns
+        if "ffn.router.logit_bias" in p:
             found[prefix + "mlp.router.weight"] = p.pop("ffn.router.weight")
             found[prefix + "mlp.router.bias"] = p.pop("ffn.router.logit_bias")
             for kind in ("weight", "bias"):
-                both = torch.stack([p.pop(f"ffn.experts.{each}.{kind}") for each in ("gate", "up")], 2).flatten(1, 2)
+                both = torch.stack(
+                    [p.pop(f"ffn.experts.{each}.{kind}") for each in ("gate", "up")], 2
+                ).flatten(1, 2)
                 down = p.pop(f"ffn.experts.down.{kind}")
                 end = "" if kind == "weight" else "_bias"
                 found[f"{prefix}mlp.experts.gate_up_proj{end}"] = both.mT if kind == "weight" else both
@@ -153,7 +185,9 @@ def their_weights(name):
 
 
 def side_by_side(rows, group, rotary):
-    """Return rows with the last `rotary` of each group, which are halves here, as pairs next to each other."""
+    """Return rows with the last `rotary` of each group, which are halves here, as pairs next to
+    each other.
+    """
     x = rows.unflatten(0, (-1, group)).clone()
     x[:, group - rotary :] = x[:, group - rotary :].unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
     return x.flatten(0, 1)

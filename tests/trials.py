@@ -1,4 +1,7 @@
-"""What a child of comm/trial.py may be told to try. On a machine without a device, the memory of one is host memory."""
+"""What a child of comm/trial.py may be told to try.
+
+On a machine without a device, the memory of one is host memory.
+"""
 
 import os
 import signal
@@ -15,7 +18,9 @@ def asks_for_its_world(argument):
     """The same, after a look at who the child is: alone, and no rank of the job that started it."""
     from mpi4py import MPI
 
-    told = sorted(name for name in os.environ if name.startswith(("PMI_", "PMIX_RANK", "OMPI_COMM_WORLD", "SLURM_")))
+    told = sorted(
+        name for name in os.environ if name.startswith(("PMI_", "PMIX_RANK", "OMPI_COMM_WORLD", "SLURM_"))
+    )
     if (MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank) != (1, 0) or os.environ.get("OMPI_MCA_KEPT") != argument:
         sys.exit(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, told {told}")
     return host(argument)

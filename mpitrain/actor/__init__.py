@@ -1,12 +1,13 @@
 """One rank at work: it walks the program of its pipeline schedule over its stages.
 
-    actor                      an instruction, and what it does: F, B, W, SEND, RECV, GATHER, REDUCE, UPDATE
-    communicators, contexts    the communicators of this rank; what its blocks are told of a microbatch
-    stage, stage_state         a pipeline stage: activations in flight; weights and gradients in buckets
-    reductions                 gradients of data parallelism: all-reduce, reduce-scatter
-    step_totals                loss, gradient norm and flags, in two small exchanges
-    memory, memory_meter       what this rank holds
-    trace                      the measured timeline
-    rehearsal, recipes,        the operations of a step without its computation: the dry run
-    dry_run, signed
+actor                      an instruction, and what it does: F, B, W, SEND, RECV, GATHER, REDUCE,
+                           UPDATE
+communicators, contexts    the communicators of this rank; what its blocks are told of a microbatch
+stage, stage_state         a pipeline stage: activations in flight; weights and gradients in buckets
+reductions                 gradients of data parallelism: all-reduce, reduce-scatter
+step_totals                loss, gradient norm and flags, in two small exchanges
+memory, memory_meter       what this rank holds
+trace                      the measured timeline
+rehearsal, recipes,        the operations of a step without its computation: the dry run
+dry_run, signed
 """

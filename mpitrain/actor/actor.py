@@ -1,11 +1,16 @@
-"""One rank at work: it owns a mesh, its stages and a program, and a training step is the walk through the program.
+"""One rank at work: it owns a mesh, its stages and a program, and a training step is the walk
+through the program.
 
-    for instruction in program:     what stands in the list happens, in this order; `place` tells where the rank is
-        compute                     a stage's forward or backward, segment by segment; between segments messages are moved on
-        PAIR                        the next two in turns, segment by segment: a forward and a backward, or a part of each
-        SEND                        starts and returns; all sends are waited for before the update
-        RECV                        waits; the next receives of the list are posted ahead, so that messages don't wait for us
-        SUM, REDUCE                 start the sum of one bucket over one axis; NORM waits for all of them
+for instruction in program:  what stands in the list happens, in this order; `place` tells where the
+                             rank is
+    compute      a stage's forward or backward, segment by segment; between segments messages are
+                 moved on
+    PAIR         the next two in turns, segment by segment: a forward and a backward, or a part of
+                 each
+    SEND         starts and returns; all sends are waited for before the update
+    RECV         waits; the next receives of the list are posted ahead, so that messages don't wait
+                 for us
+    SUM, REDUCE  start the sum of one bucket over one axis; NORM waits for all of them
 """
 
 import math
@@ -56,8 +61,9 @@ Key = tuple[int, int]  # (stage, microbatch)
 class Asked:
     """What all ranks have to agree on in a step, besides its totals.
 
-    stop: asked when the gradients are there, tells how urgently this rank is to stop, 0 for not at all; the result tells it of the rank
-    for which it is most urgent.  beside: a number below 2**53; the result tells the highest that a rank gave.
+    stop: asked when the gradients are there, tells how urgently this rank is to stop, 0 for not at
+    all; the result tells it of the rank for which it is most urgent.
+    beside: a number below 2**53; the result tells the highest that a rank gave.
     leaves_out: tells of the loss whether no update is to be made, alike on all ranks.
     """
 
@@ -73,10 +79,12 @@ NOTHING = Asked()
 class StepResult:
     """What a step measured; the same on every rank.
 
-    num_tokens: those whose prediction counts for the loss.  peak_in_flight: the most stashes that each pipeline rank held at once.
+    num_tokens: those whose prediction counts for the loss.
+    peak_in_flight: the most stashes that each pipeline rank held at once.
     beside: the highest number that a rank was given.
-    told: by name, what layers made besides their outputs, summed over layers and microbatches.  skipped, spike: no update was made,
-    because gradients weren't finite, or because of the loss; it can be both.
+    told: by name, what layers made besides their outputs, summed over layers and microbatches.
+    skipped, spike: no update was made, because gradients weren't finite, or because of the loss; it
+    can be both.
     """
 
     loss: float = 0.0
@@ -95,20 +103,24 @@ class Work:
     """What is under way in a step."""
 
     microbatches: list[Microbatch]
-    ends: Mapping[Action, int]  # where the other ends of messages stand in the programs of other ranks
+    # where the other ends of messages stand in the programs of other ranks
+    ends: Mapping[Action, int]
     between: Callable[[], None]  # called between items of a block
     step: int = 0
     lr: float = 0.0
     asked: Asked = NOTHING
     peak_in_flight: int = 0
-    inputs: dict[Key, torch.Tensor] = field(default_factory=dict)  # of forwards: received, or handed over by a stage of this rank
-    grads: dict[Key, torch.Tensor] = field(default_factory=dict)  # of outputs, the same; and between the parts of a backward
+    # of forwards: received, or handed over by a stage of this rank
+    inputs: dict[Key, torch.Tensor] = field(default_factory=dict)
+    # of outputs, the same; and between the parts of a backward
+    grads: dict[Key, torch.Tensor] = field(default_factory=dict)
     outputs: dict[Action, torch.Tensor] = field(default_factory=dict)  # by the send they wait for
     receiving: dict[Action, Pending] = field(default_factory=dict)
     to_receive: deque[Action] = field(default_factory=deque)
     sending: list[Pending] = field(default_factory=list)
     losses: dict[Key, torch.Tensor] = field(default_factory=dict)
-    told: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # by name: what layers made besides their outputs
+    # by name: what layers made besides their outputs
+    told: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     result: StepResult = field(default_factory=StepResult)
 
 
@@ -120,8 +132,10 @@ def call(compute: Callable[[], Work]) -> Work:
 class Actor:
     """This rank.
 
-    recorder: notes when instructions ran.  place: is told where in the program the rank is.  build: makes what computes of a stage's
-    layers.  measure: reads the numbers of a step.
+    recorder: notes when instructions ran.
+    place: is told where in the program the rank is.
+    build: makes what computes of a stage's layers.
+    measure: reads the numbers of a step.
     """
 
     def __init__(
@@ -135,17 +149,31 @@ class Actor:
         measure: Measure | None = None,
     ):
         config = plan.config
-        self.plan, self.config, self.mesh, self.progress = plan, config, mesh, mesh.progress
-        self.recorder, self.place, self.measure = recorder or UNRECORDED, place or Place(), measure or Measure()
-        self.pp, self.tp, self.cp, self.data, self.model = (mesh[name] for name in ("pp", "tp", "cp", "data", "model"))
-        self.table, self.training, self.evaluation = plan.table, *(each.ranks[self.pp.rank] for each in (plan.training, plan.evaluation))
+        self.plan = plan
+        self.config = config
+        self.mesh = mesh
+        self.progress = mesh.progress
+        self.recorder = recorder or UNRECORDED
+        self.place = place or Place()
+        self.measure = measure or Measure()
+        self.pp, self.tp, self.cp, self.data, self.model = (
+            mesh[name] for name in ("pp", "tp", "cp", "data", "model")
+        )
+        self.table, self.training, self.evaluation = (
+            plan.table,
+            *(each.ranks[self.pp.rank] for each in (plan.training, plan.evaluation)),
+        )
         self.shardings = shardings_of(config, mesh)
         self.loss_scale = LossScale(config.precision)
         self.recorded: list | None = None  # the routing of a step is noted here
         axes = (mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far"))
-        self.site = Site(plan, device, *axes, functions_of(config.run.compile, config.numerics.deterministic, device))
+        self.site = Site(
+            plan, device, *axes, functions_of(config.run.compile, config.numerics.deterministic, device)
+        )
         self._update_at = self.training.index(Action("UPDATE"))
-        self._ends, self._ends_of_evaluation = (each.other_ends(self.pp.rank) for each in (plan.training, plan.evaluation))
+        self._ends, self._ends_of_evaluation = (
+            each.other_ends(self.pp.rank) for each in (plan.training, plan.evaluation)
+        )
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
         needed = needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank))
@@ -153,7 +181,12 @@ class Actor:
         self.gradients = Gradients(states, self.table, self.training, mesh, needed.waits)
         own = [stage.plan for stage in self.stages.values()]
         self.optimizer = optimizer_of(config, own, self.gradients.pieces, mesh, self._owned[0].master, device)
-        self.links = Links(mesh["links"], self.table.num_stages, self.table.num_microbatches, synchronous=config.comm.synchronous)
+        self.links = Links(
+            mesh["links"],
+            self.table.num_stages,
+            self.table.num_microbatches,
+            synchronous=config.comm.synchronous,
+        )
         self._handlers = {
             "F": self._forward,
             "B": self._backward,
@@ -173,7 +206,10 @@ class Actor:
         }
 
     def _build(self, build: Callable[[StagePlan, Sequence, Site], Blocks]) -> dict[int, Stage]:
-        """Build the stages of this rank, by their number in the table. The stages of one rank share a tied embedding."""
+        """Build the stages of this rank, by their number in the table.
+
+        The stages of one rank share a tied embedding.
+        """
         stages: dict[int, Stage] = {}
         embedding = None
         for number in self.table.chunks[self.pp.rank]:
@@ -192,22 +228,35 @@ class Actor:
         """The positions of a sequence that this rank has, [T]."""
         return torch.from_numpy(self.plan.positions(self.cp.rank))
 
-    def cut(self, tokens: torch.Tensor, ends: Ends | None = None, counted: torch.Tensor | None = None) -> list[Microbatch]:
-        """Cut this data-parallel rank's rows of a step [batch, sequence + 1] into microbatches, and these into segments.
+    def cut(
+        self, tokens: torch.Tensor, ends: Ends | None = None, counted: torch.Tensor | None = None
+    ) -> list[Microbatch]:
+        """Cut this data-parallel rank's rows of a step [batch, sequence + 1] into microbatches, and
+        these into segments.
 
-        Inputs and targets are those of this rank's positions; targets are one position ahead in the row, wherever that is.
-        ends: where documents end, if they are separate.  counted: of each row, whether its targets carry loss; None: all do.
+        Inputs and targets are those of this rank's positions; targets are one position ahead in the
+        row, wherever that is.
+        ends: where documents end, if they are separate.
+        counted: of each row, whether its targets carry loss; None: all do.
         """
-        micro, length = self.config.batch.micro, len(self.positions) // self.table.segments
+        micro = self.config.batch.micro
+        length = len(self.positions) // self.table.segments
         here = self.positions.to(tokens.device)
         documents, targets = (None, tokens[:, 1:]) if ends is None else separate(tokens, ends)
         targets = targets if counted is None else targets.masked_fill(~counted[:, None], IGNORED)
-        whole = repeat(None) if documents is None else documents.split(micro)  # queries here meet keys of the whole sequence
+        # queries here meet keys of the whole sequence
+        whole = repeat(None) if documents is None else documents.split(micro)
         every = (tokens, targets, *further_targets(targets, self.config.model.mtp if self.last else 0))
         rows = zip(*(each[:, here].split(micro) for each in every), whole)
-        cut = [(*parts, known) for *halves, known in rows for parts in zip(*(half.split(length, dim=1) for half in halves))]
+        cut = [
+            (*parts, known)
+            for *halves, known in rows
+            for parts in zip(*(half.split(length, dim=1) for half in halves))
+        ]
         return [
-            Microbatch(a if self.first else None, b if self.last else None, documents=known, further=tuple(further))
+            Microbatch(
+                a if self.first else None, b if self.last else None, documents=known, further=tuple(further)
+            )
             for a, b, *further, known in cut
         ]
 
@@ -235,10 +284,13 @@ class Actor:
     ) -> StepResult:
         """Run one training step on this rank's microbatches. Collective over all ranks.
 
-        watch: counts what is held after every instruction.  sure: is given what computes the gradients, and calls it, once or again: each
-        time it does the same, from the same weights; the last one's are used.  Raises HangError, naming the message waited for.
+        watch: counts what is held after every instruction.
+        sure: is given what computes the gradients, and calls it, once or again: each time it does
+        the same, from the same weights; the last one's are used.  Raises HangError, naming the
+        message waited for.
         """
-        before, after = self.training[: self._update_at], self.training[self._update_at :]
+        before = self.training[: self._update_at]
+        after = self.training[self._update_at :]
 
         def compute_gradients() -> Work:
             self._lend(TRAINING)
@@ -247,15 +299,25 @@ class Actor:
             if self.recorded:
                 self.recorded.clear()  # of a pass before
             self.recorder.begin(step)
-            return self._walk(before, Work(microbatches, self._ends, self._between(watch), step, lr, asked), self.recorder, watch)
+            return self._walk(
+                before,
+                Work(microbatches, self._ends, self._between(watch), step, lr, asked),
+                self.recorder,
+                watch,
+            )
 
         with nullcontext() if watch is None else watch.watching():
             work = self._walk(after, sure(compute_gradients), self.recorder, watch, len(before))
         self.recorder.end()
         return work.result
 
-    def evaluate(self, step: int, microbatches: list[Microbatch], asked: Asked = NOTHING) -> tuple[float, float, int]:
-        """Return (summed loss, tokens, how urgent it is to stop) of all ranks, without gradients. Collective over all ranks."""
+    def evaluate(
+        self, step: int, microbatches: list[Microbatch], asked: Asked = NOTHING
+    ) -> tuple[float, float, int]:
+        """Return (summed loss, tokens, how urgent it is to stop) of all ranks, without gradients.
+
+        Collective over all ranks.
+        """
         self._lend(EVALUATION)
         work = Work(microbatches, self._ends_of_evaluation, self.progress.poll, step, asked=asked)
         with torch.no_grad():
@@ -279,7 +341,12 @@ class Actor:
             sharding.gradients.begin(program)
 
     def _walk(
-        self, instructions: list[Action], work: Work, recorder: Recorder, watch: Watch | None = None, first: int = 0
+        self,
+        instructions: list[Action],
+        work: Work,
+        recorder: Recorder,
+        watch: Watch | None = None,
+        first: int = 0,
     ) -> Work:
         """Run instructions, of which the first stands at position `first` of the program."""
         work.to_receive.extend(a for a in instructions if a.kind in ("RECV_F", "RECV_B"))
@@ -291,7 +358,8 @@ class Actor:
             self.gradients.advance()
             begin = recorder.mark()
             if action.kind == "PAIR":
-                forward, backward = next(steps)[1], next(steps)[1]
+                forward = next(steps)[1]
+                backward = next(steps)[1]
                 self._pair(forward, backward, work)
                 recorder.add_pair(action, forward, backward, begin, recorder.mark())
             else:
@@ -347,9 +415,13 @@ class Actor:
 
     def _forward_walk(self, action: Action, work: Work) -> Walk:
         _, m, stage, part = action
-        hear, x = partial(self._hear, work=work), work.inputs.pop((stage, m), None)
-        routes = self._routes(stage, m, work) if torch.is_grad_enabled() else None  # validation is never replayed
-        walk = self.stages[stage].forward(m, x, self._microbatch(stage, m, work), part, hear, self.loss_scale.value, routes)
+        hear = partial(self._hear, work=work)
+        x = work.inputs.pop((stage, m), None)
+        # validation is never replayed
+        routes = self._routes(stage, m, work) if torch.is_grad_enabled() else None
+        walk = self.stages[stage].forward(
+            m, x, self._microbatch(stage, m, work), part, hear, self.loss_scale.value, routes
+        )
         if torch.is_grad_enabled() and not part:
             held = 1 + sum(stage.num_stashes for stage in self.stages.values())
             work.peak_in_flight = max(work.peak_in_flight, held)
@@ -361,7 +433,10 @@ class Actor:
         return self.stages[stage].backward(m, self._grad_of_output(stage, m, work), part)
 
     def _grad_of_output(self, stage: int, index: int, work: Work) -> torch.Tensor | None:
-        """Return what came from the next stage or the part before; of a loss it is the scale, and None for a scale of 1."""
+        """Return what came from the next stage or the part before.
+
+        Of a loss it is the scale, and None for a scale of 1.
+        """
         grad = work.grads.pop((stage, index), None)
         if grad is None and self.loss_scale.dynamic:
             return torch.full((), self.loss_scale.value, device=self.site.device)
@@ -377,19 +452,24 @@ class Actor:
     def _routes(self, stage: int, index: int, work: Work) -> Routes | None:
         if self.plan.routing is None and self.recorded is None:
             return None
-        batch, number = self.config.batch, self._number(stage, index) // self.table.segments
+        batch = self.config.batch
+        number = self._number(stage, index) // self.table.segments
         first = self.mesh["dp"].rank * (batch.global_ // self.config.parallel.dp) + number * batch.micro
         return Routes(work.step, range(first, first + batch.micro), self.plan.routing, self.recorded)
 
     def _pass_on(self, action: Action, made: torch.Tensor | None, work: Work) -> None:
-        """Keep an activation or gradient for the stage that needs it, on this rank, or for the send that follows."""
+        """Keep an activation or gradient for the stage that needs it, on this rank, or for the send
+        that follows.
+        """
         if made is None:  # the last backward
             return
         kind, m, stage, _ = action
         if kind == "F" and self.stages[stage].last:
             work.losses[stage, m] = made.detach()
             return
-        to, kept, send = (stage + 1, work.inputs, "SEND_F") if kind == "F" else (stage - 1, work.grads, "SEND_B")
+        to, kept, send = (
+            (stage + 1, work.inputs, "SEND_F") if kind == "F" else (stage - 1, work.grads, "SEND_B")
+        )
         if to in self.stages:
             kept[to, m] = made
         else:
@@ -400,8 +480,11 @@ class Actor:
     def _send(self, action: Action, work: Work) -> None:
         kind, m, stage, _ = action
         to = stage + 1 if kind == "SEND_F" else stage - 1
-        pending = self.links.send(kind[-1], to, m, work.outputs.pop(action), self.table.rank_of[to], self._owed(action, work))
-        work.sending = [*(earlier for earlier in work.sending if not earlier.done), pending]  # what has left is freed
+        pending = self.links.send(
+            kind[-1], to, m, work.outputs.pop(action), self.table.rank_of[to], self._owed(action, work)
+        )
+        # what has left is freed
+        work.sending = [*(earlier for earlier in work.sending if not earlier.done), pending]
 
     def _recv(self, action: Action, work: Work) -> None:
         kept = work.inputs if action.kind == "RECV_F" else work.grads
@@ -414,7 +497,9 @@ class Actor:
             kind, m, stage, _ = action
             source = stage - 1 if kind == "RECV_F" else stage + 1
             buffer = torch.empty(self.plan.activation_shape(), dtype=self.site.dtype, device=self.site.device)
-            work.receiving[action] = self.links.receive(kind[-1], stage, m, buffer, self.table.rank_of[source], self._owed(action, work))
+            work.receiving[action] = self.links.receive(
+                kind[-1], stage, m, buffer, self.table.rank_of[source], self._owed(action, work)
+            )
 
     def _owed(self, action: Action, work: Work) -> Owed:
         """Return what another rank has to do so that a message of this one arrives."""
@@ -438,13 +523,22 @@ class Actor:
     def _norm(self, action: Action, work: Work) -> None:
         self.gradients.wait()
         self._compare_loads(work)
-        parts = self._totals(work, self.measure.squares(piece.grad for piece in self.gradients.counted if piece.spec.trained))
-        total, result = self.measure.total(parts), work.result
-        result.num_tokens, count = int(total.count), total.count or math.nan  # no target, no mean: nothing to learn, the step is skipped
-        result.loss, result.grad_norm = math.fsum(total.loss) / count, norm(total.squares) / (count * self.loss_scale.value)
-        result.stop, result.beside, result.peak_in_flight = total.stop, total.beside, [part.peak for part in parts[:: self.tp.size]]
+        parts = self._totals(
+            work, self.measure.squares(piece.grad for piece in self.gradients.counted if piece.spec.trained)
+        )
+        total = self.measure.total(parts)
+        result = work.result
+        # no target, no mean: nothing to learn, the step is skipped
+        result.num_tokens = int(total.count)
+        count = total.count or math.nan
+        result.loss = math.fsum(total.loss) / count
+        result.grad_norm = norm(total.squares) / (count * self.loss_scale.value)
+        result.stop = total.stop
+        result.beside = total.beside
+        result.peak_in_flight = [part.peak for part in parts[:: self.tp.size]]
         sums = {name: math.fsum(numbers) for name, numbers in zip(self.plan.tells, total.told)}
-        # A layer's losses are divided as training divides them: by the targets that carry loss, not by all tokens.
+        # A layer's losses are divided as training divides them: by the targets that carry loss, not
+        # by all tokens.
         result.told = {name: value / (count if is_loss(name) else 1) for name, value in sums.items()}
         result.skipped = not math.isfinite(result.grad_norm)
         result.spike = work.asked.leaves_out(result.loss)
@@ -457,7 +551,10 @@ class Actor:
                     self._hear(name, value / len(self.plan.loads), work)
 
     def _update(self, action: Action, work: Work) -> None:
-        """Divide by the global number of tokens, clip, and step; a step without finite gradients is skipped, and halves the scale."""
+        """Divide by the global number of tokens, clip, and step.
+
+        A step without finite gradients is skipped, and halves the scale.
+        """
         scale = 1.0 / (max(1, work.result.num_tokens) * self.loss_scale.value)
         if work.result.num_tokens:  # without a target no gradient tells of the range
             self.loss_scale.update(work.result.skipped)
@@ -477,7 +574,10 @@ class Actor:
             weights.wait()
 
     def restored(self, num_updates: int) -> None:
-        """Take over weights and optimiser state that were read into the pieces. Collective over the data axis."""
+        """Take over weights and optimiser state that were read into the pieces.
+
+        Collective over the data axis.
+        """
         self.optimizer.set_step(num_updates)
         for weights in self._owned:
             weights.update()
@@ -485,20 +585,34 @@ class Actor:
                 weights.spread()
 
     def _spread(self, action: Action | None = None, work: Work | None = None) -> None:
-        """Send updated weights to the ranks that share them; the next forward waits for each bucket when it needs it."""
+        """Send updated weights to the ranks that share them.
+
+        The next forward waits for each bucket when it needs it.
+        """
         for weights in self._owned:
             weights.spread()
 
     @property
     def _owned(self) -> list[Weights]:
         """The weights that stages of this rank own, in the order of the forward."""
-        return [bucket.weights for stage in self.stages.values() for bucket in reversed(stage.state.buckets) if bucket.owned]
+        return [
+            bucket.weights
+            for stage in self.stages.values()
+            for bucket in reversed(stage.state.buckets)
+            if bucket.owned
+        ]
 
     def _totals(self, work: Work, squares: list[float]) -> list[Totals]:
-        """Return the totals of each part of the model, in the order of its ranks: of all microbatches, on all ranks."""
-        losses, told = (work.losses, work.told) if self.tp.rank == 0 else ({}, {})  # the ranks of tp have the same
+        """Return the totals of each part of the model, in the order of its ranks.
+
+        Of all microbatches, on all ranks.
+        """
+        # the ranks of tp have the same
+        losses, told = (work.losses, work.told) if self.tp.rank == 0 else ({}, {})
         loss = exact_sum(self.measure.numbers(losses[key] for key in sorted(losses)))
         count = self.measure.count(self._microbatch(*key, work).targets for key in losses)
         told = tuple(exact_sum(self.measure.numbers(told.get(name, ()))) for name in self.plan.tells)
-        mine = Totals(loss, exact_sum(squares), told, count, work.asked.stop(), work.peak_in_flight, work.asked.beside)
+        mine = Totals(
+            loss, exact_sum(squares), told, count, work.asked.stop(), work.peak_in_flight, work.asked.beside
+        )
         return exchange(together(exchange(mine, self.data)), self.model)

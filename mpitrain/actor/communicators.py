@@ -10,10 +10,20 @@ from mpitrain.layout.plan import Plan
 
 
 def build_mesh(
-    plan: Plan, comm: Communicator, place: Place = NOWHERE, way: Way = STAGED, on_thread: Callable[[], None] | None = None
+    plan: Plan,
+    comm: Communicator,
+    place: Place = NOWHERE,
+    way: Way = STAGED,
+    on_thread: Callable[[], None] | None = None,
 ) -> Mesh:
     """Build every communicator this layout needs; the rest is for the mesh. Collective over `comm`."""
-    axes, keys = plan.axes, plan.config.comm
-    limits = {"transport": keys.transport, "timeout_s": Limit(keys.timeout_s).seconds, "progress": keys.progress, "place": place}
+    axes = plan.axes
+    keys = plan.config.comm
+    limits = {
+        "transport": keys.transport,
+        "timeout_s": Limit(keys.timeout_s).seconds,
+        "progress": keys.progress,
+        "place": place,
+    }
     limits |= {"levels": keys.levels == "auto", "node_ranks": keys.node_ranks}
     return Mesh(comm, axes.grid, axes.of(comm.rank), axes.carried, **limits, way=way, on_thread=on_thread)

@@ -1,4 +1,7 @@
-"""What the blocks of a stage are told of each microbatch: where a segment starts, what came before it, what is visible."""
+"""What the blocks of a stage are told of each microbatch.
+
+Where a segment starts, what came before it, what is visible.
+"""
 
 import torch
 
@@ -11,15 +14,23 @@ class Contexts:
     """Of one stage. Microbatch `index` is segment index % segments of one that is cut into segments."""
 
     def __init__(self, site: Site):
-        self._site, self._segments = site, site.plan.table.segments
-        self.histories: dict[int, History] = {}  # by microbatch, of which the last segment isn't done
+        self._site = site
+        self._segments = site.plan.table.segments
+        # by microbatch, of which the last segment isn't done
+        self.histories: dict[int, History] = {}
 
     def of(self, index: int, microbatch: Microbatch) -> Context:
-        """Make the context of a microbatch; segments come in ascending order. What is visible is made once for all blocks."""
-        documents, site = microbatch.documents, self._site
+        """Make the context of a microbatch; segments come in ascending order.
+
+        What is visible is made once for all blocks.
+        """
+        documents = microbatch.documents
+        site = self._site
         if site.cp is not None or (documents is None and self._segments == 1):
             return Context(microbatch, functions=site.functions)
-        length = (site.plan.config.data.sequence if documents is None else documents.shape[-1]) // self._segments
+        length = (
+            site.plan.config.data.sequence if documents is None else documents.shape[-1]
+        ) // self._segments
         segment = index % self._segments
         start = segment * length
         history = self.histories.setdefault(index // self._segments, {}) if self._segments > 1 else None

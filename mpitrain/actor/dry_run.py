@@ -1,8 +1,12 @@
-"""A rank that computes nothing: it walks its program, with the operations that a rehearsal of it has written down.
+"""A rank that computes nothing.
 
-    instruction    the next one of the program of the plan; a computation takes the time it is given, asleep
-    operation      a real one, over the communicators that training has, its messages checked as they come (actor/signed.py)
-    wait           where the actor would wait
+It walks its program, with the operations that a rehearsal of it has written down.
+
+    instruction  the next one of the program of the plan; a computation takes the time it is given,
+                 asleep
+    operation    a real one, over the communicators that training has, its messages checked as they
+                 come (actor/signed.py)
+    wait         where the actor would wait
 
 No torch.
 """
@@ -35,27 +39,44 @@ class Tally:
 
 
 class DryRun:
-    """One rank. predicted: what its recipe says that it sends, by axis.  headers: how many were right; short: of parts without one.
+    """One rank.
 
-    recipe: of a step.  share: of the length of each message.  seconds: of a computation.  place: as for an Actor.
+    predicted: what its recipe says that it sends, by axis.
+    headers: how many were right; short: of parts without one.
+
+    recipe: of a step.
+    share: of the length of each message.
+    seconds: of a computation.
+    place: as for an Actor.
     """
 
-    def __init__(self, plan: Plan, mesh: Mesh, recipe: list[Event], place: Place | None = None, share: float = 1.0,
+    def __init__(self, plan: Plan, mesh: Mesh, recipe: list[Event], place: Place | None = None,
+        share: float = 1.0,
         seconds: Callable[[Action], float] = lambda action: 0.0,
     ):  # fmt: skip
-        self.mesh, self.place, self.progress = mesh, place or Place(), mesh.progress
-        self._program, self._seconds = plan.training.ranks[mesh["pp"].rank], seconds
+        self.mesh = mesh
+        self.place = place or Place()
+        self.progress = mesh.progress
+        self._program = plan.training.ranks[mesh["pp"].rank]
+        self._seconds = seconds
         self._recipe = [_shortened(event, share, mesh) for event in recipe]
         table = plan.table
-        links = Links(mesh["links"], table.num_stages, table.num_microbatches, synchronous=plan.config.comm.synchronous)
+        links = Links(
+            mesh["links"], table.num_stages, table.num_microbatches, synchronous=plan.config.comm.synchronous
+        )
         self._sender = Sender(mesh, plan.axes.of(mesh.rank), links, _counts(self._recipe, mesh))
         self._started: list[Signed] = []
         self.predicted: dict[str, Tally] = defaultdict(Tally)
         self.headers = self.short = 0
 
     def step(self, step: int) -> None:
-        """Walk the program once. Collective over all ranks. Raises MessageError, if another message came than was due, and HangError."""
-        before, self._started = self._started, []
+        """Walk the program once.
+
+        Collective over all ranks. Raises MessageError, if another message came than was due, and
+        HangError.
+        """
+        before = self._started
+        self._started = []
         self._sender.begin()
         for event in self._recipe:
             if isinstance(event, At):
@@ -78,13 +99,17 @@ class DryRun:
         self.progress.poll()
         action = self._program[event.position]
         if str(action) != event.instruction:
-            raise MessageError(f"position {event.position} of the program: found {action}, the recipe has {event.instruction}")
+            raise MessageError(
+                f"position {event.position} of the program: found {action}, the recipe has "
+                f"{event.instruction}"
+            )
         both = self._program[event.position + 1 :][:2] if action.kind == "PAIR" else [action]
         if seconds := sum(self._seconds(each) for each in both if each.kind in COMPUTE):
             sleep(seconds)
 
     def _start(self, event: Start) -> None:
-        signed, tally = self._sender.start(event), self.predicted[event.axis]
+        signed = self._sender.start(event)
+        tally = self.predicted[event.axis]
         num_messages, num_bytes = predicted(event.operation, event.num_bytes, signed.axis, signed.x)
         tally.operations += 1
         tally.messages += num_messages
@@ -100,7 +125,9 @@ class DryRun:
 
 
 def _shortened(event: Event, share: float, mesh: Mesh) -> Event:
-    """Return an event with a buffer of `share` of its length, which still has room for a header of each rank for each other."""
+    """Return an event with a buffer of `share` of its length, which still has room for a header of
+    each rank for each other.
+    """
     if not isinstance(event, Start) or share == 1:
         return event
     size = mesh[event.axis].size
@@ -118,14 +145,24 @@ def _counts(recipe: Iterable[Event], mesh: Mesh) -> dict[str, list[list[int]]]:
 
 
 def seconds_of(plan: Plan, flops_per_s: float) -> Callable[[Action], float]:
-    """Return what says how long a rank computes for an instruction, at a rate: model FLOPs, divided evenly over tp, cp and parts."""
-    config, table = plan.config, plan.table
-    parallel, tokens = config.parallel, config.batch.micro * config.data.sequence / table.segments
+    """Return what says how long a rank computes for an instruction, at a rate.
+
+    Model FLOPs, divided evenly over tp, cp and parts.
+    """
+    config = plan.config
+    table = plan.table
+    parallel = config.parallel
+    tokens = config.batch.micro * config.data.sequence / table.segments
 
     def of_stage(number: int) -> float:
         stage = plan.stage(number)
         layers = [placed.layer for block in stage.blocks for placed in block]
-        return sum(layer.flops(config.data.sequence) for layer in layers) * tokens / (parallel.tp * parallel.cp) / flops_per_s
+        return (
+            sum(layer.flops(config.data.sequence) for layer in layers)
+            * tokens
+            / (parallel.tp * parallel.cp)
+            / flops_per_s
+        )
 
     whole = [of_stage(number) for number in range(table.num_stages)]
 

@@ -9,12 +9,14 @@ from mpitrain.parallel.zero.shards import Gradient, Weights
 
 
 def measure(actor: Actor, watch: Watch) -> Usage:
-    """Return what this rank has allocated, and what its microbatches held at most in the step that was watched.
+    """Return what this rank has allocated, and what its microbatches held at most in the step that
+    was watched.
 
     What a computation works with between two items of a block nobody sees: it is no part of this.
     """
     buckets = [bucket for stage in actor.stages.values() for bucket in stage.state.buckets]
-    weights, gradients = [b.weights for b in buckets if b.owned], [gradient for b in buckets for gradient in b.gradients]
+    weights = [b.weights for b in buckets if b.owned]
+    gradients = [gradient for b in buckets for gradient in b.gradients]
     moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
     gathered = sum(sharding.weights.num_bytes for sharding in actor.shardings.values())
     unreduced = sum(sharding.gradients.num_bytes for sharding in actor.shardings.values())
@@ -23,9 +25,31 @@ def measure(actor: Actor, watch: Watch) -> Usage:
     host = sum(stage.shelves.host.num_bytes for stage in actor.stages.values() if stage.shelves is not None)
     if actor.config.memory.offload in ("optimizer", "all"):
         host += moments + actor.optimizer.num_bytes + sum(w.host_bytes for w in weights)
-        return Usage(_kept(weights), _kept(gradients), 0, gathered, unreduced, watch.peak, recomputed, 0, messages, host)
+        return Usage(
+            _kept(weights),
+            _kept(gradients),
+            0,
+            gathered,
+            unreduced,
+            watch.peak,
+            recomputed,
+            0,
+            messages,
+            host,
+        )
     masters = sum(w.master.nbytes for w in weights if w.master is not w.shard)
-    return Usage(_kept(weights) + masters, _kept(gradients), moments, gathered, unreduced, watch.peak, recomputed, 0, messages, host)
+    return Usage(
+        _kept(weights) + masters,
+        _kept(gradients),
+        moments,
+        gathered,
+        unreduced,
+        watch.peak,
+        recomputed,
+        0,
+        messages,
+        host,
+    )
 
 
 def _kept(buffers: Sequence[Weights | Gradient]) -> int:

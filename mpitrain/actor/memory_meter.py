@@ -1,7 +1,8 @@
 """What microbatches leave in memory between their forward and their backward, counted while a step runs.
 
-Counted are the storages of what autograd has saved and of what stages keep, each once; what waits in host memory isn't. Of token
-numbers, and other integers, only the part that is kept: they may be cut from the batch of the step.
+Counted are the storages of what autograd has saved and of what stages keep, each once; what waits
+in host memory isn't. Of token numbers, and other integers, only the part that is kept: they may be
+cut from the batch of the step.
 """
 
 import weakref
@@ -28,13 +29,18 @@ class _Saved:
 
 
 class Watch:
-    """The most bytes that the stages of a rank have held at once: between instructions, and within them where blocks are recomputed.
+    """The most bytes that the stages of a rank have held at once.
+
+    Between instructions, and within them where blocks are recomputed.
 
     constants: what is there all the time, and isn't counted.
     """
 
     def __init__(self, stages: Iterable[Stage], constants: Iterable[torch.Tensor]):
-        self._stages, self._saved, self.peak, self.inside = list(stages), weakref.WeakSet(), 0, 0
+        self._stages = list(stages)
+        self._saved = weakref.WeakSet()
+        self.peak = 0
+        self.inside = 0
         self._there = {_address(x) for x in constants}
         self._recomputes = any(stage.plan.groups for stage in self._stages)
 
@@ -55,7 +61,10 @@ class Watch:
         self.inside = max(self.inside, self.peak)
 
     def look_inside(self) -> None:
-        """Count what is held within an instruction, between two items of a block. Without recomputation it is never the most."""
+        """Count what is held within an instruction, between two items of a block.
+
+        Without recomputation it is never the most.
+        """
         if self._recomputes:
             self.inside = max(self.inside, self._held())
 
@@ -66,7 +75,9 @@ class Watch:
             held += stage.shelves.tensors() if stage.shelves is not None else ()
         sizes = {_address(x): x.untyped_storage().nbytes() for x in held if x.is_floating_point()}
         numbers = {x.data_ptr(): x.nbytes for x in held if not x.is_floating_point()}
-        return sum(size for address, size in sizes.items() if address not in self._there) + sum(numbers.values())
+        return sum(size for address, size in sizes.items() if address not in self._there) + sum(
+            numbers.values()
+        )
 
 
 def _address(tensor: torch.Tensor) -> int:

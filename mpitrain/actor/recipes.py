@@ -20,7 +20,9 @@ LOOK_S = 0.25
 
 
 class Rehearsals:
-    """The process, of rank 0. Where a launcher says who that is, it loads torch while the ranks come together.
+    """The process, of rank 0.
+
+    Where a launcher says who that is, it loads torch while the ranks come together.
 
     What it writes goes to a file without a name: it never waits for its reader.
     """
@@ -35,7 +37,9 @@ class Rehearsals:
         try:
             return subprocess.Popen([sys.executable, "-P", "-c", REHEARSAL], env=environment, **streams)
         except OSError as error:
-            raise MpitrainError(f"the process that rehearses the ranks could not be started: {error.strerror}; {no_more()}") from None
+            raise MpitrainError(
+                f"the process that rehearses the ranks could not be started: {error.strerror}; {no_more()}"
+            ) from None
 
     def begin(self, config: Config) -> None:
         """Let it rehearse the ranks of a resolved configuration."""
@@ -47,22 +51,32 @@ class Rehearsals:
             return  # it has ended: recipes() tells why
 
     def recipes(self, num_ranks: int, place: Place) -> list[bytes]:
-        """Return what decodes to the recipe of each rank, when the process has ended. Meanwhile this rank is stuck if the process is."""
+        """Return what decodes to the recipe of each rank, when the process has ended.
+
+        Meanwhile this rank is stuck if the process is.
+        """
         with place.at("build", "rehearsing the ranks"):
             code = self._ended(place)
         for stream in (self._out, self._said):
             stream.seek(0)
         lines = self._out.read().splitlines()
         if code or len(lines) != num_ranks:
-            raise RuntimeError(f"the rehearsal ended with exit code {code}, after {len(lines)} ranks:\n{self._said.read().decode()}")
+            raise RuntimeError(
+                f"the rehearsal ended with exit code {code}, after {len(lines)} ranks:\n"
+                f"{self._said.read().decode()}"
+            )
         return lines
 
     def _ended(self, place: Place) -> int:
-        """Return the exit code; until then, note that the process does something: a watchdog looks at this rank only, which sleeps."""
+        """Return the exit code; until then, note that the process does something.
+
+        A watchdog looks at this rank only, which sleeps.
+        """
         seen = used(self._process.pid)
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return self._process.wait(LOOK_S)
-            before, seen = seen, used(self._process.pid)
+            before = seen
+            seen = used(self._process.pid)
             if seen != before:
                 place.enter(place.phase, place.what, place.state)

@@ -1,14 +1,18 @@
 """The gradients of one rank, summed over ranks as the instructions of its program say.
 
-    REDUCE     over the data axis, which is shard x replicate of the bucket's domain: a reduce-scatter, and an all-reduce of the shard
-    SUM        over another axis first, in place:
-               partial copies      norms with sequence parallelism, repeated key-value heads: the tensor-parallel axis
-               two copies          (DualPipe) the same stage on two ranks of the pipeline
-               tied embedding      its uses on this rank are added, then those of the rank with the other end of the model
+    REDUCE  over the data axis, which is shard x replicate of the bucket's domain: a reduce-scatter,
+            and an all-reduce of the shard
+    SUM     over another axis first, in place:
+               partial copies  norms with sequence parallelism, repeated key-value heads: the
+                               tensor-parallel axis
+               two copies      (DualPipe) the same stage on two ranks of the pipeline
+               tied embedding  its uses on this rank are added, then those of the rank with the
+                               other end of the model
     NORM       waits for everything
 
-Sums over microbatches and data ranks can be one tree; then uses of a tied embedding are added, and summed, after it. Ranks start the
-operations of an axis in the order of their programs, which is proved to be one order (schedules/bucket_rules.py).
+Sums over microbatches and data ranks can be one tree; then uses of a tied embedding are added, and
+summed, after it. Ranks start the operations of an axis in the order of their programs, which is
+proved to be one order (schedules/bucket_rules.py).
 """
 
 from collections import deque
@@ -29,21 +33,40 @@ from mpitrain.schedules.table import Table
 class Gradients:
     """All gradients of a rank. `pieces`: what this rank updates.
 
-    counted: those of them that count for the norm and are saved here; each element of the model is counted by one rank.
+    counted: those of them that count for the norm and are saved here; each element of the model is
+    counted by one rank.
     waits: see Needed in layout/buffers_needed.py.
     """
 
-    def __init__(self, stages: dict[int, StageState], table: Table, program: Sequence[Action], mesh: Mesh, waits: Sequence[int] = ()):
-        self.stages, self.table, self.mesh, self._waits = stages, table, mesh, waits
+    def __init__(
+        self,
+        stages: dict[int, StageState],
+        table: Table,
+        program: Sequence[Action],
+        mesh: Mesh,
+        waits: Sequence[int] = (),
+    ):
+        self.stages = stages
+        self.table = table
+        self.mesh = mesh
+        self._waits = waits
         self._completed = completed_by(program, stages, table)
-        owned = [(number, bucket) for number, stage in stages.items() for bucket in stage.buckets if bucket.owned]
-        found = [(number, bucket, piece) for number, bucket in owned for piece in pieces_of(bucket.weights, bucket.gradients[0])]
+        owned = [
+            (number, bucket) for number, stage in stages.items() for bucket in stage.buckets if bucket.owned
+        ]
+        found = [
+            (number, bucket, piece)
+            for number, bucket in owned
+            for piece in pieces_of(bucket.weights, bucket.gradients[0])
+        ]
         self.pieces = [piece for _, _, piece in found]
         self.counted = [piece for number, bucket, piece in found if self._counts(number, bucket, piece)]
         self._begin()
 
     def _counts(self, number: int, bucket: Bucket, piece: Piece) -> bool:
-        """Tell whether this rank, of those that have the same elements of a stage's bucket, is the one that counts them."""
+        """Tell whether this rank, of those that have the same elements of a stage's bucket, is the
+        one that counts them.
+        """
         owns_embedding = self.mesh["pp"].rank == self.table.rank_of[0]
         first = number < self.table.depth and piece.spec.copy == 0 and bucket.gradients[0].sharding.first
         return first and (owns_embedding or not bucket.plan.tied)
@@ -65,7 +88,8 @@ class Gradients:
             gradient.complete(group)
 
     def sum(self, stage: int, number: int, which: int | None = None) -> None:
-        """Start summing a bucket, to which everything of this step has been added, over an axis that isn't the data axis.
+        """Start summing a bucket, to which everything of this step has been added, over an axis
+        that isn't the data axis.
 
         which: of the bucket's axes, if there are two; the second waits for the first.
         """
@@ -76,12 +100,15 @@ class Gradients:
         self.advance()
 
     def reduce(self, stage: int, number: int, microbatch: int | None = None) -> None:
-        """Start reducing a bucket over the data axis: all that has been added to it in this step, or by this microbatch.
+        """Start reducing a bucket over the data axis.
+
+        All that has been added to it in this step, or by this microbatch.
 
         What goes over other axes first is there when that is complete.
         """
         bucket = self.stages[stage].buckets[number]
-        last = microbatch in (None, self.table.num_microbatches - self.table.segments)  # segments of a sequence descend
+        # segments of a sequence descend
+        last = microbatch in (None, self.table.num_microbatches - self.table.segments)
         if bucket.plan.over:
             self._summing.pop((stage, number)).wait()
             self._reducing.append(_Reduction(bucket.gradients[0], last))
@@ -109,10 +136,14 @@ class Gradients:
     def _begin(self) -> None:
         self._summing: dict[tuple[int, int], Pending] = {}  # by stage and bucket
         self._reducing: deque[_Reduction] = deque()
-        self._takings = self._num_reduced = 0  # how often buffers were taken in this step, and reductions that are over
+        # how often buffers were taken in this step, and reductions that are over
+        self._takings = self._num_reduced = 0
 
     def advance(self) -> None:
-        """Let every reduction go on whose turn it is: between instructions, too, so that the rank computes meanwhile."""
+        """Let every reduction go on whose turn it is.
+
+        Between instructions, too, so that the rank computes meanwhile.
+        """
         for reduction in self._reducing:
             if not reduction.scattered:
                 break
@@ -126,7 +157,9 @@ class Gradients:
             self._num_reduced += 1
 
     def _make_room(self) -> None:
-        """Wait for the reductions in whose memory the next buffers may lie, as many as the plan says (layout/buffers_needed.py)."""
+        """Wait for the reductions in whose memory the next buffers may lie, as many as the plan
+        says (layout/buffers_needed.py).
+        """
         while self._num_reduced < self._waits[self._takings]:
             self._reducing.popleft().wait()
             self._num_reduced += 1
@@ -137,7 +170,8 @@ class Gradients:
     def _added_here(self, bucket: Bucket) -> torch.Tensor:
         """Return what has been added to a bucket on this rank; of a tied embedding, by all its uses.
 
-        It is in the bucket's own buffer, and the others are given back. After the data axis, it is the shards of the sums.
+        It is in the bucket's own buffer, and the others are given back. After the data axis, it is
+        the shards of the sums.
         """
         first, *others = summed_in(bucket, self.stages)
         if bucket.plan.then:
@@ -154,16 +188,22 @@ class Gradients:
 
 
 class _Reduction:
-    """The sum of one bucket over the data axis, under way: over `shard`, then, of the shard, over `replicate`.
+    """The sum of one bucket over the data axis, under way.
 
-    The second is started when the first is complete, in the order in which all ranks started the first. last: nothing more will be
-    added to the bucket in this step; otherwise its shard waits for the rest.
+    Over `shard`, then, of the shard, over `replicate`.
 
-    ZeRO-0 has no shards: all that a microbatch has added is summed over `replicate`, in the order in which a shard is.
+    The second is started when the first is complete, in the order in which all ranks started the
+    first. last: nothing more will be added to the bucket in this step; otherwise its shard waits
+    for the rest.
+
+    ZeRO-0 has no shards: all that a microbatch has added is summed over `replicate`, in the order
+    in which a shard is.
     """
 
     def __init__(self, gradient: Gradient, last: bool):
-        self._gradient, self._sharding, self._last = gradient, gradient.sharding, last
+        self._gradient = gradient
+        self._sharding = gradient.sharding
+        self._last = last
         whole, shard = gradient.to_reduce()
         if self._sharding.sums_whole:
             self._scattering = all_reduce(whole, self._sharding.replicate)

@@ -1,7 +1,10 @@
-"""What a rank would start in a step, in order and to the byte: known from the configuration alone, before anything runs.
+"""What a rank would start in a step, in order and to the byte.
 
-The actor itself walks the rank's program, on axes on which nothing travels, with items that compute nothing. Whatever stands between
-the items of blocks is the code that trains; of itself, each item says what it starts for the shape it is given (parallel/walk.py).
+Known from the configuration alone, before anything runs.
+
+The actor itself walks the rank's program, on axes on which nothing travels, with items that compute
+nothing. Whatever stands between the items of blocks is the code that trains; of itself, each item
+says what it starts for the shape it is given (parallel/walk.py).
 """
 
 import json
@@ -42,12 +45,17 @@ class Rehearsal:
     """One rank of a layout, without MPI and without memory."""
 
     def __init__(self, plan: Plan, rank: int):
-        self._plan, self._mesh = plan, SilentMesh(rank, plan.axes.of(rank), plan.axes.carried)
-        self._actor = Actor(plan, self._mesh, META, place=_Marks(self._mesh.script), build=empty_blocks, measure=_Nothing())
+        self._plan = plan
+        self._mesh = SilentMesh(rank, plan.axes.of(rank), plan.axes.carried)
+        self._actor = Actor(
+            plan, self._mesh, META, place=_Marks(self._mesh.script), build=empty_blocks, measure=_Nothing()
+        )
         self._microbatches = [Microbatch()] * (plan.table.copies * plan.table.num_microbatches)
 
     def recipe(self) -> list[Event]:
-        """Return what a training step starts and waits for, in order, and between which instructions; of axes of one rank, nothing.
+        """Return what a training step starts and waits for, in order, and between which instructions.
+
+        Of axes of one rank, nothing.
 
         It is a step that follows another: what that one has left under way is waited for, too.
         """
@@ -58,7 +66,10 @@ class Rehearsal:
         return events
 
     def training(self) -> dict[str, list[tuple[str, int]]]:
-        """Return (operation, bytes of its buffer) of all that a training step starts, by axis; of axes of one rank, nothing."""
+        """Return (operation, bytes of its buffer) of all that a training step starts, by axis.
+
+        Of axes of one rank, nothing.
+        """
         self._mesh.script.take()
         self._actor.run_step(1, self._microbatches, 0.0)
         return _by_axis(self._mesh.script.take())
@@ -70,17 +81,22 @@ class Rehearsal:
         return _by_axis(self._mesh.script.take())
 
     def table(self) -> str:
-        """Return what a training step sends over each axis by each operation, as text: the way that `way` says."""
+        """Return what a training step sends over each axis by each operation, as text.
+
+        The way that `way` says.
+        """
         rows = [("axis", "ranks", "operation", "calls", "MB of buffers", "MB sent")]
         for name, operations in self.training().items():
-            axis, buffers = self._mesh[name], defaultdict(list)
+            axis = self._mesh[name]
+            buffers = defaultdict(list)
             for operation, num_bytes in operations:
                 buffers[operation].append(num_bytes)
             for operation, found in buffers.items():
                 sent = sum(self._sent(operation, num_bytes, name) for num_bytes in found)
-                rows.append((name, str(axis.size), operation, str(len(found)), megabytes(sum(found)), megabytes(sent)))
+                rows.append(
+                    (name, str(axis.size), operation, str(len(found)), megabytes(sum(found)), megabytes(sent))
+                )
         return aligned(rows)
-
 
     def way(self) -> str:
         """Say by which transport the bytes of the table are sent."""
@@ -88,10 +104,14 @@ class Rehearsal:
         if self._on_gpu:
             return "by messages, from and to buffers of GPUs"
         if keys.node_ranks:
-            return f"by messages, on nodes of {keys.node_ranks} ranks; what shared memory of a node would read isn't told apart"
+            return (
+                f"by messages, on nodes of {keys.node_ranks} ranks; what shared memory of a node would read "
+                "isn't told apart"
+            )
         reads = "read from the memory of the others"
         ways = {
-            "auto": f"on one node: sums and gathers of {AUTO_SHARED >> 10} KiB and more are {reads} (shared), the rest are messages",
+            "auto": f"on one node: sums and gathers of {AUTO_SHARED >> 10} KiB and more are {reads} "
+            "(shared), the rest are messages",
             "shared": f"on one node: sums and gathers are {reads} (shared), the rest are messages",
             "collectives": "by MPI's collectives; what goes to one rank by messages",
             "messages": "by messages",
@@ -103,12 +123,22 @@ class Rehearsal:
         return self._plan.config.run.device == "cuda"
 
     def _sent(self, operation: str, num_bytes: int, name: str) -> int:
-        axis, ranks, keys = self._mesh[name], self._plan.axes.of(self._mesh.rank)[name], self._plan.config.comm
+        axis = self._mesh[name]
+        ranks = self._plan.axes.of(self._mesh.rank)[name]
+        keys = self._plan.config.comm
         if not keys.node_ranks and not self._on_gpu:
             way = transport_on_a_node(keys.transport, operation, num_bytes)
             return sent_bytes(operation, num_bytes, axis.size, axis.rank, transport=way)
-        nodes = nodes_of([rank // keys.node_ranks for rank in ranks]) if keys.node_ranks and keys.levels == "auto" else None
-        return sent_over_nodes(operation, num_bytes, nodes, axis.rank) if nodes else sent_bytes(operation, num_bytes, axis.size, axis.rank)
+        nodes = (
+            nodes_of([rank // keys.node_ranks for rank in ranks])
+            if keys.node_ranks and keys.levels == "auto"
+            else None
+        )
+        return (
+            sent_over_nodes(operation, num_bytes, nodes, axis.rank)
+            if nodes
+            else sent_bytes(operation, num_bytes, axis.size, axis.rank)
+        )
 
 
 def _by_axis(events: Iterable[Event]) -> dict[str, list[tuple[str, int]]]:
@@ -132,7 +162,10 @@ class _Marks(Place):
 
 
 class _Nothing(Measure):
-    """Of tensors without memory there is nothing to read, and zeros arrive; as if of one token, so that an update follows."""
+    """Of tensors without memory there is nothing to read, and zeros arrive.
+
+    As if of one token, so that an update follows.
+    """
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> list[float]:
         return []
@@ -152,12 +185,16 @@ def empty_blocks(stage: StagePlan, parameters: Sequence, site: Site) -> Blocks:
     every = site.tp, site.cp, site.experts, site.tokens, site.experts_near, site.experts_far
     axes = {axis.name: axis for axis in every if axis}
     batch, tokens, width = site.plan.activation_shape()
-    divided = stage.first and site.tp is not None and site.plan.config.parallel.sequence  # by the embedding, behind itself
-    shape, blocks = (batch, tokens * (site.tp.size if divided else 1), width), []
+    # by the embedding, behind itself
+    divided = stage.first and site.tp is not None and site.plan.config.parallel.sequence
+    shape = (batch, tokens * (site.tp.size if divided else 1), width)
+    blocks = []
     for number, block in enumerate(built(stage, parameters, site)):
         blocks.append([])
         for item in _leaves(block):
-            empty = _EmptyItem(item, shape, site.dtype, axes, reads_tokens=stage.first and number == 0 and not blocks[0])
+            empty = _EmptyItem(
+                item, shape, site.dtype, axes, reads_tokens=stage.first and number == 0 and not blocks[0]
+            )
             blocks[-1].append(empty)
             shape = empty.behind
     return joined(stage, blocks)
@@ -173,16 +210,23 @@ def _leaves(block: Sequence[Item]) -> Iterator[Item]:
 
 
 class _EmptyItem:
-    """It starts what the real item would, takes turns where that does (parallel/walk.py), and makes tensors of the right shape.
+    """It starts what the real item would, takes turns where that does (parallel/walk.py), and makes
+    tensors of the right shape.
 
-    In a PAIR, which of two walks starts its operation first on one axis is not known of items that compute piece by piece: with
-    asynchronous tensor parallelism, experts, or model.mtp, each walk's order is exact, and theirs together is not.
+    In a PAIR, which of two walks starts its operation first on one axis is not known of items that
+    compute piece by piece: with asynchronous tensor parallelism, experts, or model.mtp, each walk's
+    order is exact, and theirs together is not.
     """
 
-    def __init__(self, item: Item, shape: Shape, dtype: torch.dtype, axes: Mapping[str, Any], *, reads_tokens: bool):
+    def __init__(
+        self, item: Item, shape: Shape, dtype: torch.dtype, axes: Mapping[str, Any], *, reads_tokens: bool
+    ):
         self._traffic, self.behind = item.sends(shape, dtype.itemsize)
         self._has_products = not isinstance(item, Communication)
-        self._shape, self._dtype, self._axes, self._reads_tokens = shape, dtype, axes, reads_tokens
+        self._shape = shape
+        self._dtype = dtype
+        self._axes = axes
+        self._reads_tokens = reads_tokens
 
     def forward(self, x: torch.Tensor | None, context: Context) -> Walk:
         yield from self._start(self._traffic.forward)
@@ -204,9 +248,13 @@ class _EmptyItem:
 
 
 def main() -> None:
-    """Read a resolved configuration from stdin; write the recipe of each rank of a step, a line each, as JSON (actor/recipes.py)."""
+    """Read a resolved configuration from stdin.
+
+    Write the recipe of each rank of a step, a line each, as JSON (actor/recipes.py).
+    """
     signal_when_parent_ends(signal.SIGKILL)  # stopped, it would stay when its rank is killed
     config = sys.stdin.buffer.read()
-    plan = plan_of(msgspec.json.decode(config, type=Config)) if config else None  # empty: who asked is gone
+    # empty: who asked is gone
+    plan = plan_of(msgspec.json.decode(config, type=Config)) if config else None
     for rank in range(plan.axes.grid.size if plan else 0):
         sys.stdout.buffer.write(msgspec.json.encode(encoded(Rehearsal(plan, rank).recipe())) + b"\n")

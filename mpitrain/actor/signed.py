@@ -1,13 +1,16 @@
 """Operations without a meaning: real ones, over real axes, whose messages say what they belong to.
 
-Each rank puts a header of 8 bytes into every part that another one gets, and looks at those that come:
+Each rank puts a header of 8 bytes into every part that another one gets, and looks at those that
+come:
 
-    gathered, exchanged, passed on, sent    the first 8 bytes of a part
-    summed                                  each shard begins with a table of one header a rank, of which a rank writes its own and others
-                                            write 0: the sum has them all. In a shard too short for that, one place for all: their sum
+    gathered, exchanged, passed on, sent  the first 8 bytes of a part
+    summed                                each shard begins with a table of one header a rank, of
+                                          which a rank writes its own and others
+                                            write 0: the sum has them all. In a shard too short for
+                                                that, one place for all: their sum
 
-A header holds the number of the operation among those of its axis and step (of a message between stages its tag), and the length of the
-whole buffer. A part of less than 8 bytes carries none.
+A header holds the number of the operation among those of its axis and step (of a message between
+stages its tag), and the length of the whole buffer. A part of less than 8 bytes carries none.
 """
 
 from collections import defaultdict
@@ -17,7 +20,15 @@ from typing import NamedTuple
 import numpy as np
 
 from mpitrain.comm.axis import Axis
-from mpitrain.comm.collectives import all_gather, all_reduce, all_to_all, all_to_all_v, barrier, reduce_scatter, shift
+from mpitrain.comm.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    all_to_all_v,
+    barrier,
+    reduce_scatter,
+    shift,
+)
 from mpitrain.comm.grid import split
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
@@ -59,7 +70,10 @@ def _read(part: np.ndarray) -> int | None:
 
 
 class Found(NamedTuple):
-    """A header that came. source: the coordinate of the rank it came from; None: the sum of all ranks' headers."""
+    """A header that came.
+
+    source: the coordinate of the rank it came from; None: the sum of all ranks' headers.
+    """
 
     source: int | None
     word: int | None
@@ -71,42 +85,66 @@ class Signed:
     ranks: those of the axis.  found: yields the headers that came, when it is complete.
     """
 
-    def __init__(self, event: Start, axis: Axis, ranks: Sequence[int], header: Header, pending: Pending, x: np.ndarray,
+    def __init__(self, event: Start, axis: Axis, ranks: Sequence[int], header: Header, pending: Pending,
+        x: np.ndarray,
         buffers: Sequence[np.ndarray], found: Callable[[], Iterator[Found]],
     ):  # fmt: skip
-        self.event, self.axis, self.header, self.x, self.buffers = event, axis, header, x, buffers
-        self._ranks, self._pending, self._found, self.done = ranks, pending, found, False
+        self.event = event
+        self.axis = axis
+        self.header = header
+        self.x = x
+        self.buffers = buffers
+        self._ranks = ranks
+        self._pending = pending
+        self._found = found
+        self.done = False
 
     def wait(self) -> tuple[int, int]:
-        """Wait until it is complete, and return how many headers were looked at, and how many parts were too short for one.
+        """Wait until it is complete, and return how many headers were looked at, and how many parts
+        were too short for one.
 
         Raises MessageError, with the rank that sent another one.
         """
         self._pending.wait()
-        self.done, numbers = True, [0, 0]
+        self.done = True
+        numbers = [0, 0]
         for source, word in self._found():
             numbers[word is None] += 1
-            wanted = self.header.packed() if source is not None else self.header.packed() * self.axis.size % SUM
+            wanted = (
+                self.header.packed() if source is not None else self.header.packed() * self.axis.size % SUM
+            )
             if word not in (wanted, None):
                 raise MessageError(self._told(source, word))
         return numbers[0], numbers[1]
 
     def _told(self, source: int | None, word: int) -> str:
-        event, hint = self.event, "all ranks need the same configuration and code"
+        event = self.event
+        hint = "all ranks need the same configuration and code"
         if source is None:
-            return f"{event.operation} on axis {event.axis}: the ranks have started different operations, here {self.header}; {hint}"
+            return (
+                f"{event.operation} on axis {event.axis}: the ranks have started different operations, here "
+                f"{self.header}; {hint}"
+            )
         what = event.message or f"{event.operation} on axis {event.axis}"
-        return f"{what}: rank {self._ranks[source]} of all sent {unpacked(word)}, due was {self.header}; {hint}"
+        return (
+            f"{what}: rank {self._ranks[source]} of all sent {unpacked(word)}, due was {self.header}; {hint}"
+        )
 
 
 class Sender:
     """Starts what a recipe says, on the axes of a mesh. num_started: operations of this step by axis.
 
-    ranks: of each axis.  counts: of each all_to_all_v of a step, by axis, the bytes that each rank sends to all others.
+    ranks: of each axis.
+    counts: of each all_to_all_v of a step, by axis, the bytes that each rank sends to all others.
     """
 
-    def __init__(self, mesh: Mesh, ranks: Mapping[str, Sequence[int]], links: Links, counts: dict[str, list[list[int]]]):
-        self._mesh, self._ranks, self._links, self._counts = mesh, ranks, links, counts
+    def __init__(
+        self, mesh: Mesh, ranks: Mapping[str, Sequence[int]], links: Links, counts: dict[str, list[list[int]]]
+    ):
+        self._mesh = mesh
+        self._ranks = ranks
+        self._links = links
+        self._counts = counts
         self._free: dict[int, list[np.ndarray]] = defaultdict(list)
         self._exchanges: dict[str, int] = defaultdict(int)
         self.num_started: dict[str, int] = defaultdict(int)
@@ -129,11 +167,14 @@ class Sender:
 
     def start(self, event: Start) -> Signed:
         """Start an operation. Its buffers hold what they happen to hold, and headers."""
-        axis, message = self._mesh[event.axis], event.message
+        axis = self._mesh[event.axis]
+        message = event.message
         number = self.num_started[event.axis] if message is None else self._links.tag(*message[:3])
         self.num_started[event.axis] += 1
         header = Header(number % (1 << 8 * WIDTH - LENGTH_BITS), event.num_bytes)
-        return Signed(event, axis, self._ranks[event.axis], header, *self._start[event.operation](event, axis, header))
+        return Signed(
+            event, axis, self._ranks[event.axis], header, *self._start[event.operation](event, axis, header)
+        )
 
     def give_back(self, signed: Signed) -> None:
         """Take the buffers of an operation that is complete."""
@@ -152,7 +193,12 @@ class Sender:
         x = self._lend(event.num_bytes)
         shards = _parts(x, split(len(x), axis.size))
         _sign_sums(shards, header, axis)
-        return all_reduce(x, axis), x, (x,), lambda: (found for shard in shards for found in _summed(shard, axis))
+        return (
+            all_reduce(x, axis),
+            x,
+            (x,),
+            lambda: (found for shard in shards for found in _summed(shard, axis)),
+        )
 
     def _reduce_scatter(self, event: Start, axis: Axis, header: Header):
         x = self._lend(event.num_bytes)
@@ -170,7 +216,8 @@ class Sender:
         return all_gather(shards[axis.rank], axis, out), out, (out,), lambda: _from_each(shards)
 
     def _all_to_all(self, event: Start, axis: Axis, header: Header):
-        x, out = self._lend(event.num_bytes).view(np.uint8), self._lend(event.num_bytes).view(np.uint8)
+        x = self._lend(event.num_bytes).view(np.uint8)
+        out = self._lend(event.num_bytes).view(np.uint8)
         bounds = split(len(x), axis.size)
         for part in _parts(x, bounds):
             _write(part, header)
@@ -180,15 +227,27 @@ class Sender:
         """Rank r divides what it sends evenly over the others."""
         every = self._counts[event.axis][self._exchanges[event.axis]]
         self._exchanges[event.axis] += 1
-        there, back = shares(event.num_bytes, axis.size, axis.rank), [shares(n, axis.size, r)[axis.rank] for r, n in enumerate(every)]
-        x, out = self._lend(sum(there)).view(np.uint8), self._lend(sum(back)).view(np.uint8)
+        there = shares(event.num_bytes, axis.size, axis.rank)
+        back = [shares(n, axis.size, r)[axis.rank] for r, n in enumerate(every)]
+        x = self._lend(sum(there)).view(np.uint8)
+        out = self._lend(sum(back)).view(np.uint8)
         for part in _parts(x, _bounds(there)):
             _write(part, header)
         pending = all_to_all_v(x, there, back, axis, out)
-        return pending, x, (x, out), lambda: self._from_others(_parts(out, _bounds(back)), header, every, axis)
+        return (
+            pending,
+            x,
+            (x, out),
+            lambda: self._from_others(_parts(out, _bounds(back)), header, every, axis),
+        )
 
-    def _from_others(self, parts: list[np.ndarray], header: Header, every: list[int], axis: Axis) -> Iterator[Found]:
-        """Yield headers as if all ranks sent as much as this one: lengths differ, and are those that were told before."""
+    def _from_others(
+        self, parts: list[np.ndarray], header: Header, every: list[int], axis: Axis
+    ) -> Iterator[Found]:
+        """Yield headers as if all ranks sent as much as this one.
+
+        Lengths differ, and are those that were told before.
+        """
         for source, (part, num_bytes) in enumerate(zip(parts, every)):
             if source != axis.rank:
                 word = _read(part)
@@ -196,20 +255,33 @@ class Sender:
                 yield Found(source, header.packed() if same else word)
 
     def _shift(self, event: Start, axis: Axis, header: Header):
-        x, out = self._lend(event.num_bytes), self._lend(event.num_bytes)
+        x = self._lend(event.num_bytes)
+        out = self._lend(event.num_bytes)
         _write(x, header)
-        return shift(x, axis, 1, out), x, (x, out), lambda: iter([Found((axis.rank - 1) % axis.size, _read(out))])
+        return (
+            shift(x, axis, 1, out),
+            x,
+            (x, out),
+            lambda: iter([Found((axis.rank - 1) % axis.size, _read(out))]),
+        )
 
     def _barrier(self, event: Start, axis: Axis, header: Header):
         return barrier(axis), np.empty(0), (), lambda: iter(())
 
     def _send(self, event: Start, axis: Axis, header: Header):
-        x, message = self._lend(event.num_bytes), event.message
+        x = self._lend(event.num_bytes)
+        message = event.message
         _write(x, header)
-        return self._links.send(message.kind, message.stage, message.microbatch, x, message.peer), x, (x,), lambda: iter(())
+        return (
+            self._links.send(message.kind, message.stage, message.microbatch, x, message.peer),
+            x,
+            (x,),
+            lambda: iter(()),
+        )
 
     def _receive(self, event: Start, axis: Axis, header: Header):
-        x, message = self._lend(event.num_bytes), event.message
+        x = self._lend(event.num_bytes)
+        message = event.message
         pending = self._links.receive(message.kind, message.stage, message.microbatch, x, message.peer)
         return pending, x, (x,), lambda: iter([Found(message.peer, _read(x))])
 
@@ -217,7 +289,8 @@ class Sender:
 def shares(num_bytes: int, size: int, own: int) -> list[int]:
     """Return how coordinate `own` of `size` ranks divides bytes over the others, as evenly as can be."""
     bounds = iter(split(num_bytes, max(1, size - 1)))
-    end, counts = next(bounds), []
+    end = next(bounds)
+    counts = []
     for rank in range(size):
         begin = end
         end = end if rank == own else next(bounds)
@@ -241,7 +314,9 @@ def _from_each(parts: Sequence[np.ndarray]) -> Iterator[Found]:
 
 
 def _sign_sums(shards: Sequence[np.ndarray], header: Header, axis: Axis) -> None:
-    """Write the own header into each shard of a buffer that will be summed, and 0 where the others write theirs."""
+    """Write the own header into each shard of a buffer that will be summed, and 0 where the others
+    write theirs.
+    """
     for shard in shards:
         if shard.itemsize == WIDTH and len(shard):
             table = len(shard) >= axis.size

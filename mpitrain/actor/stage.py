@@ -29,28 +29,53 @@ def assemble(
 ) -> "Stage":
     """Return a stage with initial weights. Collective over the axes of `shardings`.
 
-    embedding: the tied one's weights, if another stage of this rank has them.  build: makes what computes.
+    embedding: the tied one's weights, if another stage of this rank has them.
+    build: makes what computes.
     """
     shard = plan.shard(*(axis.rank if axis else 0 for axis in (site.tp, site.experts)))
     state = StageState(plan, shard, site.device, shardings, embedding)
     blocks = build(plan, state.by_block, site)
     offloaded = plan.config.memory.offload in ("activations", "all")
-    return Stage(plan, blocks, state, Contexts(site), Shelves(streams_of(site.device), site.constants()) if offloaded else None)
+    return Stage(
+        plan,
+        blocks,
+        state,
+        Contexts(site),
+        Shelves(streams_of(site.device), site.constants()) if offloaded else None,
+    )
 
 
 class Stage:
     """A stage of the model at work: forwards and backwards of microbatches, whole or part by part.
 
-    blocks: what computes.  state: its parameters.  contexts: makes what blocks are told.  shelves: host memory for what blocks keep.
+    blocks: what computes.
+    state: its parameters.
+    contexts: makes what blocks are told.
+    shelves: host memory for what blocks keep.
     """
 
-    def __init__(self, plan: StagePlan, blocks: Blocks, state: StageState, contexts: Contexts, shelves: Shelves | None = None):
-        self.plan, self.blocks, self.state, self.contexts, self.shelves = plan, blocks, state, contexts, shelves
-        self.parts, self.first, self.last = plan.parts, plan.first, plan.last
+    def __init__(
+        self,
+        plan: StagePlan,
+        blocks: Blocks,
+        state: StageState,
+        contexts: Contexts,
+        shelves: Shelves | None = None,
+    ):
+        self.plan = plan
+        self.blocks = blocks
+        self.state = state
+        self.contexts = contexts
+        self.shelves = shelves
+        self.parts = plan.parts
+        self.first = plan.first
+        self.last = plan.last
         self._selective = plan.config.memory.recompute == "selective"
-        self._under_way: dict[int, Context] = {}  # of microbatches of which a part of the forward is done and another isn't
+        # of microbatches of which a part of the forward is done and another isn't
+        self._under_way: dict[int, Context] = {}
         self.stashes: dict[int, list] = {}  # by microbatch: what forward left for backward
-        self.put_off: dict[int, list[list[WeightGradients]]] = {}  # by microbatch and block: what the backward for inputs left
+        # by microbatch and block: what the backward for inputs left
+        self.put_off: dict[int, list[list[WeightGradients]]] = {}
 
     def forward(
         self,
@@ -62,10 +87,15 @@ class Stage:
         scale: float = 1.0,
         routes: Routes | None = None,
     ) -> Walk:
-        """Run microbatch `index` through the stage, or one part of it (counted from the first block); return the output.
+        """Run microbatch `index` through the stage, or one part of it (counted from the first block).
 
-        That is [B, T, D], of the last stage the loss, without targets the logits. Without gradients enabled nothing is stashed.
-        tell: takes what layers make besides their outputs.  scale: of the loss.  routes: of its tokens, to experts.
+        Return the output.
+
+        That is [B, T, D], of the last stage the loss, without targets the logits. Without gradients
+        enabled nothing is stashed.
+        tell: takes what layers make besides their outputs.
+        scale: of the loss.
+        routes: of its tokens, to experts.
         """
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index] if index in self.stashes and parts[0] else []
@@ -87,7 +117,9 @@ class Stage:
         return x
 
     def backward(self, index: int, grad: torch.Tensor | None, part: int | None) -> Walk:
-        """Run the backward of a microbatch, or one part of it, from the gradient of the output; return that of the input.
+        """Run the backward of a microbatch, or one part of it, from the gradient of the output.
+
+        Return that of the input.
 
         Gradients are added to the buckets. What the forward left is freed on the way.
         """
@@ -102,9 +134,13 @@ class Stage:
         return grad
 
     def input_backward(self, index: int, grad: torch.Tensor | None, part: int | None = None) -> Walk:
-        """Run the backward for inputs, or one part: as `backward`, but the gradients of matrices are left for `weight_backward`."""
+        """Run the backward for inputs, or one part.
+
+        As `backward`, but the gradients of matrices are left for `weight_backward`.
+        """
         parts = range(len(self.parts)) if part is None else [part]
-        stash, later = self.stashes[index], self.put_off.setdefault(index, [[] for _ in self.blocks])
+        stash = self.stashes[index]
+        later = self.put_off.setdefault(index, [[] for _ in self.blocks])
         for number in parts:
             yield from self._arrive(number)
             for block in reversed(self.parts[number]):
@@ -114,7 +150,9 @@ class Stage:
         return grad
 
     def weight_backward(self, index: int, part: int | None) -> Walk:
-        """Add the weight gradients that `input_backward` left, or one part of them, and free what they were made of."""
+        """Add the weight gradients that `input_backward` left, or one part of them, and free what
+        they were made of.
+        """
         parts = range(len(self.parts)) if part is None else [part]
         later = self.put_off[index]
         for number in parts:
@@ -138,7 +176,10 @@ class Stage:
                 weights.arriving = None
 
     def _kept(self, index: int, block: int, context: Context) -> Context:
-        """Tell a block what to keep, and where. The ends keep all: their backward comes at once, or they keep next to nothing."""
+        """Tell a block what to keep, and where.
+
+        The ends keep all: their backward comes at once, or they keep next to nothing.
+        """
         if block not in self.plan.inner or not torch.is_grad_enabled():
             return context
         keeping: Keeping = KeepAll(self._selective)

@@ -18,7 +18,9 @@ from mpitrain.parallel.zero.tree import TreeGradient
 
 @dataclass
 class Bucket:
-    """Parameters that are stored, reduced and fetched together; a tied embedding has a gradient for each use in this stage.
+    """Parameters that are stored, reduced and fetched together.
+
+    A tied embedding has a gradient for each use in this stage.
 
     owned: whether its weights belong to this stage; only a tied embedding's can be another's.
     """
@@ -32,8 +34,9 @@ class Bucket:
 class StageState:
     """What a stage of a model is made of and adds to. by_block: its parameters, as its blocks see them.
 
-    shardings: how the state of each domain is divided; without, this rank has everything.  embedding: the tied one's weights; given, if
-    another stage of this rank has it, which then shares it.
+    shardings: how the state of each domain is divided; without, this rank has everything.
+    embedding: the tied one's weights; given, if another stage of this rank has it, which then
+    shares it.
     """
 
     def __init__(
@@ -44,20 +47,27 @@ class StageState:
         shardings: Mapping[str, Sharding] | None = None,
         embedding: Weights | None = None,
     ):
-        config, self.embedding = stage.config, embedding
+        config = stage.config
+        self.embedding = embedding
         rounded = rounds_products(config.precision, device)
         self.by_block = [[Parameter(spec, rounded=rounded) for spec in block] for block in stage.specs(shard)]
         part_of = {block: number for number, part in enumerate(stage.parts) for block in part}
-        every = [(parameter, part_of[number]) for number, block in enumerate(self.by_block) for parameter in block]
+        every = [
+            (parameter, part_of[number]) for number, block in enumerate(self.by_block) for parameter in block
+        ]
         self.buckets: list[Bucket] = []
         dtype = TYPES[config.precision.compute]
         for plan in stage.buckets(shard):
             sharding = shardings[plan.domain] if shardings else Sharding(exact=plan.domain == COUNTED)
             layout = layout_of(plan.specs, sharding.size)
             shared = self.embedding if plan.tied else None
-            weights = shared or Weights(layout, sharding.type_of_weights(dtype), device, sharding, config.run.seed)
+            weights = shared or Weights(
+                layout, sharding.type_of_weights(dtype), device, sharding, config.run.seed
+            )
             names = {spec.name for spec in plan.specs}
-            users = [parameter for parameter, part in every if parameter.spec.name in names and part in plan.parts]
+            users = [
+                parameter for parameter, part in every if parameter.spec.name in names and part in plan.parts
+            ]
             for parameter in users:
                 weights.bind(parameter)
             uses = [[p] for p in users] if plan.tied else [users]
@@ -70,7 +80,8 @@ class StageState:
             if plan.tied:
                 self.embedding = weights
         parts = range(len(stage.parts))
-        self.weights_of = [[b.weights for b in self.buckets if number in b.plan.parts] for number in parts]  # by part of the backward
+        # by part of the backward
+        self.weights_of = [[b.weights for b in self.buckets if number in b.plan.parts] for number in parts]
 
     def weights(self) -> Iterator[tuple[Spec, torch.Tensor]]:
         """Yield every parameter of this stage once, as it computes with it."""

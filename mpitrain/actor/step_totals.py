@@ -1,7 +1,9 @@
-"""What all ranks have to know at the end of a step: one small exchange over the data axis, and one over the parts of the model.
+"""What all ranks have to know at the end of a step.
 
-Losses and squares of gradients travel as exact sums (optim/norm.py), so that they are the same bits however microbatches and
-parameters are divided over ranks.
+One small exchange over the data axis, and one over the parts of the model.
+
+Losses and squares of gradients travel as exact sums (optim/norm.py), so that they are the same bits
+however microbatches and parameters are divided over ranks.
 """
 
 from collections.abc import Iterable
@@ -41,8 +43,11 @@ class Measure:
 class Totals(NamedTuple):
     """Of one rank, of some, or of all.
 
-    loss, squares, told: exact sums.  count: targets that carry loss.  stop: how urgently a rank was asked to stop, 0: not at all.
-    peak: the most stashes a rank held at once.  beside: the highest of the numbers that ranks tell of what they do beside the step
+    loss, squares, told: exact sums.
+    count: targets that carry loss.
+    stop: how urgently a rank was asked to stop, 0: not at all.
+    peak: the most stashes a rank held at once.
+    beside: the highest of the numbers that ranks tell of what they do beside the step
     (training/saving/saver.py).
     """
 
@@ -57,10 +62,14 @@ class Totals(NamedTuple):
 
 def exchange(mine: Totals, axis: Axis) -> list[Totals]:
     """Return the totals of all ranks of `axis`, in their order. Collective over it."""
-    sums, others = (mine.loss, mine.squares, *mine.told), mine[3:]
+    sums = (mine.loss, mine.squares, *mine.told)
+    others = mine[3:]
     numbers = np.array([*chain(*sums), *others], np.float64)
     every = all_gather(numbers, axis, np.empty(axis.size * len(numbers))).wait().reshape(axis.size, -1)
-    return [_read(row[: -len(others)].reshape(len(sums), -1).tolist(), *row[-len(others) :].tolist()) for row in every]
+    return [
+        _read(row[: -len(others)].reshape(len(sums), -1).tolist(), *row[-len(others) :].tolist())
+        for row in every
+    ]
 
 
 def _read(sums: list[list[float]], count: float, stop: float, peak: float, beside: float) -> Totals:
@@ -72,5 +81,6 @@ def together(several: list[Totals]) -> Totals:
     """Return the totals of several ranks."""
     loss, squares, told, count, stop, peak, beside = zip(*several)
     told = tuple(norm.exact_sum([*chain(*sums)]) for sums in zip(*told))
-    loss, squares = norm.exact_sum([*chain(*loss)]), norm.exact_sum([*chain(*squares)])
+    loss = norm.exact_sum([*chain(*loss)])
+    squares = norm.exact_sum([*chain(*squares)])
     return Totals(loss, squares, told, sum(count), max(stop), max(peak), max(beside))

@@ -1,10 +1,13 @@
-"""The measured timeline: when each instruction of each rank began and ended, as a file that Perfetto and chrome://tracing open.
+"""The measured timeline: when each instruction of each rank began and ended, as a file that
+Perfetto and chrome://tracing open.
 
-One process per replica of the pipeline, one track per pipeline rank; `mpitrain schedule compare --trace` reads it back. A receive lasts
-as long as the rank waited for it, a send only until it was started. Of a pair, whose two computations take turns, the forward is
-drawn with a third of the time.
+One process per replica of the pipeline, one track per pipeline rank; `mpitrain schedule compare
+--trace` reads it back. A receive lasts as long as the rank waited for it, a send only until it was
+started. Of a pair, whose two computations take turns, the forward is drawn with a third of the
+time.
 
-On a GPU times are those of the device: an instruction begins when what was queued before it is over. They are read behind the step.
+On a GPU times are those of the device: an instruction begins when what was queued before it is
+over. They are read behind the step.
 """
 
 import json
@@ -24,14 +27,18 @@ class Recorder:
     """The events of this rank. `steps` are recorded, no others, by the times of a clock."""
 
     def __init__(self, steps: range, clock: Clock = HOST):
-        self.steps, self._clock = steps, clock
-        self.events: list[tuple[int, str, float, float]] = []  # step, instruction, begin, end, of time.perf_counter()
-        self._marked: list[tuple[tuple[Action, ...], Mark, Mark]] | None = None  # of the step under way, if it is recorded
+        self.steps = steps
+        self._clock = clock
+        # step, instruction, begin, end, of time.perf_counter()
+        self.events: list[tuple[int, str, float, float]] = []
+        # of the step under way, if it is recorded
+        self._marked: list[tuple[tuple[Action, ...], Mark, Mark]] | None = None
 
     def begin(self, step: int) -> None:
         """A step begins. Waits for a device to be idle, if the step is recorded."""
         if step in self.steps:
-            self._marked, self._step = [], step
+            self._marked = []
+            self._step = step
             self._first, self._first_s = self._clock.now()
 
     def mark(self) -> Mark:
@@ -50,7 +57,8 @@ class Recorder:
 
     def end(self) -> None:
         """The step is over: read when its instructions were. Waits for a device."""
-        marked, self._marked = self._marked or (), None
+        marked = self._marked or ()
+        self._marked = None
         for actions, *marks in marked:
             begin, end = (self._first_s + self._clock.seconds(self._first, mark) for mark in marks)
             between = begin + (end - begin) / 3
@@ -62,14 +70,16 @@ class Recorder:
         self.events = [event for event in self.events if event[0] <= step]
 
 
-Events = list[tuple[int, int, list[tuple[int, str, float, float]]]]  # of each rank: replica, pipeline rank, (step, name, begin, duration)
+# of each rank: replica, pipeline rank, (step, name, begin, duration)
+Events = list[tuple[int, int, list[tuple[int, str, float, float]]]]
 
 
 def gather_events(recorder: Recorder, mesh: Mesh, world: World) -> Events | None:
     """Return on rank 0 the events of all ranks on its clock, None on others. Collective over all ranks."""
     offset = offset_to_first_rank(world)
     mine = [(step, name, begin + offset, end - begin) for step, name, begin, end in recorder.events]
-    replica = mesh["data"].rank * mesh["tp"].size + mesh["tp"].rank  # the ranks of tp run the same program, each its own part
+    # the ranks of tp run the same program, each its own part
+    replica = mesh["data"].rank * mesh["tp"].size + mesh["tp"].rank
     return world.gather("their part of the trace", (replica, mesh["pp"].rank, mine))
 
 
@@ -84,9 +94,17 @@ def write_trace(path: Path, every: Events, table: Table, num_replicas: int) -> N
         file.write(json.dumps({"traceEvents": traced, "displayTimeUnit": "ms", "otherData": other}).encode())
 
 
-def _event(dp: int, pp: int, zero: float, step: int, name: str, begin: float, duration: float) -> dict[str, Any]:
+def _event(
+    dp: int, pp: int, zero: float, step: int, name: str, begin: float, duration: float
+) -> dict[str, Any]:
     kind = name.rstrip("0123456789@/")
-    category = "compute" if kind in ("F", "B", "I", "W") else "message" if kind.startswith(("SEND", "RECV")) else "other"
+    category = (
+        "compute"
+        if kind in ("F", "B", "I", "W")
+        else "message"
+        if kind.startswith(("SEND", "RECV"))
+        else "other"
+    )
     times = {"ts": (begin - zero) * 1e6, "dur": duration * 1e6}
     return {"ph": "X", "name": name, "cat": category, "pid": dp, "tid": pp, **times, "args": {"step": step}}
 

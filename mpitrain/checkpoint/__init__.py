@@ -3,18 +3,22 @@
     checkpoints/
         step-00000020/
         step-00000030/
-            shard-00000.h5     what writer 0 held: one contiguous dataset per array, or per part of one (shards.py has the names)
-            shard-00001.h5     ...
-            index.h5           every array as one virtual dataset, who wrote it, the shards with sizes, all digests (FORMAT.md)
-            index.xxh3         digest of index.h5, in the form that `xxh128sum -c` reads
+            shard-00000.h5  what writer 0 held: one contiguous dataset per array, or per part of one
+                            (shards.py has the names)
+            shard-00001.h5  ...
+            index.h5        every array as one virtual dataset, who wrote it, the shards with sizes,
+                            all digests (FORMAT.md)
+            index.xxh3      digest of index.h5, in the form that `xxh128sum -c` reads
         step-00000040.tmp/     being written, or left by a killed run: not a checkpoint
 
-Saving takes three calls with a barrier after each of the first two; loading, one rank that decides and a broadcast of the step:
+Saving takes three calls with a barrier after each of the first two; loading, one rank that decides
+and a broadcast of the step:
 
-    save.begin(folder, step)         one rank         load.open_latest(folder)        one rank: verifies, picks
-    save.write_shard(tmp, ...)       every writer     load.open_step(folder, step)    the others
-    save.commit(tmp, meta)           one rank         checkpoint.read(name, rows)     every rank, only what it needs
+    save.begin(folder, step)    one rank      load.open_latest(folder)      one rank: verifies, picks
+    save.write_shard(tmp, ...)  every writer  load.open_step(folder, step)  the others
+    save.commit(tmp, meta)      one rank      checkpoint.read(name, rows)   every rank, only what it needs
 
-A step may come from a stranger. It is read without the HDF5 library (hdf5.py), and whatever mpitrain doesn't write is refused; h5py
-writes, and other programs read as they like. No MPI here: the caller does the barriers.
+A step may come from a stranger. It is read without the HDF5 library (hdf5.py), and whatever
+mpitrain doesn't write is refused; h5py writes, and other programs read as they like. No MPI here:
+the caller does the barriers.
 """

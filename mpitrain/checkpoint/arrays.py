@@ -13,7 +13,8 @@ from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.errors import CheckpointError
 
 DIGEST_BYTES = 16
-MOST_COMPARISONS = 10**9  # of pieces: seconds. 10,000 writers of columns need less, writers of rows hardly any
+# of pieces: seconds. 10,000 writers of columns need less, writers of rows hardly any
+MOST_COMPARISONS = 10**9
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class LogicalArray:
     name: str
     dtype: np.dtype
     shape: tuple[int, ...]
-    pieces: list[Piece] = field(default_factory=list)  # all of them, before the first question where something is
+    # all of them, before the first question where something is
+    pieces: list[Piece] = field(default_factory=list)
     digests: dict[int, bytes] = field(default_factory=dict)  # of each chunk, by its number
 
     @property
@@ -68,7 +70,10 @@ def digest(array: np.ndarray) -> bytes:
 
 
 def root_digest(arrays: Iterable[LogicalArray]) -> str:
-    """Digest names, dtypes, shapes and chunk digests, sorted by name: equal for equal arrays, however they were sharded."""
+    """Digest names, dtypes, shapes and chunk digests, sorted by name.
+
+    Equal for equal arrays, however they were sharded.
+    """
     root = xxhash.xxh3_128()
     for array in sorted(arrays, key=lambda array: array.name):
         root.update(f"{array.name}\0{NAMES[array.dtype]}\0{list(array.shape)}\0".encode())
@@ -77,7 +82,10 @@ def root_digest(arrays: Iterable[LogicalArray]) -> str:
 
 
 def by_shard(chunks: Iterable[tuple[LogicalArray, int]]) -> list[tuple[LogicalArray, int]]:
-    """Sort chunks by the shards that hold them: who reads them in this order opens each shard about once, however many there are."""
+    """Sort chunks by the shards that hold them.
+
+    Who reads them in this order opens each shard about once, however many there are.
+    """
     return sorted(chunks, key=lambda at: (at[0].holders(at[0].chunks.box(at[1])), at[0].name, at[1]))
 
 
@@ -86,11 +94,19 @@ def check_tiles(array: LogicalArray) -> None:
     if [piece.box for piece in array.pieces] == [whole(array.shape)]:
         return  # most are in one piece
     if array.most_comparisons > MOST_COMPARISONS:
-        raise CheckpointError(f"{array.name}: {len(array.pieces):,} pieces lie side by side; let a writer hold whole rows")
+        raise CheckpointError(
+            f"{array.name}: {len(array.pieces):,} pieces lie side by side; let a writer hold whole rows"
+        )
     for one, other in array.overlaps():
         both = one.box.overlap(other.box)
-        raise CheckpointError(f"{array.name}: {one.file} and {other.file} both hold {both}; let one writer write it")
-    found, needed = sum(piece.box.size for piece in array.pieces), math.prod(array.shape)
+        raise CheckpointError(
+            f"{array.name}: {one.file} and {other.file} both hold {both}; let one writer write it"
+        )
+    found = sum(piece.box.size for piece in array.pieces)
+    needed = math.prod(array.shape)
     if found != needed:
         pieces = ", ".join(map(str, array.pieces[:4])) + (", ..." if len(array.pieces) > 4 else "")
-        raise CheckpointError(f"{array.name} {list(array.shape)}: the shards hold {found} of {needed} elements ({pieces}); write the rest")
+        raise CheckpointError(
+            f"{array.name} {list(array.shape)}: the shards hold {found} of {needed} elements ({pieces}); "
+            "write the rest"
+        )

@@ -34,7 +34,10 @@ class Box:
 
     def seen_from(self, other: "Box") -> tuple[slice, ...]:
         """Return the index of this box in an array that holds `other`."""
-        return (*(slice(a - origin, b - origin) for a, b, origin in zip(self.start, self.stop, other.start)), ...)
+        return (
+            *(slice(a - origin, b - origin) for a, b, origin in zip(self.start, self.stop, other.start)),
+            ...,
+        )
 
     def __str__(self) -> str:
         return f"[{', '.join(f'{a}:{b}' for a, b in zip(self.start, self.stop))}]"
@@ -49,14 +52,18 @@ def select(shape: tuple[int, ...], where: slice | tuple[slice, ...] | None) -> B
     slices = () if where is None else where if isinstance(where, tuple) else (where,)
     if len(slices) > len(shape) or any(piece.step not in (None, 1) for piece in slices):
         raise ValueError(f"{where} selects no box of an array of shape {list(shape)}")
-    ranges = [range(*piece.indices(n)) for piece, n in zip(slices, shape)] + [range(n) for n in shape[len(slices) :]]
+    ranges = [range(*piece.indices(n)) for piece, n in zip(slices, shape)] + [
+        range(n) for n in shape[len(slices) :]
+    ]
     return Box(tuple(r.start for r in ranges), tuple(max(r.start, r.stop) for r in ranges))
 
 
 def run_boxes(shape: Sequence[int], begin: int, end: int) -> list[tuple[Box, slice]]:
-    """Return the boxes that elements [begin, end) of an array are, in row-major order, each with the part of the run that it takes.
+    """Return the boxes that elements [begin, end) of an array are, in row-major order, each with
+    the part of the run that it takes.
 
-    Of a matrix these are at most three, of n dims at most 2n - 1. Elements [2, 15) of a 4 x 4 matrix:
+    Of a matrix these are at most three, of n dims at most 2n - 1. Elements [2, 15) of a 4 x 4
+    matrix:
 
         . . a a     the end of a row            [0:1, 2:4]   run[0:2]
         b b b b     whole rows                  [1:3, 0:4]   run[2:10]
@@ -67,7 +74,9 @@ def run_boxes(shape: Sequence[int], begin: int, end: int) -> list[tuple[Box, sli
         raise ValueError(f"an array of shape {list(shape)} has no elements {begin} to {end}")
     if not shape:
         return [(whole(()), slice(0, 1))] * (end - begin)
-    strides, boxes, at = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))], [], begin
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    boxes = []
+    at = begin
     while at < end:
         start = tuple(at // stride % length for stride, length in zip(strides, shape))
         dim = next(dim for dim, stride in enumerate(strides) if at % stride == 0 and end - at >= stride)
@@ -92,7 +101,10 @@ class Bounds:
 
     @cached_property
     def _sweep(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the order of the boxes along the first dim; and for each in it, from where on all begin below it."""
+        """Return the order of the boxes along the first dim.
+
+        And for each in it, from where on all begin below it.
+        """
         order = np.argsort(self.starts[:, 0], kind="stable")
         return order, np.searchsorted(self.starts[order, 0], self.stops[order, 0])
 
@@ -103,11 +115,16 @@ class Bounds:
         return int(sum(SWEEP * (ends[i : i + SWEEP].max() - i) for i in range(0, len(order), SWEEP)))
 
     def overlapping(self) -> Iterator[tuple[int, int]]:
-        """Yield the positions of every two boxes that share an element. A sweep along the first dim: near linear for parts of rows."""
+        """Yield the positions of every two boxes that share an element.
+
+        A sweep along the first dim: near linear for parts of rows.
+        """
         order, ends = self._sweep
-        starts, stops = self.starts[order], self.stops[order]
+        starts = self.starts[order]
+        stops = self.stops[order]
         for i in range(0, len(order), SWEEP):
-            few, others = slice(i, i + SWEEP), slice(i, ends[i : i + SWEEP].max())
+            few = slice(i, i + SWEEP)
+            others = slice(i, ends[i : i + SWEEP].max())
             meet = _meet(starts[few, None], stops[few, None], starts[None, others], stops[None, others])
             for one, other in np.argwhere(np.triu(meet, k=1)) + i:
                 yield tuple(sorted((int(order[one]), int(order[other]))))
@@ -119,10 +136,13 @@ def _meet(start: np.ndarray, stop: np.ndarray, other_start: ArrayLike, other_sto
 
 @dataclass(frozen=True)
 class Chunks:
-    """How an array is cut for digests: into as many whole rows (indices of the first dim) as fit in CHUNK_BYTES, at least one.
+    """How an array is cut for digests.
 
-    The cut depends on the shape and the item size of the logical array alone, never on who holds which part of it:
-    that makes digests comparable between layouts. A part of leading rows contains whole chunks but at its two ends.
+    Into as many whole rows (indices of the first dim) as fit in CHUNK_BYTES, at least one.
+
+    The cut depends on the shape and the item size of the logical array alone, never on who holds
+    which part of it: that makes digests comparable between layouts. A part of leading rows contains
+    whole chunks but at its two ends.
     """
 
     shape: tuple[int, ...]
@@ -142,7 +162,9 @@ class Chunks:
         if not self.shape:
             return whole(())
         first = chunk * self.rows
-        return Box((first, *[0] * len(self.shape[1:])), (min(first + self.rows, self.shape[0]), *self.shape[1:]))
+        return Box(
+            (first, *[0] * len(self.shape[1:])), (min(first + self.rows, self.shape[0]), *self.shape[1:])
+        )
 
     def inside(self, box: Box) -> range:
         """Return the chunks of which `box` holds every element."""

@@ -1,4 +1,7 @@
-"""The dtypes a checkpoint can hold, and how HDF5 stores them: all little-endian, all understood without mpitrain."""
+"""The dtypes a checkpoint can hold, and how HDF5 stores them.
+
+All little-endian, all understood without mpitrain.
+"""
 
 from functools import cache
 
@@ -8,38 +11,59 @@ from h5py import h5t
 
 from mpitrain.errors import CheckpointError
 
-# numpy has no bfloat16. An array of its bits says what it is by this dtype: `bits.view(BF16)`, and back `array.view(np.uint16)`.
+# numpy has no bfloat16. An array of its bits says what it is by this dtype: `bits.view(BF16)`, and
+# back `array.view(np.uint16)`.
 BF16 = np.dtype([("bfloat16", "<u2")])
 
 NAMES = {BF16: "bf16"} | {np.dtype(f"<f{n}"): f"fp{8 * n}" for n in (2, 4, 8)}
-NAMES |= {np.dtype(f"<{kind}{n}"): f"{name}{8 * n}" for kind, name in (("i", "int"), ("u", "uint")) for n in (1, 2, 4, 8)}
+NAMES |= {
+    np.dtype(f"<{kind}{n}"): f"{name}{8 * n}"
+    for kind, name in (("i", "int"), ("u", "uint"))
+    for n in (1, 2, 4, 8)
+}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 def check_dtype(name: str, dtype: np.dtype) -> None:
-    """Raise CheckpointError unless arrays of this dtype can be stored. `name` is the array's, for the message."""
+    """Raise CheckpointError unless arrays of this dtype can be stored.
+
+    `name` is the array's, for the message.
+    """
     if dtype not in NAMES:
-        raise CheckpointError(f"{name} has dtype {dtype.str}, which a checkpoint cannot hold; use one of {', '.join(NAMES.values())}")
+        raise CheckpointError(
+            f"{name} has dtype {dtype.str}, which a checkpoint cannot hold; use one of "
+            f"{', '.join(NAMES.values())}"
+        )
 
 
 @cache
 def to_hdf5(dtype: np.dtype) -> h5t.TypeID:
-    """Return the HDF5 type of a dtype. That of bf16 is a float with its own field widths, which HDF5 tools read as numbers."""
+    """Return the HDF5 type of a dtype.
+
+    That of bf16 is a float with its own field widths, which HDF5 tools read as numbers.
+    """
     if dtype != BF16:
         return h5t.py_create(dtype)
     kind = h5t.IEEE_F16LE.copy()
-    kind.set_fields(15, 7, 8, 0, 7)  # position of the sign; position, size of the exponent; position, size of the mantissa
+    # position of the sign; position, size of the exponent; position, size of the mantissa
+    kind.set_fields(15, 7, 8, 0, 7)
     kind.set_ebias(127)
     return kind
 
 
 def dtype_of(dataset: h5py.Dataset) -> np.dtype:
-    """Return the dtype of a dataset that h5py reads; h5py itself calls bf16 float32, because numpy has nothing nearer."""
+    """Return the dtype of a dataset that h5py reads.
+
+    h5py itself calls bf16 float32, because numpy has nothing nearer.
+    """
     return BF16 if dataset.id.get_type() == to_hdf5(BF16) else dataset.dtype
 
 
 def code_of(dtype: np.dtype) -> bytes:
-    """Return how a file says this dtype, without the version of that: plain types are the same in all of them."""
+    """Return how a file says this dtype, without the version of that.
+
+    Plain types are the same in all of them.
+    """
     code = to_hdf5(dtype).encode()[2:]  # H5Tencode begins with two bytes of its own
     return bytes([code[0] & 15]) + code[1:]
 

@@ -21,13 +21,16 @@ from mpitrain.checkpoint.hdf5_bytes import FILE, ForeignError
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import open_regular, shown
 
-# This file format has checksums over all metadata, and every HDF5 since 1.10 (2016, the first with virtual datasets) reads it.
+# This file format has checksums over all metadata, and every HDF5 since 1.10 (2016, the first with
+# virtual datasets) reads it.
 FORMAT = ("v110", "v110")
 WRITTEN = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 STAGING = "run.staging"  # the setting that chooses a directory of the node
 DRAIN_BYTES = 1 << 24
 SEND_BYTES = 1 << 22  # written since the disk was last told
-SYNC_FILE_RANGE, SYNC_FILE_RANGE_WRITE = getattr(ctypes.CDLL(None), "sync_file_range", None), 2  # Linux has it
+# Linux has it
+SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)
+SYNC_FILE_RANGE_WRITE = 2
 INTERMEDIATE_GROUPS = h5p.create(h5p.LINK_CREATE)
 INTERMEDIATE_GROUPS.set_create_intermediate_group(True)
 ROOM_AT_ONCE = h5p.create(h5p.DATASET_CREATE)
@@ -37,8 +40,9 @@ ROOM_AT_ONCE.set_alloc_time(h5d.ALLOC_TIME_EARLY)
 class PatientFile:
     """A file for HDF5 to write to, whose errors wait in `error` until HDF5 is done.
 
-    HDF5 doesn't survive a failed write: on a full disk h5py 3.16 (HDF5 2.0) ends the process with a segmentation fault
-    while it closes the file. So it only ever sees success, and nothing reaches the disk after the first error.
+    HDF5 doesn't survive a failed write: on a full disk h5py 3.16 (HDF5 2.0) ends the process with a
+    segmentation fault while it closes the file. So it only ever sees success, and nothing reaches
+    the disk after the first error.
     """
 
     def __init__(self, file: BinaryIO):
@@ -76,20 +80,29 @@ class PatientFile:
 
 
 class Filler:
-    """Writes arrays into the room that HDF5 has made for them, by a thread, which holds none of HDF5's locks meanwhile.
+    """Writes arrays into the room that HDF5 has made for them, by a thread, which holds none of
+    HDF5's locks meanwhile.
 
-    What is written is sent on its way to the disk soon, so that the sync at the end has little left to wait for.
+    What is written is sent on its way to the disk soon, so that the sync at the end has little left
+    to wait for.
     """
 
     def __init__(self, descriptor: int):
-        self._descriptor, self._pool = descriptor, ThreadPoolExecutor(1, "mpitrain-write")
+        self._descriptor = descriptor
+        self._pool = ThreadPoolExecutor(1, "mpitrain-write")
         self._writing = deque[Future[int]]()  # where each ends
         self._sent = 0  # up to here the disk has been told
 
     def add(self, file: h5py.File, name: str, array: np.ndarray) -> None:
-        """Make a dataset that lies in one piece, and have the array written there: it belongs to the filler until it was waited for."""
-        kind, space = to_hdf5(array.dtype), space_of(array.shape)
-        offset = h5d.create(file.id, name.encode(), kind, space, ROOM_AT_ONCE, INTERMEDIATE_GROUPS).get_offset()
+        """Make a dataset that lies in one piece, and have the array written there.
+
+        It belongs to the filler until it was waited for.
+        """
+        kind = to_hdf5(array.dtype)
+        space = space_of(array.shape)
+        offset = h5d.create(
+            file.id, name.encode(), kind, space, ROOM_AT_ONCE, INTERMEDIATE_GROUPS
+        ).get_offset()
         if offset is not None:  # there are numbers in it
             self._writing.append(self._submitted(offset, array))
 
@@ -119,26 +132,41 @@ class Filler:
         content = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         while content:
             written = os.pwrite(self._descriptor, content, offset)
-            offset, content = offset + written, content[written:]
+            offset = offset + written
+            content = content[written:]
         return offset
 
 
 def start_writeback(descriptor: int, offset: int, num_bytes: int) -> None:
-    """Have the system begin to bring these bytes of a file to its disk. It waits for nothing, and promises nothing."""
+    """Have the system begin to bring these bytes of a file to its disk.
+
+    It waits for nothing, and promises nothing.
+    """
     if SYNC_FILE_RANGE is not None:
-        SYNC_FILE_RANGE(descriptor, ctypes.c_int64(offset), ctypes.c_int64(num_bytes), ctypes.c_uint(SYNC_FILE_RANGE_WRITE))
+        SYNC_FILE_RANGE(
+            descriptor,
+            ctypes.c_int64(offset),
+            ctypes.c_int64(num_bytes),
+            ctypes.c_uint(SYNC_FILE_RANGE_WRITE),
+        )
 
 
 @contextmanager
 def creating(
     path: Path, each: Callable[[str], object] = lambda what: None, synced: bool = True
 ) -> Iterator[tuple[h5py.File, Filler]]:
-    """Yield a new HDF5 file, and what fills it; it is on the disk when the block ends. each: called with what is done next. Raises OSError.
+    """Yield a new HDF5 file, and what fills it; it is on the disk when the block ends.
 
-    synced: or else it is only written; a file of a disk that nobody reads after a crash, in a directory that may be everybody's: no link
-    that waits there is followed.
+    each: called with what is done next. Raises OSError.
+
+    synced: or else it is only written; a file of a disk that nobody reads after a crash, in a
+    directory that may be everybody's: no link that waits there is followed.
     """
-    descriptor = open_regular(path, WRITTEN, FILE) if synced else open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    descriptor = (
+        open_regular(path, WRITTEN, FILE)
+        if synced
+        else open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    )
     with open(descriptor, "wb+") as raw:
         file = PatientFile(raw)
         with h5py.File(file, "w", libver=FORMAT) as hdf5, closing(Filler(raw.fileno())) as filler:
@@ -162,7 +190,10 @@ def drain(source: Path, target: Path) -> None:
             return reading.readinto(buffer)
 
     written = open_regular(target, WRITTEN, FILE)
-    with open(written, "wb", buffering=0) as writing, open(open_regular(source), "rb", buffering=0) as reading:
+    with (
+        open(written, "wb", buffering=0) as writing,
+        open(open_regular(source), "rb", buffering=0) as reading,
+    ):
         buffer = memoryview(bytearray(DRAIN_BYTES))
         while count := read():
             at = 0
@@ -177,17 +208,22 @@ def drain(source: Path, target: Path) -> None:
 def in_memory() -> Iterator[tuple[h5py.File, list[bytes]]]:
     """Yield a new HDF5 file that is in memory only, and a list, which has its bytes when the block ends.
 
-    They are those of a closed file. get_file_image() of an open one clears a flag in the superblock; before HDF5 2.0 (h5py 3.16)
-    the checksum there is not computed again, and no HDF5 program opens the file.
+    They are those of a closed file. get_file_image() of an open one clears a flag in the
+    superblock; before HDF5 2.0 (h5py 3.16) the checksum there is not computed again, and no HDF5
+    program opens the file.
     """
-    image, raw = list[bytes](), io.BytesIO()
+    image = list[bytes]()
+    raw = io.BytesIO()
     with h5py.File(raw, "w", libver=FORMAT) as file:
         yield file, image
     image.append(raw.getvalue())
 
 
 def add_dataset(file: h5py.File, name: str, array: np.ndarray) -> None:
-    """Write an array, in C order, as a dataset that lies in one piece. With HDF5's own calls, which are faster than h5py's."""
+    """Write an array, in C order, as a dataset that lies in one piece.
+
+    With HDF5's own calls, which are faster than h5py's.
+    """
     kind = to_hdf5(array.dtype)
     dataset = h5d.create(file.id, name.encode(), kind, space_of(array.shape), None, INTERMEDIATE_GROUPS)
     if array.size:
@@ -206,16 +242,23 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def require_space(folder: Path, num_bytes: int) -> None:
-    """Raise OSError unless the file system has room for so many bytes. Quotas aren't seen, nor what others write meanwhile."""
+    """Raise OSError unless the file system has room for so many bytes.
+
+    Quotas aren't seen, nor what others write meanwhile.
+    """
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     if free < num_bytes:
-        raise OSError(errno.ENOSPC, f"{num_bytes / 1e9:,.3f} GB are needed, {free / 1e9:,.3f} GB are free", str(folder))
+        raise OSError(
+            errno.ENOSPC, f"{num_bytes / 1e9:,.3f} GB are needed, {free / 1e9:,.3f} GB are free", str(folder)
+        )
 
 
 @contextmanager
 def saving(folder: Path, setting: str = "run.dir") -> Iterator[None]:
-    """Turn what the system refuses into a CheckpointError that names the folder, and the setting that chose it."""
+    """Turn what the system refuses into a CheckpointError that names the folder, and the setting
+    that chose it.
+    """
     try:
         yield
     except OSError as error:
@@ -224,7 +267,10 @@ def saving(folder: Path, setting: str = "run.dir") -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Return the short reason in an error, fit for a message: HDF5 wraps it in a sentence with addresses and times."""
+    """Return the short reason in an error, fit for a message.
+
+    HDF5 wraps it in a sentence with addresses and times.
+    """
     if isinstance(error, ForeignError):
         return shown(error)
     text = str(getattr(error, "strerror", None) or error)

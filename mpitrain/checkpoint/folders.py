@@ -1,12 +1,13 @@
 """The names of steps, and the moment in which a step comes to exist: one rename.
 
-    step-00000030.tmp   being written              not a checkpoint
-    step-00000030       committed                  the checkpoint of step 30
-    step-00000030.old   about to be replaced       the checkpoint of step 30 while there is no step-00000030
-    step-00000030.gone  being removed              not a checkpoint
+    step-00000030.tmp   being written         not a checkpoint
+    step-00000030       committed             the checkpoint of step 30
+    step-00000030.old   about to be replaced  the checkpoint of step 30 while there is no
+                                              step-00000030
+    step-00000030.gone  being removed         not a checkpoint
 
-Saving a step again, after a resume, replaces it. A folder can't be replaced by one rename, so the old one steps aside first;
-in between a reader finds it under its other name.
+Saving a step again, after a resume, replaces it. A folder can't be replaced by one rename, so the
+old one steps aside first; in between a reader finds it under its other name.
 """
 
 import os
@@ -18,7 +19,9 @@ from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import names_in, remove, rename, shown, sync_folder
 
-TMP, OLD, GONE = ".tmp", ".old", ".gone"
+TMP = ".tmp"
+OLD = ".old"
+GONE = ".gone"
 
 
 def name_of(step: int) -> str:
@@ -28,11 +31,15 @@ def name_of(step: int) -> str:
 def step_of(path: Path) -> int | None:
     """Return the step that a folder's name means, whatever its suffix; None for anything else."""
     found = re.fullmatch(r"step-([0-9]{8,})(\.tmp|\.old|\.gone)?", path.name)
-    return int(found[1]) if found and name_of(int(found[1])) == f"step-{found[1]}" else None  # a step has one name
+    # a step has one name
+    return int(found[1]) if found and name_of(int(found[1])) == f"step-{found[1]}" else None
 
 
 def require_own(folder: Path) -> None:
-    """Raise CheckpointError if the folder of the checkpoints is a link: what is read and removed there would be somewhere else."""
+    """Raise CheckpointError if the folder of the checkpoints is a link.
+
+    What is read and removed there would be somewhere else.
+    """
     if folder.is_symlink():
         raise CheckpointError(f"{shown(folder)} is a symbolic link; set run.dir to the place itself")
 
@@ -56,12 +63,20 @@ def find_one(folder: Path, step: int) -> Path | None:
 def leftovers(folder: Path) -> list[Path]:
     """Return what a killed save has left, and no reader needs."""
     found = _step_folders(folder)
-    return [path for path in found if path.suffix in (TMP, GONE) or (path.suffix == OLD and path.with_suffix("").is_dir())]
+    return [
+        path
+        for path in found
+        if path.suffix in (TMP, GONE) or (path.suffix == OLD and path.with_suffix("").is_dir())
+    ]
 
 
 def publish(tmp: Path) -> Path:
-    """Give a complete step its final name. At no moment is there less than before: neither this step's old state nor any other."""
-    final, old = tmp.with_suffix(""), tmp.with_suffix(OLD)
+    """Give a complete step its final name.
+
+    At no moment is there less than before: neither this step's old state nor any other.
+    """
+    final = tmp.with_suffix("")
+    old = tmp.with_suffix(OLD)
     if os.path.lexists(final):
         remove(old, STEP)
         rename(final, old.name, STEP)
@@ -72,7 +87,10 @@ def publish(tmp: Path) -> Path:
 
 
 def discard(path: Path) -> None:
-    """Remove a committed step. Its name goes first, and for good: what a kill leaves of it is no checkpoint."""
+    """Remove a committed step.
+
+    Its name goes first, and for good: what a kill leaves of it is no checkpoint.
+    """
     gone = path.with_suffix(GONE)
     remove(gone, STEP)
     rename(path, gone.name, STEP)
@@ -83,8 +101,14 @@ def discard(path: Path) -> None:
 def _step_folders(folder: Path) -> list[Path]:
     require_own(folder)
     try:
-        return [folder / name for name, is_folder in names_in(folder) if is_folder and step_of(folder / name) is not None]
+        return [
+            folder / name
+            for name, is_folder in names_in(folder)
+            if is_folder and step_of(folder / name) is not None
+        ]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CheckpointError(f"{shown(folder)} cannot be read: {reason(error)}; give a run directory") from error
+        raise CheckpointError(
+            f"{shown(folder)} cannot be read: {reason(error)}; give a run directory"
+        ) from error

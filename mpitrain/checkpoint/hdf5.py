@@ -1,12 +1,17 @@
-"""A reader of HDF5 for files of strangers: it knows what mpitrain writes, refuses all else, and needs no HDF5 library.
+"""A reader of HDF5 for files of strangers.
 
-The library follows what a file tells it: links into other files, storage in /etc/passwd, filters that load code; and crafted bytes have
-sent it into endless loops. Here each structure is read once, within the file, and has to be one of these:
+It knows what mpitrain writes, refuses all else, and needs no HDF5 library.
 
-    superblock, groups (links in their headers, or in a heap: hdf5_links.py), hard links, attributes of the root (numbers and texts),
+The library follows what a file tells it: links into other files, storage in /etc/passwd, filters
+that load code; and crafted bytes have sent it into endless loops. Here each structure is read once,
+within the file, and has to be one of these:
+
+    superblock, groups (links in their headers, or in a heap: hdf5_links.py), hard links, attributes
+        of the root (numbers and texts),
     datasets that lie in one piece in the file or are virtual, of plain types, without filters
 
-Names as in https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html; all numbers are little-endian, offsets have 8 bytes.
+Names as in https://support.hdfgroup.org/documentation/hdf5/latest/_f_m_t3.html; all numbers are
+little-endian, offsets have 8 bytes.
 """
 
 import math
@@ -18,19 +23,45 @@ from mpitrain.checkpoint.hdf5_bytes import UNDEFINED, Bytes, Cursor, ForeignErro
 from mpitrain.checkpoint.hdf5_links import dense_links
 from mpitrain.inputs import shown
 
-SIGNATURE, SUPERBLOCK_BYTES = b"\x89HDF\r\n\x1a\n\x03\x08\x08", 48  # version 3, offsets and lengths of 8 bytes
+# version 3, offsets and lengths of 8 bytes
+SIGNATURE = b"\x89HDF\r\n\x1a\n\x03\x08\x08"
+SUPERBLOCK_BYTES = 48
 MOST_OBJECTS = 1_000_000  # a model of 100,000 parameters has fewer in its index
 MOST_CHARACTERS = 1000  # of a path: groups in groups make a small file large in memory
 MOST_DIMS = 32  # as HDF5
-NIL, DATASPACE, LINK_INFO, DATATYPE, FILL, LINK, LAYOUT, GROUP_INFO, ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO = (
-    0x00, 0x01, 0x02, 0x03, 0x05, 0x06, 0x08, 0x0A, 0x0C, 0x10, 0x15
-)  # fmt: skip
-KNOWN = {NIL, DATASPACE, LINK_INFO, DATATYPE, FILL, LINK, LAYOUT, GROUP_INFO, ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO}
+NIL = 0x00
+DATASPACE = 0x01
+LINK_INFO = 0x02
+DATATYPE = 0x03
+FILL = 0x05
+LINK = 0x06
+LAYOUT = 0x08
+GROUP_INFO = 0x0A
+ATTRIBUTE = 0x0C
+CONTINUATION = 0x10
+ATTRIBUTE_INFO = 0x15
+KNOWN = {
+    NIL,
+    DATASPACE,
+    LINK_INFO,
+    DATATYPE,
+    FILL,
+    LINK,
+    LAYOUT,
+    GROUP_INFO,
+    ATTRIBUTE,
+    CONTINUATION,
+    ATTRIBUTE_INFO,
+}
 REFUSED = {0x07: "external storage", 0x0B: "a filter", 0x11: "an old group", 0x16: "more than one link"}
 LINK_KINDS = {1: "a soft link", 64: "an external link"}
 CONTIGUOUS, VIRTUAL = 1, 3
-INTEGER, VARIABLE_LENGTH = 0, 9  # classes of datatypes
-HEAP_HEAD_BYTES, LEAST_HEAP_BYTES = 16, 4096  # of a collection and of each object; HDF5 makes no smaller collection
+# classes of datatypes
+INTEGER = 0
+VARIABLE_LENGTH = 9
+# of a collection and of each object; HDF5 makes no smaller collection
+HEAP_HEAD_BYTES = 16
+LEAST_HEAP_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -53,7 +84,9 @@ class Dataset:
 class Hdf5File(Bytes):
     """An open file of which all headers have been read. Raises OSError, or ForeignError (a ValueError).
 
-    datasets: all of the file, by path.  attributes: of the root.  sums: whether to check HDF5's checksums; a sealed file needs none.
+    datasets: all of the file, by path.
+    attributes: of the root.
+    sums: whether to check HDF5's checksums; a sealed file needs none.
     only: the one group of the root that is read; "" for all.
     """
 
@@ -62,7 +95,8 @@ class Hdf5File(Bytes):
         self._only = only
         self.datasets: dict[str, Dataset] = {}
         self.attributes: dict[str, int | str] = {}
-        self._heaps: dict[int, dict[int, tuple[int, int]]] = {}  # by address: place and size of each object
+        # by address: place and size of each object
+        self._heaps: dict[int, dict[int, tuple[int, int]]] = {}
         try:
             self._walk(self._superblock())
         except BaseException:
@@ -76,7 +110,8 @@ class Hdf5File(Bytes):
     def _superblock(self) -> int:
         """Return the address of the root group."""
         found = self.block(0, SUPERBLOCK_BYTES, SIGNATURE)
-        found.expect(b"\0" + bytes(8) + b"\xff" * 8, "the superblock")  # closed, no user block, no extension
+        # closed, no user block, no extension
+        found.expect(b"\0" + bytes(8) + b"\xff" * 8, "the superblock")
         if found.number(8) != self.size:
             raise ForeignError("the superblock tells another size of the file")
         return found.number(8)
@@ -93,7 +128,9 @@ class Hdf5File(Bytes):
             messages = list(self._messages(address))
             kinds = {kind for kind, _ in messages}
             if unknown := kinds - KNOWN:
-                raise ForeignError(f"{path or '/'} has {REFUSED.get(min(unknown), f'a message of type {min(unknown)}')}")
+                raise ForeignError(
+                    f"{path or '/'} has {REFUSED.get(min(unknown), f'a message of type {min(unknown)}')}"
+                )
             if ATTRIBUTE in kinds and path:
                 raise ForeignError(f"{path} has an attribute")
             if LINK_INFO in kinds:
@@ -108,20 +145,24 @@ class Hdf5File(Bytes):
         start = Cursor(self.bytes_at(address, min(34, self.size - address) if address < self.size else 34))
         start.expect(b"OHDR\x02", f"the header at {address}")
         flags = start.number(1)
-        start.take((16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0))  # times; limits of attributes
+        # times; limits of attributes
+        start.take((16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0))
         num_bytes = start.number(1 << (flags & 3))
         found = self.block(address, start.at + num_bytes + 4, b"OHDR\x02")
         found.take(start.at - 5)
         blocks = [found]
         for block in blocks:
             while block.left >= (head := 6 if flags & 4 else 4):
-                kind, size, how = block.number(1), block.number(2), block.number(1)
+                kind = block.number(1)
+                size = block.number(2)
+                how = block.number(1)
                 block.take(head - 4)
                 body = Cursor(block.take(size))
                 if how & 2:
                     raise ForeignError("a header shares a message with another one")
                 if kind == CONTINUATION:
-                    at, count = body.number(8), body.number(8)
+                    at = body.number(8)
+                    count = body.number(8)
                     blocks.append(self.block(at, count, b"OCHK"))
                 else:
                     yield kind, body
@@ -133,7 +174,8 @@ class Hdf5File(Bytes):
                 yield self._link(path, body)
             elif kind == LINK_INFO:
                 body.expect(b"\0\0", f"group {path}")  # no order of creation
-                heap, names = body.number(8), body.number(8)
+                heap = body.number(8)
+                names = body.number(8)
                 if heap != UNDEFINED:
                     yield from (self._link(path, link) for link in dense_links(self, heap, names))
 
@@ -147,7 +189,11 @@ class Hdf5File(Bytes):
             body.take(1)  # the character set
         name = body.take(body.number(1 << (flags & 3))).decode()
         if kind:
-            raise ForeignError(f"{path}/{shown(name)} is {LINK_KINDS.get(kind, 'a link of an unknown kind')}".removeprefix("/"))
+            raise ForeignError(
+                f"{path}/{shown(name)} is {LINK_KINDS.get(kind, 'a link of an unknown kind')}".removeprefix(
+                    "/"
+                )
+            )
         if not name or "/" in name or "\0" in name or shown(name) != name:
             raise ForeignError(f"a link of {path or '/'} has the name {shown(name)!r}")
         return name, body.number(8)
@@ -155,15 +201,21 @@ class Hdf5File(Bytes):
     def _dataset(self, path: str, messages: list[tuple[int, Cursor]]) -> Dataset:
         found = {kind: body for kind, body in messages if kind not in (NIL, FILL)}
         wanted = {DATASPACE, DATATYPE, LAYOUT}
-        if found.keys() - {ATTRIBUTE_INFO} != wanted or sum(kind in wanted for kind, _ in messages) != len(wanted):
+        if found.keys() - {ATTRIBUTE_INFO} != wanted or sum(kind in wanted for kind, _ in messages) != len(
+            wanted
+        ):
             raise ForeignError(f"{path} is neither a group nor a dataset")
-        shape, datatype, layout = _shape(path, found[DATASPACE]), _datatype(found[DATATYPE]), found[LAYOUT]
-        version, kind = layout.number(1), layout.number(1)
+        shape = _shape(path, found[DATASPACE])
+        datatype = _datatype(found[DATATYPE])
+        layout = found[LAYOUT]
+        version = layout.number(1)
+        kind = layout.number(1)
         if version not in (3, 4) or kind not in (CONTIGUOUS, VIRTUAL):
             raise ForeignError(f"{path} doesn't lie in one piece")
         if kind == VIRTUAL:
             return Dataset(datatype, shape, None, (layout.number(8), layout.number(4)))
-        address, num_bytes = layout.number(8), layout.number(8)
+        address = layout.number(8)
+        num_bytes = layout.number(8)
         dataset = Dataset(datatype, shape, None if address == UNDEFINED else address, None)
         if num_bytes != dataset.num_bytes or (address == UNDEFINED and num_bytes):
             raise ForeignError(f"{path} has {num_bytes:,} bytes, {dataset.num_bytes:,} needed")
@@ -193,7 +245,9 @@ class Hdf5File(Bytes):
             return int.from_bytes(value, "little", signed=bool(datatype[1] & 8))
         if datatype[0] == VARIABLE_LENGTH and datatype[1] & 15 == 1 and len(value) == 16:  # a text
             value = Cursor(value)
-            length, heap, index = value.number(4), value.number(8), value.number(4)
+            length = value.number(4)
+            heap = value.number(8)
+            index = value.number(4)
             return self.heap_object(heap, index)[:length].decode() if length else ""
         raise ForeignError("an attribute is neither a number nor a text")
 
@@ -206,17 +260,25 @@ class Hdf5File(Bytes):
         return self.bytes_at(*self._heaps[address][index])
 
     def _objects_of(self, address: int) -> dict[int, tuple[int, int]]:
-        """Return place and size of each object of a global heap collection. They fill it; object 0 is what is free."""
+        """Return place and size of each object of a global heap collection.
+
+        They fill it; object 0 is what is free.
+        """
         start = Cursor(self.bytes_at(address, HEAP_HEAD_BYTES))
         start.expect(b"GCOL\x01\0\0\0", f"the heap at {address}")
         num_bytes = start.number(8)
-        end, at, objects = address + num_bytes, address + HEAP_HEAD_BYTES, {}
+        end = address + num_bytes
+        at = address + HEAP_HEAD_BYTES
+        objects = {}
         if num_bytes < LEAST_HEAP_BYTES or num_bytes % 8 or end > self.size:
             raise ForeignError(f"the heap at {address} has {num_bytes:,} bytes")
         while at + HEAP_HEAD_BYTES <= end:
             head = Cursor(self.bytes_at(at, HEAP_HEAD_BYTES))
-            number, _, size = head.number(2), head.number(6), head.number(8)
-            used = HEAP_HEAD_BYTES + -(-size // 8) * 8 if number else size  # what is free counts its own head
+            number = head.number(2)
+            _ = head.number(6)
+            size = head.number(8)
+            # what is free counts its own head
+            used = HEAP_HEAD_BYTES + -(-size // 8) * 8 if number else size
             if used < HEAP_HEAD_BYTES or number in objects or at + used > end:
                 raise ForeignError(f"object {number} of the heap at {address} is not as mpitrain writes it")
             objects[number] = at + HEAP_HEAD_BYTES, size
@@ -233,7 +295,9 @@ def _datatype(body: Cursor) -> bytes:
 
 def _shape(path: str, body: Cursor) -> tuple[int, ...]:
     body.expect(b"\x02", f"the dataspace of {path}")
-    num_dims, has_limits, kind = body.number(1), body.number(1), body.number(1)
+    num_dims = body.number(1)
+    has_limits = body.number(1)
+    kind = body.number(1)
     if num_dims > MOST_DIMS or kind != (num_dims > 0) or has_limits > 1:
         raise ForeignError(f"the dataspace of {path} is not as mpitrain writes it")
     shape = tuple(body.number(8) for _ in range(num_dims))

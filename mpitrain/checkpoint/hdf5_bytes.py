@@ -7,7 +7,9 @@ from mpitrain.checkpoint.lookup3 import lookup3
 from mpitrain.inputs import open_regular
 
 UNDEFINED = 2**64 - 1  # an address of nothing
-STEP, FILE = 2, 3  # names that are a run's own: checkpoints/step-00000030/index.h5; none of them may be a link
+# names that are a run's own: checkpoints/step-00000030/index.h5; none of them may be a link
+STEP = 2
+FILE = 3
 MOST_BLOCK_BYTES = 1 << 20  # of a block of headers, of which HDF5 writes less than 64 KiB
 
 
@@ -19,7 +21,8 @@ class Cursor:
     """Bytes that are taken from the front; more than there are raise ForeignError."""
 
     def __init__(self, data: bytes):
-        self.data, self.at = data, 0
+        self.data = data
+        self.at = 0
 
     @property
     def left(self) -> int:
@@ -50,10 +53,12 @@ class Bytes:
     """An open file. Owns its descriptor until close().  sums: whether to check HDF5's own checksums."""
 
     def __init__(self, path: Path, sums: bool):
-        self.descriptor, self.sums = open_regular(path, own=FILE), sums
+        self.descriptor = open_regular(path, own=FILE)
+        self.sums = sums
         self.size = os.fstat(self.descriptor).st_size
         self.blocks_read: set[int] = set()  # by address
-        self._unread = 2 * self.size  # structures don't share bytes; the beginning of a header is read twice
+        # structures don't share bytes; the beginning of a header is read twice
+        self._unread = 2 * self.size
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -86,7 +91,8 @@ class Bytes:
         self.blocks_read.add(address)
         if count > MOST_BLOCK_BYTES:
             raise ForeignError(f"a structure of {count:,} bytes; needed at most {MOST_BLOCK_BYTES:,}")
-        data, name = self.bytes_at(address, count), "the superblock" if address == 0 else signature[:4].decode("latin-1")
+        data = self.bytes_at(address, count)
+        name = "the superblock" if address == 0 else signature[:4].decode("latin-1")
         if not data.startswith(signature):
             raise ForeignError(f"no {name.removeprefix('the ')} at {address}")
         if checked and self.sums and lookup3(data[:-4]) != int.from_bytes(data[-4:], "little"):

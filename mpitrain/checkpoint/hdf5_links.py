@@ -1,7 +1,11 @@
-"""The links of a group that has more than eight of them: their names in a tree, the links themselves in a heap.
+"""The links of a group that has more than eight of them.
 
-    header BTHD -> BTIN ... -> BTLF     records: hash of a name (4 bytes), place and length of its link in the heap (7)
-    header FRHP -> FHIB ... -> FHDB     blocks of 512, 1024, ... bytes: one address space, cut in rows of four blocks
+Their names in a tree, the links themselves in a heap.
+
+    header BTHD -> BTIN ... -> BTLF  records: hash of a name (4 bytes), place and length of its link
+                                     in the heap (7)
+    header FRHP -> FHIB ... -> FHDB  blocks of 512, 1024, ... bytes: one address space, cut in rows
+                                     of four blocks
 
 All sizes are constants of HDF5 (H5Gdense.c), the same from 1.8 to 2.0; other ones are refused.
 """
@@ -12,9 +16,16 @@ from collections.abc import Iterator
 from mpitrain.checkpoint.hdf5_bytes import UNDEFINED, Bytes, Cursor, ForeignError
 from mpitrain.checkpoint.lookup3 import lookup3
 
-NODE_BYTES, RECORD_BYTES, NODE_OVERHEAD = 512, 11, 10  # overhead: signature, version, type, checksum
-WIDTH, FIRST_BYTES, LARGEST_BYTES, HEAP_BITS = 4, 512, 65536, 32
-DIRECT_ROWS = int(math.log2(LARGEST_BYTES // FIRST_BYTES)) + 2  # the first two rows are of equal blocks
+# overhead: signature, version, type, checksum
+NODE_BYTES = 512
+RECORD_BYTES = 11
+NODE_OVERHEAD = 10
+WIDTH = 4
+FIRST_BYTES = 512
+LARGEST_BYTES = 65536
+HEAP_BITS = 32
+# the first two rows are of equal blocks
+DIRECT_ROWS = int(math.log2(LARGEST_BYTES // FIRST_BYTES)) + 2
 MOST_ROWS = HEAP_BITS - int(math.log2(FIRST_BYTES * WIDTH)) + 1
 MOST_DEPTH = 8
 
@@ -31,7 +42,10 @@ def _records(file: Bytes, address: int) -> Iterator[bytes]:
     header = file.block(address, 38, b"BTHD\0\x05")
     if (header.number(4), header.number(2)) != (NODE_BYTES, RECORD_BYTES):
         raise ForeignError("the names of a group lie in another tree")
-    depth, _, root, count = header.number(2), header.number(2), header.number(8), header.number(2)
+    depth = header.number(2)
+    _ = header.number(2)
+    root = header.number(8)
+    count = header.number(2)
     if depth > MOST_DEPTH:
         raise ForeignError(f"the names of a group lie in a tree of depth {depth}")
     if count:
@@ -39,7 +53,9 @@ def _records(file: Bytes, address: int) -> Iterator[bytes]:
 
 
 def _node_sizes(depth: int) -> list[tuple[int, int]]:
-    """Return of each level, leaves first: the most records of a node, and bytes of a count of all below it."""
+    """Return of each level, leaves first: the most records of a node, and bytes of a count of all
+    below it.
+    """
     most = every = (NODE_BYTES - NODE_OVERHEAD) // RECORD_BYTES
     sizes = [(most, 0)]
     for _ in range(depth):
@@ -59,7 +75,8 @@ def _node(file: Bytes, address: int, count: int, depth: int, sizes: list[tuple[i
     for _ in range(count):
         yield node.take(RECORD_BYTES)[4:]
     for _ in range(count + 1 if depth else 0):
-        child, num_records = node.number(8), node.number(_bytes_of(sizes[0][0]))
+        child = node.number(8)
+        num_records = node.number(_bytes_of(sizes[0][0]))
         node.take(sizes[depth - 1][1])
         yield from _node(file, child, num_records, depth - 1, sizes)
 
@@ -76,7 +93,8 @@ class _Heap:
     """A fractal heap: its blocks are read when something in them is asked for."""
 
     def __init__(self, file: Bytes, address: int):
-        self.file, self.address = file, address
+        self.file = file
+        self.address = address
         header = file.block(address, 146, b"FRHP\0")
         header.expect((7).to_bytes(2, "little") + bytes(2), "a heap")  # length of an ID, no filters
         self.sums = header.number(1) & 2 and file.sums
@@ -87,8 +105,10 @@ class _Heap:
         if found != (WIDTH, FIRST_BYTES, LARGEST_BYTES, HEAP_BITS):
             raise ForeignError("a heap has blocks of other sizes")
         header.take(2)
-        root, rows = header.number(8), header.number(2)
-        self.blocks: dict[int, tuple[int, int]] = {}  # by the place where a block begins: its size and its address in the file
+        root = header.number(8)
+        rows = header.number(2)
+        # by the place where a block begins: its size and its address in the file
+        self.blocks: dict[int, tuple[int, int]] = {}
         self.read: dict[int, bytes] = {}
         if rows:
             self._add_rows(root, rows, 0)
@@ -118,7 +138,8 @@ class _Heap:
         """Return an object by its ID: kind, place, length."""
         if heap_id[0]:
             raise ForeignError("a heap has an object of another kind")
-        place, length = int.from_bytes(heap_id[1:5], "little"), int.from_bytes(heap_id[5:], "little")
+        place = int.from_bytes(heap_id[1:5], "little")
+        length = int.from_bytes(heap_id[5:], "little")
         begin = next((begin for begin in self._candidates(place) if begin in self.blocks), None)
         if begin is None:
             raise ForeignError("a heap lacks a block")
@@ -138,7 +159,8 @@ class _Heap:
             block.expect(b"FHDB\0", "a block of a heap")
             self._expect_place(block, begin)
             if self.sums:
-                found, rest = block.take(4), block.take(block.left)
+                found = block.take(4)
+                rest = block.take(block.left)
                 if lookup3(block.data[: -len(rest) - 4] + bytes(4) + rest) != int.from_bytes(found, "little"):
                     raise ForeignError(f"the checksum of a heap's block at {address} is wrong")
         return self.read[begin]

@@ -7,11 +7,17 @@ from mpitrain.checkpoint.hdf5_bytes import Cursor, ForeignError
 from mpitrain.checkpoint.lookup3 import lookup3
 
 MOST_SOURCES = 1_000_000  # 100,000 writers have three each at most
-NOTHING, HYPERSLABS, ALL = 0, 2, 3  # kinds of a selection
+# kinds of a selection
+NOTHING = 0
+HYPERSLABS = 2
+ALL = 3
 
 
 def sources_of(description: bytes) -> Iterator[tuple[str, str, Box | None, Box | None]]:
-    """Yield file, dataset, and the boxes of it and of the virtual dataset; None for all of one, or for nothing of an empty one."""
+    """Yield file, dataset, and the boxes of it and of the virtual dataset.
+
+    None for all of one, or for nothing of an empty one.
+    """
     body = Cursor(description[:-4])  # a checksum
     body.expect(b"\0", "a virtual dataset")
     count = body.number(8)
@@ -26,7 +32,8 @@ def has_right_checksum(description: bytes) -> bool:
 
 
 def _selection(body: Cursor) -> Box | None:
-    kind, version = body.number(4), body.number(4)
+    kind = body.number(4)
+    version = body.number(4)
     if kind in (NOTHING, ALL):
         body.take(8)
         return None
@@ -38,7 +45,8 @@ def _selection(body: Cursor) -> Box | None:
 def _blocks(body: Cursor) -> Box:
     """Read a list of blocks by their corners: one block."""
     body.take(8)
-    num_dims, count = body.number(4), body.number(4)
+    num_dims = body.number(4)
+    count = body.number(4)
     if num_dims > body.left or count != 1:
         raise ForeignError("a virtual dataset selects more than a box")
     start = tuple(body.number(4) for _ in range(num_dims))
@@ -57,4 +65,6 @@ def _regular(body: Cursor, version: int) -> Box:
     dims = [[body.number(size) for _ in range(4)] for _ in range(num_dims)]
     if any(count != 1 and stride != block for _, stride, count, block in dims):
         raise ForeignError("a virtual dataset selects more than a box")
-    return Box(tuple(start for start, *_ in dims), tuple(start + count * block for start, _, count, block in dims))
+    return Box(
+        tuple(start for start, *_ in dims), tuple(start + count * block for start, _, count, block in dims)
+    )

@@ -1,9 +1,13 @@
-"""The index of a step: every array as one virtual dataset, so that h5py or h5dump reads it without knowing who wrote it.
+"""The index of a step: every array as one virtual dataset, so that h5py or h5dump reads it without
+knowing who wrote it.
 
-    /                            attributes: format, version, step, meta (JSON), digest (the root digest), config (TOML), writer (JSON)
-    /parameters/... /adam/...    virtual datasets over the shards beside it, by relative name: the folder can be moved
-    /checkpoint/shards           name and size of every shard
-    /checkpoint/digests          xxh3-128 of each chunk of each array, array by array as their names are sorted: uint8 [chunks, 16]
+/                          attributes: format, version, step, meta (JSON), digest (the root digest),
+                           config (TOML), writer (JSON)
+/parameters/... /adam/...  virtual datasets over the shards beside it, by relative name: the folder
+                           can be moved
+/checkpoint/shards         name and size of every shard
+/checkpoint/digests        xxh3-128 of each chunk of each array, array by array as their names are
+                           sorted: uint8 [chunks, 16]
 """
 
 import errno
@@ -32,18 +36,31 @@ from mpitrain.checkpoint.shards import OWN, is_file_name, part_name
 from mpitrain.inputs import open_regular, shown
 
 INDEX, SEAL = "index.h5", "index.xxh3"
-FORMAT, VERSION = "mpitrain checkpoint", 3
-READ = (1, 2, VERSION)  # the first had neither config nor writer; until the third there was a dataset of digests for each array
-SHARDS, DIGESTS = f"{OWN}/shards", f"{OWN}/digests"
+FORMAT = "mpitrain checkpoint"
+VERSION = 3
+# the first had neither config nor writer; until the third there was a dataset of digests for each
+# array
+READ = (1, 2, VERSION)
+SHARDS = f"{OWN}/shards"
+DIGESTS = f"{OWN}/digests"
 SHARDS_DTYPE = np.dtype([("file", "S32"), ("bytes", "<u8")])
-SHARDS_CODE = bytes.fromhex("06020000 28000000 66696c6500 00 13010000 20000000 627974657300 20 10000000 08000000 0000 4000")
+SHARDS_CODE = bytes.fromhex(
+    "06020000 28000000 66696c6500 00 13010000 20000000 627974657300 20 10000000 08000000 0000 4000"
+)
 MOST_INDEX_BYTES = 1 << 28  # that of 100,000 writers has less
 
 
 def write_index(
-    folder: Path, step: int, meta: Mapping, arrays: list[LogicalArray], sizes: Mapping[str, int], about: About = NOBODY
+    folder: Path,
+    step: int,
+    meta: Mapping,
+    arrays: list[LogicalArray],
+    sizes: Mapping[str, int],
+    about: About = NOBODY,
 ) -> None:
-    """Write the index of a step and its seal, both synced. meta: what read_meta() takes. Raises OSError, ForeignError.
+    """Write the index of a step and its seal, both synced.
+
+    meta: what read_meta() takes. Raises OSError, ForeignError.
 
     It is made in memory, since it takes hundreds of small writes.
     """
@@ -52,7 +69,14 @@ def write_index(
     read_meta(text, step)
     about.require_readable()
     with in_memory() as (file, image):
-        file.attrs.update(format=FORMAT, version=VERSION, step=step, meta=text, digest=root_digest(arrays), **about.attributes())
+        file.attrs.update(
+            format=FORMAT,
+            version=VERSION,
+            step=step,
+            meta=text,
+            digest=root_digest(arrays),
+            **about.attributes(),
+        )
         file[SHARDS] = np.array([(name.encode(), size) for name, size in sizes.items()], SHARDS_DTYPE)
         for array in arrays:
             _add_virtual(file, array)
@@ -63,21 +87,31 @@ def write_index(
 
 
 def seal_of(folder: Path) -> str:
-    """Return what the seal of an index must say. HDF5's own checksums leave out some bytes: the texts among the attributes."""
-    path, digest = folder / INDEX, xxhash.xxh3_128()
+    """Return what the seal of an index must say.
+
+    HDF5's own checksums leave out some bytes: the texts among the attributes.
+    """
+    path = folder / INDEX
+    digest = xxhash.xxh3_128()
     with open(open_regular(path, own=FILE), "rb") as file:
         if (size := os.fstat(file.fileno()).st_size) > MOST_INDEX_BYTES:
-            raise OSError(errno.EFBIG, f"it has {size:,} bytes, at most {MOST_INDEX_BYTES:,} can be an index", str(path))
+            raise OSError(
+                errno.EFBIG, f"it has {size:,} bytes, at most {MOST_INDEX_BYTES:,} can be an index", str(path)
+            )
         while block := file.read(1 << 20):
             digest.update(block)
     return f"{digest.hexdigest()}  {INDEX}\n"
 
 
 class Index:
-    """An open index of a stranger: all it says is held against what write_index writes. Raises OSError or ForeignError.
+    """An open index of a stranger: all it says is held against what write_index writes.
 
-    step: the step it was written for. meta, digest: as saved, a text each. about: who wrote it. shards: sizes by name.
-    names: of the arrays, sorted. sums: whether to check HDF5's checksums: the seal covers more, but other programs need them.
+    Raises OSError or ForeignError.
+
+    step: the step it was written for. meta, digest: as saved, a text each. about: who wrote it.
+    shards: sizes by name.
+    names: of the arrays, sorted. sums: whether to check HDF5's checksums: the seal covers more, but
+    other programs need them.
     """
 
     def __init__(self, path: Path, sums: bool = False):
@@ -100,8 +134,12 @@ class Index:
             raise ForeignError(f"found {what}, needed {FORMAT} version 1 to {VERSION}")
         for name, kind in (("step", int), ("meta", str), ("digest", str)):
             if type(found.get(name)) is not kind:
-                raise ForeignError(f"the attribute {name} is missing, or isn't {'a text' if kind is str else 'an integer'}")
-        self.version, self.step, self.meta, self.digest = (found[name] for name in ("version", "step", "meta", "digest"))
+                raise ForeignError(
+                    f"the attribute {name} is missing, or isn't {'a text' if kind is str else 'an integer'}"
+                )
+        self.version, self.step, self.meta, self.digest = (
+            found[name] for name in ("version", "step", "meta", "digest")
+        )
         if not re.fullmatch("[0-9a-f]{32}", self.digest):
             raise ForeignError("the attribute digest is none")
         self.about = read_about(found) if self.version > 1 else NOBODY
@@ -110,7 +148,10 @@ class Index:
         table = self.file.datasets.get(SHARDS)
         if table is None or table.virtual or table.datatype != SHARDS_CODE or len(table.shape) != 1:
             raise ForeignError(f"{SHARDS} is not as mpitrain writes it")
-        rows = [(name.decode(), size) for name, size in np.frombuffer(self.file.read(table), SHARDS_DTYPE).tolist()]
+        rows = [
+            (name.decode(), size)
+            for name, size in np.frombuffer(self.file.read(table), SHARDS_DTYPE).tolist()
+        ]
         for name, _ in rows:
             if not is_file_name(name):
                 raise ForeignError(f"{SHARDS} names {shown(name)!r}, which is no shard")
@@ -119,7 +160,9 @@ class Index:
         return dict(rows)
 
     def _check_arrays(self) -> None:
-        """Check that there is nothing but arrays and their digests, of known dtypes, and not more than the shards can hold."""
+        """Check that there is nothing but arrays and their digests, of known dtypes, and not more
+        than the shards can hold.
+        """
         datasets = self.file.datasets
         self.names = sorted(name for name in datasets if not name.startswith(f"{OWN}/"))
         others = datasets.keys() - self.names - {SHARDS}
@@ -129,7 +172,8 @@ class Index:
         for name in self.names:
             if datasets[name].virtual is None or datasets[name].datatype not in BY_CODE:
                 raise ForeignError(f"{name} is no virtual dataset of numbers")
-        found, most = sum(datasets[name].num_bytes for name in self.names), sum(self.shards.values())
+        found = sum(datasets[name].num_bytes for name in self.names)
+        most = sum(self.shards.values())
         if found > most:
             raise ForeignError(f"the arrays have {found:,} bytes, the shards {most:,}")
 
@@ -142,7 +186,11 @@ class Index:
             raise ForeignError(f"{name}: the checksum of its sources is wrong")
         array.pieces = [self._piece(array, *source) for source in sources_of(description)]
         check_tiles(array)
-        rows = self._every_digest[name] if self.version > 2 else self._digests(f"{DIGESTS}/{name}", array.chunks.count)
+        rows = (
+            self._every_digest[name]
+            if self.version > 2
+            else self._digests(f"{DIGESTS}/{name}", array.chunks.count)
+        )
         array.digests = dict(enumerate(rows))
         return array
 
@@ -157,11 +205,19 @@ class Index:
     def _digests(self, name: str, count: int) -> list[bytes]:
         """Read a dataset of digests, of so many chunks."""
         found = self.file.datasets[name]
-        if (found.virtual, found.datatype, found.shape) != (None, code_of(np.dtype("u1")), (count, DIGEST_BYTES)):
+        if (found.virtual, found.datatype, found.shape) != (
+            None,
+            code_of(np.dtype("u1")),
+            (count, DIGEST_BYTES),
+        ):
             raise ForeignError(f"{name}: the digests are not those of {count} chunks")
-        return [bytes(row) for row in np.frombuffer(self.file.read(found), np.uint8).reshape(-1, DIGEST_BYTES)]
+        return [
+            bytes(row) for row in np.frombuffer(self.file.read(found), np.uint8).reshape(-1, DIGEST_BYTES)
+        ]
 
-    def _piece(self, array: LogicalArray, file: str, dataset: str, source: Box | None, box: Box | None) -> Piece:
+    def _piece(
+        self, array: LogicalArray, file: str, dataset: str, source: Box | None, box: Box | None
+    ) -> Piece:
         box = whole(array.shape) if box is None else box
         inside = len(box.start) == len(array.shape) and box.overlap(whole(array.shape)) == box
         fits = inside and (box.size or not array.chunks.count)
@@ -172,8 +228,12 @@ class Index:
 
 
 def _add_virtual(file: h5py.File, array: LogicalArray) -> None:
-    """Add an array as a virtual dataset. With HDF5's own calls: there are thousands, and h5py's take four times as long."""
-    layout, space = h5p.create(h5p.DATASET_CREATE), space_of(array.shape)
+    """Add an array as a virtual dataset.
+
+    With HDF5's own calls: there are thousands, and h5py's take four times as long.
+    """
+    layout = h5p.create(h5p.DATASET_CREATE)
+    space = space_of(array.shape)
     layout.set_layout(h5d.VIRTUAL)
     for piece in array.pieces:
         if piece.box.size or not array.chunks.count:

@@ -1,8 +1,9 @@
 """Finding the newest checkpoint that is whole.
 
-    latest = open_latest(folder, warn=...)      one rank: verifies, refuses what is torn
-    newest_of(folder, steps, judge, warn)       all ranks: each judges by verified() a part of the same step, and hears of the others
-    mine = open_step(folder, step)              then all: verified once is enough
+latest = open_latest(folder, warn=...)  one rank: verifies, refuses what is torn
+newest_of(folder, steps, judge, warn)   all ranks: each judges by verified() a part of the same
+                                        step, and hears of the others
+mine = open_step(folder, step)          then all: verified once is enough
 """
 
 import warnings
@@ -30,14 +31,18 @@ def steps(folder: Path) -> list[int]:
 
 
 def open_step(folder: Path, step: int, needs: Needs = NOTHING) -> Checkpoint:
-    """Open one step, of which only the index is verified; its shards must have the right sizes. Raises CheckpointError.
+    """Open one step, of which only the index is verified; its shards must have the right sizes.
+
+    Raises CheckpointError.
 
     needs: arrays it must have, with these dtypes and shapes.
     """
     path = find_one(folder, step)
     if path is None:
         found = listed(find(folder)) or "none"
-        raise CheckpointError(f"{shown(folder)} has no checkpoint of step {step}, found: {found}; use one of these")
+        raise CheckpointError(
+            f"{shown(folder)} has no checkpoint of step {step}, found: {found}; use one of these"
+        )
     return _opened(path, needs, check_sizes)
 
 
@@ -52,26 +57,41 @@ def _opened(path: Path, needs: Needs, check: Callable[[Checkpoint], None]) -> Ch
     return checkpoint
 
 
-def open_latest(folder: Path, warn: Callable[[str], object] = warnings.warn, needs: Needs = NOTHING) -> Checkpoint | None:
-    """Open the newest step that is whole, or return None if nothing was committed in `folder` yet. For one rank.
+def open_latest(
+    folder: Path, warn: Callable[[str], object] = warnings.warn, needs: Needs = NOTHING
+) -> Checkpoint | None:
+    """Open the newest step that is whole, or return None if nothing was committed in `folder` yet.
 
-    Steps that are torn, altered, a stranger's, or without what is needed are passed over: `warn` is told why, and which one is used.
-    Raises CheckpointError when there are steps but none can be used: a run never starts anew over them by mistake.
+    For one rank.
+
+    Steps that are torn, altered, a stranger's, or without what is needed are passed over: `warn` is
+    told why, and which one is used. Raises CheckpointError when there are steps but none can be
+    used: a run never starts anew over them by mistake.
     """
-    return newest_of(folder, list(find(folder).values()), lambda path: _opened(path, needs, verify_data), warn)
+    return newest_of(
+        folder, list(find(folder).values()), lambda path: _opened(path, needs, verify_data), warn
+    )
 
 
 def verified(path: Path, part: Part, needs: Needs, each: Callable[[str], object]) -> tuple[int, dict]:
-    """Verify a part of a step; return the step and its meta. each: called with the name of each chunk that is read.
+    """Verify a part of a step; return the step and its meta.
 
-    Raises CheckpointError; of the whole step, whoever reads only a part of it, for its index, the sizes of its shards, and what is needed.
+    each: called with the name of each chunk that is read.
+
+    Raises CheckpointError; of the whole step, whoever reads only a part of it, for its index, the
+    sizes of its shards, and what is needed.
     """
     with _opened(path, needs, partial(verify_data, each=each, part=part)) as checkpoint:
         return checkpoint.step, checkpoint.meta
 
 
-def newest_of(folder: Path, committed: Sequence[Path], judge: Callable[[Path], T], warn: Callable[[str], object]) -> T | None:
-    """Return what `judge` returns of the newest step for which it doesn't raise CheckpointError; otherwise as open_latest."""
+def newest_of(
+    folder: Path, committed: Sequence[Path], judge: Callable[[Path], T], warn: Callable[[str], object]
+) -> T | None:
+    """Return what `judge` returns of the newest step for which it doesn't raise CheckpointError.
+
+    Otherwise as open_latest.
+    """
     refused = list[str]()
     for path in reversed(committed):
         try:
@@ -84,7 +104,11 @@ def newest_of(folder: Path, committed: Sequence[Path], judge: Callable[[Path], T
                 break
             continue
         if refused:
-            more = f", after {len(refused) - MOST_WARNINGS:,} more that can't be used" if len(refused) > MOST_WARNINGS else ""
+            more = (
+                f", after {len(refused) - MOST_WARNINGS:,} more that can't be used"
+                if len(refused) > MOST_WARNINGS
+                else ""
+            )
             warn(f"using {path.name}{more}")
         return found
     if refused:

@@ -1,4 +1,6 @@
-"""What a checkpoint says of its run besides arrays: JSON, of which the trainer's keys are checked on saving and on loading.
+"""What a checkpoint says of its run besides arrays.
+
+JSON, of which the trainer's keys are checked on saving and on loading.
 
 And who wrote it, for people: nothing is computed from that.
 """
@@ -46,7 +48,10 @@ class Known(msgspec.Struct):
 
 
 def read_meta(text: str, step: int) -> dict:
-    """Return the meta of a step. Raises ForeignError if a key is missing, of another type, or of another step."""
+    """Return the meta of a step.
+
+    Raises ForeignError if a key is missing, of another type, or of another step.
+    """
     if len(text) > MOST_BYTES:
         raise ForeignError(f"meta has {len(text):,} characters, at most {MOST_BYTES:,} can be")
     try:
@@ -63,7 +68,11 @@ def read_meta(text: str, step: int) -> dict:
 
 @dataclass(frozen=True)
 class About:
-    """Who wrote a step. config: the resolved configuration, TOML.  writer: what JSON can hold: versions, layout, host, when."""
+    """Who wrote a step.
+
+    config: the resolved configuration, TOML.
+    writer: what JSON can hold: versions, layout, host, when.
+    """
 
     config: str = ""
     writer: Mapping[str, object] = field(default_factory=dict)
@@ -71,7 +80,9 @@ class About:
     @property
     def settings(self) -> dict[str, object]:
         """The configuration by key, `model.layers`; empty if there is none."""
-        tables = {name: table for name, table in tomllib.loads(self.config).items() if isinstance(table, dict)}
+        tables = {
+            name: table for name, table in tomllib.loads(self.config).items() if isinstance(table, dict)
+        }
         return {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
 
     def attributes(self) -> dict[str, str]:
@@ -88,10 +99,13 @@ NOBODY = About()
 
 def read_about(attributes: Mapping[str, object]) -> About:
     """Return who wrote a step. Raises ForeignError for what mpitrain doesn't write."""
-    config, writer = attributes.get("config"), attributes.get("writer")
+    config = attributes.get("config")
+    writer = attributes.get("writer")
     for name, text in (("config", config), ("writer", writer)):
         if not isinstance(text, str) or len(text) > MOST_BYTES:
-            raise ForeignError(f"the attribute {name} is missing, or no text of at most {MOST_BYTES:,} characters")
+            raise ForeignError(
+                f"the attribute {name} is missing, or no text of at most {MOST_BYTES:,} characters"
+            )
     try:
         tomllib.loads(config)
         found = json.loads(writer)

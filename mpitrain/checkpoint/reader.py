@@ -1,4 +1,7 @@
-"""One committed step, open for reading: any part of any array, without the rest. The one door to a checkpoint, whoever wrote it."""
+"""One committed step, open for reading: any part of any array, without the rest.
+
+The one door to a checkpoint, whoever wrote it.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,9 +24,12 @@ Needs = Mapping[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape of arr
 
 
 class Checkpoint:
-    """A committed step. Owns its open files until close(); also a context manager. Opening it verifies the index alone.
+    """A committed step.
 
-    step: the step. meta, about: what commit was given. digest: the root digest, equal for equal arrays in any layout.
+    Owns its open files until close(); also a context manager. Opening it verifies the index alone.
+
+    step: the step. meta, about: what commit was given. digest: the root digest, equal for equal
+    arrays in any layout.
     shards: size in bytes of every shard, by file name.
     """
 
@@ -33,7 +39,9 @@ class Checkpoint:
         self._index = _open_index(path)
         try:
             if self._index.step != self.step:
-                raise CheckpointError(f"{path.name}: {INDEX} is of step {self._index.step}; give the folder its own name again")
+                raise CheckpointError(
+                    f"{path.name}: {INDEX} is of step {self._index.step}; give the folder its own name again"
+                )
             self.meta: dict = read_meta(self._index.meta, self.step)
         except (CheckpointError, ValueError) as error:
             self._index.close()
@@ -60,20 +68,30 @@ class Checkpoint:
         return self._arrays[name]
 
     def read(self, name: str, rows: slice | tuple[slice, ...] | None = None) -> np.ndarray:
-        """Return an array, or a slice of its first dim, or one slice for each of its leading dims; steps are 1.
+        """Return an array, or a slice of its first dim, or one slice for each of its leading dims.
 
-        An array of bf16 comes as its bits with dtype BF16: `array.view(np.uint16)`. Raises CheckpointError.
+        Steps are 1.
+
+        An array of bf16 comes as its bits with dtype BF16: `array.view(np.uint16)`. Raises
+        CheckpointError.
         """
         array = self.array(name)
         return self._shards.read(array, select(array.shape, rows))
 
     def require(self, needs: Needs) -> None:
-        """Raise CheckpointError unless these arrays are there, with these dtypes and shapes. Reads no data."""
+        """Raise CheckpointError unless these arrays are there, with these dtypes and shapes.
+
+        Reads no data.
+        """
         for name, (dtype, shape) in needs.items():
             array = self.array(name)
             if (array.dtype, array.shape) != (dtype, tuple(shape)):
-                found, needed = f"{NAMES[array.dtype]} {list(array.shape)}", f"{NAMES[dtype]} {list(shape)}"
-                raise CheckpointError(f"{self.path.name}: {name} is {found}, needed {needed}; it is not a checkpoint of this model")
+                found = f"{NAMES[array.dtype]} {list(array.shape)}"
+                needed = f"{NAMES[dtype]} {list(shape)}"
+                raise CheckpointError(
+                    f"{self.path.name}: {name} is {found}, needed {needed}; it is not a checkpoint of this "
+                    "model"
+                )
 
     def close(self) -> None:
         self._shards.close()

@@ -1,6 +1,9 @@
-"""Write the index of a step anew where HDF5 programs can't open the one that is there. Shards, and so all arrays, stay as they are.
+"""Write the index of a step anew where HDF5 programs can't open the one that is there.
 
-Indexes that mpitrain wrote with h5py before 3.16 have a wrong checksum in their superblock. mpitrain reads them by their seal.
+Shards, and so all arrays, stay as they are.
+
+Indexes that mpitrain wrote with h5py before 3.16 have a wrong checksum in their superblock.
+mpitrain reads them by their seal.
 """
 
 import os
@@ -19,7 +22,9 @@ from mpitrain.inputs import kind_of, names_in, remove, shown, sync_folder
 
 
 def format_fault(path: Path) -> str:
-    """Return why HDF5 programs refuse the index of a step, or "". Raises CheckpointError if mpitrain refuses it, too.
+    """Return why HDF5 programs refuse the index of a step, or "".
+
+    Raises CheckpointError if mpitrain refuses it, too.
 
     All checksums are computed: about 5 MB/s.
     """
@@ -35,10 +40,13 @@ def format_fault(path: Path) -> str:
 
 
 def rewrite_index(path: Path) -> Path:
-    """Replace the index of a step by a new one that says the same, and return the step's folder. For one rank, in a folder without a run.
+    """Replace the index of a step by a new one that says the same, and return the step's folder.
 
-    The step is made again beside itself, of the same shards by hard links, and takes its own place by one rename: a kill at any moment
-    leaves one of the two whole. Digests are taken over, so that damage to arrays stays visible. Raises CheckpointError.
+    For one rank, in a folder without a run.
+
+    The step is made again beside itself, of the same shards by hard links, and takes its own place
+    by one rename: a kill at any moment leaves one of the two whole. Digests are taken over, so that
+    damage to arrays stays visible. Raises CheckpointError.
     """
     with Checkpoint(path) as source, saving(path.parent):
         check_sizes(source)
@@ -51,7 +59,10 @@ def rewrite_index(path: Path) -> Path:
                 _link(path / file, tmp / file)
             write_index(tmp, source.step, source.meta, arrays, source.shards, source.about)
             if fault := format_fault(tmp):
-                raise CheckpointError(f"{path.name}: the new {INDEX} is no valid HDF5 either: {fault}; use another version of h5py")
+                raise CheckpointError(
+                    f"{path.name}: the new {INDEX} is no valid HDF5 either: {fault}; use another version of "
+                    "h5py"
+                )
             sync_folder(tmp)
         except BaseException:
             remove(tmp, STEP)
@@ -64,7 +75,9 @@ def _files_beside_the_index(path: Path) -> list[str]:
     names = sorted({name for name, _ in names_in(path)} - {INDEX, SEAL})
     for name in names:
         if (kind := kind_of(path / name)) != "a file":
-            raise CheckpointError(f"{path.name}: {shown(name)} is {kind or 'missing'}, needed only files; move it away")
+            raise CheckpointError(
+                f"{path.name}: {shown(name)} is {kind or 'missing'}, needed only files; move it away"
+            )
     return names
 
 
@@ -73,4 +86,6 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
         advice = "write the step elsewhere with mpitrain ckpt reshard"
-        raise CheckpointError(f"{shown(source)} cannot have a hard link: {reason(error)}; {advice}") from error
+        raise CheckpointError(
+            f"{shown(source)} cannot have a hard link: {reason(error)}; {advice}"
+        ) from error

@@ -1,11 +1,12 @@
 """Which steps are kept: the newest, one of every so many for ever, and the best by validation loss.
 
-    keep = 2, every = 30, best = 1      committed: 10 20 30 40 50 60 70      validation loss is least at 20
+    keep = 2, every = 30, best = 1  committed: 10 20 30 40 50 60 70  validation loss is least at 20
                                         kept:         20 30       60 70
                                                     best every   every newest
 
-Only steps up to one that is known to be good are looked at, and that one always stays: later ones, from before a run went back, are
-replaced when it gets there. What can't be read, or was found damaged, counts for nothing and is left for a person to look at.
+Only steps up to one that is known to be good are looked at, and that one always stays: later ones,
+from before a run went back, are replaced when it gets there. What can't be read, or was found
+damaged, counts for nothing and is left for a person to look at.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,10 @@ from mpitrain.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Policy:
-    """newest: how many of them are kept; 0: all.  every: steps that it divides are kept; 0: none for that.  best: how many are kept.
+    """newest: how many of them are kept; 0: all.
+
+    every: steps that it divides are kept; 0: none for that.
+    best: how many are kept.
 
     back: of the steps that it divides the newest is kept; 0: none for that.
     """
@@ -32,31 +36,46 @@ class Policy:
     back: int = 0
 
     def kept(self, losses: Mapping[int, float | None]) -> set[int]:
-        """Return which of some steps are kept. losses: the validation loss of each, None where there was none."""
+        """Return which of some steps are kept.
+
+        losses: the validation loss of each, None where there was none.
+        """
         if not self.newest:
             return set(losses)
         kept = set(sorted(losses)[-self.newest :])
         kept |= {step for step in losses if self.every and step % self.every == 0}
         kept |= set([step for step in sorted(losses) if self.back and step % self.back == 0][-1:])
-        by_loss = sorted((loss, -step) for step, loss in losses.items() if loss is not None)  # of equal ones the later
+        # of equal ones the later
+        by_loss = sorted((loss, -step) for step, loss in losses.items() if loss is not None)
         return kept | {-step for _, step in by_loss[: self.best]}
 
 
 @dataclass
 class Retention:
-    """A policy for the steps of one folder; remembers what it has read of them. damaged: steps that are, until they are saved again."""
+    """A policy for the steps of one folder; remembers what it has read of them.
+
+    damaged: steps that are, until they are saved again.
+    """
 
     folder: Path
     policy: Policy
     damaged: set[int] = field(default_factory=set)
-    _losses: dict[int, object] = field(default_factory=dict)  # by step; UNREADABLE of those that can't be read
+    # by step; UNREADABLE of those that can't be read
+    _losses: dict[int, object] = field(default_factory=dict)
 
     def surplus(self, good: int, loss: float | None) -> list[int]:
-        """Return the steps up to `good`, which is whole and has this loss, that the policy doesn't keep. Raises CheckpointError."""
+        """Return the steps up to `good`, which is whole and has this loss, that the policy doesn't keep.
+
+        Raises CheckpointError.
+        """
         if not self.policy.newest:
             return []
         self.damaged.discard(good)
-        committed = {step: path for step, path in find(self.folder).items() if step <= good and step not in self.damaged}
+        committed = {
+            step: path
+            for step, path in find(self.folder).items()
+            if step <= good and step not in self.damaged
+        }
         known = self._losses | {good: loss}
         found = {step: known[step] if step in known else _loss_of(path) for step, path in committed.items()}
         self._losses = found
@@ -65,8 +84,12 @@ class Retention:
         return [step for step in readable if step not in kept]
 
     def prune(self, good: int, loss: float | None) -> list[int]:
-        """Remove them, and return which. A kill at any moment leaves whole steps, and what the next save removes."""
-        surplus, committed = self.surplus(good, loss), find(self.folder)
+        """Remove them, and return which.
+
+        A kill at any moment leaves whole steps, and what the next save removes.
+        """
+        surplus = self.surplus(good, loss)
+        committed = find(self.folder)
         with saving(self.folder):
             for step in surplus:
                 discard(committed[step])

@@ -1,8 +1,11 @@
-"""Saving a step, in three calls with a barrier after each of the first two. The caller lets no two saves overlap.
+"""Saving a step, in three calls with a barrier after each of the first two.
 
-    tmp = begin(folder, step)             one rank: makes step-00000030.tmp
-    write_shard(tmp, writer, arrays)      every writer: its own file, no communication
-    commit(tmp, meta)                     one rank: checks that the shards make whole arrays, writes the index, renames
+The caller lets no two saves overlap.
+
+    tmp = begin(folder, step)         one rank: makes step-00000030.tmp
+    write_shard(tmp, writer, arrays)  every writer: its own file, no communication
+    commit(tmp, meta)                 one rank: checks that the shards make whole arrays, writes the
+                                      index, renames
 
 A process killed anywhere in between leaves all committed steps as they were.
 """
@@ -57,7 +60,9 @@ def begin(folder: Path, step: int, num_bytes: int = 0) -> Path:
         tmp = folder / (name_of(step) + TMP)
         for path in (tmp, folder / name_of(step)):
             if os.path.lexists(path) and not path.is_dir():
-                raise CheckpointError(f"{shown(path)} is no folder; needed there is the checkpoint of step {step}: move it away")
+                raise CheckpointError(
+                    f"{shown(path)} is no folder; needed there is the checkpoint of step {step}: move it away"
+                )
         make_folder(tmp, STEP)
     return tmp
 
@@ -71,11 +76,12 @@ def write_shard(
 ) -> None:
     """Write and sync one writer's arrays. For every writer; `writer` is a number that no other one uses.
 
-    arrays: by logical name, `parameters/blocks.0.attention.q.weight`: the whole array, or the parts of it that this writer
-    holds, each with its place. The parts of all writers must tile the logical array, in any shape of boxes (`run_boxes` gives
-    those of a flat run). fp64, fp32, fp16, integers, and bits of bf16 as `bits.view(BF16)`. Not changed, and not needed after
-    the return. each: called with what is done next. staging: a file to write first, not synced, and then to copy: large writes in their
-    order for a file system that wants these. Raises CheckpointError.
+    arrays: by logical name, `parameters/blocks.0.attention.q.weight`: the whole array, or the parts
+    of it that this writer holds, each with its place. The parts of all writers must tile the
+    logical array, in any shape of boxes (`run_boxes` gives those of a flat run). fp64, fp32, fp16,
+    integers, and bits of bf16 as `bits.view(BF16)`. Not changed, and not needed after the return.
+    each: called with what is done next. staging: a file to write first, not synced, and then to
+    copy: large writes in their order for a file system that wants these. Raises CheckpointError.
     """
     parts = [_place(name, *part) for name in sorted(arrays) for part in _parts(arrays[name])]
     _check_alike(writer, parts)
@@ -105,25 +111,33 @@ def commit(
     about: About = NOBODY,
     expected: str = "",
 ) -> Path:
-    """Make a step of the shards in `tmp`, by one rename, and return its folder. For one rank, after all shards are written.
+    """Make a step of the shards in `tmp`, by one rename, and return its folder.
 
-    meta: what JSON can hold, with the keys of meta.Known. num_shards: how many writers there were; without it, a lost shard is
-    noticed only if it held part of an array that others hold too. A step that was committed before is replaced. each: as above.
-    about: who writes it. expected: the root digest that it has to have, if that is known.
-    Raises CheckpointError when the shards leave a gap in an array or overlap, meta lacks a key, or the digest is another: the step is
-    then not committed.
+    For one rank, after all shards are written.
+
+    meta: what JSON can hold, with the keys of meta.Known. num_shards: how many writers there were;
+    without it, a lost shard is noticed only if it held part of an array that others hold too. A
+    step that was committed before is replaced. each: as above.
+    about: who writes it. expected: the root digest that it has to have, if that is known. Raises
+    CheckpointError when the shards leave a gap in an array or overlap, meta lacks a key, or the
+    digest is another: the step is then not committed.
     """
     with saving(tmp.parent):
         sizes = {path.name: path.stat().st_size for path in sorted(tmp.glob("shard-*.h5"))}
         if not sizes or (num_shards or len(sizes)) != len(sizes):
-            raise CheckpointError(f"{tmp}: found {len(sizes)} shards, {num_shards or 'at least 1'} needed; save the step again")
+            raise CheckpointError(
+                f"{tmp}: found {len(sizes)} shards, {num_shards or 'at least 1'} needed; save the step again"
+            )
         each(f"reading what the {len(sizes)} shards of {tmp} hold")
         arrays = gather(tmp, list(sizes))
         for array in arrays:
             check_tiles(array)
         _digest_shared_chunks(tmp, arrays, sizes)
         if expected not in ("", found := root_digest(arrays)):
-            raise CheckpointError(f"{tmp}: the root digest is {found}, needed {expected}: what was read isn't what was written once")
+            raise CheckpointError(
+                f"{tmp}: the root digest is {found}, needed {expected}: what was read isn't what was written "
+                "once"
+            )
         each(f"writing the index of {tmp}")
         try:
             write_index(tmp, step_of(tmp), meta, arrays, sizes, about)
@@ -141,20 +155,29 @@ def _parts(given: np.ndarray | Sequence[tuple[np.ndarray, Extent]]) -> Sequence[
 def _place(name: str, array: np.ndarray, extent: Extent) -> Part:
     check_dtype(name, array.dtype)
     if name.split("/")[0] == OWN:
-        raise CheckpointError(f'{name}: names that begin with "{OWN}/" are the checkpoint\'s own; use another one')
-    shape, start = tuple(map(int, extent.global_shape)), tuple(map(int, extent.offset))
+        raise CheckpointError(
+            f'{name}: names that begin with "{OWN}/" are the checkpoint\'s own; use another one'
+        )
+    shape = tuple(map(int, extent.global_shape))
+    start = tuple(map(int, extent.offset))
     box = Box(start, tuple(a + n for a, n in zip(start, array.shape)))
     if not len(start) == len(shape) == array.ndim or box.overlap(whole(shape)) != box:
-        raise CheckpointError(f"{name}: {list(array.shape)} at {list(start)} is no box of {list(shape)}; fix its extent")
+        raise CheckpointError(
+            f"{name}: {list(array.shape)} at {list(start)} is no box of {list(shape)}; fix its extent"
+        )
     return Part(name, array, box, shape)
 
 
 def _check_alike(writer: int, parts: list[Part]) -> None:
-    """Raise CheckpointError unless the parts of one writer that make one array agree, and none has the name of another."""
+    """Raise CheckpointError unless the parts of one writer that make one array agree, and none has
+    the name of another.
+    """
     alike = {part.name: (NAMES[part.array.dtype], list(part.shape)) for part in parts}
     for part in parts:
         if (NAMES[part.array.dtype], list(part.shape)) != alike[part.name]:
-            raise CheckpointError(f"{part.name}: parts of writer {writer} differ in dtype or whole shape; let them agree")
+            raise CheckpointError(
+                f"{part.name}: parts of writer {writer} differ in dtype or whole shape; let them agree"
+            )
     names = Counter(part.dataset for part in parts)
     for name, count in names.items():
         if count > 1:
@@ -162,8 +185,16 @@ def _check_alike(writer: int, parts: list[Part]) -> None:
 
 
 def _digest_shared_chunks(tmp: Path, arrays: list[LogicalArray], sizes: Mapping[str, int]) -> None:
-    """Digest the chunks that no writer holds whole: for runs of whole rows or elements, at most one at each border of two runs."""
-    shared = ((array, chunk) for array in arrays for chunk in range(array.chunks.count) if chunk not in array.digests)
+    """Digest the chunks that no writer holds whole.
+
+    For runs of whole rows or elements, at most one at each border of two runs.
+    """
+    shared = (
+        (array, chunk)
+        for array in arrays
+        for chunk in range(array.chunks.count)
+        if chunk not in array.digests
+    )
     shards = Shards(tmp, sizes)
     try:
         for array, chunk in by_shard(shared):

@@ -1,4 +1,7 @@
-"""torch's tensors as the arrays that a checkpoint holds, and back. numpy has no bf16: its bits are marked (dtypes.py)."""
+"""torch's tensors as the arrays that a checkpoint holds, and back. numpy has no bf16.
+
+Its bits are marked (dtypes.py).
+"""
 
 import numpy as np
 import torch
@@ -14,4 +17,8 @@ def to_array(x: torch.Tensor) -> np.ndarray:
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
     """Return an array that was read as a tensor in the same memory."""
-    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype == BF16 else torch.from_numpy(array)
+    return (
+        torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        if array.dtype == BF16
+        else torch.from_numpy(array)
+    )

@@ -39,30 +39,46 @@ T = TypeVar("T")
 
 
 def verify(path: Path) -> None:
-    """Read all of one step. Raises CheckpointError that names the first file, and array and chunk, that is not as it was committed."""
+    """Read all of one step.
+
+    Raises CheckpointError that names the first file, and array and chunk, that is not as it was
+    committed.
+    """
     with Checkpoint(path) as checkpoint:
         verify_data(checkpoint)
 
 
-def verify_data(checkpoint: Checkpoint, each: Callable[[str], object] = lambda chunk: None, part: Part = ALL) -> None:
-    """Do the same with a part of a step that is open. each: called with the name of each chunk that is read."""
+def verify_data(
+    checkpoint: Checkpoint, each: Callable[[str], object] = lambda chunk: None, part: Part = ALL
+) -> None:
+    """Do the same with a part of a step that is open.
+
+    each: called with the name of each chunk that is read.
+    """
     for array, chunk in chunks_of(checkpoint, part):
         each(f"verifying chunk {chunk} of {array.name} in {checkpoint.path.name}")
         check_chunk(checkpoint, array, chunk)
 
 
 def chunks_of(checkpoint: Checkpoint, part: Part = ALL) -> list[Chunk]:
-    """Return the chunks of a part, in an order that opens each shard about once. Raises CheckpointError as check_sizes and check_index."""
+    """Return the chunks of a part, in an order that opens each shard about once.
+
+    Raises CheckpointError as check_sizes and check_index.
+    """
     check_sizes(checkpoint)
     dice = random.Random(part.seed)
-    chunks = by_shard(chunk for chunk in check_index(checkpoint) if part.share == 1 or dice.random() < part.share)
+    chunks = by_shard(
+        chunk for chunk in check_index(checkpoint) if part.share == 1 or dice.random() < part.share
+    )
     return shares(chunks, map(bytes_of, chunks), part.size)[part.rank]
 
 
 def shares(items: Sequence[T], sizes: Iterable[int], num_parts: int) -> list[list[T]]:
     """Divide items into runs of about equal size."""
     sizes = list(sizes)
-    total, done, parts = sum(sizes) or 1, 0, [list[T]() for _ in range(num_parts)]
+    total = sum(sizes) or 1
+    done = 0
+    parts = [list[T]() for _ in range(num_parts)]
     for item, size in zip(items, sizes, strict=True):
         parts[min(num_parts - 1, done * num_parts // total)].append(item)
         done += size
@@ -75,7 +91,10 @@ def bytes_of(chunk: Chunk) -> int:
 
 
 def check_index(checkpoint: Checkpoint) -> list[tuple[LogicalArray, int]]:
-    """Return all chunks, each as its array and number. Raises CheckpointError unless the root digest is theirs. Reads no data."""
+    """Return all chunks, each as its array and number.
+
+    Raises CheckpointError unless the root digest is theirs. Reads no data.
+    """
     arrays = list(map(checkpoint.array, checkpoint.names()))
     if root_digest(arrays) != checkpoint.digest:
         raise CheckpointError(f"{checkpoint.path.name}: {INDEX} has another digest than its arrays")
@@ -91,13 +110,18 @@ def check_sizes(checkpoint: Checkpoint) -> None:
                 raise CheckpointError(f"{checkpoint.path.name}: {file} is {kind or 'missing'}")
             found = path.stat().st_size
         except OSError as error:
-            raise CheckpointError(f"{checkpoint.path.name}: {file} cannot be read: {reason(error)}") from error
+            raise CheckpointError(
+                f"{checkpoint.path.name}: {file} cannot be read: {reason(error)}"
+            ) from error
         if found != needed:
             raise CheckpointError(f"{checkpoint.path.name}: {file} has {found} bytes, {needed} needed")
 
 
 def check_chunk(checkpoint: Checkpoint, array: LogicalArray, chunk: int) -> None:
-    """Read a chunk. Raises CheckpointError, with the shards that hold it, unless it is as it was committed."""
+    """Read a chunk.
+
+    Raises CheckpointError, with the shards that hold it, unless it is as it was committed.
+    """
     box = array.chunks.box(chunk)
     if _digest(checkpoint, array, box) != array.digests[chunk]:
         files = " or ".join(array.holders(box)[:4])
@@ -105,10 +129,15 @@ def check_chunk(checkpoint: Checkpoint, array: LogicalArray, chunk: int) -> None
 
 
 def _digest(checkpoint: Checkpoint, array: LogicalArray, chunk: Box) -> bytes:
-    """Return the digest of a chunk, which is read in its order and in parts: a row can be larger than memory."""
-    digest, step = xxhash.xxh3_128(), READ_BYTES // array.dtype.itemsize
+    """Return the digest of a chunk, which is read in its order and in parts: a row can be larger
+    than memory.
+    """
+    digest = xxhash.xxh3_128()
+    step = READ_BYTES // array.dtype.itemsize
     for begin in range(0, chunk.size, step):
         for part, _ in run_boxes(chunk.shape, begin, min(begin + step, chunk.size)):
-            rows = tuple(slice(origin + a, origin + b) for origin, a, b in zip(chunk.start, part.start, part.stop))
+            rows = tuple(
+                slice(origin + a, origin + b) for origin, a, b in zip(chunk.start, part.start, part.stop)
+            )
             digest.update(checkpoint.read(array.name, rows).reshape(-1).view("u1"))
     return digest.digest()

@@ -1,17 +1,23 @@
-"""When the time that this job was given is over: as the scheduler says, and as the user does. The earlier of the two counts.
+"""When the time that this job was given is over: as the scheduler says, and as the user does.
 
-    MPITRAIN_JOB_END        seconds since 1970; jobs/ sets it where the scheduler tells its jobs nothing (PBS, LSF, Kubernetes)
-    Slurm                   SLURM_JOB_END_TIME (not before 23.02), else `squeue -o %L`; only of the job that this process runs in
-    Flux                    `flux job timeleft`, in seconds
-    LSF                     `bjobs -o time_left`, in hours:minutes
-    PBS                     `qstat -f`: its start and its walltime; of Torque PBS_WALLTIME, in seconds from the start of this process
-    run.time_limit          of the user, from the start of this process
+The earlier of the two counts.
 
-An end is kept on a clock that nobody sets (now()). What is said as a time of day is converted once, when it is read: a time of day that is
-set later, by hand or by NTP, makes no run leave early, and none train for ever.
+    MPITRAIN_JOB_END  seconds since 1970; jobs/ sets it where the scheduler tells its jobs nothing
+                      (PBS, LSF, Kubernetes)
+    Slurm             SLURM_JOB_END_TIME (not before 23.02), else `squeue -o %L`; only of the job
+                      that this process runs in
+    Flux              `flux job timeleft`, in seconds
+    LSF               `bjobs -o time_left`, in hours:minutes
+    PBS               `qstat -f`: its start and its walltime; of Torque PBS_WALLTIME, in seconds
+                      from the start of this process
+    run.time_limit    of the user, from the start of this process
 
-Sources: sbatch(1), squeue(1), "Job Array Support" and "Heterogeneous Job Support" of Slurm, flux-job(1), bjobs(1), "Job Arrays" of
-LSF, qstat(1B), and qsub(1B) of Torque.
+An end is kept on a clock that nobody sets (now()). What is said as a time of day is converted once,
+when it is read: a time of day that is set later, by hand or by NTP, makes no run leave early, and
+none train for ever.
+
+Sources: sbatch(1), squeue(1), "Job Array Support" and "Heterogeneous Job Support" of Slurm,
+flux-job(1), bjobs(1), "Job Arrays" of LSF, qstat(1B), and qsub(1B) of Torque.
 """
 
 import os
@@ -31,9 +37,11 @@ from mpitrain.inputs import shown
 ANSWER_S = 10.0  # a scheduler that takes longer is asked no more
 UNLIMITED_S = 2**32 - 2  # what Flux says of a job without a limit, or more
 FIRST_PROCESS_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of Linux
-YEAR_10000 = 253_402_300_800  # in seconds since 1970; what lies behind it is a mistake, such as milliseconds
+# in seconds since 1970; what lies behind it is a mistake, such as milliseconds
+YEAR_10000 = 253_402_300_800
 OWN = "MPITRAIN_JOB_END"
-CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux has the former; macOS' CLOCK_MONOTONIC counts on, too
+# Linux has the former; macOS' CLOCK_MONOTONIC counts on, too
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class End(NamedTuple):
@@ -68,12 +76,18 @@ class Allotted(NamedTuple):
 
 
 def allotted(end: End | None, margin_s: float) -> Allotted | None:
-    """Return the time of a job that begins now. Of one that is short at most half is left unused, or it would do nothing at all."""
+    """Return the time of a job that begins now.
+
+    Of one that is short at most half is left unused, or it would do nothing at all.
+    """
     return None if end is None else Allotted(end, min(margin_s, max(0.0, end.left_s) / 2))
 
 
 def now() -> float:
-    """Return the seconds of a clock that nobody sets. It counts on while a machine sleeps, as the time of an allocation does."""
+    """Return the seconds of a clock that nobody sets.
+
+    It counts on while a machine sleeps, as the time of an allocation does.
+    """
     return time.clock_gettime(CLOCK)
 
 
@@ -88,12 +102,17 @@ def end_at(time_of_day: float, source: str) -> End:
 
 
 def end_of_allocation(
-    time_limit: str, environment: Mapping[str, str] = os.environ, note: Callable[[str], object] = lambda text: None
+    time_limit: str,
+    environment: Mapping[str, str] = os.environ,
+    note: Callable[[str], object] = lambda text: None,
 ) -> End | None:
-    """Return when this job has to be gone, or None if nobody says. May start the scheduler's own command, and waits for it a while.
+    """Return when this job has to be gone, or None if nobody says.
 
-    time_limit: run.time_limit, "" for none.  note: is told of an end that is left out because it can't be.  An end that is over is
-    another job's, left in the environment of a shell.  Raises ConfigError as end_of_user() does.
+    May start the scheduler's own command, and waits for it a while.
+
+    time_limit: run.time_limit, "" for none.
+    note: is told of an end that is left out because it can't be.  An end that is over is another
+    job's, left in the environment of a shell.  Raises ConfigError as end_of_user() does.
     """
     ends = [end_after(seconds_of(time_limit) - age_s(), "run.time_limit")] if time_limit else []
     for said in _of_scheduler(environment, note):
@@ -105,31 +124,42 @@ def end_of_allocation(
 
 
 def end_of_user(environment: Mapping[str, str] = os.environ) -> End | None:
-    """Return the end that the user's variable says, or None without it. Raises ConfigError unless it is a time since 1970."""
+    """Return the end that the user's variable says, or None without it.
+
+    Raises ConfigError unless it is a time since 1970.
+    """
     text = environment.get(OWN, "")
     if not text:
         return None
     if not re.fullmatch(r"\d{1,12}", text, re.ASCII) or int(text) >= YEAR_10000:
-        raise ConfigError(f'{OWN} = "{shown(text)}": expected seconds since 1970, such as $(($(date +%s) + 3600)) for an hour from now')
+        raise ConfigError(
+            f'{OWN} = "{shown(text)}": expected seconds since 1970, such as $(($(date +%s) + 3600)) for an '
+            "hour from now"
+        )
     return end_at(float(text), OWN)
 
 
 def seconds_of(text: str, name: str = "run.time_limit") -> float:
     """Return a time limit in seconds. name: what the user calls it.
 
-    Raises ConfigError unless it is hours:minutes:seconds, perhaps after days and a dash, and not nothing.
+    Raises ConfigError unless it is hours:minutes:seconds, perhaps after days and a dash, and not
+    nothing.
     """
     found = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]\d):([0-5]\d)", text, re.ASCII)
     if found is None or not text.strip("0:-"):
         raise ConfigError(
-            f'{name} = "{shown(text)}": expected hours:minutes:seconds, such as "12:00:00", or with days before it, such as "2-00:00:00"'
+            f'{name} = "{shown(text)}": expected hours:minutes:seconds, such as "12:00:00", or with days '
+            'before it, such as "2-00:00:00"'
         )
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
 
 
 def age_s() -> float:
-    """Return for how long this process has been there: on a busy file system Python alone takes minutes to start."""
+    """Return for how long this process has been there.
+
+    On a busy file system Python alone takes minutes to start.
+    """
     with suppress(OSError, ValueError, IndexError, AttributeError):  # no Linux
         ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
         return now() - ticks / os.sysconf("SC_CLK_TCK")
@@ -144,9 +174,12 @@ def _of_scheduler(environment: Mapping[str, str], note: Callable[[str], object])
     if "FLUX_JOB_ID" in environment:
         yield from _from_now(_number(_answer("flux", "job", "timeleft")), "flux job timeleft")
     if job := environment.get("LSB_JOBID"):
-        index = environment.get("LSB_JOBINDEX", "0")  # all elements of an array have its LSB_JOBID; 0: no array
+        # all elements of an array have its LSB_JOBID; 0: no array
+        index = environment.get("LSB_JOBINDEX", "0")
         element = job if index == "0" else f"{job}[{index}]"
-        hours = re.match(r"(\d+):(\d\d)\b", _answer("bjobs", "-noheader", "-o", "time_left", element), re.ASCII)
+        hours = re.match(
+            r"(\d+):(\d\d)\b", _answer("bjobs", "-noheader", "-o", "time_left", element), re.ASCII
+        )
         yield from _from_now(float(hours[1]) * 3600 + float(hours[2]) * 60 if hours else None, "bjobs")
     if job := environment.get("PBS_JOBID"):
         yield from _of_pbs(_answer("qstat", "-f", job))
@@ -157,32 +190,46 @@ def _of_scheduler(environment: Mapping[str, str], note: Callable[[str], object])
 def _of_slurm(environment: Mapping[str, str], note: Callable[[str], object]) -> Iterator[End]:
     """Yield what Slurm says of this job.
 
-    A shell keeps the variables of a job that it was started in, and programs started there much later inherit them: the end of that job
-    would be taken for this one's.
+    A shell keeps the variables of a job that it was started in, and programs started there much
+    later inherit them: the end of that job would be taken for this one's.
     """
-    job, end = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_END_TIME", "")
+    job = environment.get("SLURM_JOB_ID", "")
+    end = environment.get("SLURM_JOB_END_TIME", "")
     if not job and not end.isdecimal():
         return
     if not _runs_under_slurm(environment):
         inherited = "this process isn't in that job, it only inherited its variables"
-        note(f"the end of Slurm's job {shown(job or '?')} is ignored: {inherited}; set {OWN} if it should count")
+        note(
+            f"the end of Slurm's job {shown(job or '?')} is ignored: {inherited}; set {OWN} if it should "
+            "count"
+        )
         return
     if end.isdecimal():
         yield end_at(float(end), "SLURM_JOB_END_TIME")
     if job:
-        yield from _from_now(_clock(_line_of(job, _answer("squeue", "-h", "-j", job, "-o", "%A %L"))), "squeue")
+        yield from _from_now(
+            _clock(_line_of(job, _answer("squeue", "-h", "-j", job, "-o", "%A %L"))), "squeue"
+        )
 
 
 def _runs_under_slurm(environment: Mapping[str, str]) -> bool:
     """Return whether this process is in the job that the environment names, as far as can be seen.
 
-    A job's processes have slurmstepd above them, or its cgroup. Those that a launcher started by ssh have neither, but run on the job's
-    nodes. In a container with processes of its own nothing can be seen, and the environment is believed.
+    A job's processes have slurmstepd above them, or its cgroup. Those that a launcher started by
+    ssh have neither, but run on the job's nodes. In a container with processes of its own nothing
+    can be seen, and the environment is believed.
     """
-    if any(name == "slurmstepd" for _, name in parents_of(os.getpid())) or _in_cgroup_of_slurm() or not _sees_all_processes():
+    if (
+        any(name == "slurmstepd" for _, name in parents_of(os.getpid()))
+        or _in_cgroup_of_slurm()
+        or not _sees_all_processes()
+    ):
         return True
     nodes = environment.get("SLURM_JOB_NODELIST", "")
-    return bool(nodes) and socket.gethostname().partition(".")[0] in _answer("scontrol", "show", "hostnames", nodes).split()
+    return (
+        bool(nodes)
+        and socket.gethostname().partition(".")[0] in _answer("scontrol", "show", "hostnames", nodes).split()
+    )
 
 
 def _in_cgroup_of_slurm() -> bool:
@@ -205,14 +252,16 @@ def _of_pbs(told: str) -> Iterator[End]:
     seconds = _clock(limit[1]) if limit else None
     if start and seconds is not None:
         with suppress(ValueError, OverflowError):
-            yield end_at(time.mktime(time.strptime(start[1].strip(), "%a %b %d %H:%M:%S %Y")) + seconds, "qstat")
+            yield end_at(
+                time.mktime(time.strptime(start[1].strip(), "%a %b %d %H:%M:%S %Y")) + seconds, "qstat"
+            )
 
 
 def _line_of(job: str, told: str) -> str:
     """Return what squeue tells of one job; "" if nothing.
 
-    The last task of an array has the array's id, and the first component of a heterogeneous job that of the whole: asked for it, squeue
-    tells of all the others, too.
+    The last task of an array has the array's id, and the first component of a heterogeneous job
+    that of the whole: asked for it, squeue tells of all the others, too.
     """
     found = re.search(rf"^{re.escape(job)} (.+)$", told, re.MULTILINE)
     return found[1] if found else ""
@@ -221,7 +270,9 @@ def _line_of(job: str, told: str) -> str:
 def _answer(*command: str) -> str:
     """Return what a command prints; "" if it isn't there, fails, or takes too long."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=True)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=True
+        )
     except (OSError, ValueError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()

@@ -1,12 +1,15 @@
-"""Who is behind: from where all ranks of a job are, and what each waits for, the ranks that the others wait for in the end.
+"""Who is behind: from where all ranks of a job are, and what each waits for, the ranks that the
+others wait for in the end.
 
-    rank 2   RECV_F1@2    waits for rank 1, which owes it SEND_F1@1, position 8 of its program
-    rank 1   RECV_F1@1    waits for rank 0, which owes it SEND_F1@0, position 5
-    rank 0   F1@0         position 4, stopped: it is behind, and owes SEND_F1@0 to rank 1; in the end 1 and 2 wait for it
+    rank 2  RECV_F1@2  waits for rank 1, which owes it SEND_F1@1, position 8 of its program
+    rank 1  RECV_F1@1  waits for rank 0, which owes it SEND_F1@0, position 5
+    rank 0  F1@0       position 4, stopped: it is behind, and owes SEND_F1@0 to rank 1; in the end 1
+                       and 2 wait for it
 
-A wait names the ranks whose messages have not come (comm/progress.py), and the instruction by which they send them; a wait for the rank's
-own device names nobody. A rank is behind if somebody waits for it, and it is stopped or dead, or waits for nobody. Where all wait, and an
-instruction that is owed has been run, its message is lost on the way.
+A wait names the ranks whose messages have not come (comm/progress.py), and the instruction by which
+they send them; a wait for the rank's own device names nobody. A rank is behind if somebody waits
+for it, and it is stopped or dead, or waits for nobody. Where all wait, and an instruction that is
+owed has been run, its message is lost on the way.
 
 Standard library only, and no MPI: the watchdog has this.
 """
@@ -23,9 +26,15 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank when its node was asked. node: its name.  condition: of its process.  held_in: where in the kernel.  for_s: where it is.
+    """A rank when its node was asked.
 
-    gave_up: what it said when its wait was too long.  late: it has been where it is for longer than its limit.
+    node: its name.
+    condition: of its process.
+    held_in: where in the kernel.
+    for_s: where it is.
+
+    gave_up: what it said when its wait was too long.
+    late: it has been where it is for longer than its limit.
     """
 
     where: Where
@@ -52,7 +61,11 @@ class Rank:
         held = f", in {self.held_in}" if self.held_in and self.condition == "D" else ""
         stack = "; it can't show its stack" if self.stopped else ""
         waits_for = self.where.waits_for
-        does = f"it waits for its own device: {waits_for}" if waits_for else "it waits for no message: it computes or is stuck"
+        does = (
+            f"it waits for its own device: {waits_for}"
+            if waits_for
+            else "it waits for no message: it computes or is stuck"
+        )
         return f"{CONDITIONS.get(self.condition, does)}{held}{stack}"
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +87,10 @@ class Report:
 
 
 def at_fault(ranks: Sequence[Rank]) -> bool:
-    """Return whether ranks that wait too long say that something is wrong: not where they only wait for others that are at work."""
+    """Return whether ranks that wait too long say that something is wrong.
+
+    Not where they only wait for others that are at work.
+    """
     there = [rank for rank in ranks if _counts(rank)]
     wrong = any(rank.late or rank.condition in DEAF or rank.where.state == HUNG for rank in there)
     return wrong or not any(rank.where.state in (WORKING, BUSY) for rank in ranks)
@@ -89,14 +105,20 @@ def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> Report:
     """Say who is behind. silent: nodes that told nothing."""
     every = {rank.where.rank: rank for rank in ranks if rank.where.rank >= 0 and _counts(rank)}
     lines = [rank.gave_up for rank in every.values() if rank.gave_up]
-    lines = [*lines[:MOST_NAMED], *([f"mpitrain: and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else [])]
+    lines = [
+        *lines[:MOST_NAMED],
+        *([f"mpitrain: and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []),
+    ]
     late = [rank for rank in every.values() if rank.late]
     if late and not lines:
         found = [rank for rank in late if rank.stopped] or late
         lines = [f"mpitrain: {_stuck(rank)}" for rank in found[:MOST_NAMED]]
     else:
         found = _behind(every)
-        lines += [f"mpitrain: first behind: {rank.where}, for {rank.for_s:.0f} s: {rank.how}" for rank in found[:MOST_NAMED]]
+        lines += [
+            f"mpitrain: first behind: {rank.where}, for {rank.for_s:.0f} s: {rank.how}"
+            for rank in found[:MOST_NAMED]
+        ]
         if not found and not silent:
             lines += _lost(every) or _least(every)
     for rank in found[:MOST_NAMED]:
@@ -109,13 +131,21 @@ def _stuck(rank: Rank) -> str:
     where = rank.where
     how = CONDITIONS.get(rank.condition, "it does nothing")
     held = f", in {rank.held_in}" if rank.held_in and rank.condition == "D" else ""
-    return f"{where}: stuck for {rank.for_s:.0f} s, the limit is {where.limit_s:g} s (comm.timeout_s): {how}{held}"
+    return (
+        f"{where}: stuck for {rank.for_s:.0f} s, the limit is {where.limit_s:g} s (comm.timeout_s): "
+        f"{how}{held}"
+    )
 
 
 def _behind(every: Mapping[int, Rank]) -> list[Rank]:
-    """Return the ranks that others wait for and that wait for nobody; of these, those that are stopped, if any are."""
+    """Return the ranks that others wait for and that wait for nobody.
+
+    Of these, those that are stopped, if any are.
+    """
     free = [rank for rank in every.values() if rank.stopped or not rank.waits]
-    awaited = {number for rank in every.values() if rank.waits and not rank.stopped for number in rank.where.owing}
+    awaited = {
+        number for rank in every.values() if rank.waits and not rank.stopped for number in rank.where.owing
+    }
     free = [rank for rank in free if rank.where.rank in awaited] or free
     return sorted([rank for rank in free if rank.stopped] or free, key=_cursor)
 
@@ -130,10 +160,16 @@ def _owes(rank: Rank, every: Mapping[int, Rank]) -> list[str]:
     waiting = [each for each in every.values() if rank.where.rank in each.where.owing and each is not rank]
     if not waiting:
         return []
-    first = min(waiting, key=lambda each: (each.where.owed.position < 0, each.where.owed.position, each.where.rank))
-    owed, same = first.where.owed, [each for each in waiting if each.where.owed == first.where.owed]
+    first = min(
+        waiting, key=lambda each: (each.where.owed.position < 0, each.where.owed.position, each.where.rank)
+    )
+    owed = first.where.owed
+    same = [each for each in waiting if each.where.owed == first.where.owed]
     at = f", position {owed.position} of its program" if owed.position >= 0 else ""
-    what = f"  rank {rank.where.rank} owes {owed.instruction}{at}, to {_names(each.where.rank for each in same)}: {first.where.waits_for}"
+    what = (
+        f"  rank {rank.where.rank} owes {owed.instruction}{at}, to "
+        f"{_names(each.where.rank for each in same)}: {first.where.waits_for}"
+    )
     after = _transitively(rank.where.rank, every)
     return [f"{what}; {_names(after)} {'wait' if len(after) > 1 else 'waits'} for it in the end"]
 
@@ -143,7 +179,11 @@ def _transitively(number: int, every: Mapping[int, Rank]) -> set[int]:
     found: set[int] = set()
     new = {number}
     while new:
-        new = {each.where.rank for each in every.values() if new.intersection(each.where.owing)} - found - {number}
+        new = (
+            {each.where.rank for each in every.values() if new.intersection(each.where.owing)}
+            - found
+            - {number}
+        )
         found |= new
     return found
 
@@ -152,12 +192,18 @@ def _lost(every: Mapping[int, Rank]) -> list[str]:
     """Name the messages that were sent, and have not come."""
     lines = []
     for rank in every.values():
-        owed, senders = rank.where.owed, [every[number] for number in rank.where.owing if number in every]
+        owed = rank.where.owed
+        senders = [every[number] for number in rank.where.owing if number in every]
         for sender in senders:
-            if owed.position >= 0 and sender.where.phase == rank.where.phase == "step" and _passed(sender, rank.where.step, owed.position):
+            if (
+                owed.position >= 0
+                and sender.where.phase == rank.where.phase == "step"
+                and _passed(sender, rank.where.step, owed.position)
+            ):
                 lines.append(
-                    f"mpitrain: first behind: nobody: rank {sender.where.rank} on {sender.node} has run {owed.instruction}, and rank "
-                    f"{rank.where.rank} on {rank.node} waits for it: the message is lost, or the link between them is down"
+                    f"mpitrain: first behind: nobody: rank {sender.where.rank} on {sender.node} has run "
+                    f"{owed.instruction}, and rank {rank.where.rank} on {rank.node} waits for it: the "
+                    "message is lost, or the link between them is down"
                 )
     return lines[:MOST_NAMED]
 
@@ -175,7 +221,8 @@ def _least(every: Mapping[int, Rank]) -> list[str]:
 
 def _names(numbers: Iterable[int]) -> str:
     """Name ranks, neighbours as from-to."""
-    numbers, runs = sorted(numbers), list[list[int]]()
+    numbers = sorted(numbers)
+    runs = list[list[int]]()
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number

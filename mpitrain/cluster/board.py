@@ -1,13 +1,18 @@
-"""Where each rank of a node is, in memory that its watchdog reads even while the rank is stuck, stopped or dead.
+"""Where each rank of a node is, in memory that its watchdog reads even while the rank is stuck,
+stopped or dead.
 
-    slot      of one rank, in a file of its own that is only memory (memfd); two notes: the one that is valid, and the one written next
-    note      checksum, number, state, rank, process, since when, limit, step, position, where what is owed to it stands, the newest
-              step that is saved, and texts: who, phase, what, what it does beside; and of a wait that lasts: for what, for which
+    slot  of one rank, in a file of its own that is only memory (memfd); two notes: the one that is
+          valid, and the one written next
+    note  checksum, number, state, rank, process, since when, limit, step, position, where what is
+          owed to it stands, the newest
+              step that is saved, and texts: who, phase, what, what it does beside; and of a wait
+                  that lasts: for what, for which
               ranks, and what they owe
 
-A rank writes its own slot and no other, and nothing locks. It writes its notes in turn, so that one of the two is whole at any moment,
-even where the rank was stopped or killed while it wrote; a reader takes the newer of those whose checksum is right. The checksum, not
-the order of the stores, says what is whole: processors reorder them.
+A rank writes its own slot and no other, and nothing locks. It writes its notes in turn, so that one
+of the two is whole at any moment, even where the rank was stopped or killed while it wrote; a
+reader takes the newer of those whose checksum is right. The checksum, not the order of the stores,
+says what is whole: processors reorder them.
 
 Standard library only: the watchdog starts in milliseconds.
 """
@@ -29,8 +34,8 @@ _CHECKSUM = struct.Struct("<I")
 _HEAD = struct.Struct("<qqqqqdqqqqH")
 _TEXT = _NOTE - _CHECKSUM.size - _HEAD.size
 
-# WORKING: may take its limit. BUSY: as long as it computes, reads or writes. WAITING: for other ranks. HUNG: gave up a wait.
-# LEFT: ends in good order.
+# WORKING: may take its limit. BUSY: as long as it computes, reads or writes. WAITING: for other
+# ranks. HUNG: gave up a wait. LEFT: ends in good order.
 MOST_OWING = 64  # ranks that a wait names
 ABSENT, WORKING, BUSY, WAITING, HUNG, LEFT = range(6)
 NOT_KNOWN = -1  # which step is saved: a command without checkpoints, or nobody has looked yet
@@ -38,7 +43,10 @@ PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "e
 
 
 class Owed(NamedTuple):
-    """An instruction that other ranks have to run, and where it stands in their programs; -1: that isn't known."""
+    """An instruction that other ranks have to run, and where it stands in their programs; -1.
+
+    That isn't known.
+    """
 
     instruction: str = ""
     position: int = -1
@@ -51,8 +59,10 @@ NOTHING_OWED = Owed()
 class Where:
     """A slot as it was read. since: seconds of time.monotonic(), which all processes of a machine share.
 
-    waits_for: the message or the sum that it has waited for, for a while.  owing: ranks that have to do something for it; none: its own
-    device has.  owed: what.  saved: the newest step that is saved, 0 if none is.
+    waits_for: the message or the sum that it has waited for, for a while.
+    owing: ranks that have to do something for it; none: its own device has.
+    owed: what.
+    saved: the newest step that is saved, 0 if none is.
     """
 
     state: int
@@ -84,16 +94,22 @@ class Where:
 class Place:
     """Where this rank is. `take` moves it to a slot that others can see.
 
-    beside: what a thread of this rank does meanwhile.  saved: the newest step that is saved.  Another thread may set them; the next note
-    tells them.
+    beside: what a thread of this rank does meanwhile.
+    saved: the newest step that is saved.  Another thread may set them; the next note tells them.
     """
 
     def __init__(self, rank: int = 0, who: str = "", limit_s: float = 0.0):
-        self._slot, self._number = memoryview(bytearray(SLOT)), 0
+        self._slot = memoryview(bytearray(SLOT))
+        self._number = 0
         self._pid = os.getpid()
-        self.rank, self.who, self.limit_s = rank, who or f"rank {rank}", limit_s
-        self.phase, self.what, self.state = PHASES[0], "starting", WORKING
-        self.beside, self.saved = "", NOT_KNOWN
+        self.rank = rank
+        self.who = who or f"rank {rank}"
+        self.limit_s = limit_s
+        self.phase = PHASES[0]
+        self.what = "starting"
+        self.state = WORKING
+        self.beside = ""
+        self.saved = NOT_KNOWN
         self.step = self.position = 0
         self._waits_no_more()
         self._write()
@@ -105,18 +121,23 @@ class Place:
 
     def name(self, who: str, limit_s: float) -> None:
         """Say how reports call this rank, and how long it may stay where it is."""
-        self.who, self.limit_s = who, limit_s
+        self.who = who
+        self.limit_s = limit_s
         self._write()
 
     def moved(self, step: int, position: int, what: str) -> None:
         """Note the next instruction of a step."""
-        self.step, self.position, self.what = step, position, what
+        self.step = step
+        self.position = position
+        self.what = what
         self._waits_no_more()
         self._write()
 
     def waits_for(self, what: str, owing: Sequence[int], owed: tuple[str, int]) -> None:
         """Note what this rank has waited for, for a while. It doesn't move by that."""
-        self._waits, self._owing, self._owed = what, tuple(owing[:MOST_OWING]), Owed(*owed)
+        self._waits = what
+        self._owing = tuple(owing[:MOST_OWING])
+        self._owed = Owed(*owed)
         self._write(self._since)
 
     def waits_no_more(self) -> None:
@@ -125,11 +146,15 @@ class Place:
         self._write()
 
     def _waits_no_more(self) -> None:
-        self._waits, self._owing, self._owed = "", (), NOTHING_OWED
+        self._waits = ""
+        self._owing = ()
+        self._owed = NOTHING_OWED
 
     def enter(self, phase: str, what: str, state: int = WORKING) -> None:
         """Note what this rank does from now on."""
-        self.phase, self.what, self.state = phase, what, state
+        self.phase = phase
+        self.what = what
+        self.state = state
         self._write()
 
     @contextmanager
@@ -153,8 +178,19 @@ class Place:
         owing = " ".join(map(str, self._owing))
         texts = self.who, self.phase, owing, self._owed.instruction, self.beside, self._waits, self.what
         text = "\0".join(texts).encode(errors="replace")[:_TEXT]
-        self._number, self._since = self._number + 1, since or time.monotonic_ns()
-        head = self._number, self.state, self.rank, self._pid, self._since, self.limit_s, self.step, self.position, self._owed.position
+        self._number = self._number + 1
+        self._since = since or time.monotonic_ns()
+        head = (
+            self._number,
+            self.state,
+            self.rank,
+            self._pid,
+            self._since,
+            self.limit_s,
+            self.step,
+            self.position,
+            self._owed.position,
+        )
         content = _HEAD.pack(*head, self.saved, len(text)) + text
         begin = self._number % 2 * _NOTE
         self._slot[begin : begin + _CHECKSUM.size + len(content)] = _CHECKSUM.pack(crc32(content)) + content
@@ -185,9 +221,14 @@ def read_slot(slot: memoryview) -> Where:
         notes = [note for note in (_whole(slot[:_NOTE]), _whole(slot[_NOTE:])) if note]
         if notes:
             _number, state, rank, pid, since, limit_s, step, position, owed_at, saved, text = max(notes)
-            who, phase, owing, owed, beside, waits, what = (*text.decode(errors="replace").split("\0"), *[""] * 7)[:7]
+            who, phase, owing, owed, beside, waits, what = (
+                *text.decode(errors="replace").split("\0"),
+                *[""] * 7,
+            )[:7]
             wait = waits, tuple(map(int, owing.split())), Owed(owed, owed_at)
-            return Where(state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what, *wait, beside, saved)
+            return Where(
+                state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what, *wait, beside, saved
+            )
     return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that said nothing yet", PHASES[0], "")
 
 

@@ -1,7 +1,10 @@
-"""Where a watchdog speaks: on the standard error of the launcher itself, where that runs on this node; else on its own.
+"""Where a watchdog speaks: on the standard error of the launcher itself, where that runs on this node.
 
-What ranks and their watchdog write goes through the launcher. That of Open MPI reads no more of it once a rank has ended with an exit code;
-the proxy of MPICH's ends itself when a rank has gone that it was about to answer in MPI_Init: the reason would be lost with the rest.
+Else on its own.
+
+What ranks and their watchdog write goes through the launcher. That of Open MPI reads no more of it
+once a rank has ended with an exit code; the proxy of MPICH's ends itself when a rank has gone that
+it was about to answer in MPI_Init: the reason would be lost with the rest.
 
 Standard library only: the watchdog starts in milliseconds.
 """
@@ -40,7 +43,9 @@ class Console:
 
 def write(descriptor: int, text: str) -> None:
     """Write lines to what may be a pipe that nobody reads, and may not wait for a reader."""
-    content, end, poll = (text.rstrip("\n") + "\n").encode(errors="replace"), time.monotonic() + PATIENCE_S, select.poll()
+    content = (text.rstrip("\n") + "\n").encode(errors="replace")
+    end = time.monotonic() + PATIENCE_S
+    poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     try:
         while content and poll.poll(1000 * max(0.0, end - time.monotonic())):

@@ -3,14 +3,23 @@
 import os
 
 HINTS = {
-    "MPICH": ("MPIR_CVAR_POLLS_BEFORE_YIELD", "MPIR_CVAR_POLLS_BEFORE_YIELD=1 MPIR_CVAR_CH4_PROGRESS_THROTTLE=true"),
+    "MPICH": (
+        "MPIR_CVAR_POLLS_BEFORE_YIELD",
+        "MPIR_CVAR_POLLS_BEFORE_YIELD=1 MPIR_CVAR_CH4_PROGRESS_THROTTLE=true",
+    ),
     "Open MPI": ("OMPI_MCA_mpi_yield_when_idle", "OMPI_MCA_mpi_yield_when_idle=true"),
 }
 
 
 def crowded(vendor: str, ranks: int) -> str:
-    """Return what to set where a node has more ranks than cores, whichever of these rank 0 is bound to; nothing where it is set."""
+    """Return what to set where a node has more ranks than cores, whichever of these rank 0 is bound to.
+
+    Nothing where it is set.
+    """
     variable, setting = HINTS.get(vendor, ("", ""))
     if ranks <= (os.cpu_count() or 1) or not variable or variable in os.environ:
         return ""
-    return f"{ranks} ranks on {os.cpu_count()} cores: set {setting}, or waiting ranks keep the cores from working ones"
+    return (
+        f"{ranks} ranks on {os.cpu_count()} cores: set {setting}, or waiting ranks keep the cores from "
+        "working ones"
+    )

@@ -1,8 +1,12 @@
-"""How ranks find the watchdog of their node, from their first line: long before MPI knows which ranks are there.
+"""How ranks find the watchdog of their node, from their first line.
 
-    of_this_job()    behind a socket that has the name of what the ranks of one launcher on this node have in common; who comes first
+Long before MPI knows which ranks are there.
+
+    of_this_job()  behind a socket that has the name of what the ranks of one launcher on this node
+                   have in common; who comes first
                      starts it
-    start(address)   behind a name that its starter tells: where launchers say nothing of the kind, or one machine plays several nodes
+    start(address)  behind a name that its starter tells: where launchers say nothing of the kind,
+                    or one machine plays several nodes
 
 The name of such a socket has no file: it needs no disk, and goes with the process.
 """
@@ -20,12 +24,17 @@ from mpitrain.cluster.launcher_stderr import stderr_of_launcher
 from mpitrain.cluster.processes import peer_of
 from mpitrain.comm.launchers import OPEN_MPI, launch
 
-TRIES, AGAIN_S = 200, 0.01  # while another rank starts it
+# while another rank starts it
+TRIES = 200
+AGAIN_S = 0.01
 BACKLOG = 4096  # ranks that it has not let in yet: it starts while they connect
 
 
 def of_this_job() -> socket.socket | None:
-    """Return a connection to the watchdog of this launcher's ranks on this node; None where that can't be. Raises OSError."""
+    """Return a connection to the watchdog of this launcher's ranks on this node; None where that can't be.
+
+    Raises OSError.
+    """
     job = _job()
     if not job or not launched() or not sys.platform.startswith("linux"):  # it reads /proc
         return None
@@ -62,19 +71,37 @@ def start(address: str) -> bool:
             return False
         listener.listen(BACKLOG)
         started = launch()
-        sure = on_one_node() or (started is not None and started.name == OPEN_MPI)  # which asks ranks to end before it kills them
-        console, launcher = stderr_of_launcher(), launcher_above()
-        numbers = int(sure), num_ranks_here(), listener.fileno(), -1 if console is None else console, *launcher.to_arguments()
+        # which asks ranks to end before it kills them
+        sure = on_one_node() or (started is not None and started.name == OPEN_MPI)
+        console = stderr_of_launcher()
+        launcher = launcher_above()
+        numbers = (
+            int(sure),
+            num_ranks_here(),
+            listener.fileno(),
+            -1 if console is None else console,
+            *launcher.to_arguments(),
+        )
         given = [listener.fileno(), *([] if console is None else [console]), *launcher.descriptors]
         try:
             subprocess.Popen(
-                ["mpitrain-watchdog", "-S", "-s", "-c", code, str(Path(__file__).parents[2]), *map(str, numbers)],
+                [
+                    "mpitrain-watchdog",
+                    "-S",
+                    "-s",
+                    "-c",
+                    code,
+                    str(Path(__file__).parents[2]),
+                    *map(str, numbers),
+                ],
                 executable=sys.executable,
                 env={**os.environ, "PYTHONHOME": f"{sys.base_prefix}:{sys.base_exec_prefix}"},
-                pass_fds=given,  # and no other: launchers learn from a closed socket of theirs that a rank died
+                # and no other: launchers learn from a closed socket of theirs that a rank died
+                pass_fds=given,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # launchers kill the session of a rank; the watchdog has to say why
+                # launchers kill the session of a rank; the watchdog has to say why
+                start_new_session=True,
             )
         finally:
             launcher.close()
@@ -84,7 +111,10 @@ def start(address: str) -> bool:
 
 
 def _job() -> str:
-    """Return what the ranks of one launcher on this node have in common and no others have; "" if nothing is known."""
+    """Return what the ranks of one launcher on this node have in common and no others have.
+
+    "" if nothing is known.
+    """
     step = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     known = os.environ.get("PMIX_NAMESPACE", ""), str(pmi_server() or ""), "-".join(step) if all(step) else ""
     return " ".join((os.readlink("/proc/self/ns/pid"), *known)) if any(known) else ""

@@ -1,4 +1,7 @@
-"""What the launcher says of this process, and how to start ranks for commands that need several. Training is started by the user's own."""
+"""What the launcher says of this process, and how to start ranks for commands that need several.
+
+Training is started by the user's own.
+"""
 
 import os
 import socket
@@ -11,7 +14,8 @@ from mpitrain.comm.launchers import STARTERS, launch, without_rank
 from mpitrain.errors import MeshError
 
 JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
-LAUNCHERS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")  # not prte and prted, the daemons of other nodes
+# not prte and prted, the daemons of other nodes
+LAUNCHERS = ("prterun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
 
 def launched() -> bool:
@@ -20,13 +24,19 @@ def launched() -> bool:
 
 
 def rank_of_launcher() -> tuple[int, int]:
-    """Return the rank and the number of ranks that the launcher gave this process, before MPI is asked; (0, 1) without one."""
+    """Return the rank and the number of ranks that the launcher gave this process, before MPI is asked.
+
+    (0, 1) without one.
+    """
     found = launch()
     return (found.rank, found.size) if found else (0, 1)
 
 
 def is_single() -> bool:
-    """Return whether this process is the only rank, as far as can be known before MPI starts; without a launcher it is."""
+    """Return whether this process is the only rank, as far as can be known before MPI starts.
+
+    Without a launcher it is.
+    """
     found = launch()
     return found is None or (found.size == 1 and found.variable != "")
 
@@ -40,13 +50,17 @@ def on_one_node() -> bool:
 
 
 def num_ranks_here() -> int:
-    """Return how many ranks the launcher started on this node, as far as it says; else how many it started."""
+    """Return how many ranks the launcher started on this node, as far as it says; else how many it
+    started.
+    """
     found = launch()
     return found.local_size or found.size if found else 1
 
 
 def pmi_server() -> int:
-    """Return the process that made the socket over which this rank speaks PMI, as MPICH's launcher and Slurm's do; 0 if there is none."""
+    """Return the process that made the socket over which this rank speaks PMI, as MPICH's launcher
+    and Slurm's do; 0 if there is none.
+    """
     number = os.environ.get("PMI_FD", "")
     if not number.isdecimal():
         return 0
@@ -64,16 +78,24 @@ def launcher() -> int:
 
 
 def launcher_above() -> LauncherProcess:
-    """Return the launcher of this rank, or what it has on this node where it runs on another: MPICH's proxy, prted, slurmstepd.
+    """Return the launcher of this rank, or what it has on this node where it runs on another.
+
+    MPICH's proxy, prted, slurmstepd.
 
     It is one that is never gone where neither is above this process, or the system has no pidfd.
     """
-    top, server = launcher(), pmi_server()
-    above = [server, *(pid for pid, _ in parents_of(server))] if top and server else [pid for pid, _ in parents_of(os.getpid())]
+    top = launcher()
+    server = pmi_server()
+    above = (
+        [server, *(pid for pid, _ in parents_of(server))]
+        if top and server
+        else [pid for pid, _ in parents_of(os.getpid())]
+    )
     top = top or _daemon()
     if not top:
         return LauncherProcess([], [])
-    pids, descriptors = list(reversed(above[: above.index(top) + 1])), []
+    pids = list(reversed(above[: above.index(top) + 1]))
+    descriptors = []
     try:
         for pid in pids:
             descriptors.append(os.pidfd_open(pid))
@@ -84,7 +106,10 @@ def launcher_above() -> LauncherProcess:
 
 
 def _daemon() -> int:
-    """Return the process that started the ranks of this node for a launcher elsewhere; 0 if it isn't seen. Ranks are in no group of its."""
+    """Return the process that started the ranks of this node for a launcher elsewhere; 0 if it isn't seen.
+
+    Ranks are in no group of its.
+    """
     above = parents_of(os.getpid()) if launched() else ()
     return next((pid for pid, name in above if name in STARTERS), 0)
 
@@ -95,21 +120,26 @@ def job_of_scheduler() -> str:
 
 
 def elsewhere(name: str) -> dict[int, int]:
-    """Return the ranks, with a process of each, that the launcher started on this node for this job and that aren't called `name`.
+    """Return the ranks, with a process of each, that the launcher started on this node for this job
+    and that aren't called `name`.
 
     What /proc says: of one job are processes with one PMIx namespace, or with one parent.
     """
-    others, here = dict[int, int](), set[int]()
+    others = dict[int, int]()
+    here = set[int]()
     found = launch()
     if found is None:
         return {}
     variable = found.launcher.rank.encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            environment = dict(pair.split(b"=", 1) for pair in (folder / "environ").read_bytes().split(b"\0") if b"=" in pair)
+            environment = dict(
+                pair.split(b"=", 1) for pair in (folder / "environ").read_bytes().split(b"\0") if b"=" in pair
+            )
             rank = int(environment[variable])
             parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
-            job, mine = environment.get(b"PMIX_NAMESPACE", b""), os.environ.get("PMIX_NAMESPACE", "").encode()
+            job = environment.get(b"PMIX_NAMESPACE", b"")
+            mine = os.environ.get("PMIX_NAMESPACE", "").encode()
             if job == mine if mine else parent == os.getppid():
                 others[rank] = int(folder.name)
                 here |= {rank} if (folder / "comm").read_text().strip() == name else set()
@@ -119,7 +149,10 @@ def elsewhere(name: str) -> dict[int, int]:
 
 
 def start(num_ranks: int, arguments: list[str]) -> int:
-    """Run `mpitrain ARGUMENTS` on `num_ranks` ranks of this machine with this environment's mpirun; return the exit code."""
+    """Run `mpitrain ARGUMENTS` on `num_ranks` ranks of this machine with this environment's mpirun.
+
+    Return the exit code.
+    """
     import shutil
     import subprocess
 
@@ -130,4 +163,6 @@ def start(num_ranks: int, arguments: list[str]) -> int:
         raise MeshError(f"found no mpirun to start {num_ranks} ranks with; start it yourself: {command}")
     environment = without_rank(os.environ)  # this process may have those of a rank that started it
     program = [sys.executable, "-m", "mpitrain"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
-    return subprocess.run([mpirun, "-n", str(num_ranks), *program, *arguments], env=environment, check=False).returncode
+    return subprocess.run(
+        [mpirun, "-n", str(num_ranks), *program, *arguments], env=environment, check=False
+    ).returncode

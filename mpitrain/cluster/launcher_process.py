@@ -1,11 +1,16 @@
-"""The launcher above the ranks of this node, for their watchdog: whether it lives, and that it goes on when the job has ended.
+"""The launcher above the ranks of this node, for their watchdog.
 
-    mpirun -- hydra_pmi_proxy -- ranks      MPICH: a stopped one of the two keeps its processes after every rank has ended
-    prterun -- ranks                        Open MPI
+Whether it lives, and that it goes on when the job has ended.
 
-Processes are held by descriptors (pidfd, Linux 5.3): a number may be another process's by the time a signal is sent.
+    mpirun -- hydra_pmi_proxy -- ranks  MPICH: a stopped one of the two keeps its processes after
+                                        every rank has ended
+    prterun -- ranks                    Open MPI
 
-Standard library only, and nothing of comm/: the watchdog starts in milliseconds, without site-packages.
+Processes are held by descriptors (pidfd, Linux 5.3): a number may be another process's by the time
+a signal is sent.
+
+Standard library only, and nothing of comm/: the watchdog starts in milliseconds, without
+site-packages.
 """
 
 import os
@@ -20,15 +25,20 @@ class LauncherProcess:
     """pids: of the launcher, then of what it has between it and the ranks.  descriptors: of the same."""
 
     def __init__(self, pids: list[int], descriptors: list[int]):
-        self._pids, self.descriptors = pids, descriptors
-        self.descriptor = descriptors[0] if descriptors else None  # readable when the launcher has ended
+        self._pids = pids
+        self.descriptors = descriptors
+        # readable when the launcher has ended
+        self.descriptor = descriptors[0] if descriptors else None
         self._name = next((name_of(pid) for pid in pids), "")
 
     def __str__(self) -> str:
         return f"{self._name}, process {self._pids[0]}"
 
     def is_gone(self, patience_s: float = 0.0) -> bool:
-        """Return whether the launcher has ended. patience_s: for which an end that is under way is waited for."""
+        """Return whether the launcher has ended.
+
+        patience_s: for which an end that is under way is waited for.
+        """
         if self.descriptor is None:
             return False
         poll = select.poll()
@@ -37,7 +47,9 @@ class LauncherProcess:
 
     def go_on(self) -> bool:
         """Continue those that are stopped: nobody else ends them. Return whether there were any."""
-        stopped = [descriptor for pid, descriptor in zip(self._pids, self.descriptors) if condition(pid) == "T"]
+        stopped = [
+            descriptor for pid, descriptor in zip(self._pids, self.descriptors) if condition(pid) == "T"
+        ]
         for descriptor in stopped:
             with suppress(OSError):  # it has ended meanwhile
                 signal.pidfd_send_signal(descriptor, signal.SIGCONT)

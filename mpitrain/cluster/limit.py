@@ -1,17 +1,22 @@
 """How long a rank may stay where it is: as long as comm.timeout_s says, else as its own steps show.
 
-    until two steps are measured      FIRST_S: files are read, memory is made, nothing is typical
-    then                              TIMES the longest step so far, the first one not counted; between LEAST_S and FIRST_S
+until two steps are measured  FIRST_S: files are read, memory is made, nothing is typical
+then                          TIMES the longest step so far, the first one not counted; between
+                              LEAST_S and FIRST_S
 """
 
-FIRST_S, LEAST_S, TIMES = 600.0, 60.0, 10.0
+FIRST_S = 600.0
+LEAST_S = 60.0
+TIMES = 10.0
 
 
 class Limit:
     """The limit of one rank. given: by the user, in seconds; None: it is measured."""
 
     def __init__(self, given: float | None):
-        self._given, self._longest_s, self._num_steps = given, 0.0, 0
+        self._given = given
+        self._longest_s = 0.0
+        self._num_steps = 0
 
     def took(self, step_s: float) -> None:
         """Take note of how long a step took."""

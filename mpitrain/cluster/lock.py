@@ -1,12 +1,14 @@
 """One run at a time in a run directory: a lock that network file systems keep, too.
 
-    run.lock                    who holds it: token, host, process, since when, and a number that goes up every BEAT_S
-    run.lock.after-<token>      who takes over from the holder of that token, which is gone
+    run.lock                who holds it: token, host, process, since when, and a number that goes
+                            up every BEAT_S
+    run.lock.after-<token>  who takes over from the holder of that token, which is gone
 
-A file is made under its name by link(), which is atomic on every file system that clusters have; flock() and O_EXCL are not. A
-holder on this host is gone if its process is. Of another host only the number can be seen: if it stays the same for GONE_S, in which
-whoever looks could write all the time, the holder is gone. No clocks of two hosts are compared. A holder that finds its lock taken ends
-its job.
+A file is made under its name by link(), which is atomic on every file system that clusters have;
+flock() and O_EXCL are not. A holder on this host is gone if its process is. Of another host only
+the number can be seen: if it stays the same for GONE_S, in which whoever looks could write all the
+time, the holder is gone. No clocks of two hosts are compared. A holder that finds its lock taken
+ends its job.
 """
 
 import errno
@@ -33,7 +35,8 @@ NAME = "run.lock"
 BEAT_S = 5.0
 GONE_S = 30.0
 LOOK_S = 0.5
-SLOW_S = 5.0  # a look that takes longer says nothing of the holder: its signs of life may be held up as well
+# a look that takes longer says nothing of the holder: its signs of life may be held up as well
+SLOW_S = 5.0
 LOOKS = 3
 WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 NO_LOCK = (errno.EINVAL, errno.EFBIG, errno.ELOOP)  # of what is no file, too large, a link
@@ -45,9 +48,13 @@ Text = Annotated[str, Meta(max_length=1024)]
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who holds a lock. system: of the boot and the process namespace, in which `pid` means something; born: the process's start.
+    """Who holds a lock.
 
-    It is read from a file that anybody may have written: the token is part of a file's name, and what is said of it goes to terminals.
+    system: of the boot and the process namespace, in which `pid` means something; born: the
+    process's start.
+
+    It is read from a file that anybody may have written: the token is part of a file's name, and
+    what is said of it goes to terminals.
     """
 
     token: Annotated[str, Meta(pattern="^[0-9a-z]{1,64}$")]
@@ -62,15 +69,24 @@ class Owner(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         job = f", job {shown(self.job)}" if self.job else ""
-        return f"process {self.pid} on {shown(self.host)}, started {shown(self.since)} by {shown(self.user)}{job}"
+        return (
+            f"process {self.pid} on {shown(self.host)}, started {shown(self.since)} by "
+            f"{shown(self.user)}{job}"
+        )
 
 
 class Lock:
-    """The lock of one run directory, held by this process from take() to release(). lost: called, on a thread, when it was taken away."""
+    """The lock of one run directory, held by this process from take() to release().
+
+    lost: called, on a thread, when it was taken away.
+    """
 
     def __init__(self, folder: Path, lost: Callable[[str], object]):
-        self.path, self.token = folder / NAME, uuid.uuid4().hex
-        self._lost, self._over, self._beat = lost, threading.Event(), 0
+        self.path = folder / NAME
+        self.token = uuid.uuid4().hex
+        self._lost = lost
+        self._over = threading.Event()
+        self._beat = 0
         self._thread: threading.Thread | None = None
         self._owner = Owner(
             token=self.token,
@@ -84,14 +100,18 @@ class Lock:
         )
 
     def take(self, each: Callable[[str], object]) -> str:
-        """Take the lock; return what is to be said if its last holder is gone. Raises CheckpointError that names a living holder.
+        """Take the lock; return what is to be said if its last holder is gone.
 
-        each: called with a text, again and again, while a holder on another host is watched for signs of life.
+        Raises CheckpointError that names a living holder.
+
+        each: called with a text, again and again, while a holder on another host is watched for
+        signs of life.
         """
         try:
             said = self._take(each)
         except OSError as error:
-            why, advice = f"{NAME} cannot be written: {error.strerror}", "free some space or choose another run.dir"
+            why = f"{NAME} cannot be written: {error.strerror}"
+            advice = "free some space or choose another run.dir"
             raise CheckpointError(f"run.dir = {shown(self.path.parent)}: {why}; {advice}") from None
         self._thread = threading.Thread(target=self._keep, name="mpitrain-lock", daemon=True)
         try:
@@ -99,7 +119,9 @@ class Lock:
         except RuntimeError:
             self._thread = None
             self.release()
-            raise CheckpointError(f"run.dir = {self.path.parent}: no thread can be started to keep {NAME}; {no_more()}") from None
+            raise CheckpointError(
+                f"run.dir = {self.path.parent}: no thread can be started to keep {NAME}; {no_more()}"
+            ) from None
         return said
 
     def release(self) -> None:
@@ -112,10 +134,13 @@ class Lock:
             if owner is not None and owner.token == self.token:
                 self.path.unlink()
         except (OSError, CheckpointError):
-            return  # the directory is gone or read-only, the file damaged: the next run finds this process gone, or says so
+            # the directory is gone or read-only, the file damaged: the next run finds this process
+            # gone, or says so
+            return
 
     def _take(self, each: Callable[[str], object]) -> str:
-        mine, said = self.path.with_name(f"{NAME}.{self.token}"), ""
+        mine = self.path.with_name(f"{NAME}.{self.token}")
+        said = ""
         try:
             _write(mine, os.O_CREAT | os.O_EXCL, self._record())
             while not said and not _linked(mine, self.path):
@@ -125,22 +150,32 @@ class Lock:
         return said
 
     def _take_over(self, mine: Path, each: Callable[[str], object]) -> str:
-        """Take the place of a holder that is gone; return who it was, or "" if the lock changed meanwhile and is to be tried again."""
+        """Take the place of a holder that is gone.
+
+        Return who it was, or "" if the lock changed meanwhile and is to be tried again.
+        """
         first = owner = read_owner(self.path)
-        path, taken, gone = self.path, False, set[str]()
+        path = self.path
+        taken = False
+        gone = set[str]()
         while owner is not None and not taken:
             gone.add(owner.token)
             _require_gone(owner, path, mine, each)
-            path = self.path.with_name(f"{NAME}.after-{owner.token}")  # of all who find a holder gone, one can make this file
+            # of all who find a holder gone, one can make this file
+            path = self.path.with_name(f"{NAME}.after-{owner.token}")
             taken = _linked(mine, path)
             owner = owner if taken else read_owner(path)  # who was first, perhaps gone by now
             if owner is not None and not taken and (owner.token in gone or len(gone) == MOST_GONE):
                 what = f"{shown(path.name)} names one that is gone, again and again"
-                raise CheckpointError(f"run.dir = {shown(path.parent)}: {what}; see that no run uses the directory, and remove {NAME}*")
+                raise CheckpointError(
+                    f"run.dir = {shown(path.parent)}: {what}; see that no run uses the directory, and remove "
+                    f"{NAME}*"
+                )
         if not taken:
             return ""
         now = read_owner(self.path)
-        if now is None or now.token != first.token:  # who was first has finished, and its file is removed
+        # who was first has finished, and its file is removed
+        if now is None or now.token != first.token:
             path.unlink()
             return ""
         mine.replace(self.path)
@@ -150,7 +185,9 @@ class Lock:
         return f"run.dir was in use by {first}, which is gone: taken over"
 
     def _record(self) -> bytes:
-        return msgspec.json.encode(msgspec.structs.replace(self._owner, beat=f"{self._beat:0{BEATS}}")) + b"\n"
+        return (
+            msgspec.json.encode(msgspec.structs.replace(self._owner, beat=f"{self._beat:0{BEATS}}")) + b"\n"
+        )
 
     def _keep(self) -> None:
         """Give a sign of life every BEAT_S; end the job if another has taken the lock."""
@@ -159,17 +196,22 @@ class Lock:
             try:
                 owner = self._give_sign()
             except (OSError, ValueError):
-                continue  # a file system that doesn't answer now may do so later; a damaged lock keeps everybody out
+                # a file system that doesn't answer now may do so later; a damaged lock keeps
+                # everybody out
+                continue
             if not self._over.is_set() and (owner is None or owner.token != self.token):
                 how = f"taken by {owner}" if owner else "removed"
                 self._lost(f"{shown(self.path)} was {how}: two runs would write into one directory")
                 return
 
     def _give_sign(self) -> Owner | None:
-        """Write a sign of life into the lock, if it is this one's; return whose it is, None if there is none."""
+        """Write a sign of life into the lock, if it is this one's; return whose it is, None if
+        there is none.
+        """
         for _ in range(LOOKS):
             try:
-                with open(open_regular(self.path, os.O_RDWR), "r+b") as file:  # the one that is read: who takes the lock puts another there
+                # the one that is read: who takes the lock puts another there
+                with open(open_regular(self.path, os.O_RDWR), "r+b") as file:
                     owner = decoded(file.read(MOST_BYTES), Owner)
                     if owner.token == self.token:
                         file.seek(0)
@@ -181,7 +223,10 @@ class Lock:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Return who a lock file names; None if there is no such file. Raises CheckpointError if it is damaged."""
+    """Return who a lock file names; None if there is no such file.
+
+    Raises CheckpointError if it is damaged.
+    """
     for _ in range(LOOKS):  # where files can't be linked, one is seen empty for a moment
         try:
             return decoded(read_regular(path, MOST_BYTES), Owner)
@@ -209,15 +254,19 @@ def _write(path: Path, flags: int, content: bytes) -> None:
 
 
 def _require_gone(owner: Owner, path: Path, mine: Path, each: Callable[[str], object]) -> None:
-    """Raise CheckpointError if a holder lives. mine: a file beside its own, which is written again at each look.
+    """Raise CheckpointError if a holder lives.
 
-    A file server that doesn't answer for a while, as when another takes its place, keeps the holder's signs of life from being written, and
-    this file, too: the time begins anew.
+    mine: a file beside its own, which is written again at each look.
+
+    A file server that doesn't answer for a while, as when another takes its place, keeps the
+    holder's signs of life from being written, and this file, too: the time begins anew.
     """
     if owner.system == _system():
         lives = _born(owner.pid) == owner.born
     else:
-        lives, since, content = False, time.monotonic(), read_regular(mine, MOST_BYTES)
+        lives = False
+        since = time.monotonic()
+        content = read_regular(mine, MOST_BYTES)
         while not lives and time.monotonic() - since < GONE_S:
             begin = time.monotonic()
             each(f"is {owner} alive?")
@@ -230,7 +279,10 @@ def _require_gone(owner: Owner, path: Path, mine: Path, each: Callable[[str], ob
             if time.monotonic() - begin > SLOW_S:
                 since = time.monotonic()
     if lives:
-        raise CheckpointError(f"run.dir = {shown(path.parent)} is in use by {owner}; wait until it ends, or choose another run.dir")
+        raise CheckpointError(
+            f"run.dir = {shown(path.parent)} is in use by {owner}; wait until it ends, or choose another "
+            "run.dir"
+        )
 
 
 def _linked(mine: Path, name: Path) -> bool:
@@ -254,13 +306,19 @@ def _linked(mine: Path, name: Path) -> bool:
 def _system() -> str:
     """Return what tells whether a process number of another lock means a process that this one can see."""
     try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+        return (
+            f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} "
+            f"{os.readlink('/proc/self/ns/pid')}"
+        )
     except OSError:
         return socket.gethostname()  # not Linux
 
 
 def _born(pid: int) -> str:
-    """Return when a process started, in ticks since the boot; "" if there is none: numbers of processes come again."""
+    """Return when a process started, in ticks since the boot; "" if there is none.
+
+    Numbers of processes come again.
+    """
     if not os.path.exists("/proc/self/stat"):
         return _lives(pid)
     try:

@@ -1,9 +1,13 @@
-"""One log for each rank in the run directory (run.logs): what it writes to its standard output and error, whoever writes it.
+"""One log for each rank in the run directory (run.logs).
 
-    logs/rank-00000.log      what rank 0 tells, which is on the console as well
-    logs/rank-00003.log      warnings of libraries, native ones too; begins anew, under a line with date, node and job, with each start
+What it writes to its standard output and error, whoever writes it.
 
-Launchers have options for this, no two of them the same, and none with the run directory: it is known when the configuration is read.
+    logs/rank-00000.log  what rank 0 tells, which is on the console as well
+    logs/rank-00003.log  warnings of libraries, native ones too; begins anew, under a line with
+                         date, node and job, with each start
+
+Launchers have options for this, no two of them the same, and none with the run directory: it is
+known when the configuration is read.
 """
 
 import io
@@ -22,7 +26,9 @@ from mpitrain.inputs import make_folder, open_regular, shown
 
 
 class Both(Unread):
-    """The console, and a log that gets the same; where one of them can't be written to, the other still is."""
+    """The console, and a log that gets the same; where one of them can't be written to, the other
+    still is.
+    """
 
     def __init__(self, number: int, log: int):
         super().__init__(number, "w", closefd=False)
@@ -34,7 +40,9 @@ class Both(Unread):
 
 
 def begin(folder: Path, rank: int, num_ranks: int) -> None:
-    """Let this rank write to its log from now on; the first one to the console, too, unless that is a terminal and redrawn all the time.
+    """Let this rank write to its log from now on.
+
+    The first one to the console, too, unless that is a terminal and redrawn all the time.
 
     Raises CheckpointError if the log can't be made.
     """
@@ -45,7 +53,9 @@ def begin(folder: Path, rank: int, num_ranks: int) -> None:
         log = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, own=2)
         os.write(log, _heading(rank, num_ranks).encode(errors="replace"))
     except OSError as error:
-        raise CheckpointError(f"{shown(path)} cannot be written: {error.strerror}; make room for it, or set run.logs = false") from None
+        raise CheckpointError(
+            f"{shown(path)} cannot be written: {error.strerror}; make room for it, or set run.logs = false"
+        ) from None
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if rank:
@@ -60,7 +70,9 @@ def _heading(rank: int, num_ranks: int) -> str:
     job = job_of_scheduler()
     of_job = f", job {job}" if job else ""
     when = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    return f"---- {when}: rank {rank} of {num_ranks}, process {os.getpid()} on {socket.gethostname()}{of_job}\n"
+    return (
+        f"---- {when}: rank {rank} of {num_ranks}, process {os.getpid()} on {socket.gethostname()}{of_job}\n"
+    )
 
 
 def _on_both(stream: TextIO, number: int, log: int) -> TextIO:

@@ -1,15 +1,19 @@
-"""What the watchdogs of several nodes say to one another, over TCP: boards are memory of a node, and MPI may be what hangs.
+"""What the watchdogs of several nodes say to one another, over TCP.
+
+Boards are memory of a node, and MPI may be what hangs.
 
     hub       the watchdog of the node with rank 0; it listens
     spoke     the watchdog of another node; it connects when it starts
 
-    trouble   spoke to hub      a limit is over here: ask around
-    where     hub to spokes     where are your ranks?
-    board     spoke to hub      there, and in which condition
-    over      both ways         reported: print nothing, show these stacks, end your ranks with this code
+    trouble  spoke to hub   a limit is over here: ask around
+    where    hub to spokes  where are your ranks?
+    board    spoke to hub   there, and in which condition
+    over     both ways      reported: print nothing, show these stacks, end your ranks with this
+                            code
 
-Messages are lines of JSON. The port is any free one, and told over MPI with a token that each connection begins with: other programs of
-the cluster can connect, and are sent away. A node that can't be reached reports for itself.
+Messages are lines of JSON. The port is any free one, and told over MPI with a token that each
+connection begins with: other programs of the cluster can connect, and are sent away. A node that
+can't be reached reports for itself.
 
 Standard library only.
 """
@@ -34,7 +38,11 @@ MOST_GREETING = 1 << 10
 
 @dataclass(frozen=True)
 class Meeting:
-    """How watchdogs find one another. node: number of this one, the first is the hub.  names: of all nodes, in their order."""
+    """How watchdogs find one another.
+
+    node: number of this one, the first is the hub.
+    names: of all nodes, in their order.
+    """
 
     node: int = 0
     names: tuple[str, ...] = ("",)
@@ -55,11 +63,15 @@ class Meeting:
         with os.fdopen(descriptor, "rb") as file:
             file.seek(0)
             found = json.loads(file.read())
-        return Meeting(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
+        return Meeting(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+        )
 
 
 def addresses_here() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this node, in this network namespace; those that only mean this node last."""
+    """Return the IPv4 addresses of this node, in this network namespace; those that only mean this
+    node last.
+    """
     found = dict[str, None]()
     try:
         lines = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
@@ -68,11 +80,15 @@ def addresses_here() -> tuple[str, ...]:
     for line, after in zip(lines, lines[1:]):
         if after.strip() == "/32 host LOCAL":
             found[line.split()[-1]] = None
-    return tuple(sorted(found or {"127.0.0.1": None}, key=lambda each: ipaddress.ip_address(each).is_loopback))
+    return tuple(
+        sorted(found or {"127.0.0.1": None}, key=lambda each: ipaddress.ip_address(each).is_loopback)
+    )
 
 
 def told_apart(names: list[str]) -> tuple[str, ...]:
-    """Return names of nodes, with their number where several have one, as they do when one machine plays them."""
+    """Return names of nodes, with their number where several have one, as they do when one machine
+    plays them.
+    """
     return tuple(f"{name}#{number}" if names.count(name) > 1 else name for number, name in enumerate(names))
 
 
@@ -85,7 +101,10 @@ class Link:
     read: bytes = b""
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Send a message; return False if nobody takes it. That ends the link, which may have taken half a line: both ends read so."""
+        """Send a message; return False if nobody takes it.
+
+        That ends the link, which may have taken half a line: both ends read so.
+        """
         try:
             self.socket.settimeout(SEND_S)
             self.socket.sendall(json.dumps(message).encode() + b"\n")
@@ -180,7 +199,8 @@ class Nodes:
 
 def _answering(meeting: Meeting) -> Iterator[socket.socket]:
     """Yield connections to the hub, in the order in which its addresses answer."""
-    open_, poll = {}, select.poll()
+    open_ = {}
+    poll = select.poll()
     for address in meeting.addresses:
         try:
             connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -205,7 +225,10 @@ def _answering(meeting: Meeting) -> Iterator[socket.socket]:
 
 
 def _welcome(connection: socket.socket) -> bool:
-    """Tell whether it is the hub that answers, and not another program. Read its line only: what it says next may have come, too."""
+    """Tell whether it is the hub that answers, and not another program.
+
+    Read its line only: what it says next may have come, too.
+    """
     try:
         line, end, _ = connection.recv(MOST_GREETING, socket.MSG_PEEK).partition(b"\n")
         return b"welcome" in connection.recv(len(line + end))

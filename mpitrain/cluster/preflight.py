@@ -27,7 +27,10 @@ def digest(*parts: str) -> str:
 
 
 def _digest_of_sources() -> str:
-    """Digest every source file of the three packages, by its place in them: where they are installed doesn't count."""
+    """Digest every source file of the three packages, by its place in them.
+
+    Where they are installed doesn't count.
+    """
     found = hashlib.sha256()
     for package in (mpitrain, mpitrain.comm, mpitrain.schedules):
         folder = Path(package.__file__).parent

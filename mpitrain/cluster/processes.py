@@ -1,4 +1,6 @@
-"""What the system knows of a process, in /proc: in which state it is, what it has done, where the kernel holds it.
+"""What the system knows of a process, in /proc.
+
+In which state it is, what it has done, where the kernel holds it.
 
 Standard library only: the watchdog starts in milliseconds.
 """
@@ -14,7 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-IO_LINES = (0, 1, 4, 5)  # of a thread's io in /proc: rchar and wchar, of calls; read_bytes and write_bytes, of memory-mapped files, too
+# of a thread's io in /proc: rchar and wchar, of calls; read_bytes and write_bytes, of memory-mapped
+# files, too
+IO_LINES = (0, 1, 4, 5)
 CONDITIONS = {
     "T": "stopped by a signal (SIGSTOP)",
     "t": "stopped by a debugger",
@@ -87,7 +91,8 @@ def held_in(pid: int) -> str:
 def used(pid: int) -> tuple[int, float]:
     """Return the bytes that a process's main thread has read and written, and the seconds it has computed.
 
-    Other threads, such as the one that keeps the lock of the run directory, are at work whatever becomes of the main one.
+    Other threads, such as the one that keeps the lock of the run directory, are at work whatever
+    becomes of the main one.
     """
     try:
         with open(f"/proc/{pid}/task/{pid}/io", "rb") as file:
@@ -104,7 +109,8 @@ def no_more() -> str:
     """Say which limits keep this process from starting threads and processes, and what raises them."""
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     user = "unlimited" if most == resource.RLIM_INFINITY else f"{most:,}"
-    group, told = _of_cgroup("max"), ""
+    group = _of_cgroup("max")
+    told = ""
     if group not in ("", "max"):
         told = f", of its cgroup {int(group):,} (pids.max), of which {_of_cgroup('current')} are there"
     return f"this user may have {user} threads (ulimit -u){told}; raise the limit, or start fewer ranks"
@@ -125,7 +131,10 @@ def _of_cgroup(name: str) -> str:
 
 
 def signal_when_parent_ends(number: signal.Signals) -> None:
-    """Have the system send this process a signal when the thread that started it ends; SIGKILL and SIGCONT reach a stopped process."""
+    """Have the system send this process a signal when the thread that started it ends.
+
+    SIGKILL and SIGCONT reach a stopped process.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 

@@ -9,8 +9,9 @@ SHARES = Path("/proc/self/smaps_rollup")  # Pss_Shmem: each page divided by its 
 def peak_resident() -> int | None:
     """Return the most bytes that were resident and that no file backs; None where nobody says.
 
-    Linux knows the most of all pages (VmHWM), and how many of those that are there are of files (RssFile): shared libraries, which all
-    processes of a node have once. Pages of shared memory count once a node, too.
+    Linux knows the most of all pages (VmHWM), and how many of those that are there are of files
+    (RssFile): shared libraries, which all processes of a node have once. Pages of shared memory
+    count once a node, too.
     """
     found = _status()
     return None if found is None else found["VmHWM"] - found["RssFile"] - _of_others(found)
@@ -38,5 +39,7 @@ def _status() -> dict[str, int] | None:
         lines = [line.split() for line in STATUS.read_text().splitlines()]
     except OSError:
         return None
-    found = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[0].startswith(("VmHWM", "Rss"))}
+    found = {
+        words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[0].startswith(("VmHWM", "Rss"))
+    }
     return found if {"VmHWM", "RssFile", "RssAnon", "RssShmem"} <= found.keys() else None

@@ -1,15 +1,16 @@
 """The run directory: what a run leaves behind, and whether another start of mpitrain may go on with it.
 
-    run.lock         who is using it
-    config.toml      the configuration that was asked for, and in a table of its own what was derived from it
-    metrics.jsonl    one object per step
-    data/            the tokens
-    checkpoints/     one directory per saved step
-    logs/            one file per rank (run.logs)
-    ends.jsonl       how the run ended each time, as its jobs have noted (mpitrain job again)
-    trace.json       when each instruction of each rank ran (run.trace)
-    routing.npz      which experts tokens were sent to (run.routing)
-    loads.svg        how evenly experts are used, if there are some
+run.lock       who is using it
+config.toml    the configuration that was asked for, and in a table of its own what was derived from
+               it
+metrics.jsonl  one object per step
+data/          the tokens
+checkpoints/   one directory per saved step
+logs/          one file per rank (run.logs)
+ends.jsonl     how the run ended each time, as its jobs have noted (mpitrain job again)
+trace.json     when each instruction of each rank ran (run.trace)
+routing.npz    which experts tokens were sent to (run.routing)
+loads.svg      how evenly experts are used, if there are some
 """
 
 import errno
@@ -33,7 +34,8 @@ from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, show
 DRAWN = ("trace.json", "loads.svg", "routing.npz")
 FILES = ("config.toml", "metrics.jsonl", "ends.jsonl", "metrics.jsonl.damaged", *DRAWN, LOCK)
 FOLDERS = ("data", "checkpoints", "logs")
-ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(FOLDERS, "a folder")  # a link would be written through, too
+# a link would be written through, too
+ENTRIES = dict.fromkeys(FILES, "a file") | dict.fromkeys(FOLDERS, "a folder")
 MOST_CONFIG_BYTES = 1 << 16  # a run writes 4 KB
 MOST_DAMAGED = 1000  # lines
 MOST_LINE_BYTES = 1 << 24  # the loads of 100 blocks of 512 experts take 1 MB
@@ -47,7 +49,9 @@ class RunDir:
         self._lock: Lock | None = None
         self._made: list[Path] = []  # directories, the innermost first
         self._fresh_data = False
-        self._unwritten, self._failing = b"", False  # of metrics.jsonl
+        # of metrics.jsonl
+        self._unwritten = b""
+        self._failing = False
 
     @property
     def config(self) -> Path:
@@ -91,9 +95,12 @@ class RunDir:
         return self.path / "loads.svg"
 
     def take(self, lost: Callable[[str], object], each: Callable[[str], object]) -> tuple[str, str]:
-        """Make the directory, if need be, and take its lock; return the lock's token, and what is to be said of its last holder.
+        """Make the directory, if need be, and take its lock.
 
-        lost, each: see Lock. Raises CheckpointError, and leaves nothing behind, if the directory can't be used or is in use.
+        Return the lock's token, and what is to be said of its last holder.
+
+        lost, each: see Lock. Raises CheckpointError, and leaves nothing behind, if the directory
+        can't be used or is in use.
         """
         self._require_usable()
         self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
@@ -104,7 +111,9 @@ class RunDir:
             said = lock.take(each)
         except OSError as error:
             self.undo()
-            raise CheckpointError(f"run.dir = {shown(self.path)} cannot be made: {error.strerror}; choose another run.dir") from None
+            raise CheckpointError(
+                f"run.dir = {shown(self.path)} cannot be made: {error.strerror}; choose another run.dir"
+            ) from None
         except CheckpointError:
             self.undo()
             raise
@@ -112,7 +121,9 @@ class RunDir:
         return lock.token, said
 
     def require_seen(self, token: str, patience_s: float = 0.0) -> None:
-        """Raise CheckpointError unless this rank sees the directory that the first rank has taken. Only reads.
+        """Raise CheckpointError unless this rank sees the directory that the first rank has taken.
+
+        Only reads.
 
         patience_s: a network file system may remember for some seconds that there was no such file.
         """
@@ -126,16 +137,19 @@ class RunDir:
                 break
             time.sleep(0.2)
         raise CheckpointError(
-            f"run.dir = {shown(self.path)}: {shown(self.path.absolute())} on {socket.gethostname()} is not the directory that "
-            "rank 0 has made; give the absolute path of a directory that all nodes share"
+            f"run.dir = {shown(self.path)}: {shown(self.path.absolute())} on {socket.gethostname()} is not "
+            "the directory that rank 0 has made; give the absolute path of a directory that all nodes share"
         )
 
     def undo(self, keep_data: bool = False) -> None:
-        """Release the directory, and remove what take() and the preparation of tokens have made: nothing of the run was written yet.
+        """Release the directory, and remove what take() and the preparation of tokens have made.
+
+        Nothing of the run was written yet.
 
         keep_data: what is prepared of the tokens, and where it lies, stays for the next start.
         """
-        if self._lock is not None and self._fresh_data and not keep_data:  # without the lock, or after it, the data are another run's
+        # without the lock, or after it, the data are another run's
+        if self._lock is not None and self._fresh_data and not keep_data:
             shutil.rmtree(self.data, ignore_errors=True)
         self.release()
         for path in (*([self.data] if self._fresh_data else []), *self._made):
@@ -146,7 +160,10 @@ class RunDir:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        """Release the directory when a run ends in good order; after a failure the next one says that this one is gone."""
+        """Release the directory when a run ends in good order.
+
+        After a failure the next one says that this one is gone.
+        """
         if error is None or getattr(error, "everywhere", False):
             self.release()
 
@@ -157,39 +174,55 @@ class RunDir:
             self._lock = None
 
     def _require_usable(self) -> None:
-        """Raise CheckpointError unless the directory, and what a run keeps in it, is writable, or can be made. Writes nothing."""
+        """Raise CheckpointError unless the directory, and what a run keeps in it, is writable, or
+        can be made.
+
+        Writes nothing.
+        """
         try:
             nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         except (OSError, ValueError) as error:  # too long, a null byte
             why = getattr(error, "strerror", None) or error
             raise CheckpointError(f"run.dir = {shown(self.path)}: {why}; choose another run.dir") from None
         if not nearest.is_dir():
-            raise CheckpointError(f"run.dir = {shown(self.path)}: {shown(nearest)} is not a directory; choose another run.dir")
+            raise CheckpointError(
+                f"run.dir = {shown(self.path)}: {shown(nearest)} is not a directory; choose another run.dir"
+            )
         if not os.access(nearest, os.W_OK | os.X_OK):
-            raise CheckpointError(f"run.dir = {shown(self.path)}: {shown(nearest)} is not writable; choose another run.dir")
+            raise CheckpointError(
+                f"run.dir = {shown(self.path)}: {shown(nearest)} is not writable; choose another run.dir"
+            )
         require_own(self.path)
 
     def require_same_run(self, config: Config) -> Config | None:
         """Return the configuration of the run that the directory holds; None if it holds none.
 
-        Raises ConfigError if that run computes something else, CheckpointError for a config.toml of no run.
+        Raises ConfigError if that run computes something else, CheckpointError for a config.toml of
+        no run.
         """
         begun = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
         if not self.config.exists():
             if begun:
-                raise CheckpointError(f"run.dir = {shown(self.path)} holds a run without its config.toml; choose another run.dir")
+                raise CheckpointError(
+                    f"run.dir = {shown(self.path)} holds a run without its config.toml; choose another "
+                    "run.dir"
+                )
             return None
         if not begun and not self._is_of(config):
-            found = f"run.dir = {shown(self.path)} holds a config.toml, but no run, which would replace it by its own"
+            found = (
+                f"run.dir = {shown(self.path)} holds a config.toml, but no run, which would replace it by "
+                "its own"
+            )
             raise CheckpointError(f"{found}; move the file away, or choose another run.dir")
         before = read_config(self.config)
-        found, wanted = identity(before), identity(config)
+        found = identity(before)
+        wanted = identity(config)
         for key, value in wanted.items():
             if found[key] != value:
                 what = f"{key} = {shown(repr(found[key]))}, this one has {shown(repr(value))}"
                 raise ConfigError(
-                    f"run.dir = {shown(self.path)} holds a run with {what}; choose another run.dir, or go on with the settings of "
-                    f"that run{_as_it_was(key, before)}"
+                    f"run.dir = {shown(self.path)} holds a run with {what}; choose another run.dir, or go on "
+                    f"with the settings of that run{_as_it_was(key, before)}"
                 )
         return before
 
@@ -201,7 +234,9 @@ class RunDir:
             return False
 
     def begin(self, asked: Config, resolved: Config) -> None:
-        """Write the configuration, when everything is checked: from here on this is the directory of this run.
+        """Write the configuration, when everything is checked.
+
+        From here on this is the directory of this run.
 
         Raises CheckpointError.
         """
@@ -210,10 +245,13 @@ class RunDir:
                 file.write(to_toml_with_derived(asked, resolved).encode())
         except OSError as error:
             raise _unwritable(self.config, error) from None
-        self._made, self._fresh_data = [], False
+        self._made = []
+        self._fresh_data = False
 
     def append_to_metrics(self, line: str) -> str:
-        """Append a line; return what is to be said. On a disk that is full lines are kept, and written with the first that can be.
+        """Append a line; return what is to be said.
+
+        On a disk that is full lines are kept, and written with the first that can be.
 
         A run whose weights can still be saved elsewhere, or later, doesn't end for want of a line.
         """
@@ -230,27 +268,41 @@ class RunDir:
                         os.truncate(file.fileno(), whole)
                     raise
         except OSError as error:
-            told, self._failing = not self._failing, True
-            why = f"{shown(self.metrics)} can't be written: {error.strerror}; its lines are kept until they can be"
+            told = not self._failing
+            self._failing = True
+            why = (
+                f"{shown(self.metrics)} can't be written: {error.strerror}; its lines are kept until they "
+                "can be"
+            )
             return why if told else ""
-        told, self._failing, self._unwritten = self._failing, False, b""
+        told = self._failing
+        self._failing = False
+        self._unwritten = b""
         return f"{shown(self.metrics)} has all lines again" if told else ""
 
     def sync_metrics(self) -> None:
-        """Bring the lines that are written to the disk. What comes after a checkpoint is computed anew, what comes before it never."""
-        with suppress(OSError), open(open_regular(self.metrics), "rb") as file:  # a step is saved for want of lines, too
+        """Bring the lines that are written to the disk.
+
+        What comes after a checkpoint is computed anew, what comes before it never.
+        """
+        # a step is saved for want of lines, too
+        with suppress(OSError), open(open_regular(self.metrics), "rb") as file:
             os.fsync(file.fileno())
 
     def lost(self) -> str:
         """Return what is to be said at the end of lines that could not be written."""
         if not self._unwritten:
             return ""
-        return f"{shown(self.metrics)} lacks the last {self._unwritten.count(10)} lines, which could not be written"
+        return (
+            f"{shown(self.metrics)} lacks the last {self._unwritten.count(10)} lines, which could not be "
+            "written"
+        )
 
     def truncate_metrics(self, step: int) -> str:
         """Drop the lines after `step`: they come again, bit for bit; return what is to be said.
 
-        A last line torn by a kill is dropped too. Others that can't be read are kept in metrics.jsonl.damaged. Raises CheckpointError.
+        A last line torn by a kill is dropped too. Others that can't be read are kept in
+        metrics.jsonl.damaged. Raises CheckpointError.
         """
         kept = [line for line in self._unwritten.splitlines(keepends=True) if (step_in(line) or 0) <= step]
         self._unwritten = b"".join(kept)
@@ -266,26 +318,40 @@ class RunDir:
             with replacing(self.metrics.with_name("metrics.jsonl.damaged")) as file:
                 file.writelines(line for line, _ in lines_of(self.metrics))
         with open(open_regular(self.metrics, os.O_RDWR), "r+b") as file:
-            in_place = found.in_one_piece and os.fstat(file.fileno()).st_nlink == 1  # another name may be that of a file elsewhere
+            # another name may be that of a file elsewhere
+            in_place = found.in_one_piece and os.fstat(file.fileno()).st_nlink == 1
             if in_place:
                 file.truncate(found.first_bytes)
         if not in_place:
             with replacing(self.metrics) as file:
-                file.writelines(line for line, known in lines_of(self.metrics) if known is not None and known <= step)
-        return f"{shown(self.metrics)}: line {found.damaged} can't be read; the file is kept as metrics.jsonl.damaged" * bool(found.damaged)
+                file.writelines(
+                    line for line, known in lines_of(self.metrics) if known is not None and known <= step
+                )
+        return (
+            f"{shown(self.metrics)}: line {found.damaged} can't be read; the file is kept as "
+            "metrics.jsonl.damaged" * bool(found.damaged)
+        )
 
 
 def _as_it_was(key: str, before: Config) -> str:
-    """Return how to get the value of a key that was derived in the run before; "" for one that its user gives."""
+    """Return how to get the value of a key that was derived in the run before.
+
+    "" for one that its user gives.
+    """
     if key == "model.vocab":
         return f" and its tokenizer, data.tokenizer = {shown(repr(before.data.tokenizer))} as it was then"
-    return f", --set {key}={before.batch.global_}" if key == "batch.global" else ""  # another number of ranks derives another one
+    # another number of ranks derives another one
+    return f", --set {key}={before.batch.global_}" if key == "batch.global" else ""
 
 
 class _Survey(NamedTuple):
-    """What is in a metrics.jsonl. first_bytes: of the lines up to a step that it begins with.  in_one_piece: there are no more of them.
+    """What is in a metrics.jsonl.
 
-    damaged: the first line that can't be read, counted from 1, 0 if there is none; the last line, torn by a kill, doesn't count.
+    first_bytes: of the lines up to a step that it begins with.
+    in_one_piece: there are no more of them.
+
+    damaged: the first line that can't be read, counted from 1, 0 if there is none; the last line,
+    torn by a kill, doesn't count.
     """
 
     first_bytes: int
@@ -295,13 +361,19 @@ class _Survey(NamedTuple):
 
 def _survey(path: Path, step: int) -> _Survey:
     """Read a metrics.jsonl once. Raises OSError, and CheckpointError if most of it can't be read."""
-    first_bytes, in_first, in_one_piece, damaged = 0, True, True, list[int]()
+    first_bytes = 0
+    in_first = True
+    in_one_piece = True
+    damaged = list[int]()
     number = 0
     for number, (line, known) in enumerate(lines_of(path), start=1):
         if known is None:
             damaged.append(number)
         if len(damaged) > MOST_DAMAGED:
-            what = f"{shown(path)}: more than {MOST_DAMAGED:,} lines can't be read, the first is line {damaged[0]}"
+            what = (
+                f"{shown(path)}: more than {MOST_DAMAGED:,} lines can't be read, the first is line "
+                f"{damaged[0]}"
+            )
             raise CheckpointError(f"{what}; move the file away, or choose another run.dir")
         kept = known is not None and known <= step
         in_first = in_first and kept
@@ -311,18 +383,24 @@ def _survey(path: Path, step: int) -> _Survey:
 
 
 def _unwritable(path: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{shown(path)} cannot be written: {error.strerror}; free some space or choose another run.dir")
+    return CheckpointError(
+        f"{shown(path)} cannot be written: {error.strerror}; free some space or choose another run.dir"
+    )
 
 
 def lines_of(path: Path) -> Iterator[tuple[bytes, int | None]]:
     """Yield the lines of a metrics.jsonl, and the step that each tells of; None if it is torn or damaged.
 
-    Raises OSError, and CheckpointError for a line that no run has written: a file may be larger than all memory.
+    Raises OSError, and CheckpointError for a line that no run has written: a file may be larger
+    than all memory.
     """
     with open(open_regular(path), "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
             if len(line) > MOST_LINE_BYTES:
-                what = f"{shown(path)}: line {number} has more than {MOST_LINE_BYTES:,} bytes, the most that are read of one"
+                what = (
+                    f"{shown(path)}: line {number} has more than {MOST_LINE_BYTES:,} bytes, the most that "
+                    "are read of one"
+                )
                 raise CheckpointError(f"{what}; move the file away, or choose another run.dir")
             yield line, step_in(line)
 
@@ -333,7 +411,9 @@ def step_in(line: bytes) -> int | None:
 
 
 def number_in(line: bytes, key: str) -> int | None:
-    """Return an integer of a line of metrics.jsonl or ends.jsonl; None if it is torn, damaged, or without it."""
+    """Return an integer of a line of metrics.jsonl or ends.jsonl; None if it is torn, damaged, or
+    without it.
+    """
     try:
         number = json.loads(line)[key] if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -342,22 +422,34 @@ def number_in(line: bytes, key: str) -> int | None:
 
 
 def read_config(path: Path) -> Config:
-    """Read the resolved configuration of a run directory, which may be a stranger's: nothing in it may lead elsewhere."""
+    """Read the resolved configuration of a run directory, which may be a stranger's.
+
+    Nothing in it may lead elsewhere.
+    """
     try:
         require_own(path.parent)
         return parse_resolved(tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode()))
     except ConfigError as error:
         raise ConfigError(f"{shown(path)}: {shown(error.args[0])}") from None
     except OSError as error:
-        raise CheckpointError(f"{shown(path)}: {error.strerror}; the run directory is damaged, choose another run.dir") from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, an integer of 5000 digits; a thousand brackets
-        raise CheckpointError(f"{shown(path)}: {shown(error)}; the run directory is damaged, choose another run.dir") from None
+        raise CheckpointError(
+            f"{shown(path)}: {error.strerror}; the run directory is damaged, choose another run.dir"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        # no UTF-8, no TOML, an integer of 5000 digits; a thousand brackets
+        raise CheckpointError(
+            f"{shown(path)}: {shown(error)}; the run directory is damaged, choose another run.dir"
+        ) from None
 
 
 def require_own(folder: Path) -> None:
-    """Raise CheckpointError if what a run keeps in its directory is a link, or anything else than it should be."""
+    """Raise CheckpointError if what a run keeps in its directory is a link, or anything else than
+    it should be.
+    """
     for name, needed in ENTRIES.items():
         found = kind_of(folder / name)
         if found not in (None, needed):
             what = f"{shown(folder / name)} is {found}, needed {needed}"
-            raise CheckpointError(f"{what}; move it away, set run.dir to the place itself, or choose another run.dir")
+            raise CheckpointError(
+                f"{what}; move it away, set run.dir to the place itself, or choose another run.dir"
+            )

@@ -1,4 +1,6 @@
-"""Files that MPI left in shared memory when its processes were killed: they fill memory until somebody removes them.
+"""Files that MPI left in shared memory when its processes were killed.
+
+They fill memory until somebody removes them.
 
 Standard library only.
 """
@@ -9,20 +11,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
-PREFIXES = ("mpich_shm_", "sm_segment.", "vader_segment.", "ucx_shm_")  # of MPICH, Open MPI 5 and 4, UCX
+# of MPICH, Open MPI 5 and 4, UCX
+PREFIXES = ("mpich_shm_", "sm_segment.", "vader_segment.", "ucx_shm_")
 BYTES_OF_A_RANK = 6 << 20  # MPICH 5.0.2 takes 5.4 MB of each in MPI_Init, Open MPI 5.0.11 0.1 MB
 YOUNG_S = 60.0  # a job that just starts has made a file before everybody has it
 
 
 def left_behind(folder: Path = FOLDER) -> list[Path]:
-    """Return files in `folder` that an MPI library made for this user, a minute ago or more, and that no process has in its memory.
+    """Return files in `folder` that an MPI library made for this user, a minute ago or more, and
+    that no process has in its memory.
 
-    Sees processes of this machine and container only, and of others than this user's none, as the kernel shows them.
+    Sees processes of this machine and container only, and of others than this user's none, as the
+    kernel shows them.
     """
     found = [path for path in _made_by_mpi(folder) if _is_old(path)]
     if not found:
         return []
-    mapped = {name for maps in Path("/proc").glob("[0-9]*/maps") for name in _mapped(maps, f" {folder}/".encode())}
+    mapped = {
+        name for maps in Path("/proc").glob("[0-9]*/maps") for name in _mapped(maps, f" {folder}/".encode())
+    }
     return sorted(path for path in found if path.name not in mapped)
 
 
@@ -36,13 +43,17 @@ def free_bytes(folder: Path = FOLDER) -> int | None:
 
 
 def too_little(free: int | None, num_ranks: int, folder: Path = FOLDER) -> str:
-    """Say so if `free` bytes are too little for MPI_Init of so many ranks on one node: a page that isn't there is SIGBUS, and no error."""
+    """Say so if `free` bytes are too little for MPI_Init of so many ranks on one node.
+
+    A page that isn't there is SIGBUS, and no error.
+    """
     needed = num_ranks * BYTES_OF_A_RANK
     if free is None or free >= needed:
         return ""
     return (
-        f"{folder} of {os.uname().nodename} had {free / 1e6:,.0f} MB free, and MPI may need {needed / 1e6:,.0f} MB there for {num_ranks} "
-        f"ranks: make it larger (docker run --shm-size=1g, or mount -o remount,size=1g {folder})"
+        f"{folder} of {os.uname().nodename} had {free / 1e6:,.0f} MB free, and MPI may need "
+        f"{needed / 1e6:,.0f} MB there for {num_ranks} ranks: make it larger (docker run --shm-size=1g, or "
+        f"mount -o remount,size=1g {folder})"
     )
 
 
@@ -52,11 +63,16 @@ def told(folder: Path = FOLDER) -> str:
         room = os.statvfs(folder)
     except OSError as error:
         return f"none: {error}"
-    text = f"{room.f_bavail * room.f_frsize / 1e9:.1f} of {room.f_blocks * room.f_frsize / 1e9:.1f} GB free in {folder}"
+    text = (
+        f"{room.f_bavail * room.f_frsize / 1e9:.1f} of {room.f_blocks * room.f_frsize / 1e9:.1f} GB free in "
+        f"{folder}"
+    )
     if not (files := left_behind(folder)):
         return text
     num_bytes = sum(map(_size, files))
-    names = " -o ".join(f"-name '{prefix}*'" for prefix in PREFIXES if any(path.name.startswith(prefix) for path in files))
+    names = " -o ".join(
+        f"-name '{prefix}*'" for prefix in PREFIXES if any(path.name.startswith(prefix) for path in files)
+    )
     count = f"{len(files):,} file{'s' if len(files) > 1 else ''}"
     text += f"; {count} of {num_bytes / 1e9:.2g} GB are left of jobs that were killed"
     return rf"{text}: when none of yours runs here, find {folder} -user {os.getuid()} \( {names} \) -delete"
@@ -65,7 +81,11 @@ def told(folder: Path = FOLDER) -> str:
 def _made_by_mpi(folder: Path) -> Iterator[Path]:
     try:
         with os.scandir(folder) as entries:
-            yield from (Path(each.path) for each in entries if each.name.startswith(PREFIXES) and each.is_file(follow_symlinks=False))
+            yield from (
+                Path(each.path)
+                for each in entries
+                if each.name.startswith(PREFIXES) and each.is_file(follow_symlinks=False)
+            )
     except OSError:
         return
 

@@ -1,4 +1,7 @@
-"""How many threads a rank computes with. No torch, so that a wrong number is refused before all ranks load it."""
+"""How many threads a rank computes with.
+
+No torch, so that a wrong number is refused before all ranks load it.
+"""
 
 import os
 
@@ -12,8 +15,8 @@ VARIABLE = "OMP_NUM_THREADS"
 def num_threads(run: Run) -> int:
     """Return run.threads, else OMP_NUM_THREADS, else 1. Raises ConfigError.
 
-    Ranks are the unit of parallelism, hence 1. OpenMP's variable may list a number for each level of nesting, as in "4,2"; torch has one
-    level. An empty one is unset, as OpenMP says.
+    Ranks are the unit of parallelism, hence 1. OpenMP's variable may list a number for each level
+    of nesting, as in "4,2"; torch has one level. An empty one is unset, as OpenMP says.
     """
     if run.threads:
         return run.threads
@@ -23,11 +26,14 @@ def num_threads(run: Run) -> int:
     numbers = [_number(word.strip()) for word in given.split(",")]
     if not all(1 <= number <= MOST_THREADS for number in numbers):
         raise ConfigError(
-            f'{VARIABLE} = "{shown(given)}": needed a number of threads, 1 to {MOST_THREADS:,}; change or unset it, or set run.threads'
+            f'{VARIABLE} = "{shown(given)}": needed a number of threads, 1 to {MOST_THREADS:,}; change or '
+            "unset it, or set run.threads"
         )
     return numbers[0]
 
 
 def _number(word: str) -> int:
-    """Read a number; 0 if it is none. isdecimal alone takes other scripts' digits, and int() refuses more than 4,300 of them."""
+    """Read a number; 0 if it is none. isdecimal alone takes other scripts' digits, and int()
+    refuses more than 4,300 of them.
+    """
     return int(word) if word.isascii() and word.isdecimal() and len(word) < 10 else 0

@@ -1,24 +1,31 @@
-"""The watchdog of a node: one small process that knows where every rank is, and speaks and acts for those that can't.
+"""The watchdog of a node: one small process that knows where every rank is, and speaks and acts for
+those that can't.
 
-    what it reports                how it knows
-    a rank failed                  the rank sends its report before it ends
-    a rank gave up a wait          the same; a moment later all have, and of where all ranks of the job are follows who is behind
-    a rank is stuck                its place is the same for its limit, and it neither computes nor reads nor writes
-    a rank is gone                 its lifeline closed before it said that it leaves
-    the launcher is gone           its process has ended, and ranks haven't (launcher_process.py)
+    what it reports        how it knows
+    a rank failed          the rank sends its report before it ends
+    a rank gave up a wait  the same; a moment later all have, and of where all ranks of the job are
+                           follows who is behind
+    a rank is stuck        its place is the same for its limit, and it neither computes nor reads
+                           nor writes
+    a rank is gone         its lifeline closed before it said that it leaves
+    the launcher is gone   its process has ended, and ranks haven't (launcher_process.py)
 
-A lifeline is a pipe of which a rank holds the end to write to, and writes nothing. epoll gives what happened in its order, but for a
-descriptor that it has given already: that stays in front. A launcher kills all ranks milliseconds after the first has died, and so it is
-lifelines, which happen once, that tell which was the first, even to a watchdog that gets no processor meanwhile.
+A lifeline is a pipe of which a rank holds the end to write to, and writes nothing. epoll gives what
+happened in its order, but for a descriptor that it has given already: that stays in front. A
+launcher kills all ranks milliseconds after the first has died, and so it is lifelines, which happen
+once, that tell which was the first, even to a watchdog that gets no processor meanwhile.
 
-The first trouble is reported, once; what follows from it isn't. Where ranks wait, the watchdog of the first node asks those of the others
-(nodes.py), and says who is behind (behind.py), unless a rank of any node is still at work. Then the job is ended: a rank is asked to (by
-MPI_Abort, with the exit code), a moment later all are, and what is left is killed. A stopped process can do nothing of this itself, and
-neither can one that was killed, crashed, or is held in a system call: so this is a process of its own. It may be stopped itself: it holds
-what the launcher waits for, so a rank continues it (guard.py), and so does the system when the rank that started it ends.
+The first trouble is reported, once; what follows from it isn't. Where ranks wait, the watchdog of
+the first node asks those of the others (nodes.py), and says who is behind (behind.py), unless a
+rank of any node is still at work. Then the job is ended: a rank is asked to (by MPI_Abort, with the
+exit code), a moment later all are, and what is left is killed. A stopped process can do nothing of
+this itself, and neither can one that was killed, crashed, or is held in a system call: so this is a
+process of its own. It may be stopped itself: it holds what the launcher waits for, so a rank
+continues it (guard.py), and so does the system when the rank that started it ends.
 
-It is there from the first line of the first rank of this node, found as finding.py says. Which ranks are to come, and where the watchdogs
-of other nodes are, it is told when MPI has started; until then each rank watches its own limit, and it reports those that fail or are gone.
+It is there from the first line of the first rank of this node, found as finding.py says. Which
+ranks are to come, and where the watchdogs of other nodes are, it is told when MPI has started;
+until then each rank watches its own limit, and it reports those that fail or are gone.
 
 Standard library only.
 """
@@ -35,23 +42,50 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpitrain.cluster.behind import MOST_NAMED, Rank, Report, at_fault, report
-from mpitrain.cluster.board import ABSENT, BUSY, LEFT, NOT_KNOWN, WAITING, WORKING, Where, read_slot, seen_slot, with_saved
+from mpitrain.cluster.board import (
+    ABSENT,
+    BUSY,
+    LEFT,
+    NOT_KNOWN,
+    WAITING,
+    WORKING,
+    Where,
+    read_slot,
+    seen_slot,
+    with_saved,
+)
 from mpitrain.cluster.console import STDERR, Console
 from mpitrain.cluster.launcher_process import LauncherProcess
 from mpitrain.cluster.nodes import Meeting, Nodes
-from mpitrain.cluster.processes import CONDITIONS, DEAF, condition, held_in, peer_of, send_signal, signal_when_parent_ends, used
+from mpitrain.cluster.processes import (
+    CONDITIONS,
+    DEAF,
+    condition,
+    held_in,
+    peer_of,
+    send_signal,
+    signal_when_parent_ends,
+    used,
+)
 from mpitrain.cluster.shared_memory import free_bytes, too_little
 
 LOOK_S = 0.25
-GATHER_S = 2.0  # waits end at almost the same moment; time for the last rank to say so, and what for
-FORWARD_S = 0.5  # launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
-END_S = (1.5, 4.0)  # after the first rank is asked to end the job: until all are, until they are killed
+# waits end at almost the same moment; time for the last rank to say so, and what for
+GATHER_S = 2.0
+# launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
+FORWARD_S = 0.5
+# after the first rank is asked to end the job: until all are, until they are killed
+END_S = (1.5, 4.0)
 ASK_S = 3.0  # for the watchdogs of other nodes to answer
 AGAIN_S = 5.0  # after which they are asked again, where ranks waited for one that was at work
-ELSEWHERE_S = 3.0  # and for the first node's to report, before one that has told it of trouble reports for itself
+# and for the first node's to report, before one that has told it of trouble reports for itself
+ELSEWHERE_S = 3.0
 CONNECT_S = 60.0  # for the first rank
-LINGER_S = 10.0  # after a report, for ranks that have not come yet: they are told, too, that the job ends
-LAUNCHER_S = 0.05  # for a launcher that is ending: its ranks see that it closes its sockets a moment before it has ended
+# after a report, for ranks that have not come yet: they are told, too, that the job ends
+LINGER_S = 10.0
+# for a launcher that is ending: its ranks see that it closes its sockets a moment before it has
+# ended
+LAUNCHER_S = 0.05
 COME_S = 2.0  # after the first rank is gone, for one that lives
 APART_S = 0.5  # between the ends of ranks of a node, of which none was ended by the launcher
 STEPPING = ("step", "validation")
@@ -61,19 +95,28 @@ BAD_INPUT = 2  # exit code: what is wrong with it is no matter of checkpoints
 SHARE = 0.05  # of a core, that tells work from waiting: there may be many more ranks than cores
 
 GREETING = b"here"  # the first that a rank sends, with its slot and its lifeline
-FAILED, GAVE_UP = b"F", b"W"  # with code and text
-ASKED = b"A"  # with the number of the signal that asks the rank to leave, and what is to be said of it, once
+# with code and text
+FAILED = b"F"
+GAVE_UP = b"W"
+# with the number of the signal that asks the rank to leave, and what is to be said of it, once
+ASKED = b"A"
 LEAVES = b"L"  # with 0 and text: all ranks leave in order, because they were asked to
-MEET = b"M"  # all ranks of this node are here, so many; with a stderr, the Meeting, and the door if this node is the hub
+# all ranks of this node are here, so many; with a stderr, the Meeting, and the door if this node is
+# the hub
+MEET = b"M"
 BYE = b"B"  # it has another watchdog now
-# Answers to GREETING, with the process of the watchdog, and to MEET. What else a rank is sent is the exit code to end the job with.
+# Answers to GREETING, with the process of the watchdog, and to MEET. What else a rank is sent is
+# the exit code to end the job with.
 READY, REFUSED = b"ready", b"refused"
 MOST_DESCRIPTORS = 3
 
 
 @dataclass
 class Activity:
-    """Whether a rank does anything where it is. worked: when it was last seen to; used: of the machine, by the last look."""
+    """Whether a rank does anything where it is.
+
+    worked: when it was last seen to; used: of the machine, by the last look.
+    """
 
     worked: float = 0.0
     looked: float = 0.0
@@ -89,7 +132,8 @@ class Activity:
             found = used(where.pid)
             if found[0] > self.used[0] or found[1] - self.used[1] > SHARE * (now - self.looked):
                 self.worked = now
-            self.looked, self.used = now, found
+            self.looked = now
+            self.used = found
         return now - max(where.since, self.worked)
 
 
@@ -106,9 +150,13 @@ class Seen:
 
 @dataclass
 class Watchdog:
-    """listener: where ranks connect, until all have.  met: whether it is known who they are.  nodes: the links to watchdogs of others.
+    """listener: where ranks connect, until all have.
 
-    sure: whether a rank that is gone before is the first: where launchers end a job, they kill the ranks of all its nodes.
+    met: whether it is known who they are.
+    nodes: the links to watchdogs of others.
+
+    sure: whether a rank that is gone before is the first: where launchers end a job, they kill the
+    ranks of all its nodes.
     """
 
     listener: socket.socket | None
@@ -119,18 +167,24 @@ class Watchdog:
     num_ranks: int = 1  # that the launcher has started on this node
     shared_bytes: int | None = None  # of shared memory that were free before MPI was started
     launcher: LauncherProcess = field(default_factory=lambda: LauncherProcess([], []))
-    seen: dict[int, Seen] = field(default_factory=dict)  # by file descriptor, of ranks that are connected
+    # by file descriptor, of ranks that are connected
+    seen: dict[int, Seen] = field(default_factory=dict)
     lives: dict[int, Seen] = field(default_factory=dict)  # the same by lifeline
-    dropped: set[int] = field(default_factory=set)  # descriptors of ranks that are known no more, though the poll may still tell of them
+    # descriptors of ranks that are known no more, though the poll may still tell of them
+    dropped: set[int] = field(default_factory=set)
     came: bool = False  # somebody did
-    meeting: tuple[Seen, int, list[int]] | None = None  # which rank has said that so many are here, and the descriptors it gave
+    # which rank has said that so many are here, and the descriptors it gave
+    meeting: tuple[Seen, int, list[int]] | None = None
     launcher_lost: bool = False
     asked_by: str = ""  # the signal that has asked ranks to leave
     in_order: bool = False  # ranks leave, and have said so
-    unsure: tuple[float, Report] | None = None  # of a rank that is gone, and when that is to be said if others live
+    # of a rank that is gone, and when that is to be said if others live
+    unsure: tuple[float, Report] | None = None
     gave_up: dict[int, str] = field(default_factory=dict)  # by number
-    suspects: set[tuple[int, float]] = field(default_factory=set)  # of the last look: rank, since when
-    boards: dict[int, list[Rank]] = field(default_factory=dict)  # by node, what others have answered
+    # of the last look: rank, since when
+    suspects: set[tuple[int, float]] = field(default_factory=set)
+    # by node, what others have answered
+    boards: dict[int, list[Rank]] = field(default_factory=dict)
     ask_at: float = float("inf")  # when the ranks here will have said for what they wait
     report_at: float = float("inf")  # when answers are waited for no more
     again_at: float = 0.0  # before which nobody is blamed for waiting
@@ -186,14 +240,16 @@ class Watchdog:
         """Let a rank of this node in; nobody else's process."""
         try:
             connection, _ = self.listener.accept()
-        except OSError:  # of descriptors there are no more: who finds the door shut starts another watchdog
+        except OSError:
+            # of descriptors there are no more: who finds the door shut starts another watchdog
             self._shut(self.listener)
             self.listener = None
             return
         if peer_of(connection).uid != os.getuid():
             connection.close()
             return
-        self.seen[connection.fileno()], self.came = Seen(connection.fileno(), connection), True
+        self.seen[connection.fileno()] = Seen(connection.fileno(), connection)
+        self.came = True
         self._poll.register(connection, select.EPOLLIN)
 
     def _open_to_node(self) -> None:
@@ -215,7 +271,9 @@ class Watchdog:
             self._go_on_ending(now)
         elif self.unsure and now > self.unsure[0] and self.seen:
             self._end(self.unsure[1])
-            self._kill()  # in MPI_Init a rank can't abort, and MPICH's launcher ends the ranks of other nodes only for one that was killed
+            # in MPI_Init a rank can't abort, and MPICH's launcher ends the ranks of other nodes
+            # only for one that was killed
+            self._kill()
         elif not self.met:
             return
         elif now >= self.report_at:
@@ -258,7 +316,9 @@ class Watchdog:
     def _hear(self, rank: Seen) -> bool:
         """Take one message of a rank; return whether there was one."""
         try:
-            message, descriptors, flags, _ = socket.recv_fds(rank.connection, 1 << 20, MOST_DESCRIPTORS, socket.MSG_DONTWAIT)
+            message, descriptors, flags, _ = socket.recv_fds(
+                rank.connection, 1 << 20, MOST_DESCRIPTORS, socket.MSG_DONTWAIT
+            )
         except OSError:
             return False
         if message == b"":
@@ -278,10 +338,12 @@ class Watchdog:
         elif kind == ASKED:
             self._be_asked(int(code or signal.SIGTERM), text)
         elif kind == LEAVES:
-            if not self.in_order and self.ended_at == float("inf"):  # each rank that was asked says so
+            # each rank that was asked says so
+            if not self.in_order and self.ended_at == float("inf"):
                 self.console.say(text)
             self.in_order = True
-        elif kind == MEET and flags & socket.MSG_CTRUNC:  # not all descriptors came: this process can't have more
+        elif kind == MEET and flags & socket.MSG_CTRUNC:
+            # not all descriptors came: this process can't have more
             _close(descriptors)
             self._send(rank, REFUSED)
         elif kind == MEET:
@@ -290,7 +352,9 @@ class Watchdog:
         return True
 
     def _greet(self, rank: Seen, descriptors: list[int]) -> None:
-        """Know a rank from now on; not one whose descriptors didn't come, as where this process can't have more."""
+        """Know a rank from now on; not one whose descriptors didn't come, as where this process
+        can't have more.
+        """
         try:
             slot, life = descriptors
             rank.slot = seen_slot(slot)  # which is one more
@@ -309,16 +373,22 @@ class Watchdog:
             self._meet()
 
     def _meet(self) -> None:
-        """Begin to watch limits when all ranks of this node are known; refuse where there are more, of another one."""
+        """Begin to watch limits when all ranks of this node are known.
+
+        Refuse where there are more, of another one.
+        """
         rank, num_ranks, (stderr, told, *door) = self.meeting
         if len(self._ranks) < num_ranks:
             return
-        self.met, self.meeting = len(self._ranks) == num_ranks, None
+        self.met = len(self._ranks) == num_ranks
+        self.meeting = None
         if self.met:
-            os.dup2(stderr, STDERR)  # of the node's first rank: what is said there may go to a file of that rank
+            # of the node's first rank: what is said there may go to a file of that rank
+            os.dup2(stderr, STDERR)
             os.close(stderr)
             self._shut(self.listener)
-            self.listener, self.nodes = None, Nodes(Meeting.read(told), socket.socket(fileno=door[0]) if door else None)
+            self.listener = None
+            self.nodes = Nodes(Meeting.read(told), socket.socket(fileno=door[0]) if door else None)
             self.nodes.connect()
             self._listen_to_nodes()
         else:
@@ -328,12 +398,19 @@ class Watchdog:
     def _miss(self, rank: Seen) -> None:
         """Report a rank that is gone, unless it has said why."""
         where = self._where(rank)
-        if where.state in (ABSENT, LEFT) or rank.number in self.gave_up or (self.in_order and where.phase == "end"):
+        if (
+            where.state in (ABSENT, LEFT)
+            or rank.number in self.gave_up
+            or (self.in_order and where.phase == "end")
+        ):
             return
         if self.launcher.is_gone(LAUNCHER_S):
             self._lose_launcher()
             return
-        text = f"mpitrain: {self._asked}{where}: the process is gone: killed, out of memory, or crashed in native code"
+        text = (
+            f"mpitrain: {self._asked}{where}: the process is gone: killed, out of memory, or crashed in "
+            "native code"
+        )
         if not self.met and (little := too_little(self.shared_bytes, self.num_ranks)):
             text += f"; {little}"
         found = Report(text)
@@ -343,13 +420,19 @@ class Watchdog:
             self.unsure = time.monotonic() + APART_S, found
 
     def _lose_launcher(self) -> None:
-        """Report that the launcher is gone, if ranks are left: nothing else ends them where one is stopped."""
+        """Report that the launcher is gone, if ranks are left: nothing else ends them where one is
+        stopped.
+        """
         if self.launcher_lost:
             return
         self.launcher_lost = True
         self._poll.unregister(self.launcher.descriptor)
         if not self.in_order and any(self._where(rank).state not in (ABSENT, LEFT) for rank in self._ranks):
-            how = "ended before its ranks had left" if self.asked_by else "is gone: killed, crashed, or its terminal was closed"
+            how = (
+                "ended before its ranks had left"
+                if self.asked_by
+                else "is gone: killed, crashed, or its terminal was closed"
+            )
             self._end(Report(f"mpitrain: {self._asked}the launcher ({self.launcher}) {how}"))
 
     def _be_asked(self, number: int, text: str) -> None:
@@ -374,36 +457,49 @@ class Watchdog:
     # ------------------------------------------------------------ what the watchdog sees
 
     def _look(self, now: float) -> None:
-        """Ask around about a rank whose limit is over; ranks that wait are at fault only if none here works."""
+        """Ask around about a rank whose limit is over; ranks that wait are at fault only if none
+        here works.
+        """
         ranks = [(rank, self._where(rank)) for rank in self._ranks]
         late = [where for rank, where in ranks if where.state in AT_WORK and self._late(rank, where, now)]
         grace_s = GATHER_S if self.nodes.alone else GATHER_S + ELSEWHERE_S
         waiting = [where for _, where in ranks if where.state == WAITING and now > self.again_at]
         over = [where for where in waiting if now - where.since > where.limit_s + grace_s]
-        before, self.suspects = self.suspects, {(where.rank, where.since) for where in late + over}
+        before = self.suspects
+        self.suspects = {(where.rank, where.since) for where in late + over}
         if before & self.suspects and (late or not any(where.state in AT_WORK for _, where in ranks)):
-            self._ask_around()  # for one look nobody is suspected: this process, or all of the machine, may have stood still
+            # for one look nobody is suspected: this process, or all of the machine, may have stood
+            # still
+            self._ask_around()
 
     def _late(self, rank: Seen, where: Where, now: float) -> bool:
         return rank.activity.idle_s(where, now) > where.limit_s
 
     def _board(self) -> list[Rank]:
         """Return where the ranks of this node are, and in which condition."""
-        now, found = time.monotonic(), []
+        now = time.monotonic()
+        found = []
         for rank in self._ranks:
             where = self._where(rank)
             late = where.state in AT_WORK and self._late(rank, where, now)
-            gave_up, for_s = self.gave_up.get(rank.number, ""), now - where.since
+            gave_up = self.gave_up.get(rank.number, "")
+            for_s = now - where.since
             if not gave_up and where.state == WAITING and for_s > where.limit_s:
                 gave_up = f"mpitrain: {where}: waits for {for_s:.0f} s"
-            found.append(Rank(where, self.nodes.name, condition(where.pid), held_in(where.pid), for_s, gave_up, late))
+            found.append(
+                Rank(where, self.nodes.name, condition(where.pid), held_in(where.pid), for_s, gave_up, late)
+            )
         return found
 
     # ------------------------------------------------------------ with the watchdogs of other nodes
 
     def _ask_around(self) -> None:
-        """Have it reported who is behind: by the first node's watchdog, which asks the others where their ranks are."""
-        self.ask_at, now = float("inf"), time.monotonic()
+        """Have it reported who is behind.
+
+        By the first node's watchdog, which asks the others where their ranks are.
+        """
+        self.ask_at = float("inf")
+        now = time.monotonic()
         if self.report_at < float("inf"):
             return
         if self.nodes.alone or (not self.nodes.is_hub and not self.nodes.links):
@@ -435,14 +531,19 @@ class Watchdog:
             self._forget()
         elif said == "over" and self.ended_at == float("inf"):
             self._show_stacks(message["behind"])
-            self.ended_at, self.code = time.monotonic(), message["code"]
+            self.ended_at = time.monotonic()
+            self.code = message["code"]
             if self.nodes.is_hub:
                 self.nodes.tell(message, but=node)
 
     def _report(self) -> None:
         names = self.nodes.meeting.names
         known = {self.nodes.meeting.node, *self.boards}
-        silent = [name for number, name in enumerate(names) if number not in known] if self.nodes.is_hub else names[:1]
+        silent = (
+            [name for number, name in enumerate(names) if number not in known]
+            if self.nodes.is_hub
+            else names[:1]
+        )
         every = [*self._board(), *(rank for board in self.boards.values() for rank in board)]
         if silent or self.gave_up or at_fault(every):
             self._end(report(every, [] if self.nodes.alone else silent))
@@ -452,7 +553,8 @@ class Watchdog:
 
     def _forget(self) -> None:
         """Go on: those that wait, wait for ranks of another node, which are at work."""
-        self.report_at, self.again_at = float("inf"), time.monotonic() + AGAIN_S
+        self.report_at = float("inf")
+        self.again_at = time.monotonic() + AGAIN_S
         self.boards.clear()
         self.suspects.clear()
 
@@ -464,24 +566,30 @@ class Watchdog:
             return
         stopped = ""
         if self.launcher.go_on():
-            stopped = f"; the launcher ({self.launcher}) was stopped by a signal"  # and MPICH's ranks may wait for it
+            # and MPICH's ranks may wait for it
+            stopped = f"; the launcher ({self.launcher}) was stopped by a signal"
             time.sleep(FORWARD_S)  # it prints what ranks have said before
         saved = NOT_KNOWN if code == BAD_INPUT else self._saved()
         self.console.say(found.text if found.behind else with_saved(found.text + stopped, saved))
         self.nodes.tell({"say": "over", "code": code, "behind": found.behind})
         if not self.met:
             self.console.close_own()
-        time.sleep(FORWARD_S)  # launchers forward what they have read of each process, be it half a line: one after the other
+        # launchers forward what they have read of each process, be it half a line: one after the
+        # other
+        time.sleep(FORWARD_S)
         if found.behind:
             self._show_stacks(found.behind)
             time.sleep(FORWARD_S)
             names = f"rank{'s' * (len(found.behind) > 1)} {', '.join(map(str, found.behind[:MOST_NAMED]))}"
             self.console.say(with_saved(f"mpitrain: the job is ended: {names} did not go on{stopped}", saved))
-        self.console.close()  # nothing more is said, and a rank that the kernel holds may not end for long
-        self.ended_at, self.code = time.monotonic(), code
+        # nothing more is said, and a rank that the kernel holds may not end for long
+        self.console.close()
+        self.ended_at = time.monotonic()
+        self.code = code
         able = [rank for rank in self._ranks if condition(self._where(rank).pid) not in DEAF]
         if code != 1:
-            self._ask(able)  # each with the code: Open MPI may tell that of a rank that it has killed
+            # each with the code: Open MPI may tell that of a rank that it has killed
+            self._ask(able)
         elif able:
             self._ask([first] if first in able else able[:1])
         if not able:
@@ -528,15 +636,19 @@ def _close(descriptors: Iterable[int]) -> None:
 
 
 def main() -> None:
-    """Watch. The arguments: Watchdog.sure and num_ranks, the descriptors of the listener and of the launcher's stderr, or -1, and those of
-    a LauncherProcess.
+    """Watch.
+
+    The arguments: Watchdog.sure and num_ranks, the descriptors of the listener and of the
+    launcher's stderr, or -1, and those of a LauncherProcess.
     """
     sure, num_ranks, listener, stderr, *launcher = map(int, sys.argv[1:])
     signal_when_parent_ends(signal.SIGCONT)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(name, signal.SIG_IGN)  # a scheduler sends them to every process; this one ends with its ranks
+        # a scheduler sends them to every process; this one ends with its ranks
+        signal.signal(name, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # it holds three descriptors for each rank; shells often allow 1024
+    # it holds three descriptors for each rank; shells often allow 1024
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     found = LauncherProcess.from_arguments(launcher)
     Watchdog(
         socket.socket(fileno=listener),

@@ -27,15 +27,18 @@ TIMEOUT_S = 60.0  # of one message
 PATIENCE_S = 30.0  # for rank 0 to tell what it knows without MPI
 
 MANY = {  # hundreds of ranks on one machine, for a dry run
-    "MPICH": "of more than 256 ranks on one machine MPICH's mpirun hangs: name it as several nodes, for 512 ranks mpirun -launcher fork "
-    "-hosts n0:64,n1:64,n2:64,n3:64,n4:64,n5:64,n6:64,n7:64 -n 512, with MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_CH4_ROOTS_ONLY_PMI=1",
+    "MPICH": "of more than 256 ranks on one machine MPICH's mpirun hangs: name it as several nodes, for 512 "
+    "ranks mpirun -launcher fork "
+    "-hosts n0:64,n1:64,n2:64,n3:64,n4:64,n5:64,n6:64,n7:64 -n 512, with MPIR_CVAR_CH4_NETMOD=ofi "
+    "MPIR_CVAR_CH4_ROOTS_ONLY_PMI=1",
 }
 
 
 def main(guard: Guard, say: Callable[[str], None]) -> int:
     """Report on the world this process was started in. Collective over all ranks.
 
-    Raises MeshError where there is no MPI library, LibraryError where there is no torch, when all else is told.
+    Raises MeshError where there is no MPI library, LibraryError where there is no torch, when all
+    else is told.
     """
     try:
         library.vendor()
@@ -89,7 +92,11 @@ def _torch(found: "Gpus") -> list[tuple[str, str]]:
     from mpitrain.parallel import processor
     from mpitrain.training.machine import gpus
 
-    return [("torch", gpus.build()), ("CPU products", processor.in_words()), ("GPU driver", found.driver or "none")]
+    return [
+        ("torch", gpus.build()),
+        ("CPU products", processor.in_words()),
+        ("GPU driver", found.driver or "none"),
+    ]
 
 
 def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
@@ -98,10 +105,20 @@ def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
     yield "library", f"{library.name()}, {library.loaded()._name}"
     yield "launcher", _launcher(library.launcher())
     level = library.threads()
-    yield "thread level", level + ("" if level == "multiple" else " (multiple is needed for a progress thread)")
-    yield "ranks", f"{mesh.size} on {world.num_nodes} nodes: " + ", ".join(f"{host} {count}" for host, count in hosts.items())
+    yield (
+        "thread level",
+        level + ("" if level == "multiple" else " (multiple is needed for a progress thread)"),
+    )
+    yield (
+        "ranks",
+        f"{mesh.size} on {world.num_nodes} nodes: "
+        + ", ".join(f"{host} {count}" for host, count in hosts.items()),
+    )
     cores = len(os.sched_getaffinity(0))
-    yield "cores", "; ".join(filter(None, [f"{cores} for rank 0", crowded(library.vendor(), world.node.size)]))
+    yield (
+        "cores",
+        "; ".join(filter(None, [f"{cores} for rank 0", crowded(library.vendor(), world.node.size)])),
+    )
     if many := launcher_options(library.vendor(), world.node.size, cores):
         yield "many ranks", many
     yield "shared memory", shared_memory.told()
@@ -110,7 +127,10 @@ def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
 
 
 def _devices(world: World) -> tuple[list[tuple[str, str]], LibraryError | None]:
-    """Return (name, finding) of GPUs: which there are, who shares them, the way of messages; and why there is no torch. Collective."""
+    """Return (name, finding) of GPUs.
+
+    Which there are, who shares them, the way of messages; and why there is no torch. Collective.
+    """
     try:
         world.on_every_rank("loading torch", _load_torch)
     except LibraryError as fault:
@@ -133,12 +153,26 @@ def _gpus(world: World) -> list[tuple[str, str]]:
     kinds = set(world.all_gather("their devices", found.vendor))
     lines = _torch(found)
     if None in kinds or len(kinds) > 1:
-        without = "on no rank" if kinds == {None} else f"not the same on all ranks: {', '.join(sorted(map(_maker, kinds)))}"
-        return [*lines, ("GPUs", without), *((f"MPI, {vendor}", _awareness(vendor)) for vendor in gpus.VENDORS)]
+        without = (
+            "on no rank"
+            if kinds == {None}
+            else f"not the same on all ranks: {', '.join(sorted(map(_maker, kinds)))}"
+        )
+        return [
+            *lines,
+            ("GPUs", without),
+            *((f"MPI, {vendor}", _awareness(vendor)) for vendor in gpus.VENDORS),
+        ]
     mine = device.take_turns(found, world)
     mine.use()
     used = Counter(world.all_gather("their GPUs", mine.gpu.name if mine.first else None))
-    lines.append(("GPUs", ", ".join(f"{count} x {name}" for name, count in used.items() if name) + f"; rank 0 has {mine.gpu}"))
+    lines.append(
+        (
+            "GPUs",
+            ", ".join(f"{count} x {name}" for name, count in used.items() if name)
+            + f"; rank 0 has {mine.gpu}",
+        )
+    )
     lines.append(("shared", device.shared(mine, world) or "none: each rank has one of its own"))
     lines.append((f"MPI, {found.vendor}", _awareness(found.vendor)))
     return [*lines, ("messages", str(device.way_of_messages(mine, world, "auto", TIMEOUT_S)))]
@@ -152,7 +186,11 @@ def _maker(vendor: str | None) -> str:
 
 def _awareness(vendor: str) -> str:
     said = awareness.what_it_says(vendor)
-    answer = {True: "takes device buffers", False: "takes no device buffers", None: "doesn't say whether it takes device buffers"}
+    answer = {
+        True: "takes device buffers",
+        False: "takes no device buffers",
+        None: "doesn't say whether it takes device buffers",
+    }
     return f"{answer[awareness.verdict(said)]}: {awareness.in_words(said)}"
 
 
@@ -161,7 +199,9 @@ def _launcher(name: str | None) -> str:
 
 
 def launcher_options(vendor: str, ranks: int, cores: int) -> str:
-    """Return how to start hundreds of ranks on one machine, where that needs telling and there are more ranks than cores."""
+    """Return how to start hundreds of ranks on one machine, where that needs telling and there are
+    more ranks than cores.
+    """
     return MANY.get(vendor, "") if ranks > cores else ""
 
 
@@ -171,7 +211,8 @@ def _bandwidth(mesh: "Mesh", num_bytes: int = 16 << 20, repeats: int = 7) -> str
         return "needs 2 ranks: mpirun -n 2 mpitrain doctor"
     from mpitrain.comm.collectives import all_reduce, barrier
 
-    x, times = np.zeros(num_bytes // 4, np.float32), []
+    x = np.zeros(num_bytes // 4, np.float32)
+    times = []
     for _ in range(repeats):
         barrier(mesh["world"]).wait()
         begin = time.perf_counter()

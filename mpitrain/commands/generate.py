@@ -1,4 +1,6 @@
-"""Sample text from a checkpoint, on one rank and without MPI. The run directory may be a stranger's (README, What is trusted)."""
+"""Sample text from a checkpoint, on one rank and without MPI. The run directory may be a stranger's
+(README, What is trusted).
+"""
 
 import math
 import os
@@ -31,10 +33,18 @@ from mpitrain.parallel.walk import run
 from mpitrain.training.machine.device import set_threads
 
 
-def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed: int, tokenizer_file: str | None = None) -> Iterator[str]:
+def sample(
+    run_dir: str,
+    prompt: str,
+    num_tokens: int,
+    temperature: float,
+    seed: int,
+    tokenizer_file: str | None = None,
+) -> Iterator[str]:
     """Yield the prompt and then text as it is sampled; the context is the last data.sequence tokens.
 
-    A model of separate documents stops at the end of one.  tokenizer_file: instead of what the run directory names.
+    A model of separate documents stops at the end of one.
+    tokenizer_file: instead of what the run directory names.
     """
     if not math.isfinite(temperature):
         raise DataError(f"--temperature {temperature}: needed a finite number; 0 takes the likeliest token")
@@ -51,28 +61,40 @@ def sample(run_dir: str, prompt: str, num_tokens: int, temperature: float, seed:
     with torch.no_grad():
         for _ in range(num_tokens + 1):
             text = tokenizer.decode(ids[len(begin) :])
-            whole = text.rstrip("\ufffd")  # a character of several tokens is shown when it is complete
+            # a character of several tokens is shown when it is complete
+            whole = text.rstrip("\ufffd")
             if whole.startswith(shown):
                 yield whole[len(shown) :]
                 shown = whole
-            logits_V = _logits(stage, ids[-config.data.sequence :], ends)[: tokenizer.vocab]  # a model may have more rows, never learnt
+            # a model may have more rows, never learnt
+            logits_V = _logits(stage, ids[-config.data.sequence :], ends)[: tokenizer.vocab]
             ids.append(choose(logits_V, temperature, generator))
             if ids[-1] == ends:  # how another document begins was never learnt
                 return
 
 
 def choose(logits_V: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
-    """Return a token drawn from softmax(logits / temperature), at 0 the likeliest. Raises CheckpointError if there are no likelihoods."""
+    """Return a token drawn from softmax(logits / temperature), at 0 the likeliest.
+
+    Raises CheckpointError if there are no likelihoods.
+    """
     if not torch.isfinite(logits_V).all():
-        raise CheckpointError("the weights give NaN or infinite logits; train the model again, or go back to an earlier checkpoint")
+        raise CheckpointError(
+            "the weights give NaN or infinite logits; train the model again, or go back to an earlier "
+            "checkpoint"
+        )
     if temperature == 0:
         return int(logits_V.argmax())
-    above_V = logits_V.double() - logits_V.max().double()  # at most 0: divided by however little, it is no NaN
+    # at most 0: divided by however little, it is no NaN
+    above_V = logits_V.double() - logits_V.max().double()
     return int(torch.multinomial(torch.softmax(above_V / temperature, 0), 1, generator=generator))
 
 
 def visible(text: str) -> str:
-    """Return text for a terminal, without what it would obey: a model can be taught to say that. Ordinary spaces and joiners stay."""
+    """Return text for a terminal, without what it would obey: a model can be taught to say that.
+
+    Ordinary spaces and joiners stay.
+    """
     return "".join("\ufffd" if obeyed(c) else c for c in text)
 
 
@@ -87,7 +109,9 @@ def _read_config(rundir: RunDir) -> Config:
     try:
         kind = kind_of(rundir.config)
     except OSError as error:
-        raise CheckpointError(f"{rundir.path}: {error.strerror}; give the run directory of `mpitrain run`") from error
+        raise CheckpointError(
+            f"{rundir.path}: {error.strerror}; give the run directory of `mpitrain run`"
+        ) from error
     if kind is None:
         found = recognised(rundir.path, own=False)
         what = f"it is {found}" if found else "no config.toml"
@@ -96,15 +120,21 @@ def _read_config(rundir: RunDir) -> Config:
 
 
 def _tokenizer(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:
-    """Return the tokenizer that is given, or else the run's own, which must not be a file elsewhere: of all that its reader may read."""
-    name, end, begin = data.tokenizer, data.end_of_text, data.begin_of_text
+    """Return the tokenizer that is given, or else the run's own, which must not be a file elsewhere.
+
+    Of all that its reader may read.
+    """
+    name = data.tokenizer
+    end = data.end_of_text
+    begin = data.begin_of_text
     if given is not None:
         return load_tokenizer(given, end, begin)
     if name == "bytes":
         return load_tokenizer(name, end, begin)
     try:
         file = Path(os.path.realpath(name))
-        inside, kind = file.is_relative_to(os.path.realpath(rundir.path)), kind_of(file)
+        inside = file.is_relative_to(os.path.realpath(rundir.path))
+        kind = kind_of(file)
     except (OSError, ValueError):  # too long; a zero byte
         inside, kind = False, None
     if inside and kind == "a file":
@@ -114,16 +144,25 @@ def _tokenizer(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:
             return load_tokenizer(rundir.tokenizer, end, begin)
     found = (kind or "missing") if inside else "outside of the run directory, and not read for it"
     named = f"{rundir.config} names the tokenizer {shown(repr(name))}"
-    raise DataError(f"{named}, which is {found}; give --tokenizer FILE, the one that the run was trained with")
+    raise DataError(
+        f"{named}, which is {found}; give --tokenizer FILE, the one that the run was trained with"
+    )
 
 
 def _special_tokens(rundir: RunDir, config: Config, tokenizer: Tokenizer) -> tuple[int | None, list[int]]:
-    """Return the token that ends a document, if they are separate, and what one begins with: as the run's tokens have them."""
-    ends, begin, separate = tokenizer.end_of_text, tokenizer.begin_of_text, config.data.documents == "separate"
+    """Return the token that ends a document, if they are separate, and what one begins with.
+
+    As the run's tokens have them.
+    """
+    ends = tokenizer.end_of_text
+    begin = tokenizer.begin_of_text
+    separate = config.data.documents == "separate"
     with suppress(DataError, OSError):
         origin = describe(rundir.data).origin
         older = origin.form == 1
-        ends, begin = (tokenizer.older_end_of_text, None) if older else (origin.end_of_text, origin.begin_of_text)
+        ends, begin = (
+            (tokenizer.older_end_of_text, None) if older else (origin.end_of_text, origin.begin_of_text)
+        )
     if separate and ends is None:
         separator(config.data, tokenizer)
     known = begin is not None and begin < tokenizer.vocab
@@ -131,10 +170,17 @@ def _special_tokens(rundir: RunDir, config: Config, tokenizer: Tokenizer) -> tup
 
 
 def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
-    """Say so if the run's tokens are another tokenizer's. No more: one written with other spaces gives the same."""
+    """Say so if the run's tokens are another tokenizer's.
+
+    No more: one written with other spaces gives the same.
+    """
     with suppress(DataError, OSError):
         if describe(rundir.data).origin.tokenizer != tokenizer.identity:
-            print(f"warning: {rundir.data / DESCRIPTION}: the run had another tokenizer, or another edition of its file", file=sys.stderr)
+            print(
+                f"warning: {rundir.data / DESCRIPTION}: the run had another tokenizer, or another edition of "
+                "its file",
+                file=sys.stderr,
+            )
 
 
 def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -149,7 +195,10 @@ def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_tokens: int) -> Config:
-    """Return the configuration of the whole model for at most `num_tokens` tokens. Raises ConfigError before anything is allocated."""
+    """Return the configuration of the whole model for at most `num_tokens` tokens.
+
+    Raises ConfigError before anything is allocated.
+    """
     one = on_one_rank(config)
     threads = min(one.run.threads, os.cpu_count() or 1)
     one = msgspec.structs.replace(
@@ -165,7 +214,9 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
         require_memory(plan_of(one))
     except ConfigError as error:
         raise ConfigError(f"{rundir.config}: {shown(error.args[0])}") from error
-    return msgspec.structs.replace(one, data=msgspec.structs.replace(one.data, sequence=min(one.data.sequence, num_tokens)))
+    return msgspec.structs.replace(
+        one, data=msgspec.structs.replace(one.data, sequence=min(one.data.sequence, num_tokens))
+    )
 
 
 def _load(rundir: RunDir, plan: Plan) -> Stage:
@@ -173,7 +224,9 @@ def _load(rundir: RunDir, plan: Plan) -> Stage:
     passed_over: list[str] = []
     saved = load.open_latest(rundir.checkpoints, warn=passed_over.append, needs=plan.stored_weights())
     if saved is None:
-        raise CheckpointError(f"{rundir.checkpoints}: no checkpoint yet; wait for the first one (run.save_every) and try again")
+        raise CheckpointError(
+            f"{rundir.checkpoints}: no checkpoint yet; wait for the first one (run.save_every) and try again"
+        )
     for text in passed_over:
         print(f"warning: {text}", file=sys.stderr)
     with saved:
@@ -189,6 +242,6 @@ def _fill(stage: Stage, saved: Checkpoint) -> None:
         data.copy_(torch.from_numpy(saved.read(f"parameters/{spec.name}")))
         if not torch.isfinite(data).all():
             raise CheckpointError(
-                f"{saved.path}: parameters/{spec.name} holds NaN or infinite numbers; train the model again, or remove this step to use "
-                "the one before"
+                f"{saved.path}: parameters/{spec.name} holds NaN or infinite numbers; train the model again, "
+                "or remove this step to use the one before"
             )

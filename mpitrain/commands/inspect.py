@@ -1,4 +1,7 @@
-"""`mpitrain program` and `mpitrain check`: what a layout would do, without MPI's world, and but for --traffic without torch."""
+"""`mpitrain program` and `mpitrain check`.
+
+What a layout would do, without MPI's world, and but for --traffic without torch.
+"""
 
 import math
 import re
@@ -11,7 +14,14 @@ from mpitrain.config import Config, Parallel
 from mpitrain.data.tokenizer import separator, tokenizer_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
-from mpitrain.layout.alternatives import by_recompute, by_stage, costs, idle_recompute, out_of_order, told_of_zero
+from mpitrain.layout.alternatives import (
+    by_recompute,
+    by_stage,
+    costs,
+    idle_recompute,
+    out_of_order,
+    told_of_zero,
+)
 from mpitrain.layout.exchange import left_open
 from mpitrain.layout.idle import told_of_idle
 from mpitrain.layout.memory import predict
@@ -26,27 +36,38 @@ from mpitrain.schedules.check import Report
 from mpitrain.schedules.draw import MOST_LINES, grid, least_lines
 from mpitrain.schedules.table import heads_of
 
-MOST_RANKS = 1_000_000  # more than any machine has; what is asked of each of them is then answered in seconds
+# more than any machine has; what is asked of each of them is then answered in seconds
+MOST_RANKS = 1_000_000
 
 ORDER = (
-    "not counted, in host memory of each rank: the order of an epoch, for each sequence of the corpus 8 bytes, 22 while it is made, and 30 "
-    "where one epoch follows another"
+    "not counted, in host memory of each rank: the order of an epoch, for each sequence of the corpus 8 "
+    "bytes, 22 while it is made, and 30 where one epoch follows another"
 )
 
 
-def planned(path: str | None, overrides: tuple[str, ...], num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
-    """Read a configuration and plan it for a number of ranks. num_nodes, node_ranks: as layout/resolve.py: resolve has them."""
+def planned(
+    path: str | None, overrides: tuple[str, ...], num_ranks: int, num_nodes: int = 1, node_ranks: int = 0
+) -> Plan:
+    """Read a configuration and plan it for a number of ranks. num_nodes, node_ranks.
+
+    As layout/resolve.py: resolve has them.
+    """
     return _plan_of(settings.load(path, overrides), num_ranks, num_nodes, node_ranks)
 
 
 def _plan_of(config: Config, num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
     tokenizer = tokenizer_of(config.data)
     separator(config.data, tokenizer)
-    return plan_of(resolve(config, num_ranks, tokenizer.vocab, num_nodes, node_ranks, "there are", tokenizer.needed))
+    return plan_of(
+        resolve(config, num_ranks, tokenizer.vocab, num_nodes, node_ranks, "there are", tokenizer.needed)
+    )
 
 
-def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False) -> str:
-    """Return the program of one rank, or of every pipeline rank, as text that pipeline.schedule files are made of.
+def show_program(
+    path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False
+) -> str:
+    """Return the program of one rank, or of every pipeline rank, as text that pipeline.schedule
+    files are made of.
 
     traffic: for one rank, say what it sends too, as a comment.
     """
@@ -57,9 +78,14 @@ def show_program(path: str | None, overrides: tuple[str, ...], num_ranks: int, r
         if traffic:
             raise ConfigError("--traffic: pipeline ranks send different things; give --rank too")
         heads = [f"{what} {number}" for what, number in heads_of(plan.table)]
-        return "\n\n".join([*heads, *(format_program(actions, first=f"rank {pp}: ") for pp, actions in enumerate(programs))])
+        return "\n\n".join(
+            [*heads, *(format_program(actions, first=f"rank {pp}: ") for pp, actions in enumerate(programs))]
+        )
     if rank >= num_ranks:
-        raise ConfigError(f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number of ranks you start")
+        raise ConfigError(
+            f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number of ranks "
+            "you start"
+        )
     at = plan.axes.grid.coordinates(rank)
     title = f"# rank {rank}: tp {at['tp']}, cp {at['cp']}, dp {at['dp']}, pp {at['pp']}"
     return f"{title}\n{format_program(programs[at['pp']])}" + (_traffic(plan, rank) if traffic else "")
@@ -74,12 +100,16 @@ def _traffic(plan: Plan, rank: int) -> str:
 
 
 def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
-    """Return what a rank of each pipeline rank will hold, as a table in MB, and what other settings would make of it."""
+    """Return what a rank of each pipeline rank will hold, as a table in MB, and what other settings
+    would make of it.
+    """
     given = settings.load(path, overrides)
     plan = _plan_of(given, num_ranks)
     with Waiting("mpitrain memory"):
-        usages, copies = predict(plan), [copy_bytes(plan, rank) for rank in range(plan.config.parallel.pp)]
-        stages, modes = by_stage(plan), by_recompute(plan)
+        usages = predict(plan)
+        copies = [copy_bytes(plan, rank) for rank in range(plan.config.parallel.pp)]
+        stages = by_stage(plan)
+        modes = by_recompute(plan)
     lines = [
         "Of each pipeline rank, the one with the largest shard of its state; MB are 10**6 bytes:",
         table_of_usage(usages, copies),
@@ -99,11 +129,26 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
 
 
 def _cheapest_first(plan: Plan, stages: Mapping[int, int], modes: Mapping[str, int]) -> dict[str, int]:
-    """Return what other settings hold: ZeRO 1 and 2 send no more, then what is cheap to make again, then the rest."""
-    zeros = {f"parallel.zero = {stage}": held for stage, held in stages.items() if stage > plan.config.parallel.zero}
-    others = {f'memory.recompute = "{mode}"': held for mode, held in modes.items() if mode != plan.config.memory.recompute}
+    """Return what other settings hold.
+
+    ZeRO 1 and 2 send no more, then what is cheap to make again, then the rest.
+    """
+    zeros = {
+        f"parallel.zero = {stage}": held
+        for stage, held in stages.items()
+        if stage > plan.config.parallel.zero
+    }
+    others = {
+        f'memory.recompute = "{mode}"': held
+        for mode, held in modes.items()
+        if mode != plan.config.memory.recompute
+    }
     last = "parallel.zero = 3"
-    return {**{key: held for key, held in zeros.items() if key != last}, **others, **{key: zeros[key] for key in zeros if key == last}}
+    return {
+        **{key: held for key, held in zeros.items() if key != last},
+        **others,
+        **{key: zeros[key] for key in zeros if key == last},
+    }
 
 
 def _compared(key: str, found: Mapping[Any, int]) -> list[str]:
@@ -115,7 +160,10 @@ def _compared(key: str, found: Mapping[Any, int]) -> list[str]:
 def _left_open(plan: Plan) -> str:
     """Say what a run over several nodes may choose, at the price of memory."""
     keys = " and ".join(left_open(plan))
-    more = "as within a node; over several nodes a run may choose what takes more, if it fits: set it to see it here"
+    more = (
+        "as within a node; over several nodes a run may choose what takes more, if it fits: set it to see it "
+        "here"
+    )
     return f"\n{keys}: {more}" if keys else ""
 
 
@@ -124,14 +172,15 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
     plan = planned(path, overrides, num_ranks)
     with Waiting("mpitrain check"):
         _, programs, report = plan.training
-    peaks, parallel, name = ", ".join(map(str, report.peak_in_flight)), plan.config.parallel, plan.config.pipeline.schedule
+    peaks = ", ".join(map(str, report.peak_in_flight))
+    parallel = plan.config.parallel
+    name = plan.config.pipeline.schedule
     return (
-        f"{_picture(plan)}\n\n"
-        f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, {name}, {report.num_microbatches} microbatches each\n"
-        f"{_notes(plan)}"
-        f"proved: {report.num_actions} instructions complete and in order, {report.num_messages} messages matched, "
-        "no deadlock without buffering\n"
-        f"microbatches in flight at most, per pipeline rank: {peaks}{_divided(programs, report, parallel)}"
+        f"{_picture(plan)}\n\ntp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, "
+        f"{name}, {report.num_microbatches} microbatches each\n{_notes(plan)}proved: {report.num_actions} "
+        f"instructions complete and in order, {report.num_messages} messages matched, no deadlock without "
+        "buffering\nmicrobatches in flight at most, per pipeline rank: "
+        f"{peaks}{_divided(programs, report, parallel)}"
     )
 
 
@@ -144,34 +193,50 @@ def _picture(plan: Plan) -> str:
     """Return the grid of the programs, or where to find it if no screen holds it."""
     if (lines := least_lines(plan.table)) <= MOST_LINES:
         return grid(plan.training.ranks)
-    return f"The grid has {lines:,} lines or more: `mpitrain schedule`, with --out picture.svg, draws schedules of any size"
+    return (
+        f"The grid has {lines:,} lines or more: `mpitrain schedule`, with --out picture.svg, draws schedules "
+        "of any size"
+    )
 
 
 def _divided(programs: Sequence[Sequence[Action]], report: Report, parallel: Parallel) -> str:
-    """Say how often gradients are reduced and weights are fetched in a step, which `parallel.reduce` and `.gather` choose."""
+    """Say how often gradients are reduced and weights are fetched in a step, which
+    `parallel.reduce` and `.gather` choose.
+    """
     if parallel.zero < 2:
         return ""
     reductions = ", ".join(str(sum(action.kind == "REDUCE" for action in program)) for program in programs)
-    lines = [f'reductions of a bucket a step (parallel.reduce = "{parallel.reduce}"), per pipeline rank: {reductions}']
+    lines = [
+        f'reductions of a bucket a step (parallel.reduce = "{parallel.reduce}"), per pipeline rank: '
+        f"{reductions}"
+    ]
     if parallel.zero == 3:
         counts, most = (", ".join(map(str, numbers)) for numbers in (report.gathers, report.peak_resident))
-        gather = f'"{parallel.gather}"' + ', which is "use" until links are measured' * (parallel.gather == "auto")
-        lines.append(f"fetches of a block a step (parallel.gather = {gather}): {counts}; there at once at most: {most}")
+        gather = f'"{parallel.gather}"' + ', which is "use" until links are measured' * (
+            parallel.gather == "auto"
+        )
+        lines.append(
+            f"fetches of a block a step (parallel.gather = {gather}): {counts}; there at once at most: {most}"
+        )
     return "".join(f"\n{line}" for line in lines)
 
 
 def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
-    """Read `tp=2,pp=2`; return it as further overrides, axes that are left out having degree 1, and the number of ranks.
+    """Read `tp=2,pp=2`; return it as further overrides, axes that are left out having degree 1, and
+    the number of ranks.
 
     ep and etp are folded over the ranks of the others.
     """
-    axes, found = ("tp", "cp", "dp", "pp", "ep", "etp"), {}
+    axes = ("tp", "cp", "dp", "pp", "ep", "etp")
+    found = {}
     for word in text.split(","):
         axis, _, degree = word.partition("=")
-        # not isdigit: it takes '²', which int() doesn't, and digits of other scripts, which TOML doesn't
+        # not isdigit: it takes '²', which int() doesn't, and digits of other scripts, which TOML
+        # doesn't
         if axis not in axes or not re.fullmatch("[1-9][0-9]{0,8}", degree):
             raise ConfigError(
-                f"--layout {shown(text)}: found '{shown(word)}', needed axes of {', '.join(axes)} with degrees, such as tp=2,pp=2"
+                f"--layout {shown(text)}: found '{shown(word)}', needed axes of {', '.join(axes)} with "
+                "degrees, such as tp=2,pp=2"
             )
         if axis in found:
             raise ConfigError(f"--layout {shown(text)}: found {axis} twice; leave one out")

@@ -1,10 +1,13 @@
-"""`mpitrain verify`: is a layout right? A shrunken copy of the user's model, trained in that layout and on one rank, in fp64.
+"""`mpitrain verify`: is a layout right?
 
-Loss, gradient norm, every gradient and every updated weight of two steps must agree to 1e-10. If one doesn't, the first of them in the
-order of the model is named, with the instruction that completes it, and with the ranks where it is wrong.
+A shrunken copy of the user's model, trained in that layout and on one rank, in fp64.
 
-What makes another result of another layout by its definition, and pipeline.stages, which are of the model's number of blocks, are left
-out; the report says so.
+Loss, gradient norm, every gradient and every updated weight of two steps must agree to 1e-10. If
+one doesn't, the first of them in the order of the model is named, with the instruction that
+completes it, and with the ranks where it is wrong.
+
+What makes another result of another layout by its definition, and pipeline.stages, which are of the
+model's number of blocks, are left out; the report says so.
 """
 
 from collections.abc import Callable
@@ -41,7 +44,10 @@ LR = 1e-2
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that is wrong on some rank. order: of the model's parameters, so that the first can be named."""
+    """A tensor that is wrong on some rank.
+
+    order: of the model's parameters, so that the first can be named.
+    """
 
     order: tuple[int, int, int]
     tensor: str
@@ -51,15 +57,28 @@ class Difference:
 
 
 def shrunken(config: Config) -> Config:
-    """Return a small model of the same structure in the same layout: its heads, its halves of blocks, its schedule, in fp64."""
-    model, parallel = config.model, config.parallel
+    """Return a small model of the same structure in the same layout.
+
+    Its heads, its halves of blocks, its schedule, in fp64.
+    """
+    model = config.model
+    parallel = config.parallel
     stages = parallel.pp * (config.pipeline.chunks or 1)
-    segments, microbatches = config.pipeline.segments or 2, 2 * max(2, parallel.pp)
+    segments = config.pipeline.segments or 2
+    microbatches = 2 * max(2, parallel.pp)
     if placement_in(config) is None:  # a table from a file is what it is
-        segments, microbatches = table_of(config).segments, num_microbatches(config)
+        segments = table_of(config).segments
+        microbatches = num_microbatches(config)
     sequence = 2 * parallel.cp * parallel.tp * segments * 2
     few = max(config.experts.buffer, 0.25)  # of so few tokens less would be less than one
-    small = dict(width=8 * parallel.etp, first=min(1, config.experts.first or 0), wire="", buffer=few, capacity=0.0, replay="")
+    small = dict(
+        width=8 * parallel.etp,
+        first=min(1, config.experts.first or 0),
+        wire="",
+        buffer=few,
+        capacity=0.0,
+        replay="",
+    )
     experts = small if config.experts.count else {}
     changes = {
         "experts": experts,
@@ -71,7 +90,9 @@ def shrunken(config: Config) -> Config:
         "pipeline": dict(stages=None),
         "comm": dict(bucket_mb=0.002, timeout_s=60.0),
     }
-    tables = {name: msgspec.structs.replace(getattr(config, name), **values) for name, values in changes.items()}
+    tables = {
+        name: msgspec.structs.replace(getattr(config, name), **values) for name, values in changes.items()
+    }
     return msgspec.structs.replace(config, **tables)
 
 
@@ -82,11 +103,16 @@ def _shrunken_attention(attention: Attention) -> dict[str, int]:
 
 
 def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], None]) -> int:
-    """Verify the layout of a configuration, say on rank 0 what was found, and return the exit code. Collective over all ranks."""
+    """Verify the layout of a configuration, say on rank 0 what was found, and return the exit code.
+
+    Collective over all ranks.
+    """
     world = connect(guard.place, may_be_alone=True)
     guard.join(world)
     nodes = world.num_nodes, world.node_ranks
-    config = world.on_every_rank("checking the configuration", lambda: planned(path, overrides, world.size, *nodes)).config
+    config = world.on_every_rank(
+        "checking the configuration", lambda: planned(path, overrides, world.size, *nodes)
+    ).config
     world.require_same({"the configuration": digest(config), **preflight.code()})
     if config.run.compile:
         world.on_every_rank("looking for a compiler", lambda: compiler.require(None))
@@ -98,18 +124,33 @@ def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callab
 
 
 def verify(config: Config, world: World) -> list[Difference]:
-    """Train the shrunken model in the layout and on one rank; return what differs on any rank, the first first. Collective."""
+    """Train the shrunken model in the layout and on one rank.
+
+    Return what differs on any rank, the first first. Collective.
+    """
     plan, lone_plan = world.on_every_rank("planning the small model", lambda: _plans_of(shrunken(config)))
-    mesh, lone = build_mesh(plan, world.comm), build_mesh(lone_plan, alone())
-    found, expected = _Run(plan, mesh), _Run(lone_plan, lone)
-    mine = [difference for step in range(1, STEPS + 1) for difference in _compare(step, found.step(step), expected.step(step), found)]
+    mesh = build_mesh(plan, world.comm)
+    lone = build_mesh(lone_plan, alone())
+    found = _Run(plan, mesh)
+    expected = _Run(lone_plan, lone)
+    mine = [
+        difference
+        for step in range(1, STEPS + 1)
+        for difference in _compare(step, found.step(step), expected.step(step), found)
+    ]
     mesh.free()
     lone.free()
-    return sorted((d for part in world.all_gather("what differs", mine) for d in part), key=lambda difference: difference.order)
+    return sorted(
+        (d for part in world.all_gather("what differs", mine) for d in part),
+        key=lambda difference: difference.order,
+    )
 
 
 def _plans_of(small: Config) -> tuple[Plan, Plan]:
-    """Return the plans of a model in its layout and on one rank, with programs: what a schedule can't do is found now."""
+    """Return the plans of a model in its layout and on one rank, with programs.
+
+    What a schedule can't do is found now.
+    """
     plans = plan_of(small), plan_of(on_one_rank(small))
     for plan in plans:
         _ = plan.training  # made, and proved, when it is asked for
@@ -134,15 +175,24 @@ def report(config: Config, differences: list[Difference]) -> str:
     """Return what was found, in words."""
     parallel = config.parallel
     experts = f", ep {parallel.ep} x etp {parallel.etp}" if config.experts.count else ""
-    layout = f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}{experts}, {config.pipeline.schedule}"
+    layout = (
+        f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}{experts}, "
+        f"{config.pipeline.schedule}"
+    )
     layout += _left_out(config)
     if not differences:
-        return f"verified: {layout}: losses, norms, gradients and weights of {STEPS} steps equal one rank's to {TOLERANCE:.0e}"
+        return (
+            f"verified: {layout}: losses, norms, gradients and weights of {STEPS} steps equal one rank's to "
+            f"{TOLERANCE:.0e}"
+        )
     first = differences[0]
     same = [d for d in differences if d.order == first.order]
     where = ", ".join(_where([d.coordinates for d in same], parallel)) or "every rank"
     error = max(d.error for d in same)
-    return f"wrong: {layout}: {first.tensor} differs from one rank's by {error:.1e}, after {first.instruction}, on {where}"
+    return (
+        f"wrong: {layout}: {first.tensor} differs from one rank's by {error:.1e}, after {first.instruction}, "
+        f"on {where}"
+    )
 
 
 def _where(wrong: list[dict[str, int]], parallel: Parallel) -> list[str]:
@@ -162,11 +212,15 @@ class _Run:
     """One of the two trainings."""
 
     def __init__(self, plan: Plan, mesh: Mesh):
-        self.config, self.mesh = plan.config, mesh
+        self.config = plan.config
+        self.mesh = mesh
         self.actor = Actor(plan, mesh, torch.device("cpu"))
 
     def step(self, step: int) -> tuple[float, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Train a step on random tokens; return loss, norm, gradients before clipping, and weights, by parameter."""
+        """Train a step on random tokens.
+
+        Return loss, norm, gradients before clipping, and weights, by parameter.
+        """
         result = self.actor.run_step(step, self._microbatches(step), LR)
         clip = self.config.optimizer.clip
         clipped = min(1.0, clip / result.grad_norm) if clip else 1.0
@@ -175,10 +229,13 @@ class _Run:
         return result.loss, result.grad_norm, grads, {p.spec.name: p.weight.clone() for p in pieces}
 
     def _microbatches(self, step: int) -> list[Microbatch]:
-        config, dice = self.config, np.random.default_rng(step)
+        config = self.config
+        dice = np.random.default_rng(step)
         rows = dice.integers(END + 1, VOCAB, (config.batch.global_, config.data.sequence + 1))
         separate = config.data.documents == "separate"
-        if separate:  # the first row is one document, across all cuts of the sequence, the last has many: ranks count unequal numbers
+        # the first row is one document, across all cuts of the sequence, the last has many: ranks
+        # count unequal numbers
+        if separate:
             rows[dice.random(rows.shape) < np.linspace(0, 0.6, len(rows))[:, None]] = END
         mine = torch.from_numpy(rows).chunk(config.parallel.dp)[self.mesh["dp"].rank]
         return self.actor.cut(mine, END if separate else None)
@@ -196,23 +253,36 @@ def _compare(step: int, found, expected, run: _Run) -> list[Difference]:
     """Compare in the order in which an error travels: loss, gradients, norm, weights."""
     differences = []
 
-    def compare(order: int, index: int, what: str, instruction: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    def compare(
+        order: int, index: int, what: str, instruction: str, a: torch.Tensor, b: torch.Tensor
+    ) -> None:
         error = ((a - b).abs().max() / (b.abs().max() + 1e-300)).item()
         if not error <= TOLERANCE:
-            differences.append(Difference((step, order, index), f"step {step}, {what}", error, instruction, run.mesh.coordinates))
+            differences.append(
+                Difference(
+                    (step, order, index), f"step {step}, {what}", error, instruction, run.mesh.coordinates
+                )
+            )
 
     names = {name: index for index, name in enumerate(expected[2])}
     compare(0, 0, "the loss", "NORM", torch.tensor(found[0]), torch.tensor(expected[0]))
     compare(2, 0, "the gradient norm", "NORM", torch.tensor(found[1]), torch.tensor(expected[1]))
     for piece in run.actor.gradients.pieces:
-        name, done = piece.spec.name, run.completed_by(piece)
-        compare(1, names[name], f"the gradient of {name}", done, found[2][name], _part(expected[2][name], piece))
-        compare(3, names[name], f"the updated {name}", "UPDATE", found[3][name], _part(expected[3][name], piece))
+        name = piece.spec.name
+        done = run.completed_by(piece)
+        compare(
+            1, names[name], f"the gradient of {name}", done, found[2][name], _part(expected[2][name], piece)
+        )
+        compare(
+            3, names[name], f"the updated {name}", "UPDATE", found[3][name], _part(expected[3][name], piece)
+        )
     return differences
 
 
 def _part(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
     """Return what a rank has of a parameter, given flat: a run of elements of a box."""
     spec = piece.spec
-    box = whole.view(spec.whole)[tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))]
+    box = whole.view(spec.whole)[
+        tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))
+    ]
     return box.reshape(-1)[piece.begin : piece.end]

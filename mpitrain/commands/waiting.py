@@ -1,4 +1,6 @@
-"""A progress bar for what takes more than two seconds: on a terminal's stderr only, and gone when it is done."""
+"""A progress bar for what takes more than two seconds: on a terminal's stderr only, and gone when
+it is done.
+"""
 
 import sys
 import threading
@@ -11,7 +13,9 @@ class Waiting:
     """Use as a context manager around what may take long, and hand it over to what can tell how far it is."""
 
     def __init__(self, what: str):
-        self._what, self._done, self._total = what, 0, 0
+        self._what = what
+        self._done = 0
+        self._total = 0
         self._bar = None
         self._lock = threading.Lock()
         self._timer = threading.Timer(SOON_S, self._show)
@@ -32,7 +36,8 @@ class Waiting:
 
     def __call__(self, done: int, total: int) -> None:
         """`done` steps of `total` are over; the total may grow."""
-        self._done, self._total = done, total
+        self._done = done
+        self._total = total
 
     def _show(self) -> None:
         from rich.console import Console  # here: most commands answer before it would be loaded
@@ -49,6 +54,12 @@ class Waiting:
         console = Console(stderr=True)
         with self._lock:
             if self._timer is not None and console.is_interactive:
-                self._bar = Bar(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True)
+                self._bar = Bar(
+                    TextColumn("{task.description}"),
+                    BarColumn(),
+                    TimeElapsedColumn(),
+                    console=console,
+                    transient=True,
+                )
                 self._bar.add_task(self._what, total=None)
                 self._bar.start()

@@ -1,14 +1,15 @@
 r"""Cut a long document where the tokens of its pieces are those of the whole.
 
-The library takes 125 to 160 bytes of memory for each byte of a text. A document is cut behind an ASCII letter
-or digit and before a space or a line break. There the pre-tokenizers of published models end a word, whatever
-stands around, and their normalizers join nothing. Other tokenizers get whole documents, if memory holds them.
+The library takes 125 to 160 bytes of memory for each byte of a text. A document is cut behind an
+ASCII letter or digit and before a space or a line break. There the pre-tokenizers of published
+models end a word, whatever stands around, and their normalizers join nothing. Other tokenizers get
+whole documents, if memory holds them.
 
-    pre-tokenizer         cuts before    because
-    ByteLevel, Split      space, \n      no alternative of their patterns has white space behind those
-    Whitespace, Bert      space, \n      white space belongs to no word
-    Metaspace             space          a word begins with the sign for the space before it
-    none, and BPE         space          no token has a sign for a space behind those, so no merge
+    pre-tokenizer     cuts before  because
+    ByteLevel, Split  space, \n    no alternative of their patterns has white space behind those
+    Whitespace, Bert  space, \n    white space belongs to no word
+    Metaspace         space        a word begins with the sign for the space before it
+    none, and BPE     space        no token has a sign for a space behind those, so no merge
 """
 
 import re
@@ -22,10 +23,12 @@ MEMORY_PER_BYTE = 160  # of a text, with the offsets of its tokens
 TAIL_BYTES = 4096  # where a place to cut at is looked for first
 SPACE_SIGN = "▁"
 
-# Alternatives of published patterns: tokenizer.json of GPT-2, Llama 3, Qwen, gpt-oss, GLM-4, DeepSeek-V3.
+# Alternatives of published patterns: tokenizer.json of GPT-2, Llama 3, Qwen, gpt-oss, GLM-4,
+# DeepSeek-V3.
 ANY_CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 BEFORE = r"[^\r\n\p{L}\p{N}]?"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 OF_WHITE = frozenset((r"\s+", r"\s"))
 OF_OTHERS = frozenset(
     (
@@ -60,10 +63,8 @@ class Cutting(NamedTuple):
 
     def pieces(self, text: bytes) -> Iterator[bytes]:
         """Yield the pieces of a text, of PIECE_BYTES at most wherever there is a place to cut at."""
-        begin, wanted = (
-            0,
-            re.compile(rb"[A-Za-z0-9](?=[%s][^ \n])" % self.before.encode()) if self.before else None,
-        )
+        begin = 0
+        wanted = re.compile(rb"[A-Za-z0-9](?=[%s][^ \n])" % self.before.encode()) if self.before else None
         while wanted is not None and len(text) - begin > PIECE_BYTES:
             cut = _last(wanted, text, begin, begin + PIECE_BYTES)
             if not cut:
@@ -89,12 +90,11 @@ def cutting(content: bytes, vocabulary: Iterable[str]) -> Cutting:
     """Return where texts may be cut. content: of a tokenizer.json.  vocabulary: the words of its model."""
     try:
         found = msgspec.json.decode(content, type=_File)
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # the library reads more than JSON has
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # the library reads more than JSON has
         return Cutting()
-    normalizers, pre_tokenizers = (
-        _flat(found.normalizer, "normalizers"),
-        _flat(found.pre_tokenizer, "pretokenizers"),
-    )
+    normalizers = _flat(found.normalizer, "normalizers")
+    pre_tokenizers = _flat(found.pre_tokenizer, "pretokenizers")
     prepends = [each for each in normalizers if each.get("type") == "Prepend"]
     if not all(_is_plain(each) for each in normalizers if each not in prepends) or not all(
         map(_is_apart, found.added_tokens)

@@ -1,8 +1,10 @@
 """Which document each position of a row belongs to, and which of its targets carry loss.
 
-    tokens       a  b  .  c  d  e  .  .  f         `.` is the end-of-text token: it belongs to the document it ends
-    documents    0  0  0  1  1  1  1  2            of the inputs, all tokens but the last
-    targets      b  .  -  d  e  .  -  -            the next tokens; -: no loss, as nothing tells how another document begins
+    tokens     a  b  .  c  d  e  .  .  f  `.` is the end-of-text token: it belongs to the document
+                                          it ends
+    documents  0  0  0  1  1  1  1  2     of the inputs, all tokens but the last
+    targets    b  .  -  d  e  .  -  -     the next tokens; -: no loss, as nothing tells how another
+                                          document begins
 
 A row may begin and end in the middle of a document.
 """
@@ -12,7 +14,9 @@ import torch
 IGNORED = -1  # a target that carries no loss
 
 
-Ends = torch.Tensor | int  # where a document ends, true at its last token, as many as there are tokens; or the token that ends each
+# where a document ends, true at its last token, as many as there are tokens; or the token that ends
+# each
+Ends = torch.Tensor | int
 
 
 def documents_of(inputs_BT: torch.Tensor, ends: Ends) -> torch.Tensor:
@@ -22,8 +26,12 @@ def documents_of(inputs_BT: torch.Tensor, ends: Ends) -> torch.Tensor:
 
 
 def separate(tokens: torch.Tensor, ends: Ends) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (documents, targets) of rows of tokens [..., T + 1], [..., T] each; IGNORED where a target carries no loss."""
-    inputs, targets = tokens[..., :-1], tokens[..., 1:]
+    """Return (documents, targets) of rows of tokens [..., T + 1], [..., T] each.
+
+    IGNORED where a target carries no loss.
+    """
+    inputs = tokens[..., :-1]
+    targets = tokens[..., 1:]
     ends_BT = _ends(tokens, ends)[..., :-1]
     return documents_of(inputs, ends_BT), targets.masked_fill(ends_BT, IGNORED)
 
@@ -33,7 +41,10 @@ def _ends(tokens: torch.Tensor, ends: Ends) -> torch.Tensor:
 
 
 def further_targets(targets_BT: torch.Tensor, depths: int) -> tuple[torch.Tensor, ...]:
-    """Return the targets of each further depth, of whole rows: the token after the target before, if both are of one document."""
+    """Return the targets of each further depth, of whole rows.
+
+    The token after the target before, if both are of one document.
+    """
     found = [targets_BT]
     for depth in range(depths):
         ahead = torch.full_like(targets_BT, IGNORED)

@@ -1,7 +1,10 @@
-"""Tokens that aren't complete yet: what is prepared is kept when a run has to leave or is killed, and its next start goes on there.
+"""Tokens that aren't complete yet.
 
-    tokens.bin.tmp, ends.bin.tmp      so far, and perhaps some that aren't noted yet
-    tokens.part.json                  Kept: how much of them is on disk. Written after each sync; digests say whether it is still the same
+What is prepared is kept when a run has to leave or is killed, and its next start goes on there.
+
+tokens.bin.tmp, ends.bin.tmp  so far, and perhaps some that aren't noted yet
+tokens.part.json              Kept: how much of them is on disk. Written after each sync; digests
+                              say whether it is still the same
 """
 
 import os
@@ -18,13 +21,17 @@ from mpitrain.data.corpus import BEGIN, Position
 from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, Origin, Tally
 from mpitrain.inputs import open_regular, read_regular, remove, replacing
 
-DRAFT, DRAFT_ENDS, PART = "tokens.bin.tmp", "ends.bin.tmp", "tokens.part.json"
+DRAFT = "tokens.bin.tmp"
+DRAFT_ENDS = "ends.bin.tmp"
+PART = "tokens.part.json"
 BLOCK_BYTES = 1 << 20
 KEEP_S = 20.0  # of work that a kill can cost
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What is on disk of a draft. digest, ends: xxh3-128 of the first `count` tokens, and of the ends of all documents but the last.
+    """What is on disk of a draft. digest, ends.
+
+    xxh3-128 of the first `count` tokens, and of the ends of all documents but the last.
 
     after: where the next document begins.
     """
@@ -41,17 +48,22 @@ class GrowingFile:
     """An array that grows on disk. count, digest: of all its elements so far."""
 
     def __init__(self, path: Path, dtype: np.dtype):
-        self.path, self._dtype = path, dtype
-        self.count, self.digest = 0, xxhash.xxh3_128()
+        self.path = path
+        self._dtype = dtype
+        self.count = 0
+        self.digest = xxhash.xxh3_128()
 
     def begin(self) -> None:
         """Make the file, which is not there. Raises OSError."""
-        self.count, self.digest = 0, xxhash.xxh3_128()
+        self.count = 0
+        self.digest = xxhash.xxh3_128()
         new = os.O_RDWR | os.O_CREAT | os.O_EXCL
         self._file = open(open_regular(self.path, new, OWN), "r+b")  # noqa: SIM115  # closed in close() and cut()
 
     def take_up(self, count: int, digest: str, below: int, each: Callable[[str], object]) -> bool:
-        """Go on after the first `count` elements, all below a limit; return False if the file hasn't these."""
+        """Go on after the first `count` elements, all below a limit; return False if the file
+        hasn't these.
+        """
         try:
             self._file = open(open_regular(self.path, os.O_RDWR, OWN), "r+b")  # noqa: SIM115
         except OSError:
@@ -100,13 +112,24 @@ class GrowingFile:
 
 
 class Draft:
-    """The growing files of one rank. tally: of all that was read so far.  after: the document to go on with."""
+    """The growing files of one rank.
+
+    tally: of all that was read so far.
+    after: the document to go on with.
+    """
 
     def __init__(self, folder: Path, origin: Origin, dtype: np.dtype, each: Callable[[str], object]):
-        """Go on with what is kept, if it was made from `origin` and is whole; else begin anew. each: called while it is checked."""
-        self._folder, self._origin = folder, origin
-        self._tokens, self._ends = GrowingFile(folder / DRAFT, dtype), GrowingFile(folder / DRAFT_ENDS, ENDS_DTYPE)
-        self.after, self.tally, self._kept_at = BEGIN, Tally(), time.monotonic()
+        """Go on with what is kept, if it was made from `origin` and is whole; else begin anew.
+
+        each: called while it is checked.
+        """
+        self._folder = folder
+        self._origin = origin
+        self._tokens = GrowingFile(folder / DRAFT, dtype)
+        self._ends = GrowingFile(folder / DRAFT_ENDS, ENDS_DTYPE)
+        self.after = BEGIN
+        self.tally = Tally()
+        self._kept_at = time.monotonic()
         self._noted = self.tally
         kept = read_kept(folder)
         if kept is None or not self._take_up(kept, each):
@@ -130,7 +153,9 @@ class Draft:
             self._tokens.add(between)
             self._end_document()
         self._tokens.add(ids)
-        self.after, self.tally, self._noted = after, tally, tally
+        self.after = after
+        self.tally = tally
+        self._noted = tally
         if time.monotonic() - self._kept_at > KEEP_S:
             self.keep()
 
@@ -142,7 +167,8 @@ class Draft:
             kept = Kept(self._origin, self.count, digest, self.after, ends, self._noted)
             with replacing(self._folder / PART, OWN) as file:
                 file.write(msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
-        self._kept, self._kept_at = self._counts, time.monotonic()
+        self._kept = self._counts
+        self._kept_at = time.monotonic()
 
     def complete(self) -> tuple[np.ndarray, np.ndarray]:
         """Bring all tokens and ends to the disk, and return both."""
@@ -187,7 +213,9 @@ class Draft:
         if not self._ends.take_up(kept.tally.documents - 1, kept.ends, kept.count + 1, each):
             self._tokens.close()
             return False
-        self.after, self.tally, self._noted = kept.after, kept.tally, kept.tally
+        self.after = kept.after
+        self.tally = kept.tally
+        self._noted = kept.tally
         return True
 
 

@@ -1,7 +1,7 @@
 """Turn the documents of a corpus into ids: in pieces, a share for each rank, in the order of the corpus.
 
-    documents      one   a long one   three          cutting.py cuts the long one
-    shares         [one, a lo] [ng on] [e, three]    of SHARE_BYTES at most; a round has one for each rank
+documents  one   a long one   three        cutting.py cuts the long one
+shares     [one, a lo] [ng on] [e, three]  of SHARE_BYTES at most; a round has one for each rank
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,8 @@ from mpitrain.errors import DataError
 from mpitrain.inputs import shown
 
 SHARE_BYTES = PIECE_BYTES
-DOCUMENT_BYTES = 128  # what a document takes of a share besides its text: there may be millions of empty ones
+# what a document takes of a share besides its text: there may be millions of empty ones
+DOCUMENT_BYTES = 128
 
 Texts = Sequence[bytes]
 
@@ -105,7 +106,8 @@ def _require_memory(name: str, text: bytes, tokenizer: Tokenizer) -> None:
 
 def _rounds(pieces: Iterable[Piece], num_shares: int) -> Iterator[list[list[Piece]]]:
     """Yield shares of SHARE_BYTES at most, `num_shares` together; a longer piece is a share by itself."""
-    shares, size = [list[Piece]()], 0
+    shares = [list[Piece]()]
+    size = 0
     for piece in pieces:
         num_bytes = len(piece.text) + DOCUMENT_BYTES
         if shares[-1] and size + num_bytes > SHARE_BYTES:

@@ -1,7 +1,10 @@
-"""The files of a corpus, in the same order on every machine; what is left out of it, and everything that can be wrong with files.
+"""The files of a corpus, in the same order on every machine.
 
-A folder is read with all that is in it, linked folders too: of JSON lines the files with a suffix of theirs, of text every file. A file
-that is named, or matched by a pattern, is read whatever its suffix. Of files with the same content the first one is read.
+What is left out of it, and everything that can be wrong with files.
+
+A folder is read with all that is in it, linked folders too: of JSON lines the files with a suffix
+of theirs, of text every file. A file that is named, or matched by a pattern, is read whatever its
+suffix. Of files with the same content the first one is read.
 """
 
 import glob
@@ -17,9 +20,11 @@ import xxhash
 from mpitrain.errors import DataError
 from mpitrain.inputs import PIECE, is_there, listed, open_file, require_file, shown
 
-MOST_BYTES = {"python-stdlib": 1 << 30, "text": 1 << 32, "jsonl": 1 << 50}  # of a file: a document is in memory at once
+# of a file: a document is in memory at once
+MOST_BYTES = {"python-stdlib": 1 << 30, "text": 1 << 32, "jsonl": 1 << 50}
 
-SUFFIXES = {"python-stdlib": (".py",), "text": ("",), "jsonl": (".jsonl", ".ndjson", ".jsonlines")}  # of files in a folder, in any case
+# of files in a folder, in any case
+SUFFIXES = {"python-stdlib": (".py",), "text": ("",), "jsonl": (".jsonl", ".ndjson", ".jsonlines")}
 SOURCES = tuple(SUFFIXES)
 OTHER_SUFFIXES = {  # what files in a folder of JSON lines are instead
     ".json": "JSON that is no lines of JSON",
@@ -31,11 +36,25 @@ OTHER_SUFFIXES = {  # what files in a folder of JSON lines are instead
     ".parquet": "Parquet",
     ".arrow": "Arrow",
 }
-HIDDEN, SUFFIX, EMPTY, NO_FILE, AGAIN = "hidden", "of another suffix", "empty", "no files", "the same as a file before"
+HIDDEN = "hidden"
+SUFFIX = "of another suffix"
+EMPTY = "empty"
+NO_FILE = "no files"
+AGAIN = "the same as a file before"
 IN_VALIDATION = "in data.val_path, too"
 
-# Tests hold odd encodings on purpose; installed packages and customisation differ from machine to machine.
-STDLIB_WITHOUT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "sitecustomize.py", "usercustomize.py"}
+# Tests hold odd encodings on purpose; installed packages and customisation differ from machine to
+# machine.
+STDLIB_WITHOUT = {
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "test",
+    "tests",
+    "idle_test",
+    "sitecustomize.py",
+    "usercustomize.py",
+}
 
 Paths = str | Path | Sequence[str] | None
 
@@ -56,8 +75,12 @@ class Listing(NamedTuple):
 
 
 def check_source(source: str, path: Paths, key: str = "data.path") -> None:
-    """Raise DataError unless the corpus exists, may be read and is not empty. Opens no file and writes nothing."""
-    problems, size = [], 0
+    """Raise DataError unless the corpus exists, may be read and is not empty.
+
+    Opens no file and writes nothing.
+    """
+    problems = []
+    size = 0
     for file in list_files(source, path, key).files:
         try:
             size += _stat(file.path).st_size
@@ -75,8 +98,12 @@ def check_source(source: str, path: Paths, key: str = "data.path") -> None:
 
 
 def list_files(source: str, path: Paths, key: str = "data.path") -> Listing:
-    """Return every file of the corpus, those of each folder sorted by name. Hidden files and folders are left out."""
-    roots, left_out = _roots(source, path, key), defaultdict[str, list[str]](list)
+    """Return every file of the corpus, those of each folder sorted by name.
+
+    Hidden files and folders are left out.
+    """
+    roots = _roots(source, path, key)
+    left_out = defaultdict[str, list[str]](list)
     files: list[File] = []
     for root in roots:
         if not root.is_dir():
@@ -111,9 +138,12 @@ def _in_folder(source: str, root: Path, left_out: dict[str, list[str]]) -> list[
 
 
 def unique(source: str, listing: Listing, each: Callable[[str], object] = lambda what: None) -> Listing:
-    """Leave out empty files, and those with the content of another: a link or a copy. Files of equal size are read for it.
+    """Leave out empty files, and those with the content of another: a link or a copy.
 
-    A text that is read twice counts twice, and its part that is held out lies in the training text as well.
+    Files of equal size are read for it.
+
+    A text that is read twice counts twice, and its part that is held out lies in the training text
+    as well.
     """
     if source == "python-stdlib":
         return listing
@@ -122,9 +152,12 @@ def unique(source: str, listing: Listing, each: Callable[[str], object] = lambda
     sizes = defaultdict(int)
     for stat in {(stat.st_dev, stat.st_ino): stat for stat in stats}.values():
         sizes[stat.st_size] += 1
-    files, places, contents = [], set(), dict[tuple[int, str], Path]()
+    files = []
+    places = set()
+    contents = dict[tuple[int, str], Path]()
     for file, stat in zip(listing.files, stats, strict=True):
-        place, same = (stat.st_dev, stat.st_ino), None
+        place = (stat.st_dev, stat.st_ino)
+        same = None
         if stat.st_size and place not in places and sizes[stat.st_size] > 1:
             same = contents.setdefault((stat.st_size, _digest(file, each)), file.path)
         if not stat.st_size:
@@ -138,16 +171,22 @@ def unique(source: str, listing: Listing, each: Callable[[str], object] = lambda
 
 
 def with_validation(training: Listing, validation: Listing) -> Listing:
-    """Return training files and then those of data.val_path, without training files that are among these, or copies of one."""
+    """Return training files and then those of data.val_path, without training files that are among
+    these, or copies of one.
+    """
     of_validation = {file.path for file in validation.files}
     both = unique("", Listing([*validation.files, *training.files], {}))
     kept = {file.path for file in both.files}
     left_out = defaultdict(list, training.left_out)
     for reason, names in validation.left_out.items():
         left_out[reason] += names
-    left_out[IN_VALIDATION] += [file.name for file in training.files if file.path not in kept or file.path in of_validation]
+    left_out[IN_VALIDATION] += [
+        file.name for file in training.files if file.path not in kept or file.path in of_validation
+    ]
     files = [file for file in training.files if file.path in kept and file.path not in of_validation]
-    return Listing([*files, *validation.files], {reason: names for reason, names in left_out.items() if names})
+    return Listing(
+        [*files, *validation.files], {reason: names for reason, names in left_out.items() if names}
+    )
 
 
 def _digest(file: File, each: Callable[[str], object]) -> str:
@@ -181,7 +220,10 @@ def sizes_of(listing: Listing) -> list[int]:
 
 
 def fingerprint(listing: Listing) -> str:
-    """Digest the names, sizes and times of the files: it changes when the corpus does, and no file has to be read."""
+    """Digest the names, sizes and times of the files.
+
+    It changes when the corpus does, and no file has to be read.
+    """
     digest = xxhash.xxh3_128()
     for file in listing.files:
         stat = _stat(file.path)
@@ -204,7 +246,9 @@ def no_text(
     source: str, path: Paths, left_out: dict[str, list[str]] | None = None, key: str = "data.path"
 ) -> DataError:
     if source == "python-stdlib":
-        return DataError(f'{_stdlib()} holds no text: this Python came without its sources; use data.source = "text"')
+        return DataError(
+            f'{_stdlib()} holds no text: this Python came without its sources; use data.source = "text"'
+        )
     wanted = "a .jsonl file with text" if source == "jsonl" else "a file with text"
     others = "; ".join(f"{reason}: {listed(names, 4)}" for reason, names in (left_out or {}).items())
     found = f" ({others})" if others else ""
@@ -227,7 +271,9 @@ def _roots(source: str, path: Paths, key: str = "data.path") -> list[Path]:
     if source == "python-stdlib":
         if path:
             found = f'{key} = "{named(path)}"'
-            raise DataError(f'{found} has no use with data.source = "python-stdlib"; use data.source = "text" or "jsonl"')
+            raise DataError(
+                f'{found} has no use with data.source = "python-stdlib"; use data.source = "text" or "jsonl"'
+            )
         return [_stdlib()]
     if not path:
         raise DataError(f'data.source = "{source}" needs {key}; set it to a file or a folder')
@@ -247,14 +293,18 @@ def _matches(name: str | Path, key: str) -> list[Path]:
         return [Path(text)]
     found = [Path(each) for each in sorted(glob.glob(text, recursive=True))]
     if any(each.is_file() for each in found):
-        found = [each for each in found if not each.is_dir()]  # a/** matches folders besides what is in them
+        # a/** matches folders besides what is in them
+        found = [each for each in found if not each.is_dir()]
     if not found:
         raise DataError(f'{key} = "{shown(text)}" matches nothing; change the pattern')
     return found
 
 
 def _walk(root: Path, is_left_out: Callable[[str], bool], links: bool) -> Iterator[tuple[Path, str]]:
-    """Yield what is below `root`, and why it is left out, if it is. Broken links are not, so that reading them gives an error."""
+    """Yield what is below `root`, and why it is left out, if it is.
+
+    Broken links are not, so that reading them gives an error.
+    """
 
     def refuse(error: OSError):
         raise unreadable(error.filename, error.strerror) from error
@@ -288,7 +338,10 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_no_stdlib_source(name: str) -> bool:
-    """True for what not every installation of this Python has; _sysconfigdata and config-* are written for one machine."""
+    """True for what not every installation of this Python has.
+
+    _sysconfigdata and config-* are written for one machine.
+    """
     return name in STDLIB_WITHOUT or name.startswith((".", "_sysconfigdata", "config-"))
 
 

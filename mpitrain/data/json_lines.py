@@ -1,4 +1,7 @@
-"""The text in a line of a JSONL file. What nobody reads of it may be anything that Python's json writes: NaN, halves of characters."""
+"""The text in a line of a JSONL file.
+
+What nobody reads of it may be anything that Python's json writes: NaN, halves of characters.
+"""
 
 import codecs
 import json
@@ -9,7 +12,14 @@ import msgspec
 
 from mpitrain.inputs import listed, shown
 
-KINDS = {dict: "an object", list: "an array", str: "a string", bool: "true or false", float: "a number", type(None): "null"}
+KINDS = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "true or false",
+    float: "a number",
+    type(None): "null",
+}
 MARK = codecs.BOM_UTF8.decode()
 
 
@@ -23,7 +33,9 @@ def text_of(line: bytes, key: str) -> bytes:
         return text.removeprefix(MARK).encode()
     except UnicodeEncodeError as error:
         half = shown(text[error.start])
-        raise ValueError(f'half of a character that JSON writes as two ({half}) under the key "{shown(key)}"') from None
+        raise ValueError(
+            f'half of a character that JSON writes as two ({half}) under the key "{shown(key)}"'
+        ) from None
 
 
 @cache

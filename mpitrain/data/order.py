@@ -1,11 +1,13 @@
-"""Which tokens a step trains on: a pure function of (seed, slot). There is no state, so resuming needs only the step.
+"""Which tokens a step trains on: a pure function of (seed, slot).
 
-    slot  = step * global batch + index in the batch        epoch = slot // num_sequences
+There is no state, so resuming needs only the step.
 
-    tokens  0 1 2 3 4 5 6 7 8 9        sequence = 3: window i is tokens[3i : 3i + 4], and its last token
-            |- - -|                    is the first of window i + 1: it is a target here and an input there
-                  |- - -|
-                        |- - -|
+slot  = step * global batch + index in the batch        epoch = slot // num_sequences
+
+tokens  0 1 2 3 4 5 6 7 8 9        sequence = 3: window i is tokens[3i : 3i + 4], and its last token
+        |- - -|  is the first of window i + 1: it is a target here and an input there
+              |- - -|
+                    |- - -|
 """
 
 import numpy as np
@@ -15,7 +17,9 @@ from mpitrain.errors import DataError
 
 
 class Sampler:
-    """The sequences of a text in an order of their own for every epoch, or, when `seed` is None, always as they lie."""
+    """The sequences of a text in an order of their own for every epoch, or, when `seed` is None,
+    always as they lie.
+    """
 
     def __init__(self, text: Text | np.ndarray, sequence: int, seed: int | None = None):
         if len(text) < sequence + 1:
@@ -31,7 +35,9 @@ class Sampler:
 
     def rows(self, slots) -> Rows:
         """Return the windows for `slots`, in the order asked: [len(slots), sequence + 1]."""
-        return self._text.rows(self._windows(np.asarray(slots, np.int64)) * self._sequence, self._sequence + 1)
+        return self._text.rows(
+            self._windows(np.asarray(slots, np.int64)) * self._sequence, self._sequence + 1
+        )
 
     def sequences(self, slots) -> np.ndarray:
         """Return the tokens of these windows."""
@@ -43,7 +49,8 @@ class Sampler:
         if self._seed is None:
             return places
         windows = np.empty_like(places)
-        for epoch in np.unique(epochs):  # ascending: a batch over the end of an epoch leaves the new epoch in the cache
+        # ascending: a batch over the end of an epoch leaves the new epoch in the cache
+        for epoch in np.unique(epochs):
             here = epochs == epoch
             windows[here] = self._permutation(int(epoch))[places[here]]
         return windows
@@ -51,7 +58,10 @@ class Sampler:
     def _permutation(self, epoch: int) -> np.ndarray:
         """Return the order of the windows in one epoch. Only the last one asked for is kept."""
         if self._cached[0] != epoch:
-            # Raw bits of a bit generator are the same in every NumPy version; methods of Generator, such as permutation, are not.
-            keys = np.random.Philox(key=np.array([self._seed, epoch], np.uint64)).random_raw(self.num_sequences)
+            # Raw bits of a bit generator are the same in every NumPy version; methods of Generator,
+            # such as permutation, are not.
+            keys = np.random.Philox(key=np.array([self._seed, epoch], np.uint64)).random_raw(
+                self.num_sequences
+            )
             self._cached = (epoch, np.argsort(keys, kind="stable"))
         return self._cached[1]

@@ -1,4 +1,7 @@
-"""What prepared tokens were made from, and what was read for them: the parts of tokens.json and of what is kept of a draft."""
+"""What prepared tokens were made from, and what was read for them.
+
+The parts of tokens.json and of what is kept of a draft.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -12,7 +15,9 @@ from mpitrain.inputs import shown
 ENDS_DTYPE = np.dtype("<i8")
 OWN = 2  # names that are a run's own: data/tokens.bin; none of them may be a link
 MOST_BYTES = 1 << 16  # of a description, which has 700
-FORM = 2  # of what is made of a text; 1: special tokens were found in it, and a document ended at each token that was end_of_text
+# of what is made of a text; 1: special tokens were found in it, and a document ended at each token
+# that was end_of_text
+FORM = 2
 
 Count = Annotated[int, Meta(ge=1, le=2**62)]
 CountOrNone = Annotated[int, Meta(ge=0, le=2**62)]
@@ -21,8 +26,9 @@ CountOrNone = Annotated[int, Meta(ge=0, le=2**62)]
 class Origin(msgspec.Struct, frozen=True):
     """What the tokens were made from.
 
-    files: fingerprint of the corpus.  tokenizer: Tokenizer.identity.  end_of_text, begin_of_text: what goes between two documents, and
-    before each.
+    files: fingerprint of the corpus.
+    tokenizer: Tokenizer.identity.
+    end_of_text, begin_of_text: what goes between two documents, and before each.
     """
 
     source: str
@@ -49,13 +55,19 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """What was read. size: bytes of text.  unknown: tokens that stand for what the tokenizer doesn't know.  left_out: by reason."""
+    """What was read.
+
+    size: bytes of text.
+    unknown: tokens that stand for what the tokenizer doesn't know.
+    left_out: by reason.
+    """
 
     documents: CountOrNone = 0
     size: CountOrNone = 0
     unknown: CountOrNone = 0
     files: CountOrNone = 0
-    training: CountOrNone | None = None  # documents before those of data.val_path; None: there is no such path
+    # documents before those of data.val_path; None: there is no such path
+    training: CountOrNone | None = None
     left_out: dict[str, LeftOut] = {}
 
     def with_document(self, size: int, unknown: int) -> "Tally":
@@ -70,6 +82,12 @@ class Tally(msgspec.Struct, frozen=True):
     def told(self, count: int) -> str:
         """Return what was read, in one line. count: of tokens."""
         read = f"{self.files:,} files, {self.documents:,} documents, {self.size:,} bytes, {count:,} tokens"
-        unknown = f"; {self.unknown:,} tokens ({self.unknown / count:.1%}) are unknown to the tokenizer" if self.unknown else ""
-        others = [f"{each.count:,} {shown(reason)} ({shown(each.first)})" for reason, each in self.left_out.items()]
+        unknown = (
+            f"; {self.unknown:,} tokens ({self.unknown / count:.1%}) are unknown to the tokenizer"
+            if self.unknown
+            else ""
+        )
+        others = [
+            f"{each.count:,} {shown(reason)} ({shown(each.first)})" for reason, each in self.left_out.items()
+        ]
         return f"{read}{unknown}; left out: {', '.join(others) or 'nothing'}"

@@ -22,7 +22,9 @@ class Pace:
         how: str,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._say, self._clock, self._offsets = say, clock, [0, *accumulate(sizes)]
+        self._say = say
+        self._clock = clock
+        self._offsets = [0, *accumulate(sizes)]
         self._done = self._first = self._at(after)
         self._within = 0
         self._began = self._said = clock()
@@ -33,7 +35,8 @@ class Pace:
         """Count a piece that is encoded, and say how far this is, if it is time."""
         self._within += len(piece.text)
         if piece.is_last:
-            self._done, self._within = self._at(piece.document.after), 0
+            self._done = self._at(piece.document.after)
+            self._within = 0
         now = self._clock()
         if now - self._said >= SAY_S:
             self._said = now

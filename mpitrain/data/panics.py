@@ -1,4 +1,7 @@
-"""Errors of the tokenizers library that are panics of its own code: told from others, and kept from printing their stacks."""
+"""Errors of the tokenizers library that are panics of its own code.
+
+Told from others, and kept from printing their stacks.
+"""
 
 import functools
 import os
@@ -7,11 +10,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-STDERR, MOST_KEPT_BYTES = 2, 1 << 20
+STDERR = 2
+MOST_KEPT_BYTES = 1 << 20
 
 
 def raise_what_is_not_the_librarys(error: BaseException) -> None:
-    """Raise an error again that isn't the library's own: plain Exception, or a panic, which is no Exception."""
+    """Raise an error again that isn't the library's own: plain Exception, or a panic, which is no
+    Exception.
+    """
     if not isinstance(error, Exception) and not _is_panic(error):
         raise error
 
@@ -22,7 +28,10 @@ def _is_panic(error: BaseException | None) -> bool:
 
 @functools.cache
 def _kept() -> int:
-    """Return the descriptor of a file in memory. Made once: documents are many, and some take less time than to make it."""
+    """Return the descriptor of a file in memory.
+
+    Made once: documents are many, and some take less time than to make it.
+    """
     if hasattr(os, "memfd_create"):  # Linux
         return os.memfd_create("stderr", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
@@ -31,11 +40,15 @@ def _kept() -> int:
 
 @contextmanager
 def panics_unprinted() -> Iterator[None]:
-    """Keep what a panic of the library prints by itself from the console: some forty lines above the one message.
+    """Keep what a panic of the library prints by itself from the console.
 
-    It writes to descriptor 2, which leads elsewhere meanwhile. What others have written there is written again, unless it is a panic's.
+    Some forty lines above the one message.
+
+    It writes to descriptor 2, which leads elsewhere meanwhile. What others have written there is
+    written again, unless it is a panic's.
     """
-    panic, console = False, os.dup(STDERR)
+    panic = False
+    console = os.dup(STDERR)
     os.dup2(_kept(), STDERR)
     try:
         yield

@@ -1,9 +1,10 @@
 """Tokens that runs share: data.tokens names a folder, which has one of each corpus and tokenizer.
 
-    data.tokens/KEY/tokens.bin, ends.bin, tokens.json    KEY: a digest of all files and the tokenizer
+    data.tokens/KEY/tokens.bin, ends.bin, tokens.json  KEY: a digest of all files and the tokenizer
 
-Each run has its own name of the same files (a hard link), or a copy where that is another file system: a run
-directory is whole. Runs that publish at once write the same bytes, each under its own names first.
+Each run has its own name of the same files (a hard link), or a copy where that is another file
+system: a run directory is whole. Runs that publish at once write the same bytes, each under its own
+names first.
 """
 
 import os

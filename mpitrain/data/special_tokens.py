@@ -1,7 +1,9 @@
-"""Which special tokens stand between documents and before each, as the model of a tokenizer was trained in its pretraining.
+"""Which special tokens stand between documents and before each, as the model of a tokenizer was
+trained in its pretraining.
 
-Only an added token that is special can be one: Gemma-3 has a `</s>` that is an HTML tag, Qwen3 one in its plain vocabulary. What
-tokenizer_config.json calls eos_token is of a chat model the end of a turn, and ended no document.
+Only an added token that is special can be one: Gemma-3 has a `</s>` that is an HTML tag, Qwen3 one
+in its plain vocabulary. What tokenizer_config.json calls eos_token is of a chat model the end of a
+turn, and ended no document.
 """
 
 from collections.abc import Mapping
@@ -13,21 +15,59 @@ import msgspec
 from mpitrain.errors import DataError
 from mpitrain.inputs import decoded, listed, read_file, shown
 
-CONFIG, MOST_CONFIG_BYTES = "tokenizer_config.json", 1 << 26
+CONFIG = "tokenizer_config.json"
+MOST_CONFIG_BYTES = 1 << 26
 
-# What well-known models call the token between two documents; the first that the file has as a special token is used.
+# What well-known models call the token between two documents; the first that the file has as a
+# special token is used.
 END_OF_TEXT = (
-    *("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<|end▁of▁sentence|>", "<end_of_sentence>", "<EOS_TOKEN>", "<seed:eos>"),
+    *(
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<｜end▁of▁sentence｜>",
+        "<|end▁of▁sentence|>",
+        "<end_of_sentence>",
+        "<EOS_TOKEN>",
+        "<seed:eos>",
+    ),
     *("<eos>", "<|eos|>", "[EOS]", "</s>", "<EOS>", "|ENDOFTEXT|", "[SEP]"),
 )
 # Of tokens of form 1, special or not.
 OLDER_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 END_OF_TURN = {
-    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|return|>", "<|end|>", "<|call|>", "<|eot|>", "<|user|>"),
-    *("<|END_OF_TURN_TOKEN|>", "<|assistant|>", "<|end_of_turn|>", "<|im_sep|>", "<|role_end|>", "<|message_end|>", "<|hy_eos|>"),
+    *(
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|return|>",
+        "<|end|>",
+        "<|call|>",
+        "<|eot|>",
+        "<|user|>",
+    ),
+    *(
+        "<|END_OF_TURN_TOKEN|>",
+        "<|assistant|>",
+        "<|end_of_turn|>",
+        "<|im_sep|>",
+        "<|role_end|>",
+        "<|message_end|>",
+        "<|hy_eos|>",
+    ),
 }
 BEGIN_OF_TEXT = (
-    *("<|begin_of_text|>", "<bos>", "<｜begin▁of▁sentence｜>", "<s>", "<BOS_TOKEN>", "<|startoftext|>", "<seed:bos>", "[BOS]"),
+    *(
+        "<|begin_of_text|>",
+        "<bos>",
+        "<｜begin▁of▁sentence｜>",
+        "<s>",
+        "<BOS_TOKEN>",
+        "<|startoftext|>",
+        "<seed:bos>",
+        "[BOS]",
+    ),
     *("<beginning_of_sentence>", "<|bos|>"),
 )
 
@@ -41,7 +81,9 @@ class Declared(NamedTuple):
 
     def as_config(self) -> bytes:
         """Return a tokenizer_config.json that says the same."""
-        return msgspec.json.encode({"eos_token": self.end, "bos_token": self.begin, "add_bos_token": self.adds_begin})
+        return msgspec.json.encode(
+            {"eos_token": self.end, "bos_token": self.begin, "add_bos_token": self.adds_begin}
+        )
 
 
 class Named(NamedTuple):
@@ -53,7 +95,10 @@ class Named(NamedTuple):
 
 
 def declared(tokenizer_file: Path) -> Declared:
-    """Return what tokenizer_config.json beside a tokenizer's file says; nothing if there is none that can be read."""
+    """Return what tokenizer_config.json beside a tokenizer's file says.
+
+    Nothing if there is none that can be read.
+    """
     try:
         return declared_in(read_file(tokenizer_file.with_name(CONFIG), MOST_CONFIG_BYTES))
     except OSError:
@@ -67,7 +112,9 @@ def declared_in(content: bytes) -> Declared:
     except (ValueError, msgspec.MsgspecError):
         return Declared()
     adds = found.get("add_bos_token")
-    return Declared(_name(found.get("eos_token")), _name(found.get("bos_token")), adds if isinstance(adds, bool) else None)
+    return Declared(
+        _name(found.get("eos_token")), _name(found.get("bos_token")), adds if isinstance(adds, bool) else None
+    )
 
 
 def _name(token: Any) -> str:
@@ -76,8 +123,13 @@ def _name(token: Any) -> str:
     return found if isinstance(found, str) else ""
 
 
-def end_of_text(asked: str | None, special: Mapping[str, int], every: Mapping[str, int], says: Declared) -> Named | None:
-    """Return the token between two documents; None if nothing stands there. asked: data.end_of_text. Raises DataError."""
+def end_of_text(
+    asked: str | None, special: Mapping[str, int], every: Mapping[str, int], says: Declared
+) -> Named | None:
+    """Return the token between two documents; None if nothing stands there.
+
+    asked: data.end_of_text. Raises DataError.
+    """
     if asked is not None:
         return _asked("data.end_of_text", asked, special, every)
     if says.end in END_OF_TEXT and says.end in special:
@@ -93,7 +145,9 @@ def end_of_text(asked: str | None, special: Mapping[str, int], every: Mapping[st
 def begin_of_text(
     asked: str | None, special: Mapping[str, int], every: Mapping[str, int], says: Declared, first: str
 ) -> Named | None:
-    """Return the token before each document; None if there is none. asked: data.begin_of_text. Raises DataError.
+    """Return the token before each document; None if there is none.
+
+    asked: data.begin_of_text. Raises DataError.
 
     first: what the tokenizer itself puts in front of a text.
     """
@@ -113,5 +167,7 @@ def _asked(key: str, name: str, special: Mapping[str, int], every: Mapping[str, 
         return None
     if name not in every:
         known = f"it has {listed(special)}" if special else "it has no special tokens"
-        raise DataError(f'{key} = "{shown(name)}" is no token of data.tokenizer: {known}; name one, or "" for none')
+        raise DataError(
+            f'{key} = "{shown(name)}" is no token of data.tokenizer: {known}; name one, or "" for none'
+        )
     return Named(every[name], name, key)

@@ -1,7 +1,8 @@
 """Training and validation text: stretches of the tokens that share none.
 
-Whole documents are held out, chosen by a hash of their place in the corpus and the seed: a corpus that is ordered by its sources is
-validated with all of them. Of a document that is longer than all that is held out its end is taken instead.
+Whole documents are held out, chosen by a hash of their place in the corpus and the seed: a corpus
+that is ordered by its sources is validated with all of them. Of a document that is longer than all
+that is held out its end is taken instead.
 """
 
 from typing import NamedTuple
@@ -20,11 +21,15 @@ class Split(NamedTuple):
 
 
 def split(ends: np.ndarray, val_fraction: float, sequence: int, seed: int) -> Split:
-    """Hold out documents of about `val_fraction` of the tokens. ends: of documents; the last one is the number of tokens.
+    """Hold out documents of about `val_fraction` of the tokens.
 
-    Where that is less than a sequence, or leaves less to train on, the tail of all tokens is held out.
+    ends: of documents; the last one is the number of tokens.
+
+    Where that is less than a sequence, or leaves less to train on, the tail of all tokens is held
+    out.
     """
-    count, window = int(ends[-1]), sequence + 1
+    count = int(ends[-1])
+    window = sequence + 1
     _require_enough(count, val_fraction, sequence)
     begins = np.concatenate([[0], ends[:-1]])
     lengths = ends - begins
@@ -32,7 +37,9 @@ def split(ends: np.ndarray, val_fraction: float, sequence: int, seed: int) -> Sp
     whole = _chosen(np.flatnonzero(~is_long), lengths, val_fraction, seed)
     long = np.flatnonzero(is_long)
     tails = (lengths[long] * val_fraction).astype(np.int64)
-    held_out = np.stack([np.append(begins[whole], ends[long] - tails), np.append(ends[whole], ends[long])], axis=1)
+    held_out = np.stack(
+        [np.append(begins[whole], ends[long] - tails), np.append(ends[whole], ends[long])], axis=1
+    )
     held_out = held_out[held_out[:, 1] > held_out[:, 0]]
     held_out = held_out[np.argsort(held_out[:, 0])]
     num_held_out = int((held_out[:, 1] - held_out[:, 0]).sum())
@@ -62,7 +69,8 @@ def _minus(stretches: np.ndarray, parts: np.ndarray) -> np.ndarray:
     """Return stretches without parts of them; both are in order."""
     left = []
     for begin, end in stretches.tolist():
-        first, behind = np.searchsorted(parts[:, 1], begin, side="right"), np.searchsorted(parts[:, 0], end)
+        first = np.searchsorted(parts[:, 1], begin, side="right")
+        behind = np.searchsorted(parts[:, 0], end)
         inner = parts[first:behind]
         left.append(np.stack([np.append(begin, inner[:, 1]), np.append(inner[:, 0], end)], axis=1))
     found = np.concatenate(left)
@@ -70,7 +78,10 @@ def _minus(stretches: np.ndarray, parts: np.ndarray) -> np.ndarray:
 
 
 def tail(count: int, val_fraction: float, sequence: int) -> Split:
-    """Hold out the last `val_fraction` of the tokens, but at least one sequence; training keeps at least one as well."""
+    """Hold out the last `val_fraction` of the tokens, but at least one sequence.
+
+    Training keeps at least one as well.
+    """
     _require_enough(count, val_fraction, sequence)
     window = sequence + 1
     held_out = min(max(int(count * val_fraction), window), count - window)
@@ -79,7 +90,8 @@ def tail(count: int, val_fraction: float, sequence: int) -> Split:
 
 def apart(ends: np.ndarray, num_training: int, sequence: int) -> Split:
     """Hold out the documents behind the first ones, which are those of data.val_path."""
-    count, window = int(ends[-1]), sequence + 1
+    count = int(ends[-1])
+    window = sequence + 1
     place = int(ends[num_training - 1]) if num_training else 0
     for key, found in (("data.path", place), ("data.val_path", count - place)):
         if found < window:
@@ -100,13 +112,15 @@ def _require_enough(count: int, val_fraction: float, sequence: int) -> None:
     window = sequence + 1  # inputs and, one further, targets
     if count < 2 * window:
         raise DataError(
-            f"data.sequence = {sequence} needs {2 * window} tokens (one sequence to train on and one to validate with), "
-            f"the corpus has {count}; use a smaller data.sequence or more text"
+            f"data.sequence = {sequence} needs {2 * window} tokens (one sequence to train on and one to "
+            f"validate with), the corpus has {count}; use a smaller data.sequence or more text"
         )
 
 
 def _chosen(documents: np.ndarray, lengths: np.ndarray, val_fraction: float, seed: int) -> np.ndarray:
-    """Return the first of `documents`, in the order of their hashes, that have `val_fraction` of their tokens together."""
+    """Return the first of `documents`, in the order of their hashes, that have `val_fraction` of
+    their tokens together.
+    """
     if not documents.size:
         return documents
     order = documents[np.argsort(_hashes(documents, seed), kind="stable")]

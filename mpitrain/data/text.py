@@ -1,7 +1,8 @@
 """A part of the prepared tokens, to read windows from: stretches of tokens.bin, one after the other.
 
-    tokens.bin    a  b  .  c  d  e  .  f  g  .       stretches [0, 3), [7, 10)
-    text          a  b  .  f  g  .                   a window may go over the end of a stretch, where a document ends, too
+tokens.bin  a  b  .  c  d  e  .  f  g  .  stretches [0, 3), [7, 10)
+text        a  b  .  f  g  .              a window may go over the end of a stretch, where a
+                                          document ends, too
 """
 
 from typing import NamedTuple
@@ -10,7 +11,10 @@ import numpy as np
 
 
 class Rows(NamedTuple):
-    """tokens: int64 [rows, length].  ends: of the same shape, true at the last token of a document; None if that isn't asked for."""
+    """tokens: int64 [rows, length].
+
+    ends: of the same shape, true at the last token of a document; None if that isn't asked for.
+    """
 
     tokens: np.ndarray
     ends: np.ndarray | None = None
@@ -19,14 +23,19 @@ class Rows(NamedTuple):
 class Text:
     """tokens: all that are prepared.  stretches: begin and end of each part [n, 2]; None: all.
 
-    ends: of documents, as ends.bin has them; or the token that ends each, of tokens of form 1; None: rows need not tell.
+    ends: of documents, as ends.bin has them; or the token that ends each, of tokens of form 1;
+    None: rows need not tell.
     """
 
-    def __init__(self, tokens: np.ndarray, stretches: np.ndarray | None = None, ends: np.ndarray | int | None = None):
+    def __init__(
+        self, tokens: np.ndarray, stretches: np.ndarray | None = None, ends: np.ndarray | int | None = None
+    ):
         whole = np.array([[0, len(tokens)]], np.int64)
-        self._tokens = np.asarray(tokens)  # an ndarray view of the memmap: rows are then ndarrays too
+        # an ndarray view of the memmap: rows are then ndarrays too
+        self._tokens = np.asarray(tokens)
         self._begins, self._lasts = (whole if stretches is None else stretches).T
-        self._offsets = np.concatenate([[0], np.cumsum(self._lasts - self._begins)])  # where each stretch begins in this text
+        # where each stretch begins in this text
+        self._offsets = np.concatenate([[0], np.cumsum(self._lasts - self._begins)])
         self._ends = ends if ends is None or isinstance(ends, int) else np.asarray(ends)
 
     def __len__(self) -> int:
@@ -49,8 +58,12 @@ class Text:
         return Rows(tokens, tokens == self._ends if isinstance(self._ends, int) else ends)
 
     def _mark(self, ends: np.ndarray, place: int, begin: int, last: int, stretch: int) -> None:
-        """Mark the last tokens of documents in a piece of a row: of tokens `begin` to `last`, which stand from `place` on."""
+        """Mark the last tokens of documents in a piece of a row.
+
+        Of tokens `begin` to `last`, which stand from `place` on.
+        """
         first, behind = np.searchsorted(self._ends, [begin + 1, last + 1])
         ends[place - 1 + self._ends[first:behind] - begin] = True
-        if last == self._lasts[stretch]:  # within a document, perhaps: what follows in this text isn't its rest
+        # within a document, perhaps: what follows in this text isn't its rest
+        if last == self._lasts[stretch]:
             ends[place + last - begin - 1] = True

@@ -10,15 +10,21 @@ from mpitrain.config import Data
 from mpitrain.errors import DataError
 from mpitrain.inputs import shown
 
-NUL, ESCAPED_NUL = b"\0", b"\xc0\x80"  # the latter is no UTF-8 for anything: modified UTF-8, as Java has it
+# the latter is no UTF-8 for anything: modified UTF-8, as Java has it
+NUL = b"\0"
+ESCAPED_NUL = b"\xc0\x80"
 
 
 class Tokenizer(Protocol):
     """Ids are below `vocab`, and those of texts below `needed`; `identity` is equal when the ids would be.
 
-    end_of_text: goes between two documents, and is the id of no text; None: nothing does.  begin_of_text: the same, before each.
-    older_end_of_text: that of tokens of form 1.  unknown: the id of what it has no token for.  told: which these are, for a line.
-    memory_per_byte: what it takes for each byte of a text, at most.  memory: what it takes itself, about.
+    end_of_text: goes between two documents, and is the id of no text; None: nothing does.
+    begin_of_text: the same, before each.
+    older_end_of_text: that of tokens of form 1.
+    unknown: the id of what it has no token for.
+    told: which these are, for a line.
+    memory_per_byte: what it takes for each byte of a text, at most.
+    memory: what it takes itself, about.
     """
 
     vocab: int
@@ -36,7 +42,10 @@ class Tokenizer(Protocol):
         """Yield the pieces of a long text, whose ids are those of the whole, one after the other."""
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Return the ids of UTF-8 `text`: [tokens], of the type `dtype_for(vocab)`; never those of control tokens."""
+        """Return the ids of UTF-8 `text`.
+
+        [tokens], of the type `dtype_for(vocab)`; never those of control tokens.
+        """
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str: ...
 
@@ -60,10 +69,13 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(*(getattr(tokenizer, name) for name in Vocabulary._fields))
 
 
-def load_tokenizer(name: str | Path, end_of_text: str | None = None, begin_of_text: str | None = None) -> Tokenizer:
+def load_tokenizer(
+    name: str | Path, end_of_text: str | None = None, begin_of_text: str | None = None
+) -> Tokenizer:
     """Return the tokenizer that data.tokenizer names: "bytes", or the path of a tokenizers JSON file.
 
-    end_of_text, begin_of_text: the names of these tokens; "": there is none; None: as the model was trained (special_tokens.py).
+    end_of_text, begin_of_text: the names of these tokens; "": there is none; None: as the model was
+    trained (special_tokens.py).
     """
     if name == "bytes":
         return ByteTokenizer(end_of_text, begin_of_text)
@@ -87,24 +99,35 @@ def tokenizer_of(data: Data) -> Tokenizer:
 
 
 def separator(data: Data, tokenizer: Tokenizer | Vocabulary) -> int | None:
-    """Return the token that ends a document; None if documents are joined. Raises DataError if there is no such token."""
+    """Return the token that ends a document; None if documents are joined.
+
+    Raises DataError if there is no such token.
+    """
     if data.documents == "joined":
         return None
     if tokenizer.end_of_text is None:
         raise DataError(
-            f'data.documents = "separate" needs a token between documents, data.tokenizer = "{shown(data.tokenizer)}" has no special '
-            'token that is known for it; name one by data.end_of_text, use another tokenizer, or data.documents = "joined"'
+            'data.documents = "separate" needs a token between documents, data.tokenizer = '
+            f'"{shown(data.tokenizer)}" has no special token that is known for it; name one by '
+            'data.end_of_text, use another tokenizer, or data.documents = "joined"'
         )
     return tokenizer.end_of_text
 
 
 def dtype_for(vocab: int) -> np.dtype:
-    """The smallest unsigned type that holds every id, little-endian: the file means the same on every machine."""
+    """The smallest unsigned type that holds every id, little-endian.
+
+    The file means the same on every machine.
+    """
     return np.min_scalar_type(vocab - 1).newbyteorder("<")
 
 
 class ByteTokenizer:
-    """A token is a byte. Byte 0 stands between documents, so that vocab stays 256; U+0000 of a text is written in two other bytes."""
+    """A token is a byte.
+
+    Byte 0 stands between documents, so that vocab stays 256; U+0000 of a text is written in two
+    other bytes.
+    """
 
     vocab = needed = 256
     older_end_of_text = 0

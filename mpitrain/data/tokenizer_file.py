@@ -1,7 +1,8 @@
 """The tokenizer of a Hugging Face model, from its tokenizer.json.
 
-A special token that is spelled out in a text is text. The library says so of what it cuts out of a text before its model sees it
-(`encode_special_tokens`); a model that has the token among its own words finds it all the same. Then the text is cut within that word.
+A special token that is spelled out in a text is text. The library says so of what it cuts out of a
+text before its model sees it (`encode_special_tokens`); a model that has the token among its own
+words finds it all the same. Then the text is cut within that word.
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,20 +55,29 @@ class FileTokenizer:
     def __init__(
         self, content: bytes, says: Declared, file: Path, end: str | None = None, begin: str | None = None
     ):
-        self._file, self._declared = file, says
+        self._file = file
+        self._declared = says
         self._tokenizer = _parse(content, file)
-        # A tokenizer.json keeps the padding and truncation it was last used with: it would cut documents silently.
+        # A tokenizer.json keeps the padding and truncation it was last used with: it would cut
+        # documents silently.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         if not ids:
-            raise DataError(f'data.tokenizer = "{shown(file)}" has an empty vocabulary; use a trained tokenizer or "bytes"')
+            raise DataError(
+                f'data.tokenizer = "{shown(file)}" has an empty vocabulary; use a trained tokenizer or '
+                '"bytes"'
+            )
         self.vocab = max(ids.values()) + 1  # ids may have gaps, and then their number is too small
         self.older_end_of_text = next((ids[name] for name in OLDER_END_OF_TEXT if name in ids), None)
         self.unknown = _unknown(content, ids)
         self.identity = f"xxh3:{xxhash.xxh3_128_hexdigest(content)}"
-        special = {token.content: id_ for id_, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        special = {
+            token.content: id_
+            for id_, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        }
         self._choose(self._declared, special, ids, end, begin)
         chosen = [id_ for id_ in (self.end_of_text, self.begin_of_text) if id_ is not None]
         self._is_control = np.zeros(self.vocab, bool)
@@ -82,19 +92,35 @@ class FileTokenizer:
     def files(self) -> dict[str, bytes]:
         content = _read(self._file)
         if f"xxh3:{xxhash.xxh3_128_hexdigest(content)}" != self.identity:
-            raise DataError(f'data.tokenizer = "{shown(self._file)}" has changed since the run began to read it; start again')
+            raise DataError(
+                f'data.tokenizer = "{shown(self._file)}" has changed since the run began to read it; start '
+                "again"
+            )
         return {FILE: content, CONFIG: self._declared.as_config()}
 
-    def _choose(self, says: Declared, special: dict[str, int], ids: dict[str, int], end: str | None, begin: str | None) -> None:
+    def _choose(
+        self, says: Declared, special: dict[str, int], ids: dict[str, int], end: str | None, begin: str | None
+    ) -> None:
         """Settle which tokens stand between documents and before each."""
-        found = end_of_text(end, special, ids, says), begin_of_text(begin, special, ids, says, self._first_of_a_text())
+        found = (
+            end_of_text(end, special, ids, says),
+            begin_of_text(begin, special, ids, says, self._first_of_a_text()),
+        )
         self.end_of_text, self.begin_of_text = (None if each is None else each.id for each in found)
-        nothing = "nothing between documents" + ": the tokenizer has no special token known for it (data.end_of_text)" * (end is None)
+        nothing = (
+            "nothing between documents"
+            + ": the tokenizer has no special token known for it (data.end_of_text)" * (end is None)
+        )
         between, before = (f"{shown(each.name)} ({each.id}, {each.why})" if each else "" for each in found)
-        self.told = (f"{between} between documents" if between else nothing) + f", {before} before each" * bool(before)
+        self.told = (
+            f"{between} between documents" if between else nothing
+        ) + f", {before} before each" * bool(before)
 
     def _first_of_a_text(self) -> str:
-        """Return the name of the token that the tokenizer itself puts in front of a text; "" if it puts none there."""
+        """Return the name of the token that the tokenizer itself puts in front of a text.
+
+        "" if it puts none there.
+        """
         try:
             with panics_unprinted():
                 (found,) = self._tokenizer.encode_batch(["a"], add_special_tokens=True)
@@ -108,7 +134,8 @@ class FileTokenizer:
 
     def encode(self, text: bytes) -> np.ndarray:
         try:
-            # encode() holds Python's lock to the end, of a long text for minutes: no thread would hear a signal meanwhile.
+            # encode() holds Python's lock to the end, of a long text for minutes: no thread would
+            # hear a signal meanwhile.
             with panics_unprinted():
                 (found,) = self._tokenizer.encode_batch_fast([text.decode()], add_special_tokens=False)
             ids = np.array(found.ids, dtype_for(self.vocab))
@@ -119,7 +146,9 @@ class FileTokenizer:
         except BaseException as error:
             raise_what_is_not_the_librarys(error)
             found = f'data.tokenizer = "{shown(self._file)}"'
-            raise DataError(f"{found} cannot encode the text: {shown(error)}; use another tokenizer") from error
+            raise DataError(
+                f"{found} cannot encode the text: {shown(error)}; use another tokenizer"
+            ) from error
         return ids
 
     def decode(self, ids) -> str:
@@ -129,10 +158,14 @@ class FileTokenizer:
         except BaseException as error:
             raise_what_is_not_the_librarys(error)
             found = f'data.tokenizer = "{shown(self._file)}"'
-            raise DataError(f"{found} cannot decode the tokens: {shown(error)}; use another tokenizer") from error
+            raise DataError(
+                f"{found} cannot decode the tokens: {shown(error)}; use another tokenizer"
+            ) from error
 
     def _without_control_tokens(self, text: str) -> np.ndarray:
-        """Encode a text in pieces: it is cut after the first character of each word that is a control token's."""
+        """Encode a text in pieces: it is cut after the first character of each word that is a
+        control token's.
+        """
         with panics_unprinted():
             (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         ids = np.array(found.ids, dtype_for(self.vocab))
@@ -141,7 +174,10 @@ class FileTokenizer:
             return ids
         cuts = sorted({begin + 1 for begin, end in spans if end - begin > 1})
         if not cuts:  # one character
-            what = f'data.tokenizer = "{shown(self._file)}" makes its control token {int(ids[self._is_control[ids]][0])} of a character'
+            what = (
+                f'data.tokenizer = "{shown(self._file)}" makes its control token '
+                f"{int(ids[self._is_control[ids]][0])} of a character"
+            )
             raise DataError(f"{what} ({shown(text[slice(*spans[0])])}); use another tokenizer")
         pieces = [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])]
         return np.concatenate([self._without_control_tokens(piece) for piece in pieces if piece])
@@ -151,7 +187,8 @@ def _unknown(content: bytes, ids: dict[str, int]) -> int | None:
     """Return the id of what the tokenizer has no token for; None if there is none, as with bytes."""
     try:
         model = msgspec.json.decode(content, type=_File).model
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # the library reads more than JSON has
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        # the library reads more than JSON has
         return None
     if isinstance(model.unk_token, str):
         return ids.get(model.unk_token)
@@ -174,14 +211,19 @@ def _read(file: Path) -> bytes:
         return read_file(file, MOST_BYTES)
     except OSError as error:
         advice = 'use "bytes" or the path of a tokenizer.json'
-        raise DataError(f'data.tokenizer = "{shown(file)}" cannot be read: {error.strerror}; {advice}') from error
+        raise DataError(
+            f'data.tokenizer = "{shown(file)}" cannot be read: {error.strerror}; {advice}'
+        ) from error
 
 
 def _parse(content: bytes, file: Path):
     try:
-        import tokenizers  # here, because most runs use bytes and every rank would pay for the import
+        # here, because most runs use bytes and every rank would pay for the import
+        import tokenizers
     except ImportError as error:
-        raise DataError(f"data.tokenizer = \"{file}\" needs the tokenizers library; pip install 'mpitrain[hf]'") from error
+        raise DataError(
+            f"data.tokenizer = \"{file}\" needs the tokenizers library; pip install 'mpitrain[hf]'"
+        ) from error
     try:
         with panics_unprinted():
             return tokenizers.Tokenizer.from_str(content.decode())

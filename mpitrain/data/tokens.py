@@ -1,8 +1,9 @@
 """The tokens of a run on disk: one rank writes them once, every rank maps the file.
 
-    tokens.bin     all ids, little-endian, nothing else
-    ends.bin       where each document ends: the index after its last token, its end of text included
-    tokens.json    Description: written last, so tokens without it are not finished; draft.py says what is kept of those
+tokens.bin   all ids, little-endian, nothing else
+ends.bin     where each document ends: the index after its last token, its end of text included
+tokens.json  Description: written last, so tokens without it are not finished; draft.py says what is
+             kept of those
 """
 
 import os
@@ -36,8 +37,12 @@ from mpitrain.data.tokenizer import Tokenizer, Vocabulary, dtype_for
 from mpitrain.errors import DataError, InputError, StoppedEarly
 from mpitrain.inputs import kind_of, open_regular, read_regular, remove, rename, replacing, shown
 
-TOKENS, ENDS, DESCRIPTION = "tokens.bin", "ends.bin", "tokens.json"
-LINKED, LINKED_ENDS = "tokens.bin.shared", "ends.bin.shared"  # until they have their names
+TOKENS = "tokens.bin"
+ENDS = "ends.bin"
+DESCRIPTION = "tokens.json"
+# until they have their names
+LINKED = "tokens.bin.shared"
+LINKED_ENDS = "ends.bin.shared"
 NO_ENDS = np.empty(0, ENDS_DTYPE)
 
 Accept = Callable[["Description", np.ndarray, np.ndarray], object]
@@ -45,9 +50,13 @@ EncoderOf = Callable[[Tokenizer, int], Encoder]
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What is in tokens.bin. digest: xxh3-128 of its bytes.  ends: that of ends.bin; "": none, of tokens of form 1.
+    """What is in tokens.bin.
 
-    copies_apart: copies of held-out documents aren't trained on; runs begun before that keep their split.
+    digest: xxh3-128 of its bytes.
+    ends: that of ends.bin; "": none, of tokens of form 1.
+
+    copies_apart: copies of held-out documents aren't trained on; runs begun before that keep their
+    split.
     """
 
     origin: Origin
@@ -81,20 +90,28 @@ def prepare(
 ) -> None:
     """Write the tokens of a corpus into `folder`, unless the very same ones are there already.
 
-    For one rank only. Files get their names when they are synced; of unfinished tokens a killed process leaves what the next one goes on
-    from, with the same bytes in the end.
-    accept: raises what keeps these tokens from being used, before any others are replaced.  each: called with each document's name; if it
-    raises StoppedEarly, what is prepared is kept.  trained: Description.content of what the run has trained on, which it keeps.
-    encoder_of: what encodes so many bytes.  say: prints a line.  shared: data.tokens, "" for none.
+    For one rank only. Files get their names when they are synced; of unfinished tokens a killed
+    process leaves what the next one goes on from, with the same bytes in the end.
+    accept: raises what keeps these tokens from being used, before any others are replaced.
+    each: called with each document's name; if it raises StoppedEarly, what is prepared is kept.
+    trained: Description.content of what the run has trained on, which it keeps.
+    encoder_of: what encodes so many bytes.
+    say: prints a line.
+    shared: data.tokens, "" for none.
     """
     folder = Path(folder)
     _require_own(folder)
-    listing, key, num_validation = unique(source, list_files(source, path), each), text_key if source == "jsonl" else "", 0
+    listing = unique(source, list_files(source, path), each)
+    key = text_key if source == "jsonl" else ""
+    num_validation = 0
     if val_path:
         validation = unique(source, list_files(source, val_path, "data.val_path"), each)
-        listing, num_validation = with_validation(listing, validation), len(validation.files)
+        listing = with_validation(listing, validation)
+        num_validation = len(validation.files)
     made = tokenizer.identity, tokenizer.vocab, FORM, tokenizer.end_of_text
-    origin = Origin(source, named(path), fingerprint(listing), *made, key, tokenizer.begin_of_text, num_validation)
+    origin = Origin(
+        source, named(path), fingerprint(listing), *made, key, tokenizer.begin_of_text, num_validation
+    )
     if _is_prepared(folder, origin, trained, each) or _are_purged(folder, listing, trained, each, say):
         accept(describe(folder), open_tokens(folder), open_ends(folder))
         return
@@ -112,7 +129,9 @@ def prepare(
         if place and (trouble := place.publish(folder, (TOKENS, ENDS, DESCRIPTION))):
             say(trouble)
     except OSError as error:
-        raise DataError(f"{folder}: tokens cannot be written: {error.strerror}; change run.dir or free some space") from error
+        raise DataError(
+            f"{folder}: tokens cannot be written: {error.strerror}; change run.dir or free some space"
+        ) from error
 
 
 def _finish(folder: Path, description: Description, tokens: str, ends: str) -> None:
@@ -139,7 +158,8 @@ def _is_taken(
         return False
     try:
         found = describe(place.path)
-        tokens, ends = open_tokens(place.path), open_ends(place.path)
+        tokens = open_tokens(place.path)
+        ends = open_ends(place.path)
         whole = of_content(found.origin) == of_content(origin) and is_whole(place.path, found, each)
     except DataError:
         whole = False
@@ -158,7 +178,9 @@ def _is_taken(
 def keep_trained(
     folder: str | Path, source: str, tokenizer: Vocabulary, trained: str, each: Callable[[str], object]
 ) -> bool:
-    """Return whether the tokens that a run has trained on are there and whole: then its corpus may be gone."""
+    """Return whether the tokens that a run has trained on are there and whole: then its corpus may
+    be gone.
+    """
     folder = Path(folder)
     try:
         found = describe(folder)
@@ -166,14 +188,22 @@ def keep_trained(
         open_ends(folder)
     except DataError:
         return False
-    origin, form_1 = found.origin, found.origin.form == 1
-    now = source, tokenizer.identity, *((None, None) if form_1 else (tokenizer.end_of_text, tokenizer.begin_of_text))
+    origin = found.origin
+    form_1 = found.origin.form == 1
+    now = (
+        source,
+        tokenizer.identity,
+        *((None, None) if form_1 else (tokenizer.end_of_text, tokenizer.begin_of_text)),
+    )
     same = (origin.source, origin.tokenizer, origin.end_of_text, origin.begin_of_text) == now
     return bool(trained) and found.content == trained and same and is_whole(folder, found, each)
 
 
 def keep_tokenizer(folder: str | Path, tokenizer: Tokenizer) -> None:
-    """Write what is needed of a tokenizer into a run directory, unless it is there: its file may be moved or removed. Raises DataError."""
+    """Write what is needed of a tokenizer into a run directory, unless it is there.
+
+    Its file may be moved or removed. Raises DataError.
+    """
     for name, content in tokenizer.files().items():
         file = Path(folder) / name
         try:
@@ -185,7 +215,9 @@ def keep_tokenizer(folder: str | Path, tokenizer: Tokenizer) -> None:
             with replacing(file, OWN) as opened:
                 opened.write(content)
         except OSError as error:
-            raise DataError(f"{file} cannot be written: {error.strerror}; change run.dir or free some space") from error
+            raise DataError(
+                f"{file} cannot be written: {error.strerror}; change run.dir or free some space"
+            ) from error
 
 
 def num_prepared(folder: str | Path) -> int:
@@ -220,7 +252,10 @@ def open_tokens(folder: str | Path) -> np.memmap:
 
 
 def open_ends(folder: str | Path) -> np.ndarray:
-    """Map where each document ends, read-only: [documents]; empty where that is not written, of tokens of form 1."""
+    """Map where each document ends, read-only.
+
+    [documents]; empty where that is not written, of tokens of form 1.
+    """
     description = describe(folder)
     if not description.ends:
         return NO_ENDS
@@ -230,16 +265,24 @@ def open_ends(folder: str | Path) -> np.ndarray:
 def _mapped(file: Path, dtype: np.dtype, count: int) -> np.memmap:
     try:
         with open(open_regular(file, own=OWN), "rb") as opened:
-            found, needed = os.fstat(opened.fileno()).st_size, count * dtype.itemsize
+            found = os.fstat(opened.fileno()).st_size
+            needed = count * dtype.itemsize
             if found != needed or not needed:
-                raise DataError(f"{file} has {found} bytes, {needed} needed; remove {DESCRIPTION} beside it and start again")
+                raise DataError(
+                    f"{file} has {found} bytes, {needed} needed; remove {DESCRIPTION} beside it and start "
+                    "again"
+                )
             return np.memmap(opened, dtype, mode="r", shape=(count,))
     except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}; remove {DESCRIPTION} beside it and start again") from error
+        raise DataError(
+            f"{file} cannot be read: {error.strerror}; remove {DESCRIPTION} beside it and start again"
+        ) from error
 
 
 def _is_prepared(folder: Path, origin: Origin, trained: str, each: Callable[[str], object]) -> bool:
-    """Return whether the tokens are those of the corpus. Raises DataError if the digest is right, but some aren't the tokenizer's.
+    """Return whether the tokens are those of the corpus.
+
+    Raises DataError if the digest is right, but some aren't the tokenizer's.
 
     Those of form 1 are, if the run has trained on them: a corpus is read differently since.
     """
@@ -258,7 +301,8 @@ def _are_purged(
 ) -> bool:
     """Return whether files of the corpus were removed since, no other changed, and its tokens are there.
 
-    A purge of scratch space takes what was not read for some weeks: a run that has its tokens needs no text.
+    A purge of scratch space takes what was not read for some weeks: a run that has its tokens needs
+    no text.
     """
     try:
         found = describe(folder)
@@ -275,7 +319,10 @@ def _are_purged(
 
 
 def is_whole(folder: Path, found: Description, each: Callable[[str], object]) -> bool:
-    """Return whether tokens and ends are those that are described. Raises DataError if they are, but can't be right."""
+    """Return whether tokens and ends are those that are described.
+
+    Raises DataError if they are, but can't be right.
+    """
     if not _has(folder / TOKENS, np.dtype(found.dtype), found.digest, found.origin.vocab, each):
         return False
     if not found.ends:
@@ -293,8 +340,12 @@ def _ascend(ends: np.ndarray, block: int = 1 << 20) -> bool:
 
 
 def _has(file: Path, dtype: np.dtype, wanted: str, below: int, each: Callable[[str], object]) -> bool:
-    """Return whether a file has a digest. Raises DataError if it has, but not all its numbers are below a limit."""
-    digest, largest = xxhash.xxh3_128(), 0
+    """Return whether a file has a digest.
+
+    Raises DataError if it has, but not all its numbers are below a limit.
+    """
+    digest = xxhash.xxh3_128()
+    largest = 0
     try:
         for block in _blocks(file, dtype):
             each("checking the tokens that are there")
@@ -305,7 +356,9 @@ def _has(file: Path, dtype: np.dtype, wanted: str, below: int, each: Callable[[s
     if wanted != digest.hexdigest():
         return False
     if largest >= below:
-        raise DataError(f"{file} holds token {largest}, the tokenizer has {below}; remove it, or change run.dir")
+        raise DataError(
+            f"{file} holds token {largest}, the tokenizer has {below}; remove it, or change run.dir"
+        )
     return True
 
 
@@ -317,10 +370,18 @@ def _blocks(file: Path, dtype: np.dtype) -> Iterator[np.ndarray]:
 
 
 def _require_own(folder: Path) -> None:
-    """Raise DataError if the folder or a file in it is a link or anything else than it seems: what is written there would be elsewhere."""
-    for path, needed in ((folder, "a folder"), *((folder / name, "a file") for name in (TOKENS, ENDS, DESCRIPTION))):
+    """Raise DataError if the folder or a file in it is a link or anything else than it seems.
+
+    What is written there would be elsewhere.
+    """
+    for path, needed in (
+        (folder, "a folder"),
+        *((folder / name, "a file") for name in (TOKENS, ENDS, DESCRIPTION)),
+    ):
         if (found := kind_of(path)) not in (None, needed):
-            raise DataError(f"{path} is {found}, needed {needed}; remove it, or set run.dir to the place itself")
+            raise DataError(
+                f"{path} is {found}, needed {needed}; remove it, or set run.dir to the place itself"
+            )
 
 
 def _with_listing(tally: Tally, listing: Listing) -> Tally:
@@ -346,7 +407,10 @@ class _Work(NamedTuple):
 
 
 def _prepared(folder: Path, work: _Work, accept: Accept, each: Callable[[str], object]) -> Description:
-    """Write all tokens into the draft, and return their description. Raises what `accept` and `each` do, and OSError."""
+    """Write all tokens into the draft, and return their description.
+
+    Raises what `accept` and `each` do, and OSError.
+    """
     dtype = dtype_for(work.tokenizer.vocab)
     draft = Draft(folder, work.origin, dtype, each)
     try:
@@ -393,7 +457,10 @@ def _encode(work: _Work, draft: Draft, each: Callable[[str], object]) -> None:
             tally = draft.tally.with_document(len(document.text), _num_unknown(ids, tokenizer.unknown))
             draft.add(between, with_begin, document.after, tally)
     if draft.count == 0:
-        raise DataError("data.tokenizer gives no tokens for the text of data.path; it knows none of the characters: use another one")
+        raise DataError(
+            "data.tokenizer gives no tokens for the text of data.path; it knows none of the characters: use "
+            "another one"
+        )
 
 
 def _read(documents: Iterator[Document], each: Callable[[str], object]) -> Iterator[Document]:

@@ -1,11 +1,14 @@
-"""Where buffers that are lent for a while lie in one stretch of memory, their arena: two that are lent at once don't overlap.
+"""Where buffers that are lent for a while lie in one stretch of memory, their arena.
 
-A program says when each is taken and given back. They are placed before it runs (arXiv:2001.03288, section 5), and buffers of all
-lengths share the arena: with ZeRO-3 it holds the largest block and its neighbour, not a pair of each length.
+Two that are lent at once don't overlap.
 
-    taking    0    1    2    3    4         the embedding is 3 long, blocks are 1 long: an arena of 4
-    3             | block 1 | block 3
-    0..2     | embedding | block 2 |
+A program says when each is taken and given back. They are placed before it runs (arXiv:2001.03288,
+section 5), and buffers of all lengths share the arena: with ZeRO-3 it holds the largest block and
+its neighbour, not a pair of each length.
+
+    taking   0    1    2    3    4    the embedding is 3 long, blocks are 1 long: an arena of 4
+    3            | block 1 | block 3
+    0..2    | embedding | block 2 |
 """
 
 from collections import defaultdict
@@ -15,7 +18,10 @@ from typing import NamedTuple
 
 
 class Stay(NamedTuple):
-    """One buffer of `length` elements, from the taking `begin` on, which it is part of; `end` is the first that may have its memory."""
+    """One buffer of `length` elements, from the taking `begin` on, which it is part of.
+
+    `end` is the first that may have its memory.
+    """
 
     length: int
     begin: int
@@ -23,7 +29,10 @@ class Stay(NamedTuple):
 
 
 class Arena(NamedTuple):
-    """An arena of `length` elements. offsets: by program, where each buffer lies, in the order in which they are taken."""
+    """An arena of `length` elements.
+
+    offsets: by program, where each buffer lies, in the order in which they are taken.
+    """
 
     length: int
     offsets: dict[str, list[int]]
@@ -43,7 +52,8 @@ def placed(stays: Sequence[Stay]) -> list[int]:
 def by_size(stays: Sequence[Stay]) -> list[int]:
     """Place the longest first, each as low as it fits. Best where lengths differ much."""
     offsets = [0] * len(stays)
-    there: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by taking: the memory of buffers that are lent then
+    # by taking: the memory of buffers that are lent then
+    there: dict[int, list[tuple[int, int]]] = defaultdict(list)
     begun: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of those that it takes
     for number in sorted(range(len(stays)), key=lambda number: (-stays[number].length, stays[number].begin)):
         length, begin, end = stays[number]
@@ -57,8 +67,14 @@ def by_size(stays: Sequence[Stay]) -> list[int]:
 
 
 def by_time(stays: Sequence[Stay]) -> list[int]:
-    """Place them in slots, the first first, each in one that is free and grows least. Best where all are about as long."""
-    sizes, free, slots = list[int](), list[int](), [0] * len(stays)  # free: the first taking that a slot is free for
+    """Place them in slots, the first first, each in one that is free and grows least.
+
+    Best where all are about as long.
+    """
+    # free: the first taking that a slot is free for
+    sizes = list[int]()
+    free = list[int]()
+    slots = [0] * len(stays)
     for number in sorted(range(len(stays)), key=lambda number: stays[number].begin):
         length, begin, end = stays[number]
         fitting = [slot for slot in range(len(sizes)) if free[slot] <= begin]
@@ -67,7 +83,9 @@ def by_time(stays: Sequence[Stay]) -> list[int]:
             sizes.append(0)
             free.append(0)
         slot = min(fitting, key=lambda slot: (max(length - sizes[slot], 0), sizes[slot]))
-        sizes[slot], free[slot], slots[number] = max(sizes[slot], length), end, slot
+        sizes[slot] = max(sizes[slot], length)
+        free[slot] = end
+        slots[number] = slot
     begins = [0, *accumulate(sizes)]
     return [begins[slot] for slot in slots]
 

@@ -1,18 +1,25 @@
-"""Which ranks share an axis, and what is started on it, for every axis of a layout. Integers only: no MPI and no torch.
+"""Which ranks share an axis, and what is started on it, for every axis of a layout.
 
-    tp cp dp pp        the grid; dp and pp are coordinates, their ranks meet on the axes below
-    data               ranks with the same parameters and other tokens: dp x cp
-    links              pipeline ranks, which send one another activations and gradients
-    model              ranks with the same tokens and other parameters: tp x pp
-    tied               pipeline ranks with a copy of the tied embedding: of the first and the last stage
-    mirror             pipeline ranks with the same stages, of the two copies of a model that run against each other
-    shard, replicate   of data: neighbours that divide the state among them; those that have the same part of it
-    kv                 neighbours in tp that have the same key-value heads
-    matrix             ranks that have parts of the same matrices: shard x tp, tp slowest
-    tokens             ranks with parts of the same sequences: tp x cp
-    experts            ranks over which the experts of a block are spread: etp x ep of the ranks of tp x cp x dp (layout/experts.py)
-    experts_near, experts_far      of these, the ones on this rank's node; those with its place on every node (layout/dispatch.py)
-    expert_shard, expert_replicate, expert_matrix      for experts what shard, replicate and matrix are for the rest
+Integers only: no MPI and no torch.
+
+tp cp dp pp        the grid; dp and pp are coordinates, their ranks meet on the axes below
+data               ranks with the same parameters and other tokens: dp x cp
+links              pipeline ranks, which send one another activations and gradients
+model              ranks with the same tokens and other parameters: tp x pp
+tied               pipeline ranks with a copy of the tied embedding: of the first and the last stage
+mirror             pipeline ranks with the same stages, of the two copies of a model that run
+                   against each other
+shard, replicate   of data: neighbours that divide the state among them; those that have the same
+                   part of it
+kv                 neighbours in tp that have the same key-value heads
+matrix             ranks that have parts of the same matrices: shard x tp, tp slowest
+tokens             ranks with parts of the same sequences: tp x cp
+experts            ranks over which the experts of a block are spread: etp x ep of the ranks of tp x
+                   cp x dp (layout/experts.py)
+experts_near, experts_far      of these, the ones on this rank's node; those with its place on every
+                               node (layout/dispatch.py)
+expert_shard, expert_replicate, expert_matrix      for experts what shard, replicate and matrix are
+                                                   for the rest
 """
 
 from collections.abc import Sequence
@@ -26,8 +33,13 @@ from mpitrain.layout.domains import DENSE, DOMAINS
 from mpitrain.layout.parameters import EXPERT
 from mpitrain.schedules.table import Table
 
-TOTALS, TOLD = 1024, 320  # bytes that a rank tells all others at the end of a step, or less, and more for each number that layers tell
-CARRIED = {  # what an axis shared by several ranks carries; `data` and `model` by their size, `cp` by the kind of its attention
+# bytes that a rank tells all others at the end of a step, or less, and more for each number that
+# layers tell
+TOTALS = 1024
+TOLD = 320
+# what an axis shared by several ranks carries; `data` and `model` by their size, `cp` by the kind
+# of its attention
+CARRIED = {
     "tp": carried("all_reduce", "all_gather", "reduce_scatter", "shift"),
     "links": carried("send", "receive"),
     "tied": carried("all_reduce"),
@@ -58,7 +70,8 @@ MEANINGS = {  # for the table at the end of a run: what travels, between which r
     "expert_replicate": "gradients of experts, between ranks that have the same shard",
     "expert_matrix": "parts of experts' matrices for the optimiser, between the ranks that have them",
 }
-OF_DOMAIN = carried("reduce_scatter", "all_gather"), carried("all_reduce"), carried("all_to_all_v")  # shard, replicate, matrix
+# shard, replicate, matrix
+OF_DOMAIN = carried("reduce_scatter", "all_gather"), carried("all_reduce"), carried("all_to_all_v")
 OF_EXPERTS = "tokens", "experts", "experts_near", "experts_far", *DOMAINS[EXPERT][:3]
 ATTENTION = {
     "zigzag": carried("shift"),
@@ -70,13 +83,21 @@ ATTENTION = {
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of a layout. Who shares one with a rank is computed when it is asked: a layout of 100,000 ranks is these few integers.
+    """The axes of a layout.
 
-    divided: ranks that divide the state among them.  repeats: neighbours in tp with the same key-value heads.  ends: pipeline ranks
-    with a copy of the tied embedding.  mirrored: there are two copies of the model.  matrices: parts of matrices are exchanged.
-    context: the kind of attention over cp.  num_told: numbers that layers make besides their outputs (actor/step_totals.py).
-    folded: ep, etp, and ranks that divide the state of experts among them; None: there are no experts.  near: ranks of the experts on
-    one node, if rows are sent to nodes first; else 0.
+    Who shares one with a rank is computed when it is asked: a layout of 100,000 ranks is these few
+    integers.
+
+    divided: ranks that divide the state among them.
+    repeats: neighbours in tp with the same key-value heads.
+    ends: pipeline ranks with a copy of the tied embedding.
+    mirrored: there are two copies of the model.
+    matrices: parts of matrices are exchanged.
+    context: the kind of attention over cp.
+    num_told: numbers that layers make besides their outputs (actor/step_totals.py).
+    folded: ep, etp, and ranks that divide the state of experts among them; None: there are no
+    experts.
+    near: ranks of the experts on one node, if rows are sent to nodes first; else 0.
     """
 
     grid: Grid
@@ -92,33 +113,47 @@ class Axes:
 
     def of(self, rank: int) -> dict[str, Sequence[int]]:
         """Return the ranks of each axis that `rank` is on, itself included, in the order of the axis."""
-        at, degrees = self.grid.coordinates(rank), self.grid.degrees
+        at = self.grid.coordinates(rank)
+        degrees = self.grid.degrees
         data = self.grid.group(rank, "cp", "dp")
         own = at["cp"] + degrees["cp"] * at["dp"]  # its place in data
-        part, kv = own % self.divided, rank - rank % self.repeats
-        shard, pp = data[own - part : own - part + self.divided], at["pp"]
-        return {name: self.grid.group(rank, name) for name in degrees} | {
-            "data": data,
-            "links": self.grid.group(rank, "pp"),
-            "model": self.grid.group(rank, "tp", "pp"),
-            "tied": self._along_pp(rank, pp, self.ends),
-            "mirror": self._along_pp(rank, pp, sorted({pp, degrees["pp"] - 1 - pp}) if self.mirrored else ()),
-            "shard": shard,
-            "replicate": data[part :: self.divided],
-            "kv": range(kv, kv + self.repeats),
-            "matrix": tuple(other - at["tp"] + i for i in range(degrees["tp"]) for other in shard) if self.matrices else (rank,),
-        } | self._of_experts(rank)
+        part = own % self.divided
+        kv = rank - rank % self.repeats
+        shard = data[own - part : own - part + self.divided]
+        pp = at["pp"]
+        return (
+            {name: self.grid.group(rank, name) for name in degrees}
+            | {
+                "data": data,
+                "links": self.grid.group(rank, "pp"),
+                "model": self.grid.group(rank, "tp", "pp"),
+                "tied": self._along_pp(rank, pp, self.ends),
+                "mirror": self._along_pp(
+                    rank, pp, sorted({pp, degrees["pp"] - 1 - pp}) if self.mirrored else ()
+                ),
+                "shard": shard,
+                "replicate": data[part :: self.divided],
+                "kv": range(kv, kv + self.repeats),
+                "matrix": tuple(other - at["tp"] + i for i in range(degrees["tp"]) for other in shard)
+                if self.matrices
+                else (rank,),
+            }
+            | self._of_experts(rank)
+        )
 
     def _of_experts(self, rank: int) -> dict[str, Sequence[int]]:
         if self.folded is None:
             return dict.fromkeys(OF_EXPERTS, (rank,))
         (ep, etp, divided), stride = self.folded, self.grid.size // self.grid.degrees["pp"]
-        begin, inside = rank // stride * stride, ep * etp
+        begin = rank // stride * stride
+        inside = ep * etp
         group = begin + (rank - begin) // inside * inside
         alike = range(begin + (rank - begin) % inside, begin + stride, inside)
         part = (rank - begin) // inside
         shard = alike[part // divided * divided :][:divided]
-        matrix = tuple(other - rank % etp + i for i in range(etp) for other in shard) if self.matrices else (rank,)
+        matrix = (
+            tuple(other - rank % etp + i for i in range(etp) for other in shard) if self.matrices else (rank,)
+        )
         place = (rank - group) % self.near if self.near else 0
         near = range(rank - place, rank - place + self.near) if self.near else (rank,)
         far = range(group + place, group + inside, self.near) if self.near else (rank,)
@@ -126,7 +161,9 @@ class Axes:
         return dict(zip(OF_EXPERTS, (*spread, shard, alike[part % divided :: divided], matrix)))
 
     def _along_pp(self, rank: int, pp: int, others: Sequence[int]) -> tuple[int, ...]:
-        """Return the ranks at other pipeline ranks, if the own one, `pp`, is among them; else `rank` alone."""
+        """Return the ranks at other pipeline ranks, if the own one, `pp`, is among them; else
+        `rank` alone.
+        """
         stride = self.grid.size // self.grid.degrees["pp"]
         return tuple(rank + (other - pp) * stride for other in others) if pp in others else (rank,)
 
@@ -153,12 +190,18 @@ class Axes:
             spread = tp * cp, ep * etp, self.near or 1, ep * etp // self.near if self.near else 1
             of_state = shards, tp * cp * dp // (ep * etp * shards), etp * shards if self.matrices else 1
             sizes |= dict(zip(OF_EXPERTS, (*spread, *of_state)))
-        totals = {name: carried("all_gather", most_bytes=(TOTALS + TOLD * self.num_told) * sizes[name]) for name in ("data", "model")}
+        totals = {
+            name: carried("all_gather", most_bytes=(TOTALS + TOLD * self.num_told) * sizes[name])
+            for name in ("data", "model")
+        }
         found = CARRIED | totals | {"cp": ATTENTION[self.context]}
         for domain in DOMAINS.values():
             for name, more in zip(domain, OF_DOMAIN):
                 found[name] = found.get(name, NOTHING).beside(more)
-        return {name: found.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING for name in (*sizes, *OF_EXPERTS)}
+        return {
+            name: found.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING
+            for name in (*sizes, *OF_EXPERTS)
+        }
 
 
 def axes_of(config: Config, table: Table, tied: bool, num_told: int = 0) -> Axes:
@@ -174,6 +217,8 @@ def axes_of(config: Config, table: Table, tied: bool, num_told: int = 0) -> Axes
         matrices=config.optimizer.name == "muon",
         context=parallel.context,
         num_told=num_told,
-        folded=(parallel.ep, parallel.etp, DOMAINS[EXPERT].num_shards(config)) if config.experts.count else None,
+        folded=(parallel.ep, parallel.etp, DOMAINS[EXPERT].num_shards(config))
+        if config.experts.count
+        else None,
         near=near_ranks(config),
     )

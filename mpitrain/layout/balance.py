@@ -9,9 +9,10 @@ from itertools import accumulate
 def balanced_split(costs: tuple[float, ...], ranks: tuple[int, ...], head: float) -> list[int]:
     """Return how many of a row of layers each stage has, at least one; the last stage has the head besides.
 
-    costs: of each layer.  ranks: the rank of each stage.  head: the cost of the head.
-    Starts even and moves single layers between neighbouring stages as long as that makes the slowest rank faster, or, where it
-    stays as slow, the ranks more equal.
+    costs: of each layer.
+    ranks: the rank of each stage.
+    head: the cost of the head. Starts even and moves single layers between neighbouring stages as
+    long as that makes the slowest rank faster, or, where it stays as slow, the ranks more equal.
     """
     counts = _even(len(costs), len(ranks))
     best = _unevenness(counts, costs, ranks, head)
@@ -39,8 +40,13 @@ def _moves(counts: list[int], stage: int) -> list[list[int]]:
     return moves
 
 
-def _unevenness(counts: list[int], costs: Sequence[float], ranks: Sequence[int], head: float) -> tuple[float, float]:
-    """Return the load of the slowest rank and the sum of squares of all; rounded, so that order of addition doesn't decide."""
+def _unevenness(
+    counts: list[int], costs: Sequence[float], ranks: Sequence[int], head: float
+) -> tuple[float, float]:
+    """Return the load of the slowest rank and the sum of squares of all.
+
+    rounded, so that order of addition doesn't decide.
+    """
     sums = [0.0, *accumulate(costs)]
     ends = list(accumulate(counts))
     loads = [0.0] * (max(ranks) + 1)

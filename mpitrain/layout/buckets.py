@@ -1,15 +1,20 @@
-"""Which parameters of a stage are stored, reduced and fetched together. Integers and names only, like mpitrain/layout/parameters.py.
+"""Which parameters of a stage are stored, reduced and fetched together.
 
-The backward of a stage is divided into parts, from the last block to the first, and the parameters of a part are a bucket: when a part
-is done for the last microbatch, its bucket is complete and can be reduced while the next part runs.
+Integers and names only, like mpitrain/layout/parameters.py.
+
+The backward of a stage is divided into parts, from the last block to the first, and the parameters
+of a part are a bucket: when a part is done for the last microbatch, its bucket is complete and can
+be reduced while the next part runs.
 
     blocks   embedding | block 0 | block 1 | block 2 | head
     parts    [     part 1      ] [          part 0         ]     bucket k is complete after part k
-                                                                 the tied embedding is a bucket of its own, complete last
+                                                                 the tied embedding is a bucket of
+                                                                     its own, complete last
 
-Weights and gradients of a bucket lie in flat buffers of one layout. Every parameter begins on a multiple of BLOCK elements, and so does
-every rank's shard of a buffer: a block belongs to one parameter and to one rank, whoever holds it, and what is computed block by block
-(the gradient norm) has the same bits in every layout.
+Weights and gradients of a bucket lie in flat buffers of one layout. Every parameter begins on a
+multiple of BLOCK elements, and so does every rank's shard of a buffer: a block belongs to one
+parameter and to one rank, whoever holds it, and what is computed block by block (the gradient norm)
+has the same bits in every layout.
 
     elements    0        1024      2048      3072      4096
     parameters  | norm - | q ------------------- | k -- |          padded to whole blocks
@@ -31,7 +36,8 @@ BLOCK = 1024  # elements
 class Bucket(NamedTuple):
     """Parameters that are reduced together, and the parts of the backward that use them.
 
-    over, then: the axes their gradients are summed over before the data axis, and after it: `tied`, `tp`, `kv`, `mirror`.
+    over, then: the axes their gradients are summed over before the data axis, and after it: `tied`,
+    `tp`, `kv`, `mirror`.
     domain: says over which axes their state is divided (layout/domains.py).
     """
 
@@ -67,7 +73,8 @@ class Layout(NamedTuple):
     def within(self, first: int, last: int) -> Iterator[tuple[Spec, int, int]]:
         """Yield the parameters that elements [first, last) of the buffer are of, [begin, end) of each."""
         for spec, start in zip(self.specs, self.starts):
-            begin, end = max(start, first) - start, min(start + spec.numel, last) - start
+            begin = max(start, first) - start
+            end = min(start + spec.numel, last) - start
             if begin < end:
                 yield spec, begin, end
 
@@ -89,11 +96,14 @@ def layout_of(specs: tuple[Spec, ...], num_shards: int) -> Layout:
 def parts_of(config: Config, blocks: list[list[Spec]], joined: set[int]) -> list[range]:
     """Divide a stage's blocks into the parts of its backward: from the last, until a bucket is full.
 
-    With ZeRO-3 each block is a part: it is what is fetched and dropped. joined: blocks in the same part as the block before them.
+    With ZeRO-3 each block is a part: it is what is fetched and dropped. joined: blocks in the same
+    part as the block before them.
     """
     itemsize = 8 if config.precision.compute == "fp64" else 4  # of gradients
     limit = config.comm.bucket_mb * 2**20 if config.parallel.zero < 3 else 0
-    parts, end, size = [], len(blocks), 0
+    parts = []
+    end = len(blocks)
+    size = 0
     for index in reversed(range(len(blocks))):
         size += itemsize * sum(spec.numel for spec in blocks[index] if not spec.tied)
         if (size >= limit and index not in joined) or index == 0:
@@ -103,20 +113,31 @@ def parts_of(config: Config, blocks: list[list[Spec]], joined: set[int]) -> list
 
 
 def buckets_of(config: Config, blocks: list[list[Spec]], parts: list[range], copies: int = 1) -> list[Bucket]:
-    """Return the buckets of a stage: those of the parts, the tied embedding's, and those of copies that have part of a gradient each.
+    """Return the buckets of a stage.
 
-    What is counted (layout/domains.py) is one bucket, for its few numbers are padded to blocks of every shard.
+    Those of the parts, the tied embedding's, and those of copies that have part of a gradient each.
 
-    The last are norms with sequence parallelism and repeated key-value heads, whose copies are summed over the tensor-parallel axis. Where
-    the pipeline has two copies of the model, each bucket is then summed with its mirror image. The tied embedding's axis joins both: its
-    uses are added first, unless sums over microbatches and data ranks are one tree, or each microbatch is reduced. Then each use is a
-    bucket, so that no gradient is whole from the head's backward to the embedding's.
+    What is counted (layout/domains.py) is one bucket, for its few numbers are padded to blocks of
+    every shard.
+
+    The last are norms with sequence parallelism and repeated key-value heads, whose copies are
+    summed over the tensor-parallel axis. Where the pipeline has two copies of the model, each
+    bucket is then summed with its mirror image. The tied embedding's axis joins both: its uses are
+    added first, unless sums over microbatches and data ranks are one tree, or each microbatch is
+    reduced. Then each use is a bucket, so that no gradient is whole from the head's backward to the
+    embedding's.
     """
     part_of = {block: number for number, part in enumerate(parts) for block in part}
     placed = [(spec, part_of[number]) for number, block in enumerate(blocks) for spec in block]
     tied = [(spec, part) for spec, part in placed if spec.tied]
-    plain = [(spec, part) for spec, part in placed if not spec.partial and not spec.tied and domain_of(config, spec) != COUNTED]
-    counted = [(spec, part) for spec, part in placed if not spec.partial and domain_of(config, spec) == COUNTED]
+    plain = [
+        (spec, part)
+        for spec, part in placed
+        if not spec.partial and not spec.tied and domain_of(config, spec) != COUNTED
+    ]
+    counted = [
+        (spec, part) for spec, part in placed if not spec.partial and domain_of(config, spec) == COUNTED
+    ]
     mirror = (MIRROR,) if copies == 2 else ()
     buckets = []
     for domain in dict.fromkeys((DENSE, *(spec.domain for spec, _ in plain))):
@@ -128,13 +149,20 @@ def buckets_of(config: Config, blocks: list[list[Spec]], parts: list[range], cop
         uses = tuple(sorted({part for _, part in counted}))
         buckets.append(Bucket(tuple(spec for spec, _ in counted), uses, mirror, domain=COUNTED))
     if tied:
-        tree, each = config.numerics.reproducible == "layout", config.parallel.reduce == "microbatch"
+        tree = config.numerics.reproducible == "layout"
+        each = config.parallel.reduce == "microbatch"
         over, then = ((), (TIED,)) if tree or each else ((TIED,), ())
         uses = [part for _, part in tied]
         every = [[use for use in uses if use == part] for part in dict.fromkeys(uses)] if each else [uses]
         buckets += [Bucket((tied[0][0],), tuple(parts), over, then) for parts in every]
-    for over in sorted({(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in placed if spec.partial}):
-        found = [(spec, part) for spec, part in placed if spec.partial and (spec.copies, spec.over, domain_of(config, spec)) == over]
+    for over in sorted(
+        {(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in placed if spec.partial}
+    ):
+        found = [
+            (spec, part)
+            for spec, part in placed
+            if spec.partial and (spec.copies, spec.over, domain_of(config, spec)) == over
+        ]
         together = tuple(sorted({part for _, part in found}))
         buckets.append(Bucket(tuple(spec for spec, _ in found), together, (over[1], *mirror), domain=over[2]))
     return buckets

@@ -1,8 +1,11 @@
-"""The buffers that a program borrows: with ZeRO-3 weights; with ZeRO-2 and 3, sums after each microbatch, or sums in a tree, gradients.
+"""The buffers that a program borrows.
 
-    weights      from GATHER to RELEASE
-    gradients    from the first backward that adds to them until they are reduced. A reduction travels under the next computation.
-                 A backward that takes buffers after that waits for it, for they may lie in its memory.
+With ZeRO-3 weights; with ZeRO-2 and 3, sums after each microbatch, or sums in a tree, gradients.
+
+weights    from GATHER to RELEASE
+gradients  from the first backward that adds to them until they are reduced. A reduction travels
+           under the next computation.
+             A backward that takes buffers after that waits for it, for they may lie in its memory.
 """
 
 from collections import defaultdict
@@ -18,14 +21,16 @@ from mpitrain.schedules.actions import COMPUTE, OF_GRADIENTS, Action
 from mpitrain.schedules.pairs import grouped
 from mpitrain.schedules.table import Table
 
-TRAINING, EVALUATION = "training", "evaluation"
+TRAINING = "training"
+EVALUATION = "evaluation"
 Borrowed = dict[str, list[Stay]]  # by domain, in the order in which they are taken
 
 
 class Needed(NamedTuple):
     """The memory that is lent, by domain.
 
-    waits: for each instruction that takes buffers of gradients, how many reductions of the step have to be complete then.
+    waits: for each instruction that takes buffers of gradients, how many reductions of the step
+    have to be complete then.
     """
 
     weights: dict[str, Arena]
@@ -35,10 +40,15 @@ class Needed(NamedTuple):
 
 def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> Needed:
     """Return what the programs of a pipeline rank will borrow. place: as in held_by."""
-    lends, tree = lends_gradients(plan.config.parallel), plan.config.numerics.reproducible == "layout"
-    stages, training, evaluation = held_by(plan, rank, place), plan.training.ranks[rank], plan.evaluation.ranks[rank]
+    lends = lends_gradients(plan.config.parallel)
+    tree = plan.config.numerics.reproducible == "layout"
+    stages = held_by(plan, rank, place)
+    training = plan.training.ranks[rank]
+    evaluation = plan.evaluation.ranks[rank]
     weights = {TRAINING: weights_of(training, stages), EVALUATION: weights_of(evaluation, stages)}
-    borrowed, waits = gradients_of(training, stages, plan.table, lends=lends, tree=tree) if lends or tree else ({}, [])
+    borrowed, waits = (
+        gradients_of(training, stages, plan.table, lends=lends, tree=tree) if lends or tree else ({}, [])
+    )
     every = weights, {TRAINING: borrowed}
     return Needed(*({name: _arena(name, each) for name in domains_of(plan.config)} for each in every), waits)
 
@@ -89,7 +99,8 @@ class _Lender:
 
 def weights_of(program: Sequence[Action], stages: Mapping[int, Stage]) -> Borrowed:
     """Play what weights do with their buffers."""
-    users, lender = defaultdict[int, int](int), _Lender()
+    users = defaultdict[int, int](int)
+    lender = _Lender()
     for action in program:
         if action.kind not in ("GATHER", "RELEASE"):
             continue
@@ -120,12 +131,25 @@ def gradients_of(
 class _Gradients:
     """The gradients of a rank while its program is played."""
 
-    def __init__(self, program: Sequence[Action], stages: Mapping[int, Stage], table: Table, lends: bool, tree: bool):
-        self.stages, self.table, self.lends, self.tree = stages, table, lends, tree
-        self.lender, self.waits = _Lender(), list[int]()
-        self._completed, self._sums = completed_by(program, stages, table) if tree else {}, _Sums()
-        self._domains = {id(each): b.plan.domain for state in stages.values() for b in state.buckets for each in b.gradients}
-        self._num_started = self._num_travelled = self._num_over = 0  # reductions; under which something was computed; waited for
+    def __init__(
+        self, program: Sequence[Action], stages: Mapping[int, Stage], table: Table, lends: bool, tree: bool
+    ):
+        self.stages = stages
+        self.table = table
+        self.lends = lends
+        self.tree = tree
+        self.lender = _Lender()
+        self.waits = list[int]()
+        self._completed = completed_by(program, stages, table) if tree else {}
+        self._sums = _Sums()
+        self._domains = {
+            id(each): b.plan.domain
+            for state in stages.values()
+            for b in state.buckets
+            for each in b.gradients
+        }
+        # reductions; under which something was computed; waited for
+        self._num_started = self._num_travelled = self._num_over = 0
 
     def play(self, group: Sequence[Action]) -> None:
         """Play what starts together."""
@@ -139,7 +163,10 @@ class _Gradients:
             self._give_back(action)
 
     def _take(self, action: Action) -> None:
-        keys = {(id(each), group_of(self.table, action.index) if self.tree else 0): each for each in added_to(action, self.stages)}
+        keys = {
+            (id(each), group_of(self.table, action.index) if self.tree else 0): each
+            for each in added_to(action, self.stages)
+        }
         taken = {key: gradient for key, gradient in keys.items() if not self.lender.has(key)}
         if not taken:
             return
@@ -161,17 +188,22 @@ class _Gradients:
 
 
 class _Sums:
-    """The sums of a tree that wait for others, by gradient: their levels, and in whose buffer they are (parallel/zero/tree.py)."""
+    """The sums of a tree that wait for others, by gradient.
+
+    Their levels, and in whose buffer they are (parallel/zero/tree.py).
+    """
 
     def __init__(self):
         self._waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def complete(self, gradient: int, group: int, lender: _Lender) -> None:
         """Add a group to its neighbours, and give its buffer back."""
-        level, waiting = 0, self._waiting[gradient]
+        level = 0
+        waiting = self._waiting[gradient]
         while waiting and waiting[-1][0] == level:
             lender.give_back((gradient, group))
-            level, group = level + 1, waiting.pop()[1]
+            level = level + 1
+            group = waiting.pop()[1]
         waiting.append((level, group))
 
     def last(self, gradient: int) -> int:
@@ -182,8 +214,9 @@ class _Sums:
 def given_back(action: Action, stages: Mapping[int, Stage], lends: bool) -> list:
     """Return the gradients whose buffers an instruction gives back.
 
-    Where gradients are whole all the time, what a tree has lent is copied to them, as soon as all microbatches are summed. Else a use of
-    a tied embedding is given back when it has been added to the first, all else when it has been reduced.
+    Where gradients are whole all the time, what a tree has lent is copied to them, as soon as all
+    microbatches are summed. Else a use of a tied embedding is given back when it has been added to
+    the first, all else when it has been reduced.
     """
     if action.kind not in OF_GRADIENTS:
         return []

@@ -1,7 +1,8 @@
 """Over which axes the state of a bucket is divided: its domain. Names and integers only.
 
-A stage can have buckets of several domains: parameters that all data ranks share are divided over other ranks than those that only some
-have. Everything that ZeRO divides (weights, gradients, the optimiser's state, what a rank saves and counts) asks the bucket's domain.
+A stage can have buckets of several domains: parameters that all data ranks share are divided over
+other ranks than those that only some have. Everything that ZeRO divides (weights, gradients, the
+optimiser's state, what a rank saves and counts) asks the bucket's domain.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from mpitrain.layout.parameters import EXPERT, Spec, itemsizes_of
 class Domain(NamedTuple):
     """The axes of a domain, by name.
 
-    shard: divides the state.  replicate: has the same shard.  matrix: has the parts of one matrix: tp times `shard`.
+    shard: divides the state.
+    replicate: has the same shard.
+    matrix: has the parts of one matrix: tp times `shard`.
     num_shards: the size of `shard` in a layout.
     """
 
@@ -30,14 +33,19 @@ def _data_ranks_that_divide(config: Config) -> int:
 
 
 def _ranks_that_divide_experts(config: Config) -> int:
-    """All that have the same experts; with dp_shard, those among the ranks that divide the dense state, if they are whole groups."""
+    """All that have the same experts.
+
+    With dp_shard, those among the ranks that divide the dense state, if they are whole groups.
+    """
     parallel = config.parallel
     inside = parallel.ep * parallel.etp
     near = parallel.tp * parallel.cp * (parallel.dp_shard or parallel.dp)
     return (near // inside if near % inside == 0 else 1) if parallel.zero else 1
 
 
-DENSE, COUNTED = "dense", "counted"  # counted: what isn't trained (optim/balance.py), never rounded; divided as the dense state is
+# counted: what isn't trained (optim/balance.py), never rounded; divided as the dense state is
+DENSE = "dense"
+COUNTED = "counted"
 DOMAINS = {
     DENSE: Domain("shard", "replicate", "matrix", _data_ranks_that_divide),
     COUNTED: Domain("shard", "replicate", "matrix", _data_ranks_that_divide),
@@ -62,7 +70,10 @@ def domains_of(config: Config) -> dict[str, Domain]:
 
 
 def counts_apart(config: Config) -> bool:
-    """Return whether what is counted has buckets of its own: where other weights, or other gradients on their way, are rounded."""
+    """Return whether what is counted has buckets of its own.
+
+    Where other weights, or other gradients on their way, are rounded.
+    """
     narrow, wide = itemsizes_of(config)
     return bool(config.experts.count) and (narrow < wide or config.precision.reduce != "same")
 

@@ -1,7 +1,9 @@
-"""Experts of a layout: what the configuration left open, and which ranks they are spread over. Integers and names only.
+"""Experts of a layout: what the configuration left open, and which ranks they are spread over.
 
-The ranks of one pipeline rank, which the dense layers see as tp x cp x dp, are for the experts etp x ep x edp, etp fastest (parallel
-folding, arXiv:2504.14960, section 3.2). With tp=2 dp=2 and ep=2:
+Integers and names only.
+
+The ranks of one pipeline rank, which the dense layers see as tp x cp x dp, are for the experts etp
+x ep x edp, etp fastest (parallel folding, arXiv:2504.14960, section 3.2). With tp=2 dp=2 and ep=2:
 
     rank      0     1     2     3
     tp, dp   0,0   1,0   0,1   1,1
@@ -17,8 +19,11 @@ from mpitrain.config import EXPERTS, NEUTRAL, Config, Experts, Model, Parallel
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
-OF_A_LAYOUT = {key: getattr(Experts(), key) for key in ("capacity", "buffer", "dispatch")}  # which every family has
-OF_A_LOSS, OF_A_BIAS = 0.01, 1e-3  # Switch Transformers (arXiv:2101.03961, section 2.2); DeepSeek-V3 (arXiv:2412.19437, section 4.2)
+# which every family has
+OF_A_LAYOUT = {key: getattr(Experts(), key) for key in ("capacity", "buffer", "dispatch")}
+# Switch Transformers (arXiv:2101.03961, section 2.2); DeepSeek-V3 (arXiv:2412.19437, section 4.2)
+OF_A_LOSS = 0.01
+OF_A_BIAS = 1e-3
 
 
 def ranks_of_pipeline_rank(parallel: Parallel) -> int:
@@ -27,21 +32,32 @@ def ranks_of_pipeline_rank(parallel: Parallel) -> int:
 
 
 def resolve_experts(config: Config, model: Model, preset: dict) -> Experts:
-    """Fill in what the table `experts` left open. Raises ConfigError for what would do nothing, and for what can't be."""
+    """Fill in what the table `experts` left open.
+
+    Raises ConfigError for what would do nothing, and for what can't be.
+    """
     values = {key: getattr(config.experts, key) for key in Experts.__struct_fields__}
     given = {key: value for key, value in values.items() if value is not None and value != ""}
     if model.family not in EXPERTS:
         if config.run.routing:
-            raise ConfigError(f"run.routing = {config.run.routing}: model.family = {json.dumps(model.family)} has no experts; leave it out")
+            raise ConfigError(
+                f"run.routing = {config.run.routing}: model.family = {json.dumps(model.family)} has no "
+                "experts; leave it out"
+            )
         for key, value in given.items():
             if value != (NEUTRAL["experts"] | OF_A_LAYOUT).get(key):
                 none = f"does nothing with model.family = {json.dumps(model.family)}, which has no experts"
-                raise ConfigError(f"experts.{key} = {shown(json.dumps(value))} {none}; leave it out, or use {', '.join(EXPERTS)}")
+                raise ConfigError(
+                    f"experts.{key} = {shown(json.dumps(value))} {none}; leave it out, or use "
+                    f"{', '.join(EXPERTS)}"
+                )
         return msgspec.structs.replace(config.experts, **NEUTRAL["experts"])
     defaults = {"width": model.ffn, **EXPERTS[model.family], **preset}
     balance = given.get("balance", defaults["balance"])
     if balance != defaults["balance"]:  # of another one weight and rate say nothing
-        defaults = {key: value for key, value in defaults.items() if key not in ("balance_weight", "bias_rate")}
+        defaults = {
+            key: value for key, value in defaults.items() if key not in ("balance_weight", "bias_rate")
+        }
     found = defaults | given
     if balance == "bias":
         found = {"bias_rate": OF_A_BIAS, "balance_weight": 0.0, **found}
@@ -56,75 +72,108 @@ def _refuse_impossible(experts: Experts) -> None:
     for key in NEUTRAL["experts"]:
         if not getattr(experts, key):
             raise ConfigError(
-                f"experts.{key} = 0 in a family with experts; needed 1 or more; leave it out for the family's own number, or choose "
-                "another model.family"
+                f"experts.{key} = 0 in a family with experts; needed 1 or more; leave it out for the "
+                "family's own number, or choose another model.family"
             )
     if experts.active > experts.count:
-        raise ConfigError(f"experts.active = {experts.active} of experts.count = {experts.count}; send a token to fewer, or have more")
+        raise ConfigError(
+            f"experts.active = {experts.active} of experts.count = {experts.count}; send a token to fewer, "
+            "or have more"
+        )
     if experts.count % experts.groups:
-        raise ConfigError(f"experts.groups = {experts.groups} doesn't divide experts.count = {experts.count}; use a divisor")
+        raise ConfigError(
+            f"experts.groups = {experts.groups} doesn't divide experts.count = {experts.count}; use a divisor"
+        )
     if experts.groups_active > experts.groups:
-        raise ConfigError(f"experts.groups_active = {experts.groups_active} of experts.groups = {experts.groups}; use at most as many")
+        raise ConfigError(
+            f"experts.groups_active = {experts.groups_active} of experts.groups = {experts.groups}; use at "
+            "most as many"
+        )
     open_to_token = experts.count // experts.groups * experts.groups_active
     if experts.active > open_to_token:
         raise ConfigError(
-            f"experts.active = {experts.active}, but {experts.groups_active} of {experts.groups} groups have {open_to_token} experts; "
-            "raise experts.groups_active, or send a token to fewer"
+            f"experts.active = {experts.active}, but {experts.groups_active} of {experts.groups} groups have "
+            f"{open_to_token} experts; raise experts.groups_active, or send a token to fewer"
         )
     if experts.balance != "bias" and experts.bias_rate is not None:
-        raise ConfigError(f'experts.bias_rate = {experts.bias_rate} does nothing with experts.balance = "{experts.balance}"; use "bias"')
+        raise ConfigError(
+            f"experts.bias_rate = {experts.bias_rate} does nothing with experts.balance = "
+            f'"{experts.balance}"; use "bias"'
+        )
     if experts.balance == "none" and experts.balance_weight:
         raise ConfigError(
-            f'experts.balance_weight = {experts.balance_weight} does nothing with experts.balance = "none"; use "microbatch", "sequence", '
-            '"global" or "bias"'
+            f'experts.balance_weight = {experts.balance_weight} does nothing with experts.balance = "none"; '
+            'use "microbatch", "sequence", "global" or "bias"'
         )
 
 
 def refuse_unfolded(model: Model, experts: Experts, parallel: Parallel, config: Config) -> None:
     """Raise ConfigError unless the experts can be spread over the ranks as asked."""
-    ep, etp, ranks = parallel.ep, parallel.etp, ranks_of_pipeline_rank(parallel)
+    ep = parallel.ep
+    etp = parallel.etp
+    ranks = ranks_of_pipeline_rank(parallel)
     if model.family not in EXPERTS:
         for key, degree in (("ep", ep), ("etp", etp)):
             if degree > 1:
                 without = f"model.family = {json.dumps(model.family)} has no experts"
                 raise ConfigError(f"parallel.{key} = {degree}: {without}; use {', '.join(EXPERTS)}")
         return
-    dense = f"parallel.tp x parallel.cp x parallel.dp = {parallel.tp} x {parallel.cp} x {parallel.dp} = {ranks} ranks"
+    dense = (
+        f"parallel.tp x parallel.cp x parallel.dp = {parallel.tp} x {parallel.cp} x {parallel.dp} = {ranks} "
+        "ranks"
+    )
     if ranks % (ep * etp):
-        what = f"parallel.ep x parallel.etp = {ep} x {etp} doesn't divide {dense}, over which experts are folded"
+        what = (
+            f"parallel.ep x parallel.etp = {ep} x {etp} doesn't divide {dense}, over which experts are folded"
+        )
         raise ConfigError(f"{what}; use {_fitting(experts.count, ranks, etp)}")
     if experts.count % ep:
         fitting = _fitting(experts.count, ranks, etp)
-        raise ConfigError(f"experts.count = {experts.count} doesn't divide over parallel.ep = {ep}; use {fitting}")
+        raise ConfigError(
+            f"experts.count = {experts.count} doesn't divide over parallel.ep = {ep}; use {fitting}"
+        )
     if experts.width % etp:
-        raise ConfigError(f"experts.width = {experts.width} doesn't divide over parallel.etp = {etp}; use an etp that divides it")
+        raise ConfigError(
+            f"experts.width = {experts.width} doesn't divide over parallel.etp = {etp}; use an etp that "
+            "divides it"
+        )
     if parallel.tp > 1 and not parallel.sequence:
         raise ConfigError(
-            "parallel.sequence = false with experts and parallel.tp > 1: each rank sends its own tokens to the experts; use "
-            "parallel.sequence = true"
+            "parallel.sequence = false with experts and parallel.tp > 1: each rank sends its own tokens to "
+            "the experts; use parallel.sequence = true"
         )
     if config.numerics.reproducible == "layout" and ep * etp > 1:
         raise ConfigError(
-            'numerics.reproducible = "layout" with parallel.ep x parallel.etp > 1: tokens of several ranks meet in one product, not in a '
+            'numerics.reproducible = "layout" with parallel.ep x parallel.etp > 1: tokens of several ranks '
+            "meet in one product, not in a "
             "tree of sums; use ep = 1"
         )
     if experts.capacity and config.pipeline.schedule == "seq1f1b":
         raise ConfigError(
-            f'experts.capacity = {experts.capacity} with pipeline.schedule = "seq1f1b": an expert has room for its part of a microbatch, '
+            f'experts.capacity = {experts.capacity} with pipeline.schedule = "seq1f1b": an expert has room '
+            "for its part of a microbatch, "
             "and segments come one after another; leave experts.capacity out, or use another schedule"
         )
     if config.optimizer.name == "muon":
-        raise ConfigError('optimizer.name = "muon" with experts: their matrices are stored together, and it knows single ones; use "adamw"')
+        raise ConfigError(
+            'optimizer.name = "muon" with experts: their matrices are stored together, and it knows single '
+            'ones; use "adamw"'
+        )
     if config.memory.offload in ("activations", "all"):
         raise ConfigError(
-            f'memory.offload = "{config.memory.offload}" with experts: other numbers of rows come each time, and buffers in host memory '
-            'are of one length; use "optimizer", or memory.recompute'
+            f'memory.offload = "{config.memory.offload}" with experts: other numbers of rows come each time, '
+            'and buffers in host memory are of one length; use "optimizer", or memory.recompute'
         )
     if config.precision.compute == "fp8":
-        raise ConfigError('precision.compute = "fp8" with experts: their grouped products have no fp8 yet; use "bf16"')
+        raise ConfigError(
+            'precision.compute = "fp8" with experts: their grouped products have no fp8 yet; use "bf16"'
+        )
     least = 1 / (config.batch.micro * positions(config, parallel) * experts.active)
     if rows_at_once(config, experts, parallel) < 1:
-        raise ConfigError(f"experts.buffer = {experts.buffer}: a rank can't receive one token at once; use {least:.2g} or more")
+        raise ConfigError(
+            f"experts.buffer = {experts.buffer}: a rank can't receive one token at once; use {least:.2g} or "
+            "more"
+        )
 
 
 def _fitting(count: int, ranks: int, etp: int) -> str:
@@ -139,14 +188,21 @@ def positions(config: Config, parallel: Parallel) -> int:
 
 
 def rows_at_once(config: Config, experts: Experts, parallel: Parallel, segments: int = 1) -> int:
-    """Return how many rows of experts' inputs a rank holds at once: `buffer` times what comes to it when all experts have equal loads."""
+    """Return how many rows of experts' inputs a rank holds at once.
+
+    `buffer` times what comes to it when all experts have equal loads.
+    """
     balanced = config.batch.micro * positions(config, parallel) // segments * experts.active * parallel.etp
     return math.floor(experts.buffer * balanced + 1e-9)
 
 
 def most_rows(config: Config, segments: int = 1) -> int:
-    """Return how many rows of a microbatch can come to a rank at once: as many as it holds, if there can be so many."""
-    experts, parallel = config.experts, config.parallel
+    """Return how many rows of a microbatch can come to a rank at once.
+
+    As many as it holds, if there can be so many.
+    """
+    experts = config.experts
+    parallel = config.parallel
     sent = config.batch.micro * positions(config, parallel) // segments
     all_here = sent * parallel.ep * parallel.etp * min(experts.active, experts.count // parallel.ep)
     return min(rows_at_once(config, experts, parallel, segments), all_here)

@@ -1,11 +1,15 @@
-"""The sides of the matrices that a rank multiplies in fp8: multiples of 16, or the GPU's instructions have no such product.
+"""The sides of the matrices that a rank multiplies in fp8.
 
-    width           of the residual stream
-    query heads     their features on one rank of tp: rows of q, columns of the output
-    key-value heads     the same
-    hidden units    of the feed-forward, on one rank of tp
-    positions       of a microbatch, over which a weight gradient is summed: on one rank of cp, of a segment; with parallel.async_tp, of
-                    a piece of the sequence that is computed while others travel (parallel/tensor_overlap.py)
+Multiples of 16, or the GPU's instructions have no such product.
+
+width           of the residual stream
+query heads     their features on one rank of tp: rows of q, columns of the output
+key-value heads     the same
+hidden units    of the feed-forward, on one rank of tp
+positions       of a microbatch, over which a weight gradient is summed: on one rank of cp, of a
+                segment; with parallel.async_tp, of
+                a piece of the sequence that is computed while others travel
+                    (parallel/tensor_overlap.py)
 """
 
 import math
@@ -26,14 +30,24 @@ class Side(NamedTuple):
     numbers: str
 
 
-def refuse_odd_sides(model: Model, head_width: int, sequence: int, micro: int, parallel: Parallel, segments: int = 1) -> None:
-    """Raise ConfigError for the first side that isn't a multiple of 16. segments: into which the schedule cuts a sequence."""
-    for side in (*_of_weights(model, head_width, parallel.tp), *_positions(sequence, micro, parallel, segments)):
+def refuse_odd_sides(
+    model: Model, head_width: int, sequence: int, micro: int, parallel: Parallel, segments: int = 1
+) -> None:
+    """Raise ConfigError for the first side that isn't a multiple of 16. segments.
+
+    Into which the schedule cuts a sequence.
+    """
+    for side in (
+        *_of_weights(model, head_width, parallel.tp),
+        *_positions(sequence, micro, parallel, segments),
+    ):
         if side.length % MULTIPLE:
-            found = f"{side.words} = {side.numbers}" + (f" = {side.length}" if side.numbers != str(side.length) else "")
+            found = f"{side.words} = {side.numbers}" + (
+                f" = {side.length}" if side.numbers != str(side.length) else ""
+            )
             raise ConfigError(
-                f'precision.compute = "fp8": found {found}; needed a multiple of {MULTIPLE}, as every side of a matrix multiplied in fp8 '
-                'is; change one of these, or use precision.compute = "bf16"'
+                f'precision.compute = "fp8": found {found}; needed a multiple of {MULTIPLE}, as every side '
+                'of a matrix multiplied in fp8 is; change one of these, or use precision.compute = "bf16"'
             )
 
 
@@ -41,15 +55,24 @@ def _of_weights(model: Model, head_width: int, tp: int) -> Iterator[Side]:
     yield _side([("model.width", model.width)])
     apart = head_width * model.heads != model.width
     head = ("attention.head_width" if apart else "model.width / model.heads", head_width)
-    yield _side([("model.heads", model.heads), head] if apart else [("model.width", model.width)], [("parallel.tp", tp)])
+    yield _side(
+        [("model.heads", model.heads), head] if apart else [("model.width", model.width)],
+        [("parallel.tp", tp)],
+    )
     divided = model.kv_heads >= tp  # else each rank has one
-    yield _side([("model.kv_heads", model.kv_heads), head], [("parallel.tp", tp)]) if divided else _side([head])
+    yield (
+        _side([("model.kv_heads", model.kv_heads), head], [("parallel.tp", tp)]) if divided else _side([head])
+    )
     yield _side([("model.ffn", model.ffn)], [("parallel.tp", tp)])
 
 
 def _positions(sequence: int, micro: int, parallel: Parallel, segments: int) -> Iterator[Side]:
-    """Yield the positions that a product sums over. With async_tp these are chunks and the two parts of the own chunk."""
-    factors, divisors = [("batch.micro", micro), ("data.sequence", sequence)], [("parallel.cp", parallel.cp), ("segments", segments)]
+    """Yield the positions that a product sums over.
+
+    With async_tp these are chunks and the two parts of the own chunk.
+    """
+    factors = [("batch.micro", micro), ("data.sequence", sequence)]
+    divisors = [("parallel.cp", parallel.cp), ("segments", segments)]
     if parallel.tp == 1 or not parallel.async_tp:
         yield _side(factors, divisors)
         return
@@ -64,5 +87,8 @@ def _side(factors: list[tuple[str, int]], divisors: Sequence[tuple[str, int]] = 
     """Return a product divided by some numbers; ones go without saying."""
     shown = [(name, number) for name, number in divisors if number > 1]
     words, numbers = (" x ".join(part) for part in zip(*((name, str(number)) for name, number in factors)))
-    words, numbers = (" / ".join((whole, *part)) for whole, part in ((words, (n for n, _ in shown)), (numbers, (str(n) for _, n in shown))))
+    words, numbers = (
+        " / ".join((whole, *part))
+        for whole, part in ((words, (n for n, _ in shown)), (numbers, (str(n) for _, n in shown)))
+    )
     return Side(math.prod(n for _, n in factors) // math.prod(n for _, n in divisors), words, numbers)

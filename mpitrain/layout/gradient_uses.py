@@ -1,4 +1,6 @@
-"""Which instructions of a program add to which gradients, when a group of microbatches is complete, and what a sum takes."""
+"""Which instructions of a program add to which gradients, when a group of microbatches is complete,
+and what a sum takes.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -10,7 +12,10 @@ from mpitrain.schedules.table import Table
 
 
 class Bucket(Protocol):
-    """A bucket of a stage on one rank, or the plan of one: a gradient for each use, and weights that two stages can share."""
+    """A bucket of a stage on one rank, or the plan of one.
+
+    A gradient for each use, and weights that two stages can share.
+    """
 
     plan: BucketPlan
     weights: Any
@@ -44,7 +49,10 @@ def completed_by(program: Sequence[Action], stages: Mapping[int, Stage], table: 
 
 
 def added_to(action: Action, stages: Mapping[int, Stage]) -> list:
-    """Return the gradients that an instruction adds to: a backward for inputs only to those of experts, whose rows can come in rounds."""
+    """Return the gradients that an instruction adds to.
+
+    A backward for inputs only to those of experts, whose rows can come in rounds.
+    """
     if action.kind not in ("B", "I", "W"):
         return []
     found = stages[action.stage].buckets
@@ -55,8 +63,16 @@ def added_to(action: Action, stages: Mapping[int, Stage]) -> list:
 
 
 def summed_in(bucket: Bucket, stages: Mapping[int, Stage]) -> list:
-    """Return the gradients of this rank that a bucket's is the sum of, itself first: of a tied embedding all its uses."""
-    others = [other for state in stages.values() for other in state.buckets if bucket.plan.tied and other.plan.tied and other is not bucket]
+    """Return the gradients of this rank that a bucket's is the sum of, itself first.
+
+    Of a tied embedding all its uses.
+    """
+    others = [
+        other
+        for state in stages.values()
+        for other in state.buckets
+        if bucket.plan.tied and other.plan.tied and other is not bucket
+    ]
     return [gradient for each in (bucket, *others) for gradient in each.gradients]
 
 

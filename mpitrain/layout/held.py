@@ -24,7 +24,10 @@ class Buffer:
 
 
 class HeldBucket(NamedTuple):
-    """A bucket of a stage. owned: whether its weights belong to this stage; only a tied embedding's can be another's."""
+    """A bucket of a stage.
+
+    owned: whether its weights belong to this stage; only a tied embedding's can be another's.
+    """
 
     plan: Bucket
     weights: Buffer
@@ -42,16 +45,20 @@ FIRST = (0, 0)  # of the axes tp and experts
 
 
 def held_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> dict[int, HeldStage]:
-    """Return the stages of a pipeline rank, by their number in the table. place: ranks on the axes tp and experts.
+    """Return the stages of a pipeline rank, by their number in the table.
+
+    place: ranks on the axes tp and experts.
 
     What doesn't divide, such as a vocabulary, makes buffers of other lengths on some of these.
     """
     stages: dict[int, HeldStage] = {}
     embedding: Buffer | None = None
     for number in plan.table.chunks[rank]:
-        stage, buckets = plan.stage(number), []
+        stage = plan.stage(number)
+        buckets = []
         for bucket in stage.buckets(stage.shard(*place)):
-            layout, shared = layout_of(bucket.specs, DOMAINS[bucket.domain].num_shards(plan.config)), embedding if bucket.tied else None
+            layout = layout_of(bucket.specs, DOMAINS[bucket.domain].num_shards(plan.config))
+            shared = embedding if bucket.tied else None
             gradients = [Buffer(layout) for _ in range(len(bucket.parts) if bucket.tied else 1)]
             buckets.append(HeldBucket(bucket, shared or Buffer(layout), gradients, owned=shared is None))
             embedding = buckets[-1].weights if bucket.tied else embedding

@@ -1,6 +1,7 @@
 """Keys that would do nothing in a layout: refused, since whoever sets one expects something of it.
 
-A key counts as set where it differs from its default: a resolved configuration, which holds all keys, can be given again.
+A key counts as set where it differs from its default: a resolved configuration, which holds all
+keys, can be given again.
 """
 
 import json
@@ -13,7 +14,11 @@ from mpitrain.inputs import shown
 
 
 class Idle(NamedTuple):
-    """When a key does nothing. because: the setting that makes it idle, as text.  instead: what makes the key do something."""
+    """When a key does nothing.
+
+    because: the setting that makes it idle, as text.
+    instead: what makes the key do something.
+    """
 
     key: str
     is_idle: Callable[[Config], bool]
@@ -31,32 +36,83 @@ def _one_stage_only(config: Config) -> bool:
 
 
 def _holds_all_rows(config: Config) -> bool:
-    """Return whether one rank has all experts, and room for all rows of a microbatch at once: it never needs a second round."""
+    """Return whether one rank has all experts, and room for all rows of a microbatch at once.
+
+    It never needs a second round.
+    """
     return config.parallel.ep * config.parallel.etp == 1 and config.experts.buffer >= 1
 
 
 RULES = (
-    Idle("data.val_fraction", lambda c: bool(c.data.val_path), _says("data.val_path"), "leave data.val_path out"),
-    Idle("schedule.decay", lambda c: c.schedule.name != "wsd", _says("schedule.name"), 'use schedule.name = "wsd"'),
-    Idle("schedule.steps", lambda c: c.schedule.name == "constant", _says("schedule.name"), 'use schedule.name = "cosine" or "wsd"'),
-    Idle("schedule.final", lambda c: c.schedule.name == "constant", _says("schedule.name"), 'use schedule.name = "cosine" or "wsd"'),
+    Idle(
+        "data.val_fraction",
+        lambda c: bool(c.data.val_path),
+        _says("data.val_path"),
+        "leave data.val_path out",
+    ),
+    Idle(
+        "schedule.decay",
+        lambda c: c.schedule.name != "wsd",
+        _says("schedule.name"),
+        'use schedule.name = "wsd"',
+    ),
+    Idle(
+        "schedule.steps",
+        lambda c: c.schedule.name == "constant",
+        _says("schedule.name"),
+        'use schedule.name = "cosine" or "wsd"',
+    ),
+    Idle(
+        "schedule.final",
+        lambda c: c.schedule.name == "constant",
+        _says("schedule.name"),
+        'use schedule.name = "cosine" or "wsd"',
+    ),
     Idle("pipeline.tail", _one_stage_only, _says("parallel.pp", "pipeline.chunks"), "use one stage"),
-    Idle("pipeline.weight_memory", lambda c: not c.pipeline.memory_limit, lambda c: "no pipeline.memory_limit", "set the limit"),
+    Idle(
+        "pipeline.weight_memory",
+        lambda c: not c.pipeline.memory_limit,
+        lambda c: "no pipeline.memory_limit",
+        "set the limit",
+    ),
     Idle("parallel.context", lambda c: c.parallel.cp == 1, _says("parallel.cp"), "use parallel.cp = 2"),
     Idle("parallel.async_tp", lambda c: c.parallel.tp == 1, _says("parallel.tp"), "use parallel.tp = 2"),
     Idle("parallel.sequence", lambda c: c.parallel.tp == 1, _says("parallel.tp"), "use parallel.tp = 2"),
-    Idle("precision.reduce", lambda c: c.parallel.dp * c.parallel.cp == 1, _says("parallel.dp", "parallel.cp"), "use parallel.dp = 2"),
-    Idle("experts.buffer", _holds_all_rows, _says("parallel.ep", "parallel.etp"), "use parallel.ep = 2, or a buffer below 1"),
-    Idle("spikes.window", lambda c: c.spikes.do == "nothing", _says("spikes.do"), 'use spikes.do = "count", "skip" or "rollback"'),
-    Idle("spikes.threshold", lambda c: c.spikes.do == "nothing", _says("spikes.do"), 'use spikes.do = "count", "skip" or "rollback"'),
-    Idle("spikes.most", lambda c: c.spikes.do != "rollback", _says("spikes.do"), 'use spikes.do = "rollback"'),
+    Idle(
+        "precision.reduce",
+        lambda c: c.parallel.dp * c.parallel.cp == 1,
+        _says("parallel.dp", "parallel.cp"),
+        "use parallel.dp = 2",
+    ),
+    Idle(
+        "experts.buffer",
+        _holds_all_rows,
+        _says("parallel.ep", "parallel.etp"),
+        "use parallel.ep = 2, or a buffer below 1",
+    ),
+    Idle(
+        "spikes.window",
+        lambda c: c.spikes.do == "nothing",
+        _says("spikes.do"),
+        'use spikes.do = "count", "skip" or "rollback"',
+    ),
+    Idle(
+        "spikes.threshold",
+        lambda c: c.spikes.do == "nothing",
+        _says("spikes.do"),
+        'use spikes.do = "count", "skip" or "rollback"',
+    ),
+    Idle(
+        "spikes.most", lambda c: c.spikes.do != "rollback", _says("spikes.do"), 'use spikes.do = "rollback"'
+    ),
     Idle("comm.synchronous", lambda c: c.parallel.pp == 1, _says("parallel.pp"), "use parallel.pp = 2"),
 )
 
 
 def refuse_idle_keys(config: Config) -> None:
     """Raise ConfigError for the first key of a resolved configuration that is set and would do nothing."""
-    values, defaults = flatten(config), flatten(Config())
+    values = flatten(config)
+    defaults = flatten(Config())
     for rule in RULES:
         value = values[rule.key]
         if value != defaults[rule.key] and rule.is_idle(config):
@@ -67,12 +123,15 @@ def refuse_idle_keys(config: Config) -> None:
 def told_of_idle(config: Config) -> list[str]:
     """Say which keys of a resolved configuration are set and do nothing, of those that aren't refused.
 
-    A run before wrote parallel.gather = "use" down whatever its ZeRO was, and a bucket's size is one of several that stages of ZeRO are
-    compared with.
+    A run before wrote parallel.gather = "use" down whatever its ZeRO was, and a bucket's size is
+    one of several that stages of ZeRO are compared with.
     """
-    parallel, lines = config.parallel, []
+    parallel = config.parallel
+    lines = []
     if parallel.gather == "use" and parallel.zero < 3:
-        lines.append(f'parallel.gather = "use" does nothing with parallel.zero = {parallel.zero}: weights are whole')
+        lines.append(
+            f'parallel.gather = "use" does nothing with parallel.zero = {parallel.zero}: weights are whole'
+        )
     if config.comm.bucket_mb != Config().comm.bucket_mb and parallel.zero == 3:
         found = f"comm.bucket_mb = {config.comm.bucket_mb:g} does nothing with parallel.zero = 3"
         lines.append(f"{found}: each block is reduced by itself, as it is fetched")
@@ -80,12 +139,16 @@ def told_of_idle(config: Config) -> list[str]:
 
 
 def refuse_long_decay(config: Config) -> None:
-    """Raise ConfigError for a final decay longer than what follows the warm-up: the rate would fall at once by what doesn't fit."""
-    schedule, key = config.schedule, "schedule.steps" if config.schedule.steps else "run.steps"
+    """Raise ConfigError for a final decay longer than what follows the warm-up.
+
+    The rate would fall at once by what doesn't fit.
+    """
+    schedule = config.schedule
+    key = "schedule.steps" if config.schedule.steps else "run.steps"
     steps = schedule.steps or config.run.steps
     after = max(steps - schedule.warmup, 0)
     if schedule.name == "wsd" and schedule.decay > after:
         raise ConfigError(
-            f"schedule.decay = {schedule.decay} with {key} = {steps} and schedule.warmup = {schedule.warmup}: {after} steps follow the "
-            f"warm-up; use at most {after}"
+            f"schedule.decay = {schedule.decay} with {key} = {steps} and schedule.warmup = "
+            f"{schedule.warmup}: {after} steps follow the warm-up; use at most {after}"
         )

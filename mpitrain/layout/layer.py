@@ -1,7 +1,10 @@
-"""What a layer says of itself, once, and a family, which is a list of layers. Integers only; model/layers/ has the layers.
+"""What a layer says of itself, once, and a family, which is a list of layers.
 
-From this follow the shapes, shards and initial values of parameters, buckets, stages and their balance, memory, FLOPs and checkpoints;
-from the items that a layer builds, what is computed, and what is sent.
+Integers only; model/layers/ has the layers.
+
+From this follow the shapes, shards and initial values of parameters, buckets, stages and their
+balance, memory, FLOPs and checkpoints; from the items that a layer builds, what is computed, and
+what is sent.
 """
 
 from collections.abc import Mapping
@@ -14,12 +17,16 @@ from mpitrain.layout.parameters import Spec, itemsizes_of
 
 
 def is_loss(name: str) -> bool:
-    """Return whether a number that a layer makes besides its output is a sum over tokens that is reported as a mean."""
+    """Return whether a number that a layer makes besides its output is a sum over tokens that is
+    reported as a mean.
+    """
     return name.endswith("_loss")
 
 
 class Working(NamedTuple):
-    """The bytes that a layer's computation takes at most, beside what it keeps, what it is given and what it hands on."""
+    """The bytes that a layer's computation takes at most, beside what it keeps, what it is given
+    and what it hands on.
+    """
 
     forward: int
     backward: int
@@ -28,8 +35,8 @@ class Working(NamedTuple):
 class Layer(Protocol):
     """A part of a block, or an end of the model. Counts are of one token or of one microbatch on one rank.
 
-    tells: names of the numbers that it makes besides its output (Context.tell, parallel/microbatch.py). A loss is a sum over tokens,
-    and its name ends with `_loss`.
+    tells: names of the numbers that it makes besides its output (Context.tell,
+    parallel/microbatch.py). A loss is a sum over tokens, and its name ends with `_loss`.
     """
 
     tells: tuple[str, ...]
@@ -41,26 +48,35 @@ class Layer(Protocol):
         """Return the multiplications of a token's forward: by these, layers are divided over stages."""
 
     def flops(self, sequence: int) -> float:
-        """Return the model FLOPs of a token in a training step: for each weight of a product 6, forward and backward (a lookup is none).
+        """Return the model FLOPs of a token in a training step.
 
-        For causal attention 6 T D besides: half of the 12 T D of PaLM (arXiv:2204.02311, appendix B), because half of the scores are
-        masked. Recomputation isn't counted.
+        For each weight of a product 6, forward and backward (a lookup is none).
+
+        For causal attention 6 T D besides: half of the 12 T D of PaLM (arXiv:2204.02311, appendix
+        B), because half of the scores are masked. Recomputation isn't counted.
         """
 
     def kept(self, sizes: "Sizes", segment: int) -> int:
-        """Return the bytes that the forward of a segment (of a sequence that is cut, else 0) leaves for the backward."""
+        """Return the bytes that the forward of a segment (of a sequence that is cut, else 0) leaves
+        for the backward.
+        """
 
     def left(self, sizes: "Sizes") -> int:
         """Return the bytes that a backward for inputs (I) leaves for the one for weights (W)."""
 
     def working(self, sizes: "Sizes") -> Working:
-        """Return what its forward and its backward work with. The backward frees what was kept only as it goes."""
+        """Return what its forward and its backward work with.
+
+        The backward frees what was kept only as it goes.
+        """
 
     def history(self, sizes: "Sizes") -> int:
         """Return the bytes that a segment of a sequence leaves for later segments."""
 
     def items(self, own: Mapping[str, Any], site: Any) -> list:
-        """Build what computes: the items of a recipe (parallel/walk.py), of parameters by name, where `site` says (model/site.py)."""
+        """Build what computes: the items of a recipe (parallel/walk.py), of parameters by name,
+        where `site` says (model/site.py).
+        """
 
 
 class Placed(NamedTuple):
@@ -75,7 +91,10 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A model: what comes first, blocks of layers, what comes last. A stage may begin and end between two layers of a block."""
+    """A model: what comes first, blocks of layers, what comes last.
+
+    A stage may begin and end between two layers of a block.
+    """
 
     first: Layer
     blocks: tuple[tuple[Layer, ...], ...]
@@ -83,7 +102,11 @@ class Family:
 
     def row(self) -> list[tuple[int, Placed]]:
         """Return all layers between the ends, each with the number of its block."""
-        return [(number, Placed(layer, f"blocks.{number}.")) for number, block in enumerate(self.blocks) for layer in block]
+        return [
+            (number, Placed(layer, f"blocks.{number}."))
+            for number, block in enumerate(self.blocks)
+            for layer in block
+        ]
 
     @property
     def ends(self) -> tuple[Placed, Placed]:
@@ -92,7 +115,10 @@ class Family:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What formulas of memory are given: how much of a microbatch one rank has, and where. segments: into which its sequence is cut."""
+    """What formulas of memory are given: how much of a microbatch one rank has, and where.
+
+    segments: into which its sequence is cut.
+    """
 
     config: Config
     segments: int = 1
@@ -133,7 +159,9 @@ class Sizes:
         return self.config.memory.recompute == "selective"
 
     def gated(self, itemsize: int) -> int:
-        """Return what a gated product and the product behind it keep of a hidden unit: gate, up, silu(gate), and what is multiplied.
+        """Return what a gated product and the product behind it keep of a hidden unit.
+
+        gate, up, silu(gate), and what is multiplied.
 
         itemsize: of a number that the product behind it keeps.
         """
@@ -142,9 +170,13 @@ class Sizes:
         return (2 if self.config.run.compile else 3) * self.itemsize + itemsize
 
     def probabilities(self, heads: int, width: int) -> int:
-        """Return what attention in bf16 on a CPU keeps of a microbatch besides. heads: of this rank.  width: of one.
+        """Return what attention in bf16 on a CPU keeps of a microbatch besides.
 
-        None in fp16: it depends on the processor whose attention is taken there, and a plan knows none.
+        heads: of this rank.
+        width: of one.
+
+        None in fp16: it depends on the processor whose attention is taken there, and a plan knows
+        none.
         """
         config = self.config
         ours = config.precision.compute in ("bf16", "fp8") and not self.on_gpu and config.parallel.cp == 1
@@ -154,11 +186,17 @@ class Sizes:
         return config.batch.micro * heads * probabilities.count(self.length) * self.itemsize
 
     def norm(self, width: int) -> int:
-        """Return what a norm keeps of a position: what has the norm 1, and its factor, which is fp32 at least."""
+        """Return what a norm keeps of a position.
+
+        What has the norm 1, and its factor, which is fp32 at least.
+        """
         return width * self.itemsize + max(4, self.itemsize)
 
     def normed(self, width: int, itemsize: int) -> int:
-        """Return what a norm and the products behind it keep of their input. itemsize: of a number that the products keep."""
+        """Return what a norm and the products behind it keep of their input.
+
+        itemsize: of a number that the products keep.
+        """
         in_pieces = self.tp > 1  # a message is between norm and product
         norm = (self.shared if in_pieces else self.positions) * self.norm(width)
         return norm + (0 if self.selective and not in_pieces else self.positions * width * itemsize)
@@ -168,7 +206,9 @@ class Sizes:
         return self.shared * width * self.itemsize
 
     def gathered(self, width: int) -> int:
-        """Return the bytes of the same tensor of all ranks of tp, which a layer gathers before it computes and scatters after."""
+        """Return the bytes of the same tensor of all ranks of tp, which a layer gathers before it
+        computes and scatters after.
+        """
         return self.positions * width * self.itemsize if self.tp > 1 else 0
 
     @property

@@ -12,7 +12,9 @@ SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600}
 
 
 class LogPace(NamedTuple):
-    """A step is shown if its number is a multiple of `steps`, or if so many seconds have passed since one was; inf, 0: not for that."""
+    """A step is shown if its number is a multiple of `steps`, or if so many seconds have passed
+    since one was; inf, 0: not for that.
+    """
 
     steps: int
     seconds: float
@@ -29,6 +31,7 @@ def log_pace(run: Run) -> LogPace:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?) ?(s|m|min|h)", every.strip())
     if found is None or not float(found[1]):
         raise ConfigError(
-            f'run.log_every = "{shown(every)}": needed steps, such as run.log_every = 10, or seconds, such as run.log_every = "30s"'
+            f'run.log_every = "{shown(every)}": needed steps, such as run.log_every = 10, or seconds, such '
+            'as run.log_every = "30s"'
         )
     return LogPace(0, float(found[1]) * SECONDS[found[2]])

@@ -1,17 +1,25 @@
-"""`mpitrain memory`: what each rank will hold, and after a run beside it what it held. Nothing is allocated for it.
+"""`mpitrain memory`: what each rank will hold, and after a run beside it what it held.
 
-    weights       of the bucket buffers, padding included, and with 16-bit types their fp32 masters
-    gradients     the same; with ZeRO-2 and 3 the shards
-    moments       of the optimiser, without padding
-    gathered      weights that ZeRO-3 has whole for a while, an arena of them (buffers_needed.py)
-    unreduced     gradients that ZeRO-2 and 3 have whole until they are reduced, or a sum in a tree until it is complete
-    activations   what microbatches leave behind at the peak of the schedule (layout/activations.py; measured: actor/memory_meter.py)
-    recomputed    what is made again for a backward then (memory.recompute), on top of that (layout/transients.py)
-    working       what the forward or backward of one block takes besides
-    messages      windows of shared memory, scratch for sums, what travels between pipeline ranks (message_memory.py)
-    host          what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on their way back; activations, in
-                  buffers that each stage keeps for the next step (16-bit ones but for norms' factors, which are fp32)
-    copy to save  in host memory: masters and moments, from which a thread saves (layout/saved.py)
+Nothing is allocated for it.
+
+weights      of the bucket buffers, padding included, and with 16-bit types their fp32 masters
+gradients    the same; with ZeRO-2 and 3 the shards
+moments      of the optimiser, without padding
+gathered     weights that ZeRO-3 has whole for a while, an arena of them (buffers_needed.py)
+unreduced    gradients that ZeRO-2 and 3 have whole until they are reduced, or a sum in a tree until
+             it is complete
+activations  what microbatches leave behind at the peak of the schedule (layout/activations.py;
+             measured: actor/memory_meter.py)
+recomputed   what is made again for a backward then (memory.recompute), on top of that
+             (layout/transients.py)
+working      what the forward or backward of one block takes besides
+messages     windows of shared memory, scratch for sums, what travels between pipeline ranks
+             (message_memory.py)
+host         what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on
+             their way back; activations, in
+              buffers that each stage keeps for the next step (16-bit ones but for norms' factors,
+                  which are fp32)
+copy to save  in host memory: masters and moments, from which a thread saves (layout/saved.py)
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +37,17 @@ from mpitrain.layout.peak import peak_of, put_away
 from mpitrain.layout.plan import Plan
 
 PARTS = (
-    *("weights", "gradients", "moments", "gathered", "unreduced", "activations", "recomputed", "working", "messages"),
+    *(
+        "weights",
+        "gradients",
+        "moments",
+        "gathered",
+        "unreduced",
+        "activations",
+        "recomputed",
+        "working",
+        "messages",
+    ),
     "host",
 )
 COPY = "copy to save"
@@ -62,32 +80,50 @@ class Usage(NamedTuple):
 def predict(plan: Plan, shards: Mapping[str, int] | None = None, on_gpu: bool = False) -> list[Usage]:
     """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
 
-    shards: its part of a state that is divided, by domain; None: the one that holds most, for not all hold as much padding.
+    shards: its part of a state that is divided, by domain; None: the one that holds most, for not
+    all hold as much padding.
     on_gpu: it computes on one, whether or not run.device asks for that.
     """
     return [predict_rank(plan, rank, shards, on_gpu) for rank in range(plan.config.parallel.pp)]
 
 
-def predict_rank(plan: Plan, rank: int, shards: Mapping[str, int] | None = None, on_gpu: bool = False) -> Usage:
+def predict_rank(
+    plan: Plan, rank: int, shards: Mapping[str, int] | None = None, on_gpu: bool = False
+) -> Usage:
     """Return what a rank of one pipeline rank holds, as predict() does of all."""
-    config, table, training = plan.config, plan.table, plan.training.ranks[rank]
+    config = plan.config
+    table = plan.table
+    training = plan.training.ranks[rank]
     parallel, narrow, wide = config.parallel, *itemsizes_of(config)
     stages = held_by(plan, rank)
     buckets = [bucket for stage in stages.values() for bucket in stage.buckets]
     owned = [bucket for bucket in buckets if bucket.owned]
-    weights = sum(b.weights.kept(divided=parallel.zero == 3) * itemsize_of_weights(config, b.plan.domain) for b in owned)
+    weights = sum(
+        b.weights.kept(divided=parallel.zero == 3) * itemsize_of_weights(config, b.plan.domain) for b in owned
+    )
     masters = sum(b.weights.kept(divided=True) for b in owned) * wide
-    rounded = [b for b in owned if itemsize_of_weights(config, b.plan.domain) < wide]  # with masters beside them
-    grads = sum(gradient.kept(divided=lends_gradients(parallel)) for bucket in buckets for gradient in bucket.gradients) * wide
+    # with masters beside them
+    rounded = [b for b in owned if itemsize_of_weights(config, b.plan.domain) < wide]
+    grads = (
+        sum(
+            gradient.kept(divided=lends_gradients(parallel))
+            for bucket in buckets
+            for gradient in bucket.gradients
+        )
+        * wide
+    )
     offloaded = config.memory.offload in ("optimizer", "all")
     moments, arriving = _updated_at_most(config, owned, shards, offloaded)
     sizes = replace(plan.sizes, on_gpu=True) if on_gpu else plan.sizes
     formulas = {stage: Activations(plan.stage(stage), sizes) for stage in table.chunks[rank]}
     borrowed = needed_by(plan, rank)
-    gathered = sum(arena.length * itemsize_of_weights(config, domain) for domain, arena in borrowed.weights.items())
+    gathered = sum(
+        arena.length * itemsize_of_weights(config, domain) for domain, arena in borrowed.weights.items()
+    )
     unreduced = sum(arena.length for arena in borrowed.gradients.values()) * wide
     messages = message_bytes(plan, rank)
-    peak, host = peak_of(training, table, formulas), put_away(training, table, formulas)
+    peak = peak_of(training, table, formulas)
+    host = put_away(training, table, formulas)
     if offloaded:
         leaving = sum(b.weights.kept(divided=True) for b in rounded) * narrow
         host += masters + leaving + moments + arriving
@@ -96,7 +132,9 @@ def predict_rank(plan: Plan, rank: int, shards: Mapping[str, int] | None = None,
     return Usage(weights + of_masters, grads, moments, gathered, unreduced, *peak, messages, host)
 
 
-def _updated_at_most(config: Config, owned: Sequence[HeldBucket], shards: Mapping[str, int] | None, offloaded: bool) -> tuple[int, int]:
+def _updated_at_most(
+    config: Config, owned: Sequence[HeldBucket], shards: Mapping[str, int] | None, offloaded: bool
+) -> tuple[int, int]:
     """Return `_updated` of all domains together, each with the given shard or with the one that is most."""
     total = [0, 0]
     for name, domain in domains_of(config).items():
@@ -108,9 +146,17 @@ def _updated_at_most(config: Config, owned: Sequence[HeldBucket], shards: Mappin
 
 
 def _updated(config: Config, buckets: Sequence[HeldBucket], shard: int) -> tuple[int, int]:
-    """Return the bytes of what is updated in a shard of the buckets, without padding: moments, and gradients on the host."""
+    """Return the bytes of what is updated in a shard of the buckets, without padding.
+
+    moments, and gradients on the host.
+    """
     _, wide = itemsizes_of(config)
-    runs = [(spec, end - begin) for bucket in buckets for spec, begin, end in bucket.weights.layout.runs(shard) if spec.trained]
+    runs = [
+        (spec, end - begin)
+        for bucket in buckets
+        for spec, begin, end in bucket.weights.layout.runs(shard)
+        if spec.trained
+    ]
     kept = sum(count * num_moments(config.optimizer, spec.group) for spec, count in runs)
     return kept * moment_bytes(config), sum(count for _, count in runs) * wide
 

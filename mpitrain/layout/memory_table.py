@@ -1,4 +1,5 @@
-"""What is said of memory: the table of `mpitrain memory`, and the one at the end of a run, with the same rows.
+"""What is said of memory: the table of `mpitrain memory`, and the one at the end of a run, with the
+same rows.
 
 Megabytes are of 10**6 bytes.
 """
@@ -11,7 +12,9 @@ from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.text import aligned
 
-LIBRARY = 172_000_000  # bytes of a process of this rank before it has a model: Python, torch and MPI, without what is mapped from files
+# bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
+# mapped from files
+LIBRARY = 172_000_000
 MEANING = {
     "weights": "with 16-bit types their fp32 masters, too",
     "gathered": "lent: whole weights of ZeRO-3, one block and one ahead",
@@ -42,20 +45,37 @@ def table_of_usage(usages: Sequence[Usage], copies: Sequence[int]) -> str:
 def told_of_parameters(plan: Plan) -> str:
     """Say how many parameters there are, and how many bytes of state each has and why."""
     config, (narrow, wide) = plan.config, itemsizes_of(plan.config)
-    count, moments = sum(spec.numel for spec in plan.parameters()), num_moments(config.optimizer, "matrix")
+    count = sum(spec.numel for spec in plan.parameters())
+    moments = num_moments(config.optimizer, "matrix")
     of_moments = moments * (2 if config.optimizer.moments == "bf16" else wide)
     masters = wide if narrow != wide else 0
-    parts = [f"weight {narrow}", *([f"its master {masters}"] if masters else []), f"gradient {wide}", f"moments {of_moments}"]
-    why = "; where gradients are 16-bit it is 2 less, but sums of microbatches are fp32 here" if masters else ""
-    divided = {0: "nothing", 1: "master and moments", 2: "master, moments and gradient", 3: "all of it"}[config.parallel.zero]
+    parts = [
+        f"weight {narrow}",
+        *([f"its master {masters}"] if masters else []),
+        f"gradient {wide}",
+        f"moments {of_moments}",
+    ]
+    why = (
+        "; where gradients are 16-bit it is 2 less, but sums of microbatches are fp32 here" if masters else ""
+    )
+    divided = {0: "nothing", 1: "master and moments", 2: "master, moments and gradient", 3: "all of it"}[
+        config.parallel.zero
+    ]
     total = narrow + masters + wide + of_moments
-    return f"{count:,} parameters, {total} bytes each: {', '.join(parts)}{why}; parallel.zero = {config.parallel.zero} divides {divided}"
+    return (
+        f"{count:,} parameters, {total} bytes each: {', '.join(parts)}{why}; parallel.zero = "
+        f"{config.parallel.zero} divides {divided}"
+    )
 
 
-def told_of_fit(plan: Plan, usages: Sequence[Usage], copies: Sequence[int], others: dict[str, int], found: int = 0) -> str:
+def told_of_fit(
+    plan: Plan, usages: Sequence[Usage], copies: Sequence[int], others: dict[str, int], found: int = 0
+) -> str:
     """Say whether the ranks of a node fit into this one, by how much, and the cheapest change that does.
 
-    others: what the rank that holds most has on its device with other settings, the cheapest setting first.  found: bytes of this node.
+    others: what the rank that holds most has on its device with other settings, the cheapest
+    setting first.
+    found: bytes of this node.
     """
     found = found or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     ranks = plan.config.comm.node_ranks or plan.axes.grid.size
@@ -67,15 +87,21 @@ def told_of_fit(plan: Plan, usages: Sequence[Usage], copies: Sequence[int], othe
         return f"{who}, need {_shown(needed)} MB and fit, with {_shown(found - needed)} MB to spare"
     most = max(usage.on_device for usage in usages)
     fitting = [name for name, num_bytes in others.items() if needed - number * (most - num_bytes) <= found]
-    change = f"the cheapest change that fits: {fitting[0]}" if fitting else "no other stage of ZeRO or recomputation fits: take more ranks"
+    change = (
+        f"the cheapest change that fits: {fitting[0]}"
+        if fitting
+        else "no other stage of ZeRO or recomputation fits: take more ranks"
+    )
     return f"{who}, need {_shown(needed)} MB, {_shown(needed - found)} MB too much; {change}"
 
 
-def compare(predicted: Usage, measured: Usage, copies: tuple[int, int], bare: int | None, most: int | None) -> str:
+def compare(
+    predicted: Usage, measured: Usage, copies: tuple[int, int], bare: int | None, most: int | None
+) -> str:
     """Draw what a rank was to hold, and what it has. copies: to save from, predicted and measured.
 
-    bare, most: bytes of the process that no file backs, before it has a model and at most; None: nobody knows. What one block works
-    with is measured in the last alone.
+    bare, most: bytes of the process that no file backs, before it has a model and at most; None:
+    nobody knows. What one block works with is measured in the last alone.
     """
     names = *PARTS, COPY, "library"
     columns = (*predicted, copies[0], LIBRARY), (*measured, copies[1], bare or 0)

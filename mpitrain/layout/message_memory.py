@@ -1,9 +1,14 @@
-"""What a rank holds for its messages: windows of shared memory, scratch for sums, and what travels between pipeline ranks.
+"""What a rank holds for its messages.
 
-    window     of each axis within a node whose ranks read one another's memory (comm/carried.py); each rank's part is its own
-    scratch    of an axis that sums by messages: the copies of the own shard, as long as a bucket. Over several nodes the bucket is
-               sorted by nodes first, and as long again (comm/levels.py); axes keep the two largest for the next sum
-    links      two receives posted ahead, and one send
+Windows of shared memory, scratch for sums, and what travels between pipeline ranks.
+
+window   of each axis within a node whose ranks read one another's memory (comm/carried.py); each
+         rank's part is its own
+scratch  of an axis that sums by messages: the copies of the own shard, as long as a bucket. Over
+         several nodes the bucket is
+           sorted by nodes first, and as long again (comm/levels.py); axes keep the two largest for
+               the next sum
+links      two receives posted ahead, and one send
 """
 
 import math
@@ -26,7 +31,8 @@ def message_bytes(plan: Plan, rank: int) -> int:
 
 def window_bytes(plan: Plan) -> int:
     """Return the shared memory of a rank's own windows."""
-    transport, ranks = plan.config.comm.transport, plan.axes.of(0)
+    transport = plan.config.comm.transport
+    ranks = plan.axes.of(0)
     found = [name for name, carried in plan.axes.carried.items() if carried.needs_window(transport)]
     return WINDOW * sum(_has_window(plan, ranks[name]) for name in found)
 
@@ -39,7 +45,8 @@ def _has_window(plan: Plan, ranks) -> bool:
 def _scratch(plan: Plan, rank: int) -> int:
     """Return the two largest buffers in which sums of gradients arrive, of each domain."""
     _, wide = itemsizes_of(plan.config)
-    transport, total = plan.config.comm.transport, 0
+    transport = plan.config.comm.transport
+    total = 0
     buckets = [bucket for stage in held_by(plan, rank).values() for bucket in stage.buckets]
     for name, domain in domains_of(plan.config).items():
         ranks = plan.axes.of(0)[domain.shard]

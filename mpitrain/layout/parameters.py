@@ -8,7 +8,9 @@ from typing import Any
 from mpitrain.comm.grid import split
 from mpitrain.config import Config
 
-ROWS, COLUMNS = 0, 1  # dims of a matrix [outputs, inputs]
+# dims of a matrix [outputs, inputs]
+ROWS = 0
+COLUMNS = 1
 STD = 0.02
 EXPERT = "expert"  # the domain of experts, and dim 0 of their parameters
 EPS = 1e-5  # of an RMSNorm
@@ -18,14 +20,20 @@ EPS = 1e-5  # of an RMSNorm
 class Spec:
     """What a layer declares of a parameter, and where a rank has which box of it.
 
-    std: of its normal distribution at first; 0: `constant` everywhere.  divided: the dim that tensor parallelism divides; None: every
-    rank has all of it.  pieces: into how many it can be divided, 0 for any number; with more ranks than that each piece is repeated on
-    neighbours.  domain: of the ranks that divide and sum it; in that of experts dim 0 numbers these and is divided by expert
-    parallelism, and `divided` is another dim.  group: of the optimiser: `matrix` between layers, `table` with a row for each token,
-    `vector`; vectors don't decay.  `load` and `bias` aren't trained (optim/balance.py).  active: the share of it that a token meets.
+    std: of its normal distribution at first; 0: `constant` everywhere.
+    divided: the dim that tensor parallelism divides; None: every rank has all of it.
+    pieces: into how many it can be divided, 0 for any number; with more ranks than that each piece
+    is repeated on neighbours.
+    domain: of the ranks that divide and sum it; in that of experts dim 0 numbers these and is
+    divided by expert parallelism, and `divided` is another dim.
+    group: of the optimiser: `matrix` between layers, `table` with a row for each token, `vector`;
+    vectors don't decay.  `load` and `bias` aren't trained (optim/balance.py).
+    active: the share of it that a token meets.
     tied: both ends of the model use it.
-    eps: of the norm whose weight this is.  met_apart: not divided, yet each rank of tensor parallelism meets it with other features, so
-    that its gradient is a sum over them however positions are divided: the norm of each head's queries.
+    eps: of the norm whose weight this is.
+    met_apart: not divided, yet each rank of tensor parallelism meets it with other features, so
+    that its gradient is a sum over them however positions are divided: the norm of each head's
+    queries.
 
     whole, offset: shape of the logical parameter, and where the box lies in it.
     copies: ranks of the tensor-parallel axis that hold this same box; copy: which of them this is.
@@ -73,19 +81,27 @@ class Spec:
         if self.domain == EXPERT:
             return spec._part(0, *shard.experts)._part(self.divided, *shard.hidden)
         if self.divided is None:
-            over = "tp" if shard.size > 1 and (shard.sequence or self.met_apart) else None  # each rank has seen some positions only
+            # each rank has seen some positions only
+            over = "tp" if shard.size > 1 and (shard.sequence or self.met_apart) else None
             return replace(spec, copies=shard.size, copy=shard.rank, over=over)
         pieces = min(self.pieces or shard.size, shard.size)
         copies = shard.size // pieces
         bounds = split(self.shape[self.divided], pieces)
         begin, end = bounds[shard.rank // copies :][:2]
-        shape, offset = list(self.shape), list(spec.offset)
-        shape[self.divided], offset[self.divided] = end - begin, begin
-        over = None if copies == 1 else "tp" if copies == shard.size else "kv"  # each copy serves other heads
-        return replace(spec, shape=tuple(shape), offset=tuple(offset), copies=copies, copy=shard.rank % copies, over=over)
+        shape = list(self.shape)
+        offset = list(spec.offset)
+        shape[self.divided] = end - begin
+        offset[self.divided] = begin
+        # each copy serves other heads
+        over = None if copies == 1 else "tp" if copies == shard.size else "kv"
+        return replace(
+            spec, shape=tuple(shape), offset=tuple(offset), copies=copies, copy=shard.rank % copies, over=over
+        )
 
     def runs(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield where elements [begin, end) of the box, at least one, are in the whole: first element and length of each unbroken run."""
+        """Yield where elements [begin, end) of the box, at least one, are in the whole: first
+        element and length of each unbroken run.
+        """
         cut = max((dim for dim, length in enumerate(self.shape) if length != self.whole[dim]), default=0)
         run = math.prod(self.shape[cut:])
         for at in range(begin // run * run, end, run):
@@ -96,19 +112,25 @@ class Spec:
         """Return where an element of the box is in the whole; of a tensor of them, where each is."""
         place, stride = 0, 1
         for length, whole, offset in zip(reversed(self.shape), reversed(self.whole), reversed(self.offset)):
-            place, stride = place + (offset + index % length) * stride, stride * whole
+            place = place + (offset + index % length) * stride
+            stride = stride * whole
             index = index // length
         return place
 
     def _part(self, dim: int, rank: int, size: int) -> "Spec":
-        length, shape, offset = self.shape[dim] // size, list(self.shape), list(self.offset)
-        shape[dim], offset[dim] = length, rank * length
+        length = self.shape[dim] // size
+        shape = list(self.shape)
+        offset = list(self.offset)
+        shape[dim] = length
+        offset[dim] = rank * length
         return replace(self, shape=tuple(shape), offset=tuple(offset))
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Rank `rank` of `size` of the tensor-parallel axis; `sequence`: activations between blocks are divided over it too.
+    """Rank `rank` of `size` of the tensor-parallel axis; `sequence`.
+
+    Activations between blocks are divided over it too.
 
     experts, hidden: which part of the experts, and of each of them, and of how many.
     """
@@ -134,24 +156,43 @@ def bias(name: str, length: int, divided: int | None = ROWS, *, pieces: int = 0)
 
 
 def matrix(
-    name: str, rows: int, columns: int, divided: int | None, *, std: float = STD, pieces: int = 0, group: str = "matrix", tied: bool = False
+    name: str,
+    rows: int,
+    columns: int,
+    divided: int | None,
+    *,
+    std: float = STD,
+    pieces: int = 0,
+    group: str = "matrix",
+    tied: bool = False,
 ) -> Spec:
     """Return a matrix, of which tensor parallelism divides one dim, or none."""
     return Spec(name, (rows, columns), std, divided=divided, pieces=pieces, group=group, tied=tied)
 
 
-def stack(name: str, experts: int, rows: int, columns: int, divided: int, *, std: float = STD, active: float) -> Spec:
-    """Return a matrix for each expert, of which expert tensor parallelism divides one dim. active: share of them that a token meets."""
-    return Spec(name, (experts, rows, columns), std, divided=1 + divided, domain=EXPERT, group="matrix", active=active)
+def stack(
+    name: str, experts: int, rows: int, columns: int, divided: int, *, std: float = STD, active: float
+) -> Spec:
+    """Return a matrix for each expert, of which expert tensor parallelism divides one dim.
+
+    active: share of them that a token meets.
+    """
+    return Spec(
+        name, (experts, rows, columns), std, divided=1 + divided, domain=EXPERT, group="matrix", active=active
+    )
 
 
 def product_flops(specs: Iterable[Spec]) -> float:
-    """Return the FLOPs of a token, forward and backward, in products with its active share of the matrices between layers."""
+    """Return the FLOPs of a token, forward and backward, in products with its active share of the
+    matrices between layers.
+    """
     return 6.0 * sum(spec.numel * spec.active for spec in specs if spec.group == "matrix")
 
 
 def residual_std(depth: int) -> float:
-    """Return the standard deviation of a projection back into a residual stream to which `depth` of them add (GPT-2, section 2.3)."""
+    """Return the standard deviation of a projection back into a residual stream to which `depth` of
+    them add (GPT-2, section 2.3).
+    """
     return STD / depth**0.5
 
 

@@ -1,4 +1,7 @@
-"""The most that the microbatches of a rank hold, played through its program: between computations and inside of them."""
+"""The most that the microbatches of a rank hold, played through its program.
+
+Between computations and inside of them.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +15,10 @@ from mpitrain.schedules.table import Table
 
 
 class Peak(NamedTuple):
-    """Bytes, each on top of those before: what is kept between computations, what is recomputed, what one computation works with."""
+    """Bytes, each on top of those before.
+
+    What is kept between computations, what is recomputed, what one computation works with.
+    """
 
     kept: int
     recomputed: int
@@ -21,12 +27,16 @@ class Peak(NamedTuple):
 
 def peak_of(instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]) -> Peak:
     """Return what a rank holds at most."""
-    player, kept, recorded, working = _Player(instructions, table, stages), 0, 0, 0
+    player = _Player(instructions, table, stages)
+    kept = 0
+    recorded = 0
+    working = 0
     for group in grouped(instructions):
         computed = [action for action in group if action.kind in COMPUTE]
         if not computed:
             continue
-        others, inside = player.others(computed), [player.inside(action) for action in computed]
+        others = player.others(computed)
+        inside = [player.inside(action) for action in computed]
         recorded = max(recorded, others + sum(each.recorded for each in inside))
         working = max(working, others + sum(each.working for each in inside))
         for action in computed:
@@ -40,10 +50,12 @@ class _Player:
     """What microbatches hold while a program is played."""
 
     def __init__(self, instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]):
-        self._table, self._stages = table, stages
+        self._table = table
+        self._stages = stages
         self._transients = {number: Transients(formulas) for number, formulas in stages.items()}
         self._last = {action[:3]: action for action in instructions}
-        self._held, self._returned = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+        self._held = Counter[tuple[int, int]]()
+        self._returned = Counter[tuple[int, int]]()
 
     @property
     def held(self) -> int:
@@ -56,12 +68,16 @@ class _Player:
 
     def inside(self, action: Action):
         """Return what a computation holds of its own microbatch while it runs."""
-        return self._transients[action.stage].of(action.kind, action.index % self._table.segments, action.part)
+        return self._transients[action.stage].of(
+            action.kind, action.index % self._table.segments, action.part
+        )
 
     def play(self, action: Action) -> None:
         """Have a computation done."""
         kind, index, stage, part = action
-        done, formulas, segments = self._last[action[:3]] == action, self._stages[stage], self._table.segments
+        done = self._last[action[:3]] == action
+        formulas = self._stages[stage]
+        segments = self._table.segments
         if kind == "F":
             first = 0 if part is None else len(formulas.stage.parts) - 1 - part
             self._held[index, stage] = formulas.kept(index % segments, first)
@@ -81,17 +97,23 @@ class _Player:
 
 
 def put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Activations]) -> int:
-    """Return the bytes that offloaded activations take in host memory, from their forward to the end of their B or I.
+    """Return the bytes that offloaded activations take in host memory, from their forward to the
+    end of their B or I.
 
-    A buffer is used again for what has the same length: in all segments that is all but keys and values, which are longer in each.
+    A buffer is used again for what has the same length: in all segments that is all but keys and
+    values, which are longer in each.
     """
     last = {action[:3]: action for action in instructions if action.kind in ("B", "I")}
-    held, most, together = Counter[tuple[int, int]](), Counter[tuple[int, int]](), Counter[int]()
+    held = Counter[tuple[int, int]]()
+    most = Counter[tuple[int, int]]()
+    together = Counter[int]()
     for action in instructions:
         if action.kind == "F" and not action.part:
             held[action.stage, action.index % table.segments] += 1
             most |= held
-            together[action.stage] = max(together[action.stage], sum(n for (stage, _), n in held.items() if stage == action.stage))
+            together[action.stage] = max(
+                together[action.stage], sum(n for (stage, _), n in held.items() if stage == action.stage)
+            )
         elif last.get(action[:3]) == action:
             held[action.stage, action.index % table.segments] -= 1
     keys = {stage: stages[stage].on_host(1) - stages[stage].on_host(0) for stage in together}

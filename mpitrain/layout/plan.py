@@ -1,14 +1,16 @@
 """One plan of a run: everything that follows from its configuration and number of ranks, by integers alone.
 
-    family     what the model is made of (layout/layer.py)
-    table      who computes what, in which order (schedules/)
-    stages     the layers, parameters, parts and buckets of each stage (layout/stages.py)
-    training   the program of every pipeline rank, proved (layout/program.py); evaluation: without backwards
-    axes       which ranks share what (layout/axes.py)
-    sizes      how much of a microbatch a rank has (layout/layer.py)
+    family    what the model is made of (layout/layer.py)
+    table     who computes what, in which order (schedules/)
+    stages    the layers, parameters, parts and buckets of each stage (layout/stages.py)
+    training  the program of every pipeline rank, proved (layout/program.py); evaluation: without
+              backwards
+    axes      which ranks share what (layout/axes.py)
+    sizes     how much of a microbatch a rank has (layout/layer.py)
 
-Made once and given to whoever needs it, or the part of it that they need; nothing is derived again. Each part is made when it is first
-asked for. Ranks that differ only in their place along tp, cp or dp are described once.
+Made once and given to whoever needs it, or the part of it that they need; nothing is derived again.
+Each part is made when it is first asked for. Ranks that differ only in their place along tp, cp or
+dp are described once.
 """
 
 from dataclasses import dataclass
@@ -32,7 +34,10 @@ from mpitrain.schedules.table import Table
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a resolved configuration. Raises ScheduleError or ConfigError, whatever part is asked for, if it can't work."""
+    """The plan of a resolved configuration.
+
+    Raises ScheduleError or ConfigError, whatever part is asked for, if it can't work.
+    """
 
     config: Config
     family: Family
@@ -43,10 +48,20 @@ class Plan:
 
     @cached_property
     def stages(self) -> tuple[StagePlan, ...]:
-        """Of one copy of the model. A schedule's name tells where they are; only a table from a file has to be read for it."""
-        rank_of, copies = placement_in(self.config) or (self.table.rank_of[: self.table.depth], self.table.copies)
+        """Of one copy of the model.
+
+        A schedule's name tells where they are; only a table from a file has to be read for it.
+        """
+        rank_of, copies = placement_in(self.config) or (
+            self.table.rank_of[: self.table.depth],
+            self.table.copies,
+        )
         stages = stages_of(self.config, self.family, rank_of, copies)
-        return with_every(stages, self.table, self.sizes) if self.config.memory.recompute == "every-k" else stages
+        return (
+            with_every(stages, self.table, self.sizes)
+            if self.config.memory.recompute == "every-k"
+            else stages
+        )
 
     @cached_property
     def training(self) -> Programs:
@@ -67,10 +82,12 @@ class Plan:
     @cached_property
     def placement(self) -> Placement | None:
         """Where the positions of a sequence are, if it is spread over ranks."""
-        model, parallel = self.config.model, self.config.parallel
+        model = self.config.model
+        parallel = self.config.parallel
         if parallel.cp == 1:
             return None
-        heads, kv_heads = model.heads // parallel.tp, max(1, model.kv_heads // parallel.tp)
+        heads = model.heads // parallel.tp
+        kv_heads = max(1, model.kv_heads // parallel.tp)
         return placement_of(parallel.context, self.config.data.sequence, parallel.cp, heads, kv_heads)
 
     @property
@@ -84,11 +101,19 @@ class Plan:
 
     def positions(self, cp_rank: int) -> np.ndarray:
         """Return the positions of a sequence that a rank of the context-parallel axis has, [T]."""
-        return np.arange(self.config.data.sequence) if self.placement is None else self.placement.positions(cp_rank)
+        return (
+            np.arange(self.config.data.sequence)
+            if self.placement is None
+            else self.placement.positions(cp_rank)
+        )
 
     def activation_shape(self) -> tuple[int, int, int]:
         """Return what travels between stages, [B, T, D]."""
-        divided = self.table.segments * self.config.parallel.cp * (self.config.parallel.tp if self.config.parallel.sequence else 1)
+        divided = (
+            self.table.segments
+            * self.config.parallel.cp
+            * (self.config.parallel.tp if self.config.parallel.sequence else 1)
+        )
         return self.config.batch.micro, self.config.data.sequence // divided, self.config.model.width
 
     @cached_property
@@ -113,10 +138,14 @@ class Plan:
 
     def parameters(self) -> list[Spec]:
         """Return every parameter of the model once, whole."""
-        return list({spec.name: spec for stage in self.stages for block in stage.specs() for spec in block}.values())
+        return list(
+            {spec.name: spec for stage in self.stages for block in stage.specs() for spec in block}.values()
+        )
 
     def stored_weights(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Return dtype and shape of every weight by its name in a checkpoint, which has them as the optimiser does."""
+        """Return dtype and shape of every weight by its name in a checkpoint, which has them as the
+        optimiser does.
+        """
         dtype = np.dtype(f"<f{itemsizes_of(self.config)[1]}")
         return {f"parameters/{spec.name}": (dtype, spec.shape) for spec in self.parameters()}
 
@@ -126,4 +155,8 @@ class Plan:
 
     @property
     def _layers(self) -> tuple[Layer, ...]:
-        return self.family.first, *(layer for block in self.family.blocks for layer in block), self.family.last
+        return (
+            self.family.first,
+            *(layer for block in self.family.blocks for layer in block),
+            self.family.last,
+        )

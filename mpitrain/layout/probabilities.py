@@ -1,17 +1,25 @@
-"""Attention's probabilities in bf16 on a CPU: whether they are kept for the backward, and how many they are. Integers only.
+"""Attention's probabilities in bf16 on a CPU: whether they are kept for the backward, and how many they are.
 
-parallel/context/by_blocks.py makes them again in the backward, or keeps them (benchmarks/attention.py has both). They grow with the square
-of a sequence, everything else with its length.
+Integers only.
+
+parallel/context/by_blocks.py makes them again in the backward, or keeps them
+(benchmarks/attention.py has both). They grow with the square of a sequence, everything else with
+its length.
 """
 
 ROWS = 128  # queries whose probabilities are made at once
 LONGEST = 512  # positions of a sequence
-LOGITS, LOGITS_ON_A_DEVICE = 2**17, 2**24  # of the head, made fp32 at once; on a device three times 64 MiB
+# of the head, made fp32 at once; on a device three times 64 MiB
+LOGITS = 2**17
+LOGITS_ON_A_DEVICE = 2**24
 SCORES = 2**18  # that are made at once, if they are of more than one key-value head
 
 
 def are_kept(length: int, width: int) -> bool:
-    """Return whether they are: while those of a head take at most three times as much as its queries. width: of a head."""
+    """Return whether they are: while those of a head take at most three times as much as its queries.
+
+    width: of a head.
+    """
     return length <= min(4 * width, LONGEST)
 
 

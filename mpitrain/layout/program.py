@@ -1,4 +1,7 @@
-"""From a configuration to the list of instructions of every rank, and its proof. No torch is imported for this."""
+"""From a configuration to the list of instructions of every rank, and its proof.
+
+No torch is imported for this.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,18 +25,24 @@ class Programs(NamedTuple):
     report: Report
 
     def other_ends(self, rank: int) -> dict[Action, int]:
-        """Return, for the other end of every message of a pipeline rank, its position in the program that it stands in."""
+        """Return, for the other end of every message of a pipeline rank, its position in the
+        program that it stands in.
+        """
         wanted = {partner(action) for action in self.ranks[rank] if action.kind in (*SENDS, *RECEIVES)}
         return {action: at for program in self.ranks for at, action in enumerate(program) if action in wanted}
 
 
 def training(config: Config, table: Table, stages: Sequence[StagePlan]) -> Programs:
-    """Return the programs of a training step. Raises ScheduleError with the flaw, and ConfigError for a choice that does nothing."""
+    """Return the programs of a training step.
+
+    Raises ScheduleError with the flaw, and ConfigError for a choice that does nothing.
+    """
     parallel = config.parallel
     _refuse_idle_pairs(config, table)
     reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
     zero = {"residency": _residency(config, table, stages), "reduce_each": parallel.reduce == "microbatch"}
-    tail = min(config.pipeline.tail or 1, table.num_microbatches)  # what is left open is settled where links have been measured
+    # what is left open is settled where links have been measured
+    tail = min(config.pipeline.tail or 1, table.num_microbatches)
     head = tail if parallel.zero else 1  # else weights are whole when a step begins
     programs = lower(table, reduces, tail=tail, head=head, pairs=config.pipeline.pairs, **zero)
     if parallel.zero in (1, 2):
@@ -50,14 +59,18 @@ def evaluation(config: Config, table: Table, stages: Sequence[StagePlan]) -> Pro
 
 
 def _refuse_idle_pairs(config: Config, table: Table) -> None:
-    """Raise ConfigError if pairs are to be walked in parts, and there are none, or nothing is walked in parts."""
-    parallel, pipeline = config.parallel, config.pipeline
+    """Raise ConfigError if pairs are to be walked in parts, and there are none, or nothing is
+    walked in parts.
+    """
+    parallel = config.parallel
+    pipeline = config.pipeline
     number = sum(actions.count(PAIR) for actions in table.ranks)
     if pipeline.pairs == "parts" and not (number and (parallel.zero == 3 or parallel.reduce == "microbatch")):
         raise ConfigError(
-            f'pipeline.pairs = "parts" does nothing: found {number} pairs in pipeline.schedule = "{pipeline.schedule}", with '
-            f'parallel.zero = {parallel.zero} and parallel.reduce = "{parallel.reduce}"; needed pairs (dualpipe, dualpipev), with '
-            'parallel.zero = 3 or parallel.reduce = "microbatch"; change them, or leave pipeline.pairs out'
+            f'pipeline.pairs = "parts" does nothing: found {number} pairs in pipeline.schedule = '
+            f'"{pipeline.schedule}", with parallel.zero = {parallel.zero} and parallel.reduce = '
+            f'"{parallel.reduce}"; needed pairs (dualpipe, dualpipev), with parallel.zero = 3 or '
+            'parallel.reduce = "microbatch"; change them, or leave pipeline.pairs out'
         )
 
 
@@ -70,9 +83,19 @@ def _residency(config: Config, table: Table, stages: Sequence[StagePlan]) -> Res
 
 
 def gather_of(parallel: Parallel) -> str:
-    """Return when weights are dropped: what is left open is settled where links have been measured (layout/exchange.py)."""
+    """Return when weights are dropped.
+
+    What is left open is settled where links have been measured (layout/exchange.py).
+    """
     return "use" if parallel.gather == "auto" else parallel.gather
 
 
 def _proved(table: Table, programs: list[list[Action]], **facts) -> Report:
-    return check(programs, table.num_stages, table.num_microbatches, copies=table.copies, segments=table.segments, **facts)
+    return check(
+        programs,
+        table.num_stages,
+        table.num_microbatches,
+        copies=table.copies,
+        segments=table.segments,
+        **facts,
+    )

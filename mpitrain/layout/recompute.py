@@ -1,10 +1,13 @@
-"""How many blocks are recomputed together, where nobody has said: the number k with which the rank that holds most holds least.
+"""How many blocks are recomputed together, where nobody has said.
+
+The number k with which the rank that holds most holds least.
 
     inputs of groups     ceil(blocks / k) of each microbatch in flight
     one group            k blocks with all that they keep, once: while its backward runs
 
-One block keeps some twenty times its input, so the square root of the number of blocks, best where a block keeps no more than its input
-(arXiv:1604.06174, section 4.1), holds more than one block at a time does, unless many microbatches are in flight.
+One block keeps some twenty times its input, so the square root of the number of blocks, best where
+a block keeps no more than its input (arXiv:1604.06174, section 4.1), holds more than one block at a
+time does, unless many microbatches are in flight.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,4 +1,6 @@
-"""Fill in what a configuration left open (degrees, batch, vocabulary), and refuse what doesn't fit together, before anything is built."""
+"""Fill in what a configuration left open (degrees, batch, vocabulary), and refuse what doesn't fit
+together, before anything is built.
+"""
 
 import difflib
 import json
@@ -49,10 +51,13 @@ def resolve(
     counted: str = "mpirun started",
     needed: int | None = None,
 ) -> Config:
-    """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and check that it fits together.
+    """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and
+    check that it fits together.
 
-    node_ranks: neighbours on each node, 0 if nodes differ; the key of this name goes before what was found.
-    counted: what an error says of the number of ranks.  needed: rows for what texts have of these tokens; None: for all.
+    node_ranks: neighbours on each node, 0 if nodes differ; the key of this name goes before what
+    was found.
+    counted: what an error says of the number of ranks.
+    needed: rows for what texts have of these tokens; None: for all.
     """
     if config.comm.node_ranks:
         node_ranks = config.comm.node_ranks
@@ -106,23 +111,30 @@ def on_one_rank(config: Config) -> Config:
     """Return a resolved configuration for the same model on one rank, in one stage."""
     experts = msgspec.structs.replace(config.experts, dispatch="auto", wire="")
     alone = Parallel(dp=1, pp=1, zero=0, reduce="step")
-    return msgspec.structs.replace(config, experts=experts, parallel=alone, pipeline=Pipeline(chunks=1, tail=1))
+    return msgspec.structs.replace(
+        config, experts=experts, parallel=alone, pipeline=Pipeline(chunks=1, tail=1)
+    )
 
 
 def _refuse_unkept(run: Run) -> None:
-    """Raise ConfigError for a choice of checkpoints to keep that would keep none, or others than it seems to."""
+    """Raise ConfigError for a choice of checkpoints to keep that would keep none, or others than it
+    seems to.
+    """
     for key in ("keep_every", "keep_best"):
         if (value := getattr(run, key)) and not run.keep:
-            raise ConfigError(f"run.{key} = {value} does nothing with run.keep = 0, which keeps all; set run.keep, the newest to keep")
+            raise ConfigError(
+                f"run.{key} = {value} does nothing with run.keep = 0, which keeps all; set run.keep, the "
+                "newest to keep"
+            )
     if run.keep_every and (not run.save_every or run.keep_every % run.save_every):
         raise ConfigError(
-            f"run.keep_every = {run.keep_every} is no multiple of run.save_every = {run.save_every}: few of these steps are saved, or "
-            "none; let it be one"
+            f"run.keep_every = {run.keep_every} is no multiple of run.save_every = {run.save_every}: few of "
+            "these steps are saved, or none; let it be one"
         )
     if run.keep_best and (not run.eval_every or not run.save_every or run.save_every % run.eval_every):
         raise ConfigError(
-            f"run.keep_best = {run.keep_best} needs a validation at each step that is saved: run.save_every = {run.save_every} is no "
-            f"multiple of run.eval_every = {run.eval_every}; let it be one"
+            f"run.keep_best = {run.keep_best} needs a validation at each step that is saved: run.save_every "
+            f"= {run.save_every} is no multiple of run.eval_every = {run.eval_every}; let it be one"
         )
 
 
@@ -130,7 +142,8 @@ def _refuse_unrounded(precision: Precision) -> None:
     """Raise ConfigError for a choice of products that are of the type of their sum anyway."""
     if precision.products != "auto" and precision.compute in ("fp32", "fp64"):
         raise ConfigError(
-            f'precision.products = "{precision.products}" does nothing with precision.compute = "{precision.compute}", whose products are '
+            f'precision.products = "{precision.products}" does nothing with precision.compute = '
+            f'"{precision.compute}", whose products are '
             "of the type they are summed in; leave it out, or use bf16, fp16 or fp8"
         )
 
@@ -139,8 +152,8 @@ def _refuse_incomparable(numerics: Numerics) -> None:
     """Raise ConfigError for a step that is computed twice, where two times needn't give the same bits."""
     if numerics.rerun_every and not numerics.deterministic:
         raise ConfigError(
-            f"numerics.rerun_every = {numerics.rerun_every} with numerics.deterministic = false: kernels that give other bits each time "
-            "would be found each time; leave one of them out"
+            f"numerics.rerun_every = {numerics.rerun_every} with numerics.deterministic = false: kernels "
+            "that give other bits each time would be found each time; leave one of them out"
         )
 
 
@@ -150,40 +163,56 @@ def _refuse_irreproducible(config: Config, parallel: Parallel) -> None:
         return
     if parallel.dp & (parallel.dp - 1):
         raise ConfigError(
-            f'numerics.reproducible = "layout" with parallel.dp = {parallel.dp}: pairs of ranks, and pairs of pairs, are summed; use a '
+            f'numerics.reproducible = "layout" with parallel.dp = {parallel.dp}: pairs of ranks, and pairs '
+            "of pairs, are summed; use a "
             "power of 2"
         )
     if parallel.reduce == "microbatch":
         raise ConfigError(
-            'numerics.reproducible = "layout" sums over microbatches first, parallel.reduce = "microbatch" over ranks; leave one out'
+            'numerics.reproducible = "layout" sums over microbatches first, parallel.reduce = "microbatch" '
+            "over ranks; leave one out"
         )
     if config.precision.reduce != "same":
         raise ConfigError(
-            f'numerics.reproducible = "layout" with precision.reduce = "{config.precision.reduce}": each rank rounds its sum; use "same"'
+            f'numerics.reproducible = "layout" with precision.reduce = "{config.precision.reduce}": each '
+            'rank rounds its sum; use "same"'
         )
 
 
 def _refuse_unsharded(parallel: Parallel) -> None:
     """Raise ConfigError unless the data-parallel ranks can divide the state among them as asked."""
     if parallel.dp_shard and not parallel.zero:
-        raise ConfigError(f"parallel.dp_shard = {parallel.dp_shard} with parallel.zero = 0 divides nothing; set parallel.zero to 1, 2 or 3")
+        raise ConfigError(
+            f"parallel.dp_shard = {parallel.dp_shard} with parallel.zero = 0 divides nothing; set "
+            "parallel.zero to 1, 2 or 3"
+        )
     for key, least in (("gather", 3), ("ahead", 3)):
         value = getattr(parallel, key)
         idle = (Parallel.__struct_defaults__[Parallel.__struct_fields__.index(key)], "use")
         if parallel.zero < least and value not in idle:
-            raise ConfigError(f"parallel.{key} = {value!r} does nothing with parallel.zero = {parallel.zero}; set parallel.zero = {least}")
+            raise ConfigError(
+                f"parallel.{key} = {value!r} does nothing with parallel.zero = {parallel.zero}; set "
+                f"parallel.zero = {least}"
+            )
     if parallel.dp_shard and parallel.dp % parallel.dp_shard:
         fitting = ", ".join(str(n) for n in range(1, parallel.dp + 1) if parallel.dp % n == 0)
-        raise ConfigError(f"parallel.dp_shard = {parallel.dp_shard} doesn't divide parallel.dp = {parallel.dp}; use {fitting}")
+        raise ConfigError(
+            f"parallel.dp_shard = {parallel.dp_shard} doesn't divide parallel.dp = {parallel.dp}; use "
+            f"{fitting}"
+        )
 
 
 def with_reduce(parallel: Parallel, config: Config) -> Parallel:
-    """Settle when gradients are reduced; and take ZeRO for none where there is one data rank, over which nothing is divided."""
+    """Settle when gradients are reduced.
+
+    And take ZeRO for none where there is one data rank, over which nothing is divided.
+    """
     if not divided(config):
         parallel = msgspec.structs.replace(parallel, zero=0, gather="auto", ahead=1, dp_shard=0)
     if parallel.reduce != "auto":
         return parallel
-    each = parallel.zero >= 2 and config.numerics.reproducible == "run"  # a tree sums over microbatches first
+    # a tree sums over microbatches first
+    each = parallel.zero >= 2 and config.numerics.reproducible == "run"
     return msgspec.structs.replace(parallel, reduce="microbatch" if each else "step")
 
 
@@ -191,13 +220,14 @@ def _refuse_idle(memory: Memory, zero: int) -> None:
     """Raise ConfigError for a key of the memory table that would do nothing."""
     if memory.every and memory.recompute != "every-k":
         raise ConfigError(
-            f'memory.every = {memory.every} does nothing with memory.recompute = {json.dumps(memory.recompute)}; set it to "every-k", or '
+            f"memory.every = {memory.every} does nothing with memory.recompute = "
+            f'{json.dumps(memory.recompute)}; set it to "every-k", or '
             "leave memory.every out"
         )
     if memory.recompute == "every-k" and zero == 3 and memory.every != 1:
         raise ConfigError(
-            'memory.recompute = "every-k" with parallel.zero = 3: weights are fetched and dropped block by block, and so blocks are '
-            'computed again one by one; use memory.recompute = "full"'
+            'memory.recompute = "every-k" with parallel.zero = 3: weights are fetched and dropped block by '
+            'block, and so blocks are computed again one by one; use memory.recompute = "full"'
         )
 
 
@@ -205,11 +235,14 @@ def _refuse_unseen(model: Model, sequence: int) -> None:
     """Raise ConfigError for tokens that are never foretold, and for a weight of none."""
     if model.mtp >= sequence:
         raise ConfigError(
-            f"model.mtp = {model.mtp} with data.sequence = {sequence}: no position has so many tokens after the next one; use a model.mtp "
-            f"below {sequence}"
+            f"model.mtp = {model.mtp} with data.sequence = {sequence}: no position has so many tokens after "
+            f"the next one; use a model.mtp below {sequence}"
         )
     if not model.mtp and model.mtp_weight != NEUTRAL["model"]["mtp_weight"]:
-        raise ConfigError(f"model.mtp_weight = {model.mtp_weight} does nothing with model.mtp = 0; leave it out, or set model.mtp")
+        raise ConfigError(
+            f"model.mtp_weight = {model.mtp_weight} does nothing with model.mtp = 0; leave it out, or set "
+            "model.mtp"
+        )
 
 
 def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
@@ -217,24 +250,30 @@ def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
     tp = parallel.tp
     if parallel.async_tp and not parallel.sequence:
         raise ConfigError(
-            "parallel.async_tp = true with parallel.sequence = false: it computes while parts of the sequence travel; use "
-            "parallel.sequence = true, or leave parallel.async_tp out"
+            "parallel.async_tp = true with parallel.sequence = false: it computes while parts of the "
+            "sequence travel; use parallel.sequence = true, or leave parallel.async_tp out"
         )
     for key, number in (("model.heads", model.heads), ("model.ffn", model.ffn)):
         if number % tp:
-            raise ConfigError(f"{key} = {number} doesn't divide over parallel.tp = {tp}; use a tp that divides it")
+            raise ConfigError(
+                f"{key} = {number} doesn't divide over parallel.tp = {tp}; use a tp that divides it"
+            )
     if model.kv_heads % tp and tp % model.kv_heads:
         raise ConfigError(
-            f"model.kv_heads = {model.kv_heads} and parallel.tp = {tp}: one must divide the other, so that heads are divided or repeated"
+            f"model.kv_heads = {model.kv_heads} and parallel.tp = {tp}: one must divide the other, so that "
+            "heads are divided or repeated"
         )
     if model.vocab < tp:
-        raise ConfigError(f"model.vocab = {model.vocab} is less than parallel.tp = {tp}; every rank needs a row of the embedding")
+        raise ConfigError(
+            f"model.vocab = {model.vocab} is less than parallel.tp = {tp}; every rank needs a row of the "
+            "embedding"
+        )
     if parallel.cp > 1:
         placement_of(parallel.context, sequence, parallel.cp, model.heads // tp, max(1, model.kv_heads // tp))
     if parallel.sequence and sequence // parallel.cp % tp:
         raise ConfigError(
-            f"data.sequence = {sequence} / parallel.cp = {parallel.cp} doesn't divide over parallel.tp = {tp}; change one of them, or use "
-            "parallel.sequence = false"
+            f"data.sequence = {sequence} / parallel.cp = {parallel.cp} doesn't divide over parallel.tp = "
+            f"{tp}; change one of them, or use parallel.sequence = false"
         )
 
 
@@ -242,32 +281,40 @@ def _segments(pipeline: Pipeline) -> int:
     return pipeline.segments or SEGMENTS if pipeline.schedule == "seq1f1b" else 1
 
 
-def _refuse_endless(num_microbatches: int, segments: int, parallel: Parallel, pipeline: Pipeline, layers: int) -> None:
-    """Raise ConfigError if the programs of a step don't fit in memory. Where weights or gradients come and go, each block has its own."""
-    stages, walked = parallel.pp * pipeline.chunks, parallel.zero == 3 or parallel.reduce == "microbatch"
+def _refuse_endless(
+    num_microbatches: int, segments: int, parallel: Parallel, pipeline: Pipeline, layers: int
+) -> None:
+    """Raise ConfigError if the programs of a step don't fit in memory.
+
+    Where weights or gradients come and go, each block has its own.
+    """
+    stages = parallel.pp * pipeline.chunks
+    walked = parallel.zero == 3 or parallel.reduce == "microbatch"
     forwards = num_microbatches * segments * (layers if walked else stages)
     if forwards > MOST_FORWARDS:
         cut = f" of {segments} segments" if segments > 1 else ""
         blocks = f", {layers} blocks walked one by one (parallel.zero = {parallel.zero})" if walked else ""
         raise ConfigError(
-            f"batch.global / batch.micro / parallel.dp = {num_microbatches:,} microbatches{cut} on {stages} stages{blocks}: a program of "
-            f"so many forwards doesn't fit in memory, at most {MOST_FORWARDS:,} do; raise batch.micro"
+            f"batch.global / batch.micro / parallel.dp = {num_microbatches:,} microbatches{cut} on {stages} "
+            f"stages{blocks}: a program of so many forwards doesn't fit in memory, at most {MOST_FORWARDS:,} "
+            "do; raise batch.micro"
         )
 
 
 def _pipeline(pipeline: Pipeline, own: Table | None, parallel: Parallel, layers: int) -> Pipeline:
     """Fill in the stages a rank: a schedule's name has its number, and the user's own table says it."""
     chunks = chunks_of(pipeline.schedule, pipeline.chunks) if own is None else chunks_in(own)
-    pp, stages = parallel.pp, pipeline.stages
+    pp = parallel.pp
+    stages = pipeline.stages
     if pp * chunks > layers:
         raise ConfigError(
-            f"parallel.pp = {pp} x {chunks} stages a rank ({pipeline.schedule}) = {pp * chunks} stages for model.layers = {layers} blocks; "
-            "a stage needs at least one block"
+            f"parallel.pp = {pp} x {chunks} stages a rank ({pipeline.schedule}) = {pp * chunks} stages for "
+            f"model.layers = {layers} blocks; a stage needs at least one block"
         )
     if stages is not None and (len(stages) != pp * chunks or sum(stages) != layers):
         raise ConfigError(
-            f"pipeline.stages = {stages}: {sum(stages):g} blocks on {len(stages)} stages; needed model.layers = {layers} blocks "
-            f"on parallel.pp = {pp} x pipeline.chunks = {chunks} stages"
+            f"pipeline.stages = {stages}: {sum(stages):g} blocks on {len(stages)} stages; needed "
+            f"model.layers = {layers} blocks on parallel.pp = {pp} x pipeline.chunks = {chunks} stages"
         )
     return msgspec.structs.replace(pipeline, chunks=chunks)
 
@@ -280,7 +327,10 @@ def _preset(model: Model) -> dict[str, Any]:
 
 
 def _of_no_preset(name: str) -> str:
-    """Return what to use instead of a preset that there isn't; a name may be that of a model elsewhere, or of its folder."""
+    """Return what to use instead of a preset that there isn't.
+
+    A name may be that of a model elsewhere, or of its folder.
+    """
     if found := config_hints.recognised(name):
         sizes = config_hints.keys_of_model(name)
         trained = f"; such a model is trained from the beginning with {sizes}" if sizes else ""
@@ -297,8 +347,8 @@ def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Mod
     if model.vocab < needed:
         without = f", {vocab - needed} of them special ones above all others" if needed < vocab else ""
         raise ConfigError(
-            f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens{without}; needed at least {needed}: raise model.vocab or "
-            "leave it out"
+            f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens{without}; needed at least "
+            f"{needed}: raise model.vocab or leave it out"
         )
     return with_heads(model, given.get("kv_heads"))
 
@@ -311,65 +361,89 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
     for key, value in given.items():
         if key not in known:
             raise ConfigError(
-                f"optimizer.{key} = {json.dumps(value)} does nothing with optimizer.name = {json.dumps(optimizer.name)}, which has "
-                f"{', '.join(known)}; leave it out"
+                f"optimizer.{key} = {json.dumps(value)} does nothing with optimizer.name = "
+                f"{json.dumps(optimizer.name)}, which has {', '.join(known)}; leave it out"
             )
     ahead = {"nesterov": False} if given.get("momentum") == 0 else {}
     if ahead and given.get("nesterov"):
-        raise ConfigError("optimizer.nesterov = true with optimizer.momentum = 0 looks ahead along nothing; leave one of them out")
+        raise ConfigError(
+            "optimizer.nesterov = true with optimizer.momentum = 0 looks ahead along nothing; leave one of "
+            "them out"
+        )
     if given.get("momentum") == 0 and optimizer.name == "sgd" and optimizer.moments == "bf16":
-        raise ConfigError('optimizer.moments = "bf16" does nothing with optimizer.momentum = 0: sgd keeps none; leave one of them out')
+        raise ConfigError(
+            'optimizer.moments = "bf16" does nothing with optimizer.momentum = 0: sgd keeps none; leave one '
+            "of them out"
+        )
     return msgspec.structs.replace(optimizer, **known | given | ahead)
 
 
-def _layout(config: Config, own: Table | None, layers: int, num_ranks: int, counted: str) -> tuple[Parallel, Batch]:
-    """Choose the degrees left open: as much data parallelism as the batch divides into, pipeline stages for the rest.
+def _layout(
+    config: Config, own: Table | None, layers: int, num_ranks: int, counted: str
+) -> tuple[Parallel, Batch]:
+    """Choose the degrees left open.
+
+    As much data parallelism as the batch divides into, pipeline stages for the rest.
 
     own: the user's own table, which says how many pipeline ranks and microbatches it is for.
     """
-    dp, pp, batch = config.parallel.dp, config.parallel.pp, config.batch
+    dp = config.parallel.dp
+    pp = config.parallel.pp
+    batch = config.batch
     if own is not None and not pp:
         pp = len(own.ranks)
     inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
     if num_ranks % inside:
         raise ConfigError(
-            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but {counted} {num_ranks} ranks; "
-            f"start a multiple of {inside} or change parallel.*"
+            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but {counted} "
+            f"{num_ranks} ranks; start a multiple of {inside} or change parallel.*"
         )
     num_ranks //= inside
     if pp > layers:
-        raise ConfigError(f"parallel.pp = {pp} stages for model.layers = {layers} blocks; a stage needs at least one block")
+        raise ConfigError(
+            f"parallel.pp = {pp} stages for model.layers = {layers} blocks; a stage needs at least one block"
+        )
     if not dp:
         dp = _largest_dp(num_ranks, pp, batch, layers)
     if not pp and num_ranks % dp == 0:
         pp = num_ranks // dp
     if dp * max(pp, 1) != num_ranks:
-        within = f" x parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}" if inside > 1 else ""
+        within = (
+            f" x parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}"
+            if inside > 1
+            else ""
+        )
         total = dp * max(pp, 1) * inside
         raise ConfigError(
-            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {total} ranks, but {counted} {num_ranks * inside}; "
-            "start as many or change parallel.*"
+            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {total} ranks, but {counted} "
+            f"{num_ranks * inside}; start as many or change parallel.*"
         )
     if pp > layers:
         raise ConfigError(
-            f"{num_ranks} ranks / parallel.dp = {dp} leaves {pp} stages for model.layers = {layers} blocks; raise parallel.dp"
+            f"{num_ranks} ranks / parallel.dp = {dp} leaves {pp} stages for model.layers = {layers} blocks; "
+            "raise parallel.dp"
         )
     per_round = dp * batch.micro
     rounds = -(-24 // per_round) if own is None else microbatches_in(own)
     total = batch.global_ or rounds * per_round
     if total % per_round:
         raise ConfigError(
-            f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} on parallel.dp = {dp} ranks; "
-            f"use a multiple of {per_round}"
+            f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} "
+            f"on parallel.dp = {dp} ranks; use a multiple of {per_round}"
         )
     zero = config.parallel.zero
     if zero is None:
         zero = 1 if dp * config.parallel.cp > 1 else 0
-    return msgspec.structs.replace(config.parallel, dp=dp, pp=pp, zero=zero), Batch(global_=total, micro=batch.micro)
+    return msgspec.structs.replace(config.parallel, dp=dp, pp=pp, zero=zero), Batch(
+        global_=total, micro=batch.micro
+    )
 
 
 def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:
-    """Return the largest data-parallel degree that fits ranks, batch and blocks; if none fits, the one whose error explains most."""
+    """Return the largest data-parallel degree that fits ranks, batch and blocks.
+
+    If none fits, the one whose error explains most.
+    """
     if pp:
         return max(num_ranks // pp, 1)
     if not batch.global_:

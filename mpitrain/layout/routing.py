@@ -1,8 +1,9 @@
 """Routing traces: which experts each token of a run was sent to, recorded and replayed. No torch.
 
-A file holds for each block with experts, by the name of its load, experts of [steps, sequences of a step, positions, experts of a token],
-and the number of the first step, 1 where it has none: it knows nothing of ranks and microbatches, so that a run on other ranks can replay
-it. Steps that it lacks, before the first or after the last, take those that it has in turn.
+A file holds for each block with experts, by the name of its load, experts of [steps, sequences of a
+step, positions, experts of a token], and the number of the first step, 1 where it has none: it
+knows nothing of ranks and microbatches, so that a run on other ranks can replay it. Steps that it
+lacks, before the first or after the last, take those that it has in turn.
 """
 
 import hashlib
@@ -28,7 +29,11 @@ FIRST = "first_step"
 
 @dataclass(frozen=True)
 class Trace:
-    """The experts of a run's tokens, by the name of a block's load: [S, sequences, T, K]. first: the step of the first of S."""
+    """The experts of a run's tokens, by the name of a block's load.
+
+    [S, sequences, T, K].
+    first: the step of the first of S.
+    """
 
     experts: Mapping[str, np.ndarray]
     first: int = 1
@@ -55,8 +60,8 @@ class Trace:
         if lacking is None:
             return ""
         return (
-            f"experts.replay has steps {mine[0]} to {mine[-1]}: the others take these in turn, step {lacking} goes where step "
-            f"{mine[self.place(lacking)]} went"
+            f"experts.replay has steps {mine[0]} to {mine[-1]}: the others take these in turn, step "
+            f"{lacking} goes where step {mine[self.place(lacking)]} went"
         )
 
     def write(self, path: Path) -> None:
@@ -66,41 +71,75 @@ class Trace:
 
 
 def read(config: Config, loads: list[Spec]) -> Trace:
-    """Read experts.replay. Raises ConfigError unless it has the experts of every token of a step, for each block that has some."""
-    path, settings = config.experts.replay, config.experts
-    name, needed = f'experts.replay = "{shown(path)}"', (config.batch.global_, config.data.sequence, settings.active)
+    """Read experts.replay.
+
+    Raises ConfigError unless it has the experts of every token of a step, for each block that has
+    some.
+    """
+    path = config.experts.replay
+    settings = config.experts
+    name = f'experts.replay = "{shown(path)}"'
+    needed = (config.batch.global_, config.data.sequence, settings.active)
     try:
         content = io.BytesIO(read_file(path, MOST_BYTES))
         if sum(member.file_size for member in zipfile.ZipFile(content).infolist()) > MOST_BYTES:
-            raise ConfigError(f"{name}: found more than {MOST_BYTES >> 30} GiB, packed; needed a trace of fewer steps (run.routing)")
+            raise ConfigError(
+                f"{name}: found more than {MOST_BYTES >> 30} GiB, packed; needed a trace of fewer steps "
+                "(run.routing)"
+            )
         with np.load(content, allow_pickle=False) as file:
             missing = next((spec.name for spec in loads if spec.name not in file.files), None)
             if missing:
-                raise ConfigError(f"{name}: found nothing of {missing}; replay what a run with the same blocks has recorded (run.routing)")
+                raise ConfigError(
+                    f"{name}: found nothing of {missing}; replay what a run with the same blocks has "
+                    "recorded (run.routing)"
+                )
             experts = {spec.name: file[spec.name] for spec in loads}
             first = file[FIRST] if FIRST in file.files else np.array(1)
     except OSError as error:
         why = error.strerror or "not a routing trace"
         raise ConfigError(f"{name} can't be read: {why}; give a file that run.routing has made") from None
-    except (ValueError, KeyError, zipfile.BadZipFile, EOFError, MemoryError, RuntimeError, struct.error, zlib.error):
+    except (
+        ValueError,
+        KeyError,
+        zipfile.BadZipFile,
+        EOFError,
+        MemoryError,
+        RuntimeError,
+        struct.error,
+        zlib.error,
+    ):
         raise ConfigError(f"{name}: not a routing trace; give a file that run.routing has made") from None
     for found, array in experts.items():
         if array.dtype.kind not in "iu" or array.ndim != 4 or array.shape[1:] != needed or not len(array):
             raise ConfigError(
-                f"{name}: found {found} of shape {list(array.shape)}; needed [steps, batch.global, data.sequence, experts.active] = "
-                f"[steps, {', '.join(map(str, needed))}]"
+                f"{name}: found {found} of shape {list(array.shape)}; needed [steps, batch.global, "
+                f"data.sequence, experts.active] = [steps, {', '.join(map(str, needed))}]"
             )
         ordered = np.sort(array, axis=-1)
-        if ordered.min() < 0 or ordered.max() >= settings.count or (ordered[..., 1:] == ordered[..., :-1]).any():
-            raise ConfigError(f"{name}: found in {found} an expert twice, or none of 0 to {settings.count - 1}; record it anew")
+        if (
+            ordered.min() < 0
+            or ordered.max() >= settings.count
+            or (ordered[..., 1:] == ordered[..., :-1]).any()
+        ):
+            raise ConfigError(
+                f"{name}: found in {found} an expert twice, or none of 0 to {settings.count - 1}; record it "
+                "anew"
+            )
     if first.dtype.kind not in "iu" or first.shape or first < 1:
-        raise ConfigError(f"{name}: found {FIRST} of shape {list(first.shape)} and type {first.dtype}; needed one step, from 1 on")
+        raise ConfigError(
+            f"{name}: found {FIRST} of shape {list(first.shape)} and type {first.dtype}; needed one step, "
+            "from 1 on"
+        )
     return Trace(experts, int(first))
 
 
 @dataclass(frozen=True)
 class Routes:
-    """The routing of one microbatch: what is replayed of it, and where it is recorded. rows: its sequences."""
+    """The routing of one microbatch: what is replayed of it, and where it is recorded.
+
+    rows: its sequences.
+    """
 
     step: int
     rows: range
@@ -111,7 +150,9 @@ class Routes:
         """Return the experts of the positions of a block, [rows, T, K], if they are replayed."""
         if self.replayed is None:
             return None
-        return self.replayed.experts[name][self.replayed.place(self.step)][self.rows.start : self.rows.stop, positions]
+        return self.replayed.experts[name][self.replayed.place(self.step)][
+            self.rows.start : self.rows.stop, positions
+        ]
 
     def record(self, name: str, positions: np.ndarray, experts: np.ndarray) -> None:
         """Note the experts of some positions, [rows, T, K]."""

@@ -1,4 +1,8 @@
-"""Which layers each stage of a model has, and which of its blocks are computed again, reduced and fetched together. Integers only."""
+"""Which layers each stage of a model has, and which of its blocks are computed again, reduced and
+fetched together.
+
+Integers only.
+"""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,10 +19,15 @@ from mpitrain.schedules.reductions import Reduction
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Stage `index` of a model. Its first and last block can be part of one, of which another stage has the rest.
+    """Stage `index` of a model.
 
-    blocks: in forward order.  copies: of the model, in the pipeline.  every: blocks of a group.  groups: runs of blocks that are
-    recomputed together.  parts: of the backward, runs of blocks too.
+    Its first and last block can be part of one, of which another stage has the rest.
+
+    blocks: in forward order.
+    copies: of the model, in the pipeline.
+    every: blocks of a group.
+    groups: runs of blocks that are recomputed together.
+    parts: of the backward, runs of blocks too.
     """
 
     config: Config
@@ -30,7 +39,9 @@ class StagePlan:
     every: int = 1
 
     def shard(self, rank: int, expert_rank: int = 0) -> Shard:
-        """Return what rank `rank` of the tensor-parallel axis has, `expert_rank` being its rank on the axis `experts`."""
+        """Return what rank `rank` of the tensor-parallel axis has, `expert_rank` being its rank on
+        the axis `experts`.
+        """
         parallel = self.config.parallel
         dense = Shard(rank, parallel.tp, parallel.sequence) if parallel.tp > 1 else WHOLE
         part, hidden = divmod(expert_rank, parallel.etp)
@@ -39,7 +50,9 @@ class StagePlan:
     def specs(self, shard: Shard = WHOLE) -> list[list[Spec]]:
         """Return the parameters of each block, made once for each shard: leave the lists as they are."""
         if shard not in self._specs:
-            self._specs[shard] = [[spec.on(shard) for placed in block for spec in placed.parameters()] for block in self.blocks]
+            self._specs[shard] = [
+                [spec.on(shard) for placed in block for spec in placed.parameters()] for block in self.blocks
+            ]
         return self._specs[shard]
 
     @cached_property
@@ -62,7 +75,8 @@ class StagePlan:
     @cached_property
     def parts(self) -> list[range]:
         """From the last block to the first; the same on all ranks."""
-        joined = {block for group in self.groups for block in group[1:]}  # each with the block before it
+        # each with the block before it
+        joined = {block for group in self.groups for block in group[1:]}
         return parts_of(self.config, self.specs(self.shard(0)), joined)
 
     def buckets(self, shard: Shard = WHOLE) -> list[Bucket]:
@@ -71,24 +85,40 @@ class StagePlan:
 
     @cached_property
     def reduction(self) -> Reduction:
-        """Tell the schedule after which part of the backward each bucket is complete, and over which axes it is summed."""
-        ready, over, then = zip(*((max(bucket.parts), bucket.over, bucket.then) for bucket in self.buckets(self.shard(0))))
+        """Tell the schedule after which part of the backward each bucket is complete, and over
+        which axes it is summed.
+        """
+        ready, over, then = zip(
+            *((max(bucket.parts), bucket.over, bucket.then) for bucket in self.buckets(self.shard(0)))
+        )
         return Reduction(len(self.parts), ready, over, then)
 
     @cached_property
     def uses(self) -> tuple[tuple[int, ...], ...]:
         """Tell the schedule which buckets each part of the backward needs."""
         buckets = self.buckets(self.shard(0))
-        return tuple(tuple(number for number, b in enumerate(buckets) if part in b.parts) for part in range(len(self.parts)))
+        return tuple(
+            tuple(number for number, b in enumerate(buckets) if part in b.parts)
+            for part in range(len(self.parts))
+        )
 
 
 def stages_of(config: Config, family: Family, rank_of: tuple[int, ...], copies: int) -> tuple[StagePlan, ...]:
-    """Divide a family's layers over stages: as configured, or balanced. rank_of: the pipeline rank of each stage of one copy."""
-    row, last = family.row(), len(rank_of) - 1
-    counts = _balanced(config, family, rank_of) if config.pipeline.stages is None else _configured(config, family)
+    """Divide a family's layers over stages: as configured, or balanced.
+
+    rank_of: the pipeline rank of each stage of one copy.
+    """
+    row = family.row()
+    last = len(rank_of) - 1
+    counts = (
+        _balanced(config, family, rank_of) if config.pipeline.stages is None else _configured(config, family)
+    )
     stages = []
     for index, (end, count) in enumerate(zip(accumulate(counts), counts)):
-        blocks = [tuple(placed for _, placed in each) for _, each in groupby(row[end - count : end], lambda numbered: numbered[0])]
+        blocks = [
+            tuple(placed for _, placed in each)
+            for _, each in groupby(row[end - count : end], lambda numbered: numbered[0])
+        ]
         if index == 0:
             blocks.insert(0, (family.ends[0],))
         if index == last:
@@ -109,12 +139,13 @@ def _configured(config: Config, family: Family) -> list[int]:
     begins = [0, *accumulate(len(block) for block in family.blocks)]
     ends = []
     for end in accumulate(config.pipeline.stages):
-        whole, within = int(end), end - int(end)
+        whole = int(end)
+        within = end - int(end)
         at = begins[whole] + (within * len(family.blocks[whole]) if within else 0)
         if at != int(at):
             raise ConfigError(
-                f"pipeline.stages = {config.pipeline.stages}: found half of block {whole}, which has {len(family.blocks[whole])} layers; "
-                "end a stage behind a whole block"
+                f"pipeline.stages = {config.pipeline.stages}: found half of block {whole}, which has "
+                f"{len(family.blocks[whole])} layers; end a stage behind a whole block"
             )
         ends.append(int(at))
     return [end - begin for begin, end in zip([0, *ends], ends)]

@@ -1,4 +1,6 @@
-"""The table of the configured pipeline schedule: one of the catalogue by name, or the user's own from a file."""
+"""The table of the configured pipeline schedule: one of the catalogue by name, or the user's own
+from a file.
+"""
 
 from mpitrain.config import Batch, Config, Parallel, Pipeline
 from mpitrain.errors import ConfigError, ScheduleError
@@ -19,9 +21,12 @@ def num_microbatches(config: Config) -> int:
 
 
 def own_table(pipeline: Pipeline) -> Table | None:
-    """Read the user's own table, if pipeline.schedule is a file: the file says its ranks, stages, microbatches and segments.
+    """Read the user's own table, if pipeline.schedule is a file.
 
-    Raises ConfigError if it can't be read, or for another key that says something else, or nothing, of a table; ScheduleError for a flaw.
+    The file says its ranks, stages, microbatches and segments.
+
+    Raises ConfigError if it can't be read, or for another key that says something else, or nothing,
+    of a table; ScheduleError for a flaw.
     """
     if not _is_file(pipeline.schedule):
         return None
@@ -32,28 +37,39 @@ def own_table(pipeline: Pipeline) -> Table | None:
 
 
 def _refuse_uneven(table: Table) -> None:
-    """Raise ScheduleError unless all ranks have as many stages of each copy, and a second copy runs backwards."""
+    """Raise ScheduleError unless all ranks have as many stages of each copy, and a second copy runs
+    backwards.
+    """
     counts = list(map(len, table.chunks))
     if (uneven := next((rank for rank, count in enumerate(counts) if count != counts[0]), None)) is not None:
         raise ScheduleError(
-            f"{table.name}: found {counts[0]} stages on rank 0 and {counts[uneven]} on rank {uneven}; needed as many on every rank"
+            f"{table.name}: found {counts[0]} stages on rank 0 and {counts[uneven]} on rank {uneven}; needed "
+            "as many on every rank"
         )
     if table.depth % len(table.ranks):
         found = f"found {table.depth} stages of one copy on {len(table.ranks)} ranks"
         raise ScheduleError(f"{table.name}: {found}; needed as many on every rank")
     mirrored = tuple(len(table.ranks) - 1 - rank for rank in table.rank_of[: table.depth])
     if table.copies > 2 or (table.copies == 2 and table.rank_of[table.depth :] != mirrored):
-        raise ScheduleError(f"{table.name}: found {table.copies} copies; needed one, or two of which the second runs backwards")
+        raise ScheduleError(
+            f"{table.name}: found {table.copies} copies; needed one, or two of which the second runs "
+            "backwards"
+        )
 
 
 def _refuse_keys(pipeline: Pipeline, table: Table) -> None:
     """Refuse keys that would do nothing, or that say something else than the table."""
     for key in ("group", "times", "memory_limit", "weight_memory"):
         if (value := getattr(pipeline, key)) is not None:
-            raise ConfigError(f"pipeline.{key} = {value}: has no effect on a table of your own ({table.name}); leave it out")
+            raise ConfigError(
+                f"pipeline.{key} = {value}: has no effect on a table of your own ({table.name}); leave it out"
+            )
     for key, found in (("chunks", chunks_in(table)), ("segments", table.segments)):
         if getattr(pipeline, key) not in (None, found):
-            raise ScheduleError(f"{table.name}: found pipeline.{key} = {getattr(pipeline, key)}, the table has {found}; leave it out")
+            raise ScheduleError(
+                f"{table.name}: found pipeline.{key} = {getattr(pipeline, key)}, the table has {found}; "
+                "leave it out"
+            )
 
 
 def chunks_in(table: Table) -> int:
@@ -67,29 +83,40 @@ def microbatches_in(table: Table) -> int:
 
 
 def table_of(config: Config) -> Table:
-    """Return the schedule's table. Raises ScheduleError if it isn't defined for this layout, ConfigError if its file is unreadable."""
+    """Return the schedule's table.
+
+    Raises ScheduleError if it isn't defined for this layout, ConfigError if its file is unreadable.
+    """
     pipeline = config.pipeline
     table = own_table(pipeline)
     if table is None:
-        return _cut(config, catalog.build(pipeline.schedule, config.parallel.pp, num_microbatches(config), _options(config)))
+        return _cut(
+            config,
+            catalog.build(pipeline.schedule, config.parallel.pp, num_microbatches(config), _options(config)),
+        )
     require_size_of(table, config.parallel, config.batch)
     return _cut(config, table)
 
 
 def require_size_of(table: Table, parallel: Parallel, batch: Batch) -> None:
     """Raise ScheduleError unless a layout has the ranks and microbatches of the user's own table."""
-    ranks, total = len(table.ranks), microbatches_in(table)
+    ranks = len(table.ranks)
+    total = microbatches_in(table)
     microbatches = batch.global_ // (parallel.dp * batch.micro)
     if (ranks, total) != (parallel.pp, microbatches):
         raise ScheduleError(
-            f"{table.name}: a table of {ranks} ranks with {chunks_in(table)} stages each and {total} microbatches; this layout has "
-            f"{parallel.pp} pipeline ranks (parallel.pp) and {microbatches} microbatches (batch.global / batch.micro / parallel.dp); "
-            f"set parallel.pp={ranks} and batch.global={total * batch.micro * parallel.dp}"
+            f"{table.name}: a table of {ranks} ranks with {chunks_in(table)} stages each and {total} "
+            f"microbatches; this layout has {parallel.pp} pipeline ranks (parallel.pp) and {microbatches} "
+            f"microbatches (batch.global / batch.micro / parallel.dp); set parallel.pp={ranks} and "
+            f"batch.global={total * batch.micro * parallel.dp}"
         )
 
 
 def placement_in(config: Config) -> tuple[tuple[int, ...], int] | None:
-    """Return the pipeline rank of every stage of the model (of its first copy), and the number of copies; None if a file says it."""
+    """Return the pipeline rank of every stage of the model (of its first copy), and the number of copies.
+
+    None if a file says it.
+    """
     name = config.pipeline.schedule
     if _is_file(name):
         return None
@@ -98,14 +125,24 @@ def placement_in(config: Config) -> tuple[tuple[int, ...], int] | None:
 
 def _cut(config: Config, table: Table) -> Table:
     if table.segments > 1 and config.parallel.cp > 1:
-        raise ConfigError(f"{table.name} cuts sequences into segments, parallel.cp = {config.parallel.cp} spreads them; use one of the two")
+        raise ConfigError(
+            f"{table.name} cuts sequences into segments, parallel.cp = {config.parallel.cp} spreads them; "
+            "use one of the two"
+        )
     if config.data.sequence % table.segments:
         raise ConfigError(
-            f"data.sequence = {config.data.sequence} tokens don't divide into {table.segments} segments ({table.name}); "
-            "change one of them (pipeline.segments)"
+            f"data.sequence = {config.data.sequence} tokens don't divide into {table.segments} segments "
+            f"({table.name}); change one of them (pipeline.segments)"
         )
     if config.precision.compute == "fp8":
-        refuse_odd_sides(config.model, head_width(config), config.data.sequence, config.batch.micro, config.parallel, table.segments)
+        refuse_odd_sides(
+            config.model,
+            head_width(config),
+            config.data.sequence,
+            config.batch.micro,
+            config.parallel,
+            table.segments,
+        )
     return table
 
 

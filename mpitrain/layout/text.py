@@ -11,5 +11,8 @@ def aligned(rows: list[tuple[str, ...]]) -> str:
     columns = list(zip(*rows))
     named = [column[-1][:1].isalpha() for column in columns]
     widths = [max(map(len, column)) for column in columns]
-    lines = ["  ".join(c.ljust(w) if name else c.rjust(w) for c, w, name in zip(row, widths, named)) for row in rows]
+    lines = [
+        "  ".join(c.ljust(w) if name else c.rjust(w) for c, w, name in zip(row, widths, named))
+        for row in rows
+    ]
     return "\n".join(f"  {line.rstrip()}" for line in lines)

@@ -1,10 +1,11 @@
 """What one computation of a stage holds while it runs: more than what is left when it is over.
 
-    forward of a block     what blocks before have left | what it keeps, even if that is dropped then | what it works with
-    backward of a group    what blocks before have left | what is recomputed, block by block           | what each block works with
+    forward of a block   what blocks before have left | what it keeps, even if that is dropped then
+                         | what it works with
+    backward of a group  what blocks before have left | what is recomputed, block by block  | what each block works with
 
-A group is what is recomputed together: one block with memory.recompute = "full", k of them with "every-k". In a backward for inputs
-the factors of weight gradients stay, too.
+A group is what is recomputed together: one block with memory.recompute = "full", k of them with
+"every-k". In a backward for inputs the factors of weight gradients stay, too.
 """
 
 from collections.abc import Sequence
@@ -14,11 +15,15 @@ from typing import NamedTuple
 from mpitrain.layout.activations import Activations
 from mpitrain.layout.layer import Placed
 
-PRODUCT = 2**22  # numbers of a weight's gradient at once that are made beside their sum (model/linear.py)
+# numbers of a weight's gradient at once that are made beside their sum (model/linear.py)
+PRODUCT = 2**22
 
 
 class Inside(NamedTuple):
-    """The most bytes of a microbatch at once: of what autograd keeps, with what is recomputed; and with what is worked with besides."""
+    """The most bytes of a microbatch at once.
+
+    Of what autograd keeps, with what is recomputed; and with what is worked with besides.
+    """
 
     recorded: int
     working: int
@@ -28,11 +33,15 @@ class Transients:
     """What the computations of one stage hold."""
 
     def __init__(self, formulas: Activations):
-        self.formulas, self.stage, self.sizes = formulas, formulas.stage, formulas.sizes
+        self.formulas = formulas
+        self.stage = formulas.stage
+        self.sizes = formulas.sizes
         self._found: dict[tuple, Inside] = {}
 
     def of(self, kind: str, segment: int, part: int | None) -> Inside:
-        """Return what a computation (F, B, I or W) of a segment of a microbatch holds, all of the microbatch's counted."""
+        """Return what a computation (F, B, I or W) of a segment of a microbatch holds, all of the
+        microbatch's counted.
+        """
         key = kind, segment, part
         if key not in self._found:
             self._found[key] = self._of(kind, segment, part)
@@ -54,7 +63,9 @@ class Transients:
         return [block for part in parts for block in self.stage.parts[part]]
 
     def _groups(self, blocks: Sequence[int]) -> list[Sequence[int]]:
-        """Return blocks as they are computed in the backward: what is recomputed together, any other alone."""
+        """Return blocks as they are computed in the backward: what is recomputed together, any
+        other alone.
+        """
         groups = [group for group in self.stage.groups if group[0] in blocks]
         grouped = {block for group in groups for block in group}
         return [*groups, *([block] for block in blocks if block not in grouped)]
@@ -74,11 +85,14 @@ class Transients:
         recomputed = self._recomputed(group[0])
         kept = [placed.layer.kept(self.sizes, segment) for placed in layers]
         at = begin + (self._inputs(group[0]) if recomputed else 0)
-        fetched = self.formulas.offloaded and not recomputed and group[0] in self.stage.inner  # from host memory, for this computation
+        # from host memory, for this computation
+        fetched = self.formulas.offloaded and not recomputed and group[0] in self.stage.inner
         recorded = at if fetched else at + sum(kept)
-        most, left = at + sum(kept), 0
+        most = at + sum(kept)
+        left = 0
         for number in reversed(range(len(layers))):
-            layer, before = layers[number].layer, at + sum(kept[:number])
+            layer = layers[number].layer
+            before = at + sum(kept[:number])
             working = layer.working(self.sizes)
             most = max(most, before + kept[number] + left + working.backward)
             if recomputed:
@@ -115,11 +129,16 @@ class Transients:
         return sum(placed.layer.left(self.sizes) for placed in self.stage.blocks[block])
 
     def _product(self, blocks: Sequence[Sequence[Placed]]) -> int:
-        """Return the bytes of the weight gradient of which most is made beside its sum; a GPU adds as it multiplies."""
+        """Return the bytes of the weight gradient of which most is made beside its sum.
+
+        A GPU adds as it multiplies.
+        """
         if self.sizes.on_gpu:
             return 0
         shard = self.stage.shard(0)
-        counts = [spec.on(shard).numel for block in blocks for placed in block for spec in placed.parameters()]
+        counts = [
+            spec.on(shard).numel for block in blocks for placed in block for spec in placed.parameters()
+        ]
         return min(PRODUCT, max(counts, default=0)) * self.sizes.itemsize
 
     @cached_property

@@ -1,7 +1,8 @@
 """What computes attention: projection, the attention proper, output.
 
-B sequences of a microbatch, T tokens each, D width, H query heads, K key-value heads, C width of a head. Where the norm, or the gather
-before it, is another item, and where the sum behind it, says model/site.py.
+B sequences of a microbatch, T tokens each, D width, H query heads, K key-value heads, C width of a
+head. Where the norm, or the gather before it, is another item, and where the sum behind it, says
+model/site.py.
 """
 
 from collections.abc import Mapping
@@ -27,39 +28,67 @@ def attention(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[It
     norm, *weights, output = (own[f"attention.{name}.weight"] for name in ("norm", "q", "k", "v", "output"))
     biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if layer.biased else ()
     norms = tuple(own[f"attention.{name}_norm.weight"] for name in "qk") if layer.normed else ()
-    projection = Projection(None if site.tp else norm, *weights, site.rotary(layer.rope), site.fp8, biases, norms)
+    projection = Projection(
+        None if site.tp else norm, *weights, site.rotary(layer.rope), site.fp8, biases, norms
+    )
     tp = site.plan.config.parallel.tp
-    over_cp = site.attention_over_cp(layer.heads // tp, max(1, layer.kv_heads // tp), layer.rope.width, layer.window)
-    inner = attended(projection, Core(layer.window, own.get("attention.sinks")), over_cp, Output(output, site.fp8), site)
+    over_cp = site.attention_over_cp(
+        layer.heads // tp, max(1, layer.kv_heads // tp), layer.rope.width, layer.window
+    )
+    inner = attended(
+        projection, Core(layer.window, own.get("attention.sinks")), over_cp, Output(output, site.fp8), site
+    )
     added = [Bias(own["attention.output.bias"])] if layer.biased else []
     return [Residual([*([Norm(norm)] if site.tp else []), *inner, *added])]
 
 
-def attended(projection: Segment, core: "Core", over_cp: ContextAttention | None, output: "Output", site: Site) -> list[Item]:
+def attended(
+    projection: Segment, core: "Core", over_cp: ContextAttention | None, output: "Output", site: Site
+) -> list[Item]:
     """Return projection, attention proper and output, with what tp sends before and behind them.
 
-    With context parallelism attention is a segment, an exchange of keys and values, and a segment. With `by_chunks` projection and output
-    are chunk by chunk, and the attention proper is between them.
+    With context parallelism attention is a segment, an exchange of keys and values, and a segment.
+    With `by_chunks` projection and output are chunk by chunk, and the attention proper is between
+    them.
     """
     if not site.by_chunks:
-        return site.between([SpreadAttention(projection, core, over_cp, output) if over_cp else Attention(projection, core, output)])
-    before, behind = Chunked(projection, site.tp, gather=True), Chunked(output, site.tp, scatter=True)
+        return site.between(
+            [
+                SpreadAttention(projection, core, over_cp, output)
+                if over_cp
+                else Attention(projection, core, output)
+            ]
+        )
+    before = Chunked(projection, site.tp, gather=True)
+    behind = Chunked(output, site.tp, scatter=True)
     return [SpreadAttention(before, core, over_cp, behind)] if over_cp else [before, core, behind]
 
 
 class Projection(Segment):
-    """Queries, keys and values of norm(x), turned by their positions. Without `norm`, x is normalised already.
+    """Queries, keys and values of norm(x), turned by their positions.
 
-    fp8: here and below, multiply in fp8.  biases: of queries, keys and values.  norms: of each head's queries, and of its keys.
+    Without `norm`, x is normalised already.
+
+    fp8: here and below, multiply in fp8.
+    biases: of queries, keys and values.
+    norms: of each head's queries, and of its keys.
     """
 
     def __init__(
-        self, norm: Parameter | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary, fp8: bool = False,
+        self, norm: Parameter | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary,
+        fp8: bool = False,
         biases: tuple[Parameter, ...] = (), norms: tuple[Parameter, ...] = (),
     ):  # fmt: skip
-        self.norm, self.weights, self.rotary, self.fp8, self.biases, self.norms = norm, (q, k, v), rotary, fp8, biases, norms
+        self.norm = norm
+        self.weights = (q, k, v)
+        self.rotary = rotary
+        self.fp8 = fp8
+        self.biases = biases
+        self.norms = norms
 
-    def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def compute(
+        self, x_BTD: torch.Tensor, context: Context, tape: Tape
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         h_BTD, once_more = tape.normed(x_BTD, self.norm)
         flat = tape.linears(h_BTD, self.weights, once_more, self.fp8)
         if self.biases:
@@ -72,10 +101,15 @@ class Projection(Segment):
 
 
 class Output(Segment):
-    """Attention's result [B, H, T, C] back to the width of the model. value_width: features of a head that are values; None: all."""
+    """Attention's result [B, H, T, C] back to the width of the model.
+
+    value_width: features of a head that are values; None: all.
+    """
 
     def __init__(self, output: Parameter, fp8: bool = False, value_width: int | None = None):
-        self.output, self.fp8, self.value_width = output, fp8, value_width
+        self.output = output
+        self.fp8 = fp8
+        self.value_width = value_width
 
     def compute(self, a_BHTC: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         return self.of(a_BHTC, None, tape)
@@ -94,26 +128,39 @@ class Output(Segment):
 
 
 class Core(Segment):
-    """Attention proper, of queries, keys and values: causal, grouped queries (arXiv:2305.13245). The whole sequence is here.
+    """Attention proper, of queries, keys and values: causal, grouped queries (arXiv:2305.13245).
+
+    The whole sequence is here.
 
     window, sinks: as in model/window.py.
     """
 
     def __init__(self, window: int = 0, sinks: Parameter | None = None):
-        self.window, self.sinks = window, sinks
+        self.window = window
+        self.sinks = sinks
 
     def compute(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
         return self.attend(qkv, context, tape, again=False)[0]
 
-    def attend(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape, again: bool) -> tuple[torch.Tensor, Again | None]:
-        """Return attention [B, H, T, C] and, if the product behind it may ask for that, how to make it again."""
-        return tape.attention(self.with_history(qkv, context, tape), context.visible, self.window, self.sinks, again)
+    def attend(
+        self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape, again: bool
+    ) -> tuple[torch.Tensor, Again | None]:
+        """Return attention [B, H, T, C] and, if the product behind it may ask for that, how to make
+        it again.
+        """
+        return tape.attention(
+            self.with_history(qkv, context, tape), context.visible, self.window, self.sinks, again
+        )
 
-    def with_history(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> tuple[torch.Tensor, ...]:
+    def with_history(
+        self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape
+    ) -> tuple[torch.Tensor, ...]:
         """Put the keys and values of earlier segments before these."""
         q_BHTC, k_BKTC, v_BKTC = qkv
         if context.history is not None:
-            k_BKTC, v_BKTC, tape.attended = attend(context.history.setdefault(self, []), context.segment, k_BKTC, v_BKTC)
+            k_BKTC, v_BKTC, tape.attended = attend(
+                context.history.setdefault(self, []), context.segment, k_BKTC, v_BKTC
+            )
         return q_BHTC, k_BKTC, v_BKTC
 
 
@@ -124,7 +171,9 @@ class Attention(Segment):
     """
 
     def __init__(self, projection: Segment, core: Core, output: Output):
-        self.projection, self.core, self.output = projection, core, output
+        self.projection = projection
+        self.core = core
+        self.output = output
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         qkv = self.projection.compute(x_BTD, context, tape)
@@ -136,10 +185,16 @@ class Attention(Segment):
 
 
 class SpreadAttention:
-    """The same with the sequence spread over the context-parallel axis: a segment, what the ranks exchange, a segment."""
+    """The same with the sequence spread over the context-parallel axis.
+
+    A segment, what the ranks exchange, a segment.
+    """
 
     def __init__(self, projection: Item, core: Core, over_cp: ContextAttention, output: Item):
-        self.projection, self.sinks, self.core, self.output = projection, core.sinks, over_cp, output
+        self.projection = projection
+        self.sinks = core.sinks
+        self.core = over_cp
+        self.output = output
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
         qkv, projected = yield from self.projection.forward(x, context)

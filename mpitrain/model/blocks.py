@@ -19,11 +19,17 @@ def blocks_of(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site:
 
 def built(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site: Site) -> Blocks:
     """Return the items of each block."""
-    return [[item for layer in block for item in _built(layer, own, site)] for block, own in zip(stage.blocks, parameters)]
+    return [
+        [item for layer in block for item in _built(layer, own, site)]
+        for block, own in zip(stage.blocks, parameters)
+    ]
 
 
 def joined(stage: StagePlan, blocks: Blocks) -> Blocks:
-    """Join blocks that are computed again together: the first of a group stands for all, the others are empty."""
+    """Join blocks that are computed again together.
+
+    The first of a group stands for all, the others are empty.
+    """
     for group in stage.groups:
         blocks[group[0]] = [Recomputed([blocks[block] for block in group])]
         blocks[group[0] + 1 : group[-1] + 1] = [[] for _ in group[1:]]

@@ -1,8 +1,9 @@
 """What computes the ends of a model: the lookup of tokens; the last norm, logits and loss.
 
-With tensor parallelism the vocabulary is divided (Megatron-LM, arXiv:1909.08053, section 3): rank r holds the rows from V*r/tp to
-V*(r+1)/tp of the table, for any V: nothing is padded. Written by hand: the head's softmax goes over all ranks, and integers have no
-gradient. B sequences of a microbatch, T tokens each, N = B T, D width, V vocabulary.
+With tensor parallelism the vocabulary is divided (Megatron-LM, arXiv:1909.08053, section 3): rank r
+holds the rows from V*r/tp to V*(r+1)/tp of the table, for any V: nothing is padded. Written by
+hand: the head's softmax goes over all ranks, and integers have no gradient. B sequences of a
+microbatch, T tokens each, N = B T, D width, V vocabulary.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,11 @@ def embedding(weight: Parameter, site: Site) -> list[Item]:
 
 def head(norm: Parameter, weight: Parameter, site: Site) -> list[Item]:
     """Return the items of the last layer."""
-    return [Norm(norm), site.into(), VocabularyHead(weight, site.tp, site.functions)] if site.tp else [Head(norm, weight)]
+    return (
+        [Norm(norm), site.into(), VocabularyHead(weight, site.tp, site.functions)]
+        if site.tp
+        else [Head(norm, weight)]
+    )
 
 
 class Rows(NamedTuple):
@@ -61,7 +66,9 @@ class Embedding(Local):
         """Look up the tokens [B, T] of the context."""
         yield None
         tokens_BT = context.microbatch.tokens
-        return functional.embedding(tokens_BT, self.weight.data), tokens_BT if torch.is_grad_enabled() else None
+        return functional.embedding(
+            tokens_BT, self.weight.data
+        ), tokens_BT if torch.is_grad_enabled() else None
 
     def backward(self, saved: torch.Tensor, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
@@ -69,11 +76,15 @@ class Embedding(Local):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The summed cross-entropy of logits [N, V] and targets [N], IGNORED ones left out; the gradient overwrites the logits."""
+    """The summed cross-entropy of logits [N, V] and targets [N], IGNORED ones left out.
+
+    The gradient overwrites the logits.
+    """
 
     @staticmethod
     def forward(ctx, logits_NV, targets_N, functions: Functions):
-        log_sum_N, rows_N = functions.log_sums(logits_NV), targets_N.clamp(min=0)
+        log_sum_N = functions.log_sums(logits_NV)
+        rows_N = targets_N.clamp(min=0)
         ctx.save_for_backward(logits_NV, log_sum_N, targets_N)
         ctx.functions = functions
         target_N = logits_NV.gather(1, rows_N[:, None]).squeeze(1)
@@ -83,7 +94,9 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx, grad_of_output):
         logits_NV, log_sum_N, targets_N = ctx.saved_tensors
         counts_N = targets_N != IGNORED
-        ctx.functions.to_gradients(logits_NV, log_sum_N, targets_N.clamp(min=0), counts_N, grad_of_output * counts_N)
+        ctx.functions.to_gradients(
+            logits_NV, log_sum_N, targets_N.clamp(min=0), counts_N, grad_of_output * counts_N
+        )
         return logits_NV, None, None
 
 
@@ -91,21 +104,28 @@ class Head(Segment):
     """Norm, logits and the summed cross-entropy of a microbatch; without targets, the logits."""
 
     def __init__(self, norm: Parameter, weight: Parameter):
-        self.norm, self.weight = norm, weight
+        self.norm = norm
+        self.weight = weight
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         (logits_BTV,) = tape.linears(tape.norm(x_BTD, self.norm), (self.weight,))
         if context.microbatch.targets is None:
             return logits_BTV
-        return _CrossEntropy.apply(logits_BTV.flatten(0, 1), context.microbatch.targets.flatten(), tape.functions)
+        return _CrossEntropy.apply(
+            logits_BTV.flatten(0, 1), context.microbatch.targets.flatten(), tape.functions
+        )
 
 
 # ---------------------------------------------------------------- with a divided vocabulary
 
 
 def _local(numbers: torch.Tensor, weight: Parameter) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of this rank's shard that tokens belong to, and which tokens belong to it; the others' row is 0."""
-    begin, count = weight.spec.offset[0], weight.spec.shape[0]
+    """Return the rows of this rank's shard that tokens belong to, and which tokens belong to it.
+
+    The others' row is 0.
+    """
+    begin = weight.spec.offset[0]
+    count = weight.spec.shape[0]
     here = (numbers >= begin) & (numbers < begin + count)
     return torch.where(here, numbers - begin, 0), here
 
@@ -123,18 +143,25 @@ class VocabularyEmbedding(Embedding):
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
         rows_BT, here_BT = saved
-        grad_BTD = grad_of_output.masked_fill(~here_BT.unsqueeze(-1), 0)  # picked by a mask, the host would wait for their number
+        # picked by a mask, the host would wait for their number
+        grad_BTD = grad_of_output.masked_fill(~here_BT.unsqueeze(-1), 0)
         later(WeightGradients([Rows(self.weight, rows_BT, grad_BTD)]))
 
 
 class VocabularyHead:
-    """Logits and summed cross-entropy: ranks exchange two numbers per token, the log of their share of the softmax and the target's logit.
+    """Logits and summed cross-entropy.
 
-    IGNORED targets are left out. The loss is the same on all ranks of the axis; the gradient of the input is partial, its sum follows.
+    Ranks exchange two numbers per token, the log of their share of the softmax and the target's
+    logit.
+
+    IGNORED targets are left out. The loss is the same on all ranks of the axis; the gradient of the
+    input is partial, its sum follows.
     """
 
     def __init__(self, weight: Parameter, axis: Axis, functions: Functions):
-        self.weight, self.axis, self.functions = weight, axis, functions
+        self.weight = weight
+        self.axis = axis
+        self.functions = functions
 
     def forward(self, h_BTD: torch.Tensor, context: Context) -> Walk:
         h_ND = h_BTD.flatten(0, 1)
@@ -154,7 +181,9 @@ class VocabularyHead:
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
         """Two numbers per token, of every rank."""
         num_tokens = shape[0] * shape[1]
-        return Traffic((Started("all_gather", self.axis.name, 2 * num_tokens * self.axis.size * max(4, itemsize)),)), shape
+        return Traffic(
+            (Started("all_gather", self.axis.name, 2 * num_tokens * self.axis.size * max(4, itemsize)),)
+        ), shape
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor | None, later: Later) -> Walk:
         yield None

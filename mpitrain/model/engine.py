@@ -1,7 +1,7 @@
 """Gradients of local segments, by torch's engine.
 
-torch.autograd.grad compares shapes as symbols, and loads sympy for that: 36 MB and a second of each rank.
-The engine compares them, too.
+torch.autograd.grad compares shapes as symbols, and loads sympy for that: 36 MB and a second of each
+rank. The engine compares them, too.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,15 @@
-"""What computes a mixture of experts: a router, an exchange in rounds, grouped products, and shared experts meanwhile.
+"""What computes a mixture of experts.
 
-    forward     route | counts | send rows  |  shared experts  | experts | send back | add up
-    backward            send gradients      |  shared experts  | experts | send back | add up | route
+A router, an exchange in rounds, grouped products, and shared experts meanwhile.
 
-B sequences of a microbatch, n positions of them on this rank, D width, E experts, K of them for a token, R rows that have come here,
-F hidden units of an expert. A row is the token's activation, and behind it the weight that the router gives it: the expert weighs what
-it makes before its last product, so that nobody has to keep the results of all experts for the gradient of the weights. By which ways
-rows travel, and which of them in one round, the exchange knows (parallel/expert/).
+    forward   route | counts | send rows  |  shared experts  | experts | send back | add up
+    backward          send gradients      |  shared experts  | experts | send back | add up | route
+
+B sequences of a microbatch, n positions of them on this rank, D width, E experts, K of them for a
+token, R rows that have come here, F hidden units of an expert. A row is the token's activation, and
+behind it the weight that the router gives it: the expert weighs what it makes before its last
+product, so that nobody has to keep the results of all experts for the gradient of the weights. By
+which ways rows travel, and which of them in one round, the exchange knows (parallel/expert/).
 """
 
 import math
@@ -41,7 +44,10 @@ def experts(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item
 
 
 class Rows(NamedTuple):
-    """What has come to the experts of a rank, in their order: [R, D], and the weights [R, 1]; from this gate and up [R, F]."""
+    """What has come to the experts of a rank, in their order.
+
+    [R, D], and the weights [R, 1]; from this gate and up [R, F].
+    """
 
     x: torch.Tensor
     weights: torch.Tensor
@@ -53,7 +59,8 @@ class Rows(NamedTuple):
 class Saved(NamedTuple):
     """What the backward needs of a microbatch. trip: how its rows travelled.  rows: of the first round.
 
-    sums: vectors of router.Statistics, of each segment of the microbatch; all are there when the first backward begins.
+    sums: vectors of router.Statistics, of each segment of the microbatch; all are there when the
+    first backward begins.
     """
 
     x: torch.Tensor
@@ -66,39 +73,66 @@ class Saved(NamedTuple):
 
 
 class Experts:
-    """The mixture, without norm and residual. Collective over the axis of the experts, and over the ranks with the same sequences."""
+    """The mixture, without norm and residual.
+
+    Collective over the axis of the experts, and over the ranks with the same sequences.
+    """
 
     def __init__(self, layer: Layer, own: Mapping[str, Parameter], site: Site):
-        self.layer, self.settings, self.site = layer, layer.settings, site
+        self.layer = layer
+        self.settings = layer.settings
+        self.site = site
         self.gate, self.up, self.down = (own[f"ffn.experts.{name}.weight"] for name in ("gate", "up", "down"))
-        self.router, self.load, self.bias = own["ffn.router.weight"], own["ffn.router.load"], own.get("ffn.router.bias")
+        self.router = own["ffn.router.weight"]
+        self.load = own["ffn.router.load"]
+        self.bias = own.get("ffn.router.bias")
         self.biases = [own.get(f"ffn.experts.{name}.bias") for name in ("gate", "up", "down")]
         self.logit_bias = own.get("ffn.router.logit_bias")
         self.opening: Gate = Clamped(layer.limit) if layer.limit else Silu()
-        self.tokens, self.wide = site.tokens, wide(site.dtype)
-        shared = [own[f"ffn.shared.{name}.weight"] for name in ("gate", "up", "down")] if self.settings.shared else None
+        self.tokens = site.tokens
+        self.wide = wide(site.dtype)
+        shared = (
+            [own[f"ffn.shared.{name}.weight"] for name in ("gate", "up", "down")]
+            if self.settings.shared
+            else None
+        )
         self.shared = FeedForward(None, *shared) if shared else None
         self.dispatch = dispatch_of(site.plan.config, site.plan.table.segments)
         self.exchange = self._exchange()
         segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)
-        self._positions = [np.split(each, site.tp.size)[site.tp.rank] if site.tp else each for each in segments]
+        self._positions = [
+            np.split(each, site.tp.size)[site.tp.rank] if site.tp else each for each in segments
+        ]
         self._balanced_rows = site.plan.config.batch.micro if layer.by_sequence else 1
 
     def _exchange(self) -> Exchange:
-        site, dispatch, itemsize = self.site, self.dispatch, self.site.dtype.itemsize
+        site = self.site
+        dispatch = self.dispatch
+        itemsize = self.site.dtype.itemsize
         if site.experts_far is not None:
             return Hierarchical(site.experts, site.experts_far, site.experts_near, dispatch, itemsize)
-        return Flat(site.experts, site.plan.config.parallel.etp, self.settings.active, dispatch.limit, dispatch.forms(itemsize))
+        return Flat(
+            site.experts,
+            site.plan.config.parallel.etp,
+            self.settings.active,
+            dispatch.limit,
+            dispatch.forms(itemsize),
+        )
 
     # ------------------------------------------------------------ forward
 
     def forward(self, x_BTD: torch.Tensor, context: Context) -> Walk:
-        """Return the weighted sum of what the experts of each token make of it, and what the shared ones do."""
-        keeps, x_ND = torch.is_grad_enabled(), x_BTD.flatten(0, 1)
+        """Return the weighted sum of what the experts of each token make of it, and what the shared
+        ones do.
+        """
+        keeps = torch.is_grad_enabled()
+        x_ND = x_BTD.flatten(0, 1)
         chosen = self._route(x_ND, context)
         choices = self._choices(chosen.experts, self.settings.capacity if keeps else 0.0)
         trip = yield from self.exchange.agree(choices)
-        here = router.statistics(chosen, self.settings, self._sets(x_BTD), chosen.experts.numel() - len(choices.order))
+        here = router.statistics(
+            chosen, self.settings, self._sets(x_BTD), chosen.experts.numel() - len(choices.order)
+        )
         everywhere = None if self.tokens is None else all_reduce(here.vector, self.tokens)
         arriving = Begun(self.exchange.there(trip, 0, x_ND, chosen.weights))
         of_shared, y_BTD = None, None
@@ -108,8 +142,8 @@ class Experts:
         rows = yield from self._enter(visit)
         homes = [(yield from self.exchange.back(visit, self._made(rows)))]
         for number in range(1, trip.num):
-            # In place, without taking turns with another walk: ranks of one tp axis can have different numbers of rounds, and must
-            # start what goes over that axis in one order.
+            # In place, without taking turns with another walk: ranks of one tp axis can have
+            # different numbers of rounds, and must start what goes over that axis in one order.
             visit = run(self.exchange.there(trip, number, x_ND, chosen.weights))
             homes.append(run(self.exchange.back(visit, self._made(run(self._enter(visit))))))
         statistics = here if everywhere is None else router.Statistics((yield everywhere), len(here.counts))
@@ -119,7 +153,8 @@ class Experts:
         return y_BTD, Saved(x_BTD, chosen, sums, trip, rows, of_shared, context.scale) if keeps else None
 
     def _route(self, x_ND: torch.Tensor, context: Context) -> router.Chosen:
-        kind, routes = wide(x_ND.dtype), context.routes
+        kind = wide(x_ND.dtype)
+        routes = context.routes
         logits = x_ND.to(kind) @ self.router.data.to(kind).t()
         if self.logit_bias is not None:
             logits += self.logit_bias.data.to(kind)
@@ -128,29 +163,42 @@ class Experts:
         positions = self._positions[context.segment]
         replayed = routes.chosen(self.load.name, positions)
         if replayed is not None:
-            experts = torch.from_numpy(np.sort(replayed.reshape(-1, self.settings.active).astype(np.int64))).to(x_ND.device)
+            experts = torch.from_numpy(
+                np.sort(replayed.reshape(-1, self.settings.active).astype(np.int64))
+            ).to(x_ND.device)
             return router.Chosen(logits, experts, router.weigh(logits, experts, self.settings))
         chosen = router.choose(logits, None if self.bias is None else self.bias.data, self.settings)
-        routes.record(self.load.name, positions, chosen.experts.cpu().numpy().reshape(-1, len(positions), self.settings.active))
+        routes.record(
+            self.load.name,
+            positions,
+            chosen.experts.cpu().numpy().reshape(-1, len(positions), self.settings.active),
+        )
         return chosen
 
     def _choices(self, experts_NK: torch.Tensor, capacity: float) -> Choices:
         """Return the choices in the order of the experts, those of one in that of the tokens.
 
-        With a capacity, the later tokens of a rank's microbatch are dropped: they keep what other experts, and the residual, give them.
-        Validation and sampling are dropless: what they compute would depend on the layout, and on where a prompt ends.
+        With a capacity, the later tokens of a rank's microbatch are dropped: they keep what other
+        experts, and the residual, give them. Validation and sampling are dropless: what they
+        compute would depend on the layout, and on where a prompt ends.
         """
         experts = experts_NK.flatten()
         order = experts.argsort(stable=True)
         counts = torch.bincount(experts, minlength=self.settings.count)
         if capacity:
             most = math.ceil(capacity * len(experts) / self.settings.count)
-            place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[experts[order]]
-            order, counts = order[place < most], counts.clamp(max=most)
+            place = (
+                torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[experts[order]]
+            )
+            order = order[place < most]
+            counts = counts.clamp(max=most)
         return Choices(experts_NK, order, counts.cpu().numpy())
 
     def _enter(self, visit: Visit) -> Walk:
-        """Compute gate and up of what has come, Rows. Here and below, messages of others are moved on between products."""
+        """Compute gate and up of what has come, Rows.
+
+        Here and below, messages of others are moved on between products.
+        """
         gate = grouped_product(visit.x, self.gate.data, visit.loads)
         yield None
         up = grouped_product(visit.x, self.up.data, visit.loads)
@@ -170,7 +218,10 @@ class Experts:
         return made
 
     def _tell(self, statistics: router.Statistics, context: Context) -> list[torch.Tensor]:
-        """Say how well the loads are balanced, that of a whole microbatch with its last segment; return the sums of its segments."""
+        """Say how well the loads are balanced, that of a whole microbatch with its last segment.
+
+        Return the sums of its segments.
+        """
         sums = context.history.setdefault(self, []) if context.history is not None else []
         if context.segment == len(sums):  # else the forward is computed again
             sums.append(statistics.vector)
@@ -197,11 +248,16 @@ class Experts:
     # ------------------------------------------------------------ backward
 
     def backward(self, saved: Saved, grad_of_output: torch.Tensor, later: Later) -> Walk:
-        """Return the gradient of the input. Weight gradients of rows of the first round are handed over, those of others added.
+        """Return the gradient of the input.
 
-        So a split backward adds rounds in another order than a whole one: to wait, later rounds would have to be kept.
+        Weight gradients of rows of the first round are handed over, those of others added.
+
+        So a split backward adds rounds in another order than a whole one: to wait, later rounds
+        would have to be kept.
         """
-        grad_ND, x_ND, trip = grad_of_output.flatten(0, 1), saved.x.flatten(0, 1), saved.trip
+        grad_ND = grad_of_output.flatten(0, 1)
+        x_ND = saved.x.flatten(0, 1)
+        trip = saved.trip
         arriving = Begun(self.exchange.there(trip, 0, grad_ND))
         grad_BTD = None
         if self.shared is not None:
@@ -226,7 +282,9 @@ class Experts:
 
     def _differentiated(self, rows: Rows, grad: torch.Tensor) -> Walk:
         """Return the gradients of rows and weights, and the weight gradients to add, a list of products."""
-        weights, opened, factor = rows.weights.to(rows.x.dtype), self.opening.opened(rows.gate), self.opening.factor(rows.up)
+        weights = rows.weights.to(rows.x.dtype)
+        opened = self.opening.opened(rows.gate)
+        factor = self.opening.factor(rows.up)
         hidden = opened * factor
         of_weighed = grouped_product(grad, self.down.data.transpose(1, 2), rows.loads)
         yield None
@@ -242,19 +300,32 @@ class Experts:
         of_x = grouped_product(of_gate, self.gate.data.transpose(1, 2), rows.loads)
         yield None
         of_x += grouped_product(of_up, self.up.data.transpose(1, 2), rows.loads)
-        factors = (self.gate, rows.x, of_gate), (self.up, rows.x, of_up), (self.down, hidden.mul_(weights), grad)
+        factors = (
+            (self.gate, rows.x, of_gate),
+            (self.up, rows.x, of_up),
+            (self.down, hidden.mul_(weights), grad),
+        )
         return of_x, of_weights, [GroupedProduct(*each, rows.loads) for each in factors]
 
     def _summed(self, homes: list[Home], num: int) -> torch.Tensor:
-        """Return the sum of what has come back for each of `num` tokens [n, D], in the order of its places."""
+        """Return the sum of what has come back for each of `num` tokens [n, D], in the order of its
+        places.
+        """
         slots, rows = (parts[0] if len(homes) == 1 else torch.cat(parts) for parts in list(zip(*homes))[:2])
         kept, places = slots.sort()
         first = torch.arange(0, num * self.exchange.slots, self.exchange.slots, device=slots.device)
-        # In the wider type: on a CPU the sums of a bag of 16-bit numbers are rounded away from zero.
-        return functional.embedding_bag(places, rows.to(self.wide), torch.searchsorted(kept, first), mode="sum").to(rows.dtype)
+        # In the wider type: on a CPU the sums of a bag of 16-bit numbers are rounded away from
+        # zero.
+        return functional.embedding_bag(
+            places, rows.to(self.wide), torch.searchsorted(kept, first), mode="sum"
+        ).to(rows.dtype)
 
-    def _route_back(self, saved: Saved, x_ND: torch.Tensor, of_weights_NK: torch.Tensor, later: Later) -> torch.Tensor:
-        """Return the gradient of the input by way of the router; hand over that of its weight, and the loads."""
+    def _route_back(
+        self, saved: Saved, x_ND: torch.Tensor, of_weights_NK: torch.Tensor, later: Later
+    ) -> torch.Tensor:
+        """Return the gradient of the input by way of the router; hand over that of its weight, and
+        the loads.
+        """
         shares = self._shares(router.Statistics(sum(saved.sums), self._sets(saved.x)))
         of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, shares, saved.scale, self.settings)
         counts = torch.bincount(saved.chosen.experts.flatten(), minlength=self.settings.count)
@@ -268,10 +339,18 @@ class Experts:
     # ------------------------------------------------------------ messages
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """Counts, statistics, rows there and back; as many rows as are sent when all experts have equal loads."""
-        statistics, kind = [], max(4, itemsize)
+        """Counts, statistics, rows there and back.
+
+        As many rows as are sent when all experts have equal loads.
+        """
+        statistics = []
+        kind = max(4, itemsize)
         if self.tokens is not None:
-            statistics.append(Started("all_reduce", self.tokens.name, (2 * self._balanced_rows * self.settings.count + 2) * kind))
+            statistics.append(
+                Started(
+                    "all_reduce", self.tokens.name, (2 * self._balanced_rows * self.settings.count + 2) * kind
+                )
+            )
         rows = self.dispatch.traffic(shape[2], itemsize)
         return Traffic((*rows.forward[:1], *statistics, *rows.forward[1:]), rows.backward), shape
 

@@ -1,4 +1,7 @@
-"""What computes the gated feed-forward. B sequences of a microbatch, T tokens each, D width, F hidden units."""
+"""What computes the gated feed-forward.
+
+B sequences of a microbatch, T tokens each, D width, F hidden units.
+"""
 
 from collections.abc import Mapping
 
@@ -22,13 +25,21 @@ def feed_forward(own: Mapping[str, Parameter], site: Site) -> list[Item]:
 
 
 class FeedForward(Segment):
-    """down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202). Without `norm`, x is normalised already.
+    """down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202).
+
+    Without `norm`, x is normalised already.
 
     With tensor parallelism its weights are those of some hidden units, and the output is partial.
     """
 
-    def __init__(self, norm: Parameter | None, gate: Parameter, up: Parameter, down: Parameter, fp8: bool = False):
-        self.norm, self.gate, self.up, self.down, self.fp8 = norm, gate, up, down, fp8
+    def __init__(
+        self, norm: Parameter | None, gate: Parameter, up: Parameter, down: Parameter, fp8: bool = False
+    ):
+        self.norm = norm
+        self.gate = gate
+        self.up = up
+        self.down = down
+        self.fp8 = fp8
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         h_BTD, once_more = tape.normed(x_BTD, self.norm)

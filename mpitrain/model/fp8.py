@@ -1,17 +1,22 @@
 """Products of fp8 matrices: the linears of a block with `precision.compute = "fp8"`.
 
-    forward     Y  = X W^T      e4m3 x e4m3, to bf16       formats: Micikevicius et al. 2022, "FP8 formats for deep learning"
-    backward    dX = dY W       e5m2 x e4m3, to bf16       (arXiv:2209.05433): e4m3 has more digits, up to 448,
+    forward   Y  = X W^T  e4m3 x e4m3, to bf16  formats: Micikevicius et al. 2022, "FP8 formats for
+                                                deep learning"
+    backward  dX = dY W   e5m2 x e4m3, to bf16  (arXiv:2209.05433): e4m3 has more digits, up to 448,
                 dW = dY^T X     e5m2 x e4m3, added in fp32     e5m2 more range, up to 57344
 
-A tensor is multiplied by the power of two that brings its largest number just below the format's, and rounded once. Why a power of two:
-scaling rounds nothing, there and back; fp8 numbers have the same digits whatever the power, so that ranks of tp, which see shards and
-scale them otherwise, differ only in numbers below about 2**-14 (e4m3) or 2**-30 (e5m2) of the largest. It costs at most a bit of range.
+A tensor is multiplied by the power of two that brings its largest number just below the format's,
+and rounded once. Why a power of two: scaling rounds nothing, there and back; fp8 numbers have the
+same digits whatever the power, so that ranks of tp, which see shards and scale them otherwise,
+differ only in numbers below about 2**-14 (e4m3) or 2**-30 (e5m2) of the largest. It costs at most a
+bit of range.
 
-Scales are those of this very tensor, without a history: what is made is a function of the tensor, and is made again with the same bits.
-A tensor with an infinity or a NaN has the scale NaN, and so have its products: a cast alone would make an infinity the largest number.
+Scales are those of this very tensor, without a history: what is made is a function of the tensor,
+and is made again with the same bits. A tensor with an infinity or a NaN has the scale NaN, and so
+have its products: a cast alone would make an infinity the largest number.
 
-On a GPU that is torch._scaled_mm. Elsewhere the same numbers are multiplied in fp32: exact but for the order of sums, and slow.
+On a GPU that is torch._scaled_mm. Elsewhere the same numbers are multiplied in fp32: exact but for
+the order of sums, and slow.
 """
 
 import math
@@ -23,7 +28,8 @@ import torch
 
 from mpitrain.parallel.zero.parameters import Parameter
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E4M3 = torch.float8_e4m3fn
+E5M2 = torch.float8_e5m2
 
 
 class Quantised(NamedTuple):
@@ -39,7 +45,9 @@ class Quantised(NamedTuple):
 
 @torch.no_grad()
 def quantise(x: torch.Tensor, dtype: torch.dtype) -> Quantised:
-    """Round x * 2**power to fp8, with the largest power that makes nothing larger than the format's largest number."""
+    """Round x * 2**power to fp8, with the largest power that makes nothing larger than the format's
+    largest number.
+    """
     largest, top = math.frexp(torch.finfo(dtype).max)
     amax = x.abs().amax().float()
     fraction, exponent = torch.frexp(amax)
@@ -55,12 +63,18 @@ def _two_to(power: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
-    """Return a @ b, summed in fp32. a: [M, K].  b: [K, N].  M is any number; on a GPU, K and N are multiples of 16."""
+    """Return a @ b, summed in fp32.
+
+    a: [M, K].
+    b: [K, N].  M is any number; on a GPU, K and N are multiples of 16.
+    """
     if not a.values.is_cuda:
         product = a.values.float() @ b.values.float()
         return product.mul_(a.scale * b.scale).to(dtype)
-    # cuBLAS wants the first by rows and the second by columns (pytorch: ATen/native/cuda/ScaledBlas.cpp); its fast sums aren't fp32's
-    rows, columns = a.values.contiguous(), b.values.t().contiguous().t()
+    # cuBLAS wants the first by rows and the second by columns (pytorch:
+    # ATen/native/cuda/ScaledBlas.cpp); its fast sums aren't fp32's
+    rows = a.values.contiguous()
+    columns = b.values.t().contiguous().t()
     return torch._scaled_mm(rows, columns, a.scale, b.scale, out_dtype=dtype, use_fast_accum=False)
 
 
@@ -82,24 +96,40 @@ class Product:
 
 
 class Products(torch.autograd.Function):
-    """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves those of the weights for later.
+    """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves
+    those of the weights for later.
 
-    x is kept in fp8, once for all weights; or `once_more` makes it, and it isn't kept. Weights are rounded again in the backward.
+    x is kept in fp8, once for all weights; or `once_more` makes it, and it isn't kept. Weights are
+    rounded again in the backward.
     """
 
     @staticmethod
-    def forward(ctx, x, parameters: tuple[Parameter, ...], deferred: list, once_more: Callable[[], torch.Tensor] | None):
+    def forward(
+        ctx,
+        x,
+        parameters: tuple[Parameter, ...],
+        deferred: list,
+        once_more: Callable[[], torch.Tensor] | None,
+    ):
         quantised = quantise(x.flatten(0, -2), E4M3)
         if once_more is None:
             ctx.save_for_backward(quantised.values)
             ctx.scale = quantised.scale
-        ctx.parameters, ctx.deferred, ctx.once_more = parameters, deferred, once_more
-        products = (multiply(quantised, quantise(parameter.data, E4M3).t(), x.dtype) for parameter in parameters)
+        ctx.parameters = parameters
+        ctx.deferred = deferred
+        ctx.once_more = once_more
+        products = (
+            multiply(quantised, quantise(parameter.data, E4M3).t(), x.dtype) for parameter in parameters
+        )
         return tuple(product.unflatten(0, x.shape[:-1]) for product in products)
 
     @staticmethod
     def backward(ctx, *grads_of_outputs):
-        x = quantise(ctx.once_more().flatten(0, -2), E4M3) if ctx.once_more else Quantised(*ctx.saved_tensors, ctx.scale)
+        x = (
+            quantise(ctx.once_more().flatten(0, -2), E4M3)
+            if ctx.once_more
+            else Quantised(*ctx.saved_tensors, ctx.scale)
+        )
         grad_of_x = None
         for parameter, grad_of_output in reversed(list(zip(ctx.parameters, grads_of_outputs))):
             grad = quantise(grad_of_output.flatten(0, -2), E5M2)

@@ -1,4 +1,6 @@
-"""What opens the hidden units of a gated feed-forward: hidden = opened(gate) * factor(up), and the way back."""
+"""What opens the hidden units of a gated feed-forward: hidden = opened(gate) * factor(up), and the
+way back.
+"""
 
 from typing import Protocol
 
@@ -7,7 +9,10 @@ from torch.nn import functional
 
 
 class Gate(Protocol):
-    """Elementwise functions of gate and up, and what their gradients become: given as those of `opened` and of `factor`."""
+    """Elementwise functions of gate and up, and what their gradients become.
+
+    Given as those of `opened` and of `factor`.
+    """
 
     def opened(self, gate: torch.Tensor) -> torch.Tensor: ...
 
@@ -35,7 +40,9 @@ class Silu:
 
 
 class Clamped:
-    """g sigmoid(1.702 g) * (u + 1), gate and up clamped to `limit` first, up on both sides (gpt-oss, arXiv:2508.10925, section 2.1)."""
+    """g sigmoid(1.702 g) * (u + 1), gate and up clamped to `limit` first, up on both sides
+    (gpt-oss, arXiv:2508.10925, section 2.1).
+    """
 
     STEEPNESS = 1.702
 

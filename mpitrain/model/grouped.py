@@ -1,15 +1,16 @@
 """Products of rows that stand in groups, each group with a matrix of its own: all experts of a rank at once.
 
-N rows, of which the first sizes[0] belong to matrix 0, and so on. torch's grouped_mm is one kernel on CUDA; on a CPU it is a loop of
-products within one call, MKL's in fp32.
+N rows, of which the first sizes[0] belong to matrix 0, and so on. torch's grouped_mm is one kernel
+on CUDA; on a CPU it is a loop of products within one call, MKL's in fp32.
 
-oneDNN keeps a kernel of each shape it has multiplied, of 0.3 to 0.6 MB, and each microbatch brings groups of
-other sizes: a thousand of them held 600 MB. So fp32 groups are MKL's whatever their size. Of one shape again and
-again oneDNN's are 2 to 20 % faster; of new ones they aren't, for a kernel takes a millisecond to make. bf16
-groups, which no other library multiplies as they are, keep theirs.
+oneDNN keeps a kernel of each shape it has multiplied, of 0.3 to 0.6 MB, and each microbatch brings
+groups of other sizes: a thousand of them held 600 MB. So fp32 groups are MKL's whatever their size.
+Of one shape again and again oneDNN's are 2 to 20 % faster; of new ones they aren't, for a kernel
+takes a millisecond to make. bf16 groups, which no other library multiplies as they are, keep
+theirs.
 
-Weight gradients are a loop on all devices: each is added in place, and summed in the type of the buffer. grouped_mm would make a second
-buffer of them, and round it to the type of its factors.
+Weight gradients are a loop on all devices: each is added in place, and summed in the type of the
+buffer. grouped_mm would make a second buffer of them, and round it to the type of its factors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +52,9 @@ def _at_once(x_NX: torch.Tensor, weights_EYX: torch.Tensor) -> bool:
 
 def of_rows(vectors_EY: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """Return the vector of each row's group, [N, Y]."""
-    return vectors_EY.repeat_interleave(torch.tensor(sizes, device=vectors_EY.device), 0, output_size=sum(sizes))
+    return vectors_EY.repeat_interleave(
+        torch.tensor(sizes, device=vectors_EY.device), 0, output_size=sum(sizes)
+    )
 
 
 def add_sums(totals_EY: torch.Tensor, x_NY: torch.Tensor, sizes: Sequence[int]) -> None:
@@ -62,7 +65,10 @@ def add_sums(totals_EY: torch.Tensor, x_NY: torch.Tensor, sizes: Sequence[int]) 
 
 @dataclass
 class GroupedProduct:
-    """Weight gradients that are still to be added: of `parameter` [E, Y, X], with the input x [N, X] and grad [N, Y] of the output."""
+    """Weight gradients that are still to be added.
+
+    Of `parameter` [E, Y, X], with the input x [N, X] and grad [N, Y] of the output.
+    """
 
     parameter: Parameter
     x: torch.Tensor

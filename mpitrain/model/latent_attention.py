@@ -1,6 +1,9 @@
-"""What computes latent attention: down to latent vectors, up to queries, keys and values, the attention proper, output.
+"""What computes latent attention.
 
-B sequences of a microbatch, T tokens each, D width, L width of all that is gathered, H heads, C width of a head's queries and keys.
+Down to latent vectors, up to queries, keys and values, the attention proper, output.
+
+B sequences of a microbatch, T tokens each, D width, L width of all that is gathered, H heads, C
+width of a head's queries and keys.
 """
 
 from collections.abc import Mapping
@@ -20,8 +23,13 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 def latent_attention(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
-    """Return the items of the layer: with tp, Down of the positions that are here, and the rest of all positions and some heads."""
-    own = {name.removeprefix("attention.").removesuffix(".weight"): parameter for name, parameter in own.items()}
+    """Return the items of the layer.
+
+    With tp, Down of the positions that are here, and the rest of all positions and some heads.
+    """
+    own = {
+        name.removeprefix("attention.").removesuffix(".weight"): parameter for name, parameter in own.items()
+    }
     down = Down(layer, own["norm"], own.get("q_down"), own.get("q_norm"), own["kv_down"], own["kv_norm"])
     up = Up(layer, own["q_up"], own["kv_up"], site.rotary(layer.rope))
     heads = layer.heads // site.plan.config.parallel.tp
@@ -34,9 +42,20 @@ class Down(Segment):
     """Of norm(x): what queries are made of, what keys and values are, and rotary keys, side by side."""
 
     def __init__(
-        self, layer: Layer, norm: Parameter, q_down: Parameter | None, q_norm: Parameter | None, kv_down: Parameter, kv_norm: Parameter
+        self,
+        layer: Layer,
+        norm: Parameter,
+        q_down: Parameter | None,
+        q_norm: Parameter | None,
+        kv_down: Parameter,
+        kv_norm: Parameter,
     ):
-        self.layer, self.norm, self.q_down, self.q_norm, self.kv_down, self.kv_norm = layer, norm, q_down, q_norm, kv_down, kv_norm
+        self.layer = layer
+        self.norm = norm
+        self.q_down = q_down
+        self.q_norm = q_norm
+        self.kv_down = kv_down
+        self.kv_norm = kv_norm
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         h_BTD, once_more = tape.normed(x_BTD, self.norm)
@@ -53,12 +72,19 @@ class Down(Segment):
 
 
 class Up(Segment):
-    """Queries, keys and values of the heads that are here, [B, H, T, C]: values padded to the width of keys."""
+    """Queries, keys and values of the heads that are here, [B, H, T, C]: values padded to the width
+    of keys.
+    """
 
     def __init__(self, layer: Layer, q_up: Parameter, kv_up: Parameter, rotary: Rotary):
-        self.layer, self.q_up, self.kv_up, self.rotary = layer, q_up, kv_up, rotary
+        self.layer = layer
+        self.q_up = q_up
+        self.kv_up = kv_up
+        self.rotary = rotary
 
-    def compute(self, latent_BTL: torch.Tensor, context: Context, tape: Tape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def compute(
+        self, latent_BTL: torch.Tensor, context: Context, tape: Tape
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         layer = self.layer
         of_q, of_kv, k_turned = latent_BTL.split(layer.latent_widths, -1)
         q = self._heads(of_q, self.q_up, layer.key_width, tape)
@@ -68,7 +94,8 @@ class Up(Segment):
         if layer.rope.magnitude != 1:
             q = q * layer.rope.magnitude**2  # as the rotary features of both are
         k_turned = self.rotary(k_turned.unsqueeze(1), context.start).expand(-1, k.shape[1], -1, -1)
-        q, k = torch.cat((q, self.rotary(q_turned, context.start)), -1), torch.cat((k, k_turned), -1)
+        q = torch.cat((q, self.rotary(q_turned, context.start)), -1)
+        k = torch.cat((k, k_turned), -1)
         return q, k, functional.pad(v, (0, layer.key_width - layer.value_width))
 
     def _heads(self, x: torch.Tensor, weight: Parameter, width: int, tape: Tape) -> torch.Tensor:

@@ -1,10 +1,11 @@
 """Matrix products of weights, each by the fastest library that torch carries for it.
 
-On a CPU torch multiplies fp32 matrices by MKL. oneDNN, which torch has too but calls for 16-bit types only, is faster from a few million
-multiplications on, or from one where MKL is slow; MKL below (benchmarks/products.py). Which one is a function of processor and shape
-alone, so bits don't depend on anything else. Only MKL adds to what is there, as a weight gradient is; where it is slow, oneDNN's product is
-added by a pass of its own.
-16-bit matrices are multiplied in fp32 by processors that are slower otherwise (parallel/processor.py): sums are fp32 either way.
+On a CPU torch multiplies fp32 matrices by MKL. oneDNN, which torch has too but calls for 16-bit
+types only, is faster from a few million multiplications on, or from one where MKL is slow; MKL
+below (benchmarks/products.py). Which one is a function of processor and shape alone, so bits don't
+depend on anything else. Only MKL adds to what is there, as a weight gradient is; where it is slow,
+oneDNN's product is added by a pass of its own. 16-bit matrices are multiplied in fp32 by processors
+that are slower otherwise (parallel/processor.py): sums are fp32 either way.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +17,20 @@ from torch.nn import functional
 from mpitrain.parallel.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
 from mpitrain.parallel.zero.parameters import Parameter
 
-AT_ONCE = 2**20  # numbers of a weight that are widened at a time: they stay in the cache, and need little memory
+# numbers of a weight that are widened at a time: they stay in the cache, and need little memory
+AT_ONCE = 2**20
 ADDED_AT_ONCE = 2**22  # numbers of a weight's gradient that are made beside their sum
-FEW, FEW_BY_SLOW_MKL = (32, 2**23), (4, 2**20)  # rows of x, multiplications: up to these a call of oneDNN costs more than it gains
+# rows of x, multiplications: up to these a call of oneDNN costs more than it gains
+FEW = (32, 2**23)
+FEW_BY_SLOW_MKL = (4, 2**20)
 FEW_ADDED = 2**21  # multiplications: up to these the pass that adds does
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return x @ weight.T. x: [..., K].  weight: [N, K], of any strides: the gradient of x is product(grad, weight.t()).
+    """Return x @ weight.T.
+
+    x: [..., K].
+    weight: [N, K], of any strides: the gradient of x is product(grad, weight.t()).
 
     Not differentiable: callers are the forward and backward of functions of their own.
     """
@@ -34,7 +41,12 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Return whether oneDNN makes x @ weight.T, which torch would have MKL make."""
-    if x.dtype != torch.float32 or not x.is_cpu or ONEDNN is None or not (weight.is_contiguous() or weight.t().is_contiguous()):
+    if (
+        x.dtype != torch.float32
+        or not x.is_cpu
+        or ONEDNN is None
+        or not (weight.is_contiguous() or weight.t().is_contiguous())
+    ):
         return False
     height, width = weight.shape
     rows, multiplications = FEW_BY_SLOW_MKL if mkl_is_slow() else FEW
@@ -48,7 +60,8 @@ def _added_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _widened_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return the same, multiplied in fp32, some rows of the weight at a time."""
-    kind, rows = multiplied_as(x.dtype), max(1, AT_ONCE // max(1, weight.shape[1]))
+    kind = multiplied_as(x.dtype)
+    rows = max(1, AT_ONCE // max(1, weight.shape[1]))
     wide = x.to(kind)
     if len(weight) <= rows:
         return product(wide, weight.to(kind)).to(x.dtype)
@@ -59,10 +72,13 @@ def _widened_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: bool = False, first: bool = False) -> None:
+def add_product(
+    total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: bool = False, first: bool = False
+) -> None:
     """Add a.T @ b to `total` [A, B]. a: [N, A].  b: [N, B], of a narrower type than `total`, or of the same.
 
-    rounded: the product to the type of its factors.  first: `total` is zero, whatever is in its memory.
+    rounded: the product to the type of its factors.
+    first: `total` is zero, whatever is in its memory.
     """
     exact = a.dtype == total.dtype
     if _added_apart(a, b) if exact else rounded:
@@ -86,7 +102,10 @@ def _add(total: torch.Tensor, x: torch.Tensor, first: bool) -> None:
 
 @dataclass
 class Product:
-    """Weight gradients that are still to be added: of `parameters`, all with the input x [N, K], grads [N, outputs] one for each."""
+    """Weight gradients that are still to be added.
+
+    Of `parameters`, all with the input x [N, K], grads [N, outputs] one for each.
+    """
 
     parameters: tuple[Parameter, ...]
     x: torch.Tensor
@@ -105,16 +124,26 @@ class Product:
 
 
 class Products(torch.autograd.Function):
-    """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves those of the weights for later.
+    """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves
+    those of the weights for later.
 
-    The weights themselves aren't saved: with ZeRO-3 they are dropped and fetched again. `once_more` makes x, if it isn't kept.
+    The weights themselves aren't saved: with ZeRO-3 they are dropped and fetched again. `once_more`
+    makes x, if it isn't kept.
     """
 
     @staticmethod
-    def forward(ctx, x, parameters: tuple[Parameter, ...], deferred: list, once_more: Callable[[], torch.Tensor] | None):
+    def forward(
+        ctx,
+        x,
+        parameters: tuple[Parameter, ...],
+        deferred: list,
+        once_more: Callable[[], torch.Tensor] | None,
+    ):
         if once_more is None:
             ctx.save_for_backward(x)
-        ctx.parameters, ctx.deferred, ctx.once_more = parameters, deferred, once_more
+        ctx.parameters = parameters
+        ctx.deferred = deferred
+        ctx.once_more = once_more
         return tuple(product(x, parameter.data) for parameter in parameters)
 
     @staticmethod
@@ -126,7 +155,10 @@ class Products(torch.autograd.Function):
 
 
 def _sum_of_products(grads: Sequence[torch.Tensor], parameters: Sequence[Parameter]) -> torch.Tensor:
-    """Return the sum of grad @ weight. A GPU's product adds to what is there, which a pass over memory does else."""
+    """Return the sum of grad @ weight.
+
+    A GPU's product adds to what is there, which a pass over memory does else.
+    """
     total = product(grads[0], parameters[0].data.t())
     for grad, parameter in zip(grads[1:], parameters[1:]):
         if total.is_cuda:

@@ -1,7 +1,10 @@
-"""What computes the end of a model that foretells further tokens; model/layers/multi_token.py says what that is.
+"""What computes the end of a model that foretells further tokens.
 
-A depth looks up the tokens that the depth before it had to foretell. A position has none where its row ends, or its document: its
-target is IGNORED, and its input any token, which no position with a loss sees.
+model/layers/multi_token.py says what that is.
+
+A depth looks up the tokens that the depth before it had to foretell. A position has none where its
+row ends, or its document: its target is IGNORED, and its input any token, which no position with a
+loss sees.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,10 +33,19 @@ def multi_token(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[
     depths = []
     for depth, placed in enumerate(layer.placed):
         prefix = f"mtp.{depth}."
-        here = {name.removeprefix(prefix): parameter for name, parameter in own.items() if name.startswith(prefix)}
+        here = {
+            name.removeprefix(prefix): parameter for name, parameter in own.items() if name.startswith(prefix)
+        }
         block = [item for each in placed for item in each.layer.items(here, site)]
         join = Join(here["hidden_norm.weight"], here["token_norm.weight"], here["projection.weight"])
-        depths.append(Depth(lookup, join, block, embedding_and_head.head(here["head_norm.weight"], own[layer.head.weight], site)))
+        depths.append(
+            Depth(
+                lookup,
+                join,
+                block,
+                embedding_and_head.head(here["head_norm.weight"], own[layer.head.weight], site),
+            )
+        )
     return [MultiToken(main, depths, layer.weight / layer.depths, site)]
 
 
@@ -41,7 +53,9 @@ class Join(Segment):
     """projection [ norm(hidden) | norm(token) ]. With tensor parallelism every rank has all of it."""
 
     def __init__(self, hidden_norm: Parameter, token_norm: Parameter, projection: Parameter):
-        self.hidden_norm, self.token_norm, self.projection = hidden_norm, token_norm, projection
+        self.hidden_norm = hidden_norm
+        self.token_norm = token_norm
+        self.projection = projection
 
     def compute(self, x: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
         hidden_BTD, token_BTD = x
@@ -59,19 +73,30 @@ class Depth(NamedTuple):
 
 
 class MultiToken:
-    """The head, and depth after depth. Without targets, or gradients, the head alone. weight: of each depth's loss."""
+    """The head, and depth after depth.
+
+    Without targets, or gradients, the head alone.
+    weight: of each depth's loss.
+    """
 
     def __init__(self, main: Sequence[Item], depths: Sequence[Depth], weight: float, site: Site):
-        self.main, self.depths, self.weight, self.site = main, depths, weight, site
+        self.main = main
+        self.depths = depths
+        self.weight = weight
+        self.site = site
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
         """Return the loss of the next token, and tell the mean over depths of the others'."""
         y, of_main = yield from forward(self.main, x, context)
         if not torch.is_grad_enabled():
             return y, None
-        microbatch, of_depths, tokens = context.microbatch, [], context.microbatch.targets
+        microbatch = context.microbatch
+        of_depths = []
+        tokens = context.microbatch.targets
         for depth, targets in zip(self.depths, microbatch.further, strict=True):
-            there = replace(context, microbatch=replace(microbatch, tokens=tokens.clamp(min=0), targets=targets))
+            there = replace(
+                context, microbatch=replace(microbatch, tokens=tokens.clamp(min=0), targets=targets)
+            )
             token, of_lookup = yield from forward(depth.lookup, None, there)
             x, of_join = yield from depth.join.forward((x, token), there)
             x, of_block = yield from forward(depth.block, x, there)

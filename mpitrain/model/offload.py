@@ -1,17 +1,19 @@
 """What a forward keeps for its backward, and where: `memory.recompute = "selective"` and `memory.offload`.
 
-Tensors that wait in host memory are sent there as they are kept. When the backward begins with a block, the block before it is fetched;
-there and back are queues of their own (parallel/streams.py):
+Tensors that wait in host memory are sent there as they are kept. When the backward begins with a
+block, the block before it is fetched; there and back are queues of their own (parallel/streams.py):
 
-    compute     forward 0 | forward 1 | forward 2 | forward 3      backward 3 | backward 2 | backward 1
-    there                   0           1           2 ...
-    back                                                                        1            0
+    compute  forward 0 | forward 1 | forward 2 | forward 3  backward 3 | backward 2 | backward 1
+    there                0           1           2 ...
+    back                                                                 1            0
 
-A GPU computes faster than it sends, and the host is ahead of both. So forward k + 2 waits on the GPU until what block k left has gone,
-and then its memory is free: at most AHEAD blocks are leaving, whatever the host does, and at most two are there again. What hasn't gone
-when the backward asks for it stays.
+A GPU computes faster than it sends, and the host is ahead of both. So forward k + 2 waits on the
+GPU until what block k left has gone, and then its memory is free: at most AHEAD blocks are leaving,
+whatever the host does, and at most two are there again. What hasn't gone when the backward asks for
+it stays.
 
-On a CPU a copy in host memory saves nothing and costs a copy each way; it is there so that every machine can test it.
+On a CPU a copy in host memory saves nothing and costs a copy each way; it is there so that every
+machine can test it.
 """
 
 from collections import defaultdict, deque
@@ -34,9 +36,13 @@ class Host:
     """Host memory for tensors of a device, in buffers that are used again, and the queues there and back."""
 
     def __init__(self, streams: Streams):
-        self.streams, self.compute, self.there, self.back = streams, streams.compute, streams.further(), streams.further()
+        self.streams = streams
+        self.compute = streams.compute
+        self.there = streams.further()
+        self.back = streams.further()
         self._free: dict[tuple[int, torch.dtype], deque[tuple[torch.Tensor, Event]]] = defaultdict(deque)
-        self._leaving: deque[list[ReferenceType[Parcel]]] = deque([[]])  # by block, the last one's forward is running
+        # by block, the last one's forward is running
+        self._leaving: deque[list[ReferenceType[Parcel]]] = deque([[]])
         self.num_bytes = 0
 
     def take(self, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, Event]:
@@ -68,7 +74,9 @@ class Parcel:
 
     def __init__(self, tensor: torch.Tensor, host: Host):
         length = tensor.untyped_storage().nbytes() // tensor.itemsize
-        self._host, self._back, self._arrived = host, None, OVER
+        self._host = host
+        self._back = None
+        self._arrived = OVER
         self._buffer, free = host.take(length, tensor.dtype)
         with torch.no_grad():
             whole = tensor.as_strided((length,), (1,), 0)
@@ -81,7 +89,10 @@ class Parcel:
             host.leaving(self)
 
     def leave(self) -> None:
-        """Free the device's memory, if nobody has asked for it meanwhile: what is computed next waits until it is copied."""
+        """Free the device's memory, if nobody has asked for it meanwhile.
+
+        What is computed next waits until it is copied.
+        """
         if self._leaving is not None:
             self._host.compute.wait(self._gone)
             self._leaving = None
@@ -90,15 +101,20 @@ class Parcel:
         """Start copying it back, if that hasn't begun."""
         if self._buffer is None:
             return
-        host, buffer, self._buffer = self._host, self._buffer, None
-        if self._leaving is not None:  # the copy goes on, of what this memory will hold then: nobody reads it
-            self._back, self._leaving = self._leaving, None
+        host = self._host
+        buffer = self._buffer
+        self._buffer = None
+        # the copy goes on, of what this memory will hold then: nobody reads it
+        if self._leaving is not None:
+            self._back = self._leaving
+            self._leaving = None
             host.give_back(buffer, self._gone)
             return
         with torch.no_grad():
             self._back = host.streams.on_device(len(buffer), buffer.dtype)
             host.back.wait(self._gone)
-            host.back.wait(host.compute.record())  # the memory was another's, which what is queued may still use
+            # the memory was another's, which what is queued may still use
+            host.back.wait(host.compute.record())
             host.back.copy(self._back, buffer)
         self._arrived = host.back.record()
         host.give_back(buffer, self._arrived)
@@ -118,7 +134,10 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tensor whose memory is in a parcel. It comes back with the strides it had, for kernels may depend on them."""
+    """A tensor whose memory is in a parcel.
+
+    It comes back with the strides it had, for kernels may depend on them.
+    """
 
     parcel: Parcel
     size: torch.Size
@@ -134,24 +153,30 @@ class Part:
 class Shelf:
     """What of one microbatch waits in host memory, by block.
 
-    stays: what is in memory anyway, for all microbatches or all blocks, by address.  block: the one whose forward runs.
-    sent: what went, by address, version and type. It holds neither: a block that is done leaves nothing behind.
+    stays: what is in memory anyway, for all microbatches or all blocks, by address.
+    block: the one whose forward runs.
+    sent: what went, by address, version and type.
+    It holds neither: a block that is done leaves nothing behind.
     """
 
     host: Host
     stays: dict[int, torch.Tensor] = field(default_factory=dict)
     block: int = 0
     parcels: dict[int, list[Parcel]] = field(default_factory=dict)
-    sent: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, ReferenceType[Parcel]]] = field(default_factory=dict)
+    sent: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, ReferenceType[Parcel]]] = field(
+        default_factory=dict
+    )
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor | Part:
         """Start moving a tensor to the host, unless its memory went with another."""
         storage = tensor.untyped_storage()
         if not tensor.numel() or storage.data_ptr() in self.stays or not self.host.streams.has(tensor):
             return tensor
-        key = storage.data_ptr(), tensor._version, tensor.dtype  # what is written meanwhile goes again
+        # what is written meanwhile goes again
+        key = storage.data_ptr(), tensor._version, tensor.dtype
         memory, sent = self.sent.get(key, (None, None))
-        parcel = sent() if memory is not None and not memory.expired() else None  # expired: the address became another's
+        # expired: the address became another's
+        parcel = sent() if memory is not None and not memory.expired() else None
         if parcel is None:
             parcel = Parcel(tensor.detach(), self.host)
             self.sent[key] = StorageWeakRef(storage), ref(parcel)
@@ -159,8 +184,11 @@ class Shelf:
         return Part(parcel, tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def fetch(self, block: int) -> None:
-        """The backward of a block begins: fetch what it left, and start fetching what the one before it left."""
-        here, before = self.parcels.pop(block, ()), max((number for number in self.parcels if number < block), default=block)
+        """The backward of a block begins: fetch what it left, and start fetching what the one
+        before it left.
+        """
+        here = self.parcels.pop(block, ())
+        before = max((number for number in self.parcels if number < block), default=block)
         for parcel in (*here, *self.parcels.get(before, ())):
             parcel.fetch()
         for parcel in here:
@@ -204,11 +232,15 @@ class Shelves:
     """What a stage keeps in host memory, by microbatch. constants: tensors that are in memory anyway."""
 
     def __init__(self, streams: Streams, constants: Sequence[torch.Tensor]):
-        self.host, self._constants = Host(streams), constants
+        self.host = Host(streams)
+        self._constants = constants
         self._shelves: dict[int, Shelf] = {}
 
     def away(self, index: int, block: int, selective: bool, stays: Iterable[torch.Tensor]) -> Away:
-        """Return where a block puts what it keeps of a microbatch. stays: of the microbatch, what all blocks have."""
+        """Return where a block puts what it keeps of a microbatch.
+
+        stays: of the microbatch, what all blocks have.
+        """
         shelf = self._shelves.setdefault(index, Shelf(self.host))
         shelf.stays.update((x.untyped_storage().data_ptr(), x) for x in (*self._constants, *stays))
         shelf.block = block

@@ -1,11 +1,13 @@
-"""Blocks whose forward is walked again in the backward (activation checkpointing, arXiv:1604.06174), instead of keeping what it left.
+"""Blocks whose forward is walked again in the backward (activation checkpointing,
+arXiv:1604.06174), instead of keeping what it left.
 
-    forward     x --> [ block | block | block ] -->        only x is kept
-    backward    x --> [ block | block | block ]            the same walk again, with the same messages
+    forward   x --> [ block | block | block ] -->  only x is kept
+    backward  x --> [ block | block | block ]      the same walk again, with the same messages
                   <-- [ block | block | block ] <--        then the backward, as ever
 
-With sequence parallelism x is divided along the sequence already, so each rank of tp keeps its part of it and nothing twice: what
-ZeRO-R (arXiv:1910.02054, section 6.1) calls partitioned activation checkpointing.
+With sequence parallelism x is divided along the sequence already, so each rank of tp keeps its part
+of it and nothing twice: what ZeRO-R (arXiv:1910.02054, section 6.1) calls partitioned activation
+checkpointing.
 """
 
 from collections.abc import Sequence
@@ -21,15 +23,18 @@ from mpitrain.parallel.walk import Item, Later, Walk, backward, forward
 class Recomputed:
     """A group of blocks of which only the input is kept.
 
-    Autograd records in both walks, and what the first leaves is dropped block by block: other walks run between the items of this
-    one, so gradients can't be switched off meanwhile. Nobody asks the group what it sends: a rehearsal walks it, too.
+    Autograd records in both walks, and what the first leaves is dropped block by block: other walks
+    run between the items of this one, so gradients can't be switched off meanwhile. Nobody asks the
+    group what it sends: a rehearsal walks it, too.
     """
 
     def __init__(self, blocks: Sequence[Sequence[Item]]):
         self.blocks = blocks
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
-        kept, context, y = context.keeping.put(x), replace(context, keeping=KeepAll()), x
+        kept = context.keeping.put(x)
+        context = replace(context, keeping=KeepAll())
+        y = x
         for block in self.blocks:
             y, _ = yield from forward(block, y, context)
         return y, (kept, replace(context, tell=ignored)) if torch.is_grad_enabled() else None

@@ -8,7 +8,10 @@ from mpitrain.model.layers.rope import Llama3, Rope
 from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.precision import wide
 
-FAST, SLOW = 32, 1  # turns within the trained length: a pair with more keeps its rate, one with fewer is slowed (YaRN, section 3.2)
+# turns within the trained length: a pair with more keeps its rate, one with fewer is slowed (YaRN,
+# section 3.2)
+FAST = 32
+SLOW = 1
 
 
 class Rotary:
@@ -17,10 +20,20 @@ class Rotary:
     Only distances show in the scores: positions needn't start anew with each document.
     """
 
-    def __init__(self, rope: Rope, positions: torch.Tensor, dtype: torch.dtype, device: torch.device, functions: Functions = EAGER):
-        self.width, self.functions = rope.width, functions
+    def __init__(
+        self,
+        rope: Rope,
+        positions: torch.Tensor,
+        dtype: torch.dtype,
+        device: torch.device,
+        functions: Functions = EAGER,
+    ):
+        self.width = rope.width
+        self.functions = functions
         angles = torch.outer(positions.to(torch.float64), rates(rope))
-        self.cos, self.sin = ((table * rope.magnitude).to(device, wide(dtype)) for table in (angles.cos(), angles.sin()))
+        self.cos, self.sin = (
+            (table * rope.magnitude).to(device, wide(dtype)) for table in (angles.cos(), angles.sin())
+        )
 
     def __call__(self, x_BHTC: torch.Tensor, start: int = 0) -> torch.Tensor:
         here = slice(start, start + x_BHTC.shape[-2])
@@ -32,7 +45,8 @@ class _Turned(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, cos, sin, functions: Functions):
-        ctx.tables, ctx.functions = (cos, sin), functions
+        ctx.tables = (cos, sin)
+        ctx.functions = functions
         return functions.turned(x, cos, sin, 1)
 
     @staticmethod
@@ -47,10 +61,15 @@ def rates(rope: Rope) -> torch.Tensor:
         return _scaled_as_llama3(found, rope.llama3)
     if rope.factor == 1:
         return found
-    first, last = (rope.width * math.log(rope.length / (2 * math.pi * turns)) / (2 * math.log(rope.theta)) for turns in (FAST, SLOW))
+    first, last = (
+        rope.width * math.log(rope.length / (2 * math.pi * turns)) / (2 * math.log(rope.theta))
+        for turns in (FAST, SLOW)
+    )
     if rope.rounded:
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, rope.width - 1)
+        first = math.floor(first)
+        last = math.ceil(last)
+    first = max(first, 0)
+    last = min(last, rope.width - 1)
     slowed = ((torch.arange(len(found), dtype=torch.float64) - first) / max(last - first, 1e-3)).clamp(0, 1)
     return found * (1 - slowed) + found / rope.factor * slowed
 

@@ -1,7 +1,9 @@
-"""Which experts a token is sent to, with which weights, and what makes loads equal. n positions, E experts, K of them for a token.
+"""Which experts a token is sent to, with which weights, and what makes loads equal. n positions, E
+experts, K of them for a token.
 
-Logits, scores and losses are of fp32 at least. Losses are sums over tokens, as that of the head is, and divided with it: by the tokens
-of the step. What is not differentiable, which experts were chosen and how often, is a constant in them.
+Logits, scores and losses are of fp32 at least. Losses are sums over tokens, as that of the head is,
+and divided with it: by the tokens of the step. What is not differentiable, which experts were
+chosen and how often, is a constant in them.
 """
 
 from typing import NamedTuple
@@ -11,7 +13,9 @@ import torch
 from mpitrain.config import Experts as Settings
 from mpitrain.model.engine import gradients
 
-LITTLE = 1e-20  # DeepSeek-V3's inference/model.py adds it to the sum of the chosen scores, which sigmoids can make 0
+# DeepSeek-V3's inference/model.py adds it to the sum of the chosen scores, which sigmoids can make
+# 0
+LITTLE = 1e-20
 
 
 class Chosen(NamedTuple):
@@ -23,7 +27,10 @@ class Chosen(NamedTuple):
 
 
 def choose(logits_NE: torch.Tensor, bias_E: torch.Tensor | None, settings: Settings) -> Chosen:
-    """Choose the K experts of the highest scores; of equal ones, those of lower number. bias: added to scores that choose, only."""
+    """Choose the K experts of the highest scores; of equal ones, those of lower number.
+
+    bias: added to scores that choose, only.
+    """
     scores = score(logits_NE, settings)
     sought = scores if bias_E is None else scores + bias_E.to(scores.dtype)
     if settings.groups_active < settings.groups:
@@ -47,7 +54,9 @@ def weigh(logits_NE: torch.Tensor, experts_NK: torch.Tensor, settings: Settings)
 
 
 def _of_best_groups(scores_NE: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """Leave the groups of which the two best experts have the highest sums (DeepSeek-V3, arXiv:2412.19437, section 2.1.2)."""
+    """Leave the groups of which the two best experts have the highest sums (DeepSeek-V3,
+    arXiv:2412.19437, section 2.1.2).
+    """
     grouped = scores_NE.unflatten(-1, (settings.groups, -1))
     of_group = grouped.sort(dim=-1, descending=True).values[..., :2].sum(-1)
     best = of_group.sort(dim=-1, descending=True, stable=True).indices[:, : settings.groups_active]
@@ -56,9 +65,13 @@ def _of_best_groups(scores_NE: torch.Tensor, settings: Settings) -> torch.Tensor
 
 
 class Statistics:
-    """What the losses of a microbatch need of all its tokens, some of which other ranks have: sums, in one vector.
+    """What the losses of a microbatch need of all its tokens, some of which other ranks have.
 
-    rows: sequences, if each is balanced, or 1.  counts: tokens that have chosen each expert.  scores: sums of scores.  Both [rows, E].
+    sums, in one vector.
+
+    rows: sequences, if each is balanced, or 1.
+    counts: tokens that have chosen each expert.
+    scores: sums of scores.  Both [rows, E].
     """
 
     def __init__(self, vector: torch.Tensor, rows: int):
@@ -79,14 +92,16 @@ def statistics(chosen: Chosen, settings: Settings, rows: int, dropped: int) -> S
     counts.scatter_add_(1, by_row, torch.ones_like(by_row, dtype=scores.dtype))
     rest = scores.new_tensor([0.0, dropped])
     rest[0] = _z(chosen.logits)
-    return Statistics(torch.cat([counts.flatten(), scores.view(rows, -1, settings.count).sum(1).flatten(), rest]), rows)
+    return Statistics(
+        torch.cat([counts.flatten(), scores.view(rows, -1, settings.count).sum(1).flatten(), rest]), rows
+    )
 
 
 def balance_loss(shares: torch.Tensor, scores: torch.Tensor, settings: Settings) -> torch.Tensor:
     """Return w E sum_e f_e p_e. shares f, of choices, and scores p, sums of them: [rows, E].
 
-    Scores that are sigmoids are their parts of their sum (Switch Transformers, arXiv:2101.03961, equation 4; by sequences, DeepSeek-V3,
-    section 2.1.2).
+    Scores that are sigmoids are their parts of their sum (Switch Transformers, arXiv:2101.03961,
+    equation 4; by sequences, DeepSeek-V3, section 2.1.2).
     """
     return settings.balance_weight * settings.count * (shares * scores).sum()
 
@@ -96,8 +111,12 @@ def z_loss(z: torch.Tensor, settings: Settings) -> torch.Tensor:
     return settings.z_weight * z
 
 
-def grad_of_logits(chosen: Chosen, grad_of_weights: torch.Tensor, shares: torch.Tensor, scale: float, settings: Settings) -> torch.Tensor:
-    """Return the gradient of the logits [n, E], from that of the weights [n, K], and of the losses times `scale`."""
+def grad_of_logits(
+    chosen: Chosen, grad_of_weights: torch.Tensor, shares: torch.Tensor, scale: float, settings: Settings
+) -> torch.Tensor:
+    """Return the gradient of the logits [n, E], from that of the weights [n, K], and of the losses
+    times `scale`.
+    """
     with torch.enable_grad():
         logits = chosen.logits.detach().requires_grad_()
         weights = weigh(logits, chosen.experts, settings)

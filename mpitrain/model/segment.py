@@ -1,8 +1,11 @@
-"""A local segment of a block: it builds a small autograd graph in its forward, and differentiates it at once in its backward.
+"""A local segment of a block.
 
-Weight gradients of matrix products don't go through autograd: the graph leaves (input, gradient of output) pairs behind, and the products
-are added straight into the gradient buffer, then or later. They run under no_grad, or the buffer would keep the history of every
-microbatch alive. Gradients of vectors wait with them: until they are added, no buffer is needed.
+It builds a small autograd graph in its forward, and differentiates it at once in its backward.
+
+Weight gradients of matrix products don't go through autograd: the graph leaves (input, gradient of
+output) pairs behind, and the products are added straight into the gradient buffer, then or later.
+They run under no_grad, or the buffer would keep the history of every microbatch alive. Gradients of
+vectors wait with them: until they are added, no buffer is needed.
 """
 
 from collections.abc import Callable
@@ -28,7 +31,10 @@ Again = Callable[[], torch.Tensor]  # makes a tensor once more that wasn't kept
 
 
 class _Enter(torch.autograd.Function):
-    """The input of a segment. It isn't a leaf, for a leaf would hold its memory until the backward; `leaf` is empty."""
+    """The input of a segment.
+
+    It isn't a leaf, for a leaf would hold its memory until the backward; `leaf` is empty.
+    """
 
     @staticmethod
     def forward(ctx, x, leaf):
@@ -44,7 +50,8 @@ class _Plus(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, bias: Parameter, small: list):
-        ctx.bias, ctx.small = bias, small
+        ctx.bias = bias
+        ctx.small = small
         return x + bias.data
 
     @staticmethod
@@ -54,22 +61,32 @@ class _Plus(torch.autograd.Function):
 
 
 class Tape:
-    """What the backward of one segment leaves behind: gradients of vectors, and the factors of those of matrices.
+    """What the backward of one segment leaves behind.
 
-    selective: what norms, attention and the gated product make isn't kept, but made again. Then the functions of these return how.
+    Gradients of vectors, and the factors of those of matrices.
+
+    selective: what norms, attention and the gated product make isn't kept, but made again. Then the
+    functions of these return how.
     functions: what is between products.
     """
 
     def __init__(self, selective: bool = False, functions: Functions = EAGER):
-        self.selective, self.functions = selective, functions
+        self.selective = selective
+        self.functions = functions
         self.small: list[tuple[Parameter, torch.Tensor]] = []
         self.deferred: list[Product] = []
         self.attended: Attended | None = None  # of a sequence that is cut into segments
 
     def linears(
-        self, x: torch.Tensor, parameters: tuple[Parameter, ...], once_more: Again | None = None, fp8_products: bool = False
+        self,
+        x: torch.Tensor,
+        parameters: tuple[Parameter, ...],
+        once_more: Again | None = None,
+        fp8_products: bool = False,
     ) -> tuple[torch.Tensor, ...]:
-        """Return x @ parameter.T for each parameter; their gradients are deferred. once_more: makes x again, so that it needn't be kept.
+        """Return x @ parameter.T for each parameter; their gradients are deferred.
+
+        once_more: makes x again, so that it needn't be kept.
 
         fp8_products: multiply in fp8.
         """
@@ -99,9 +116,17 @@ class Tape:
         return y, partial(selective.Gated.again, y.grad_fn) if self.selective else None
 
     def attention(
-        self, qkv: tuple[torch.Tensor, ...], visible: torch.Tensor | None, window: int, sinks: Parameter | None, again: bool
+        self,
+        qkv: tuple[torch.Tensor, ...],
+        visible: torch.Tensor | None,
+        window: int,
+        sinks: Parameter | None,
+        again: bool,
     ) -> tuple[torch.Tensor, Again | None]:
-        """Return attention [B, H, T, C], and how to make it again, if asked for that. window, sinks: as in model/window.py."""
+        """Return attention [B, H, T, C], and how to make it again, if asked for that. window, sinks.
+
+        As in model/window.py.
+        """
         again = again and self.selective
         if window or sinks is not None:
             y = Windowed.apply(*qkv, visible, window, sinks, self.small, again)
@@ -109,7 +134,9 @@ class Tape:
         return selective.attention(*qkv, visible, again, self.selective)
 
     def weight_gradients(self) -> WeightGradients:
-        """Return all that is to be added, and forget it: the graph and these lists hold each other, a cycle."""
+        """Return all that is to be added, and forget it: the graph and these lists hold each other,
+        a cycle.
+        """
         found = [*self.deferred, *(Addend(*each) for each in self.small)]
         self.deferred.clear()
         self.small.clear()
@@ -117,7 +144,10 @@ class Tape:
 
 
 class Segment(Local):
-    """A local piece of a block, differentiated by autograd. Subclasses compute a tensor, or a tuple of some, from one or a tuple."""
+    """A local piece of a block, differentiated by autograd.
+
+    Subclasses compute a tensor, or a tuple of some, from one or a tuple.
+    """
 
     def compute(self, x: Tensors, context: Context, tape: Tape) -> Tensors:
         raise AssertionError("each segment computes")
@@ -127,7 +157,8 @@ class Segment(Local):
         yield None
         if not torch.is_grad_enabled():
             return self.compute(x, context, Tape(functions=context.functions)), None
-        tape, leaf = Tape(context.keeping.selective, context.functions), torch.empty(0, requires_grad=True)
+        tape = Tape(context.keeping.selective, context.functions)
+        leaf = torch.empty(0, requires_grad=True)
         with context.keeping.saving():
             x = _each(x, lambda part: _Enter.apply(part, leaf))
             y = self.compute(x, context, tape)
@@ -141,8 +172,12 @@ class Segment(Local):
         later(tape.weight_gradients())
         return grad
 
-    def _differentiate(self, x: Edges, y: Edges, grad_of_output: Tensors | None, attended: Attended | None) -> Tensors:
-        inputs, made, grads = _list(x), _list(y), _list(grad_of_output)
+    def _differentiate(
+        self, x: Edges, y: Edges, grad_of_output: Tensors | None, attended: Attended | None
+    ) -> Tensors:
+        inputs = _list(x)
+        made = _list(y)
+        grads = _list(grad_of_output)
         if attended is None:
             found = gradients(made, inputs, grads)
         else:

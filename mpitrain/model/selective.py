@@ -1,8 +1,10 @@
-"""Functions whose result can be made again instead of being kept: norm, attention, and the gated product of the feed-forward.
+"""Functions whose result can be made again instead of being kept.
 
-Each has `again(node)`: the result once more, from what its node in the graph saved. The product that follows asks for it in the
-backward, before the node's own turn comes; what was made is held from the one to the other. Both ways the same operations run, so that
-the bits are the same.
+norm, attention, and the gated product of the feed-forward.
+
+Each has `again(node)`: the result once more, from what its node in the graph saved. The product
+that follows asks for it in the backward, before the node's own turn comes; what was made is held
+from the one to the other. Both ways the same operations run, so that the bits are the same.
 """
 
 from functools import partial
@@ -20,14 +22,21 @@ from mpitrain.parallel.zero.parameters import Parameter
 class Norm(torch.autograd.Function):
     """RMSNorm (arXiv:1910.07467) with a backward of its own.
 
-    again: keep the input, not what has the norm 1; if the input is kept by nobody else, nothing is won.
+    again: keep the input, not what has the norm 1; if the input is kept by nobody else, nothing is
+    won.
     """
 
     @staticmethod
-    def forward(ctx, x, parameter: Parameter, small: list, eps: float, again: bool, functions: Functions = EAGER):
+    def forward(
+        ctx, x, parameter: Parameter, small: list, eps: float, again: bool, functions: Functions = EAGER
+    ):
         y, unit, scale = functions.norm(x, parameter.data, eps)
         ctx.save_for_backward(x if again else unit, scale)
-        ctx.parameter, ctx.small, ctx.from_input, ctx.made, ctx.functions = parameter, small, again, None, functions
+        ctx.parameter = parameter
+        ctx.small = small
+        ctx.from_input = again
+        ctx.made = None
+        ctx.functions = functions
         return y
 
     @staticmethod
@@ -55,7 +64,8 @@ class Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, up, functions: Functions):
         ctx.save_for_backward(gate, up)
-        ctx.opened, ctx.functions = None, functions
+        ctx.opened = None
+        ctx.functions = functions
         return functions.gated(gate, up)[0]
 
     @staticmethod
@@ -86,7 +96,11 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def again(ctx):
-        """Return the output. Probabilities of long sequences are made once more in the backward: those of all heads are most memory."""
+        """Return the output.
+
+        Probabilities of long sequences are made once more in the backward: those of all heads are
+        most memory.
+        """
         q, _, _, visible = ctx.saved_tensors
         out, ctx.made = by_blocks.attend(*ctx.saved_tensors, keep=by_blocks.keeps(q, visible))
         return out
@@ -98,7 +112,10 @@ class Attend(torch.autograd.Function):
 
 
 class AttendByTiles(torch.autograd.Function):
-    """The same in fp32 where torch's own attention is slow. Kept are the result and the log-sum-exp, too, unless `again`."""
+    """The same in fp32 where torch's own attention is slow.
+
+    Kept are the result and the log-sum-exp, too, unless `again`.
+    """
 
     @staticmethod
     def forward(ctx, q, k, v, again: bool):
@@ -115,7 +132,8 @@ class AttendByTiles(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        made, ctx.made = ctx.made, None
+        made = ctx.made
+        ctx.made = None
         return *flash.attend_backward(grad_of_output, *ctx.saved_tensors, *(made or ()), causal=True), None
 
 
@@ -141,16 +159,21 @@ class AttendByTorch(torch.autograd.Function):
 
 
 def attention(q, k, v, visible, again: bool, selective: bool):
-    """Return causal attention with grouped queries (arXiv:2305.13245), and how to make it again if asked for that.
+    """Return causal attention with grouped queries (arXiv:2305.13245), and how to make it again if
+    asked for that.
 
-    visible: what is added to the scores instead of causality.  selective: what is cheap to make again isn't kept.
+    visible: what is added to the scores instead of causality.
+    selective: what is cheap to make again isn't kept.
     """
     if by_blocks.fits(q):
-        function, choice = Attend, (visible, selective)
+        function = Attend
+        choice = (visible, selective)
     elif visible is None and by_onednn.fits(q, k):
-        function, choice = AttendByTiles, (again,)
+        function = AttendByTiles
+        choice = (again,)
     elif again:
-        function, choice = AttendByTorch, (visible,)
+        function = AttendByTorch
+        choice = (visible,)
     else:
         return _attention(q, k, v, visible), None
     y = function.apply(q, k, v, *choice)
@@ -159,15 +182,19 @@ def attention(q, k, v, visible, again: bool, selective: bool):
 
 def _attention(q, k, v, visible):
     if q.is_cuda and k.shape[1] < q.shape[1] and (visible is not None or q.dtype.itemsize > 2):
-        # Of CUDA's kernels only flash attention knows groups; without it torch would multiply whole matrices, and keep all probabilities.
+        # Of CUDA's kernels only flash attention knows groups; without it torch would multiply whole
+        # matrices, and keep all probabilities.
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    return functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=visible is None, enable_gqa=True)
+    return functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=visible, is_causal=visible is None, enable_gqa=True
+    )
 
 
 def _recorded(q, k, v, visible):
     """Attend in a graph of its own, in both directions: without a graph, torch may choose another kernel.
 
-    It keeps its tensors detached: a result that its graph keeps as it is would hold the graph, which a forward drops, and neither ended.
+    It keeps its tensors detached: a result that its graph keeps as it is would hold the graph,
+    which a forward drops, and neither ended.
     """
     with torch.enable_grad(), saved_tensors_hooks(torch.Tensor.detach, _itself):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]

@@ -1,8 +1,10 @@
-"""A sequence cut into segments that go through the pipeline one after the other (Seq1F1B, arXiv:2406.03488; TeraPipe, arXiv:2102.07988).
+"""A sequence cut into segments that go through the pipeline one after the other (Seq1F1B,
+arXiv:2406.03488; TeraPipe, arXiv:2102.07988).
 
-Queries of a segment attend to the keys and values of the segments before it, which are kept. Backwards run from the last segment to
-the first: each leaves gradients of the earlier keys and values, and these are the ones that a segment's backward starts from,
-besides the gradient of its output. A mixture of experts keeps what its balance loss needs of each segment.
+Queries of a segment attend to the keys and values of the segments before it, which are kept.
+Backwards run from the last segment to the first: each leaves gradients of the earlier keys and
+values, and these are the ones that a segment's backward starts from, besides the gradient of its
+output. A mixture of experts keeps what its balance loss needs of each segment.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +14,9 @@ import torch
 
 @dataclass
 class KeysValues:
-    """Keys and values of one segment in one attention, [B, K, T, C] each, and the gradients that later segments left."""
+    """Keys and values of one segment in one attention, [B, K, T, C] each, and the gradients that
+    later segments left.
+    """
 
     tensors: tuple[torch.Tensor, ...]
     grads: list[torch.Tensor] = field(default_factory=list)
@@ -22,12 +26,16 @@ class KeysValues:
         self.grads = [a + b for a, b in zip(self.grads, grads)] if self.grads else grads
 
 
-History = dict[object, list]  # the segments of one microbatch so far: KeysValues by attention, sums by mixture of experts
+# the segments of one microbatch so far: KeysValues by attention, sums by mixture of experts
+History = dict[object, list]
 
 
 @dataclass
 class Attended:
-    """What the backward of one segment must know: its own keys and values, and those it attended to as leaves of its graph."""
+    """What the backward of one segment must know.
+
+    Its own keys and values, and those it attended to as leaves of its graph.
+    """
 
     own: KeysValues
     own_outputs: tuple[torch.Tensor, torch.Tensor]
@@ -38,7 +46,9 @@ class Attended:
 
         Keys and values are forgotten with it, for this segment was the last to need them.
         """
-        grads, self.own.grads, self.own.tensors = self.own.grads, [], ()
+        grads = self.own.grads
+        self.own.grads = []
+        self.own.tensors = ()
         return (list(self.own_outputs), grads) if grads else ([], [])
 
     def leaves(self) -> list[torch.Tensor]:
@@ -51,10 +61,15 @@ class Attended:
             earlier.add(list(grads[2 * i : 2 * i + 2]))
 
 
-def attend(segments: list[KeysValues], number: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Attended]:
-    """Append the keys and values of segment `number`; return those of all segments so far, and what the backward needs.
+def attend(
+    segments: list[KeysValues], number: int, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, Attended]:
+    """Append the keys and values of segment `number`.
 
-    If they are here already, this is the forward computed again for the backward: then later segments have left gradients.
+    Return those of all segments so far, and what the backward needs.
+
+    If they are here already, this is the forward computed again for the backward: then later
+    segments have left gradients.
     """
     before = []
     for earlier in segments[:number]:
@@ -63,14 +78,20 @@ def attend(segments: list[KeysValues], number: int, key: torch.Tensor, value: to
     if number == len(segments):
         segments.append(KeysValues((key.detach(), value.detach())))
     own = segments[number]
-    keys, values = (torch.cat([*(pair[i] for _, pair in before), tensor], -2) for i, tensor in enumerate((key, value)))
+    keys, values = (
+        torch.cat([*(pair[i] for _, pair in before), tensor], -2) for i, tensor in enumerate((key, value))
+    )
     return keys, values, Attended(own, (key, value), before)
 
 
-def mask(begin: int, end: int, documents_BT: torch.Tensor | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return what is added to the scores of positions [begin, end) with all keys up to there: -inf where a key may not be seen.
+def mask(
+    begin: int, end: int, documents_BT: torch.Tensor | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return what is added to the scores of positions [begin, end) with all keys up to there: -inf
+    where a key may not be seen.
 
-    documents_BT: attention stays within each, if given. [queries, keys], or [B, 1, queries, keys] with documents.
+    documents_BT: attention stays within each, if given. [queries, keys], or [B, 1, queries, keys]
+    with documents.
     """
     seen = torch.ones(end - begin, end, dtype=torch.bool, device=device).tril(begin)
     if documents_BT is not None:

@@ -21,10 +21,13 @@ SEQUENCE = 1  # dim of activations [B, T, D]
 
 @dataclass
 class Site:
-    """tp, cp: the axes, or None where all of each layer, or of the sequence, is here. rotaries: the tables of each kind.
+    """tp, cp: the axes, or None where all of each layer, or of the sequence, is here.
 
-    experts, tokens: the axes of the experts and of the same sequences, or None where all are here.  experts_near, experts_far: those of
-    rows that go to nodes first, or None.  functions: what is computed between products.
+    rotaries: the tables of each kind.
+
+    experts, tokens: the axes of the experts and of the same sequences, or None where all are here.
+    experts_near, experts_far: those of rows that go to nodes first, or None.
+    functions: what is computed between products.
     """
 
     plan: Plan
@@ -69,35 +72,47 @@ class Site:
         """Return what is in memory all the time, for all microbatches."""
         return [table for rotary in self.rotaries.values() for table in (rotary.cos, rotary.sin)]
 
-    def attention_over_cp(self, heads: int, kv_heads: int, head_width: int, window: int = 0) -> ContextAttention | None:
-        """Return the attention proper where the sequence is spread over ranks. heads, kv_heads: of this rank."""
+    def attention_over_cp(
+        self, heads: int, kv_heads: int, head_width: int, window: int = 0
+    ) -> ContextAttention | None:
+        """Return the attention proper where the sequence is spread over ranks. heads, kv_heads: of
+        this rank.
+        """
         if self.cp is None:
             return None
         parallel = self.plan.config.parallel
-        return context_attention(self.cp, parallel.context, self.plan.config.data.sequence, heads, kv_heads, head_width, window)
+        return context_attention(
+            self.cp, parallel.context, self.plan.config.data.sequence, heads, kv_heads, head_width, window
+        )
 
     def residual(self, inner: Item, norm: Parameter) -> list[Item]:
         """Return x + inner(norm(x)); without tp, `inner` has the norm.
 
             one rank      x + [ inner ]
-            tp            x + [ norm | copy   | inner | sum     ]        x is whole on every rank
-            tp, sequence  x + [ norm | gather | inner | scatter ]        x is divided along the sequence
+            tp            x + [ norm | copy   | inner | sum     ]  x is whole on every rank
+            tp, sequence  x + [ norm | gather | inner | scatter ]  x is divided along the sequence
 
         Megatron-LM (arXiv:1909.08053) and its sequence parallelism (arXiv:2205.05198, section 4.2).
         """
         return [Residual([*([Norm(norm)] if self.tp else []), *self.between([inner])])]
 
     def between(self, inner: list[Item]) -> list[Item]:
-        """Return items that tp divides, between what brings activations to them and their partial results back."""
+        """Return items that tp divides, between what brings activations to them and their partial
+        results back.
+        """
         return [self.into(), *inner, self.out()] if self.tp else inner
 
     def into(self) -> Communication:
         """Return what brings activations between blocks to a layer that tp divides."""
-        return Communication("gather", self.tp, SEQUENCE) if self._sequence else Communication("copy", self.tp)
+        return (
+            Communication("gather", self.tp, SEQUENCE) if self._sequence else Communication("copy", self.tp)
+        )
 
     def out(self) -> Communication:
         """Return what brings the partial results of such a layer back."""
-        return Communication("scatter", self.tp, SEQUENCE) if self._sequence else Communication("sum", self.tp)
+        return (
+            Communication("scatter", self.tp, SEQUENCE) if self._sequence else Communication("sum", self.tp)
+        )
 
     @property
     def _sequence(self) -> bool:

@@ -1,4 +1,6 @@
-"""Attention in a window and with sinks, as a function whose result can be made again (see model/selective.py)."""
+"""Attention in a window and with sinks, as a function whose result can be made again (see
+model/selective.py).
+"""
 
 import torch
 
@@ -14,7 +16,11 @@ class Windowed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, visible, window: int, sinks: Parameter | None, small: list, again: bool):
-        ctx.window, ctx.sinks, ctx.small, ctx.from_input, ctx.made = window, sinks, small, again, None
+        ctx.window = window
+        ctx.sinks = sinks
+        ctx.small = small
+        ctx.from_input = again
+        ctx.made = None
         out, lse = Windowed._attend(ctx, q, k, v, visible)
         ctx.save_for_backward(q, k, v, visible, *(() if again else (out, lse)))
         return out
@@ -36,7 +42,9 @@ class Windowed(torch.autograd.Function):
         (out, lse), ctx.made = ctx.made if ctx.from_input else kept, None
         if ctx.sinks is not None:
             ctx.small.append((ctx.sinks, grad_of_sinks(grad_of_output, out, lse, ctx.sinks.data)))
-        return *attend_in_window_backward(grad_of_output, q, k, v, out, lse, ctx.window, _seen(visible)), *5 * [None]
+        return *attend_in_window_backward(
+            grad_of_output, q, k, v, out, lse, ctx.window, _seen(visible)
+        ), *5 * [None]
 
 
 def _seen(visible: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,11 +1,15 @@
-"""What isn't trained but counted: the loads of experts. Their gradients are how many tokens of a step have chosen each expert.
+"""What isn't trained but counted: the loads of experts.
 
-    load    the share of all choices that went to each expert in the last step
-    bias    of the scores that choose: up for an expert with less than the mean load, down for one with more (arXiv:2408.15664)
+Their gradients are how many tokens of a step have chosen each expert.
 
-They are neither divided by tokens nor clipped: rounded, an expert with the mean load would seem to have more, or less. A vector of at
-most BLOCK elements is never cut by ZeRO, so that its mean is here. Where precision.reduce rounds gradients on their way, or
-precision.compute weights, they have buckets of their own, which aren't rounded (layout/domains.py).
+    load  the share of all choices that went to each expert in the last step
+    bias  of the scores that choose: up for an expert with less than the mean load, down for one
+          with more (arXiv:2408.15664)
+
+They are neither divided by tokens nor clipped: rounded, an expert with the mean load would seem to
+have more, or less. A vector of at most BLOCK elements is never cut by ZeRO, so that its mean is
+here. Where precision.reduce rounds gradients on their way, or precision.compute weights, they have
+buckets of their own, which aren't rounded (layout/domains.py).
 """
 
 import math
@@ -21,17 +25,25 @@ if TYPE_CHECKING:
 
 
 def inequality(loads: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return how unequal loads are: their coefficient of variation, and their entropy as a share of the greatest there can be."""
+    """Return how unequal loads are.
+
+    Their coefficient of variation, and their entropy as a share of the greatest there can be.
+    """
     shares = loads.double() / loads.sum()
     entropy = -torch.xlogy(shares, shares).sum() / math.log(max(2, len(shares)))
     return {"load_cv": (shares * len(shares) - 1).square().mean().sqrt(), "load_entropy": entropy}
 
 
 class Balanced:
-    """An optimiser of what is trained, and beside it the rules of what isn't. rate: how far a bias moves in a step."""
+    """An optimiser of what is trained, and beside it the rules of what isn't.
+
+    rate: how far a bias moves in a step.
+    """
 
     def __init__(self, trained: "Optimizer", counted: list[Piece], rate: float):
-        self._trained, self._counted, self._rate = trained, counted, rate
+        self._trained = trained
+        self._counted = counted
+        self._rate = rate
 
     def step(self, lr: float) -> None:
         """Update all weights."""
@@ -40,7 +52,9 @@ class Balanced:
             if piece.spec.group == "load":
                 piece.weight.copy_(piece.grad / piece.grad.sum())
             else:
-                piece.weight.add_((piece.grad.mean() - piece.grad).sign_().to(piece.weight.device), alpha=self._rate)
+                piece.weight.add_(
+                    (piece.grad.mean() - piece.grad).sign_().to(piece.weight.device), alpha=self._rate
+                )
 
     def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what is kept of one of the pieces: of those that are counted, nothing."""

@@ -1,22 +1,27 @@
 """The scale of a loss whose gradients are fp16.
 
-fp16 gradients below 6e-8 vanish, so the loss is multiplied by a scale before the backward and the gradients divided by it after it
-(arXiv:1710.03740, section 3.2). The scale is halved when a gradient overflows, and such a step skipped; it doubles after GROWTH steps
-without one.
+fp16 gradients below 6e-8 vanish, so the loss is multiplied by a scale before the backward and the
+gradients divided by it after it (arXiv:1710.03740, section 3.2). The scale is halved when a
+gradient overflows, and such a step skipped; it doubles after GROWTH steps without one.
 """
 
 from mpitrain.config import Precision
 
-START = 2.0**8  # of the scale: the loss is a sum over tokens, not a mean, so gradients of logits are up to 1
+# of the scale: the loss is a sum over tokens, not a mean, so gradients of logits are up to 1
+START = 2.0**8
 GROWTH = 200  # steps
 
 
 class LossScale:
-    """What the loss is multiplied by before the backward: a power of two, so that nothing is rounded by it. 1 unless fp16."""
+    """What the loss is multiplied by before the backward.
+
+    A power of two, so that nothing is rounded by it. 1 unless fp16.
+    """
 
     def __init__(self, precision: Precision):
         self.dynamic = precision.compute == "fp16"
-        self.value, self.steps = (START if self.dynamic else 1.0), 0
+        self.value = START if self.dynamic else 1.0
+        self.steps = 0
 
     @property
     def state(self) -> list[float]:
@@ -35,4 +40,5 @@ class LossScale:
         if skipped:
             self.value = max(1.0, self.value / 2)
         elif self.steps == GROWTH:
-            self.value, self.steps = self.value * 2, 0
+            self.value = self.value * 2
+            self.steps = 0

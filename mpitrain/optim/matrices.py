@@ -1,17 +1,22 @@
-"""Whole matrices out of the parts that ranks have, and their parts back: for an optimiser that looks at whole matrices.
+"""Whole matrices out of the parts that ranks have, and their parts back.
 
-The parts of a matrix are on the ranks of one axis: tensor-parallel ranks, slowest, times the ranks that divide the state (ZeRO). So
-what arrives in the order of the axis is one box of the matrix after the other, each row by row. Matrices are dealt to these ranks, in
-rounds of one each at most: whoever was dealt a matrix receives its parts, and sends the parts of the result back.
+For an optimiser that looks at whole matrices.
 
-    rank                    0          1          2          3           2 of tp x 2 that divide the state
-    has of every matrix     box 0 ----------      box 1 ----------       cut wherever the bucket is: not all have a part of each
-    is dealt in round 0     down       gate       up         output      the largest first
-    is dealt in round 1     q                     k          v
+The parts of a matrix are on the ranks of one axis: tensor-parallel ranks, slowest, times the ranks
+that divide the state (ZeRO). So what arrives in the order of the axis is one box of the matrix
+after the other, each row by row. Matrices are dealt to these ranks, in rounds of one each at most:
+whoever was dealt a matrix receives its parts, and sends the parts of the result back.
 
-What a rank has of the matrices that it is dealt stays where it is; every other element is sent once to be computed with, and once back
-(to each copy of a box). If parts are as large as matrices, much stays; if all n ranks have a part of each, 1/n: then n ranks send
-N (1 - 1/n) elements together, and back. To gather N elements on all ranks would take N (n - 1), and all would compute the same.
+    rank                 0          1      2          3       2 of tp x 2 that divide the state
+    has of every matrix  box 0 ----------  box 1 ----------   cut wherever the bucket is: not all
+                                                              have a part of each
+    is dealt in round 0  down       gate   up         output  the largest first
+    is dealt in round 1  q                 k          v
+
+What a rank has of the matrices that it is dealt stays where it is; every other element is sent once
+to be computed with, and once back (to each copy of a box). If parts are as large as matrices, much
+stays; if all n ranks have a part of each, 1/n: then n ranks send N (1 - 1/n) elements together, and
+back. To gather N elements on all ranks would take N (n - 1), and all would compute the same.
 """
 
 import math
@@ -42,15 +47,25 @@ Holding = dict[str, Part]  # what a rank has, by the names of matrices
 
 
 def hidden(spec: Spec) -> bool:
-    """Tell whether a parameter is a matrix between two layers. A row of the embedding or of the head belongs to one token."""
+    """Tell whether a parameter is a matrix between two layers.
+
+    A row of the embedding or of the head belongs to one token.
+    """
     return spec.group == "matrix"
 
 
-def holdings(config: Config, stages: Sequence[StagePlan], num_shards: int, domain: str = DENSE) -> list[Holding]:
+def holdings(
+    config: Config, stages: Sequence[StagePlan], num_shards: int, domain: str = DENSE
+) -> list[Holding]:
     """Return what each rank of a domain's axis has of the domain's hidden matrices of some stages."""
     found = []
     for rank in range(config.parallel.tp):
-        buckets = [bucket for stage in stages for bucket in stage.buckets(stage.shard(rank)) if bucket.domain == domain]
+        buckets = [
+            bucket
+            for stage in stages
+            for bucket in stage.buckets(stage.shard(rank))
+            if bucket.domain == domain
+        ]
         layouts = [layout_of(bucket.specs, num_shards) for bucket in buckets]
         for number in range(num_shards):
             runs = [run for layout in layouts for run in layout.runs(number)]
@@ -59,18 +74,28 @@ def holdings(config: Config, stages: Sequence[StagePlan], num_shards: int, domai
 
 
 def deal(holdings: list[Holding], axis: Axis, like: torch.Tensor) -> list["Round"]:
-    """Deal the matrices to the ranks of `axis`, the largest first, so that those of a round take about equally long."""
+    """Deal the matrices to the ranks of `axis`, the largest first, so that those of a round take
+    about equally long.
+    """
     queues = dealt(holdings)
     return [Round(names, holdings, axis, like) for names in zip_longest(*queues) if any(names)]
 
 
 def dealt(holdings: list[Holding]) -> list[list[str]]:
-    """Return the matrices of each rank: of those it has most of, its share of the work; and what others had too much of."""
+    """Return the matrices of each rank.
+
+    Of those it has most of, its share of the work; and what others had too much of.
+    """
     specs = {name: part.spec for holding in holdings for name, part in holding.items()}
-    work = {name: math.prod(spec.whole) * min(spec.whole) for name, spec in specs.items()}  # multiplications, but for a factor
-    queues, loads = [[] for _ in holdings], [0] * len(holdings)
+    # multiplications, but for a factor
+    work = {name: math.prod(spec.whole) * min(spec.whole) for name, spec in specs.items()}
+    queues = [[] for _ in holdings]
+    loads = [0] * len(holdings)
     for name in sorted(specs, key=lambda name: (-work[name], name)):
-        most = max(range(len(holdings)), key=lambda rank: holdings[rank][name].length if name in holdings[rank] else 0)
+        most = max(
+            range(len(holdings)),
+            key=lambda rank: holdings[rank][name].length if name in holdings[rank] else 0,
+        )
         if (loads[most] + work[name]) * len(holdings) > sum(work.values()):
             most = loads.index(min(loads))
         queues[most].append(name)
@@ -79,20 +104,27 @@ def dealt(holdings: list[Holding]) -> list[list[str]]:
 
 
 class Round:
-    """At most a matrix for each rank of the axis: names[r] for rank r, or None. `held`: those of which this rank has a part.
+    """At most a matrix for each rank of the axis: names[r] for rank r, or None.
+
+    `held`: those of which this rank has a part.
 
     like: of the type and on the device of the parts; a rank can have none.
     """
 
     def __init__(self, names: Sequence[str | None], holdings: list[Holding], axis: Axis, like: torch.Tensor):
-        self._axis, self._like = axis, like
+        self._axis = axis
+        self._like = like
         own = holdings[axis.rank]
         self.held = {name: own[name] for name in names if name in own}
         going = [own.get(name) for name in names]  # by the rank that it goes to
-        coming = [holding.get(names[axis.rank]) for holding in holdings]  # by the rank that it comes from
-        self._spec = next((part.spec for part in coming if part), None)  # as to its shape, the same on all ranks
+        # by the rank that it comes from
+        coming = [holding.get(names[axis.rank]) for holding in holdings]
+        # as to its shape, the same on all ranks
+        self._spec = next((part.spec for part in coming if part), None)
         self._to, self._from = (tuple(map(_sent, parts)) for parts in (going, coming))
-        self._back_to, self._back_from = (tuple(part.length if part else 0 for part in parts) for parts in (coming, going))
+        self._back_to, self._back_from = (
+            tuple(part.length if part else 0 for part in parts) for parts in (coming, going)
+        )
 
     @property
     def _dim(self) -> int:
@@ -104,16 +136,27 @@ class Round:
         self._axis.progress.poll()
 
     def gather(self, parts: Mapping[str, torch.Tensor]) -> Pending:
-        """Start sending this rank's parts, which are flat, to those that were dealt the matrices. Collective over the axis."""
+        """Start sending this rank's parts, which are flat, to those that were dealt the matrices.
+
+        Collective over the axis.
+        """
         sent = [parts[name] for name, part in self.held.items() if _sent(part)]
         return all_to_all_v(self._joined(sent), self._to, self._from, self._axis)
 
     def whole(self, received: torch.Tensor) -> torch.Tensor | None:
-        """Return the matrix that was dealt to this rank, if there is one: in new memory, since a product's bits can tell its address."""
-        return None if self._spec is None else torch.cat(list(received.view(-1, *self._spec.shape)), self._dim)
+        """Return the matrix that was dealt to this rank, if there is one.
+
+        In new memory, since a product's bits can tell its address.
+        """
+        return (
+            None if self._spec is None else torch.cat(list(received.view(-1, *self._spec.shape)), self._dim)
+        )
 
     def scatter(self, result: torch.Tensor | None) -> Pending:
-        """Start sending what became of the matrix back to those that have parts of it, each copy. Collective over the axis."""
+        """Start sending what became of the matrix back to those that have parts of it, each copy.
+
+        Collective over the axis.
+        """
         boxes = [] if result is None else result.split(self._spec.shape[self._dim], self._dim)
         copies = [box.flatten() for box in boxes for _ in range(self._spec.copies)]
         return all_to_all_v(self._joined(copies), self._back_to, self._back_from, self._axis)

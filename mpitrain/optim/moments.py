@@ -1,8 +1,11 @@
-"""What an optimiser keeps of the pieces of a rank: in the type of the weights, or in bf16 (`optimizer.moments`).
+"""What an optimiser keeps of the pieces of a rank.
 
-Moments of bf16 are computed with in the type of the weights, CHUNK elements at a time, and rounded by chance (stochastic_rounding.py). Of
-processor time, on one busy core: AdamW's update takes 6.0 ns a parameter instead of 0.8 (of two moments: to widen 0.2, to draw 1.6, to
-round 0.9, and what caches lose), which is 2.4 % of a step of the `reference` model with 3072 tokens instead of 0.3 %.
+In the type of the weights, or in bf16 (`optimizer.moments`).
+
+Moments of bf16 are computed with in the type of the weights, CHUNK elements at a time, and rounded
+by chance (stochastic_rounding.py). Of processor time, on one busy core: AdamW's update takes 6.0 ns
+a parameter instead of 0.8 (of two moments: to widen 0.2, to draw 1.6, to round 0.9, and what caches
+lose), which is 2.4 % of a step of the `reference` model with 3072 tokens instead of 0.3 %.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +16,15 @@ import torch
 from mpitrain.optim.stochastic_rounding import draw, places, round_into
 from mpitrain.parallel.zero.shards import Piece
 
-CHUNK, CHUNK_GPU = 2**17, 2**24  # elements: few enough for the cache of a core, enough for all of a GPU
+# elements: few enough for the cache of a core, enough for all of a GPU
+CHUNK = 2**17
+CHUNK_GPU = 2**24
 
 
 class Opened(NamedTuple):
-    """Tensors to update: weights, their gradients, and of each kind of moment one for each of them, all of one type."""
+    """Tensors to update: weights, their gradients, and of each kind of moment one for each of them,
+    all of one type.
+    """
 
     weights: list[torch.Tensor]
     grads: list[torch.Tensor]
@@ -28,9 +35,14 @@ class Moments:
     """At most two kinds of moments of some pieces, zeros at first. names: of the kinds, in a checkpoint."""
 
     def __init__(self, pieces: Sequence[Piece], names: Sequence[str], *, narrow: bool, seed: int):
-        self._pieces, self._names, self._narrow, self._seed = pieces, names, narrow, seed
+        self._pieces = pieces
+        self._names = names
+        self._narrow = narrow
+        self._seed = seed
         dtype = torch.bfloat16 if narrow else None
-        self._kept = {piece.weight: [torch.zeros_like(piece.weight, dtype=dtype) for _ in names] for piece in pieces}
+        self._kept = {
+            piece.weight: [torch.zeros_like(piece.weight, dtype=dtype) for _ in names] for piece in pieces
+        }
 
     def of(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the moments of a piece with their names."""
@@ -40,7 +52,9 @@ class Moments:
         return piece.weight in self._kept
 
     def opened(self, num_updates: int, pieces: Sequence[Piece] | None = None) -> Iterator[Opened]:
-        """Yield what to update of some pieces, of all if none are given; what was made of moments is kept when the next is asked for.
+        """Yield what to update of some pieces, of all if none are given.
+
+        What was made of moments is kept when the next is asked for.
 
         num_updates: made so far.
         """
@@ -54,7 +68,11 @@ class Moments:
 
     def _in_chunks(self, piece: Piece, num_updates: int) -> Iterator[Opened]:
         length = CHUNK if piece.weight.device.type == "cpu" else CHUNK_GPU
-        chunks = zip(piece.weight.split(length), piece.grad.split(length), *(x.split(length) for x in self._kept[piece.weight]))
+        chunks = zip(
+            piece.weight.split(length),
+            piece.grad.split(length),
+            *(x.split(length) for x in self._kept[piece.weight]),
+        )
         begin = piece.begin
         for weight, grad, *kept in chunks:
             wide = [x.to(weight.dtype) for x in kept]

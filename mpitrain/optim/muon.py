@@ -1,13 +1,18 @@
-"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): matrices move along the orthogonal matrix nearest to their momentum.
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+
+Matrices move along the orthogonal matrix nearest to their momentum.
 
     momentum <- beta momentum + (1 - beta) gradient          on the parts that a rank has
-    update    = (1 - beta) gradient + beta momentum          the same (Nesterov); without: the momentum, before it is rounded
-    result    = Newton-Schulz iterations of the update       on whole matrices, each by one rank (optim/matrices.py)
+    update    = (1 - beta) gradient + beta momentum          the same (Nesterov); without: the
+                                                             momentum, before it is rounded
+    result    = Newton-Schulz iterations of the update       on whole matrices, each by one rank
+                                                             (optim/matrices.py)
     weights  <- (1 - lr decay) weights - lr 0.2 sqrt(max(rows, columns)) result
 
-The factor makes the root mean square of the steps what AdamW's typically is, so that one learning rate and one decay serve both (Moonlight,
-arXiv:2502.16982, section 2.2). Embedding, head and norms are AdamW's. With parallel.zero = 0 every data-parallel rank orthogonalises all
-matrices of its stages; from 1 on they are divided.
+The factor makes the root mean square of the steps what AdamW's typically is, so that one learning
+rate and one decay serve both (Moonlight, arXiv:2502.16982, section 2.2). Embedding, head and norms
+are AdamW's. With parallel.zero = 0 every data-parallel rank orthogonalises all matrices of its
+stages; from 1 on they are divided.
 """
 
 import math
@@ -31,29 +36,43 @@ AHEAD = 8  # rounds under way: enough to keep the network busy, and no second co
 class Muon:
     """The optimiser of one rank: Muon for hidden matrices, AdamW for the rest.
 
-    rounds: who orthogonalises what.  device: where; pieces can be in host memory, whose processor is no match for matrix products.
+    rounds: who orthogonalises what.
+    device: where; pieces can be in host memory, whose processor is no match for matrix products.
     """
 
-    def __init__(self, settings: Optimizer, pieces: list[Piece], seed: int, rounds: list[Round], device: torch.device):
-        self._settings, self._rounds, self._device, self._num_updates = settings, rounds, device, 0
+    def __init__(
+        self, settings: Optimizer, pieces: list[Piece], seed: int, rounds: list[Round], device: torch.device
+    ):
+        self._settings = settings
+        self._rounds = rounds
+        self._device = device
+        self._num_updates = 0
         self._pieces = {piece.spec.name: piece for piece in pieces if hidden(piece.spec)}
         narrow = settings.moments == "bf16"
         self._momentum = Moments(list(self._pieces.values()), ["muon/momentum"], narrow=narrow, seed=seed)
         self._adamw = AdamW(settings, [piece for piece in pieces if not hidden(piece.spec)], seed)
 
     def step(self, lr: float) -> None:
-        """Update the weights of the pieces. Collective over the axis of the rounds, whose ranks start everything in one order.
+        """Update the weights of the pieces.
 
-        Parts are on their way while AdamW and then the round before are computed; rounds arrive in the order they are started in.
+        Collective over the axis of the rounds, whose ranks start everything in one order.
+
+        Parts are on their way while AdamW and then the round before are computed; rounds arrive in
+        the order they are started in.
         """
-        starting = ((each, each.gather({name: self._update(name) for name in each.held})) for each in self._rounds)
-        gathering, returning = deque(islice(starting, AHEAD)), deque[tuple[Round, Pending]]()
+        starting = (
+            (each, each.gather({name: self._update(name) for name in each.held})) for each in self._rounds
+        )
+        gathering = deque(islice(starting, AHEAD))
+        returning = deque[tuple[Round, Pending]]()
         self._adamw.step(lr)
         while gathering:
             each, pending = gathering.popleft()
             gathering.extend(islice(starting, 1))
             matrix = each.whole(pending.wait())
-            returning.append((each, each.scatter(None if matrix is None else self._orthogonal(matrix, each.poll))))
+            returning.append(
+                (each, each.scatter(None if matrix is None else self._orthogonal(matrix, each.poll)))
+            )
             if len(returning) > AHEAD:
                 self._apply(*returning.popleft(), lr)
         for each, pending in returning:
@@ -61,15 +80,20 @@ class Muon:
         self._num_updates += 1
 
     def _update(self, name: str) -> torch.Tensor:
-        """Take the gradient into the momentum and return what is to be orthogonalised, of this rank's part of a matrix."""
-        beta, updates = self._settings.momentum, []
+        """Take the gradient into the momentum and return what is to be orthogonalised, of this
+        rank's part of a matrix.
+        """
+        beta = self._settings.momentum
+        updates = []
         for _, (grad,), ((momentum,),) in self._momentum.opened(self._num_updates, [self._pieces[name]]):
             momentum.lerp_(grad, 1 - beta)
             updates.append(grad.lerp(momentum, beta) if self._settings.nesterov else momentum)
         return updates[0] if len(updates) == 1 else torch.cat(updates)
 
     def _orthogonal(self, matrix: torch.Tensor, poll: Callable[[], None]) -> torch.Tensor:
-        result = newton_schulz(matrix.to(self._device), self._settings.ns_steps, poll).mul_(0.2 * math.sqrt(max(matrix.shape)))
+        result = newton_schulz(matrix.to(self._device), self._settings.ns_steps, poll).mul_(
+            0.2 * math.sqrt(max(matrix.shape))
+        )
         return result.to(matrix.device)
 
     def _apply(self, each: Round, pending: Pending, lr: float) -> None:
@@ -77,10 +101,15 @@ class Muon:
             self._pieces[name].weight.mul_(1 - lr * self._settings.decay).sub_(result, alpha=lr)
 
     def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield ("muon/momentum", tensor) for a part of a hidden matrix, AdamW's moments for others; zeros before the first step."""
+        """Yield ("muon/momentum", tensor) for a part of a hidden matrix, AdamW's moments for others.
+
+        Zeros before the first step.
+        """
         yield from self._momentum.of(piece) if hidden(piece.spec) else self._adamw.moments(piece)
 
     def set_step(self, num_updates: int) -> None:
-        """Set the number of updates made so far, on which AdamW's bias correction depends, and the rounding of moments."""
+        """Set the number of updates made so far, on which AdamW's bias correction depends, and the
+        rounding of moments.
+        """
         self._num_updates = num_updates
         self._adamw.set_step(num_updates)

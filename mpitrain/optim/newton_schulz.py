@@ -1,14 +1,21 @@
-"""The orthogonal matrix nearest to a matrix, nearly, by products alone (Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
+"""The orthogonal matrix nearest to a matrix, nearly, by products alone (Jordan et al. 2024,
+kellerjordan.github.io/posts/muon).
+"""
 
 from collections.abc import Callable
 
 import torch
 
-COEFFICIENTS = 3.4445, -4.7750, 2.0315  # steepest at 0; singular values end up between 0.7 and 1.2 instead of at 1
+# steepest at 0; singular values end up between 0.7 and 1.2 instead of at 1
+COEFFICIENTS = 3.4445, -4.7750, 2.0315
 
 
-def newton_schulz(matrix: torch.Tensor, num_steps: int, poll: Callable[[], None] = lambda: None) -> torch.Tensor:
-    """Return U S V' of a matrix U D V', with all of S near 1: `num_steps` times X <- a X + b (X X') X + c (X X')^2 X.
+def newton_schulz(
+    matrix: torch.Tensor, num_steps: int, poll: Callable[[], None] = lambda: None
+) -> torch.Tensor:
+    """Return U S V' of a matrix U D V', with all of S near 1.
+
+    `num_steps` times X <- a X + b (X X') X + c (X X')^2 X.
 
     poll: called between the steps, so that messages move on meanwhile.
     """

@@ -1,13 +1,16 @@
 """The global gradient norm, the same bits in every pipeline layout and however the gradients are sharded.
 
-Squares are summed block by block of each parameter, on the rank that has the block, and the sums of blocks are then added exactly: in
-whichever order and grouping they meet. An exact sum is a few numbers that don't overlap (Shewchuk 1997, section 2), so that what
-travels doesn't grow with the model.
+Squares are summed block by block of each parameter, on the rank that has the block, and the sums of
+blocks are then added exactly: in whichever order and grouping they meet. An exact sum is a few
+numbers that don't overlap (Shewchuk 1997, section 2), so that what travels doesn't grow with the
+model.
 
-On their device, in integers: of the 2,200 bits that a sum of fp64 numbers can have, each number adds to three digits of 32.
+On their device, in integers: of the 2,200 bits that a sum of fp64 numbers can have, each number
+adds to three digits of 32.
 
-    bits from 2^-1126     0 ....... 32 ....... 64 ....... 96 ..      a number: 53 bits, from bit `place` on
-    digits, in int64      |   0    |    1    |    2    |  ..         how often 2^31 numbers can be added to each
+    bits from 2^-1126  0 ....... 32 ....... 64 ....... 96 ..  a number: 53 bits, from bit `place` on
+    digits, in int64   |   0    |    1    |    2    |  ..     how often 2^31 numbers can be added to
+                                                              each
 """
 
 import math
@@ -18,7 +21,9 @@ import torch
 from mpitrain.layout.buckets import BLOCK
 
 PARTS = 40  # numbers that any exact sum of fp64 numbers fits in: 2098 bits, 53 each
-LOWEST = 1126  # 2^-1074, the least fp64 number, has its first bit 52 places above its last one, as if it had so many
+# 2^-1074, the least fp64 number, has its first bit 52 places above its last one, as if it had so
+# many
+LOWEST = 1126
 DIGIT = 32  # bits
 NUM_DIGITS = (1024 + LOWEST) // DIGIT + 3
 MASK = 2**DIGIT - 1
@@ -26,21 +31,29 @@ AT_ONCE = 2**16  # numbers; a dozen times as much memory, on a GPU a hundred tim
 
 
 def squares(grads: Iterable[torch.Tensor]) -> list[float]:
-    """Return PARTS or fewer numbers with the exact sum of the squares of all blocks of flat gradients, each begun with a block.
+    """Return PARTS or fewer numbers with the exact sum of the squares of all blocks of flat
+    gradients, each begun with a block.
 
-    The last block of each may be short. A block's norm is taken in the precision of the gradients, all the rest is fp64.
+    The last block of each may be short. A block's norm is taken in the precision of the gradients,
+    all the rest is fp64.
     """
     norms = []
     for grad in grads:
         whole = len(grad) // BLOCK * BLOCK
-        norms += [torch.linalg.vector_norm(grad[:whole].view(-1, BLOCK), dim=1), torch.linalg.vector_norm(grad[whole:]).view(1)]
+        norms += [
+            torch.linalg.vector_norm(grad[:whole].view(-1, BLOCK), dim=1),
+            torch.linalg.vector_norm(grad[whole:]).view(1),
+        ]
     return summed(torch.cat(norms).double().square_()) if norms else []
 
 
 def summed(numbers: torch.Tensor) -> list[float]:
-    """Return PARTS or fewer numbers with the exact sum of `numbers`, [n] in fp64 and none negative; one nan if it isn't finite.
+    """Return PARTS or fewer numbers with the exact sum of `numbers`, [n] in fp64 and none negative.
 
-    n: at most 2^31.  Computed where `numbers` are, and the same there in any order; from there come as many integers as a sum has digits.
+    One nan if it isn't finite.
+
+    n: at most 2^31.  Computed where `numbers` are, and the same there in any order; from there come
+                      as many integers as a sum has digits.
     """
     sums = torch.zeros(NUM_DIGITS + 1, dtype=torch.int64, device=numbers.device)
     for part in numbers.split(AT_ONCE):
@@ -48,14 +61,20 @@ def summed(numbers: torch.Tensor) -> list[float]:
         _add(part.where(finite, 0.0), sums)
         sums[-1] += finite.logical_not_().sum()
     *digits, num_infinite = sums.tolist()
-    return [math.nan] if num_infinite else _floats(sum(value << DIGIT * number for number, value in enumerate(digits)) >> LOWEST - 1074)
+    return (
+        [math.nan]
+        if num_infinite
+        else _floats(sum(value << DIGIT * number for number, value in enumerate(digits)) >> LOWEST - 1074)
+    )
 
 
 def _add(numbers: torch.Tensor, sums: torch.Tensor) -> None:
     """Add finite numbers to the digits of `sums`."""
     fraction, exponent = torch.frexp(numbers)
-    bits, place = fraction.mul_(2.0**53).long(), exponent.long() + (LOWEST - 53)
-    digit, shift = place // DIGIT, place % DIGIT
+    bits = fraction.mul_(2.0**53).long()
+    place = exponent.long() + (LOWEST - 53)
+    digit = place // DIGIT
+    shift = place % DIGIT
     parts = (bits << shift) & MASK, (bits >> (DIGIT - shift)) & MASK, bits >> DIGIT >> (DIGIT - shift)
     (_add_one_by_one if numbers.is_cpu else _add_by_product)(digit, parts, sums)
 
@@ -67,9 +86,12 @@ def _add_one_by_one(digit: torch.Tensor, parts: tuple[torch.Tensor, ...], sums: 
 
 
 def _add_by_product(digit: torch.Tensor, parts: tuple[torch.Tensor, ...], sums: torch.Tensor) -> None:
-    """Do the same by a product with zeros and ones, in fp64: it is exact, as a sum of AT_ONCE parts has 48 bits.
+    """Do the same by a product with zeros and ones, in fp64.
 
-    A GPU that has to be deterministic would sort what it adds one by one, and add thousands to one digit in a row.
+    It is exact, as a sum of AT_ONCE parts has 48 bits.
+
+    A GPU that has to be deterministic would sort what it adds one by one, and add thousands to one
+    digit in a row.
     """
     count = NUM_DIGITS - len(parts) + 1
     ones = (digit[:, None] == torch.arange(count, device=digit.device)).double()
@@ -79,7 +101,10 @@ def _add_by_product(digit: torch.Tensor, parts: tuple[torch.Tensor, ...], sums: 
 
 
 def _floats(total: int) -> list[float]:
-    """Return `total` * 2^-1074 as numbers of which each is the nearest to what those before leave; one nan if it is beyond them."""
+    """Return `total` * 2^-1074 as numbers of which each is the nearest to what those before leave.
+
+    One nan if it is beyond them.
+    """
     parts = []
     try:
         while total:
@@ -92,7 +117,10 @@ def _floats(total: int) -> list[float]:
 
 
 def exact_sum(numbers: list[float]) -> list[float]:
-    """Return PARTS numbers with the same exact sum, most of them 0; all nan if one of them, or the sum, isn't finite."""
+    """Return PARTS numbers with the same exact sum, most of them 0.
+
+    All nan if one of them, or the sum, isn't finite.
+    """
     if not all(map(math.isfinite, numbers)):
         return [math.nan] * PARTS
     parts: list[float] = []

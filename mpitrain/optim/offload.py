@@ -1,11 +1,15 @@
-"""`memory.offload = "optimizer"`: master weights and moments are in host memory, and are updated there (ZeRO-Offload, arXiv:2101.06840).
+"""`memory.offload = "optimizer"`.
 
-    device    gradients, summed, scaled     all copied to the host, in the order of the loads      weights, narrow
-                        |                                                                               ^
-    host                +--> load 0 | load 1 | load 2 ...    each updated while the next ones arrive ---+
+Master weights and moments are in host memory, and are updated there (ZeRO-Offload,
+arXiv:2101.06840).
 
-Only what is copied is different: the weights are the same bits as without. On a CPU host and device are one, and the copies, which are
-made all the same, only cost time; so that every machine can test it.
+    device  gradients, summed, scaled  all copied to the host, in the order of the loads  weights, narrow
+                        |  ^
+    host  +--> load 0 | load 1 | load 2 ...  each updated while the next ones arrive ---+
+
+Only what is copied is different: the weights are the same bits as without. On a CPU host and device
+are one, and the copies, which are made all the same, only cost time; so that every machine can test
+it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,19 +35,30 @@ class Load(NamedTuple):
 
 
 class Offloaded:
-    """The optimisers of all loads, as one. make: makes one of pieces whose weights and gradients are in host memory.
+    """The optimisers of all loads, as one.
+
+    make: makes one of pieces whose weights and gradients are in host memory.
 
     whole: everything is one load, for an optimiser that takes its pieces in an order of its own.
     """
 
-    def __init__(self, pieces: Sequence[Piece], device: torch.device, make: Callable[[list[Piece]], "Optimizer"], *, whole: bool):
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        device: torch.device,
+        make: Callable[[list[Piece]], "Optimizer"],
+        *,
+        whole: bool,
+    ):
         self._streams = streams_of(device)
         self._there = self._streams.further()
         self._loads = [self._load(each, make) for each in ([list(pieces)] if whole else _loads(pieces))]
         self._of = {weight: load.optimizer for load in self._loads for weight in load.weights}
 
     def _load(self, pieces: list[Piece], make: Callable[[list[Piece]], "Optimizer"]) -> Load:
-        arriving = [piece._replace(grad=self._streams.on_host(len(piece.grad), piece.grad.dtype)) for piece in pieces]
+        arriving = [
+            piece._replace(grad=self._streams.on_host(len(piece.grad), piece.grad.dtype)) for piece in pieces
+        ]
         sent = [(piece.grad, there.grad) for piece, there in zip(pieces, arriving)]
         return Load(make(arriving), [piece.weight for piece in pieces], sent)
 
@@ -55,7 +70,8 @@ class Offloaded:
     def step(self, lr: float) -> None:
         """Update the weights of the pieces, in host memory, from their gradients on the device.
 
-        When it returns all gradients have been copied, and with them all is over that was queued on the device before.
+        When it returns all gradients have been copied, and with them all is over that was queued on
+        the device before.
         """
         self._there.wait(self._streams.compute.record())
         arrivals = [self._start(load) for load in self._loads]

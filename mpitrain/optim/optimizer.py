@@ -22,26 +22,37 @@ from mpitrain.parallel.zero.shards import Piece
 class Optimizer(Protocol):
     """The optimiser of one rank, over the pieces that it owns.
 
-    What is kept of a piece has the piece's elements, one for one: whoever has a box of the parameter can go on with that of its state.
+    What is kept of a piece has the piece's elements, one for one: whoever has a box of the
+    parameter can go on with that of its state.
     """
 
     def step(self, lr: float) -> None:
         """Update the weights of the pieces from their gradients, which stay as they are."""
 
     def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what is kept of one of its pieces, with its name in a checkpoint; zeros before the first step."""
+        """Yield what is kept of one of its pieces, with its name in a checkpoint.
+
+        Zeros before the first step.
+        """
 
     def set_step(self, num_updates: int) -> None:
         """Set the number of updates made so far."""
 
 
 def optimizer_of(
-    config: Config, stages: Sequence[StagePlan], pieces: list[Piece], mesh: Mesh, like: torch.Tensor, device: torch.device
+    config: Config,
+    stages: Sequence[StagePlan],
+    pieces: list[Piece],
+    mesh: Mesh,
+    like: torch.Tensor,
+    device: torch.device,
 ) -> Optimizer:
     """Return the optimiser that the configuration names.
 
-    stages: of the model, those of this rank.  mesh: has, for each domain, the axis of the ranks that have parts of one matrix.
-    like: of the type and in the memory of the weights; a rank can have no piece.  device: of the gradients.
+    stages: of the model, those of this rank.
+    mesh: has, for each domain, the axis of the ranks that have parts of one matrix.
+    like: of the type and in the memory of the weights; a rank can have no piece.
+    device: of the gradients.
     """
     trained, counted = ([piece for piece in pieces if piece.spec.trained == each] for each in (True, False))
     make = partial(_of_pieces, config, stages, mesh, like, device)
@@ -49,13 +60,21 @@ def optimizer_of(
         optimizer = Offloaded(trained, device, make, whole=config.optimizer.name == "muon")
     else:
         optimizer = make(trained)
-    return Balanced(optimizer, counted, config.experts.bias_rate or 0.0) if config.experts.count else optimizer
+    return (
+        Balanced(optimizer, counted, config.experts.bias_rate or 0.0) if config.experts.count else optimizer
+    )
 
 
 def _of_pieces(
-    config: Config, stages: Sequence[StagePlan], mesh: Mesh, like: torch.Tensor, device: torch.device, pieces: list[Piece]
+    config: Config,
+    stages: Sequence[StagePlan],
+    mesh: Mesh,
+    like: torch.Tensor,
+    device: torch.device,
+    pieces: list[Piece],
 ) -> Optimizer:
-    settings, seed = config.optimizer, config.run.seed
+    settings = config.optimizer
+    seed = config.run.seed
     if settings.name == "adamw":
         return AdamW(settings, pieces, seed)
     if settings.name == "sgd":

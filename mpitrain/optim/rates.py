@@ -8,10 +8,12 @@ from mpitrain.config import Config
 def learning_rate(config: Config, step: int) -> float:
     """Return the learning rate of `step`, counted from 1: linear warm-up, then the named schedule.
 
-    cosine: half a cosine down to schedule.final at the last step (arXiv:1608.03983).  wsd: warm-up, stable, and a linear decay over
-    the last schedule.decay steps (arXiv:2404.06395).  constant: no decay.  Steps after schedule.steps have the rate of that one.
+    cosine: half a cosine down to schedule.final at the last step (arXiv:1608.03983).
+    wsd: warm-up, stable, and a linear decay over the last schedule.decay steps (arXiv:2404.06395).
+    constant: no decay.  Steps after schedule.steps have the rate of that one.
     """
-    schedule, peak = config.schedule, config.optimizer.lr
+    schedule = config.schedule
+    peak = config.optimizer.lr
     steps = schedule.steps or config.run.steps
     if step <= schedule.warmup:
         return peak * step / schedule.warmup

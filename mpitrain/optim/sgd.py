@@ -1,4 +1,6 @@
-"""Stochastic gradient descent with momentum and decoupled weight decay (arXiv:1711.05101, algorithm 1). torch's fused kernel computes."""
+"""Stochastic gradient descent with momentum and decoupled weight decay (arXiv:1711.05101, algorithm
+1). torch's fused kernel computes.
+"""
 
 from collections.abc import Iterator
 
@@ -11,10 +13,14 @@ from mpitrain.parallel.zero.shards import Piece
 
 
 class SGD:
-    """momentum <- settings.momentum * momentum + gradient, and the weights go down along it; matrices decay, vectors (norms) don't."""
+    """momentum <- settings.momentum * momentum + gradient, and the weights go down along it.
+
+    Matrices decay, vectors (norms) don't.
+    """
 
     def __init__(self, settings: Optimizer, pieces: list[Piece], seed: int):
-        self._settings, self._num_updates = settings, 0
+        self._settings = settings
+        self._num_updates = 0
         self._decaying = [piece.weight for piece in pieces if piece.spec.group != "vector"]
         kinds = ["sgd/momentum"] if settings.momentum else []
         self._momentum = Moments(pieces, kinds, narrow=settings.moments == "bf16", seed=seed)
@@ -27,15 +33,27 @@ class SGD:
             self._update(weights, grads, kinds[0] if kinds else [None] * len(weights), lr)
         self._num_updates += 1
 
-    def _update(self, weights: list[torch.Tensor], grads: list[torch.Tensor], momenta: list[torch.Tensor | None], lr: float) -> None:
-        settings, fused = self._settings, not weights[0].is_meta  # a rehearsal has shapes only
+    def _update(
+        self,
+        weights: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        momenta: list[torch.Tensor | None],
+        lr: float,
+    ) -> None:
+        # a rehearsal has shapes only
+        settings = self._settings
+        fused = not weights[0].is_meta
         sgd(
-            weights, grads, momenta, fused=fused, lr=lr, momentum=settings.momentum, nesterov=settings.nesterov,
+            weights, grads, momenta, fused=fused, lr=lr, momentum=settings.momentum,
+            nesterov=settings.nesterov,
             weight_decay=0.0, dampening=0.0, maximize=False,
         )  # fmt: skip
 
     def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield ("sgd/momentum", tensor) for one of its pieces, if there is momentum; zeros before the first step."""
+        """Yield ("sgd/momentum", tensor) for one of its pieces, if there is momentum.
+
+        Zeros before the first step.
+        """
         yield from self._momentum.of(piece)
 
     def set_step(self, num_updates: int) -> None:

@@ -1,4 +1,7 @@
-"""Communications of a recipe: a collective over one axis, along one dim, whose backward is the adjoint operation."""
+"""Communications of a recipe.
+
+A collective over one axis, along one dim, whose backward is the adjoint operation.
+"""
 
 import math
 
@@ -33,19 +36,29 @@ def _exchange(x: torch.Tensor, axis: Axis) -> Pending:
 
 
 START = {"copy": _copy, "sum": _sum, "gather": _gather, "scatter": _scatter, "exchange": _exchange}
-OPERATION = {"sum": "all_reduce", "gather": "all_gather", "scatter": "reduce_scatter", "exchange": "all_to_all"}
+OPERATION = {
+    "sum": "all_reduce",
+    "gather": "all_gather",
+    "scatter": "reduce_scatter",
+    "exchange": "all_to_all",
+}
 ADJOINT = {"copy": "sum", "sum": "copy", "gather": "scatter", "scatter": "gather", "exchange": "exchange"}
 
 
 class Communication:
     """A collective over one axis, along one dim of a tensor; its backward is the adjoint operation.
 
-    copy: replicated input used differently by every rank.  sum: partial results to their sum.  gather: shards to the whole.
-    scatter: partial results to shards of their sum.  exchange: the r-th part to rank r.  The dim divides by the axis size.
+    copy: replicated input used differently by every rank.
+    sum: partial results to their sum.
+    gather: shards to the whole.
+    scatter: partial results to shards of their sum.
+    exchange: the r-th part to rank r.  The dim divides by the axis size.
     """
 
     def __init__(self, name: str, axis: Axis, dim: int = 0):
-        self.name, self.axis, self.dim = name, axis, dim
+        self.name = name
+        self.axis = axis
+        self.dim = dim
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
         y = yield from self._run(self.name, x)
@@ -63,7 +76,9 @@ class Communication:
             behind[self.dim] //= self.axis.size
         num_bytes = max(math.prod(shape), math.prod(behind)) * itemsize
         names = (OPERATION.get(name) for name in (self.name, ADJOINT[self.name]))
-        return Traffic(*((Started(name, self.axis.name, num_bytes),) if name else () for name in names)), tuple(behind)
+        return Traffic(
+            *((Started(name, self.axis.name, num_bytes),) if name else () for name in names)
+        ), tuple(behind)
 
     def _run(self, name: str, x: torch.Tensor) -> Walk:
         first = x.transpose(0, self.dim)

@@ -1,10 +1,12 @@
 """The functions between products, each fused by torch.compile: `run.compile`.
 
-    as they are     a kernel an operation, each reads and writes all its numbers
-    compiled        a kernel a function or two; 16-bit numbers are widened, computed with and rounded once
+    as they are  a kernel an operation, each reads and writes all its numbers
+    compiled     a kernel a function or two; 16-bit numbers are widened, computed with and rounded
+                 once
 
-A function is compiled when it first meets a type, shape and strides, by inductor's C++ on a CPU and Triton on a GPU; what is made is in
-inductor's cache (TORCHINDUCTOR_CACHE_DIR), which the ranks of a node share: one of them compiles, the others wait for its lock.
+A function is compiled when it first meets a type, shape and strides, by inductor's C++ on a CPU and
+Triton on a GPU; what is made is in inductor's cache (TORCHINDUCTOR_CACHE_DIR), which the ranks of a
+node share: one of them compiles, the others wait for its lock.
 """
 
 import os
@@ -32,22 +34,27 @@ def compiled(deterministic: bool, environment: MutableMapping[str, str] = os.env
     deterministic: choose no kernel by a clock, which would be another one on each rank.
     """
     environment.setdefault(THREADS, "1")  # else each rank starts a process for each core
-    as_they_are = {name: getattr(functions, name) for name in ("norm", "norm_again", "norm_backward", "gated_backward")}
+    as_they_are = {
+        name: getattr(functions, name) for name in ("norm", "norm_again", "norm_backward", "gated_backward")
+    }
     others = {"gated": _gated, "turned": _turned, "log_sums": _log_sums, "to_gradients": _to_gradients}
     fused = {name: Fused(function, deterministic) for name, function in (as_they_are | others).items()}
     return Functions(**fused, keep_opened=False)
 
 
 class Fused:
-    """A function of tensors and numbers, compiled once for each type, shape and strides of them, and for each value.
+    """A function of tensors and numbers, compiled once for each type, shape and strides of them,
+    and for each value.
 
-    torch's own look-up compares more, takes 11 us longer (benchmarks/functions.py), compiles once more for tensors that ask for a
-    gradient, and gives up after some shapes.
+    torch's own look-up compares more, takes 11 us longer (benchmarks/functions.py), compiles once
+    more for tensors that ask for a gradient, and gives up after some shapes.
     """
 
     def __init__(self, function: Callable, deterministic: bool):
         with torch._dynamo.config.patch(enable_aot_compile=True):  # off in torch 2.11, on in 2.13
-            self._compile = torch.compile(function, dynamic=False, fullgraph=True, options={"deterministic": deterministic})
+            self._compile = torch.compile(
+                function, dynamic=False, fullgraph=True, options={"deterministic": deterministic}
+            )
         self._made: dict[tuple, Callable] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -65,7 +72,7 @@ class Fused:
         return made
 
 
-# ---------------------------------------------------------------- what is written otherwise: it is one pass then, without pieces
+# ----------------------------------- what is written otherwise: it is one pass then, without pieces
 
 
 def _gated(gate: Tensor, up: Tensor) -> tuple[Tensor, None]:
@@ -76,7 +83,8 @@ def _gated(gate: Tensor, up: Tensor) -> tuple[Tensor, None]:
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:
     """In memory the heads of a position are side by side: what comes next wants them so, whatever x is."""
     a, b = x.transpose(1, 2).to(cos.dtype).chunk(2, -1)
-    cos, sin = cos[:, None], sin[:, None] * sense
+    cos = cos[:, None]
+    sin = sin[:, None] * sense
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype).transpose(1, 2)
 
 
@@ -84,7 +92,11 @@ def _log_sums(logits_NV: Tensor) -> Tensor:
     return torch.logsumexp(logits_NV.to(wide(logits_NV.dtype)), -1)
 
 
-def _to_gradients(logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N: Tensor, factor_N: Tensor) -> None:
+def _to_gradients(
+    logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N: Tensor, factor_N: Tensor
+) -> None:
     softmax_NV = (logits_NV.to(log_sum_N.dtype) - log_sum_N[:, None]).exp()
-    at_NV = (torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N[:, None]) & here_N[:, None]
+    at_NV = (torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N[:, None]) & here_N[
+        :, None
+    ]
     logits_NV.copy_((softmax_NV - at_NV.to(softmax_NV.dtype)) * factor_N[:, None])

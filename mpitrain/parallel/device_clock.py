@@ -22,10 +22,13 @@ class TimedEvent(Protocol):
 
 
 class DeviceClock:
-    """A mark is an event behind all that is queued to compute: it comes when that is over, and if there is nothing, now.
+    """A mark is an event behind all that is queued to compute.
 
-    So what a rank waits for while its GPU is busy costs no time, and what it waits for while the GPU is idle does. Nothing waits for the
-    GPU but who asks for a time. make: makes events. Not run on a GPU yet.
+    It comes when that is over, and if there is nothing, now.
+
+    So what a rank waits for while its GPU is busy costs no time, and what it waits for while the
+    GPU is idle does. Nothing waits for the GPU but who asks for a time. make: makes events. Not run
+    on a GPU yet.
     """
 
     late = True

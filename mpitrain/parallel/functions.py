@@ -1,9 +1,12 @@
-"""What lies between products: norm, gated product, rotary positions, cross-entropy; each way back beside its way there.
+"""What lies between products.
 
-Pure functions of tensors, without autograd: the forward and backward of functions of our own call them (model/selective.py, rotary.py,
-embedding_and_head.py). As they are, each operation is a kernel and a pass over memory; `run.compile` fuses all of one function into one
-(compiled.py beside this file). Those that have to be written otherwise for that are there. Same type, shape and strides: same code, same
-bits, whichever stage calls them.
+norm, gated product, rotary positions, cross-entropy; each way back beside its way there.
+
+Pure functions of tensors, without autograd: the forward and backward of functions of our own call
+them (model/selective.py, rotary.py, embedding_and_head.py). As they are, each operation is a kernel
+and a pass over memory; `run.compile` fuses all of one function into one (compiled.py beside this
+file). Those that have to be written otherwise for that are there. Same type, shape and strides:
+same code, same bits, whichever stage calls them.
 
 N positions of a microbatch, R some of them, V vocabulary.
 """
@@ -25,10 +28,13 @@ Tensor = torch.Tensor
 def norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return RMSNorm(x) (arXiv:1910.07467), x with the norm 1, and by what x is multiplied for that.
 
-    Its statistics are fp32 at least: in fp16 the square of a norm is infinite from an RMS of 6 on at a width of 2048.
+    Its statistics are fp32 at least: in fp16 the square of a norm is infinite from an RMS of 6 on
+    at a width of 2048.
     """
     exact = x.to(wide(x.dtype))
-    scale = torch.rsqrt(torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps))
+    scale = torch.rsqrt(
+        torch.linalg.vector_norm(exact, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps)
+    )
     unit = _scaled(x, exact, scale)
     return unit * weight, unit, scale
 
@@ -40,7 +46,10 @@ def norm_again(x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor
 
 
 def _scaled(x: Tensor, exact: Tensor, scale: Tensor) -> Tensor:
-    """Return x * scale in the type of x, rounded once. exact: x in the type of `scale`; it is used up, unless it is x."""
+    """Return x * scale in the type of x, rounded once.
+
+    exact: x in the type of `scale`; it is used up, unless it is x.
+    """
     return x * scale if exact is x else exact.mul_(scale).to(x.dtype)
 
 
@@ -64,7 +73,10 @@ def gated_backward(grad: Tensor, gate: Tensor, up: Tensor, opened: Tensor | None
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, sense: int) -> Tensor:
-    """Return x [B, H, T, C] turned by its positions, halves rotated; by -1 it is turned back. In memory as x."""
+    """Return x [B, H, T, C] turned by its positions, halves rotated; by -1 it is turned back.
+
+    In memory as x.
+    """
     exact = x.to(cos.dtype)
     y = torch.empty_like(exact)
     (a, b), (c, d) = exact.chunk(2, -1), y.chunk(2, -1)
@@ -83,8 +95,13 @@ def log_sums(logits_NV: Tensor) -> Tensor:
     return found_N
 
 
-def to_gradients(logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N: Tensor, factor_N: Tensor) -> None:
-    """Make (softmax - one at the target) * factor of logits, in their memory; `here`: whether a target is among these rows of the table."""
+def to_gradients(
+    logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N: Tensor, factor_N: Tensor
+) -> None:
+    """Make (softmax - one at the target) * factor of logits, in their memory; `here`.
+
+    Whether a target is among these rows of the table.
+    """
     for rows in _pieces(logits_NV):
         grad_RV = _exp(logits_NV[rows].to(log_sum_N.dtype).sub_(log_sum_N[rows, None]))
         each_R = torch.arange(len(grad_RV), device=grad_RV.device)
@@ -95,14 +112,17 @@ def to_gradients(logits_NV: Tensor, log_sum_N: Tensor, targets_N: Tensor, here_N
 def _exp(x: Tensor) -> Tensor:
     """Return exp(x), in the memory of x.
 
-    On a CPU by powers of two: torch's exp is MKL's, which takes four times as long on some processors. On a GPU torch would compile exp2
-    when it is first called, by NVRTC.
+    On a CPU by powers of two: torch's exp is MKL's, which takes four times as long on some
+    processors. On a GPU torch would compile exp2 when it is first called, by NVRTC.
     """
     return x.mul_(LOG2_E).exp2_() if x.is_cpu else x.exp_()
 
 
 def _pieces(logits_NV: Tensor) -> Iterator[slice]:
-    """Yield positions some at a time: what is computed of them in fp32 stays in a cache, or is little on a device."""
+    """Yield positions some at a time.
+
+    What is computed of them in fp32 stays in a cache, or is little on a device.
+    """
     count, vocab = logits_NV.shape
     many = max(1, (LOGITS if logits_NV.is_cpu else LOGITS_ON_A_DEVICE) // vocab)
     return (slice(begin, begin + many) for begin in range(0, count, many))

@@ -13,9 +13,11 @@ from mpitrain.parallel.functions import EAGER, Functions
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Tokens are there on the first stage, targets on the last. [B, T] each, of a segment of it if sequences are cut.
+    """Tokens are there on the first stage, targets on the last. [B, T] each, of a segment of it if
+    sequences are cut.
 
-    documents: the number of each position's document in the whole sequence, [B, T], if attention stays within documents.
+    documents: the number of each position's document in the whole sequence, [B, T], if attention
+    stays within documents.
     further: targets of each further token that is foretold (model/multi_token.py), [B, T] each.
     """
 
@@ -58,10 +60,13 @@ def ignored(name: str, value: torch.Tensor) -> None:
 class Context:
     """A microbatch on its way through a stage.
 
-    start, segment: the first position of what is here, and its number, if sequences are cut.  history: of the segments so far
-    (model/sequence_history.py).  visible: what attention adds to its scores, if causality isn't all there is to
-    it.  keeping: what is kept for the backward, and where.  tell: takes numbers that a layer makes besides its output, by their names.
-    scale: what the loss is multiplied by, for layers that have one of their own.  routes: to experts, recorded or replayed.
+    start, segment: the first position of what is here, and its number, if sequences are cut.
+    history: of the segments so far (model/sequence_history.py).
+    visible: what attention adds to its scores, if causality isn't all there is to it.
+    keeping: what is kept for the backward, and where.
+    tell: takes numbers that a layer makes besides its output, by their names.
+    scale: what the loss is multiplied by, for layers that have one of their own.
+    routes: to experts, recorded or replayed.
     functions: what segments call between products.
     """
 

@@ -1,12 +1,14 @@
 """Which number types a run computes, sums and sends with.
 
-    precision.compute   activations, weights     master weights, gradients, moments, norms' statistics, softmax, loss
-    fp64                fp64                     fp64
-    fp32                fp32                     fp32
-    bf16, fp16          that                     fp32
-    fp8                 bf16                     fp32
+    precision.compute  activations, weights  master weights, gradients, moments, norms' statistics,
+                                             softmax, loss
+    fp64               fp64                  fp64
+    fp32               fp32                  fp32
+    bf16, fp16         that                  fp32
+    fp8                bf16                  fp32
 
-fp8 is bf16 but for the linears of a block, whose factors are rounded to fp8 first (mpitrain/model/fp8.py).
+fp8 is bf16 but for the linears of a block, whose factors are rounded to fp8 first
+(mpitrain/model/fp8.py).
 """
 
 import torch
@@ -14,7 +16,13 @@ import torch
 from mpitrain.config import Precision
 from mpitrain.parallel.processor import multiplied_as
 
-TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+TYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -23,10 +31,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def rounds_products(precision: Precision, device: torch.device) -> bool:
-    """Return whether a microbatch's product of a weight gradient is rounded to the type of its factors before it is added.
+    """Return whether a microbatch's product of a weight gradient is rounded to the type of its
+    factors before it is added.
 
-    As torch's autocast does. A CPU that is fast in bf16 multiplies it into fp32 by way of fp32 factors, at half the speed or less; other
-    CPUs do that anyway, and a GPU sums in fp32.
+    As torch's autocast does. A CPU that is fast in bf16 multiplies it into fp32 by way of fp32
+    factors, at half the speed or less; other CPUs do that anyway, and a GPU sums in fp32.
     """
     if precision.products != "auto":
         return precision.products == "rounded"

@@ -1,9 +1,12 @@
-"""What a CPU is slow at: 16-bit products, which are then taken in fp32, and fp32 products by MKL, which oneDNN takes then.
+"""What a CPU is slow at: 16-bit products, which are then taken in fp32, and fp32 products by MKL,
+which oneDNN takes then.
 
-torch multiplies 16-bit matrices on every CPU, and what a processor has no instructions for costs many times an fp32 product. bf16 is fast
-by AMX, by AVX512_BF16 and on Arm; but Intel's cores since Sapphire Rapids leave bf16 to AMX, and where a virtual machine hides that, their
-AVX512_BF16 has half the speed of fp32. MKL is Intel's: on AMD's Zen 5 its fp32 products have 0.45 of oneDNN's speed, on Zen 4 0.7 to 0.9
-(benchmarks/products.py). Asked of the processor, not of a clock: the same machine, the same bits.
+torch multiplies 16-bit matrices on every CPU, and what a processor has no instructions for costs
+many times an fp32 product. bf16 is fast by AMX, by AVX512_BF16 and on Arm; but Intel's cores since
+Sapphire Rapids leave bf16 to AMX, and where a virtual machine hides that, their AVX512_BF16 has
+half the speed of fp32. MKL is Intel's: on AMD's Zen 5 its fp32 products have 0.45 of oneDNN's
+speed, on Zen 4 0.7 to 0.9 (benchmarks/products.py). Asked of the processor, not of a clock: the
+same machine, the same bits.
 """
 
 from collections.abc import Mapping
@@ -12,16 +15,23 @@ from typing import Any
 
 import torch
 
-ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None  # what torch.compile calls, too
+# what torch.compile calls, too
+ONEDNN = torch.ops.mkldnn._linear_pointwise.default if torch.backends.mkldnn.is_available() else None
 
 
 def onednn_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return x @ weight.T by oneDNN, whatever the shape. weight: rows or columns without gaps, or it takes a thousand times as long."""
+    """Return x @ weight.T by oneDNN, whatever the shape.
+
+    weight: rows or columns without gaps, or it takes a thousand times as long.
+    """
     return ONEDNN(x, weight, None, "none", [], "")
 
 
 def fast_types(has: Mapping[str, Any]) -> frozenset[torch.dtype]:
-    """Return the 16-bit types that a processor multiplies as they are. has: what `torch.cpu.get_capabilities` says of it."""
+    """Return the 16-bit types that a processor multiplies as they are.
+
+    has: what `torch.cpu.get_capabilities` says of it.
+    """
     left_to_amx = has.get("avx512_fp16") and "Intel" in has.get("cpu_name", "")
     bf16 = has.get("amx_bf16") or (has.get("avx512_bf16") and not left_to_amx) or has.get("bf16")
     fp16 = has.get("amx_fp16") or has.get("avx512_fp16") or has.get("fp16_arith")
@@ -34,13 +44,18 @@ def _fast_here() -> frozenset[torch.dtype]:
 
 
 def slow_by_mkl(has: Mapping[str, Any]) -> bool:
-    """Return whether MKL leaves much of a processor's speed: an x86 that isn't Intel's. Elsewhere torch has no MKL."""
+    """Return whether MKL leaves much of a processor's speed: an x86 that isn't Intel's.
+
+    Elsewhere torch has no MKL.
+    """
     return has.get("architecture") == "x86_64" and "Intel" not in has.get("cpu_name", "Intel")
 
 
 @lru_cache(maxsize=1)
 def mkl_is_slow() -> bool:
-    """Return whether oneDNN's fp32 products are to be taken on this CPU, also where they don't add in place."""
+    """Return whether oneDNN's fp32 products are to be taken on this CPU, also where they don't add
+    in place.
+    """
     return ONEDNN is not None and slow_by_mkl(torch.cpu.get_capabilities())
 
 
@@ -54,4 +69,11 @@ def in_words() -> str:
     types = {"bf16": torch.bfloat16, "fp16": torch.float16}
     said = {True: "as it is", False: "in fp32, which is faster here"}
     narrow = [f"{name} {said[multiplied_as(dtype) == dtype]}" for name, dtype in types.items()]
-    return ", ".join([*narrow, "fp32 by oneDNN, as MKL is slow here" if mkl_is_slow() else "fp32 by oneDNN where products are large"])
+    return ", ".join(
+        [
+            *narrow,
+            "fp32 by oneDNN, as MKL is slow here"
+            if mkl_is_slow()
+            else "fp32 by oneDNN where products are large",
+        ]
+    )

@@ -1,12 +1,14 @@
 """Queues of a device's work: what computes, and what copies beside it.
 
-On a GPU a queue is a CUDA stream: what is queued in one happens in its order, what is queued in another whenever it likes, unless it
-waits. On a CPU all is over when a call returns, so that every machine can run who uses them; and tests hand over a device that is late
-on purpose (tests/late_device.py).
+On a GPU a queue is a CUDA stream: what is queued in one happens in its order, what is queued in
+another whenever it likes, unless it waits. On a CPU all is over when a call returns, so that every
+machine can run who uses them; and tests hand over a device that is late on purpose
+(tests/late_device.py).
 
-Memory of the device belongs to the queue that computes: who is given it may compute with it at once, and what is dropped is given to
-the next one who asks, before what was computed with it is over. So another queue writes to it only behind what is queued to compute
-then, and it is dropped only when what computes waits for what other queues do with it.
+Memory of the device belongs to the queue that computes: who is given it may compute with it at
+once, and what is dropped is given to the next one who asks, before what was computed with it is
+over. So another queue writes to it only behind what is queued to compute then, and it is dropped
+only when what computes waits for what other queues do with it.
 """
 
 from collections.abc import Callable
@@ -81,7 +83,8 @@ class AtOnce:
     """The only queue of a CPU, and of the device that has shapes only."""
 
     def __init__(self, device: torch.device):
-        self.compute, self._device = self, device
+        self.compute = self
+        self._device = device
 
     def further(self) -> Queue:
         return self

@@ -1,14 +1,18 @@
 """Tensor parallelism whose messages travel while it computes.
 
-With sequence parallelism rank r has chunk r of the positions, and a block gathers all chunks, computes and scatters the sum of what the
-ranks made. All but the core of attention treats each position alone, so it is done chunk by chunk, as chunks come and go (Wang et al.,
-"Overlap communication with dependent computation via decomposition", ASPLOS 2023). For 4 ranks, what rank 1 computes:
+With sequence parallelism rank r has chunk r of the positions, and a block gathers all chunks,
+computes and scatters the sum of what the ranks made. All but the core of attention treats each
+position alone, so it is done chunk by chunk, as chunks come and go (Wang et al., "Overlap
+communication with dependent computation via decomposition", ASPLOS 2023). For 4 ranks, what rank 1
+computes:
 
-    gather             own          of 0    of 3    of 2                 each other chunk as it arrives
-    scatter                         of 0    of 3    of 2   own           each result leaves for its owner at once
-    both               own, first   of 0    of 3    of 2   own, rest     the messages both ways beside half of the own chunk
+    gather   own         of 0  of 3  of 2             each other chunk as it arrives
+    scatter              of 0  of 3  of 2  own        each result leaves for its owner at once
+    both     own, first  of 0  of 3  of 2  own, rest  the messages both ways beside half of the own
+                                                      chunk
 
-The adjoint of one is the other. In a backward the weight gradients of each chunk come before the next wait; see parallel/walk.py.
+The adjoint of one is the other. In a backward the weight gradients of each chunk come before the
+next wait; see parallel/walk.py.
 """
 
 from collections.abc import Callable
@@ -30,7 +34,9 @@ Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class Piece(NamedTuple):
-    """Positions [begin, end) of the whole, in the chunk of the rank that stands `distance` behind on the axis; 0: the own."""
+    """Positions [begin, end) of the whole, in the chunk of the rank that stands `distance` behind
+    on the axis; 0: the own.
+    """
 
     distance: int
     begin: int
@@ -41,20 +47,27 @@ Work = Callable[[Piece, Tensors], Walk]  # returns what it made of that part of 
 
 
 class Chunked:
-    """An item that treats each position alone, with a gather before it, a scatter behind it, or both, chunk by chunk over `axis`.
+    """An item that treats each position alone, with a gather before it, a scatter behind it, or
+    both, chunk by chunk over `axis`.
 
-    Its context says at which position it starts. What is sent is the same in both directions, since gather and scatter change places.
+    Its context says at which position it starts. What is sent is the same in both directions, since
+    gather and scatter change places.
     """
 
     def __init__(self, inner: Item, axis: Axis, *, gather: bool = False, scatter: bool = False):
-        self.inner, self.axis, self.gather, self.scatter = inner, axis, gather, scatter
+        self.inner = inner
+        self.axis = axis
+        self.gather = gather
+        self.scatter = scatter
 
     def forward(self, x: Tensors, context: Context) -> Walk:
         """Return (output, what each piece saved)."""
         saved = {}
 
         def work(piece: Piece, part: Tensors) -> Walk:
-            y, saved[piece] = yield from self.inner.forward(part, replace(context, start=context.start + piece.begin))
+            y, saved[piece] = yield from self.inner.forward(
+                part, replace(context, start=context.start + piece.begin)
+            )
             return y
 
         y = yield from self._walk(x, work, self.gather, self.scatter)
@@ -74,13 +87,21 @@ class Chunked:
         own = length if self.gather else length // self.axis.size
         _, (*_, width_behind) = self.inner.sends((batch, own, width), itemsize)
         going, coming = (
-            there * (self.axis.size - 1) * (Started("shift", self.axis.name, batch * own * features * itemsize),)
+            there
+            * (self.axis.size - 1)
+            * (Started("shift", self.axis.name, batch * own * features * itemsize),)
             for there, features in ((self.gather, width), (self.scatter, width_behind))
         )
-        return Traffic(going + coming, coming + going), (batch, own if self.scatter else own * self.axis.size, width_behind)
+        return Traffic(going + coming, coming + going), (
+            batch,
+            own if self.scatter else own * self.axis.size,
+            width_behind,
+        )
 
     def _walk(self, x: Tensors, work: Work, gather: bool, scatter: bool) -> Walk:
-        """Let `work` have piece after piece of the whole input; return the whole result, or the own chunk of the sum over the ranks.
+        """Let `work` have piece after piece of the whole input.
+
+        Return the whole result, or the own chunk of the sum over the ranks.
 
         x: the own chunk of the whole if `gather`, else the whole.
         """
@@ -91,7 +112,11 @@ class Chunked:
         made: dict[int, Tensors] = {}  # by position
         for piece in self._pieces(x, gather, scatter):
             others = piece.distance > 0
-            part = (yield arriving[piece.distance - 1]).view_as(x) if others and gather else self._cut(x, piece, gather)
+            part = (
+                (yield arriving[piece.distance - 1]).view_as(x)
+                if others and gather
+                else self._cut(x, piece, gather)
+            )
             y = yield from work(piece, part)
             if others and scatter:
                 leaving.append(shift(y.contiguous(), axis, -piece.distance))
@@ -102,13 +127,19 @@ class Chunked:
 
     def _pieces(self, x: Tensors, gather: bool, scatter: bool) -> list[Piece]:
         """Return the pieces in the order in which they are computed."""
-        size, rank = self.axis.size, self.axis.rank
+        size = self.axis.size
+        rank = self.axis.rank
         tokens = _num_tokens(x)
         length = tokens if gather else tokens // size
-        begin, end = rank * length, (rank + 1) * length
+        begin = rank * length
+        end = (rank + 1) * length
         middle = begin + (length // 2 if scatter else length) * gather
         others = [(distance, (rank - distance) % size * length) for distance in range(1, size)]
-        every = [Piece(0, begin, middle), *(Piece(d, at, at + length) for d, at in others), Piece(0, middle, end)]
+        every = [
+            Piece(0, begin, middle),
+            *(Piece(d, at, at + length) for d, at in others),
+            Piece(0, middle, end),
+        ]
         return [piece for piece in every if piece.begin < piece.end]
 
     def _cut(self, x: Tensors, piece: Piece, gather: bool) -> Tensors:
@@ -119,7 +150,10 @@ class Chunked:
         return x.narrow(TOKENS, piece.begin - offset, piece.end - piece.begin)
 
     def _sum(self, own: torch.Tensor, leaving: list[Pending]) -> Walk:
-        """Yield what was sent; return the sum of the own result and of those that came for it: of the next rank, the one after it, ..."""
+        """Yield what was sent; return the sum of the own result and of those that came for it.
+
+        Of the next rank, the one after it, ...
+        """
         parts = [flat(own)]
         for pending in leaving:
             parts.append((yield pending))
@@ -137,4 +171,8 @@ def _joined(parts: list[Tensors]) -> Tensors:
     """Return pieces side by side."""
     if len(parts) == 1:
         return parts[0]
-    return tuple(torch.cat(part, TOKENS) for part in zip(*parts)) if isinstance(parts[0], tuple) else torch.cat(parts, TOKENS)
+    return (
+        tuple(torch.cat(part, TOKENS) for part in zip(*parts))
+        if isinstance(parts[0], tuple)
+        else torch.cat(parts, TOKENS)
+    )

@@ -1,24 +1,28 @@
 """A block is a list of local segments and communications.
 
-Autograd only ever sees local segments. The backward walks the list in reverse and replaces each communication by its adjoint, so no
-MPI call hides in an autograd function: the list is what happens, and whoever wants to know what a layout sends reads it.
+Autograd only ever sees local segments. The backward walks the list in reverse and replaces each
+communication by its adjoint, so no MPI call hides in an autograd function: the list is what
+happens, and whoever wants to know what a layout sends reads it.
 
     forward    segment   sum over tp    segment   sum over tp    -->
     backward   segment   copy           segment   copy          <--
 
-Both directions are generators: they yield at least once per item, a started operation or None, and are resumed with its result. So the
-actor decides what to do while a message travels: something between, or another walk.
+Both directions are generators: they yield at least once per item, a started operation or None, and
+are resumed with its result. So the actor decides what to do while a message travels: something
+between, or another walk.
 
-Weight gradients are handed over: those of matrix products undone. A whole backward (B) adds them when the next item has begun, so
-that a sum of input gradients travels meanwhile; a split one (I) leaves them for W.
+Weight gradients are handed over: those of matrix products undone. A whole backward (B) adds them
+when the next item has begun, so that a sum of input gradients travels meanwhile; a split one (I)
+leaves them for W.
 
-Two walks take turns at what they start. Of a forward through experts, and a backward (DeepSeek-V3, arXiv:2412.19437, section 3.2.1):
+Two walks take turns at what they start. Of a forward through experts, and a backward (DeepSeek-V3,
+arXiv:2412.19437, section 3.2.1):
 
-    forward    route, counts |             | rows there |                    | experts, rows back |                   | add up, attention
-    backward                 | add weights |            | experts, rows back |                    | attention ...     |
+    forward   route, counts |             | rows there |                    | experts, rows back |                | add up, attention
+    backward                | add weights |            | experts, rows back |                    | attention ...  |
 
-Each travels while the other walk computes; where a walk has something to compute while its own operation travels, it lets the other one
-start its next one first.
+Each travels while the other walk computes; where a walk has something to compute while its own
+operation travels, it lets the other one start its next one first.
 """
 
 from collections import deque
@@ -34,7 +38,8 @@ from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.zero.parameters import Parameter
 
 Walk = Generator["Pending | Turn | None", Any, Any]
-Shape = tuple[int, int, int]  # of the residual stream at some item: sequences, positions on this rank, width
+# of the residual stream at some item: sequences, positions on this rank, width
+Shape = tuple[int, int, int]
 
 
 class Product(Protocol):
@@ -49,7 +54,10 @@ class Product(Protocol):
 
 @dataclass
 class Addend:
-    """A gradient of a small parameter, made already. The buffer that it belongs in may be there only later."""
+    """A gradient of a small parameter, made already.
+
+    The buffer that it belongs in may be there only later.
+    """
 
     parameter: Parameter
     grad: torch.Tensor
@@ -84,7 +92,10 @@ Later = Callable[[WeightGradients], None]
 
 
 class Turn:
-    """Yielded instead of an operation: others may start theirs, and then this walk goes on, without waiting for anything."""
+    """Yielded instead of an operation.
+
+    Others may start theirs, and then this walk goes on, without waiting for anything.
+    """
 
     def wait(self) -> None:
         """Return at once."""
@@ -103,7 +114,9 @@ class Item(Protocol):
         """Yield once; return the gradient of the input, and hand the weight gradients to `later`."""
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
-        """Return what forward and backward start at `shape`, with numbers of `itemsize` bytes, and the shape behind the item."""
+        """Return what forward and backward start at `shape`, with numbers of `itemsize` bytes, and
+        the shape behind the item.
+        """
 
 
 class Local:
@@ -132,7 +145,9 @@ def forward(block: Sequence[Item], x: torch.Tensor, context: Context) -> Walk:
     return x, saved
 
 
-def backward(block: Sequence[Item], saved: list, grad: torch.Tensor | None, later: Later | None = None) -> Walk:
+def backward(
+    block: Sequence[Item], saved: list, grad: torch.Tensor | None, later: Later | None = None
+) -> Walk:
     """Walk a block in reverse and return the gradient of its input. Frees what was saved item by item.
 
     later: takes the weight gradients; absent, they are added here.
@@ -171,18 +186,24 @@ def _adding(waiting: list[WeightGradients]) -> Walk:
 
 
 def run(walk: Walk, between: Callable[[], None] = lambda: None) -> Any:
-    """Run a walk to its end and return its result: wait for what it starts, and call `between` after every item."""
+    """Run a walk to its end and return its result.
+
+    Wait for what it starts, and call `between` after every item.
+    """
     return run_together([walk], between)[0]
 
 
 def run_together(walks: Sequence[Walk], between: Callable[[], None] = lambda: None) -> list[Any]:
     """Run walks in turns, and return their results: what one waits for travels while the others compute.
 
-    A turn is over with the next operation that the walk starts, or if nobody has one under way, with the item. It depends on nothing
-    that differs between ranks: they start what goes over an axis in one order.
+    A turn is over with the next operation that the walk starts, or if nobody has one under way,
+    with the item. It depends on nothing that differs between ranks: they start what goes over an
+    axis in one order.
     """
     results: list[Any] = [None] * len(walks)
-    turns: deque[tuple[int, Walk, Pending | Turn | None]] = deque((i, walk, None) for i, walk in enumerate(walks))
+    turns: deque[tuple[int, Walk, Pending | Turn | None]] = deque(
+        (i, walk, None) for i, walk in enumerate(walks)
+    )
     while turns:
         index, walk, pending = turns.popleft()
         try:
@@ -202,7 +223,10 @@ class Begun:
     """A walk of which the first operation is under way, while whoever began it does something else."""
 
     def __init__(self, walk: Walk):
-        self._walk, self._pending, self._result, self._over = walk, None, None, False
+        self._walk = walk
+        self._pending = None
+        self._result = None
+        self._over = False
         self._send(None)
 
     def rest(self) -> Walk:
@@ -215,7 +239,8 @@ class Begun:
         try:
             self._pending = self._walk.send(result)
         except StopIteration as end:
-            self._result, self._over = end.value, True
+            self._result = end.value
+            self._over = True
 
 
 class Residual:

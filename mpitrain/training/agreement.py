@@ -1,4 +1,7 @@
-"""One configuration on all ranks: read on each, compared on all; and the time that they have, which one of them knows."""
+"""One configuration on all ranks.
+
+Read on each, compared on all; and the time that they have, which one of them knows.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +24,10 @@ def attempt(path: str | None, overrides: tuple[str, ...]) -> Config | InputError
 
 
 def require_same_configuration(world: World, config: Config) -> None:
-    """Raise MeshError, with the first key that differs, unless all ranks have read the same. Collective over all ranks."""
+    """Raise MeshError, with the first key that differs, unless all ranks have read the same.
+
+    Collective over all ranks.
+    """
     if len(set(world.all_gather("comparing the configuration", settings.digest(config)))) > 1:
         world.require_same({key: repr(value) for key, value in settings.flatten(config).items()})
 
@@ -34,7 +40,11 @@ def require_time(config: Config) -> None:
 
 
 def watch_time(config: Config, guard: Guard, note: Callable[[str], object]) -> None:
-    """Have this rank leave before the time of this job is over. For one rank: it asks the scheduler. note: see end_of_allocation."""
+    """Have this rank leave before the time of this job is over.
+
+    For one rank: it asks the scheduler.
+    note: see end_of_allocation.
+    """
     guard.place.enter("start", "asking the scheduler for the end of this job", BUSY)
     with suppress(ConfigError):  # require_time() raises it, on all ranks
         guard.watch(allotted(end_of_allocation(config.run.time_limit, note=note), config.run.time_margin_s))

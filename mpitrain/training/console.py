@@ -15,13 +15,21 @@ class Report:
     """Prints on rank 0; on other ranks it is silent. Use as a context manager around the steps."""
 
     def __init__(self, rank: int, steps: int, pace: LogPace):
-        self.speaks, self.steps, self._pace = rank == 0, steps, pace
+        self.speaks = rank == 0
+        self.steps = steps
+        self._pace = pace
         self.console = Console(highlight=False, soft_wrap=True)
         self._last = 0.0
-        self._first: tuple[int, float] | None = None  # the first step that was shown, and when it was over
+        # the first step that was shown, and when it was over
+        self._first: tuple[int, float] | None = None
         self._live: Progress | None = None
         if self.speaks and self.console.is_terminal:
-            columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}"), TimeRemainingColumn()]
+            columns = [
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[what]}"),
+                TimeRemainingColumn(),
+            ]
             self._live = Progress(*columns, console=self.console, transient=True)
 
     def __enter__(self) -> "Report":
@@ -42,8 +50,8 @@ class Report:
     def _show(self, show: Callable[[], None]) -> None:
         """Write to the console; when that fails, fall silent.
 
-        A full disk, a terminal or a reader that has gone is no reason to end a training: metrics.jsonl has everything. rich ends the
-        program (SystemExit) when nobody reads.
+        A full disk, a terminal or a reader that has gone is no reason to end a training:
+        metrics.jsonl has everything. rich ends the program (SystemExit) when nobody reads.
         """
         try:
             show()
@@ -51,8 +59,11 @@ class Report:
             self.speaks = False
 
     def step(self, line: dict, waited_share: float) -> None:
-        """Show a step; on a plain output at the pace of run.log_every, and always the first, the last and those that are validated."""
-        step, now = line["step"], time.monotonic()
+        """Show a step; on a plain output at the pace of run.log_every, and always the first, the
+        last and those that are validated.
+        """
+        step = line["step"]
+        now = time.monotonic()
         self._first = self._first or (step, now)
         text = (
             f"step {step:5d}  loss {line['loss']:.4f}  norm {line['grad_norm']:.3f}  lr {line['lr']:.2e}  "
@@ -65,12 +76,18 @@ class Report:
         if self._live:
             self._live.update(self._task, completed=step, what=text)
             self.say(text if "val_loss" in line else "")
-        elif "val_loss" in line or step in (self._first[0], self.steps) or self._pace.due(step, now - self._last):
+        elif (
+            "val_loss" in line
+            or step in (self._first[0], self.steps)
+            or self._pace.due(step, now - self._last)
+        ):
             self._last = now
             self.say(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {text}  {self._progress(line, now)}")
 
     def _progress(self, line: dict, now: float) -> str:
-        """Say how long a step takes, how many tokens were read, and how long the rest takes at the pace of this start so far."""
+        """Say how long a step takes, how many tokens were read, and how long the rest takes at the
+        pace of this start so far.
+        """
         first, began = self._first
         step_s = (now - began) / (line["step"] - first) if line["step"] > first else line["step_s"]
         left = timedelta(seconds=round(step_s * (self.steps - line["step"])))

@@ -1,11 +1,14 @@
-"""`mpitrain run --dry-run`: a layout on all its ranks, with real communicators and real messages, and nothing computed.
+"""`mpitrain run --dry-run`: a layout on all its ranks, with real communicators and real messages,
+and nothing computed.
 
-    start            every rank reads the configuration and joins MPI; they are compared
-    recipes          a process beside rank 0 rehearses each rank (actor/rehearsal.py): the only one that loads torch
-    communicators    those of training
-    steps            actor/dry_run.py
+    start          every rank reads the configuration and joins MPI; they are compared
+    recipes        a process beside rank 0 rehearses each rank (actor/rehearsal.py): the only one
+                   that loads torch
+    communicators  those of training
+    steps          actor/dry_run.py
 
-512 ranks fit on one machine: none of them loads torch, and no run directory, corpus or weight is touched.
+512 ranks fit on one machine: none of them loads torch, and no run directory, corpus or weight is
+touched.
 """
 
 import os
@@ -44,7 +47,11 @@ NOTHING = "a dry run saves nothing"
 
 @dataclass(frozen=True)
 class Options:
-    """steps: how many.  share: of the length of each message.  tflops: the rate at which computations take time; None: they take none."""
+    """steps: how many.
+
+    share: of the length of each message.
+    tflops: the rate at which computations take time; None: they take none.
+    """
 
     steps: int = 3
     share: float = 1.0
@@ -52,9 +59,13 @@ class Options:
 
 
 class Measured(NamedTuple):
-    """What one rank has measured. resident, own: bytes of memory; of its own are an n-th of what n processes share.
+    """What one rank has measured. resident, own.
 
-    headers: of messages, that were right.  short: parts of messages without one.  sent: by axis, in all steps.
+    Bytes of memory; of its own are an n-th of what n processes share.
+
+    headers: of messages, that were right.
+    short: parts of messages without one.
+    sent: by axis, in all steps.
     """
 
     steps_s: list[float]
@@ -65,11 +76,13 @@ class Measured(NamedTuple):
     sent: dict[str, Tally]
 
 
-def run(path: str | None, overrides: tuple[str, ...], options: Options, guard: Guard, say: Callable[[str], None]) -> int:
+def run(
+    path: str | None, overrides: tuple[str, ...], options: Options, guard: Guard, say: Callable[[str], None]
+) -> int:
     """Run the steps of a layout dry; rank 0 tells each phase when it is over. Collective over all ranks.
 
-    Raises InputError, alike on all ranks, for a configuration that can't work, StoppedEarly, too, when one has to leave, and MessageError
-    if another message came than was due.
+    Raises InputError, alike on all ranks, for a configuration that can't work, StoppedEarly, too,
+    when one has to leave, and MessageError if another message came than was due.
     """
     place = guard.place
     place.enter("start", "reading the configuration", BUSY)
@@ -89,7 +102,8 @@ def run(path: str | None, overrides: tuple[str, ...], options: Options, guard: G
     if world.rank == 0:
         rehearsals.begin(plan.config)
     require_same_configuration(world, plan.config)
-    world.require_same(world.on_first_of_node("digesting the code", code))  # hundreds of ranks would take a while
+    # hundreds of ranks would take a while
+    world.require_same(world.on_first_of_node("digesting the code", code))
     times = world.gather("how long they took to start", start_s)
     if times is not None:
         say(_title(plan, world, options))
@@ -98,7 +112,11 @@ def run(path: str | None, overrides: tuple[str, ...], options: Options, guard: G
 
     place.enter("build", "rehearsing the ranks", BUSY)
     begin = time.monotonic()
-    recipe = decoded(msgspec.json.decode(world.scatter("rehearsing the ranks", lambda: rehearsals.recipes(world.size, place))))
+    recipe = decoded(
+        msgspec.json.decode(
+            world.scatter("rehearsing the ranks", lambda: rehearsals.recipes(world.size, place))
+        )
+    )
     _tell("recipes", time.monotonic() - begin, world, say)
 
     begin = time.monotonic()
@@ -109,7 +127,8 @@ def run(path: str | None, overrides: tuple[str, ...], options: Options, guard: G
     guard.leave_if_asked(world, NOTHING)
 
     rate = {} if options.tflops is None else {"seconds": seconds_of(plan, options.tflops * 1e12)}
-    walk, steps = DryRun(plan, mesh, recipe, place, options.share, **rate), []
+    walk = DryRun(plan, mesh, recipe, place, options.share, **rate)
+    steps = []
     for step in range(1, options.steps + 1):
         steps.append(_timed_step(walk, step, world))
         _tell(f"step {step}", steps[-1], world, say)
@@ -117,7 +136,9 @@ def run(path: str | None, overrides: tuple[str, ...], options: Options, guard: G
     walk.finish()
     _require_predicted(walk, mesh.usage())
     place.enter("end", "telling how it went")
-    every = world.gather("what was measured", Measured(steps, *_memory(), walk.headers, walk.short, walk.predicted))
+    every = world.gather(
+        "what was measured", Measured(steps, *_memory(), walk.headers, walk.short, walk.predicted)
+    )
     if every is not None:
         say(report(options, every))
     with place.at("end", "freeing the communicators", WAITING):
@@ -156,7 +177,9 @@ def _timed_step(walk: DryRun, step: int, world: World) -> float:
 
 
 def _require_predicted(walk: DryRun, usage: dict[str, Usage]) -> None:
-    """Raise MessageError unless what was counted where messages are posted is what the recipe says, to the byte."""
+    """Raise MessageError unless what was counted where messages are posted is what the recipe says,
+    to the byte.
+    """
     for name, wanted in walk.predicted.items():
         found = Tally(usage[name].calls, usage[name].messages, usage[name].num_bytes)
         if found != wanted:
@@ -164,7 +187,10 @@ def _require_predicted(walk: DryRun, usage: dict[str, Usage]) -> None:
 
 
 def _memory() -> tuple[int, int]:
-    """Return the bytes of this process in memory: all, and its share of them (what n processes have counts as an n-th)."""
+    """Return the bytes of this process in memory.
+
+    all, and its share of them (what n processes have counts as an n-th).
+    """
     found = {}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
         name, size, *_ = line.split()
@@ -176,8 +202,14 @@ def _memory() -> tuple[int, int]:
 
 
 def _title(plan: Plan, world: World, options: Options) -> str:
-    length = "messages of full length" if options.share == 1 else f"messages of {options.share:g} of their length"
-    work = "nothing is computed" if options.tflops is None else f"asleep for what {options.tflops:g} TFLOP/s would compute"
+    length = (
+        "messages of full length" if options.share == 1 else f"messages of {options.share:g} of their length"
+    )
+    work = (
+        "nothing is computed"
+        if options.tflops is None
+        else f"asleep for what {options.tflops:g} TFLOP/s would compute"
+    )
     layout = f"{plan.axes.grid}; {plan.config.pipeline.schedule}, {plan.num_microbatches} microbatches a rank"
     title = f"dry run of {world.size} ranks on {world.num_nodes} nodes, {layout}; {length}, {work}"
     return "\n".join([title, *(f"{plan.table.name}: {note}" for note in plan.table.notes)])
@@ -187,15 +219,22 @@ def report(options: Options, every: list[Measured]) -> str:
     """Return what the ranks have measured, as text."""
     steps = [max(times) for times in zip(*(each.steps_s for each in every))]
     resident, worst = max((each.resident, -rank) for rank, each in enumerate(every))
-    headers, short = sum(each.headers for each in every), sum(each.short for each in every)
+    headers = sum(each.headers for each in every)
+    short = sum(each.short for each in every)
     lines = [
         ("a step", f"{sorted(steps)[len(steps) // 2]:.3g} s, the median; of the slowest rank each time"),
-        ("memory", f"{resident / 1e6:.0f} MB resident on rank {-worst}, the most; of all ranks {sum(e.own for e in every) / 1e9:.2f} GB"),
+        (
+            "memory",
+            f"{resident / 1e6:.0f} MB resident on rank {-worst}, the most; of all ranks "
+            f"{sum(e.own for e in every) / 1e9:.2f} GB",
+        ),
         ("headers", f"{headers:,} right, {short:,} parts of messages were too short for one"),
     ]
     traffic = aligned(_traffic(options.steps, every))
     said = [f"{name:15}{text}" for name, text in lines]
-    return "\n".join([*said, "sent in a step by all ranks, as the recipes say and as it was counted:", traffic])
+    return "\n".join(
+        [*said, "sent in a step by all ranks, as the recipes say and as it was counted:", traffic]
+    )
 
 
 def _traffic(num_steps: int, every: list[Measured]) -> list[tuple[str, ...]]:
@@ -203,8 +242,21 @@ def _traffic(num_steps: int, every: list[Measured]) -> list[tuple[str, ...]]:
     rows = [("axis", "operations", "messages", "MB")]
     for name in names:
         tallies = [each.sent[name] for each in every if name in each.sent]
-        rows.append((name, *_line([sum(getattr(tally, what) for tally in tallies) / num_steps for what in Tally.__annotations__])))
-    totals = [sum(getattr(t, what) for each in every for t in each.sent.values()) / num_steps for what in Tally.__annotations__]
+        rows.append(
+            (
+                name,
+                *_line(
+                    [
+                        sum(getattr(tally, what) for tally in tallies) / num_steps
+                        for what in Tally.__annotations__
+                    ]
+                ),
+            )
+        )
+    totals = [
+        sum(getattr(t, what) for each in every for t in each.sent.values()) / num_steps
+        for what in Tally.__annotations__
+    ]
     return [*rows, ("all", *_line(totals))]
 
 

@@ -1,4 +1,7 @@
-"""How evenly experts are used: what the lines of metrics.jsonl say of it, and a picture of them in the run directory."""
+"""How evenly experts are used.
+
+What the lines of metrics.jsonl say of it, and a picture of them in the run directory.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,17 +16,23 @@ from mpitrain.errors import CheckpointError
 from mpitrain.inputs import decoded, replacing, shown
 
 BlockName = Annotated[str, Meta(pattern=r"^(mtp\.)?[0-9]{1,9}$")]
-KEY = "expert_loads"  # of the lines with a validation: by block, the share of each expert of the choices of that step
+# of the lines with a validation: by block, the share of each expert of the choices of that step
+KEY = "expert_loads"
 
 
 def shares(actor: Actor) -> dict[str, list[float]]:
     """Return the loads of the last step by block, of those blocks that this rank counts."""
     found = (piece for piece in actor.gradients.counted if piece.spec.group == "load")
-    return {piece.spec.name.removeprefix("blocks.").partition(".ffn")[0]: piece.weight.tolist() for piece in found}
+    return {
+        piece.spec.name.removeprefix("blocks.").partition(".ffn")[0]: piece.weight.tolist() for piece in found
+    }
 
 
 def together(every: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Return the loads of all ranks, in the order of the blocks: "0", "1", ..., and those that foretell further tokens, "mtp.0", ..."""
+    """Return the loads of all ranks, in the order of the blocks.
+
+    "0", "1", ..., and those that foretell further tokens, "mtp.0", ...
+    """
 
     def place(item: tuple[str, list[float]]) -> tuple[bool, int]:
         further, _, number = item[0].rpartition(".")
@@ -35,7 +44,8 @@ def together(every: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
 def draw(metrics: Path, to: Path) -> str:
     """Draw the loads that a run has logged; return what to tell of it.
 
-    Without matplotlib, or room for a file, nothing is drawn, and that is told: a picture is no reason to fail a run that is done.
+    Without matplotlib, or room for a file, nothing is drawn, and that is told: a picture is no
+    reason to fail a run that is done.
     """
     try:
         return _drawn(metrics, to)
@@ -67,7 +77,8 @@ def _lines(metrics: Path) -> Iterator[_Line]:
 
 
 def _drawn(metrics: Path, to: Path) -> str:
-    measured, last_line = list[_Line](), None
+    measured = list[_Line]()
+    last_line = None
     for line in _lines(metrics):
         last_line = line if line.expert_loads else last_line
         if line.load_cv is not None:
@@ -79,7 +90,9 @@ def _drawn(metrics: Path, to: Path) -> str:
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     over_steps, last = figure.subplots(1, 2, width_ratios=(1, 1.3))
     over_steps.plot([line.step for line in measured], [line.load_cv for line in measured], color="#5B7FA6")
-    over_steps.set(title="mean over blocks", xlabel="step", ylabel="coefficient of variation of loads", ylim=(0, None))
+    over_steps.set(
+        title="mean over blocks", xlabel="step", ylabel="coefficient of variation of loads", ylim=(0, None)
+    )
     over_steps.spines[["top", "right"]].set_visible(False)
     blocks = last_line.expert_loads
     rows = [[share * len(row) for share in row] for row in blocks.values()]

@@ -1,4 +1,6 @@
-"""What comes after a run: the commands that its end prints, each to be typed as it stands, and the learning rate of its next step."""
+"""What comes after a run: the commands that its end prints, each to be typed as it stands, and the
+learning rate of its next step.
+"""
 
 import os
 import shlex
@@ -26,19 +28,24 @@ def commands(config: Config, run_dir: Path, prompt: str, num_ranks: int, num_nod
 
     They are for the folder that the run was started in: paths are as they were given.
     """
-    ours, path = _this_program(), as_argument(run_dir)
+    ours = _this_program()
+    path = as_argument(run_dir)
     ranks = " ".join([*command_of_ranks(num_ranks, num_nodes), *ours])
     copied = f"cp -i {as_argument(run_dir / 'config.toml')} my.toml"
     rows = {
-        "sample text": f"{' '.join(ours)} generate {path} --prompt {shlex.quote(prompt)}{_tokenizer(config.data.tokenizer, run_dir)}",
+        "sample text": f"{' '.join(ours)} generate {path} --prompt "
+        f"{shlex.quote(prompt)}{_tokenizer(config.data.tokenizer, run_dir)}",
         "train further": f"{ranks} run {as_argument(run_dir / 'config.toml')} {_further(config, run_dir)}",
-        "your own run": f'{copied}  # change it (data.source = "text", data.path = ...) and give it another run.dir',
+        "your own run": f'{copied}  # change it (data.source = "text", data.path = ...) and give it another '
+        "run.dir",
     }
     return "\n".join(f"  {name:16}{command}" for name, command in rows.items())
 
 
 def prompt_for(tokenizer: Tokenizer, beginning: list[int]) -> str:
-    """Return a prompt that a tokenizer has tokens for: else of the words that the training text begins with."""
+    """Return a prompt that a tokenizer has tokens for: else of the words that the training text
+    begins with.
+    """
     words = (word for word in tokenizer.decode(beginning).split() if word.isprintable())
     return next((word for word in (PROMPT, *words) if _has_tokens(tokenizer, word)), PROMPT)
 
@@ -51,21 +58,25 @@ def _has_tokens(tokenizer: Tokenizer, word: str) -> bool:
 
 
 def change_of_rate(before: Config, now: Config, step: int) -> str:
-    """Say so if a run that goes on after `step` has another learning rate than it would have had; "" if not."""
-    had, has = learning_rate(before, step), learning_rate(now, step)
+    """Say so if a run that goes on after `step` has another learning rate than it would have had;
+    "" if not.
+    """
+    had = learning_rate(before, step)
+    has = learning_rate(now, step)
     if had == has:
         return ""
     steps = before.schedule.steps or before.run.steps
     return (
-        f"learning rate: step {step} had {had:.2e}, step {step + 1} has {learning_rate(now, step + 1):.2e}, since the schedule is for "
-        f"{now.schedule.steps or now.run.steps} steps now, and was for {steps}; --set schedule.steps={steps} keeps it, with its last "
-        "rate from there on"
+        f"learning rate: step {step} had {had:.2e}, step {step + 1} has {learning_rate(now, step + 1):.2e}, "
+        f"since the schedule is for {now.schedule.steps or now.run.steps} steps now, and was for {steps}; "
+        f"--set schedule.steps={steps} keeps it, with its last rate from there on"
     )
 
 
 def _further(config: Config, run_dir: Path) -> str:
     """Return the settings that train as long again, and go on with the rate that the run has reached."""
-    steps, schedule = config.run.steps, config.schedule
+    steps = config.run.steps
+    schedule = config.schedule
     longer = f"--set run.steps={LONGER * steps}"
     stretched = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=LONGER * steps))
     last = learning_rate(config, steps)
@@ -78,14 +89,18 @@ def _further(config: Config, run_dir: Path) -> str:
 
 
 def _tokenizer(name: str, run_dir: Path) -> str:
-    """Return the option for a tokenizer that lies outside of the run directory, and is read only if it is given."""
+    """Return the option for a tokenizer that lies outside of the run directory, and is read only if
+    it is given.
+    """
     if name == "bytes" or Path(os.path.realpath(name)).is_relative_to(os.path.realpath(run_dir)):
         return ""
     return f" --tokenizer {as_argument(name)}"
 
 
 def _this_program() -> list[str]:
-    """Return the words that start mpitrain, as this process was started where `mpitrain` isn't on the path."""
+    """Return the words that start mpitrain, as this process was started where `mpitrain` isn't on
+    the path.
+    """
     if sys.argv[0].endswith("__main__.py"):
         return [shlex.quote(sys.executable), "-m", "mpitrain"]
     return ["mpitrain"] if shutil.which("mpitrain") else [shlex.quote(os.path.abspath(sys.argv[0]))]

@@ -1,13 +1,15 @@
 """When a run leaves before its last step: because a signal asks it to, or because its time is nearly over.
 
-Each rank says at the end of each step, when its gradients are there, how urgent it is for it; the totals of the step carry the most
-urgent of all ranks (actor/step_totals.py), so all leave after the same step. The clock counts on rank 0 only.
+Each rank says at the end of each step, when its gradients are there, how urgent it is for it; the
+totals of the step carry the most urgent of all ranks (actor/step_totals.py), so all leave after the
+same step. The clock counts on rank 0 only.
 
-    before the end   | rest of this step | a whole step | a validation | a save, twice its time | run.time_margin_s |
+    before the end  | rest of this step | a whole step | a validation | a save, twice its time |
+                    run.time_margin_s |
                      ^ asked here: if there isn't time for all of that, this step is the last one
 
-Where only the save and the margin are left, the run hurries. Before the first step there is nothing to save: cluster/guard.py has those
-phases leave.
+Where only the save and the margin are left, the run hurries. Before the first step there is nothing
+to save: cluster/guard.py has those phases leave.
 """
 
 import math
@@ -16,18 +18,28 @@ from collections import deque
 
 from mpitrain.cluster.guard import Guard
 
-STAY, LEAVE, HURRY = range(3)  # HURRY: without the validation that is due, and without what is told at the end
+# HURRY: without the validation that is due, and without what is told at the end
+STAY, LEAVE, HURRY = range(3)
 REMEMBERED = 64  # steps
 ASSUMED_BYTES_S = 100e6  # of a rank, until a save was measured
 
 
 class Leaving:
-    """Of one rank. guard: knows the time that there is, on one rank.  saved_bytes: the most that a rank writes."""
+    """Of one rank.
+
+    guard: knows the time that there is, on one rank.
+    saved_bytes: the most that a rank writes.
+    """
 
     def __init__(self, guard: Guard, saved_bytes: float):
-        self._guard, self._time = guard, guard.time
-        self._steps, self._assumed_s, self._longest_save_s = deque[float](maxlen=REMEMBERED), saved_bytes / ASSUMED_BYTES_S, 0.0
-        self._late, self._began, self._validation_s = False, time.monotonic(), 0.0
+        self._guard = guard
+        self._time = guard.time
+        self._steps = deque[float](maxlen=REMEMBERED)
+        self._assumed_s = saved_bytes / ASSUMED_BYTES_S
+        self._longest_save_s = 0.0
+        self._late = False
+        self._began = time.monotonic()
+        self._validation_s = 0.0
 
     def urgency(self) -> int:
         """Return how urgently this rank has to leave."""
@@ -55,11 +67,17 @@ class Leaving:
         self._began = time.monotonic()
 
     def validated(self, took_s: float) -> None:
-        """Note how long a validation took. The longest counts for ever: they can be further apart than the steps that are remembered."""
+        """Note how long a validation took.
+
+        The longest counts for ever: they can be further apart than the steps that are remembered.
+        """
         self._validation_s = max(self._validation_s, took_s)
 
     def end_step(self, save_s: float) -> None:
-        """Note how long the step took, its validation included and its save not; and how long the last save took until it was committed."""
+        """Note how long the step took, its validation included and its save not.
+
+        And how long the last save took until it was committed.
+        """
         self._steps.append(time.monotonic() - self._began)
         self._longest_save_s = max(self._longest_save_s, save_s)
 
@@ -67,11 +85,17 @@ class Leaving:
         """Return what is said at the start of the time there is."""
         if self._time is None:
             return ""
-        return f"time: until {self._time.end}; leaves {self._time.margin_s:.0f} s before that or earlier, with a checkpoint"
+        return (
+            f"time: until {self._time.end}; leaves {self._time.margin_s:.0f} s before that or earlier, with "
+            "a checkpoint"
+        )
 
     def told(self, step: int) -> str:
         """Return why the run has left after `step`."""
-        return f"stopped after step {step} with a checkpoint{self._distance}; start the same command again to go on"
+        return (
+            f"stopped after step {step} with a checkpoint{self._distance}; start the same command again to "
+            "go on"
+        )
 
     @property
     def _distance(self) -> str:

@@ -15,7 +15,9 @@ def needs_tokens(actor: Actor, separate: bool) -> bool:
 def microbatches_of(
     actor: Actor, tokens: torch.Tensor, ends: Ends | None, counted: torch.Tensor | None = None
 ) -> list[Microbatch]:
-    """Return the microbatches of a step. tokens: of its sequences on this data-parallel rank, [batch, sequence + 1].
+    """Return the microbatches of a step.
+
+    tokens: of its sequences on this data-parallel rank, [batch, sequence + 1].
 
     ends: where documents end in these, if they are separate.  counted: as Actor.cut() has it.
     """

@@ -1,7 +1,10 @@
-"""What `mpitrain run` settles before torch is loaded: configuration, run directory, newest checkpoint and tokens.
+"""What `mpitrain run` settles before torch is loaded.
 
-So what a user got wrong is refused in a second; to load torch, all ranks of a node at once, takes several. Everything is checked before
-anything of the run is written, and whatever is wrong on one rank alone is raised on all.
+configuration, run directory, newest checkpoint and tokens.
+
+So what a user got wrong is refused in a second; to load torch, all ranks of a node at once, takes
+several. Everything is checked before anything of the run is written, and whatever is wrong on one
+rank alone is raised on all.
 """
 
 import os
@@ -26,7 +29,16 @@ from mpitrain.data.order import Sampler
 from mpitrain.data.split import Split, apart, split, tail, without
 from mpitrain.data.text import Text
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, load_tokenizer, separator, tokenizer_of
-from mpitrain.data.tokens import Description, describe, keep_tokenizer, keep_trained, num_prepared, open_ends, open_tokens, prepare
+from mpitrain.data.tokens import (
+    Description,
+    describe,
+    keep_tokenizer,
+    keep_trained,
+    num_prepared,
+    open_ends,
+    open_tokens,
+    prepare,
+)
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly
 from mpitrain.inputs import is_there, kind_of, shown
 from mpitrain.layout.alternatives import told_of_zero
@@ -50,7 +62,9 @@ SEEN_S = 60.0  # for which a network file system may still say that there is no 
 class Corpora:
     """The tokens of a run, in an order that is a pure function of seed and slot.
 
-    separate: rows say where documents end.  told: how validation was chosen.  by_documents: not as of old.
+    separate: rows say where documents end.
+    told: how validation was chosen.
+    by_documents: not as of old.
     """
 
     train: Sampler
@@ -76,22 +90,31 @@ class Opened:
     prompt: str
 
 
-def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard, record: Wish | None = None) -> tuple[Opened, World]:
-    """Start MPI, check everything that needs no device, take the run directory, and prepare the tokens on rank 0.
+def open_run(
+    path: str | None, overrides: tuple[str, ...], guard: Guard, record: Wish | None = None
+) -> tuple[Opened, World]:
+    """Start MPI, check everything that needs no device, take the run directory, and prepare the
+    tokens on rank 0.
 
-    Collective over all ranks. Raises InputError, alike on all ranks and before anything of a run is changed, for whatever the user has
-    to change, and StoppedEarly on all ranks when one has to leave before it is done.
+    Collective over all ranks. Raises InputError, alike on all ranks and before anything of a run is
+    changed, for whatever the user has to change, and StoppedEarly on all ranks when one has to
+    leave before it is done.
     """
     guard.place.enter("start", "reading the configuration", BUSY)
-    read = attempt(path, overrides)  # before MPI starts: its limit (comm.timeout_s) is for that, too
-    notes, first = list[str](), rank_of_launcher()[0] == 0
+    # before MPI starts: its limit (comm.timeout_s) is for that, too
+    read = attempt(path, overrides)
+    notes = list[str]()
+    first = rank_of_launcher()[0] == 0
     if isinstance(read, Config):
         guard.place.name(guard.place.who, Limit(read.comm.timeout_s).seconds)
-        if first:  # before MPI starts, which takes some of that time; and no process that uses MPI starts the scheduler's command
+        # before MPI starts, which takes some of that time; and no process that uses MPI starts the
+        # scheduler's command
+        if first:
             watch_time(read, guard, notes.append)
     world = connect(guard.place, lambda: bool(guard.why_leave()))
     guard.join(world)
-    if isinstance(read, Config) and world.rank == 0 and not first:  # a shell had a rank of an earlier job in its environment
+    # a shell had a rank of an earlier job in its environment
+    if isinstance(read, Config) and world.rank == 0 and not first:
         watch_time(read, guard, notes.append)
     guard.place.enter("start", "checking the configuration", BUSY)
     config = world.on_every_rank("checking the configuration", lambda: _checked(read))
@@ -99,7 +122,9 @@ def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard, record:
     tokenizer = OneTokenizer(world, config.data)
     with guard.place.at("start", "reading the tokenizer", BUSY):
         vocabulary = tokenizer.read(lambda: _tokenizer(config))
-    plan, same = world.on_every_rank("checking the configuration", lambda: _plan(config, world, record, vocabulary))
+    plan, same = world.on_every_rank(
+        "checking the configuration", lambda: _plan(config, world, record, vocabulary)
+    )
     require_same_configuration(world, plan.config)
     world.require_same(same)
     guard.leave_if_asked(world)
@@ -111,7 +136,9 @@ def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard, record:
 
 
 def _told_of_moved(path: str | None, overrides: tuple[str, ...], run_dir: str) -> list[str]:
-    """Say so if the configuration is that of a run directory, which was moved or copied, and names another one."""
+    """Say so if the configuration is that of a run directory, which was moved or copied, and names
+    another one.
+    """
     here = RunDir(os.path.dirname(path or ""))
     asked = any(override.partition("=")[0].strip() == "run.dir" for override in overrides)
     own = os.path.basename(path or "") == here.config.name and os.path.exists(here.metrics)
@@ -135,7 +162,10 @@ def _checked(read: Config | InputError) -> Config:
 def _plan(
     config: Config, world: World, record: Wish | None, vocabulary: Vocabulary
 ) -> tuple[Plan, dict[str, str]]:
-    """Resolve the configuration and prove its schedule; return also what all ranks need alike. Sends nothing."""
+    """Resolve the configuration and prove its schedule; return also what all ranks need alike.
+
+    Sends nothing.
+    """
     if vocabulary.older_end_of_text is None:
         separator(config.data, vocabulary)  # else a run begun before may have one
     machine = world.size, vocabulary.vocab, world.num_nodes, world.node_ranks
@@ -154,7 +184,8 @@ def _plan(
 
 def _tokenizer(config: Config) -> Tokenizer:
     """Return the tokenizer, or the run directory's copy of it where its file is gone."""
-    data, rundir = config.data, RunDir(config.run.dir)
+    data = config.data
+    rundir = RunDir(config.run.dir)
     try:
         return tokenizer_of(data)
     except DataError:
@@ -168,13 +199,21 @@ def _tokenizer(config: Config) -> Tokenizer:
 def _require_staging(path: str) -> None:
     """Raise ConfigError unless shards can be written to this directory of the node first."""
     if path and not os.path.isdir(path):
-        raise ConfigError(f"run.staging = {path}: no such directory on {socket.gethostname()}; make it on every node, or leave it out")
+        raise ConfigError(
+            f"run.staging = {path}: no such directory on {socket.gethostname()}; make it on every node, or "
+            "leave it out"
+        )
     if path and not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"run.staging = {path}: not writable on {socket.gethostname()}; choose another directory, or leave it out")
+        raise ConfigError(
+            f"run.staging = {path}: not writable on {socket.gethostname()}; choose another directory, or "
+            "leave it out"
+        )
 
 
 def _require_device(plan: Plan, world: World) -> None:
-    """Refuse a device that can't do or hold what is asked, and compilers, before the run directory is made; for this torch is needed.
+    """Refuse a device that can't do or hold what is asked, and compilers, before the run directory is made.
+
+    For this torch is needed.
 
     Collective over all ranks.
     """
@@ -185,12 +224,16 @@ def _require_device(plan: Plan, world: World) -> None:
         from mpitrain.training.machine.device import place, way_of_messages
 
         placement = place(plan, world)
-        if direct:  # a child process may have to try it now and again later: a refused run leaves no directory
+        # a child process may have to try it now and again later: a refused run leaves no directory
+        if direct:
             way_of_messages(placement, world, "direct", Limit(config.comm.timeout_s).seconds)
 
 
 class _Opening:
-    """The run directory and what is in it, step by step; each is collective, and an error in one undoes what was made."""
+    """The run directory and what is in it, step by step.
+
+    Each is collective, and an error in one undoes what was made.
+    """
 
     def __init__(
         self,
@@ -203,8 +246,13 @@ class _Opening:
         record: Wish | None,
         notes: list[str],
     ):
-        self.plan, self.config, self.world, self.guard, self.record = plan, plan.config, world, guard, record
-        self.tokenizer, self.vocabulary = tokenizer, vocabulary
+        self.plan = plan
+        self.config = plan.config
+        self.world = world
+        self.guard = guard
+        self.record = record
+        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary
         self.report = Report(world.rank, 0, log_pace(self.config.run))
         self.asked, self.rundir, self.notes = asked, RunDir(self.config.run.dir), notes
         self.before: Config | None = None  # what the run directory holds; on rank 0
@@ -212,24 +260,34 @@ class _Opening:
         self.copies = np.empty(0, np.int64)  # documents that are left out of training
 
     def open(self) -> Opened:
-        world, place = self.world, self.guard.place
+        world = self.world
+        place = self.guard.place
         try:
             with place.at("start", "taking the run directory", BUSY):
                 token = world.on_first_rank("taking the run directory", self._take)
                 patience_s = SEEN_S if world.num_nodes > 1 else 0.0
-                world.on_every_rank("looking for the run directory", lambda: self.rundir.require_seen(token, patience_s))
+                world.on_every_rank(
+                    "looking for the run directory", lambda: self.rundir.require_seen(token, patience_s)
+                )
             with place.at("resume", VERIFYING, BUSY):
-                needs, share = self.plan.stored_weights(), self.config.run.verify
-                folder, note, each = self.rundir.checkpoints, self.notes.append, lambda what: place.enter("resume", what, BUSY)
+                needs = self.plan.stored_weights()
+                share = self.config.run.verify
+                folder = self.rundir.checkpoints
+                note = self.notes.append
+                each = lambda what: place.enter("resume", what, BUSY)
                 newest = newest_whole(world, folder, share, needs, note, each)
                 if self.record:
-                    world.on_first_rank("looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path))
+                    world.on_first_rank(
+                        "looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path)
+                    )
                 self.guard.leave_if_asked(world)
             self.notes += self._told_of_replay(newest)
             if self.before is not None and newest.step:
                 self.notes += filter(None, [change_of_rate(self.before, self.config, newest.step)])
             with place.at("tokens", "preparing the tokens", BUSY):
-                world.on_first_rank("preparing the tokens", lambda: self._prepare(newest), self.tokenizer.help)
+                world.on_first_rank(
+                    "preparing the tokens", lambda: self._prepare(newest), self.tokenizer.help
+                )
                 self.copies = world.on_first_rank("looking for copies of held-out documents", self._copies)
                 world.on_first_rank("keeping the tokenizer", self._keep_tokenizer)
                 corpora = world.on_every_rank("opening the tokens", self._corpora)
@@ -238,7 +296,9 @@ class _Opening:
                 self.guard.leave_if_asked(world, "the tokens are prepared")
             if self.config.run.logs:
                 with place.at("start", "opening the logs", BUSY):
-                    world.on_every_rank("opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size))
+                    world.on_every_rank(
+                        "opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size)
+                    )
             world.on_first_rank("writing config.toml", lambda: self.rundir.begin(self.asked, self.config))
         except (InputError, StoppedEarly) as error:
             if world.rank == 0:
@@ -263,19 +323,25 @@ class _Opening:
         return token
 
     def _told_of_text(self) -> str:
-        """Say what was read and what wasn't: files that are passed over without a word are missed by nobody."""
+        """Say what was read and what wasn't: files that are passed over without a word are missed
+        by nobody.
+        """
         found = describe(self.rundir.data)
         special = f"{self.vocabulary.told}; special tokens that are spelled out in a text are text"
         return f"text: {found.tally.told(found.count)}\ntokens: {special}" if found.tally.documents else ""
 
     def _told_of_replay(self, newest: Newest) -> list[str]:
-        routing, steps = self.plan.routing, range(newest.step + 1, self.config.run.steps + 1)
+        routing = self.plan.routing
+        steps = range(newest.step + 1, self.config.run.steps + 1)
         return [said] if routing and (said := routing.lacks(steps)) else []
 
     def _require_same_routing(self, newest: Newest) -> None:
         routing = self.plan.routing
         if routing and newest.routing not in ("", routing.digest):
-            what = f"{self.rundir.checkpoints}: trained with another content of experts.replay = {shown(self.config.experts.replay)}"
+            what = (
+                f"{self.rundir.checkpoints}: trained with another content of experts.replay = "
+                f"{shown(self.config.experts.replay)}"
+            )
             raise CheckpointError(f"{what} than it has now; put back what it had, or choose another run.dir")
 
     def _prepare(self, newest: Newest) -> None:
@@ -284,13 +350,17 @@ class _Opening:
         def accept(description: Description, tokens: np.ndarray, ends: np.ndarray) -> None:
             if newest.step and newest.data not in (description.content, description.digest):
                 now = f"{self.config.data.source} gives now{self._with_another_tokenizer()}"
-                raise CheckpointError(f"{self.rundir.checkpoints}: trained on other data than {now}; choose another run.dir")
+                raise CheckpointError(
+                    f"{self.rundir.checkpoints}: trained on other data than {now}; choose another run.dir"
+                )
             if ends.size:
                 separator(self.config.data, self.vocabulary)
             self._samplers(tokens, ends, description.tally.training)
 
         data = self.config.data
-        if self.gone and not keep_trained(self.rundir.data, data.source, self.vocabulary, newest.data, self._still):
+        if self.gone and not keep_trained(
+            self.rundir.data, data.source, self.vocabulary, newest.data, self._still
+        ):
             raise self.gone
         if self.gone:
             where = f"going on with the tokens in {shown(self.rundir.data)}, which the run has trained on"
@@ -299,7 +369,16 @@ class _Opening:
         given = newest.data, data.text_key, data.val_path
         try:
             ways = dict(encoder_of=self.tokenizer.encoder, say=self.report.say, shared=data.tokens)
-            prepare(data.source, data.path, self.tokenizer.whole, self.rundir.data, accept, self._still, *given, **ways)
+            prepare(
+                data.source,
+                data.path,
+                self.tokenizer.whole,
+                self.rundir.data,
+                accept,
+                self._still,
+                *given,
+                **ways,
+            )
         except StoppedEarly as early:
             count = num_prepared(self.rundir.data)
             raise StoppedEarly(early.where, early.why, f"{count:,} tokens are prepared and kept") from early
@@ -315,7 +394,8 @@ class _Opening:
         ends = open_ends(self.rundir.data)
         training = describe(self.rundir.data).tally.training
         train, validation, told = self._samplers(open_tokens(self.rundir.data), ends, training)
-        content, separate = describe(self.rundir.data).content, self.config.data.documents == "separate"
+        content = describe(self.rundir.data).content
+        separate = self.config.data.documents == "separate"
         return Corpora(train, validation, content, separate, told, bool(ends.size))
 
     def _keep_tokenizer(self) -> None:
@@ -323,17 +403,25 @@ class _Opening:
 
     def _copies(self) -> np.ndarray:
         """Return the documents that are copies of held-out ones; none for runs that are older than this."""
-        found, ends = describe(self.rundir.data), open_ends(self.rundir.data)
+        found = describe(self.rundir.data)
+        ends = open_ends(self.rundir.data)
         if not found.copies_apart:
             return self.copies
         held_out = self._split(found.count, ends, found.tally.training).validation
         num_between = 0 if self.vocabulary.end_of_text is None else 1
         return copies_of(open_tokens(self.rundir.data), np.asarray(ends), held_out, num_between)
 
-    def _samplers(self, tokens: np.ndarray, ends: np.ndarray, training: int | None) -> tuple[Sampler, Sampler, str]:
-        data, seed = self.config.data, self.config.run.seed
+    def _samplers(
+        self, tokens: np.ndarray, ends: np.ndarray, training: int | None
+    ) -> tuple[Sampler, Sampler, str]:
+        data = self.config.data
+        seed = self.config.run.seed
         found = without(self._split(len(tokens), ends, training), ends, self.copies, data.sequence)
-        known = (ends if ends.size else self.vocabulary.older_end_of_text) if data.documents == "separate" else None
+        known = (
+            (ends if ends.size else self.vocabulary.older_end_of_text)
+            if data.documents == "separate"
+            else None
+        )
         texts = [Text(tokens, stretches, known) for stretches in (found.train, found.validation)]
         return Sampler(texts[0], data.sequence, seed), Sampler(texts[1], data.sequence), found.told
 
@@ -346,10 +434,12 @@ class _Opening:
         return split(ends, data.val_fraction, data.sequence, self.config.run.seed)
 
     def _still(self, what: str) -> None:
-        """Tell the watchdog and the other ranks that this one still works. Raises StoppedEarly if one of them was asked to leave."""
+        """Tell the watchdog and the other ranks that this one still works.
+
+        Raises StoppedEarly if one of them was asked to leave.
+        """
         place = self.guard.place
         place.enter(place.phase, what, BUSY)
         another = "another rank was asked to leave" if self.world.beat() else ""
         if why := self.guard.why_leave() or another:
             raise StoppedEarly(f"{place.phase}, {what}", why)
-

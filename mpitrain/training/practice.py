@@ -1,4 +1,7 @@
-"""A step before the first one, which changes nothing: what it compiles (`run.compile`) is in no step's time, and takes nobody's limit."""
+"""A step before the first one, which changes nothing.
+
+What it compiles (`run.compile`) is in no step's time, and takes nobody's limit.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +24,10 @@ def practise(actor: Actor, step: int, microbatches: list[Microbatch]) -> None:
 @contextmanager
 def _patiently(actor: Actor) -> Iterator[None]:
     """Let waits last as long as other ranks may compile."""
-    place, progress = actor.place, actor.progress
-    limit_s, timeout_s = place.limit_s, progress.timeout_s
+    place = actor.place
+    progress = actor.progress
+    limit_s = place.limit_s
+    timeout_s = progress.timeout_s
     place.name(place.who, max(limit_s, FIRST_S))
     progress.timeout_s = max(timeout_s, FIRST_S)
     yield

@@ -3,7 +3,8 @@
     rank 0     read | share | encode | gather, write | read | share | encode ...
     others            take    encode   give                   take    encode ...
 
-Rank 0 alone reads the tokenizer's file. The ranks that take part get it from there, if there is work.
+Rank 0 alone reads the tokenizer's file. The ranks that take part get it from there, if there is
+work.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,8 @@ class OneTokenizer:
     """The tokenizer of a run, which rank 0 has. Others get its numbers, and its files if they encode."""
 
     def __init__(self, world: World, data: Data):
-        self._world, self._data = world, data
+        self._world = world
+        self._data = data
         self._tokenizer: Tokenizer | None = None
 
     def read(self, read: Callable[[], Tokenizer]) -> Vocabulary:
@@ -64,7 +66,9 @@ class _OnRanks:
     """Encodes on several ranks; a share goes to each of them."""
 
     def __init__(self, world: World, ranks: Sequence[int], files: Mapping[str, bytes]):
-        self._world, self._ranks, self._files = world, ranks, files
+        self._world = world
+        self._ranks = ranks
+        self._files = files
         self.num_shares = len(ranks)
 
     def __call__(self, shares: Sequence[Texts]) -> list[list[np.ndarray]]:
@@ -83,7 +87,8 @@ def _ranks_to_help(world: World, tokenizer: Tokenizer, num_bytes: int) -> list[i
     if not tokenizer.memory:  # bytes: there is nothing to encode
         return [0]
     of_node = world.node_ranks or world.size
-    each, found = tokenizer.memory + SHARE_BYTES * tokenizer.memory_per_byte, available_bytes()
+    each = tokenizer.memory + SHARE_BYTES * tokenizer.memory_per_byte
+    found = available_bytes()
     fit = of_node if found is None else found // 2 // each
     able = [rank for rank in range(world.size) if rank == 0 or rank % of_node < fit]
     return able[: max(1, num_bytes // (LEAST_SHARES * SHARE_BYTES))]

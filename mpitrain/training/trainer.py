@@ -1,4 +1,7 @@
-"""`mpitrain run`, after mpitrain/training/opening.py: build everything, then loop over steps, log, save, stop."""
+"""`mpitrain run`, after mpitrain/training/opening.py.
+
+Build everything, then loop over steps, log, save, stop.
+"""
 
 import json
 import math
@@ -66,17 +69,22 @@ from mpitrain.training.saving.saver import saver_of
 
 
 def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) -> int:
-    """Train what was opened, and return the exit code. Collective over `world`. record: which rank and step to write to a file.
+    """Train what was opened, and return the exit code.
 
-    Raises, alike on all ranks, InputError if a device or a checkpoint isn't what the configuration needs, and StoppedEarly if one has to
-    leave before the first step.
+    Collective over `world`.
+    record: which rank and step to write to a file.
+
+    Raises, alike on all ranks, InputError if a device or a checkpoint isn't what the configuration
+    needs, and StoppedEarly if one has to leave before the first step.
     """
-    config, place = opened.plan.config, guard.place
+    config = opened.plan.config
+    place = guard.place
     guard.leave_if_asked(world)
     place.enter("build", "looking for the device")
     placement = choose_place(opened.plan, world)
     place.enter("build", "finding out whether MPI takes device buffers")
-    limit, report = Limit(config.comm.timeout_s), Report(world.rank, 0, log_pace(config.run))
+    limit = Limit(config.comm.timeout_s)
+    report = Report(world.rank, 0, log_pace(config.run))
     way = way_of_messages(placement, world, config.comm.device, limit.seconds)
     with place.at("build", "making the communicators", WAITING):
         mesh = build_mesh(opened.plan, world.comm, place, way, placement.use)
@@ -92,13 +100,25 @@ def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) 
 
 
 def _built(
-    opened: Opened, world: World, mesh: Mesh, placement: Placement, guard: Guard, limit: Limit, report: Report, record: Wish | None
+    opened: Opened,
+    world: World,
+    mesh: Mesh,
+    placement: Placement,
+    guard: Guard,
+    limit: Limit,
+    report: Report,
+    record: Wish | None,
 ) -> "Trainer":
-    """Look at the machine, build the model and read the newest checkpoint. Collective over `world`; raises as run() does."""
-    config, place = opened.plan.config, guard.place
+    """Look at the machine, build the model and read the newest checkpoint.
+
+    Collective over `world`; raises as run() does.
+    """
+    config = opened.plan.config
+    place = guard.place
     if config.run.preflight != "off":
         with place.at("build", "looking at space, clocks and devices", BUSY):
-            device, measure = str(placement.gpu or "CPU"), config.run.preflight == "full"
+            device = str(placement.gpu or "CPU")
+            measure = config.run.preflight == "full"
             report.say(conditions.told(world, opened.plan, opened.rundir.path, device, measure=measure))
     with place.at("build", "measuring links between nodes", BUSY):
         plan, why = settled(opened.plan, world, placement)
@@ -115,22 +135,45 @@ def _built(
 class Trainer:
     """The loop of one rank. `step` is the number of steps done."""
 
-    def __init__(self, opened: Opened, world: World, mesh: Mesh, placement: Placement, guard: Guard, limit: Limit, record: Wish | None):
-        self.config, self.rundir, self.corpora, self.mesh = opened.plan.config, opened.rundir, opened.corpora, mesh
-        self.placement, self.device = placement, placement.device
-        self.opened, self.world, self.guard, self.place, self.limit = opened, world, guard, guard.place, limit
-        config, self.bare = self.config, resident()
+    def __init__(
+        self,
+        opened: Opened,
+        world: World,
+        mesh: Mesh,
+        placement: Placement,
+        guard: Guard,
+        limit: Limit,
+        record: Wish | None,
+    ):
+        self.config = opened.plan.config
+        self.rundir = opened.rundir
+        self.corpora = opened.corpora
+        self.mesh = mesh
+        self.placement = placement
+        self.device = placement.device
+        self.opened = opened
+        self.world = world
+        self.guard = guard
+        self.place = guard.place
+        self.limit = limit
+        config = self.config
+        self.bare = resident()
         self.clock = clock_of(self.device)
         mesh.keep_time(self.clock)
         self.recorder = Recorder(range(0), self.clock)
         self.plan = opened.plan
         self.actor = Actor(self.plan, mesh, self.device, self.recorder, self.place)
         self.num_microbatches = self.plan.num_microbatches
-        self.step_tokens = config.batch.global_ * config.data.sequence  # read, whether their targets carry loss or not
+        # read, whether their targets carry loss or not
+        self.step_tokens = config.batch.global_ * config.data.sequence
         asked = config.run.eval_batches * config.batch.global_
-        self.num_validated = min(asked, self.corpora.validation.num_sequences) if self.corpora.by_documents else asked
+        self.num_validated = (
+            min(asked, self.corpora.validation.num_sequences) if self.corpora.by_documents else asked
+        )
         self.step = self.tokens = self.updates = self.skipped = 0
-        self.skipped_in_a_row, self.last_words, self.urgency = 0, "", STAY
+        self.skipped_in_a_row = 0
+        self.last_words = ""
+        self.urgency = STAY
         self.spikes = Spikes(config.spikes)
         self.report = Report(mesh.rank, config.run.steps, log_pace(config.run))
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
@@ -139,7 +182,9 @@ class Trainer:
         self.stragglers = Stragglers(self.plan, mesh, world, self.report.say)
         self.checks = Checks(self.actor, mesh, world, self.place, self.rundir, self.report.say, record)
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
-        self.to_record, self.recorded = range(0), dict[int, list]()  # steps of which the routing is recorded, and what was
+        # steps of which the routing is recorded, and what was
+        self.to_record = range(0)
+        self.recorded = dict[int, list]()
         self.watched = 0  # the step in which activations are counted
         self.saver = saver_of(self.actor, world, self.place, self.rundir, opened.newest, self.report.say)
         self.leaving = Leaving(guard, self.saver.most_bytes)
@@ -172,14 +217,23 @@ class Trainer:
             self.report.say(self.last_words)
             return code
         if self.step >= self.watched:  # else nothing was left to do, and nothing measured
-            rank, shards = self.actor.pp.rank, self.actor.shards_here
+            rank = self.actor.pp.rank
+            shards = self.actor.shards_here
             copies = copy_bytes(self.plan, rank, shards), self.saver.copied_bytes
             predicted = predict(self.plan, shards, self.device.type == "cuda")[rank]
-            self.report.say(compare(predicted, measure(self.actor, self.watch), copies, self.bare, peak_resident()))
+            self.report.say(
+                compare(predicted, measure(self.actor, self.watch), copies, self.bare, peak_resident())
+            )
         self.report.say(self.saver.gathered)
         if self.device.type == "cuda":
-            most, reserved = (count(self.device) / 1e6 for count in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved))
-            self.report.say(f"GPU of rank 0, MB at most: {most:,.2f} allocated, with what it works with; {reserved:,.2f} reserved by torch")
+            most, reserved = (
+                count(self.device) / 1e6
+                for count in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)
+            )
+            self.report.say(
+                f"GPU of rank 0, MB at most: {most:,.2f} allocated, with what it works with; {reserved:,.2f} "
+                "reserved by torch"
+            )
         self._say_how_to_go_on()
         self.report.say(self.checks.told())
         return DONE
@@ -196,10 +250,12 @@ class Trainer:
 
     def _one_step(self) -> int | None:
         """Run a step, validate, save and log as is due; return the exit code if it was the last one."""
-        run, step = self.config.run, self.step + 1
+        run = self.config.run
+        step = self.step + 1
         self.leaving.begin_step()
         self.ledger.begin()
-        begin, waited = self.clock.mark(), self.mesh.progress.waited_s
+        begin = self.clock.mark()
+        waited = self.mesh.progress.waited_s
         lr = learning_rate(self.config, step)
         watch = self.watch if step == self.watched else None
         self.place.enter("step", "reading tokens")
@@ -228,19 +284,25 @@ class Trainer:
             line |= self._validate()
             if self.config.experts.count:
                 mine = expert_loads.shares(self.actor)
-                line[expert_loads.KEY] = expert_loads.together(self.world.all_gather("the loads of experts", mine))
+                line[expert_loads.KEY] = expert_loads.together(
+                    self.world.all_gather("the loads of experts", mine)
+                )
         self._log(line, waited_share)
         if step in self.to_record:
             self._record_routing(step)
         if step in self.recorder.steps[-1:]:
             self._write_trace()
-            self.recorder.steps = range(0)  # complete: what a rollback computes again isn't traced again
+            # complete: what a rollback computes again isn't traced again
+            self.recorder.steps = range(0)
         self.leaving.end_step(self.saver.last.took_s)
         over = step == run.steps or self.urgency > STAY
         saving = over or bool(run.save_every and step % run.save_every == 0)
         if corruption := self.checks.corruption(step, saving):
             self.saver.finish()
-            self.last_words = f"corrupted after step {step}: {corruption}; the last good checkpoint is kept: leave that node out"
+            self.last_words = (
+                f"corrupted after step {step}: {corruption}; the last good checkpoint is kept: leave that "
+                "node out"
+            )
             return FAILED
         last = self._last_saved() if result.spike and self.config.spikes.do == "rollback" else 0
         if last:
@@ -251,22 +313,31 @@ class Trainer:
         return self._end(sick) if over or sick else None
 
     def _is_alone(self, step: int, stop: int) -> bool:
-        """Return whether the next step doesn't follow at once: then weights on their way to the others belong to this one's costs.
+        """Return whether the next step doesn't follow at once.
 
-        Nor does what the first step of a start has sent belong to those of the second, which the table at the end begins with.
+        Then weights on their way to the others belong to this one's costs.
+
+        Nor does what the first step of a start has sent belong to those of the second, which the
+        table at the end begins with.
         """
-        run, check_every = self.config.run, self.config.numerics.check_every
+        run = self.config.run
+        check_every = self.config.numerics.check_every
         due = any(every and step % every == 0 for every in (run.eval_every, run.save_every, check_every))
         return due or step in (self.watched, run.steps) or stop > STAY
 
     def _end(self, sick: str) -> int:
-        """Return the exit code after the last step, when nothing is being saved any more. sick: why it isn't worth saving."""
+        """Return the exit code after the last step, when nothing is being saved any more.
+
+        sick: why it isn't worth saving.
+        """
         self.saver.finish()
         last = self.saver.last
         if sick or last.sick:
             return self._diverged(sick or last.reason)
         if last.reason:
-            self.last_words = f"step {self.step} could not be saved: start the same command again when it can be"
+            self.last_words = (
+                f"step {self.step} could not be saved: start the same command again when it can be"
+            )
             return FAILED
         if self.step < self.config.run.steps:
             self.last_words = self.leaving.told(self.step)
@@ -285,7 +356,10 @@ class Trainer:
         self.place.name(self.place.who, self.limit.seconds)
 
     def _count_skips(self, result: StepResult) -> str:
-        """Count the steps that were skipped in a row, and say so; return why the run has to end, if it has to. Alike on all ranks."""
+        """Count the steps that were skipped in a row, and say so.
+
+        Return why the run has to end, if it has to. Alike on all ranks.
+        """
         most = self.config.run.max_skips
         if not (result.skipped or result.spike):
             self.skipped_in_a_row = 0
@@ -293,20 +367,34 @@ class Trainer:
             self.skipped_in_a_row += 1
         if result.skipped and result.num_tokens:
             limit = f" of at most {most} (run.max_skips)" if most else ""
-            self.report.say(f"step {self.step} was skipped: its gradients are not finite; {self.skipped_in_a_row} in a row{limit}")
+            self.report.say(
+                f"step {self.step} was skipped: its gradients are not finite; {self.skipped_in_a_row} in a "
+                f"row{limit}"
+            )
         if most and self.skipped_in_a_row >= most:
             return f"{self.skipped_in_a_row} steps were skipped in a row (run.max_skips = {most})"
         return ""
 
     def _microbatches(self, sampler: Sampler, step: int, most: int | None = None) -> list[Microbatch]:
-        """Return this rank's microbatches of a step (counted from 0); stages in the middle look only for documents.
+        """Return this rank's microbatches of a step (counted from 0).
 
-        most: sequences that count, of those of all steps; what fills the last step after them carries no loss.
+        Stages in the middle look only for documents.
+
+        most: sequences that count, of those of all steps; what fills the last step after them
+        carries no loss.
         """
-        rows = self._rows(sampler, step) if needs_tokens(self.actor, self.corpora.separate) else Rows(np.empty(0, np.int64))
+        rows = (
+            self._rows(sampler, step)
+            if needs_tokens(self.actor, self.corpora.separate)
+            else Rows(np.empty(0, np.int64))
+        )
         tokens = torch.from_numpy(rows.tokens).to(self.device)
         ends = None if rows.ends is None else torch.from_numpy(rows.ends).to(self.device)
-        counted = None if most is None else torch.tensor([slot < most for slot in self._slots(step)], device=self.device)
+        counted = (
+            None
+            if most is None
+            else torch.tensor([slot < most for slot in self._slots(step)], device=self.device)
+        )
         return microbatches_of(self.actor, tokens, ends, counted)
 
     def _rows_of_step(self) -> Rows:
@@ -323,12 +411,16 @@ class Trainer:
         return range(begin, begin + local)
 
     def _validate(self) -> dict[str, float]:
-        """Return the mean loss over the validation sequences, none of them twice; nothing if a rank is in a hurry before all are computed.
+        """Return the mean loss over the validation sequences, none of them twice.
 
-        Raises StoppedEarly on all ranks if one has to leave before the first step: there is nothing to save.
+        Nothing if a rank is in a hurry before all are computed.
+
+        Raises StoppedEarly on all ranks if one has to leave before the first step: there is nothing
+        to save.
         """
         urgency = self.leaving.urgency if self.step else lambda: LEAVE if self.guard.why_leave() else STAY
-        totals, begin_s = [], time.monotonic()
+        totals = []
+        begin_s = time.monotonic()
         with self.place.at("validation", "reading tokens"):
             for i in range(math.ceil(self.num_validated / self.config.batch.global_)):
                 microbatches = self._microbatches(self.corpora.validation, i, self.num_validated)
@@ -342,7 +434,7 @@ class Trainer:
         self.leaving.validated(time.monotonic() - begin_s)
         return {"val_loss": sum(loss for loss, _ in totals) / (sum(count for _, count in totals) or math.nan)}
 
-    # ------------------------------------------------------------ what the user and other programs see
+    # --------------------------------------------------------- what the user and other programs see
 
     def _line(self, result: StepResult, lr: float, step_s: float) -> dict:
         tokens_per_s = self.step_tokens / step_s
@@ -363,7 +455,10 @@ class Trainer:
         }
 
     def _log(self, line: dict, waited_share: float = 0.0) -> None:
-        """Append a line to metrics.jsonl before the next step, and show it. It is synced before a checkpoint is committed."""
+        """Append a line to metrics.jsonl before the next step, and show it.
+
+        It is synced before a checkpoint is committed.
+        """
         if self.mesh.rank:
             return
         self.place.enter("step", f"writing {self.rundir.metrics}")
@@ -375,21 +470,27 @@ class Trainer:
             self.report.say(f"val loss before training {line['val_loss']:.4f}")
 
     def _announce(self) -> None:
-        config, model = self.config, self.config.model
+        config = self.config
+        model = self.config.model
         count = sum(spec.numel for spec in self.plan.parameters())
         self.report.say(
-            f"ranks: {self.mesh.size}, nodes: {self.world.num_nodes}, {self.mesh.grid}; {config.pipeline.schedule}, microbatches a rank: "
-            f"{self.num_microbatches}; {self.device.type}, threads a rank: {torch.get_num_threads()}"
+            f"ranks: {self.mesh.size}, nodes: {self.world.num_nodes}, {self.mesh.grid}; "
+            f"{config.pipeline.schedule}, microbatches a rank: {self.num_microbatches}; {self.device.type}, "
+            f"threads a rank: {torch.get_num_threads()}"
         )
         self.report.say(
-            f"{count / 1e6:.2f} M parameters ({model.layers} blocks of width {model.width}), {config.batch.global_} sequences of "
-            f"{config.data.sequence} tokens a step, training on {self.corpora.train.num_sequences:,} sequences of {config.data.source}"
+            f"{count / 1e6:.2f} M parameters ({model.layers} blocks of width {model.width}), "
+            f"{config.batch.global_} sequences of {config.data.sequence} tokens a step, training on "
+            f"{self.corpora.train.num_sequences:,} sequences of {config.data.source}"
         )
         self.report.say(self._told_of_validation())
         self.report.say("\n".join(f"{self.plan.table.name}: {note}" for note in self.plan.table.notes))
         self.report.say(crowded(library.vendor(), self.world.node.size))
         if not self.mesh["tp"].one_node:
-            self.report.say(f"parallel.tp = {config.parallel.tp} spans nodes: every layer waits for the network; use a smaller tp")
+            self.report.say(
+                f"parallel.tp = {config.parallel.tp} spans nodes: every layer waits for the network; use a "
+                "smaller tp"
+            )
         for line in costs(self.plan):
             self.report.say(line)
         self.report.say(told_of_every(self.plan.stages))
@@ -397,21 +498,32 @@ class Trainer:
         self.report.say(next(filter(None, told), ""))
         self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
         if config.run.compile:
-            self.report.say(f"what lies between products is compiled (run.compile), in {'Triton' if self.placement.gpu else 'C++'}")
+            self.report.say(
+                "what lies between products is compiled (run.compile), in "
+                f"{'Triton' if self.placement.gpu else 'C++'}"
+            )
         self.report.say(self.leaving.announced())
         self._announce_devices()
 
     def _told_of_validation(self) -> str:
-        asked, known = self.config.run.eval_batches * self.config.batch.global_, self.corpora.validation.num_sequences
-        fewer = f", all there are, of {asked:,} asked for (run.eval_batches x batch.global)" if self.num_validated < asked else ""
+        asked = self.config.run.eval_batches * self.config.batch.global_
+        known = self.corpora.validation.num_sequences
+        fewer = (
+            f", all there are, of {asked:,} asked for (run.eval_batches x batch.global)"
+            if self.num_validated < asked
+            else ""
+        )
         used = fewer or f" of {known:,}"
         return f"validation on {self.num_validated:,} sequences{used}; held out are {self.corpora.told}"
 
     def _announce_devices(self) -> None:
         """Say which GPU, who shares one, and how messages get there. Collective over all ranks."""
-        gpu, wish = self.placement.gpu, self.config.comm.device
+        gpu = self.placement.gpu
+        wish = self.config.comm.device
         if gpu is None:
-            self.report.say("" if wish == "auto" else f'comm.device = "{wish}" has no effect: this run computes on CPUs')
+            self.report.say(
+                "" if wish == "auto" else f'comm.device = "{wish}" has no effect: this run computes on CPUs'
+            )
             return
         self.report.say(f"GPU of rank 0: {gpu}; {self.mesh.way}")
         self.report.say(TOLD[self.config.numerics.deterministic])
@@ -419,9 +531,13 @@ class Trainer:
         self.report.say(f"{said}: they take turns, and have its memory and its peak together" if said else "")
 
     def _record_routing(self, step: int) -> None:
-        """Gather where the tokens of a step went; write the trace when it is complete. Collective over all ranks."""
+        """Gather where the tokens of a step went; write the trace when it is complete.
+
+        Collective over all ranks.
+        """
         every = self.world.all_gather("the routing of a step", self.actor.recorded)
-        self.recorded[step] = [each for part in every for each in part]  # over what a rollback has undone
+        # over what a rollback has undone
+        self.recorded[step] = [each for part in every for each in part]
         if step == self.to_record[-1] and self.mesh.rank == 0:
             replayed = as_override("experts.replay", str(self.rundir.routing))
             told = f"recorded the routing of steps {min(self.recorded)} to {step}: --set {replayed}"
@@ -431,8 +547,15 @@ class Trainer:
         with self.place.waiting("for all ranks: their part of the trace"):
             events = gather_events(self.recorder, self.mesh, self.world)
         if events is not None:
-            told = f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace {as_argument(self.rundir.trace)}"
-            self._write(self.rundir.trace, lambda path: write_trace(path, events, self.actor.table, self.mesh["dp"].size), told)
+            told = (
+                f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace "
+                f"{as_argument(self.rundir.trace)}"
+            )
+            self._write(
+                self.rundir.trace,
+                lambda path: write_trace(path, events, self.actor.table, self.mesh["dp"].size),
+                told,
+            )
 
     def _write(self, path: Path, write: Callable[[Path], None], told: str) -> None:
         """Write a file that training can do without, and say so; or why it isn't there."""
@@ -444,20 +567,37 @@ class Trainer:
         self.report.say(told)
 
     def _say_how_to_go_on(self) -> None:
-        path, ranks = self.rundir.path, (self.mesh.size, self.world.num_nodes)
-        self.report.say(f"done: {self.step} steps, everything is in {path}\n{commands(self.config, path, self.opened.prompt, *ranks)}")
+        path = self.rundir.path
+        ranks = (self.mesh.size, self.world.num_nodes)
+        self.report.say(
+            f"done: {self.step} steps, everything is in {path}\n"
+            f"{commands(self.config, path, self.opened.prompt, *ranks)}"
+        )
 
     # ------------------------------------------------------------ checkpoints
 
     def _save(self, result: StepResult, val_loss: float | None) -> None:
         """Begin to save a step, if it is worth it. Collective over all ranks."""
         scale = self.actor.loss_scale
-        if result.num_tokens and (not math.isfinite(result.loss) or (result.skipped and not (scale.dynamic and scale.value > 1))):
+        if result.num_tokens and (
+            not math.isfinite(result.loss) or (result.skipped and not (scale.dynamic and scale.value > 1))
+        ):
             return self.saver.refuse(self.step, "its loss or its gradients are not finite")
-        meta = {"step": self.step, "tokens": self.tokens, "updates": self.updates, "skipped": self.skipped, "data": self.corpora.digest}
+        meta = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "updates": self.updates,
+            "skipped": self.skipped,
+            "data": self.corpora.digest,
+        }
         sequences = (self.step + self.spikes.batches_skipped) * self.config.batch.global_
         meta |= {"routing": self.plan.routing.digest} if self.plan.routing else {}
-        meta |= {"sequences": sequences, "loss_scale": scale.state, "spikes": self.spikes.state, "val_loss": finite(val_loss)}
+        meta |= {
+            "sequences": sequences,
+            "loss_scale": scale.state,
+            "spikes": self.spikes.state,
+            "val_loss": finite(val_loss),
+        }
         meta["skipped_in_a_row"] = self.skipped_in_a_row
         self.saver.start(self.step, meta)
 
@@ -466,10 +606,13 @@ class Trainer:
 
         Raises CheckpointError, alike on all ranks, if it can't be read any more.
         """
-        step, folder = self.opened.newest.step, self.rundir.checkpoints
+        step = self.opened.newest.step
+        folder = self.rundir.checkpoints
         if step:
             self._go_back_to(step)
-        cut = self.world.on_first_rank("cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(step if step else -1))
+        cut = self.world.on_first_rank(
+            "cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(step if step else -1)
+        )
         self.report.say("\n".join([*self.opened.notes, *([cut] if cut else [])]))
         if step:
             steps = self.config.run.steps
@@ -480,18 +623,28 @@ class Trainer:
         folder = self.rundir.checkpoints
         with load.open_step(folder, step) as saved:
             state_io.read(saved, self.actor)
-            self.step, self.tokens = saved.meta["step"], saved.meta["tokens"]
-            self.updates, self.skipped = saved.meta["updates"], saved.meta["skipped"]
-            self.spikes.state, self.skipped_in_a_row = saved.meta.get("spikes") or NONE_YET, saved.meta.get("skipped_in_a_row", 0)
+            self.step = saved.meta["step"]
+            self.tokens = saved.meta["tokens"]
+            self.updates = saved.meta["updates"]
+            self.skipped = saved.meta["skipped"]
+            self.spikes.state, self.skipped_in_a_row = (
+                saved.meta.get("spikes") or NONE_YET,
+                saved.meta.get("skipped_in_a_row", 0),
+            )
 
     def _last_saved(self) -> int:
-        """Return the newest step that run.save_every asked for and that is whole; 0 if there is none yet. Collective over all ranks.
+        """Return the newest step that run.save_every asked for and that is whole; 0 if there is none yet.
 
-        What was saved on leaving doesn't count: a run that never left hasn't got it. Nor does what is later than the step this run went
-        on from or has saved, or than the spike: it is of before a run went back. What is being saved is waited for.
+        Collective over all ranks.
+
+        What was saved on leaving doesn't count: a run that never left hasn't got it. Nor does what
+        is later than the step this run went on from or has saved, or than the spike: it is of
+        before a run went back. What is being saved is waited for.
         """
         self.saver.finish()
-        run, folder, newest = self.config.run, self.rundir.checkpoints, min(self.saver.newest, self.step - 1)
+        run = self.config.run
+        folder = self.rundir.checkpoints
+        newest = min(self.saver.newest, self.step - 1)
 
         def due(step: int) -> bool:
             return bool(run.save_every) and step % run.save_every == 0 and step <= newest
@@ -499,28 +652,45 @@ class Trainer:
         try:
             with self.saver.patiently(), self.place.at("resume", VERIFYING, BUSY):
                 each = partial(self.place.enter, "resume", state=BUSY)
-                found = newest_whole(self.world, folder, run.verify, self.plan.stored_weights(), self.report.say, each, due)
+                found = newest_whole(
+                    self.world, folder, run.verify, self.plan.stored_weights(), self.report.say, each, due
+                )
         except CheckpointError as error:  # no bad input: what this run has saved
-            raise MpitrainError(f"after the spike in step {self.step} there is nothing to go back to: {error.args[0]}") from error
+            raise MpitrainError(
+                f"after the spike in step {self.step} there is nothing to go back to: {error.args[0]}"
+            ) from error
         self.saver.pass_over(found.damaged)
         self.report.say("" if found.step else "there is no checkpoint to go back to yet")
         return found.step
 
     def _roll_back(self, last: int, stop: bool) -> int | None:
-        """Go back to a checkpoint after a spike; return the exit code if the run has to end. Collective over all ranks."""
-        spike, before, most = self.step, self.spikes.state, self.config.spikes.most
+        """Go back to a checkpoint after a spike; return the exit code if the run has to end.
+
+        Collective over all ranks.
+        """
+        spike = self.step
+        before = self.spikes.state
+        most = self.config.spikes.most
         if most and before["rollbacks"] >= most:
-            return self._diverged(f"{most} rollback{'s were' if most > 1 else ' was'} not enough (spikes.most = {most})")
+            return self._diverged(
+                f"{most} rollback{'s were' if most > 1 else ' was'} not enough (spikes.most = {most})"
+            )
         try:
             self._go_back_to(last)
-        except CheckpointError as error:  # no bad input: what this run has saved; the next start finds an earlier one
+        except CheckpointError as error:
+            # no bad input: what this run has saved; the next start finds an earlier one
             raise MpitrainError(f"step {last}, to go back to, can't be read: {error.args[0]}") from error
         self.spikes.rolled_back(spike, last, before)
         self.recorder.forget(last)
         self.world.on_first_rank("cutting metrics.jsonl", lambda: self.rundir.truncate_metrics(last))
-        self.report.say(f"rolled back to step {last}, rollback {self.spikes.rollbacks}; {spike - last} batches are not read again")
+        self.report.say(
+            f"rolled back to step {last}, rollback {self.spikes.rollbacks}; {spike - last} batches are not "
+            "read again"
+        )
         if stop:
-            self.last_words = f"stopped after step {last}, which is saved; start the same command again to go on"
+            self.last_words = (
+                f"stopped after step {last}, which is saved; start the same command again to go on"
+            )
         return STOPPED_EARLY if stop else None
 
     def _go_back_to(self, step: int) -> None:

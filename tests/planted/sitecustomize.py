@@ -1,9 +1,10 @@
 """Plants one fault in one rank: Python runs this file when it starts, if its folder is on PYTHONPATH.
 
-PLANTED = {"rank": 1, "phase": "save", "call": 17, "fault": "stop"}: before the 17th call of a function of mpitrain in that phase. With
-"fault": "count" nothing happens but that the number of calls in each phase is written to "file".1; "rank": null counts on all ranks. With
-"blind" no watchdog can be started, with "threadless" no
-thread. "phase": "saving" is what the thread that saves does, whatever the rank itself does meanwhile.
+PLANTED = {"rank": 1, "phase": "save", "call": 17, "fault": "stop"}: before the 17th call of a
+function of mpitrain in that phase. With "fault": "count" nothing happens but that the number of
+calls in each phase is written to "file".1; "rank": null counts on all ranks. With "blind" no
+watchdog can be started, with "threadless" no thread. "phase": "saving" is what the thread that
+saves does, whatever the rank itself does meanwhile.
 """
 
 import atexit
@@ -19,7 +20,9 @@ import time
 from pathlib import Path
 
 PLANTED = json.loads(os.environ.get("PLANTED", "{}"))
-RANK = int(next((os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ), -1))
+RANK = int(
+    next((os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ), -1)
+)
 
 
 def fail() -> None:
@@ -45,7 +48,10 @@ def missing_file() -> None:
 
 
 def no_threads() -> None:
-    """Have the system refuse every further thread (EAGAIN), as under RLIMIT_NPROC, which root doesn't heed: no stack is that large."""
+    """Have the system refuse every further thread (EAGAIN), as under RLIMIT_NPROC, which root doesn't heed.
+
+    No stack is that large.
+    """
     threading.stack_size(1 << 46)
 
 
@@ -78,14 +84,20 @@ class Plant:
     """
 
     def __init__(self, phase: str, call: int, fault: str, file: str = "", **_):
-        self.phase, self.call, self.fault, self.place, self.counts = phase, call, fault, None, {}
+        self.phase = phase
+        self.call = call
+        self.fault = fault
+        self.place = None
+        self.counts = {}
         if fault == "count":
             atexit.register(lambda: Path(f"{file}.{RANK}").write_text(json.dumps(self.counts)))
 
     def __call__(self, frame, event: str, _) -> None:
         if event != "call" or sys is None or sys.is_finalizing():  # Python ends: modules are gone
             return
-        if frame.f_code.co_flags & inspect.CO_GENERATOR or "mpitrain" not in (frame.f_globals.get("__name__") or ""):
+        if frame.f_code.co_flags & inspect.CO_GENERATOR or "mpitrain" not in (
+            frame.f_globals.get("__name__") or ""
+        ):
             return
         if self.place is None:
             if frame.f_code.co_qualname == "Place.enter":
@@ -99,8 +111,13 @@ class Plant:
             sys.setprofile(None)
             sys.stderr.write(f"planted {self.fault} at {time.time():.1f} in {frame.f_code.co_qualname}\n")
             sys.stderr.flush()
-            # What HDF5 calls to write fails by the system's calls in it, and these are caught; it doesn't raise by itself.
-            (fill_disk if self.fault == "full disk" and "PatientFile." in frame.f_code.co_qualname else FAULTS[self.fault])()
+            # What HDF5 calls to write fails by the system's calls in it, and these are caught; it
+            # doesn't raise by itself.
+            (
+                fill_disk
+                if self.fault == "full disk" and "PatientFile." in frame.f_code.co_qualname
+                else FAULTS[self.fault]
+            )()
 
 
 SAVING = "saving"
@@ -117,4 +134,6 @@ if PLANTED.get("threadless"):
 if PLANTED and PLANTED["rank"] in (RANK, None):
     plant = Plant(**PLANTED)
     sys.setprofile(plant)
-    threading.setprofile(lambda *event: plant(*event) if threading.current_thread().name == "mpitrain-save" else None)
+    threading.setprofile(
+        lambda *event: plant(*event) if threading.current_thread().name == "mpitrain-save" else None
+    )

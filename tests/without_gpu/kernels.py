@@ -1,8 +1,9 @@
 """What the kernels of device.cpp would compute, computed on the CPU: the device's memory is the host's.
 
-In the place of each of torch's CUDA kernels comes a function that has the CPU's compute, then calls torch's own, which allocates and
-checks as on a GPU, and whose kernels do nothing, and writes the numbers to what that returned. What is queued in the stream before
-happens first. What has no counterpart on the CPU is written out here.
+In the place of each of torch's CUDA kernels comes a function that has the CPU's compute, then calls
+torch's own, which allocates and checks as on a GPU, and whose kernels do nothing, and writes the
+numbers to what that returned. What is queued in the stream before happens first. What has no
+counterpart on the CPU is written out here.
 """
 
 import ctypes
@@ -14,10 +15,42 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 aten = torch.ops.aten
-MADE_ALONE = {"empty", "empty_strided", "resize_", "set_", "record_stream", "is_pinned", "_pin_memory", "_local_scalar_dense", "copy_"}
-NOT_IMITATED = ("_cudnn", "cudnn", "miopen", "_nested", "_sparse", "sparse", "_linalg", "_fft", "_cslt", "_fused_sdp")
-COUNTED = {"index", "nonzero", "_unique", "_unique2", "unique_dim", "masked_select", "bincount", "repeat_interleave"}  # shapes of results
-NOT_CALLED = COUNTED | {"pow"}  # it gives another a number on the device, which Python can't be given
+MADE_ALONE = {
+    "empty",
+    "empty_strided",
+    "resize_",
+    "set_",
+    "record_stream",
+    "is_pinned",
+    "_pin_memory",
+    "_local_scalar_dense",
+    "copy_",
+}
+NOT_IMITATED = (
+    "_cudnn",
+    "cudnn",
+    "miopen",
+    "_nested",
+    "_sparse",
+    "sparse",
+    "_linalg",
+    "_fft",
+    "_cslt",
+    "_fused_sdp",
+)
+# shapes of results
+COUNTED = {
+    "index",
+    "nonzero",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "masked_select",
+    "bincount",
+    "repeat_interleave",
+}
+# it gives another a number on the device, which Python can't be given
+NOT_CALLED = COUNTED | {"pow"}
 _run = ctypes.CDLL(None).unreal_gpu_run
 _run.argtypes = [ctypes.c_void_p]
 _within = threading.local()
@@ -37,8 +70,12 @@ def on_cpu(x):
     if not x.numel():
         return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype)
     storage = x.untyped_storage()
-    memory = torch.frombuffer((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr()), dtype=torch.uint8)
-    return torch.empty(0, dtype=x.dtype).set_(memory.untyped_storage(), x.storage_offset(), x.size(), x.stride())
+    memory = torch.frombuffer(
+        (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr()), dtype=torch.uint8
+    )
+    return torch.empty(0, dtype=x.dtype).set_(
+        memory.untyped_storage(), x.storage_offset(), x.size(), x.stride()
+    )
 
 
 def on_device(x: torch.Tensor) -> torch.Tensor:
@@ -61,20 +98,32 @@ def _as_tensor(x, arguments):
 def imitation(name: str, compute: Callable, original: Callable, schema: torch.FunctionSchema) -> Callable:
     """Return what is called in the place of torch's kernel `name`."""
     changed = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    names, wants_tensor = [a.name for a in schema.arguments], [str(a.type) == "Tensor" for a in schema.arguments]
-    alone, first_only = name in NOT_CALLED and not changed, "embedding_bag" in name
+    names = [a.name for a in schema.arguments]
+    wants_tensor = [str(a.type) == "Tensor" for a in schema.arguments]
+    alone = name in NOT_CALLED and not changed
+    first_only = "embedding_bag" in name
 
     def call(keys, *args, **kwargs):
-        args = [_as_tensor(x, args) if wanted and isinstance(x, (int, float)) else x for x, wanted in zip(args, wants_tensor)]
+        args = [
+            _as_tensor(x, args) if wanted and isinstance(x, (int, float)) else x
+            for x, wanted in zip(args, wants_tensor)
+        ]
         if getattr(_within, "it", False):  # of a kernel that is imitated as a whole
             return original.call_boxed(keys, *args, **kwargs)
         run_queued()
         given = {key: tree_map(on_cpu, x) for key, x in (*zip(names, args), *kwargs.items())}
-        copies = {key: tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, given[key]) for key in changed & given.keys()}
+        copies = {
+            key: tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, given[key])
+            for key in changed & given.keys()
+        }
         used = given | copies
         expected = compute(*(used[key] for key in names[: len(args)]), **{key: used[key] for key in kwargs})
         if alone:
-            return tuple(map(on_device, expected)) if isinstance(expected, (tuple, list)) else on_device(expected)
+            return (
+                tuple(map(on_device, expected))
+                if isinstance(expected, (tuple, list))
+                else on_device(expected)
+            )
         _within.it = True
         try:
             found = original.call_boxed(keys, *args, **kwargs)
@@ -90,7 +139,8 @@ def imitation(name: str, compute: Callable, original: Callable, schema: torch.Fu
         for x, y in pairs[:1] if first_only else pairs:
             if x.is_cuda and x.numel() and not (changed and x.data_ptr() in theirs):
                 target = on_cpu(x)
-                (target[..., : y.shape[-1]] if "attention" in name else target).copy_(y)  # the log-sum-exp of one has a margin
+                # the log-sum-exp of one has a margin
+                (target[..., : y.shape[-1]] if "attention" in name else target).copy_(y)
         return found if _tensors(found) or found is None else expected
 
     return call
@@ -101,24 +151,36 @@ def imitation(name: str, compute: Callable, original: Callable, schema: torch.Fu
 
 def flash(q, k, v, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
     wide = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    return aten._scaled_dot_product_flash_attention_for_cpu.default(q.contiguous(), *wide, 0.0, is_causal, scale=scale)
+    return aten._scaled_dot_product_flash_attention_for_cpu.default(
+        q.contiguous(), *wide, 0.0, is_causal, scale=scale
+    )
 
 
-def flash_backward(grad, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, *, scale=None):
+def flash_backward(
+    grad, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, *, scale=None
+):
     groups = q.shape[1] // k.shape[1]
     wide = (x.repeat_interleave(groups, 1) for x in (k, v))
     backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    of_q, *others = backward(grad.contiguous(), q.contiguous(), *wide, out.contiguous(), lse, 0.0, is_causal, scale=scale)
+    of_q, *others = backward(
+        grad.contiguous(), q.contiguous(), *wide, out.contiguous(), lse, 0.0, is_causal, scale=scale
+    )
     return of_q, *(x.unflatten(1, (-1, groups)).float().sum(2).to(x.dtype) for x in others)
 
 
 def efficient(q, k, v, attn_bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, *, scale=None):
-    return aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, is_causal, attn_mask=attn_bias, scale=scale)
+    return aten._scaled_dot_product_flash_attention_for_cpu.default(
+        q, k, v, 0.0, is_causal, attn_mask=attn_bias, scale=scale
+    )
 
 
-def efficient_backward(grad, q, k, v, attn_bias, out, lse, seed, offset, dropout_p, mask, is_causal=False, *, scale=None):
+def efficient_backward(
+    grad, q, k, v, attn_bias, out, lse, seed, offset, dropout_p, mask, is_causal=False, *, scale=None
+):
     backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    return backward(grad, q, k, v, out, lse[..., : q.shape[2]], 0.0, is_causal, attn_mask=attn_bias, scale=scale)
+    return backward(
+        grad, q, k, v, out, lse[..., : q.shape[2]], 0.0, is_causal, attn_mask=attn_bias, scale=scale
+    )
 
 
 def mm_into(a, b, out_dtype):
@@ -135,9 +197,12 @@ def scaled_mm(a, b, scale_a, scale_b, bias=None, scale_result=None, out_dtype=No
 
 
 WRITTEN_OUT = {
-    "_scaled_dot_product_flash_attention": flash, "_scaled_dot_product_flash_attention_backward": flash_backward,
-    "_scaled_dot_product_efficient_attention": efficient, "_scaled_dot_product_efficient_attention_backward": efficient_backward,
-    "mm.dtype": mm_into, "bmm.dtype": mm_into, "addmm.dtype": addmm_into, "addmm.dtype_out": addmm_into, "_scaled_mm": scaled_mm,
+    "_scaled_dot_product_flash_attention": flash,
+    "_scaled_dot_product_flash_attention_backward": flash_backward,
+    "_scaled_dot_product_efficient_attention": efficient,
+    "_scaled_dot_product_efficient_attention_backward": efficient_backward,
+    "mm.dtype": mm_into, "bmm.dtype": mm_into, "addmm.dtype": addmm_into, "addmm.dtype_out": addmm_into,
+    "_scaled_mm": scaled_mm,
 }  # fmt: skip
 
 
@@ -148,7 +213,12 @@ def copying(original: Callable) -> Callable:
     """Return what copies: between host and device torch's own, which queues it; all others have a kernel."""
 
     def copy(keys, x, source, non_blocking=False):
-        plain = x.dtype == source.dtype and x.shape == source.shape and x.is_contiguous() and source.is_contiguous()
+        plain = (
+            x.dtype == source.dtype
+            and x.shape == source.shape
+            and x.is_contiguous()
+            and source.is_contiguous()
+        )
         if plain and x.is_cuda != source.is_cuda:
             return original.call_boxed(keys, x, source, non_blocking)
         run_queued()
@@ -166,10 +236,17 @@ def install() -> torch.library.Library:
     for full in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
         space, _, name = full.partition("::")
         packet, _, overload = name.partition(".")
-        if space != "aten" or packet in MADE_ALONE or packet.startswith(NOT_IMITATED) or not hasattr(aten, packet):
+        if (
+            space != "aten"
+            or packet in MADE_ALONE
+            or packet.startswith(NOT_IMITATED)
+            or not hasattr(aten, packet)
+        ):
             continue
         operation = getattr(getattr(aten, packet), overload or "default")
-        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in operation._schema.returns)
+        is_view = any(
+            r.alias_info is not None and not r.alias_info.is_write for r in operation._schema.returns
+        )
         if not is_view:
             original = torch.library.get_kernel(full, "CUDA")
             found[name] = imitation(packet, WRITTEN_OUT.get(name, operation), original, operation._schema)

@@ -23,7 +23,12 @@ READ_BYTES = 1 << 24  # of each at once
 
 
 class Difference(NamedTuple):
-    """Of one array. count: numbers whose bits differ.  most: the largest difference, nan where one isn't a number.  scale: the largest."""
+    """Of one array.
+
+    count: numbers whose bits differ.
+    most: the largest difference, nan where one isn't a number.
+    scale: the largest.
+    """
 
     name: str
     count: int
@@ -35,7 +40,8 @@ class Difference(NamedTuple):
 def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]) -> int:
     """Say what differs; return 0 if nothing does, else 1. only: what names of arrays begin with. Collective.
 
-    Chunks whose digests are equal aren't read. Raises CheckpointError if a checkpoint can't be opened, or no name begins so.
+    Chunks whose digests are equal aren't read. Raises CheckpointError if a checkpoint can't be
+    opened, or no name begins so.
     """
     both = team.on_first_rank("finding them", lambda: [steps_at(path) for path in (one, other)])
     a, b = team.on_every_rank("opening them", lambda: [steps.open(steps.newest) for steps in both])
@@ -45,7 +51,10 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
         team.on_every_rank("looking for names", lambda: _require_some(a, b, only))
         lines = list(_about(a, b))
         common = [name for name in a.names() if name in set(b.names()) and name.startswith(only)]
-        lines += [f"only in {'the first' if name in a.names() else 'the second'}: {name}" for name in _lone(a, b, only)]
+        lines += [
+            f"only in {'the first' if name in a.names() else 'the second'}: {name}"
+            for name in _lone(a, b, only)
+        ]
         comparable = [name for name in common if _kind(a.array(name)) == _kind(b.array(name))]
         for name in sorted({*common} - {*comparable}):
             lines.append(f"{name}: {_kind(a.array(name))} in the first, {_kind(b.array(name))} in the second")
@@ -59,13 +68,25 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
     if team.rank == 0:
         same = len(comparable) - len(differing)
         if a.digest == b.digest and not lines:
-            say(f"equal: {len(comparable)} arrays, root digest {a.digest}, as they were committed; mpitrain ckpt verify reads them")
+            say(
+                f"equal: {len(comparable)} arrays, root digest {a.digest}, as they were committed; mpitrain "
+                "ckpt verify reads them"
+            )
         else:
-            for line in lines[:MOST_SHOWN] + ([f"... and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else []):
+            for line in lines[:MOST_SHOWN] + (
+                [f"... and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else []
+            ):
                 say(line)
             say(f"{same} arrays are equal, {len(differing)} differ{':' if found else ''}")
             if found:
-                say(aligned([("array", "numbers that differ", "of", "by at most", "largest"), *map(_row, found[:MOST_SHOWN])]))
+                say(
+                    aligned(
+                        [
+                            ("array", "numbers that differ", "of", "by at most", "largest"),
+                            *map(_row, found[:MOST_SHOWN]),
+                        ]
+                    )
+                )
             if len(found) > MOST_SHOWN:
                 say(f"  ... and {len(found) - MOST_SHOWN:,} more, which differ by less")
     return DONE if not differing and len(comparable) == len(common) and not _lone(a, b, only) else FAILED
@@ -75,7 +96,9 @@ def _require_some(a: Checkpoint, b: Checkpoint, only: str) -> None:
     names = {*a.names(), *b.names()}
     if only and not any(name.startswith(only) for name in names):
         groups = ", ".join(sorted({name.partition("/")[0] for name in names}))
-        raise CheckpointError(f"--only {shown(only)}: no array has a name that begins so; names begin with {shown(groups)}")
+        raise CheckpointError(
+            f"--only {shown(only)}: no array has a name that begins so; names begin with {shown(groups)}"
+        )
 
 
 def _about(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
@@ -117,7 +140,9 @@ def _measure(team: Team, a: Checkpoint, b: Checkpoint, names: list[str]) -> list
     for part in team.all_gather("what differs", found):
         for name, here in part.items():
             whole[name] = _joined(whole[name], here) if name in whole else here
-    every = [each._replace(size=int(np.prod(a.array(name).shape, dtype=np.int64))) for name, each in whole.items()]
+    every = [
+        each._replace(size=int(np.prod(a.array(name).shape, dtype=np.int64))) for name, each in whole.items()
+    ]
     return sorted(every, key=lambda each: (-np.nan_to_num(each.most, nan=np.inf), each.name))
 
 
@@ -137,16 +162,20 @@ def _parts(array: LogicalArray, chunk: int) -> Iterator[Box]:
 
 
 def _joined(one: Difference, other: Difference) -> Difference:
-    most, scale = (float(np.maximum(getattr(one, key), getattr(other, key))) for key in ("most", "scale"))  # keeps nan
+    # keeps nan
+    most, scale = (float(np.maximum(getattr(one, key), getattr(other, key))) for key in ("most", "scale"))
     return one._replace(count=one.count + other.count, most=most, scale=scale)
 
 
 def _compare(name: str, x: np.ndarray, y: np.ndarray) -> Difference:
     bits = f"u{x.dtype.itemsize}"
     count = int(np.count_nonzero(x.reshape(-1).view(bits) != y.reshape(-1).view(bits)))
-    x, y = _numbers(x), _numbers(y)
+    x = _numbers(x)
+    y = _numbers(y)
     with np.errstate(invalid="ignore"):
-        return Difference(name, count, x.size, float(np.max(np.abs(x - y), initial=0)), float(np.max(np.abs(x), initial=0)))
+        return Difference(
+            name, count, x.size, float(np.max(np.abs(x - y), initial=0)), float(np.max(np.abs(x), initial=0))
+        )
 
 
 def _numbers(x: np.ndarray) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""`mpitrain ckpt inspect`: who wrote a checkpoint, what is in it, how healthy it is, for someone who has only the folder."""
+"""`mpitrain ckpt inspect`: who wrote a checkpoint, what is in it, how healthy it is, for someone
+who has only the folder.
+"""
 
 import json
 import math
@@ -18,11 +20,16 @@ from mpitrain.layout.text import aligned
 
 MOST_SHOWN = 1000  # steps
 MODEL = ("family", "layers", "width", "heads", "kv_heads", "ffn", "vocab", "tied")
-CODE, LIBRARIES = "the code of mpitrain", "the version of "  # as cluster/preflight.py calls them
+# as cluster/preflight.py calls them
+CODE = "the code of mpitrain"
+LIBRARIES = "the version of "
 
 
 def inspect(given: str, step: int | None, arrays: bool, as_json: bool) -> tuple[str, int]:
-    """Return what to print, and 0, or 1 if a step is damaged. Raises CheckpointError if there is none. Reads no arrays."""
+    """Return what to print, and 0, or 1 if a step is damaged.
+
+    Raises CheckpointError if there is none. Reads no arrays.
+    """
     steps = steps_at(given, step)
     looked_at = steps.committed if as_json else steps.committed[-MOST_SHOWN:]
     facts_of_all = (_facts(steps, each) for each in looked_at)
@@ -31,12 +38,20 @@ def inspect(given: str, step: int | None, arrays: bool, as_json: bool) -> tuple[
     newest = next((facts for facts in reversed(every) if "damage" not in facts), None)
     if as_json:
         return json.dumps({"folder": str(steps.folder), "steps": every}, indent=1), code
-    lines = [f"{shown(steps.folder)}: {len(every)} step{'s' * (len(every) > 1)}, {_size(sum(facts.get('bytes', 0) for facts in every))}"]
+    lines = [
+        f"{shown(steps.folder)}: {len(every)} step{'s' * (len(every) > 1)}, "
+        f"{_size(sum(facts.get('bytes', 0) for facts in every))}"
+    ]
     lines += [aligned([("step", "saved at", "size", "shards", "val loss", "health"), *map(_row, every)])]
     if len(looked_at) < len(steps.committed):
-        lines.append(f"  and {len(steps.committed) - MOST_SHOWN:,} earlier ones; --json prints all, --step one of them")
+        lines.append(
+            f"  and {len(steps.committed) - MOST_SHOWN:,} earlier ones; --json prints all, --step one of them"
+        )
     if left := leftovers(steps.folder):
-        lines.append(f"  beside them, being written or removed, or left by a killed run: {listed([path.name for path in left])}")
+        lines.append(
+            "  beside them, being written or removed, or left by a killed run: "
+            f"{listed([path.name for path in left])}"
+        )
     if newest is None:
         return "\n".join([*lines, "none of them can be used"]), code
     with steps.open(newest["step"]) as checkpoint:
@@ -46,7 +61,10 @@ def inspect(given: str, step: int | None, arrays: bool, as_json: bool) -> tuple[
 
 
 def _facts(steps: Steps, step: int) -> dict[str, Any]:
-    """Return what can be known of a step without reading its arrays; what is wrong with it, if something is, in `damage`."""
+    """Return what can be known of a step without reading its arrays.
+
+    What is wrong with it, if something is, in `damage`.
+    """
     try:
         with steps.open(step) as checkpoint:
             check_sizes(checkpoint)
@@ -70,23 +88,43 @@ def _facts(steps: Steps, step: int) -> dict[str, Any]:
 def _row(facts: dict[str, Any]) -> tuple[str, ...]:
     if "damage" in facts:
         return str(facts["step"]), "", "", "", "", f"damaged: {shown(facts['damage'])}"
-    loss, size = facts["meta"].get("val_loss"), _size(facts["bytes"])
-    cells = str(facts["step"]), shown(facts["time"]), size, str(facts["shards"]), "" if loss is None else f"{loss:.4f}"
+    loss = facts["meta"].get("val_loss")
+    size = _size(facts["bytes"])
+    cells = (
+        str(facts["step"]),
+        shown(facts["time"]),
+        size,
+        str(facts["shards"]),
+        "" if loss is None else f"{loss:.4f}",
+    )
     return *cells, "index and sizes are right"
 
 
 def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
     """Yield lines about one step."""
-    meta, writer, settings = checkpoint.meta, checkpoint.about.writer, checkpoint.about.settings
+    meta = checkpoint.meta
+    writer = checkpoint.about.writer
+    settings = checkpoint.about.settings
     if writer:
-        known = {key: shown(writer.get(key, "?")) for key in ("user", "host", "time", "MPI", "ranks", "nodes", "layout", CODE)}
-        versions = [f"{shown(name.removeprefix(LIBRARIES))} {shown(value)}" for name, value in writer.items() if name.startswith(LIBRARIES)]
+        known = {
+            key: shown(writer.get(key, "?"))
+            for key in ("user", "host", "time", "MPI", "ranks", "nodes", "layout", CODE)
+        }
+        versions = [
+            f"{shown(name.removeprefix(LIBRARIES))} {shown(value)}"
+            for name, value in writer.items()
+            if name.startswith(LIBRARIES)
+        ]
         yield f"  written by    {known['user']} on {known['host']}, {known['time']}"
         yield f"  with          code {known[CODE]}, {', '.join(versions)}, {known['MPI']}"
         yield f"  layout        {known['ranks']} ranks on {known['nodes']} nodes, {known['layout']}"
     else:
         yield "  written by    somebody who didn't say so: version 1 of the format, or no run"
-    if model := [f"{key} {shown(settings[f'model.{key}'])}" for key in MODEL if settings.get(f"model.{key}") not in (None, "", 0)]:
+    if model := [
+        f"{key} {shown(settings[f'model.{key}'])}"
+        for key in MODEL
+        if settings.get(f"model.{key}") not in (None, "", 0)
+    ]:
         yield f"  model         {', '.join(model)}"
     if "data.source" in settings:
         yield f"  data          {shown(settings['data.source'])} {named(settings.get('data.path', ''))}, digest {shown(meta['data'])}"
@@ -106,7 +144,12 @@ def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int, set[str]]]
         what = "parameters" if array.name.startswith("parameters/") else "/".join(array.name.split("/")[:2])
         count, numbers, num_bytes, dtypes = found.get(what, (0, 0, 0, set()))
         here = math.prod(array.shape)
-        found[what] = count + 1, numbers + here, num_bytes + here * array.dtype.itemsize, dtypes | {NAMES[array.dtype]}
+        found[what] = (
+            count + 1,
+            numbers + here,
+            num_bytes + here * array.dtype.itemsize,
+            dtypes | {NAMES[array.dtype]},
+        )
     return found
 
 

@@ -12,9 +12,13 @@ class Progress:
     """Use as a context manager. what: is done; total: bytes of this rank's share."""
 
     def __init__(self, what: str, total: int, rank: int):
-        self._what, self._total, self._speaks = what, total, rank == 0
+        self._what = what
+        self._total = total
+        self._speaks = rank == 0
         self._bar = Waiting(what) if self._speaks and sys.stderr.isatty() else None
-        self._done, self._begin, self._last = 0, time.monotonic(), time.monotonic()
+        self._done = 0
+        self._begin = time.monotonic()
+        self._last = time.monotonic()
 
     def __enter__(self) -> "Progress":
         if self._bar is not None:
@@ -34,5 +38,7 @@ class Progress:
         elif self._speaks and now - self._last > LINE_S:
             self._last = now
             rate = self._done / (now - self._begin)
-            sys.stderr.write(f"{self._what}: {self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s\n")
+            sys.stderr.write(
+                f"{self._what}: {self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s\n"
+            )
             sys.stderr.flush()

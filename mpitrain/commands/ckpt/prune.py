@@ -12,16 +12,25 @@ MOST_SHOWN = 100  # steps
 
 
 def prune(given: str, keep: int, every: int, best: int, dry_run: bool, say: Callable[[str], None]) -> int:
-    """Remove steps up to the newest that is whole, say which, and return 0. Raises CheckpointError if none is whole."""
+    """Remove steps up to the newest that is whole, say which, and return 0.
+
+    Raises CheckpointError if none is whole.
+    """
     steps = steps_at(given)
     if steps.chosen is not None:
-        raise CheckpointError(f"{shown(given)} is one step; give the folder of all of them, or the run directory")
+        raise CheckpointError(
+            f"{shown(given)} is one step; give the folder of all of them, or the run directory"
+        )
     with open_latest(steps.folder, warn=say) as good:
-        step, loss = good.step, good.meta.get("val_loss")
+        step = good.step
+        loss = good.meta.get("val_loss")
     retention = Retention(steps.folder, Policy(keep, every, best))
     gone = retention.surplus(step, loss) if dry_run else retention.prune(step, loss)
     left = [each for each in steps.committed if each not in gone]
-    say(f"{'would remove' if dry_run else 'removed'} {_steps(gone)}; {'left would be' if dry_run else 'left are'} {_steps(left)}")
+    say(
+        f"{'would remove' if dry_run else 'removed'} {_steps(gone)}; "
+        f"{'left would be' if dry_run else 'left are'} {_steps(left)}"
+    )
     return DONE
 
 

@@ -1,4 +1,7 @@
-"""`mpitrain ckpt repair`: make the index of each step valid HDF5, which other programs open; arrays stay as they are."""
+"""`mpitrain ckpt repair`: make the index of each step valid HDF5, which other programs open.
+
+Arrays stay as they are.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,16 +16,23 @@ from mpitrain.inputs import listed
 
 
 def repair(given: str, step: int | None, say: Callable[[str], None]) -> int:
-    """Repair a step, or all; say what was done; return 0, or 1 if a step has another damage. Raises CheckpointError if a run is there."""
+    """Repair a step, or all; say what was done; return 0, or 1 if a step has another damage.
+
+    Raises CheckpointError if a run is there.
+    """
     steps = steps_at(given, step)
-    valid, damaged = list[int](), list[str]()
+    valid = list[int]()
+    damaged = list[str]()
     with _without_a_run(steps.folder, say):
         for each in steps.committed:
             try:
                 path = steps.path(each)
                 if fault := format_fault(path):
                     rewrite_index(path)
-                    say(f"step {each}: index.h5 was no valid HDF5 ({fault}); it was written anew, with the same root digest")
+                    say(
+                        f"step {each}: index.h5 was no valid HDF5 ({fault}); it was written anew, with the "
+                        "same root digest"
+                    )
                 else:
                     valid.append(each)
             except CheckpointError as error:
@@ -38,7 +48,10 @@ def repair(given: str, step: int | None, say: Callable[[str], None]) -> int:
 
 @contextmanager
 def _without_a_run(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Keep runs out of the run directory that a folder of checkpoints belongs to. Raises CheckpointError if one is there."""
+    """Keep runs out of the run directory that a folder of checkpoints belongs to.
+
+    Raises CheckpointError if one is there.
+    """
     run = folder.absolute().parent
     if folder.absolute().name != CHECKPOINTS or not (run / "config.toml").exists():
         yield  # a folder that `mpitrain ckpt reshard` wrote

@@ -1,4 +1,7 @@
-"""`mpitrain ckpt reshard`: the same arrays in another number of files, for whoever copies or reads them. A run needs no such thing."""
+"""`mpitrain ckpt reshard`: the same arrays in another number of files, for whoever copies or reads them.
+
+A run needs no such thing.
+"""
 
 import math
 import time
@@ -25,48 +28,69 @@ class Later:
     """A part of an array that is read when it is written: few are in memory at a time."""
 
     def __init__(self, checkpoint: Checkpoint, name: str, box: Box, progress: Progress):
-        self._checkpoint, self._name, self._box, self._progress = checkpoint, name, box, progress
-        self.dtype, self.shape, self.ndim = checkpoint.array(name).dtype, box.shape, len(box.shape)
+        self._checkpoint = checkpoint
+        self._name = name
+        self._box = box
+        self._progress = progress
+        self.dtype = checkpoint.array(name).dtype
+        self.shape = box.shape
+        self.ndim = len(box.shape)
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        found = self._checkpoint.read(self._name, tuple(slice(a, b) for a, b in zip(self._box.start, self._box.stop)))
+        found = self._checkpoint.read(
+            self._name, tuple(slice(a, b) for a, b in zip(self._box.start, self._box.stop))
+        )
         self._progress.add(found.nbytes)
         return found
 
 
-def reshard(team: Team, given: str, target: str, step: int | None, num_shards: int, say: Callable[[str], None]) -> int:
-    """Write a step into the folder `target` in so many shards; return 0. Each rank writes some of them. Collective.
+def reshard(
+    team: Team, given: str, target: str, step: int | None, num_shards: int, say: Callable[[str], None]
+) -> int:
+    """Write a step into the folder `target` in so many shards; return 0.
+
+    Each rank writes some of them. Collective.
 
     Raises CheckpointError, and leaves nothing, if the step is damaged, or a run uses the folder.
     """
     steps = team.on_first_rank("finding the checkpoint", lambda: steps_at(given, step))
-    begin_s, folder = time.monotonic(), Path(target)
+    begin_s = time.monotonic()
+    folder = Path(target)
     with team.on_every_rank("opening the checkpoint", lambda: steps.open(steps.newest)) as source:
         same_everywhere(team, source)
         total = sum(_bytes_of(source, name) for name in source.names())
         tmp, made = team.on_first_rank("making the folder", lambda: _begin(folder, source.step, total))
         mine = range(team.rank, num_shards, team.size)
         try:
-            with Progress(f"writing step {source.step}", total * len(mine) // num_shards, team.rank) as progress:
+            with Progress(
+                f"writing step {source.step}", total * len(mine) // num_shards, team.rank
+            ) as progress:
                 team.on_every_rank("writing shards", lambda: _write(tmp, source, mine, num_shards, progress))
             team.on_first_rank("committing", lambda: _commit(tmp, source, num_shards))
         except CheckpointError:
             team.on_first_rank("removing what was written", lambda: _undo(tmp, made))
             raise
     if team.rank == 0:
-        rate, size = total / (time.monotonic() - begin_s), f"{total / 1e6:,.1f} MB in {num_shards} shard{'s' * (num_shards > 1)}"
-        say(f"step {source.step}: {size} in {shown(folder)}, {rate / 1e6:,.0f} MB/s; root digest {source.digest}, as before")
+        rate = total / (time.monotonic() - begin_s)
+        size = f"{total / 1e6:,.1f} MB in {num_shards} shard{'s' * (num_shards > 1)}"
+        say(
+            f"step {source.step}: {size} in {shown(folder)}, {rate / 1e6:,.0f} MB/s; root digest "
+            f"{source.digest}, as before"
+        )
     return DONE
 
 
 def _begin(folder: Path, step: int, num_bytes: int) -> tuple[Path, list[Path]]:
     """Return the folder to write to, and those that were made for it, the innermost first."""
     try:
-        locks, is_run = [path for path in (folder / LOCK, folder.parent / LOCK) if path.exists()], (folder / "config.toml").exists()
+        locks = [path for path in (folder / LOCK, folder.parent / LOCK) if path.exists()]
+        is_run = (folder / "config.toml").exists()
     except OSError as error:
         raise CheckpointError(f"{shown(folder)}: {shown(error.strerror)}; give another folder") from error
     if locks:
-        raise CheckpointError(f"{shown(folder)}: {shown(locks[0])} says that a run uses it; give another folder")
+        raise CheckpointError(
+            f"{shown(folder)}: {shown(locks[0])} says that a run uses it; give another folder"
+        )
     if is_run:
         raise CheckpointError(f"{shown(folder)} is a run directory; give a folder of checkpoints")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -93,18 +117,30 @@ def _write(tmp: Path, source: Checkpoint, mine: range, num_shards: int, progress
         save.write_shard(tmp, number, _parts(source, number, num_shards, progress))
 
 
-def _parts(source: Checkpoint, number: int, num_shards: int, progress: Progress) -> Mapping[str, list[tuple[Later, save.Extent]]]:
-    """Return an equal part of all bytes, arrays one behind the other: whole arrays, but for the first and the last one."""
-    total, at, parts = sum(_bytes_of(source, name) for name in source.names()), 0, {}
+def _parts(
+    source: Checkpoint, number: int, num_shards: int, progress: Progress
+) -> Mapping[str, list[tuple[Later, save.Extent]]]:
+    """Return an equal part of all bytes, arrays one behind the other.
+
+    Whole arrays, but for the first and the last one.
+    """
+    total = sum(_bytes_of(source, name) for name in source.names())
+    at = 0
+    parts = {}
     begin, end = (total * n // num_shards for n in (number, number + 1))
     for name in source.names():
-        array, first, at = source.array(name), at, at + _bytes_of(source, name)
-        low, high = (max(0, min(edge, at) - first) // -array.dtype.itemsize * -1 for edge in (begin, end))  # rounded up
+        array = source.array(name)
+        first = at
+        at = at + _bytes_of(source, name)
+        # rounded up
+        low, high = (max(0, min(edge, at) - first) // -array.dtype.itemsize * -1 for edge in (begin, end))
         boxes = [box for box, _ in run_boxes(array.shape, low, high)] if low < high else []
         if at == first and number == 0:  # nothing, but of a shape
             boxes = [whole(array.shape)]
         if boxes:
-            parts[name] = [(Later(source, name, box, progress), save.Extent(array.shape, box.start)) for box in boxes]
+            parts[name] = [
+                (Later(source, name, box, progress), save.Extent(array.shape, box.start)) for box in boxes
+            ]
     return parts
 
 
@@ -114,6 +150,12 @@ def _bytes_of(source: Checkpoint, name: str) -> int:
 
 
 def _commit(tmp: Path, source: Checkpoint, num_shards: int) -> None:
-    """Commit, if what was read is what was once written: its digests were computed anew. Raises CheckpointError."""
-    about = replace(source.about, writer={**source.about.writer, "shards": num_shards, "resharded_from": len(source.shards)})
+    """Commit, if what was read is what was once written: its digests were computed anew.
+
+    Raises CheckpointError.
+    """
+    about = replace(
+        source.about,
+        writer={**source.about.writer, "shards": num_shards, "resharded_from": len(source.shards)},
+    )
     save.commit(tmp, source.meta, num_shards, about=about, expected=source.digest)

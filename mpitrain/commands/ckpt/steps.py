@@ -14,7 +14,11 @@ CHECKPOINTS = "checkpoints"
 
 
 class Steps(NamedTuple):
-    """folder: of the checkpoints.  chosen: the step that was meant, None for any.  committed: that, or all that are there, oldest first."""
+    """folder: of the checkpoints.
+
+    chosen: the step that was meant, None for any.
+    committed: that, or all that are there, oldest first.
+    """
 
     folder: Path
     chosen: int | None
@@ -45,22 +49,37 @@ def steps_at(given: str, step: int | None = None) -> Steps:
     """Return what a path means; `step` picks one. Raises CheckpointError if there is none."""
     path = Path(given)
     try:
-        kind, inside = kind_of(path), kind_of(path / CHECKPOINTS)
+        kind = kind_of(path)
+        inside = kind_of(path / CHECKPOINTS)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{shown(given)}: {shown(error)}; give a run directory, its checkpoints, or one of them") from None
+        raise CheckpointError(
+            f"{shown(given)}: {shown(error)}; give a run directory, its checkpoints, or one of them"
+        ) from None
     if kind is None:
-        raise CheckpointError(f"{shown(given)}: no such file or directory; give a run directory, its checkpoints, or one of them")
+        raise CheckpointError(
+            f"{shown(given)}: no such file or directory; give a run directory, its checkpoints, or one of "
+            "them"
+        )
     of_name = step_of(path.absolute())
     if of_name is not None and step in (None, of_name):
-        folder, step = path.absolute().parent, of_name
+        folder = path.absolute().parent
+        step = of_name
     else:
         folder = path / CHECKPOINTS if inside == "a folder" else path
     committed = find(folder)
-    if of_name in committed and folder == path.absolute().parent and committed[of_name].name != path.absolute().name:
-        raise CheckpointError(f"{shown(given)} is what was replaced or removed; step {of_name} is {shown(committed[of_name])}")
+    if (
+        of_name in committed
+        and folder == path.absolute().parent
+        and committed[of_name].name != path.absolute().name
+    ):
+        raise CheckpointError(
+            f"{shown(given)} is what was replaced or removed; step {of_name} is {shown(committed[of_name])}"
+        )
     if not committed or (step is not None and step not in committed):
         found = f"of step {step}, found {listed(committed) or 'none'}" if step is not None else "there"
         if other := recognised(path, own=False):
             found += f", it is {other}" * (other != RUN_DIRECTORY)
-        raise CheckpointError(f"{shown(given)}: no checkpoint {found}; give a run directory, its checkpoints, or one of them")
+        raise CheckpointError(
+            f"{shown(given)}: no checkpoint {found}; give a run directory, its checkpoints, or one of them"
+        )
     return Steps(folder, step, tuple(committed) if step is None else (step,))

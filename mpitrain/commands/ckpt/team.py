@@ -43,7 +43,10 @@ class Alone:
 
 
 def together(body: Callable[[Team], int], tell: Callable[[InputError], None]) -> int:
-    """Run body(team) and return the exit code: with the ranks that a launcher started, or alone. tell: shows an error of all, once."""
+    """Run body(team) and return the exit code: with the ranks that a launcher started, or alone.
+
+    tell: shows an error of all, once.
+    """
     if is_single():
         return body(Alone())
     from mpitrain.cluster.board import BUSY
@@ -61,13 +64,18 @@ def together(body: Callable[[Team], int], tell: Callable[[InputError], None]) ->
 
 
 def same_everywhere(team: Team, checkpoint: Checkpoint | None) -> None:
-    """Raise CheckpointError, on all ranks, unless all that could open a checkpoint have opened the same one. Collective."""
+    """Raise CheckpointError, on all ranks, unless all that could open a checkpoint have opened the same one.
+
+    Collective.
+    """
     mine = None if checkpoint is None else (checkpoint.step, checkpoint.digest)
     found = sorted({each for each in team.all_gather("which checkpoint they see", mine) if each is not None})
 
     def require() -> None:
         if len(found) > 1:
             told = ", ".join(f"step {step} with root digest {digest}" for step, digest in found[:4])
-            raise CheckpointError(f"ranks see different checkpoints: {told}; give a folder that all of them share")
+            raise CheckpointError(
+                f"ranks see different checkpoints: {told}; give a folder that all of them share"
+            )
 
     team.on_every_rank("comparing what they see", require)

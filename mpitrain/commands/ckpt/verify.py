@@ -1,4 +1,7 @@
-"""`mpitrain ckpt verify`: is every byte the one that was written, and is it HDF5? Each rank reads a share of the chunks."""
+"""`mpitrain ckpt verify`: is every byte the one that was written, and is it HDF5?
+
+Each rank reads a share of the chunks.
+"""
 
 import time
 from collections.abc import Callable
@@ -14,13 +17,17 @@ from mpitrain.inputs import as_argument
 MOST_SHOWN = 20  # damages of a step
 
 
-def verify(team: Team, given: str, step: int | None, every: bool, sample: float, say: Callable[[str], None]) -> int:
+def verify(
+    team: Team, given: str, step: int | None, every: bool, sample: float, say: Callable[[str], None]
+) -> int:
     """Verify a step, or every one; return 0, or 1 if one is damaged or no valid HDF5. Collective.
 
     sample: the share of the chunks to read.
     """
     steps = team.on_first_rank("finding the checkpoints", lambda: steps_at(given, step))
-    damaged = [_verify(team, steps, each, sample, say) for each in (steps.committed if every else [steps.newest])]
+    damaged = [
+        _verify(team, steps, each, sample, say) for each in (steps.committed if every else [steps.newest])
+    ]
     return FAILED if any(damaged) else DONE
 
 
@@ -33,8 +40,12 @@ def _verify(team: Team, steps: Steps, step: int, sample: float, say: Callable[[s
         return False
     found, num_bytes, num_chunks = _damages(team, steps, step, sample)
     found = [each for part in team.all_gather("what they have found", found) for each in part]
-    fault = "" if found else team.on_first_rank("checking what HDF5 checks", lambda: _format_fault(steps, step))
-    num_bytes, num_chunks = map(sum, zip(*team.all_gather("how much they have read", (num_bytes, num_chunks))))
+    fault = (
+        "" if found else team.on_first_rank("checking what HDF5 checks", lambda: _format_fault(steps, step))
+    )
+    num_bytes, num_chunks = map(
+        sum, zip(*team.all_gather("how much they have read", (num_bytes, num_chunks)))
+    )
     if team.rank == 0:
         for each in list(dict.fromkeys(found))[:MOST_SHOWN]:
             say(each)
@@ -42,15 +53,27 @@ def _verify(team: Team, steps: Steps, step: int, sample: float, say: Callable[[s
             say(f"... and {len(found) - MOST_SHOWN:,} more")
         if fault:
             say(fault)
-        how = "damaged" if found else "whole" if sample == 1 else f"no damage in {sample:.1%} of the chunks, taken by chance"
+        how = (
+            "damaged"
+            if found
+            else "whole"
+            if sample == 1
+            else f"no damage in {sample:.1%} of the chunks, taken by chance"
+        )
         how += ", but no valid HDF5" if fault else ""
         rate = num_bytes / max(time.monotonic() - begin, 1e-9)
-        say(f"step {step}: {how}; read {num_chunks:,} chunks, {num_bytes / 1e6:,.1f} MB, {rate / 1e6:,.0f} MB/s")
+        say(
+            f"step {step}: {how}; read {num_chunks:,} chunks, {num_bytes / 1e6:,.1f} MB, {rate / 1e6:,.0f} "
+            "MB/s"
+        )
     return bool(found or fault)
 
 
 def _format_fault(steps: Steps, step: int) -> str:
-    """Return a message if other programs can't open the index of a step; "" if they can, or the step was removed meanwhile."""
+    """Return a message if other programs can't open the index of a step.
+
+    "" if they can, or the step was removed meanwhile.
+    """
     try:
         path = steps.path(step)
         fault = format_fault(path)

@@ -1,12 +1,15 @@
-"""`mpitrain job again`: whether a job that has ended is to be started once more. Jobs ask it at their end (jobs/).
+"""`mpitrain job again`: whether a job that has ended is to be started once more.
 
-    exit code of the run    again?
-    0                       no: done
-    2                       no: what was given can't work, and would not the next time
-    75, and any other       yes, unless it was the last of `most` starts, or the last of 3 in a row without progress
+Jobs ask it at their end (jobs/).
 
-Progress is a newer checkpoint, or more tokens prepared: a large corpus takes several starts. What is counted is in ends.jsonl of the run
-directory, a line for each end: `time job code step tokens`.
+    exit code of the run  again?
+    0                     no: done
+    2                     no: what was given can't work, and would not the next time
+    75, and any other     yes, unless it was the last of `most` starts, or the last of 3 in a row
+                          without progress
+
+Progress is a newer checkpoint, or more tokens prepared: a large corpus takes several starts. What
+is counted is in ends.jsonl of the run directory, a line for each end: `time job code step tokens`.
 """
 
 import json
@@ -24,7 +27,9 @@ from mpitrain.data.tokens import num_prepared
 from mpitrain.errors import BAD_INPUT, DONE, STOPPED_EARLY, CheckpointError
 from mpitrain.inputs import open_regular, read_regular, shown
 
-AGAIN, ENOUGH = 0, 1  # exit codes of this command: for `&&`
+# exit codes of this command: for `&&`
+AGAIN = 0
+ENOUGH = 1
 IDLE = 3  # ends in a row without progress
 MOST_BYTES = 1 << 22
 
@@ -40,26 +45,51 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     """Note how a run ended; return the exit code for the job's script, and what to say."""
     rundir = RunDir(settings.load(config, overrides).run.dir)
     if code in (DONE, BAD_INPUT):
-        return ENOUGH, {DONE: "done", BAD_INPUT: "not again: the run was refused (exit code 2), and would be the next time"}[code]
+        return ENOUGH, {
+            DONE: "done",
+            BAD_INPUT: "not again: the run was refused (exit code 2), and would be the next time",
+        }[code]
     noted = _noted(rundir.ends)
-    step, tokens = max(find(rundir.checkpoints), default=0), num_prepared(rundir.data)
+    step = max(find(rundir.checkpoints), default=0)
+    tokens = num_prepared(rundir.data)
     now = {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "job": job_of_scheduler()}
     _note(rundir.ends, {**now, "code": code, "step": step, "tokens": tokens})
     steps, all_tokens = zip(*noted, (step, tokens))
     verdict = judge(steps, most, all_tokens)
-    found = f"the newest checkpoint is of step {step}" if step or not tokens else f"{tokens:,} tokens are prepared, no step is saved"
-    too_short = " or, if they left for want of time, ask for more" if code == STOPPED_EARLY and not verdict.again else ""
-    return AGAIN if verdict.again else ENOUGH, f"ended with exit code {code}, {found}: {verdict.why}{too_short}"
+    found = (
+        f"the newest checkpoint is of step {step}"
+        if step or not tokens
+        else f"{tokens:,} tokens are prepared, no step is saved"
+    )
+    too_short = (
+        " or, if they left for want of time, ask for more"
+        if code == STOPPED_EARLY and not verdict.again
+        else ""
+    )
+    return (
+        AGAIN if verdict.again else ENOUGH,
+        f"ended with exit code {code}, {found}: {verdict.why}{too_short}",
+    )
 
 
 def judge(steps: Sequence[int], most: int, tokens: Sequence[int] = ()) -> Verdict:
-    """Decide, by the step of the newest checkpoint at each end so far, and by the tokens that were prepared; the last one is now's."""
+    """Decide, by the step of the newest checkpoint at each end so far, and by the tokens that were prepared.
+
+    The last one is now's.
+    """
     if len(steps) >= most:
-        return Verdict(False, f"not again: this was start {len(steps)} of at most {most} (--most; ends.jsonl counts them)")
+        return Verdict(
+            False,
+            f"not again: this was start {len(steps)} of at most {most} (--most; ends.jsonl counts them)",
+        )
     progress = [_grew(steps, end) or _grew(tokens, end) for end in range(len(steps))]
     idle = next((count for count, grew in enumerate(reversed(progress)) if grew), len(steps))
     if idle >= IDLE:
-        return Verdict(False, f"not again: no newer checkpoint after {idle} starts in a row; look into the logs of the last ones")
+        return Verdict(
+            False,
+            f"not again: no newer checkpoint after {idle} starts in a row; look into the logs of the last "
+            "ones",
+        )
     return Verdict(True, f"again, start {len(steps) + 1} of at most {most}")
 
 
@@ -71,12 +101,15 @@ def _grew(counts: Sequence[int], end: int) -> bool:
 def _noted(path: Path) -> list[tuple[int, int]]:
     """Return the steps and tokens of all ends so far; a line that a full disk has torn is none."""
     try:
-        require_own(path.parent)  # what a link in a stranger's run directory leads to is neither read nor written
+        # what a link in a stranger's run directory leads to is neither read nor written
+        require_own(path.parent)
         content = read_regular(path, MOST_BYTES)
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CheckpointError(f"{shown(path)}: {error.strerror}; remove it to count from the beginning") from None
+        raise CheckpointError(
+            f"{shown(path)}: {error.strerror}; remove it to count from the beginning"
+        ) from None
     found = [(step_in(line), number_in(line, "tokens") or 0) for line in content.splitlines(keepends=True)]
     return [(step, tokens) for step, tokens in found if step is not None]
 

@@ -1,4 +1,7 @@
-"""`mpitrain job slurm|pbs|lsf|flux|kubernetes`: write the script of a job, say what it will do, and submit it if that is wanted."""
+"""`mpitrain job slurm|pbs|lsf|flux|kubernetes`.
+
+Write the script of a job, say what it will do, and submit it if that is wanted.
+"""
 
 import json
 import re
@@ -22,9 +25,18 @@ MOST_NAME = 40  # characters; Kubernetes takes 63, with what it appends
 
 
 def main(
-    kind: str, config: str | None, overrides: tuple[str, ...], asked: Asked, out: str | None, submit: bool, say: Callable[[str], None]
+    kind: str,
+    config: str | None,
+    overrides: tuple[str, ...],
+    asked: Asked,
+    out: str | None,
+    submit: bool,
+    say: Callable[[str], None],
 ) -> int:
-    """Write the script, explain it, and submit it. Nothing is written where the configuration can't run on that many ranks."""
+    """Write the script, explain it, and submit it.
+
+    Nothing is written where the configuration can't run on that many ranks.
+    """
     scheduler = SCHEDULERS[kind]
     path = Path(out or f"{_name(config)}.{kind}{Path(scheduler.template).suffix}")
     _require_lines(config, overrides, asked, path)
@@ -34,14 +46,17 @@ def main(
     plan = planned(config, overrides, asked.ranks, asked.nodes, asked.ranks_per_node)
     if submit and shutil.which(scheduler.submit[0]) is None:
         raise ConfigError(
-            f"--submit: found no {scheduler.submit[0]} on the path; leave it out, and submit the script on a login node of the cluster"
+            f"--submit: found no {scheduler.submit[0]} on the path; leave it out, and submit the script on a "
+            "login node of the cluster"
         )
     _write(path, render(scheduler, config, overrides, asked, path))
     say(explain(scheduler, plan, asked, _name(config), path))
     return _submit(scheduler, path) if submit else 0
 
 
-def render(scheduler: Scheduler, config: str | None, overrides: tuple[str, ...], asked: Asked, path: Path) -> str:
+def render(
+    scheduler: Scheduler, config: str | None, overrides: tuple[str, ...], asked: Asked, path: Path
+) -> str:
     """Return the script, for a file at `path`."""
     sets = [word for each in (LOGS, *overrides) for word in ("--set", each)]
     text = template(scheduler.template)
@@ -76,13 +91,24 @@ def _as_yaml(text: str) -> str:
 
 
 def _require_lines(config: str | None, overrides: tuple[str, ...], asked: Asked, path: Path) -> None:
-    """Raise ConfigError for text that would be more than a line of the script: what follows a line break would be a command."""
-    options = [(f"--{name}", getattr(asked, name)) for name in ("account", "queue", "launch", "image", "claim")]
+    """Raise ConfigError for text that would be more than a line of the script.
+
+    What follows a line break would be a command.
+    """
+    options = [
+        (f"--{name}", getattr(asked, name)) for name in ("account", "queue", "launch", "image", "claim")
+    ]
     options += [("--setup", line) for line in asked.setup] + [("--set", each) for each in overrides]
     for name, text in options:
         if not text.isprintable():
-            raise ConfigError(f"{name} {shown(text)}: needed one line that can be printed; give several with an option each")
-    places = {"CONFIG": config or "", "--out": path.name, "the folder of the script": str(path.absolute().parent)}
+            raise ConfigError(
+                f"{name} {shown(text)}: needed one line that can be printed; give several with an option each"
+            )
+    places = {
+        "CONFIG": config or "",
+        "--out": path.name,
+        "the folder of the script": str(path.absolute().parent),
+    }
     places |= {"the working directory": str(Path.cwd()), "the folder of Python": sys.prefix}
     for name, text in places.items():
         if not is_one_line(text):
@@ -96,7 +122,10 @@ def template(name: str) -> str:
 
 
 def _fill(text: str, values: dict[str, str]) -> str:
-    """Fill in what is between @; a value of several lines is indented as its place is, and a line that comes to nothing goes."""
+    """Fill in what is between @.
+
+    A value of several lines is indented as its place is, and a line that comes to nothing goes.
+    """
     lines = []
     for line in text.splitlines():
         filled = re.sub("@([a-z_]+)@", lambda found: values.get(found[1], found[0]), line)
@@ -113,7 +142,9 @@ def _this_environment() -> list[str]:
 
 def _name(config: str | None) -> str:
     """Return the name of the job: that of the configuration, in letters that every scheduler takes."""
-    name = re.sub("[^a-z0-9]+", "-", Path(config).stem.lower() if config else "quickstart").strip("-")[:MOST_NAME]
+    name = re.sub("[^a-z0-9]+", "-", Path(config).stem.lower() if config else "quickstart").strip("-")[
+        :MOST_NAME
+    ]
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
 
@@ -129,7 +160,9 @@ def _write(path: Path, script: str) -> None:
     except OSError as error:
         raise ConfigError(f"{shown(path)}: {error.strerror}; choose another name with --out") from None
     if not same:
-        raise ConfigError(f"{shown(path)} is there, and is another script; remove it, or choose another name with --out")
+        raise ConfigError(
+            f"{shown(path)} is there, and is another script; remove it, or choose another name with --out"
+        )
 
 
 def explain(scheduler: Scheduler, plan: Plan, asked: Asked, name: str, path: Path) -> str:
@@ -137,28 +170,40 @@ def explain(scheduler: Scheduler, plan: Plan, asked: Asked, name: str, path: Pat
     run = plan.config.run
     every = f"a checkpoint every {run.save_every}" if run.save_every else "a checkpoint at the end"
     rows = {
-        "ranks": f"{asked.nodes} nodes x {asked.ranks_per_node} = {asked.ranks}, started by {asked.launch or scheduler.launch(asked)}",
+        "ranks": f"{asked.nodes} nodes x {asked.ranks_per_node} = {asked.ranks}, started by "
+        f"{asked.launch or scheduler.launch(asked)}",
         "layout": f"{plan.axes.grid}; {plan.config.pipeline.schedule}",
         "run": f"{shown(run.dir)}: {run.steps:,} steps, {every}",
-        "time": f"{scheduler.time(asked.seconds)} at a time; leaves with a checkpoint before it is over (run.time_margin_s)",
-        "again": f"until it is done: at most {asked.most} times, and no more after 3 in a row without a newer checkpoint",
+        "time": f"{scheduler.time(asked.seconds)} at a time; leaves with a checkpoint before it is over "
+        "(run.time_margin_s)",
+        "again": f"until it is done: at most {asked.most} times, and no more after 3 in a row without a "
+        "newer checkpoint",
         "console": scheduler.console.format(name=name) + f"; each rank also in {shown(run.dir)}/logs/",
         "submit": f"{' '.join(scheduler.submit)} {shlex.quote(str(path))}",
         "watch": scheduler.watch,
         "leave now": f"{scheduler.leave}: with a checkpoint, and comes again",
     }
     if ignored := scheduler.ignored(asked):
-        rows["left out"] = f"{', '.join(f'--{name}' for name in ignored)}: {scheduler.title.partition(',')[0]} has none"
-    return f"{shown(path)}: a job for {scheduler.title}\n" + "\n".join(f"  {key:10}{value}" for key, value in rows.items())
+        rows["left out"] = (
+            f"{', '.join(f'--{name}' for name in ignored)}: {scheduler.title.partition(',')[0]} has none"
+        )
+    return f"{shown(path)}: a job for {scheduler.title}\n" + "\n".join(
+        f"  {key:10}{value}" for key, value in rows.items()
+    )
 
 
 def _submit(scheduler: Scheduler, path: Path) -> int:
-    """Give the script to the scheduler, which says what it makes of it. Raises MpitrainError if it refuses it."""
+    """Give the script to the scheduler, which says what it makes of it.
+
+    Raises MpitrainError if it refuses it.
+    """
     *command, last = scheduler.submit
     by_input = last == "<"
     words = command if by_input else [*scheduler.submit, str(path)]
     with path.open("rb") as script:
         code = subprocess.run(words, stdin=script if by_input else subprocess.DEVNULL, check=False).returncode
     if code:
-        raise MpitrainError(f"{' '.join(scheduler.submit)} {path} ended with exit code {code}; what it wants is said above")
+        raise MpitrainError(
+            f"{' '.join(scheduler.submit)} {path} ended with exit code {code}; what it wants is said above"
+        )
     return 0

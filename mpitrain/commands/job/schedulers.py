@@ -1,4 +1,6 @@
-"""What sets schedulers apart, besides their templates in jobs/: how times and sites are written there, and their commands.
+"""What sets schedulers apart, besides their templates in jobs/.
+
+How times and sites are written there, and their commands.
 
 A scheduler is one line here and one file there.
 """
@@ -33,8 +35,10 @@ class Asked:
 class Scheduler:
     """Of one kind of cluster.
 
-    submit: the command that takes a script, given as its last argument or, with `<`, as its input.  launch: what starts the ranks, unless
-    the user says.  directives: names of options, by what they are for.  console: the file that rank 0's console is in.
+    submit: the command that takes a script, given as its last argument or, with `<`, as its input.
+    launch: what starts the ranks, unless the user says.
+    directives: names of options, by what they are for.
+    console: the file that rank 0's console is in.
     """
 
     title: str
@@ -51,7 +55,11 @@ class Scheduler:
     def lines(self, asked: Asked) -> list[str]:
         """Return the directives that only some sites need."""
         values = {**_site(asked), "gpus": str(asked.gpus) if asked.gpus else ""}
-        return [self.directives[name] + value for name, value in values.items() if value and name in self.directives]
+        return [
+            self.directives[name] + value
+            for name, value in values.items()
+            if value and name in self.directives
+        ]
 
     def ignored(self, asked: Asked) -> list[str]:
         """Return the options that were given, and that this scheduler has nothing for."""
@@ -78,7 +86,8 @@ def _clock(seconds: int) -> str:
 SCHEDULERS = {
     "slurm": Scheduler(
         "Slurm", "slurm.sh", ("sbatch",), lambda asked: "srun", _clock,
-        {"account": "#SBATCH --account=", "queue": "#SBATCH --partition=", "gpus": "#SBATCH --gpus-per-node="},
+        {"account": "#SBATCH --account=", "queue": "#SBATCH --partition=",
+            "gpus": "#SBATCH --gpus-per-node="},
         console="{name}-JOB.out", watch="squeue --me", leave="scancel --signal=USR1 JOB",
     ),
     "pbs": Scheduler(
@@ -99,7 +108,8 @@ SCHEDULERS = {
     "kubernetes": Scheduler(
         "Kubernetes, with the MPI operator", "kubernetes.yaml", ("kubectl", "create", "-f"), _mpirun, _clock,
         gpus=lambda asked: f', nvidia.com/gpu: "{asked.gpus}"' if asked.gpus else "",
-        console="kubectl logs -f -l training.kubeflow.org/job-name={name},training.kubeflow.org/job-role=launcher",
+        console="kubectl logs -f -l "
+                "training.kubeflow.org/job-name={name},training.kubeflow.org/job-role=launcher",
         watch="kubectl get mpijobs",
         leave="kubectl exec LAUNCHER -- kill -USR1 1",
     ),

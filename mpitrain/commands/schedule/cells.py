@@ -1,6 +1,9 @@
-"""A timeline drawn to scale: one row per rank, one cell per computation. Only pictures import this, and with it matplotlib.
+"""A timeline drawn to scale: one row per rank, one cell per computation.
 
-Colours are Okabe and Ito's, which colour-blind readers tell apart; a rank's second stage, copy or segment is a lighter tint.
+Only pictures import this, and with it matplotlib.
+
+Colours are Okabe and Ito's, which colour-blind readers tell apart; a rank's second stage, copy or
+segment is a lighter tint.
 """
 
 from collections.abc import Iterable
@@ -25,7 +28,10 @@ MOST_SHAPES = 20_000  # above it an .svg holds them as pixels
 
 @dataclass(frozen=True)
 class Look:
-    """How cells differ. chunks: the stages of each rank; tints tell them apart, or else the segments of a sequence."""
+    """How cells differ.
+
+    chunks: the stages of each rank; tints tell them apart, or else the segments of a sequence.
+    """
 
     chunks: tuple[tuple[int, ...], ...]
     segments: int = 1
@@ -51,10 +57,15 @@ def tint(kind: str, shade: int, num_tints: int) -> tuple[float, float, float]:
 
 
 def draw_rows(axes: Axes, timeline: Timeline, look: Look, points: tuple[float, float]) -> None:
-    """Draw all ranks' rows. `points`: the width of one unit of time and the height of a row, for labels to fit."""
+    """Draw all ranks' rows.
+
+    `points`: the width of one unit of time and the height of a row, for labels to fit.
+    """
     cells = [(rank, *cell) for rank in range(len(timeline.programs)) for cell in timeline.walks(rank)]
     _background(axes, len(timeline.programs), timeline.makespan)
-    thin = min(0.6, 0.12 * points[0] * min((end - start for *_, start, end in cells if end > start), default=1))
+    thin = min(
+        0.6, 0.12 * points[0] * min((end - start for *_, start, end in cells if end > start), default=1)
+    )
     shapes = PolyCollection(
         [_box(rank, start, end) for rank, _, start, end in cells],
         facecolors=[look.colour(rank, action) for rank, action, *_ in cells],
@@ -72,11 +83,16 @@ def draw_rows(axes: Axes, timeline: Timeline, look: Look, points: tuple[float, f
 
 def _background(axes: Axes, num_ranks: int, end: float) -> None:
     """Fill rows with the colour of the bubble: where no cell lies on it, a rank waits."""
-    axes.add_collection(PolyCollection([_box(rank, 0, end) for rank in range(num_ranks)], facecolors=BUBBLE, linewidths=0, zorder=1))
+    axes.add_collection(
+        PolyCollection(
+            [_box(rank, 0, end) for rank in range(num_ranks)], facecolors=BUBBLE, linewidths=0, zorder=1
+        )
+    )
 
 
 def _box(rank: int, start: float, end: float, height: float = CELL_HEIGHT) -> list[tuple[float, float]]:
-    top, bottom = rank - height / 2, rank + height / 2
+    top = rank - height / 2
+    bottom = rank + height / 2
     return [(start, top), (end, top), (end, bottom), (start, bottom)]
 
 
@@ -84,19 +100,30 @@ def _join_pairs(axes: Axes, timeline: Timeline, points: tuple[float, float]) -> 
     """Draw one frame around the two computations of each pair."""
     frames = []
     for rank, program in enumerate(timeline.programs):
-        starts, ends = timeline.starts[rank], timeline.ends[rank]
+        starts = timeline.starts[rank]
+        ends = timeline.ends[rank]
         for position, action in enumerate(program):
             if action == PAIR and position + 2 < len(program):
-                frames.append(_box(rank, starts[position + 1], max(ends[position + 1 : position + 3]), CELL_HEIGHT * 0.97))
+                frames.append(
+                    _box(
+                        rank, starts[position + 1], max(ends[position + 1 : position + 3]), CELL_HEIGHT * 0.97
+                    )
+                )
     if not frames:
         return
     room = points[0] * min(corners[1][0] - corners[0][0] for corners in frames)
     width = max(0.4, min(1.3, 0.05 * points[1], 0.07 * room))
-    axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors=PAIR_EDGE, linewidths=width, zorder=3))
+    axes.add_collection(
+        PolyCollection(frames, facecolors="none", edgecolors=PAIR_EDGE, linewidths=width, zorder=3)
+    )
 
 
-def _labels(axes: Axes, cells: list[tuple[int, Action, float, float]], look: Look, points: tuple[float, float]) -> None:
-    """Write microbatch numbers, all in one size, into the cells that are long enough for the longest number."""
+def _labels(
+    axes: Axes, cells: list[tuple[int, Action, float, float]], look: Look, points: tuple[float, float]
+) -> None:
+    """Write microbatch numbers, all in one size, into the cells that are long enough for the
+    longest number.
+    """
     if not cells:
         return
     smallest, largest = FONT_SIZES
@@ -108,7 +135,16 @@ def _labels(axes: Axes, cells: list[tuple[int, Action, float, float]], look: Loo
     for rank, action, start, end in cells:
         if points[0] * (end - start) - 1 >= DIGIT * size * length * 0.999:
             ink = "white" if _luminance(look.colour(rank, action)) < 0.42 else "#1a1a1a"
-            axes.text((start + end) / 2, rank, look.label(action), fontsize=size, color=ink, ha="center", va="center_baseline", zorder=4)
+            axes.text(
+                (start + end) / 2,
+                rank,
+                look.label(action),
+                fontsize=size,
+                color=ink,
+                ha="center",
+                va="center_baseline",
+                zorder=4,
+            )
 
 
 def label_width(timeline: Timeline, look: Look) -> float:
@@ -122,8 +158,6 @@ def _short(lengths: Iterable[float]) -> float:
     """Return a short computation's time: of a hundred the third; what was measured has outliers."""
     lengths = sorted(length for length in lengths if length > 0)
     return lengths[len(lengths) // 40] if lengths else 1.0
-
-
 
 
 def _luminance(rgb: tuple[float, float, float]) -> float:

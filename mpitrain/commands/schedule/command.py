@@ -1,4 +1,7 @@
-"""`mpitrain schedule`: play a schedule, print it, draw it, compare it with others or with a run. Neither MPI nor torch."""
+"""`mpitrain schedule`: play a schedule, print it, draw it, compare it with others or with a run.
+
+Neither MPI nor torch.
+"""
 
 import math
 import os
@@ -46,17 +49,27 @@ def answer(name: str, asked: dict[str, Any], trace: str | None, files: Files, js
         with Waiting(f"mpitrain schedule {shown(name)}") as told:
             request = request._replace(told=told)
             return show_all(request, files, json) if name == "compare" else show(request, files, json)
-    given = [f"--{option.replace('_', '-')}" for option, value in {**asked, "table": files.table}.items() if value is not None]
+    given = [
+        f"--{option.replace('_', '-')}"
+        for option, value in {**asked, "table": files.table}.items()
+        if value is not None
+    ]
     if name != "compare" or given:
-        raise ConfigError(f"--trace {shown(trace)}: goes with compare, --out and --json only; found {shown(' '.join([name, *given]))}")
+        raise ConfigError(
+            f"--trace {shown(trace)}: goes with compare, --out and --json only; found "
+            f"{shown(' '.join([name, *given]))}"
+        )
     with Waiting(f"mpitrain schedule compare --trace {shown(trace)}"):
         return show_trace(trace, files, json)
 
 
 def show(request: Request, files: Files, json: bool) -> str:
-    """Return what one schedule's numbers are, as text or as JSON; draw it, and write its table, into files."""
+    """Return what one schedule's numbers are, as text or as JSON; draw it, and write its table,
+    into files.
+    """
     files.require()
-    played, out = play(request), files.out
+    played = play(request)
+    out = files.out
     if files.table:
         write_it = write_csv if Path(files.table).suffix == ".csv" else write_table
         write("--table", files.table, write_it(played.table).encode())
@@ -70,7 +83,9 @@ def show(request: Request, files: Files, json: bool) -> str:
 
 
 def show_trace(trace: str, files: Files, json: bool) -> str:
-    """Return what a run measured beside what its times predict, as text or as JSON, and draw it into the file `out`."""
+    """Return what a run measured beside what its times predict, as text or as JSON, and draw it
+    into the file `out`.
+    """
     from mpitrain.commands.schedule import measurement
     from mpitrain.schedules.measured import read_trace
 
@@ -98,9 +113,14 @@ def show_all(request: Request, files: Files, json: bool) -> str:
     from mpitrain.commands.schedule import comparison
 
     if files.out is not None:
-        raise ConfigError(f"--out {shown(files.out)}: comparing all schedules draws nothing; name one of them, or give a --trace")
+        raise ConfigError(
+            f"--out {shown(files.out)}: comparing all schedules draws nothing; name one of them, or give a "
+            "--trace"
+        )
     if files.table is not None:
-        raise ConfigError(f"--table {shown(files.table)}: comparing all schedules writes no table; name one of them")
+        raise ConfigError(
+            f"--table {shown(files.table)}: comparing all schedules writes no table; name one of them"
+        )
     if request.num_ranks is None or request.num_microbatches is None:
         raise ConfigError("compare: needs --stages and --microbatches, or the --trace of a run")
     result = comparison.compare(request)
@@ -129,8 +149,9 @@ def read_times(text: str | None) -> Times:
     words = text.split(",")
     if len(words) != len(UNIT_TIMES):
         raise ConfigError(
-            f"--times {shown(text)}: found {len(words)} numbers, needed 4: of a rank's whole share of layers and one microbatch the time "
-            "of the forward, of the backward for inputs, of the backward for weights, and of a message, for example --times 1,1,1,0"
+            f"--times {shown(text)}: found {len(words)} numbers, needed 4: of a rank's whole share of layers "
+            "and one microbatch the time of the forward, of the backward for inputs, of the backward for "
+            "weights, and of a message, for example --times 1,1,1,0"
         )
     return Times(*(_time(word.strip(), position == 3, text) for position, word in enumerate(words)))
 
@@ -144,7 +165,10 @@ def _time(word: str, may_be_0: bool, text: str) -> float:
     if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_0):
         raise ConfigError(f"--times {shown(text)}: found {shown(word)}, needed {needed}")
     if value and not 1 / SLOWEST <= value <= SLOWEST:
-        raise ConfigError(f"--times {shown(text)}: found {shown(word)}, needed {1 / SLOWEST:g} to {SLOWEST:g}; choose another unit")
+        raise ConfigError(
+            f"--times {shown(text)}: found {shown(word)}, needed {1 / SLOWEST:g} to {SLOWEST:g}; choose "
+            "another unit"
+        )
     return value
 
 
@@ -164,9 +188,13 @@ def read_share(value: float | None) -> float | None:
 
 def require_file(option: str, out: str, kinds: Sequence[str]) -> None:
     """Refuse the name of a file that can't be written, or isn't of one of these kinds."""
-    path, name = Path(out), shown(out)
+    path = Path(out)
+    name = shown(out)
     if path.suffix not in kinds:
-        raise ConfigError(f"{option} {name}: found '{shown(path.suffix) or 'no file type'}', needed one of {' '.join(kinds)}")
+        raise ConfigError(
+            f"{option} {name}: found '{shown(path.suffix) or 'no file type'}', needed one of "
+            f"{' '.join(kinds)}"
+        )
     if "\0" in out:
         raise ConfigError(f"{option} {name}: found a NUL character, which no file's name has; leave it out")
     try:
@@ -184,7 +212,9 @@ def _require_plotting(out: str) -> None:
         try:
             import matplotlib  # noqa: F401
         except ImportError:
-            raise ConfigError(f"--out {shown(out)}: pictures need matplotlib; pip install 'mpitrain[plot]', or write a .txt") from None
+            raise ConfigError(
+                f"--out {shown(out)}: pictures need matplotlib; pip install 'mpitrain[plot]', or write a .txt"
+            ) from None
 
 
 def write(option: str, out: str, content: bytes) -> None:

@@ -21,8 +21,12 @@ class Comparison(NamedTuple):
 
 
 def compare(request: Request) -> Comparison:
-    """Prove and play every schedule of the catalogue. An option that a schedule has no use for is left out for it."""
-    played, undefined = [], {}
+    """Prove and play every schedule of the catalogue.
+
+    An option that a schedule has no use for is left out for it.
+    """
+    played = []
+    undefined = {}
     for name in catalog.NAMES:
         try:
             played.append(play(_fitting(request, name), PROVED_AT_ONCE // len(catalog.NAMES)))
@@ -33,7 +37,9 @@ def compare(request: Request) -> Comparison:
 
 def _fitting(request: Request, name: str) -> Request:
     takes = catalog.FAMILIES[name].takes
-    return request._replace(name=name, **{option: None for option in ("chunks", "group", "segments") if option not in takes})
+    return request._replace(
+        name=name, **{option: None for option in ("chunks", "group", "segments") if option not in takes}
+    )
 
 
 def _order(played: Played) -> tuple[float, float]:
@@ -47,7 +53,18 @@ def as_text(comparison: Comparison, width: int) -> str:
     """Return a table for the screen."""
     first = comparison.played[0] if comparison.played else None
     grid = Grid(box=None, pad_edge=False, header_style="")
-    for name in ("schedule", "makespan", "bubble", "span", "bubble rate", "peak stashes", "messages", "stages", "copies", ""):
+    for name in (
+        "schedule",
+        "makespan",
+        "bubble",
+        "span",
+        "bubble rate",
+        "peak stashes",
+        "messages",
+        "stages",
+        "copies",
+        "",
+    ):
         grid.add_column(name, justify="left" if name in ("schedule", "") else "right", no_wrap=name != "")
     for played in comparison.played:
         grid.add_row(*_cells(played))
@@ -65,7 +82,10 @@ def _headline(played: Played) -> str:
     forward, grad, weight, message = map(number, played.times)
     limit = "" if played.memory_limit is None else f"; memory limit {number(played.memory_limit)} stashes"
     size = f"{played.num_ranks} ranks, {played.num_microbatches} microbatches"
-    return f"{size}; times F {forward}, I {grad}, W {weight}, message {message}{limit}; ideal {number(played.ideal)}"
+    return (
+        f"{size}; times F {forward}, I {grad}, W {weight}, message {message}{limit}; ideal "
+        f"{number(played.ideal)}"
+    )
 
 
 def _cells(played: Played) -> list[str]:
@@ -101,7 +121,9 @@ def _legend(first: Played | None) -> str:
 
 def as_json(comparison: Comparison) -> str:
     """Return one JSON object: `schedules`, the fastest first, and `undefined` with the reasons."""
-    return json.dumps({"schedules": [_numbers(played) for played in comparison.played], "undefined": comparison.undefined})
+    return json.dumps(
+        {"schedules": [_numbers(played) for played in comparison.played], "undefined": comparison.undefined}
+    )
 
 
 def _numbers(played: Played) -> dict:

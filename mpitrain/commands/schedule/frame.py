@@ -1,6 +1,9 @@
-"""The frame of a picture: title, numbers and legend on top, and below them axes as wide as the picture. Needs matplotlib.
+"""The frame of a picture: title, numbers and legend on top, and below them axes as wide as the picture.
 
-Measures are inches, fixed from the top and the left, so that nothing is cut off at any size; wide pictures have larger letters.
+Needs matplotlib.
+
+Measures are inches, fixed from the top and the left, so that nothing is cut off at any size; wide
+pictures have larger letters.
 """
 
 import io
@@ -15,9 +18,18 @@ from mpitrain.commands.schedule.cells import BUBBLE, PAIR_EDGE, Look, draw_rows,
 from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.simulate import Timeline
 
-LEFT, RIGHT, HEAD, GAP, FOOT = 0.75, 1.0, 1.22, 0.42, 0.55
-LINE, LEGEND = 0.19, 1.0  # height of a line of the head; where the legend is, below two of them
-NARROWEST, WIDE, WIDEST = 10.0, 24.0, 42.0  # wider than WIDE only if the numbers then fit
+LEFT = 0.75
+RIGHT = 1.0
+HEAD = 1.22
+GAP = 0.42
+FOOT = 0.55
+# height of a line of the head; where the legend is, below two of them
+LINE = 0.19
+LEGEND = 1.0
+# wider than WIDE only if the numbers then fit
+NARROWEST = 10.0
+WIDE = 24.0
+WIDEST = 42.0
 ROOMY = 2.0  # times the room that a number needs at least
 POINTS = 72
 NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
@@ -26,26 +38,35 @@ NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "back
 class Frame:
     """A figure that is filled from top to bottom.
 
-    heights: of its axes.  titled: the first of them has a title.  num_lines: below the title of the figure.
+    heights: of its axes.
+    titled: the first of them has a title.
+    num_lines: below the title of the figure.
     """
 
-    def __init__(self, timeline: Timeline, look: Look, heights: list[float], titled: bool = False, num_lines: int = 2):
+    def __init__(
+        self, timeline: Timeline, look: Look, heights: list[float], titled: bool = False, num_lines: int = 2
+    ):
         self.width = _width(timeline, look)
         self.scale = min(1.7, max(1.0, self.width / 14))
-        self.left, self.right, self.head, self.gap, self.foot = (self.scale * inches for inches in (LEFT, RIGHT, HEAD, GAP, FOOT))
+        self.left, self.right, self.head, self.gap, self.foot = (
+            self.scale * inches for inches in (LEFT, RIGHT, HEAD, GAP, FOOT)
+        )
         self.legend = (LEGEND + LINE * (num_lines - 2)) * self.scale
         self.head += (0.24 * titled + LINE * (num_lines - 2)) * self.scale
         self.height = self.head + sum(heights) + self.gap * (len(heights) - 1) + self.foot
         self.figure = Figure(figsize=(self.width, self.height), facecolor="white")
         self.filled = self.head
-        self.small, self.look = 8 * self.scale, look
+        self.small = 8 * self.scale
+        self.look = look
         self.end = timeline.makespan or 1
 
     def axes(self, height: float) -> Axes:
         """Add the next axes; time runs from 0 to the end of the timeline."""
         bottom = self.height - self.filled - height
         room = (self.width - self.left - self.right) / self.width
-        axes = self.figure.add_axes((self.left / self.width, bottom / self.height, room, height / self.height))
+        axes = self.figure.add_axes(
+            (self.left / self.width, bottom / self.height, room, height / self.height)
+        )
         self.filled += height + self.gap
         for side in ("top", "right", "left"):
             axes.spines[side].set_visible(False)
@@ -74,7 +95,11 @@ class Frame:
     def write_head(self, title: str, lines: list[str]) -> None:
         """Write title and numbers into the upper left corner."""
         for position, line in enumerate([title, *lines]):
-            style = {"fontsize": 13 * self.scale, "fontweight": "bold"} if position == 0 else {"fontsize": 9 * self.scale}
+            style = (
+                {"fontsize": 13 * self.scale, "fontweight": "bold"}
+                if position == 0
+                else {"fontsize": 9 * self.scale}
+            )
             inches = self.scale * (0.3 if position == 0 else 0.34 + LINE * position)
             self.figure.text(self.left / self.width, 1 - inches / self.height, line, va="baseline", **style)
 
@@ -82,7 +107,10 @@ class Frame:
         """Explain the colours in one line; `tints` says what darker and lighter mean."""
         number = self.look.num_tints
         shades = range(number) if number <= 4 else (0, number // 2, number - 1)
-        entries = [(f"{kind} {NAMES[kind]}", [tint(kind, shade, number) for shade in shades]) for kind in kinds(timeline)]
+        entries = [
+            (f"{kind} {NAMES[kind]}", [tint(kind, shade, number) for shade in shades])
+            for kind in kinds(timeline)
+        ]
         entries.append(("bubble", [BUBBLE]))
         if tints:
             entries.append((tints, [str(0.25 + 0.5 * shade / max(1, number - 1)) for shade in shades]))
@@ -111,7 +139,9 @@ class Frame:
         """Return the figure as an .svg or .png file. The same figure gives the same bytes."""
         content = io.BytesIO()
         with rc_context({"svg.hashsalt": "mpitrain"}):
-            self.figure.savefig(content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+            self.figure.savefig(
+                content, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None
+            )
         return content.getvalue()
 
 

@@ -12,7 +12,9 @@ from mpitrain.schedules.simulate import Timeline
 
 def draw(measurement: Measurement, kind: str) -> bytes:
     """Return the picture as an .svg or .png file."""
-    simulated, measured, trace = measurement.simulated, measurement.typical, measurement.trace
+    simulated = measurement.simulated
+    measured = measurement.typical
+    trace = measurement.trace
     look = Look(_chunks(simulated), trace.segments)
     num_ranks = len(simulated.programs)
     row = row_height(2 * num_ranks)
@@ -33,10 +35,14 @@ def _lines(measurement: Measurement) -> list[str]:
     return [
         f"makespan: measured {measurement.makespan:.3f} ms (median of {len(measurement.trace.timelines)}), "
         f"simulated {measurement.simulated_makespan:.3f} ms, {measurement.difference:+.1%}",
-        f"largest difference of a rank's end: rank {worst}, {ends[worst]:+.3f} ms; a message takes {measurement.message:.3f} ms",
+        f"largest difference of a rank's end: rank {worst}, {ends[worst]:+.3f} ms; a message takes "
+        f"{measurement.message:.3f} ms",
     ]
 
 
 def _chunks(timeline: Timeline) -> tuple[tuple[int, ...], ...]:
     """Return the stages of each rank."""
-    return tuple(tuple(sorted({action.stage for action in program if action.kind in COMPUTE})) for program in timeline.programs)
+    return tuple(
+        tuple(sorted({action.stage for action in program if action.kind in COMPUTE}))
+        for program in timeline.programs
+    )

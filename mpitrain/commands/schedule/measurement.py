@@ -60,7 +60,9 @@ class Measurement:
         return self.simulated_makespan / self.makespan - 1 if self.makespan else 0.0
 
     def ranks(self) -> list[dict[str, float]]:
-        """Return computing, waiting, and the end of every rank, measured and simulated: medians over steps."""
+        """Return computing, waiting, and the end of every rank, measured and simulated: medians
+        over steps.
+        """
         return [self._rank(rank) for rank in range(len(self.simulated.programs))]
 
     def _rank(self, rank: int) -> dict[str, float]:
@@ -73,8 +75,13 @@ class Measurement:
     def computations(self) -> list[tuple[str, float]]:
         """Return the typical time of each kind of computation on each stage, as `B@1` or `B@1/0`."""
         times = typical(self.trace.timelines)
-        ordered = sorted(times, key=lambda key: (key[1], COMPUTE.index(key[0]), -1 if key[2] is None else key[2]))
-        return [(f"{k}@{stage}" + ("" if part is None else f"/{part}"), times[k, stage, part]) for k, stage, part in ordered]
+        ordered = sorted(
+            times, key=lambda key: (key[1], COMPUTE.index(key[0]), -1 if key[2] is None else key[2])
+        )
+        return [
+            (f"{k}@{stage}" + ("" if part is None else f"/{part}"), times[k, stage, part])
+            for k, stage, part in ordered
+        ]
 
 
 def waiting(timeline: Timeline, rank: int) -> float:
@@ -99,16 +106,26 @@ def as_text(measurement: Measurement, width: int) -> str:
 def _headline(measurement: Measurement) -> str:
     trace = measurement.trace
     replicas = len(trace.timelines) // len(trace.steps)
-    steps = f"step {trace.steps[0]}" if len(trace.steps) == 1 else f"{len(trace.steps)} steps, {trace.steps[0]} to {trace.steps[-1]}"
+    steps = (
+        f"step {trace.steps[0]}"
+        if len(trace.steps) == 1
+        else f"{len(trace.steps)} steps, {trace.steps[0]} to {trace.steps[-1]}"
+    )
     copies = f", {replicas} data-parallel replicas" if replicas > 1 else ""
-    return f"{trace.schedule}: {len(measurement.simulated.programs)} ranks, {steps}{copies}; milliseconds, up to the update"
+    return (
+        f"{trace.schedule}: {len(measurement.simulated.programs)} ranks, {steps}{copies}; milliseconds, up "
+        "to the update"
+    )
 
 
 def drawn(measurement: Measurement, width: int) -> str:
     """Draw, rank by rank, the measured timeline under the simulated one, both in one scale."""
     end = max(measurement.simulated.makespan, measurement.typical.makespan)
     segments = measurement.trace.segments
-    rows = [to_scale(timeline, max(20, width - MARGIN), end, segments) for timeline in (measurement.simulated, measurement.typical)]
+    rows = [
+        to_scale(timeline, max(20, width - MARGIN), end, segments)
+        for timeline in (measurement.simulated, measurement.typical)
+    ]
     lines = []
     for rank, (simulated, measured) in enumerate(zip(*rows)):
         lines += [f"rank {rank}".ljust(9) + "simulated " + simulated, " " * 9 + "measured  " + measured]
@@ -119,18 +136,23 @@ def _makespan(measurement: Measurement) -> str:
     spans = [timeline.makespan for timeline in measurement.trace.timelines]
     among = "" if len(spans) == 1 else f" (median of {len(spans)}, {min(spans):.3f} to {max(spans):.3f})"
     return (
-        f"makespan     measured {measurement.makespan:.3f}{among}, simulated {measurement.simulated_makespan:.3f}: "
-        f"{measurement.difference:+.1%}"
+        f"makespan     measured {measurement.makespan:.3f}{among}, simulated "
+        f"{measurement.simulated_makespan:.3f}: {measurement.difference:+.1%}"
     )
 
 
 def _ranks(measurement: Measurement) -> str:
-    rows = [("", "computing", "", "waiting", "", "end", "", ""), ("rank", *("measured", "simulated") * 3, "difference")]
+    rows = [
+        ("", "computing", "", "waiting", "", "end", "", ""),
+        ("rank", *("measured", "simulated") * 3, "difference"),
+    ]
     for rank, numbers in enumerate(measurement.ranks()):
         share = numbers["simulated_end"] / numbers["end"] - 1 if numbers["end"] else 0.0
         rows.append((str(rank), *(f"{value:.3f}" for value in numbers.values()), f"{share:+.1%}"))
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    )
 
 
 def _times(measurement: Measurement) -> str:

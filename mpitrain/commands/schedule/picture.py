@@ -1,4 +1,7 @@
-"""The picture of a schedule: its timeline to scale, and the memory it holds, beneath. Needs matplotlib, and with it numpy."""
+"""The picture of a schedule: its timeline to scale, and the memory it holds, beneath.
+
+Needs matplotlib, and with it numpy.
+"""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,22 +15,28 @@ from mpitrain.commands.schedule.text import number
 Curve = list[tuple[float, float]]  # (time, held from then on)
 SINGLE_CURVES = 8  # ranks with a memory area each; of more ranks an envelope is drawn
 AREA = 0.86  # of a row
-BLUE, PALE, BLACK, RED = "#5B7FA6", "#C9D7E6", "#1A1A1A", "#B00020"
+BLUE = "#5B7FA6"
+PALE = "#C9D7E6"
+BLACK = "#1A1A1A"
+RED = "#B00020"
 DASHES = (0, (4, 3))
 BUBBLES = (
-    "bubble: idle share of all ranks from 0 to the makespan's end;  bubble rate: of the span, a rank's longest time from first to last "
-    "computation"
+    "bubble: idle share of all ranks from 0 to the makespan's end;  bubble rate: of the span, a rank's "
+    "longest time from first to last computation"
 )
 
 
 def draw(played: Played, kind: str) -> bytes:
     """Return the picture as an .svg or .png file."""
-    timeline, look = played.timeline, Look(played.chunks, played.table.segments)
+    timeline = played.timeline
+    look = Look(played.chunks, played.table.segments)
     row = row_height(played.num_ranks)
     memory = 0.3 * played.num_ranks if played.num_ranks <= SINGLE_CURVES else 2.0
     lines = _lines(played)
     frame = Frame(timeline, look, [row * played.num_ranks, memory], num_lines=len(lines))
-    frame.write_head(f"{played.table.name}:  {played.num_ranks} ranks, {played.num_microbatches} microbatches", lines)
+    frame.write_head(
+        f"{played.table.name}:  {played.num_ranks} ranks, {played.num_microbatches} microbatches", lines
+    )
     frame.add_legend(timeline, tints(played.chunks, played.table.copies, played.table.segments))
     frame.rows(timeline, row)
     _draw_memory(frame, frame.axes(memory), played)
@@ -37,11 +46,12 @@ def draw(played: Played, kind: str) -> bytes:
 def _lines(played: Played) -> list[str]:
     forward, grad, weight, message = map(number, played.times)
     return [
-        f"makespan {number(played.timeline.makespan)}, bubble {played.timeline.bubble:.1%};  span {number(played.span)}, "
-        f"bubble rate {played.bubble_rate:.1%};  peak {number(max(played.peak_stashes))} stashes",
+        f"makespan {number(played.timeline.makespan)}, bubble {played.timeline.bubble:.1%};  span "
+        f"{number(played.span)}, bubble rate {played.bubble_rate:.1%};  peak "
+        f"{number(max(played.peak_stashes))} stashes",
         BUBBLES,
-        f"times of a rank's share of layers: F {forward}, I {grad}, W {weight}, B {number(played.times.input + played.times.weight)}; "
-        f"message {message}",
+        f"times of a rank's share of layers: F {forward}, I {grad}, W {weight}, B "
+        f"{number(played.times.input + played.times.weight)}; message {message}",
     ]
 
 
@@ -74,21 +84,44 @@ def _settled(curve: Curve, end: float) -> Curve:
 
 
 def _each_rank(frame: Frame, axes: Axes, curves: list[Curve], played: Played) -> None:
-    """Draw an area per rank, all in one scale, in the order of the rows above; at the right end each one's peak."""
+    """Draw an area per rank, all in one scale, in the order of the rows above.
+
+    At the right end each one's peak.
+    """
     limit = played.memory_limit
     most = max(*played.peak_stashes, limit or 0)
     for rank, (curve, peak) in enumerate(zip(curves, played.peak_stashes)):
         times, held = zip(*curve)
         floor = rank + 0.5
-        axes.fill_between(times, floor, [floor - AREA * value / most for value in held], step="post", color=BLUE, linewidth=0)
+        axes.fill_between(
+            times,
+            floor,
+            [floor - AREA * value / most for value in held],
+            step="post",
+            color=BLUE,
+            linewidth=0,
+        )
         axes.axhline(floor, color="#BBBBBB", linewidth=0.6)
-        axes.annotate(number(peak), (1.006, rank + 0.15), xycoords=("axes fraction", "data"), fontsize=frame.small, va="center")
+        axes.annotate(
+            number(peak),
+            (1.006, rank + 0.15),
+            xycoords=("axes fraction", "data"),
+            fontsize=frame.small,
+            va="center",
+        )
         if limit is not None:
             axes.axhline(floor - AREA * limit / most, color=RED, linewidth=0.8, linestyle=DASHES)
     axes.set_ylim(played.num_ranks - 0.4, -0.5)
-    axes.set_yticks([rank + 0.15 for rank in range(played.num_ranks)], [f"rank {rank}" for rank in range(played.num_ranks)])
+    axes.set_yticks(
+        [rank + 0.15 for rank in range(played.num_ranks)],
+        [f"rank {rank}" for rank in range(played.num_ranks)],
+    )
     axes.spines["bottom"].set_visible(False)
-    frame.name(axes, "stashes in flight, and each rank's peak" + (f"; dashed: the limit of {number(limit)}" if limit else ""))
+    frame.name(
+        axes,
+        "stashes in flight, and each rank's peak"
+        + (f"; dashed: the limit of {number(limit)}" if limit else ""),
+    )
 
 
 def _envelope(frame: Frame, axes: Axes, curves: list[Curve], played: Played) -> None:
@@ -96,12 +129,21 @@ def _envelope(frame: Frame, axes: Axes, curves: list[Curve], played: Played) -> 
     times = np.unique([time for curve in curves for time, _ in curve])
     held = np.array([_sample(curve, times) for curve in curves])
     worst = played.peak_stashes.index(max(played.peak_stashes))
-    axes.fill_between(times, held.min(axis=0), held.max(axis=0), step="post", color=PALE, linewidth=0, label="all ranks")
+    axes.fill_between(
+        times, held.min(axis=0), held.max(axis=0), step="post", color=PALE, linewidth=0, label="all ranks"
+    )
     axes.step(times, np.median(held, axis=0), where="post", color=BLUE, linewidth=1.2, label="median")
     axes.step(times, held[worst], where="post", color=BLACK, linewidth=1.2, label=f"rank {worst}")
     if played.memory_limit is not None:
         axes.axhline(played.memory_limit, color=RED, linewidth=1, linestyle=DASHES, label="limit")
-    axes.legend(loc="center left", bbox_to_anchor=(1.004, 0.5), fontsize=frame.small, frameon=False, handlelength=1, borderaxespad=0)
+    axes.legend(
+        loc="center left",
+        bbox_to_anchor=(1.004, 0.5),
+        fontsize=frame.small,
+        frameon=False,
+        handlelength=1,
+        borderaxespad=0,
+    )
     axes.set_ylim(0, 1.08 * max(*played.peak_stashes, played.memory_limit or 0))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.grid(axis="y", color="#E4E4E4", linewidth=0.6)

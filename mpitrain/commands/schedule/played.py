@@ -1,4 +1,7 @@
-"""A schedule, played: its table, what was proved of it, and its times. What `mpitrain schedule` prints, draws and compares."""
+"""A schedule, played: its table, what was proved of it, and its times.
+
+What `mpitrain schedule` prints, draws and compares.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,8 +27,9 @@ PROVED_AT_ONCE = 100_000  # operations; about two seconds
 class Request(NamedTuple):
     """What the user asked for.
 
-    name: of the catalogue, or a file. memory_limit: in stashes of a rank's whole share of layers. weight_memory: the share of a
-    stash that is held between I and W. told: hears how far a long search is.
+    name: of the catalogue, or a file. memory_limit: in stashes of a rank's whole share of layers.
+    weight_memory: the share of a stash that is held between I and W. told: hears how far a long
+    search is.
     """
 
     name: str
@@ -42,7 +46,9 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Played:
-    """A table with its simulated timeline. proof is None where the table was too large to prove while the user waits."""
+    """A table with its simulated timeline. proof is None where the table was too large to prove
+    while the user waits.
+    """
 
     table: Table
     timeline: Timeline
@@ -95,14 +101,21 @@ class Played:
 
     @cached_property
     def peak_stashes(self) -> list[float]:
-        """Stashes of a rank's whole share of layers, which compare between schedules. Of a late W's stash its share counts."""
+        """Stashes of a rank's whole share of layers, which compare between schedules.
+
+        Of a late W's stash its share counts.
+        """
         return [max((held for _, held in self.memory(rank)), default=0) for rank in range(self.num_ranks)]
 
     def memory(self, rank: int) -> list[tuple[float, float]]:
-        """Return (time, stashes held from then on): a forward's from its start, and until B or W has ended."""
-        late, whole = self.weight_memory, self.stashes_per_microbatch
+        """Return (time, stashes held from then on): a forward's from its start, and until B or W
+        has ended.
+        """
+        late = self.weight_memory
+        whole = self.stashes_per_microbatch
         change = {"F": 1, "I": late - 1, "B": -1, "W": -late}
-        held, curve = 0.0, [(0.0, 0.0)]
+        held = 0.0
+        curve = [(0.0, 0.0)]
         for action, start, end in self.timeline.computations(rank):
             held += change[action.kind]
             curve.append((start if action.kind == "F" else end, held / whole))
@@ -119,20 +132,26 @@ class Played:
 
 
 def play(request: Request, most_proved: int = PROVED_AT_ONCE) -> Played:
-    """Make the table that was asked for, prove it if it has no more than so many operations, and play it with the times.
+    """Make the table that was asked for, prove it if it has no more than so many operations, and
+    play it with the times.
 
-    Raises ScheduleError if the schedule isn't defined for this size or has a flaw, ConfigError if a file can't be read.
+    Raises ScheduleError if the schedule isn't defined for this size or has a flaw, ConfigError if a
+    file can't be read.
     """
     table = _table(request)
     proof = _prove(table) if sum(map(len, table.ranks)) <= most_proved else None
     share = 1 if request.weight_memory is None else request.weight_memory
-    return Played(table, simulate_table(table, request.times), request.times, request.memory_limit, share, proof)
+    return Played(
+        table, simulate_table(table, request.times), request.times, request.memory_limit, share, proof
+    )
 
 
 def _prove(table: Table) -> Report:
     programs = lower(table, [Reduction(1, ())] * table.num_stages)
     try:
-        return check(programs, table.num_stages, table.num_microbatches, copies=table.copies, segments=table.segments)
+        return check(
+            programs, table.num_stages, table.num_microbatches, copies=table.copies, segments=table.segments
+        )
     except ScheduleError as error:
         raise ScheduleError(f"{table.name}: {error.args[0]}") from None
 
@@ -145,14 +164,20 @@ def _table(request: Request) -> Table:
         return _own_table(request)
     if request.name in catalog.NAMES and None in (request.num_ranks, request.num_microbatches):
         raise ConfigError(f"{request.name}: needs --stages and --microbatches; only a file says its own size")
-    return catalog.build(request.name, request.num_ranks or 1, request.num_microbatches or 1, _options(request))
+    return catalog.build(
+        request.name, request.num_ranks or 1, request.num_microbatches or 1, _options(request)
+    )
 
 
 def _options(request: Request) -> Options:
     """Times and memory are for every schedule; only the automatic ones also plan with them."""
     family = catalog.FAMILIES.get(request.name)
     asked = request._asdict()
-    plans = {key: asked[key] for key in ("times", "memory_limit", "weight_memory") if family and key in family.takes}
+    plans = {
+        key: asked[key]
+        for key in ("times", "memory_limit", "weight_memory")
+        if family and key in family.takes
+    }
     chunks = request.chunks
     if family and "chunks" not in family.takes:
         chunks_of(request.name, chunks)  # refuses another number than the schedule's own

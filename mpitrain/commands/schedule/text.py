@@ -16,16 +16,22 @@ def as_text(played: Played, width: int, *, whole: bool = False) -> str:
     if whole or lines <= MOST_LINES:
         picture = "\n".join([grid(played.table, width=width), *_legend(played)])
     else:
-        picture = f"The grid has {lines} lines or more: write it to a file with --out grid.txt, or draw it with --out picture.svg"
+        picture = (
+            f"The grid has {lines} lines or more: write it to a file with --out grid.txt, or draw it with "
+            "--out picture.svg"
+        )
     return "\n\n".join(["\n".join([headline(played), *played.table.notes]), picture, *_numbers(played)])
 
 
 def _legend(played: Played) -> list[str]:
     """Explain what stands in the cells, where it isn't only F and B."""
-    table, kinds = played.table, {action.kind for actions in played.table.ranks for action in actions}
+    table = played.table
+    kinds = {action.kind for actions in played.table.ranks for action in actions}
     stages = max(map(len, played.chunks))
     words = ["I backward for inputs, W for weights, B both"] * ("I" in kinds)
-    words += [f"lower case: the {'second copy of the model' if table.copies > 1 else 'second stage of the rank'}"] * (stages == 2)
+    words += [
+        f"lower case: the {'second copy of the model' if table.copies > 1 else 'second stage of the rank'}"
+    ] * (stages == 2)
     words += [f"F0.1: on the second of the rank's {stages} stages"] * (stages > 2)
     words += ["F0a F0b: segments of a sequence"] * (table.segments > 1)
     words += ["F3+B1: run together"] * ("PAIR" in kinds)
@@ -53,12 +59,18 @@ def number(value: float) -> str:
 def _numbers(played: Played) -> list[str]:
     idle = played.timeline.bubble
     lines = [
-        f"makespan     {number(played.timeline.makespan)}, {number(played.ideal)} of it computing: bubble {idle:.2%}",
-        f"span         {number(played.span)}, a rank's longest time from first to last computation: bubble rate {played.bubble_rate:.4f}",
-        f"peak         {number(max(played.peak_stashes))} stashes of a rank's whole share of layers{_limit(played)}",
+        f"makespan     {number(played.timeline.makespan)}, {number(played.ideal)} of it computing: bubble "
+        f"{idle:.2%}",
+        f"span         {number(played.span)}, a rank's longest time from first to last computation: bubble "
+        f"rate {played.bubble_rate:.4f}",
+        f"peak         {number(max(played.peak_stashes))} stashes of a rank's whole share of "
+        f"layers{_limit(played)}",
     ]
     if played.times.message:
-        lines.append(f"exposed      {number(max(played.timeline.exposed))} of waiting for messages under way, on the worst rank")
+        lines.append(
+            f"exposed      {number(max(played.timeline.exposed))} of waiting for messages under way, on the "
+            "worst rank"
+        )
     return ["\n".join(lines), _ranks(played), _proof(played)]
 
 
@@ -75,7 +87,17 @@ def _ranks(played: Played) -> str:
     figures = zip(played.chunks, played.idle, played.peak_in_flight, played.peak_stashes, played.messages)
     for rank, (stages, idle, peak, whole, messages) in enumerate(figures):
         share = f"{idle / makespan:.2%}"
-        rows.append((str(rank), " ".join(map(str, stages)), number(idle), share, str(peak), number(whole), str(messages)))
+        rows.append(
+            (
+                str(rank),
+                " ".join(map(str, stages)),
+                number(idle),
+                share,
+                str(peak),
+                number(whole),
+                str(messages),
+            )
+        )
     if len(rows) > MOST_RANKS + 1:
         half = MOST_RANKS // 2
         rows = [*rows[: half + 1], ("...",) * len(rows[0]), *rows[-half:]]
@@ -86,10 +108,13 @@ def _ranks(played: Played) -> str:
 def _proof(played: Played) -> str:
     proof = played.proof
     if proof is None:
-        return "not proved here: too large to wait for; `mpitrain check`, and every run, prove it before the first message"
+        return (
+            "not proved here: too large to wait for; `mpitrain check`, and every run, prove it before the "
+            "first message"
+        )
     return (
-        f"proved: {proof.num_actions} instructions complete and in order, {proof.num_messages} messages matched, "
-        "no deadlock without buffering"
+        f"proved: {proof.num_actions} instructions complete and in order, {proof.num_messages} messages "
+        "matched, no deadlock without buffering"
     )
 
 
@@ -102,8 +127,12 @@ def as_json(played: Played) -> str:
 
 
 def as_dict(played: Played) -> dict:
-    """Return everything known of a played schedule. Times are in the unit of --times; operations as in schedules/notation.py."""
-    table, timeline = played.table, played.timeline
+    """Return everything known of a played schedule.
+
+    Times are in the unit of --times; operations as in schedules/notation.py.
+    """
+    table = played.table
+    timeline = played.timeline
     numbers = range(played.num_ranks)
     return {
         "schedule": table.name,

@@ -30,6 +30,10 @@ def plan_of(config: Config) -> Plan:
     name = config.model.family
     if name not in FAMILIES:
         near = get_close_matches(name, FAMILIES, 1)
-        raise ConfigError(f"model.family = {shown(repr(name))}; {f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(FAMILIES)}")
-    family, model = FAMILIES[name](config), config.model
+        raise ConfigError(
+            f"model.family = {shown(repr(name))}; "
+            f"{f'did you mean {near[0]}?' if near else 'known: ' + ', '.join(FAMILIES)}"
+        )
+    family = FAMILIES[name](config)
+    model = config.model
     return Plan(config, with_further_tokens(family, model.mtp, model.mtp_weight) if model.mtp else family)

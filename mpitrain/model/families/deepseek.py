@@ -1,4 +1,7 @@
-"""DeepSeek-V3 (arXiv:2412.19437, section 2.1): latent attention; experts, some of which all tokens meet, behind a few dense blocks."""
+"""DeepSeek-V3 (arXiv:2412.19437, section 2.1).
+
+Latent attention; experts, some of which all tokens meet, behind a few dense blocks.
+"""
 
 from mpitrain.config import Config
 from mpitrain.layout.attention import head_width
@@ -13,8 +16,12 @@ EPS = 1e-6
 
 def deepseek_v3(config: Config) -> Family:
     """Return the layers of a resolved configuration's model."""
-    model, own = config.model, config.attention
+    model = config.model
+    own = config.attention
     sizes = head_width(config), own.value_width, own.q_rank, own.kv_rank
-    attention = LatentAttention(model.width, model.heads, *sizes, rope_of(own, own.rotary_width), 2 * model.layers, EPS)
-    first, last = Embedding(model.vocab, model.width, model.tied), Head(model.vocab, model.width, model.tied, EPS)
+    attention = LatentAttention(
+        model.width, model.heads, *sizes, rope_of(own, own.rotary_width), 2 * model.layers, EPS
+    )
+    first = Embedding(model.vocab, model.width, model.tied)
+    last = Head(model.vocab, model.width, model.tied, EPS)
     return Family(first, sparse_blocks(config, [attention], EPS), last)

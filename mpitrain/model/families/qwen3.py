@@ -1,4 +1,7 @@
-"""Qwen3 (arXiv:2505.09388, section 2): Llama with heads as wide as one likes, whose queries and keys are normed; dense, or with experts."""
+"""Qwen3 (arXiv:2505.09388, section 2).
+
+Llama with heads as wide as one likes, whose queries and keys are normed; dense, or with experts.
+"""
 
 from mpitrain.config import Config
 from mpitrain.layout.attention import head_width
@@ -25,10 +28,13 @@ def qwen3_moe(config: Config) -> Family:
 
 
 def _attention(config: Config) -> Attention:
-    model, rope = config.model, rope_of(config.attention, head_width(config))
+    model = config.model
+    rope = rope_of(config.attention, head_width(config))
     return Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers, EPS, normed=True)
 
 
 def _family(config: Config, blocks: tuple[tuple[Layer, ...], ...]) -> Family:
-    vocab, width, tied = config.model.vocab, config.model.width, config.model.tied
+    vocab = config.model.vocab
+    width = config.model.width
+    tied = config.model.tied
     return Family(Embedding(vocab, width, tied), blocks, Head(vocab, width, tied, EPS))

@@ -14,9 +14,19 @@ def sparse_blocks(
 ) -> tuple[tuple[Layer, Layer], ...]:
     """Return blocks of one of the layers of attention each, in turns, and experts or a feed-forward.
 
-    The first experts.first blocks have none; of those that follow, each experts.every-th has some.  biased, limit: of experts.
+    The first experts.first blocks have none; of those that follow, each experts.every-th has some.
+    biased, limit: of experts.
     """
-    model, experts, depth = config.model, config.experts, 2 * config.model.layers
-    sparse, dense = Experts(model.width, experts, depth, eps, biased, limit), FeedForward(model.width, model.ffn, depth, eps)
-    has_experts = [number >= experts.first and (number - experts.first + 1) % experts.every == 0 for number in range(model.layers)]
-    return tuple((attention[number % len(attention)], sparse if each else dense) for number, each in enumerate(has_experts))
+    model = config.model
+    experts = config.experts
+    depth = 2 * config.model.layers
+    sparse = Experts(model.width, experts, depth, eps, biased, limit)
+    dense = FeedForward(model.width, model.ffn, depth, eps)
+    has_experts = [
+        number >= experts.first and (number - experts.first + 1) % experts.every == 0
+        for number in range(model.layers)
+    ]
+    return tuple(
+        (attention[number % len(attention)], sparse if each else dense)
+        for number, each in enumerate(has_experts)
+    )

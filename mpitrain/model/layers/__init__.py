@@ -1,12 +1,13 @@
 """What a layer declares: parameters, FLOPs, bytes saved for its backward, what it sends. Integers, no torch.
 
-    embedding_and_head      token embedding; last norm, logits, cross-entropy
-    attention, rope         causal attention with grouped queries, sliding window, sinks; rotary positions
-    latent_attention        multi-head latent attention (DeepSeek)
-    feed_forward            the gated feed-forward (SwiGLU)
-    experts                 a mixture of experts: router, experts, shared experts
-    multi_token             heads that predict further tokens
+    embedding_and_head  token embedding; last norm, logits, cross-entropy
+    attention, rope     causal attention with grouped queries, sliding window, sinks; rotary
+                        positions
+    latent_attention    multi-head latent attention (DeepSeek)
+    feed_forward        the gated feed-forward (SwiGLU)
+    experts             a mixture of experts: router, experts, shared experts
+    multi_token         heads that predict further tokens
 
-What computes a layer has the same file name in mpitrain/model/. Layer in mpitrain/layout/layer.py is the
-protocol.
+What computes a layer has the same file name in mpitrain/model/. Layer in mpitrain/layout/layer.py
+is the protocol.
 """

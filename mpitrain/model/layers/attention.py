@@ -1,19 +1,23 @@
 """Causal attention with grouped queries (arXiv:2305.13245) and rotary positions, after an RMSNorm.
 
-Kept of it, with n = B T positions on this rank, width D, H C query and K C key-value features; of a norm's factor 1 per position, of
-attention's log-sum-exp H in fp32 at least:
+Kept of it, with n = B T positions on this rank, width D, H C query and K C key-value features; of a
+norm's factor 1 per position, of attention's log-sum-exp H in fp32 at least:
 
-    none        2 n D + n + 2 n H C + 2 n K C + n H    unit and normed input | q, k, v, result; in bf16 without n H, and with the
-                                                       probabilities of short sequences (layout/probabilities.py)
-    selective   n D + n + n H C + 2 n K C              input | q, k, v
-    from I to W 2 n D + 2 n H C + 2 n K C              both factors of each weight gradient, in every mode
-    normed      n (H + K) (C + 1)                      besides: unit queries and keys, in every mode
-    working     3 n D, 3 n D or n (H + 2 K) C          forward, backward: gradients of q, k and v; selective 2.5 n H C more; in bf16
-                                                       on a CPU pieces of probabilities, and gradients of k and v in fp32
+    none  2 n D + n + 2 n H C + 2 n K C + n H  unit and normed input | q, k, v, result; in bf16
+                                               without n H, and with the
+                                                       probabilities of short sequences
+                                                           (layout/probabilities.py)
+    selective   n D + n + n H C + 2 n K C      input | q, k, v
+    from I to W 2 n D + 2 n H C + 2 n K C      both factors of each weight gradient, in every mode
+    normed      n (H + K) (C + 1)              besides: unit queries and keys, in every mode
+    working     3 n D, 3 n D or n (H + 2 K) C  forward, backward: gradients of q, k and v; selective
+                                               2.5 n H C more; in bf16
+                                                       on a CPU pieces of probabilities, and
+                                                           gradients of k and v in fp32
 
-With fp8 these factors (normed input, result) have one byte a number, the rest two. tp divides H and K, cp divides n; with
-`sequence`, tp divides what stands before the gather, too. There the normed input has travelled, or the result will have: it is kept in
-selective mode, too.
+With fp8 these factors (normed input, result) have one byte a number, the rest two. tp divides H and
+K, cp divides n; with `sequence`, tp divides what stands before the gather, too. There the normed
+input has travelled, or the result will have: it is kept in selective mode, too.
 """
 
 from collections.abc import Mapping
@@ -22,7 +26,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from mpitrain.layout import probabilities
 from mpitrain.layout.layer import Sizes, Working
-from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, bias, matrix, product_flops, residual_std, vector
+from mpitrain.layout.parameters import (
+    COLUMNS,
+    EPS,
+    ROWS,
+    Spec,
+    bias,
+    matrix,
+    product_flops,
+    residual_std,
+    vector,
+)
 from mpitrain.model.layers.rope import Rope
 
 if TYPE_CHECKING:
@@ -33,11 +47,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Attention:
-    """depth: layers whose outputs are added to the residual stream; projections back into it start smaller (GPT-2, section 2.3).
+    """depth: layers whose outputs are added to the residual stream.
 
-    rope: of a whole head, and so its width.  eps: of norms.
-    normed: queries and keys of each head have an RMSNorm (arXiv:2302.05442, section 2).  biased: all four products have a bias.
-    window: positions that a query sees, its own included; 0: all before it.  sinks: each head can attend to nothing.
+    Projections back into it start smaller (GPT-2, section 2.3).
+
+    rope: of a whole head, and so its width.
+    eps: of norms.
+    normed: queries and keys of each head have an RMSNorm (arXiv:2302.05442, section 2).
+    biased: all four products have a bias.
+    window: positions that a query sees, its own included; 0: all before it.
+    sinks: each head can attend to nothing.
     """
 
     tells: ClassVar[tuple[str, ...]] = ()
@@ -53,7 +72,8 @@ class Attention:
     sinks: bool = False
 
     def parameters(self) -> tuple[Spec, ...]:
-        features, kv_features = self.rope.width * self.heads, self.rope.width * self.kv_heads
+        features = self.rope.width * self.heads
+        kv_features = self.rope.width * self.kv_heads
         found = [
             vector("attention.norm.weight", self.width, self.eps),
             matrix("attention.q.weight", features, self.width, ROWS),
@@ -64,23 +84,34 @@ class Attention:
             found.append(bias("attention.q.bias", features))
             found += [bias(f"attention.{name}.bias", kv_features, pieces=self.kv_heads) for name in "kv"]
         if self.normed:
-            found += [vector(f"attention.{name}_norm.weight", self.rope.width, self.eps, met_apart=True) for name in "qk"]
+            found += [
+                vector(f"attention.{name}_norm.weight", self.rope.width, self.eps, met_apart=True)
+                for name in "qk"
+            ]
         if self.sinks:
             found.append(bias("attention.sinks", self.heads))
-        found.append(matrix("attention.output.weight", self.width, features, COLUMNS, std=residual_std(self.depth)))
+        found.append(
+            matrix("attention.output.weight", self.width, features, COLUMNS, std=residual_std(self.depth))
+        )
         if self.biased:
             found.append(bias("attention.output.bias", self.width, None))
         return tuple(found)
 
     def cost(self, sequence: int) -> float:
-        return float(sum(spec.numel for spec in self.parameters())) + 2 * self.heads * self.rope.width * seen(sequence, self.window)
+        return float(sum(spec.numel for spec in self.parameters())) + 2 * self.heads * self.rope.width * seen(
+            sequence, self.window
+        )
 
     def flops(self, sequence: int) -> float:
         """Half of the scores are masked, and what is before the window."""
-        return product_flops(self.parameters()) + 12.0 * self.heads * self.rope.width * seen(sequence, self.window)
+        return product_flops(self.parameters()) + 12.0 * self.heads * self.rope.width * seen(
+            sequence, self.window
+        )
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        heads, kv_heads, width = self.heads // sizes.tp, self._kv_heads(sizes), self.rope.width
+        heads = self.heads // sizes.tp
+        kv_heads = self._kv_heads(sizes)
+        width = self.rope.width
         by_tiles = bool(self.window or self.sinks)
         kept = kept_by_core(sizes, heads, kv_heads, width, width, by_tiles)
         if self.normed:
@@ -95,7 +126,9 @@ class Attention:
         return (2 * self.width + heads * self.rope.width) * sizes.factor * sizes.positions
 
     def working(self, sizes: Sizes) -> Working:
-        return working_of_core(sizes, self.width, self.heads // sizes.tp, self._kv_heads(sizes), self.rope.width)
+        return working_of_core(
+            sizes, self.width, self.heads // sizes.tp, self._kv_heads(sizes), self.rope.width
+        )
 
     def history(self, sizes: Sizes) -> int:
         """Keys and values."""
@@ -112,17 +145,26 @@ class Attention:
 
 
 def seen(sequence: int, window: int = 0) -> float:
-    """Return how many positions a query sees on average, a half of its own: of w in a window, those after the first w see all w."""
+    """Return how many positions a query sees on average, a half of its own.
+
+    Of w in a window, those after the first w see all w.
+    """
     window = min(window or sequence, sequence)
     return window * (1 - window / (2 * sequence))
 
 
-def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_width: int, by_tiles: bool = False) -> int:
-    """Return what attention proper keeps for a position. heads, kv_heads: of this rank.  value_width: of a head's result.
+def kept_by_core(
+    sizes: Sizes, heads: int, kv_heads: int, width: int, value_width: int, by_tiles: bool = False
+) -> int:
+    """Return what attention proper keeps for a position.
 
-    by_tiles: by parallel/context/flash.py, as always with cp. Tiles, and torch's own attention, which is taken for all but bf16, keep the
-    log-sum-exp and their result, and what the output multiplies, too, where that is another. In fp16 this is the most: a CPU that widens
-    it (parallel/processor.py) keeps what it would in bf16.
+    heads, kv_heads: of this rank.
+    value_width: of a head's result.
+
+    by_tiles: by parallel/context/flash.py, as always with cp. Tiles, and torch's own attention,
+    which is taken for all but bf16, keep the log-sum-exp and their result, and what the output
+    multiplies, too, where that is another. In fp16 this is the most: a CPU that widens it
+    (parallel/processor.py) keeps what it would in bf16.
     """
     parallel = sizes.config.parallel
     if parallel.cp > 1 and parallel.context == "gather":
@@ -130,13 +172,15 @@ def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_widt
     elif parallel.cp > 1 and parallel.context == "ulysses":
         kv_heads = max(kv_heads, parallel.cp)
     kept = width * (heads + 2 * kv_heads) * sizes.itemsize
-    in_pieces = parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)  # then attention isn't one segment
+    # then attention isn't one segment
+    in_pieces = parallel.cp > 1 or (parallel.tp > 1 and parallel.async_tp)
     if sizes.selective and not in_pieces:
         return kept
     by_tiles = by_tiles or parallel.cp > 1 or sizes.config.precision.compute not in ("bf16", "fp8")
     if by_tiles:
         kept += heads * (width * sizes.itemsize + max(4, sizes.itemsize))
-    by_head = parallel.async_tp or parallel.context == "ulysses"  # queries came from other ranks, and lie head by head
+    # queries came from other ranks, and lie head by head
+    by_head = parallel.async_tp or parallel.context == "ulysses"
     another = heads > 1 and (by_head or value_width < width)
     if another or sizes.factor < sizes.itemsize:
         kept += heads * value_width * sizes.factor
@@ -147,14 +191,17 @@ def kept_by_core(sizes: Sizes, heads: int, kv_heads: int, width: int, value_widt
 
 def working_of_core(sizes: Sizes, width: int, heads: int, kv_heads: int, head_width: int) -> Working:
     """Return what attention works with. width: of the residual stream.  heads, kv_heads: of this rank."""
-    stream, number = sizes.stream(width), sizes.positions * head_width
+    stream = sizes.stream(width)
+    number = sizes.positions * head_width
     rotated = number * (heads + 2 * kv_heads) * sizes.itemsize
-    forward, backward = 3 * stream + sizes.gathered(width), max(3 * stream, rotated) + sizes.gathered(width)
+    forward = 3 * stream + sizes.gathered(width)
+    backward = max(3 * stream, rotated) + sizes.gathered(width)
     if sizes.selective:
         backward += 5 * number * heads * sizes.itemsize // 2
     if sizes.in_pieces:
         piece = probabilities.piece(sizes.config.batch.micro, heads, kv_heads, sizes.length) * sizes.itemsize
-        forward, backward = max(forward, 2 * piece), backward + 4 * piece + 2 * number * kv_heads * 4
+        forward = max(forward, 2 * piece)
+        backward = backward + 4 * piece + 2 * number * kv_heads * 4
         if sizes.selective and probabilities.are_kept(sizes.length, head_width):
             backward += sizes.config.batch.micro * heads * probabilities.count(sizes.length) * sizes.itemsize
     return Working(forward, backward)

@@ -1,4 +1,6 @@
-"""The ends of a model: token numbers to vectors, and the last norm, logits and loss. tp divides the vocabulary, for any size of it."""
+"""The ends of a model: token numbers to vectors, and the last norm, logits and loss. tp divides the
+vocabulary, for any size of it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,8 +83,12 @@ class Head:
         return 6.0 * self.vocab * self.width
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        """Targets, the input and what is normed of it, logits and the log of their sum for each position, which is fp32 at least."""
-        logits = sizes.positions * self.vocab // sizes.tp * sizes.itemsize + sizes.positions * max(4, sizes.itemsize)
+        """Targets, the input and what is normed of it, logits and the log of their sum for each
+        position, which is fp32 at least.
+        """
+        logits = sizes.positions * self.vocab // sizes.tp * sizes.itemsize + sizes.positions * max(
+            4, sizes.itemsize
+        )
         if sizes.tp == 1:
             return sizes.positions * (8 + self.width * sizes.itemsize + sizes.norm(self.width)) + logits
         return sizes.positions * 10 + sizes.normed(self.width, sizes.itemsize) + logits
@@ -93,7 +99,9 @@ class Head:
     def working(self, sizes: Sizes) -> Working:
         """Logits some positions at a time, in fp32 at least; the gradient of logits takes their place."""
         vocab = self.vocab // sizes.tp
-        at_once = min(LOGITS_ON_A_DEVICE if sizes.on_gpu else LOGITS, sizes.positions * vocab) * max(4, sizes.itemsize)
+        at_once = min(LOGITS_ON_A_DEVICE if sizes.on_gpu else LOGITS, sizes.positions * vocab) * max(
+            4, sizes.itemsize
+        )
         at_once *= 2 if sizes.itemsize == 2 or sizes.on_gpu else 1
         stream = sizes.stream(self.width) + sizes.gathered(self.width)
         return Working(at_once + stream, 3 * stream)

@@ -1,17 +1,22 @@
-"""A mixture of experts, after an RMSNorm: a router sends each token to a few of many gated feed-forwards (arXiv:2006.16668, 2401.04088).
+"""A mixture of experts, after an RMSNorm.
 
-Kept of it, with n positions of the residual stream on this rank, width D, E experts of which a token is sent to K, F hidden units of an
-expert, R rows that have come to this rank (at most layout/experts.py: rows_at_once; all n K of them without expert parallelism):
+A router sends each token to a few of many gated feed-forwards (arXiv:2006.16668, 2401.04088).
 
-    n D + n, n D         unit of the norm, normed input
-    n E, n K             logits and weights, in fp32 at least; experts of the tokens, and the order of rows, n K of 8 bytes each
-    R (D + 2 F / etp)    rows, gate, up;  R weights in fp32 at least
-    4 n S                of S hidden units of shared experts (3 n S with run.compile; 2 n S, if what is cheap to make again isn't kept)
-    from I to W          R (2 D + 3 F / etp), n (2 D + 3 S): both factors of each weight gradient
-    working              R (D + 2 F / etp), R (2 D + 4 F / etp), and 3 n D: forward, backward
+Kept of it, with n positions of the residual stream on this rank, width D, E experts of which a
+token is sent to K, F hidden units of an expert, R rows that have come to this rank (at most
+layout/experts.py: rows_at_once; all n K of them without expert parallelism):
 
-What comes in further rounds is sent again in the backward, and not kept. Shared experts and the router are whole on every rank of tp,
-which has other positions.
+    n D + n, n D       unit of the norm, normed input
+    n E, n K           logits and weights, in fp32 at least; experts of the tokens, and the order of
+                       rows, n K of 8 bytes each
+    R (D + 2 F / etp)  rows, gate, up;  R weights in fp32 at least
+    4 n S              of S hidden units of shared experts (3 n S with run.compile; 2 n S, if what
+                       is cheap to make again isn't kept)
+    from I to W        R (2 D + 3 F / etp), n (2 D + 3 S): both factors of each weight gradient
+    working            R (D + 2 F / etp), R (2 D + 4 F / etp), and 3 n D: forward, backward
+
+What comes in further rounds is sent again in the backward, and not kept. Shared experts and the
+router are whole on every rank of tp, which has other positions.
 """
 
 from collections.abc import Mapping
@@ -21,7 +26,18 @@ from typing import TYPE_CHECKING, ClassVar
 from mpitrain.config import Experts as Settings
 from mpitrain.layout.experts import most_rows
 from mpitrain.layout.layer import Sizes, Working
-from mpitrain.layout.parameters import COLUMNS, EPS, EXPERT, ROWS, STD, Spec, product_flops, residual_std, stack, vector
+from mpitrain.layout.parameters import (
+    COLUMNS,
+    EPS,
+    EXPERT,
+    ROWS,
+    STD,
+    Spec,
+    product_flops,
+    residual_std,
+    stack,
+    vector,
+)
 
 if TYPE_CHECKING:
     from mpitrain.model.site import Site
@@ -31,11 +47,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experts:
-    """settings: resolved.  depth, eps: as in layers/attention.py.
-    biased: router and experts have biases.  limit: of what gates and is gated (model/gates.py); 0: silu, without a limit.
+    """settings: resolved.
 
-    It tells its losses, a token; the choices that were dropped; and, once they are counted over all ranks (optim/balance.py), how unequal
-    loads are.
+    depth, eps: as in layers/attention.py.
+    biased: router and experts have biases.
+    limit: of what gates and is gated (model/gates.py); 0: silu, without a limit.
+
+    It tells its losses, a token; the choices that were dropped; and, once they are counted over all
+    ranks (optim/balance.py), how unequal loads are.
     """
 
     tells: ClassVar[tuple[str, ...]] = ("balance_loss", "dropped", "load_cv", "load_entropy", "z_loss")
@@ -54,16 +73,25 @@ class Experts:
     @property
     def by_sequence(self) -> bool:
         """Whether loads are balanced within each sequence."""
-        return self.settings.balance == "sequence" or (self.settings.balance == "bias" and self.settings.balance_weight > 0)
+        return self.settings.balance == "sequence" or (
+            self.settings.balance == "bias" and self.settings.balance_weight > 0
+        )
 
     def parameters(self) -> tuple[Spec, ...]:
-        experts, width, hidden, std = self.settings, self.width, self.settings.width, residual_std(self.depth)
+        experts = self.settings
+        width = self.width
+        hidden = self.settings.width
+        std = residual_std(self.depth)
         active = experts.active / experts.count
         return (
             vector("ffn.norm.weight", width, self.eps),
             Spec("ffn.router.weight", (experts.count, width), STD, group="matrix"),
             Spec("ffn.router.load", (experts.count,), constant=1 / experts.count, group="load"),
-            *((Spec("ffn.router.bias", (experts.count,), constant=0.0, group="bias"),) if experts.balance == "bias" else ()),
+            *(
+                (Spec("ffn.router.bias", (experts.count,), constant=0.0, group="bias"),)
+                if experts.balance == "bias"
+                else ()
+            ),
             stack("ffn.experts.gate.weight", experts.count, hidden, width, ROWS, active=active),
             stack("ffn.experts.up.weight", experts.count, hidden, width, ROWS, active=active),
             stack("ffn.experts.down.weight", experts.count, width, hidden, COLUMNS, std=std, active=active),
@@ -72,18 +100,29 @@ class Experts:
         )
 
     def _biases(self, active: float) -> tuple[Spec, ...]:
-        """Of what experts make, each of the ranks that divide them adds the bias of other features: the sum has all, once."""
+        """Of what experts make, each of the ranks that divide them adds the bias of other features.
+
+        The sum has all, once.
+        """
         lengths = {"gate": self.settings.width, "up": self.settings.width, "down": self.width}
         return (
             Spec("ffn.router.logit_bias", (self.settings.count,), constant=0.0),
             *(
-                Spec(f"ffn.experts.{name}.bias", (self.settings.count, n), constant=0.0, divided=1, domain=EXPERT, active=active)
+                Spec(
+                    f"ffn.experts.{name}.bias",
+                    (self.settings.count, n),
+                    constant=0.0,
+                    divided=1,
+                    domain=EXPERT,
+                    active=active,
+                )
                 for name, n in lengths.items()
             ),
         )
 
     def _shared(self) -> tuple[Spec, ...]:
-        hidden, width = self.shared_width, self.width
+        hidden = self.shared_width
+        width = self.width
         return (
             Spec("ffn.shared.gate.weight", (hidden, width), STD, group="matrix"),
             Spec("ffn.shared.up.weight", (hidden, width), STD, group="matrix"),
@@ -97,7 +136,9 @@ class Experts:
         return product_flops(self.parameters())
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        n, wide, experts = sizes.shared, max(4, sizes.itemsize), self.settings
+        n = sizes.shared
+        wide = max(4, sizes.itemsize)
+        experts = self.settings
         rows = most_rows(sizes.config, sizes.segments)
         here = (self.width + 2 * experts.width // sizes.config.parallel.etp) * sizes.itemsize + wide
         routed = n * (experts.count * wide + experts.active * (2 * 8 + wide))
@@ -106,20 +147,27 @@ class Experts:
         return n * (self.width * sizes.itemsize + sizes.norm(self.width)) + routed + rows * here + of_shared
 
     def left(self, sizes: Sizes) -> int:
-        rows, parallel = most_rows(sizes.config, sizes.segments), sizes.config.parallel
+        rows = most_rows(sizes.config, sizes.segments)
+        parallel = sizes.config.parallel
         of_rows = rows * (2 * self.width + 3 * self.settings.width // parallel.etp)
         of_shared = sizes.shared * (2 * self.width + 3 * self.shared_width) if self.shared_width else 0
-        of_router = self.settings.count * (self.width * max(4, sizes.itemsize) + 8)  # its gradient and the counts are made by I
+        # its gradient and the counts are made by I
+        of_router = self.settings.count * (self.width * max(4, sizes.itemsize) + 8)
         return (of_rows + of_shared) * sizes.itemsize + of_router
 
     def working(self, sizes: Sizes) -> Working:
-        rows, hidden = most_rows(sizes.config, sizes.segments), self.settings.width // sizes.config.parallel.etp
-        stream, wide = sizes.stream(self.width), max(4, sizes.itemsize)
+        rows = most_rows(sizes.config, sizes.segments)
+        hidden = self.settings.width // sizes.config.parallel.etp
+        stream = sizes.stream(self.width)
+        wide = max(4, sizes.itemsize)
         of_shared = sizes.shared * self.shared_width * sizes.itemsize
         home = sizes.shared * self.settings.active * self.width * (sizes.itemsize + wide)
         compared = 2 * hidden * wide if sizes.itemsize < wide else 0  # for the gradient of weights
         forward = max(rows * (2 * hidden + self.width) * sizes.itemsize, home, of_shared) + 3 * stream
-        backward = max(rows * ((4 * hidden + 2 * self.width) * sizes.itemsize + compared), home, 3 * of_shared) + 3 * stream
+        backward = (
+            max(rows * ((4 * hidden + 2 * self.width) * sizes.itemsize + compared), home, 3 * of_shared)
+            + 3 * stream
+        )
         return Working(forward, backward)
 
     def history(self, sizes: Sizes) -> int:

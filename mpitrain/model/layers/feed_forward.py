@@ -2,10 +2,12 @@
 
 Kept of it, with n = B T positions on this rank, width D, F hidden units:
 
-    none        2 n D + n + 4 n F      unit and normed input | gate, silu(gate), up, product; with run.compile not silu(gate)
-    selective   n D + n + 2 n F        input | gate, up
-    from I to W 2 n D + 3 n F          both factors of each weight gradient, in every mode
-    working     3 n D, 3 n F           forward, backward; selective 2 n F, 5 n F: what isn't kept is made, and made again
+    none        2 n D + n + 4 n F  unit and normed input | gate, silu(gate), up, product; with
+                                   run.compile not silu(gate)
+    selective   n D + n + 2 n F    input | gate, up
+    from I to W 2 n D + 3 n F      both factors of each weight gradient, in every mode
+    working     3 n D, 3 n F       forward, backward; selective 2 n F, 5 n F: what isn't kept is
+                                   made, and made again
 
 tp divides F. What fp8, tp, `sequence` and cp change is told in layers/attention.py.
 """
@@ -48,13 +50,17 @@ class FeedForward:
         return product_flops(self.parameters())
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        return sizes.normed(self.width, sizes.factor) + sizes.positions * sizes.gated(sizes.factor) * self.ffn // sizes.tp
+        return (
+            sizes.normed(self.width, sizes.factor)
+            + sizes.positions * sizes.gated(sizes.factor) * self.ffn // sizes.tp
+        )
 
     def left(self, sizes: Sizes) -> int:
         return (2 * self.width + 3 * self.ffn // sizes.tp) * sizes.factor * sizes.positions
 
     def working(self, sizes: Sizes) -> Working:
-        stream, hidden = sizes.stream(self.width), sizes.positions * self.ffn // sizes.tp * sizes.itemsize
+        stream = sizes.stream(self.width)
+        hidden = sizes.positions * self.ffn // sizes.tp * sizes.itemsize
         gathered = sizes.gathered(self.width)
         if sizes.selective:
             return Working(max(3 * stream, 2 * hidden) + gathered, max(3 * stream, 5 * hidden) + gathered)

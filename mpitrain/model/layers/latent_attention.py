@@ -1,21 +1,28 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1; V3, arXiv:2412.19437, section 2.1.1), after an RMSNorm.
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1; V3, arXiv:2412.19437,
+section 2.1.1), after an RMSNorm.
 
-Keys and values of all heads are made of one latent vector a position, queries of another; both are normed. Positions are in features of
-their own: each head's queries have some, the keys have them in common.
+Keys and values of all heads are made of one latent vector a position, queries of another; both are
+normed. Positions are in features of their own: each head's queries have some, the keys have them in
+common.
 
     h = norm(x)                      of the positions that are here
-    latent = norm(q_down h) | norm(kv_down h) | rotary keys       one tensor: with tensor parallelism, it is gathered instead of h
+    latent = norm(q_down h) | norm(kv_down h) | rotary keys       one tensor: with tensor
+                                                                  parallelism, it is gathered
+                                                                  instead of h
     queries = q_up latent, keys | values = kv_up latent           each rank those of its heads
 
-Without `q_rank` queries are made of h itself. Attention's kernels want keys and values of one width: values are padded with zeros.
+Without `q_rank` queries are made of h itself. Attention's kernels want keys and values of one
+width: values are padded with zeros.
 
-Kept of it, with n = B T positions on this rank, D width, L = Q + K + R width of what is gathered (latent of queries, of keys and values,
-rotary), H heads, C = head_width + R, V width of values:
+Kept of it, with n = B T positions on this rank, D width, L = Q + K + R width of what is gathered
+(latent of queries, of keys and values, rotary), H heads, C = head_width + R, V width of values:
 
-    none        2 n D + n + n (Q + 1) + n (K + 1) | n L | 4 n H C - n H (C - V) + n H    units and inputs | latent | q, k, v, result twice
-                                                       in bf16 without n H, with probabilities as in attention.py
+    none  2 n D + n + n (Q + 1) + n (K + 1) | n L | 4 n H C - n H (C - V) + n H  units and inputs | latent | q, k, v, result twice
+                                                       in bf16 without n H, with probabilities as in
+                                                           attention.py
     selective   n D + n + n (Q + 1) + n (K + 1) | n L | 3 n H C
-    from I to W 2 n D + n (Q + K + R) + n L + n H (C + head_width + 2 V)       both factors of each weight gradient
+    from I to W 2 n D + n (Q + K + R) + n L + n H (C + head_width + 2 V)  both factors of each
+                                                                          weight gradient
 
 tp divides H, cp divides n; with `sequence`, tp divides what stands before the gather, too.
 """
@@ -37,7 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """head_width: of queries and keys, without positions.  rope: of the features with positions.  depth, eps: as in attention.py.
+    """head_width: of queries and keys, without positions.
+
+    rope: of the features with positions.
+    depth, eps: as in attention.py.
 
     q_rank, kv_rank: widths of the latent vectors; q_rank 0: queries have none.
     """
@@ -75,27 +85,44 @@ class LatentAttention:
             matrix("attention.kv_down.weight", of_kv + rotary, self.width, None),
             vector("attention.kv_norm.weight", of_kv, self.eps),
             matrix("attention.kv_up.weight", self.heads * (self.head_width + self.value_width), of_kv, ROWS),
-            matrix("attention.output.weight", self.width, self.heads * self.value_width, COLUMNS, std=residual_std(self.depth)),
+            matrix(
+                "attention.output.weight",
+                self.width,
+                self.heads * self.value_width,
+                COLUMNS,
+                std=residual_std(self.depth),
+            ),
         )
 
     def cost(self, sequence: int) -> float:
-        return float(sum(spec.numel for spec in self.parameters())) + self.heads * (self.key_width + self.value_width) * seen(sequence)
+        return float(sum(spec.numel for spec in self.parameters())) + self.heads * (
+            self.key_width + self.value_width
+        ) * seen(sequence)
 
     def flops(self, sequence: int) -> float:
         """Half of the scores are masked; padding isn't counted."""
-        return product_flops(self.parameters()) + 6.0 * self.heads * (self.key_width + self.value_width) * seen(sequence)
+        return product_flops(self.parameters()) + 6.0 * self.heads * (
+            self.key_width + self.value_width
+        ) * seen(sequence)
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        heads, latent = self.heads // sizes.tp, sum(self.latent_widths)
+        heads = self.heads // sizes.tp
+        latent = sum(self.latent_widths)
         norms = sum(map(sizes.norm, filter(None, (self.width, self.q_rank, self.kv_rank))))
         inputs = 0 if sizes.selective else self.width * sizes.itemsize
         core = kept_by_core(sizes, heads, heads, self.key_width, self.value_width)
         kept_once = segment * self.history(sizes) + sizes.probabilities(heads, self.key_width)
-        return sizes.shared * (norms + inputs) + sizes.positions * (latent * sizes.itemsize + core) + kept_once
+        return (
+            sizes.shared * (norms + inputs) + sizes.positions * (latent * sizes.itemsize + core) + kept_once
+        )
 
     def left(self, sizes: Sizes) -> int:
-        """Where a gather has put sequences side by side, the inputs of both products are copies, and leave the rotary keys behind."""
-        parallel, latent, heads = sizes.config.parallel, sum(self.latent_widths), self.heads // sizes.tp
+        """Where a gather has put sequences side by side, the inputs of both products are copies,
+        and leave the rotary keys behind.
+        """
+        parallel = sizes.config.parallel
+        latent = sum(self.latent_widths)
+        heads = self.heads // sizes.tp
         if sizes.tp > 1 and parallel.sequence and not parallel.async_tp and sizes.config.batch.micro > 1:
             latent -= self.rope.width
         down = sizes.shared * (self.width + self.q_rank + self.kv_rank + self.rope.width)
@@ -103,7 +130,8 @@ class LatentAttention:
         return (down + sizes.positions * up) * sizes.itemsize
 
     def working(self, sizes: Sizes) -> Working:
-        heads, latent = self.heads // sizes.tp, sizes.positions * sum(self.latent_widths) * sizes.itemsize
+        heads = self.heads // sizes.tp
+        latent = sizes.positions * sum(self.latent_widths) * sizes.itemsize
         forward, backward = working_of_core(sizes, self.width, heads, heads, self.key_width)
         return Working(forward + latent, backward + latent)
 

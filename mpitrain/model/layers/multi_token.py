@@ -1,13 +1,18 @@
-"""The end of a model that foretells further tokens (multi-token prediction, DeepSeek-V3, arXiv:2412.19437, section 2.2).
+"""The end of a model that foretells further tokens (multi-token prediction, DeepSeek-V3,
+arXiv:2412.19437, section 2.2).
 
-    h_0 = what comes from the blocks                        h_k = block_k(projection_k [ norm(h_k-1) | norm(embedding of token i + k) ])
-    head(h_0) foretells token i + 1                         the same head, behind a norm of its own, on h_k: token i + 1 + k
+    h_0 = what comes from the blocks  h_k = block_k(projection_k [ norm(h_k-1) | norm(embedding of
+                                      token i + k) ])
+    head(h_0) foretells token i + 1   the same head, behind a norm of its own, on h_k: token i + 1 +
+                                      k
 
-Each depth k of `model.mtp` has one more block like the last one. The embedding is that of the first stage: another use of the same
-weights, as if they were tied. Its cross-entropies, weighted, add to what is trained; the loss that is told is that of the next token.
+Each depth k of `model.mtp` has one more block like the last one. The embedding is that of the first
+stage: another use of the same weights, as if they were tied. Its cross-entropies, weighted, add to
+what is trained; the loss that is told is that of the next token.
 
-Kept besides what its layers keep, with n positions of the residual stream on this rank, width D: 4 n D + 2 n of the two norms, and of
-their results side by side. Nothing of it is computed again, whatever memory.recompute says.
+Kept besides what its layers keep, with n positions of the residual stream on this rank, width D: 4
+n D + 2 n of the two norms, and of their results side by side. Nothing of it is computed again,
+whatever memory.recompute says.
 """
 
 from collections.abc import Mapping
@@ -29,14 +34,22 @@ if TYPE_CHECKING:
 
 
 def with_further_tokens(family: Family, num_tokens: int, weight: float) -> Family:
-    """Return a family whose last layer foretells `num_tokens` further tokens; `weight`: of their losses' mean."""
+    """Return a family whose last layer foretells `num_tokens` further tokens; `weight`.
+
+    Of their losses' mean.
+    """
     first = replace(family.first, tied=True)
     return Family(first, family.blocks, MultiToken(first, family.blocks[-1], family.last, num_tokens, weight))
 
 
 @dataclass(frozen=True)
 class MultiToken:
-    """embedding, head: those of the model.  block: the layers of each further depth.  depths: how many.  weight: of their mean loss."""
+    """embedding, head: those of the model.
+
+    block: the layers of each further depth.
+    depths: how many.
+    weight: of their mean loss.
+    """
 
     embedding: Embedding
     block: tuple[Layer, ...]
@@ -54,33 +67,52 @@ class MultiToken:
         return [[Placed(layer, f"mtp.{depth}.") for layer in self.block] for depth in range(self.depths)]
 
     def parameters(self) -> tuple[Spec, ...]:
-        found = {spec.name: spec for spec in (*self.head.parameters(), *self.embedding.parameters())}  # tied, they are the same
-        width, eps = self.head.width, self.head.eps
+        # tied, they are the same
+        found = {spec.name: spec for spec in (*self.head.parameters(), *self.embedding.parameters())}
+        width = self.head.width
+        eps = self.head.eps
         for depth, block in enumerate(self.placed):
             for name in ("hidden_norm", "token_norm", "head_norm"):
                 found[f"mtp.{depth}.{name}.weight"] = vector(f"mtp.{depth}.{name}.weight", width, eps)
-            found[f"mtp.{depth}.projection.weight"] = Spec(f"mtp.{depth}.projection.weight", (width, 2 * width), STD, group="matrix")
+            found[f"mtp.{depth}.projection.weight"] = Spec(
+                f"mtp.{depth}.projection.weight", (width, 2 * width), STD, group="matrix"
+            )
             found |= {spec.name: spec for placed in block for spec in placed.parameters()}
         return tuple(found.values())
 
     def cost(self, sequence: int) -> float:
-        further = 2 * self.head.width**2 + self.head.cost(sequence) + sum(layer.cost(sequence) for layer in self.block)
+        further = (
+            2 * self.head.width**2
+            + self.head.cost(sequence)
+            + sum(layer.cost(sequence) for layer in self.block)
+        )
         return self.head.cost(sequence) + self.depths * further
 
     def flops(self, sequence: int) -> float:
-        further = 12.0 * self.head.width**2 + self.head.flops(sequence) + sum(layer.flops(sequence) for layer in self.block)
+        further = (
+            12.0 * self.head.width**2
+            + self.head.flops(sequence)
+            + sum(layer.flops(sequence) for layer in self.block)
+        )
         return self.head.flops(sequence) + self.depths * further
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         all_kept = _all_kept(sizes)
         joined = 2 * sizes.shared * (self.head.width * sizes.itemsize + sizes.norm(self.head.width))
-        further = self.embedding.kept(sizes, segment) + joined + sum(layer.kept(all_kept, segment) for layer in self.block)
+        further = (
+            self.embedding.kept(sizes, segment)
+            + joined
+            + sum(layer.kept(all_kept, segment) for layer in self.block)
+        )
         return (1 + self.depths) * self.head.kept(sizes, segment) + self.depths * further
 
     def left(self, sizes: Sizes) -> int:
-        further = 3 * self.head.width * sizes.shared * sizes.itemsize + sum(layer.left(sizes) for layer in self.block)
+        further = 3 * self.head.width * sizes.shared * sizes.itemsize + sum(
+            layer.left(sizes) for layer in self.block
+        )
         if self.head.tied:
-            further += (self.head.width * sizes.itemsize + 8) * sizes.positions  # gradients of rows, and which these are
+            # gradients of rows, and which these are
+            further += (self.head.width * sizes.itemsize + 8) * sizes.positions
         return (1 + self.depths) * self.head.left(sizes) + self.depths * further
 
     def working(self, sizes: Sizes) -> Working:

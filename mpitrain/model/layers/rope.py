@@ -1,5 +1,6 @@
-"""Rotary positions as a layer declares them (arXiv:2104.09864), and their scalings for sequences longer than was trained:
-YaRN (arXiv:2309.00071) and Llama 3.1's (arXiv:2407.21783, section 3.2; `rope_type` llama3 in transformers).
+"""Rotary positions as a layer declares them (arXiv:2104.09864), and their scalings for sequences
+longer than was trained: YaRN (arXiv:2309.00071) and Llama 3.1's (arXiv:2407.21783, section 3.2;
+`rope_type` llama3 in transformers).
 """
 
 import math
@@ -10,7 +11,9 @@ from mpitrain.config import Attention
 
 
 class Llama3(NamedTuple):
-    """Pairs that turn fewer than `low` times within `length` positions are slowed by `factor`, those with more than `high` not."""
+    """Pairs that turn fewer than `low` times within `length` positions are slowed by `factor`,
+    those with more than `high` not.
+    """
 
     factor: float
     length: int
@@ -23,8 +26,10 @@ class Rope:
     """Rotary positions of the first `width` features of a head.
 
     theta: the slowest pair turns once in about 2 pi theta positions.
-    factor, length: YaRN for sequences `factor` times as long as the `length` that was trained with; 1: none.
-    mscale: by how much YaRN sharpens attention.  rounded: its ramp between fast and slow pairs begins and ends with a whole pair.
+    factor, length: YaRN for sequences `factor` times as long as the `length` that was trained with;
+    1: none.
+    mscale: by how much YaRN sharpens attention.
+    rounded: its ramp between fast and slow pairs begins and ends with a whole pair.
     llama3: Llama 3.1's scaling, None for none.
     """
 
@@ -47,5 +52,7 @@ def rope_of(attention: Attention, width: int, *, rounded: bool = True) -> Rope:
     yarn = attention.yarn_factor, attention.yarn_length, attention.yarn_mscale
     llama3 = None
     if (attention.llama3_factor or 1) > 1:
-        llama3 = Llama3(attention.llama3_factor, attention.llama3_length, attention.llama3_low, attention.llama3_high)
+        llama3 = Llama3(
+            attention.llama3_factor, attention.llama3_length, attention.llama3_low, attention.llama3_high
+        )
     return Rope(width, attention.theta, *yarn, rounded, llama3)

@@ -1,7 +1,9 @@
-"""The queries of one rank attend to keys and values as these come by, tile by tile; the results are added up here.
+"""The queries of one rank attend to keys and values as these come by, tile by tile.
 
-B sequences, H query heads, K key-value heads, t positions held, S keys of a tile, C width of a head. Keys and values are one tensor
-kv [2, B, K, S, C], so that they travel as one message.
+The results are added up here.
+
+B sequences, H query heads, K key-value heads, t positions held, S keys of a tile, C width of a
+head. Keys and values are one tensor kv [2, B, K, S, C], so that they travel as one message.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +20,10 @@ Poll = Callable[[], None]  # called after each tile: messages move on only when 
 
 
 class Saved(NamedTuple):
-    """What the backward needs; all of it is here. kv: of this rank's positions (ring), or of the whole sequence (all_gather)."""
+    """What the backward needs; all of it is here.
+
+    kv: of this rank's positions (ring), or of the whole sequence (all_gather).
+    """
 
     q: torch.Tensor
     kv: torch.Tensor
@@ -28,14 +33,22 @@ class Saved(NamedTuple):
 
 
 class Places(NamedTuple):
-    """What some queries or keys are: the document of each, [B, n], and its position, [n]. None where that decides nothing."""
+    """What some queries or keys are: the document of each, [B, n], and its position, [n].
+
+    None where that decides nothing.
+    """
 
     documents: torch.Tensor | None
     positions: torch.Tensor | None
 
     @classmethod
-    def whole(cls, documents_BT: torch.Tensor | None, window: int, placement: Placement, device: torch.device) -> "Places":
-        """Return those of the whole sequence. window: as in window.py; without one, positions don't matter."""
+    def whole(
+        cls, documents_BT: torch.Tensor | None, window: int, placement: Placement, device: torch.device
+    ) -> "Places":
+        """Return those of the whole sequence.
+
+        window: as in window.py; without one, positions don't matter.
+        """
         return cls(documents_BT, torch.arange(placement.sequence, device=device) if window else None)
 
     def at(self, placement: Placement, rank: int) -> "Places":
@@ -45,7 +58,9 @@ class Places(NamedTuple):
 
 
 def sight(queries: Places, keys: Places, tile: Tile, window: int) -> tuple[bool, torch.Tensor | None]:
-    """Return whether anything of a tile is visible, and the mask [B or 1, 1, T, S] if there is more to it than the tile's own causality."""
+    """Return whether anything of a tile is visible, and the mask [B or 1, 1, T, S] if there is more
+    to it than the tile's own causality.
+    """
     masks = []
     if queries.documents is not None:
         masks.append(queries.documents[:, tile.queries, None] == keys.documents[:, None, tile.keys])
@@ -61,11 +76,17 @@ class Attending:
     """The forward: `out` and `lse` over all keys seen so far. window: as in window.py."""
 
     def __init__(self, q_BHtC: torch.Tensor, here: Places, window: int, poll: Poll):
-        self.q, self.here, self._window, self._poll = q_BHtC, here, window, poll
+        self.q = q_BHtC
+        self.here = here
+        self._window = window
+        self._poll = poll
         self.out = self.lse = None
 
     def see(self, tiles: Iterable[Tile], kv: torch.Tensor, there: Places) -> None:
-        """Attend to the keys of some tiles. The very first tile must have every query, and each must see a key in it."""
+        """Attend to the keys of some tiles.
+
+        The very first tile must have every query, and each must see a key in it.
+        """
         for tile in tiles:
             anything, visible = sight(self.here, there, tile, self._window)
             if anything:
@@ -81,26 +102,36 @@ class Attending:
     def _add(self, queries: slice, out: torch.Tensor, lse: torch.Tensor) -> None:
         """Weigh the new result by its share of the sum of exponentials: 1 / (1 + exp(old - new)).
 
-        The old log-sum-exp is finite, as every query has seen its own key first; so a new one of -inf has the weight 0, never NaN.
+        The old log-sum-exp is finite, as every query has seen its own key first; so a new one of
+        -inf has the weight 0, never NaN.
         """
         if self.out is None:
-            self.out, self.lse = out.to(wide(out.dtype)), lse
+            self.out = out.to(wide(out.dtype))
+            self.lse = lse
             return
-        old_out, old_lse = self.out[..., queries, :], self.lse[..., queries]
+        old_out = self.out[..., queries, :]
+        old_lse = self.lse[..., queries]
         old_out.lerp_(out.to(old_out.dtype), torch.sigmoid(lse - old_lse).unsqueeze(-1))
         old_lse.copy_(torch.logaddexp(old_lse, lse))
 
 
 class AttendingBackward:
-    """The backward: the gradient of the queries over all keys seen so far, and that of each tile's keys and values where it is told."""
+    """The backward: the gradient of the queries over all keys seen so far, and that of each tile's
+    keys and values where it is told.
+    """
 
     def __init__(self, q_BHtC, out_BHtC, lse_BHt, grad_of_out, here: Places, window: int, poll: Poll):
         self._rows = (grad_of_out, q_BHtC, out_BHtC)
-        self._lse, self.here, self._window, self._poll = lse_BHt, here, window, poll
+        self._lse = lse_BHt
+        self.here = here
+        self._window = window
+        self._poll = poll
         self._grad_of_q = torch.zeros_like(q_BHtC, dtype=wide(q_BHtC.dtype))
 
     def see(self, tiles: Iterable[Tile], kv: torch.Tensor, grad_of_kv: torch.Tensor, there: Places) -> None:
-        """Add the gradients of the keys and values of some tiles to `grad_of_kv` [2, B, K, S, C], which is fp32 or fp64."""
+        """Add the gradients of the keys and values of some tiles to `grad_of_kv` [2, B, K, S, C],
+        which is fp32 or fp64.
+        """
         for tile in tiles:
             anything, visible = sight(self.here, there, tile, self._window)
             if anything:
@@ -114,7 +145,10 @@ class AttendingBackward:
             self._poll()
 
     def grads(self, grad_of_kv: torch.Tensor, sinks_H: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """Return the gradients of q, k and v in their dtype, from that of the own keys and values; and of the sinks, if there are some."""
+        """Return the gradients of q, k and v in their dtype, from that of the own keys and values.
+
+        And of the sinks, if there are some.
+        """
         grad_of_out, q, out = self._rows
         of_sinks = () if sinks_H is None else (grad_of_sinks(grad_of_out, out, self._lse, sinks_H),)
         return self._grad_of_q.to(q.dtype), *grad_of_kv.to(q.dtype).unbind(), *of_sinks

@@ -1,10 +1,14 @@
-"""Attention to gathered keys and values: each rank fetches them all and computes its own queries (Llama 3, arXiv:2407.21783, 3.3.2).
+"""Attention to gathered keys and values.
 
-    forward     all-gather of kv          | meanwhile the own keys     then those of the other ranks
-    backward    those of the other ranks, then reduce-scatter of their gradients | meanwhile the own keys
+Each rank fetches them all and computes its own queries (Llama 3, arXiv:2407.21783, 3.3.2).
 
-One large message instead of many; in exchange each rank holds the keys and values of the whole sequence, which grouped queries keep
-small. They are kept for the backward, which therefore gathers nothing. Placement zigzag: every rank has the same work.
+    forward   all-gather of kv          | meanwhile the own keys     then those of the other ranks
+    backward  those of the other ranks, then reduce-scatter of their gradients | meanwhile the own
+              keys
+
+One large message instead of many; in exchange each rank holds the keys and values of the whole
+sequence, which grouped queries keep small. They are kept for the backward, which therefore gathers
+nothing. Placement zigzag: every rank has the same work.
 """
 
 import torch
@@ -17,17 +21,22 @@ from mpitrain.parallel.precision import wide
 
 
 class Gather:
-    """Attention to gathered keys and values. Each rank holds t = T/c positions of every sequence, by `placement`.
+    """Attention to gathered keys and values.
+
+    Each rank holds t = T/c positions of every sequence, by `placement`.
 
     window, sinks: as in window.py.
     """
 
     def __init__(self, axis: Axis, placement: Placement, window: int = 0):
-        self.axis, self.placement, self.window = axis, placement, window
+        self.axis = axis
+        self.placement = placement
+        self.window = window
 
     def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None, sinks_H=None):
         """Yield the all-gather; return (out [B, H, t, C], saved)."""
-        axis, placement = self.axis, self.placement
+        axis = self.axis
+        placement = self.placement
         own = torch.stack((k_BKtC, v_BKtC)).detach()
         gathered = own.new_empty(axis.size, *own.shape)
         pending = all_gather(own, axis, gathered)
@@ -45,10 +54,14 @@ class Gather:
 
     def backward(self, saved: Saved, grad_of_out: torch.Tensor, sinks_H=None):
         """Yield the reduce-scatter; return the gradients of q, k and v, and of sinks."""
-        axis, placement, kv = self.axis, self.placement, saved.kv
+        axis = self.axis
+        placement = self.placement
+        kv = saved.kv
         whole = Places.whole(saved.documents, self.window, placement, kv.device)
         here = whole.at(placement, axis.rank)
-        work = AttendingBackward(saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll)
+        work = AttendingBackward(
+            saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll
+        )
         grads = torch.zeros_like(kv, dtype=wide(kv.dtype))
         work.see(placement.tiles_of_others(axis.rank), kv, grads, whole)
         shards = kv.new_empty(axis.size, *kv.shape[:-2], placement.length, kv.shape[-1])

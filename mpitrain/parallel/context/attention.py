@@ -5,19 +5,22 @@
 | ring    | plain     | keys and values, round a ring      | a sequence that c doesn't divide              |
 | zigzag  | zigzag    | the same, and all have equal work  | a sequence that 2c doesn't divide             |
 | gather  | zigzag    | keys and values, to everyone       | a sequence that 2c doesn't divide             |
-| ulysses | plain     | positions for heads, and back      | heads that c doesn't divide; K and c unrelated |
+| ulysses | plain     | positions for heads, and back      | heads that c doesn't divide; K and c
+                                                           unrelated |
 
-An attention is causal by *position*, and within documents if they are given. Both directions are generators, as in parallel/walk.py:
-they start an operation, compute, yield its Pending when they need it, and are resumed with its result. On an axis of size 1 they send
-nothing.
+An attention is causal by *position*, and within documents if they are given. Both directions are
+generators, as in parallel/walk.py: they start an operation, compute, yield its Pending when they
+need it, and are resumed with its result. On an axis of size 1 they send nothing.
 
-    attention = context_attention(mesh["cp"], "zigzag", sequence=2048, heads=8, kv_heads=2, head_width=64)
-    out, saved = yield from attention.forward(q, k, v, documents)         q [B, H, t, C], k and v [B, K, t, C], t = T/c
+    attention = context_attention(mesh["cp"], "zigzag", sequence=2048, heads=8, kv_heads=2,
+        head_width=64)
+    out, saved = yield from attention.forward(q, k, v, documents)         q [B, H, t, C], k and v
+                                                                          [B, K, t, C], t = T/c
     grads = yield from attention.backward(saved, grad_of_out)             of q, k and v
 
-`documents` [B, T] or [T]: a number for each position of the *whole* sequence, in order, alike on all ranks: every rank can read it
-with the tokens, so it needs no message. RoPE is the caller's, at placement.positions(rank), before the attention. Windows and sinks
-are told in window.py.
+`documents` [B, T] or [T]: a number for each position of the *whole* sequence, in order, alike on
+all ranks: every rank can read it with the tokens, so it needs no message. RoPE is the caller's, at
+placement.positions(rank), before the attention. Windows and sinks are told in window.py.
 """
 
 from typing import Any, Protocol
@@ -37,7 +40,12 @@ class Kind(Protocol):
     """What the four kinds have in common."""
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, sinks: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        documents: torch.Tensor | None,
+        sinks: torch.Tensor | None,
     ) -> Walk:
         """Return (out, saved)."""
 
@@ -48,19 +56,45 @@ class Kind(Protocol):
 def context_attention(
     axis: Axis, kind: str, sequence: int, heads: int, kv_heads: int, head_width: int, window: int = 0
 ) -> "ContextAttention":
-    """Return the attention of `kind` over `axis`. Raises ConfigError, on all ranks alike, before anything is sent.
+    """Return the attention of `kind` over `axis`.
+
+    Raises ConfigError, on all ranks alike, before anything is sent.
 
     sequence: positions in all.  heads, kv_heads: those that this rank has, so divided by tp.
     """
-    return ContextAttention(axis, kind, placement_of(kind, sequence, axis.size, heads, kv_heads), heads, kv_heads, head_width, window)
+    return ContextAttention(
+        axis,
+        kind,
+        placement_of(kind, sequence, axis.size, heads, kv_heads),
+        heads,
+        kv_heads,
+        head_width,
+        window,
+    )
 
 
 class ContextAttention:
-    """One attention over `axis`; it holds no tensors and may serve every layer. `placement` says which positions are here."""
+    """One attention over `axis`; it holds no tensors and may serve every layer.
 
-    def __init__(self, axis: Axis, kind: str, placement: Placement, heads: int, kv_heads: int, head_width: int, window: int = 0):
-        self.axis, self.kind, self.placement = axis, kind, placement
-        self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
+    `placement` says which positions are here.
+    """
+
+    def __init__(
+        self,
+        axis: Axis,
+        kind: str,
+        placement: Placement,
+        heads: int,
+        kv_heads: int,
+        head_width: int,
+        window: int = 0,
+    ):
+        self.axis = axis
+        self.kind = kind
+        self.placement = placement
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_width = head_width
         self._kind: Kind
         if kind == "ulysses":
             self._kind = Ulysses(axis, placement, heads, kv_heads, window)
@@ -68,34 +102,51 @@ class ContextAttention:
             self._kind = (Gather if kind == "gather" else Ring)(axis, placement, window)
 
     def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None, sinks: torch.Tensor | None = None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        documents: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> Walk:
         """Attend; return (out [B, H, t, C], what backward needs).
 
-        q: [B, H, t, C].  k, v: [B, K, t, C], RoPE applied.  documents: [B, T] or [T], integers, of the whole sequence.  sinks: [H].
-        The tensors are read until the walk ends. No autograd: nothing that needs a gradient is recorded.
+        q: [B, H, t, C].
+        k, v: [B, K, t, C], RoPE applied.
+        documents: [B, T] or [T], integers, of the whole sequence.
+        sinks: [H]. The tensors are read until the walk ends.
+        No autograd: nothing that needs a gradient is recorded.
         """
         self._require(q, self.heads)
         self._require(k, self.kv_heads)
         self._require(v, self.kv_heads)
         if documents is not None:
             documents = documents.to(q.device).view(-1, documents.shape[-1])
-            assert documents.shape[-1] == self.placement.sequence, f"documents of the whole sequence, found {tuple(documents.shape)}"
+            assert documents.shape[-1] == self.placement.sequence, (
+                f"documents of the whole sequence, found {tuple(documents.shape)}"
+            )
         return (yield from self._kind.forward(q, k, v, documents, sinks))
 
     def backward(self, saved: Any, grad_of_out: torch.Tensor, sinks: torch.Tensor | None = None) -> Walk:
-        """Return the gradients of q, k and v, in their dtype; and of sinks, fp32 or fp64, if there are some. grad_of_out: [B, H, t, C]."""
+        """Return the gradients of q, k and v, in their dtype; and of sinks, fp32 or fp64, if there are some.
+
+        grad_of_out: [B, H, t, C].
+        """
         self._require(grad_of_out, self.heads)
         return (yield from self._kind.backward(saved, grad_of_out.detach(), sinks))
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[traffic.Traffic, Shape]:
         """Return what one forward and one backward start, alike on all ranks."""
         found = traffic.attention(
-            self.kind, self.axis.name, self.axis.size, batch=shape[0], heads=self.heads, kv_heads=self.kv_heads,
+            self.kind, self.axis.name, self.axis.size, batch=shape[0], heads=self.heads,
+            kv_heads=self.kv_heads,
             head_width=self.head_width, sequence=self.placement.sequence, itemsize=itemsize,
         )  # fmt: skip
         return found, shape
 
     def _require(self, x: torch.Tensor, heads: int) -> None:
-        found, needed = tuple(x.shape[1:]), (heads, self.placement.length, self.head_width)
-        assert found == needed, f"[B, heads, positions here, width]: found {tuple(x.shape)}, needed {needed} behind B"
+        found = tuple(x.shape[1:])
+        needed = (heads, self.placement.length, self.head_width)
+        assert found == needed, (
+            f"[B, heads, positions here, width]: found {tuple(x.shape)}, needed {needed} behind B"
+        )

@@ -1,9 +1,10 @@
 """Attention on a CPU by oneDNN's products: of one key-value head and some queries at a time.
 
-What it makes and takes is what flash.py does: the result and the log-sum-exp, from which the backward makes the probabilities again.
-torch's own attention multiplies fp32 by MKL, and is slow in 16 bits, most of all its backward. R queries of the G heads that share keys are
-the rows of a matrix [R G, C], whose scores [R G, S] stay in the cache. Softmax and sums are fp32; factors have the type of the queries, or
-fp32 where the processor multiplies that instead (parallel/processor.py).
+What it makes and takes is what flash.py does: the result and the log-sum-exp, from which the
+backward makes the probabilities again. torch's own attention multiplies fp32 by MKL, and is slow in
+16 bits, most of all its backward. R queries of the G heads that share keys are the rows of a matrix
+[R G, C], whose scores [R G, S] stay in the cache. Softmax and sums are fp32; factors have the type
+of the queries, or fp32 where the processor multiplies that instead (parallel/processor.py).
 """
 
 import math
@@ -17,8 +18,12 @@ from mpitrain.parallel.context import by_blocks
 from mpitrain.parallel.functions import LOG2_E
 from mpitrain.parallel.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
 
-ROWS, QUERIES = 384, 128  # of a piece, at most: queries times heads; queries
-FEW, FEW_IN_FP16 = 2**23, 2**18  # multiplications for the scores of a key-value head up to which the calls cost more than they gain
+# of a piece, at most: queries times heads; queries
+ROWS = 384
+QUERIES = 128
+# multiplications for the scores of a key-value head up to which the calls cost more than they gain
+FEW = 2**23
+FEW_IN_FP16 = 2**18
 
 
 class Piece(NamedTuple):
@@ -42,10 +47,16 @@ class Piece(NamedTuple):
 
 
 def fits(q_BHTC: torch.Tensor, k_BKSC: torch.Tensor) -> bool:
-    """Return whether this is faster than torch's own for these queries and keys, by processor, type and shape alone."""
+    """Return whether this is faster than torch's own for these queries and keys, by processor, type
+    and shape alone.
+    """
     multiplications = q_BHTC.shape[1] // k_BKSC.shape[1] * q_BHTC.shape[2] * k_BKSC.shape[2] * q_BHTC.shape[3]
     slow = by_blocks.fits(q_BHTC) or (q_BHTC.is_cpu and q_BHTC.dtype == torch.float32 and mkl_is_slow())
-    return slow and multiplications > (FEW_IN_FP16 if q_BHTC.dtype == torch.float16 else FEW) and ONEDNN is not None
+    return (
+        slow
+        and multiplications > (FEW_IN_FP16 if q_BHTC.dtype == torch.float16 else FEW)
+        and ONEDNN is not None
+    )
 
 
 def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,35 +79,58 @@ def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> tuple[torch.Tensor, torch.Te
     return out_BHTC, lse_BHT
 
 
-def attend_backward(grad_BHTC, q_BHTC, k_BKSC, v_BKSC, out_BHTC, lse_BHT, causal: bool) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of q, k and v, in memory as these are; `out` and `lse` are those over all keys, of other tiles too."""
-    grads, scale = tuple(map(torch.empty_like, (q_BHTC, k_BKSC, v_BKSC))), q_BHTC.shape[-1] ** -0.5
+def attend_backward(
+    grad_BHTC, q_BHTC, k_BKSC, v_BKSC, out_BHTC, lse_BHT, causal: bool
+) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of q, k and v, in memory as these are.
+
+    `out` and `lse` are those over all keys, of other tiles too.
+    """
+    grads = tuple(map(torch.empty_like, (q_BHTC, k_BKSC, v_BKSC)))
+    scale = q_BHTC.shape[-1] ** -0.5
     along_BHT = (grad_BHTC.to(torch.float32) * out_BHTC).sum(-1)
     for pieces, k_SC, v_SC in _by_head(q_BHTC, k_BKSC, v_BKSC, causal):
         of_k_SC, of_v_SC = (torch.zeros_like(x, dtype=torch.float32) for x in (k_SC, v_SC))
         for piece in pieces:
-            rows, of_rows, seen = piece.rows(q_BHTC), piece.rows(grad_BHTC), slice(piece.seen)
-            weights = _scores(piece, rows, k_SC, causal).sub_(piece.rows(lse_BHT)[:, None], alpha=LOG2_E).exp2_()
-            of_scores = onednn_product(of_rows, v_SC[seen]).to(torch.float32).sub_(piece.rows(along_BHT)[:, None]).mul_(weights)
-            weights, of_scores = weights.to(rows.dtype), of_scores.to(rows.dtype)
+            rows = piece.rows(q_BHTC)
+            of_rows = piece.rows(grad_BHTC)
+            seen = slice(piece.seen)
+            weights = (
+                _scores(piece, rows, k_SC, causal).sub_(piece.rows(lse_BHT)[:, None], alpha=LOG2_E).exp2_()
+            )
+            of_scores = (
+                onednn_product(of_rows, v_SC[seen])
+                .to(torch.float32)
+                .sub_(piece.rows(along_BHT)[:, None])
+                .mul_(weights)
+            )
+            weights = weights.to(rows.dtype)
+            of_scores = of_scores.to(rows.dtype)
             of_v_SC[seen] += onednn_product(weights.t(), of_rows.t())
             of_k_SC[seen] += onednn_product(of_scores.t(), rows.t())
             piece.write(grads[0], onednn_product(of_scores, k_SC[seen].t()).mul_(scale))
-        grads[1][piece.sequence, piece.kv_head], grads[2][piece.sequence, piece.kv_head] = of_k_SC.mul_(scale), of_v_SC
+        grads[1][piece.sequence, piece.kv_head] = of_k_SC.mul_(scale)
+        grads[2][piece.sequence, piece.kv_head] = of_v_SC
     return grads
 
 
-def _by_head(q_BHTC, k_BKSC, v_BKSC, causal: bool) -> Iterator[tuple[list[Piece], torch.Tensor, torch.Tensor]]:
-    """Yield the pieces of each key-value head of each sequence, with its keys and values [S, C] as rows() gives queries."""
+def _by_head(
+    q_BHTC, k_BKSC, v_BKSC, causal: bool
+) -> Iterator[tuple[list[Piece], torch.Tensor, torch.Tensor]]:
+    """Yield the pieces of each key-value head of each sequence, with its keys and values [S, C] as
+    rows() gives queries.
+    """
     (batch, heads, length, _), (kv_heads, num_keys) = q_BHTC.shape, k_BKSC.shape[1:3]
-    group, kind = heads // kv_heads, multiplied_as(q_BHTC.dtype)
+    group = heads // kv_heads
+    kind = multiplied_as(q_BHTC.dtype)
     starts = range(0, length, max(1, min(ROWS // group, QUERIES)))
     for sequence in range(batch):
         for head in range(kv_heads):
             sharing = slice(head * group, (head + 1) * group)
             ends = [min(begin + starts.step, length) for begin in starts]
             pieces = [
-                Piece(sequence, head, sharing, slice(begin, end), end if causal else num_keys) for begin, end in zip(starts, ends)
+                Piece(sequence, head, sharing, slice(begin, end), end if causal else num_keys)
+                for begin, end in zip(starts, ends)
             ]
             yield pieces, *(x_BKSC[sequence, head].to(kind).contiguous() for x_BKSC in (k_BKSC, v_BKSC))
 
@@ -113,5 +147,8 @@ def _scores(piece: Piece, rows: torch.Tensor, k_SC: torch.Tensor, causal: bool) 
 
 @lru_cache(maxsize=4)
 def _hidden(num_queries: int) -> torch.Tensor:
-    """Return what is added to the scores of queries for their own positions, a constant: -inf above the diagonal."""
+    """Return what is added to the scores of queries for their own positions, a constant.
+
+    -inf above the diagonal.
+    """
     return torch.full((num_queries, num_queries), -math.inf).triu_(1)

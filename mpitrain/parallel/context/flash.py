@@ -2,16 +2,19 @@
 
 B sequences, H query heads, K key-value heads (K divides H), T queries, S keys, C width of a head.
 
-The softmax over all keys is the mean of the tiles' results weighted by exp(log-sum-exp) (Blockwise attention, arXiv:2305.19370). A
-tile's backward is exact when it is given the output and log-sum-exp over *all* keys: then exp(score - log-sum-exp) is the
-probability itself.
+The softmax over all keys is the mean of the tiles' results weighted by exp(log-sum-exp) (Blockwise
+attention, arXiv:2305.19370). A tile's backward is exact when it is given the output and log-sum-exp
+over *all* keys: then exp(score - log-sum-exp) is the probability itself.
 
 The arithmetic is torch's own where it hands out the log-sum-exp:
-    cpu   every dtype, with and without a mask: the flash attention behind scaled_dot_product_attention (the same ops in 2.11 to 2.13);
+    cpu  every dtype, with and without a mask: the flash attention behind
+         scaled_dot_product_attention (the same ops in 2.11 to 2.13);
           without a mask by oneDNN's products where that is faster: by_onednn.py
-    cuda  16-bit floats without a mask, heads of a multiple of 8 up to 256, compute capability 8.0 on: flash attention. Not run on a
+    cuda  16-bit floats without a mask, heads of a multiple of 8 up to 256, compute capability 8.0
+          on: flash attention. Not run on a
           device yet
-Else (fp32 and fp64 on a GPU, documents on a GPU, other devices) by plain matrix products, which hold all scores of a tile at once.
+Else (fp32 and fp64 on a GPU, documents on a GPU, other devices) by plain matrix products, which
+hold all scores of a tile at once.
 """
 
 import math
@@ -26,16 +29,24 @@ INFINITY = math.inf
 
 
 def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output [B, H, T, C] and the log-sum-exp [B, H, T], fp32 or fp64; for a query that sees no key, 0 and -inf.
+    """Return the output [B, H, T, C] and the log-sum-exp [B, H, T], fp32 or fp64.
 
-    causal: T = S and key s is visible from query s on.  visible: bool [B, 1, T, S] instead; it includes causality.
+    For a query that sees no key, 0 and -inf.
+
+    causal: T = S and key s is visible from query s on.
+    visible: bool [B, 1, T, S] instead; it includes causality.
     """
     q_BHTC, k_BKSC, v_BKSC = _dense_rows(q_BHTC, k_BKSC, v_BKSC)
     if visible is None and by_onednn.fits(q_BHTC, k_BKSC):
         return by_onednn.attend(q_BHTC, k_BKSC, v_BKSC, causal)
     if q_BHTC.device.type == "cpu":
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu.default(
-            q_BHTC, k_BKSC, v_BKSC, 0.0, causal and visible is None, attn_mask=_additive(visible, q_BHTC.dtype)
+            q_BHTC,
+            k_BKSC,
+            v_BKSC,
+            0.0,
+            causal and visible is None,
+            attn_mask=_additive(visible, q_BHTC.dtype),
         )
     elif _has_cuda_flash(q_BHTC, visible):
         out, lse = _aten._scaled_dot_product_flash_attention.default(q_BHTC, k_BKSC, v_BKSC, 0.0, causal)[:2]
@@ -46,43 +57,83 @@ def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None) -> tuple[
     return out, lse
 
 
-def attend_backward(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool = False, visible=None) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of q, k and v that pass through this tile; `out` and `lse` are those over all keys."""
+def attend_backward(
+    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool = False, visible=None
+) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of q, k and v that pass through this tile.
+
+    `out` and `lse` are those over all keys.
+    """
     grad_of_out, q_BHTC, k_BKSC, v_BKSC, out = _dense_rows(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out)
     if visible is None and by_onednn.fits(q_BHTC, k_BKSC):
         return by_onednn.attend_backward(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal)
     if q_BHTC.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
-            grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, 0.0, causal and visible is None, attn_mask=_additive(visible, q_BHTC.dtype)
+            grad_of_out,
+            q_BHTC,
+            k_BKSC,
+            v_BKSC,
+            out,
+            lse,
+            0.0,
+            causal and visible is None,
+            attn_mask=_additive(visible, q_BHTC.dtype),
         )
     if _has_cuda_flash(q_BHTC, visible):
-        seed = torch.zeros(2, dtype=torch.uint64, device=q_BHTC.device)  # of the dropout, which there is none of
-        num_queries, num_keys = q_BHTC.shape[-2], k_BKSC.shape[-2]
+        # of the dropout, which there is none of
+        seed = torch.zeros(2, dtype=torch.uint64, device=q_BHTC.device)
+        num_queries = q_BHTC.shape[-2]
+        num_keys = k_BKSC.shape[-2]
         return _aten._scaled_dot_product_flash_attention_backward.default(
-            grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse.contiguous(), None, None, num_queries, num_keys, 0.0, causal, seed, seed[0]
+            grad_of_out,
+            q_BHTC,
+            k_BKSC,
+            v_BKSC,
+            out,
+            lse.contiguous(),
+            None,
+            None,
+            num_queries,
+            num_keys,
+            0.0,
+            causal,
+            seed,
+            seed[0],
         )
     return attend_backward_by_products(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal, visible)
 
 
 def _dense_rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Copy what has gaps in its last dim: the CPU's attention doesn't look at that stride, and returns wrong numbers (torch 2.13)."""
+    """Copy what has gaps in its last dim.
+
+    The CPU's attention doesn't look at that stride, and returns wrong numbers (torch 2.13).
+    """
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
 def _additive(visible: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """Turn a mask into what the CPU's attention takes: 0 or -inf, in the dtype of the queries."""
-    return None if visible is None else torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -INFINITY)
+    return (
+        None if visible is None else torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -INFINITY)
+    )
 
 
 def _has_cuda_flash(q: torch.Tensor, visible: torch.Tensor | None) -> bool:
-    fits = visible is None and q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    fits = (
+        visible is None
+        and q.dtype in (torch.float16, torch.bfloat16)
+        and q.shape[-1] % 8 == 0
+        and q.shape[-1] <= 256
+    )
     return fits and q.is_cuda and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
-# ---------------------------------------------------------------- by matrix products; queries of one key-value head side by side
+# ----------------------------------- by matrix products; queries of one key-value head side by side
 
 
-def attend_by_products(q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_by_products(
+    q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Do what attend() does on any device, in fp32 or fp64."""
     q, k, v = (x.to(wide(q_BHTC.dtype)) for x in (q_BHTC, k_BKSC, v_BKSC))
     scores = _scores(q, k, causal, visible)
@@ -91,7 +142,9 @@ def attend_by_products(q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=Non
     return (_by_group(weights, k) @ v).view(q.shape).to(q_BHTC.dtype), lse
 
 
-def attend_backward_by_products(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool = False, visible=None):
+def attend_backward_by_products(
+    grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal: bool = False, visible=None
+):
     """Do what attend_backward() does on any device, in fp32 or fp64."""
     grad, q, k, v = (x.to(wide(q_BHTC.dtype)) for x in (grad_of_out, q_BHTC, k_BKSC, v_BKSC))
     weights = (_scores(q, k, causal, visible) - lse.unsqueeze(-1)).exp_()

@@ -1,14 +1,19 @@
-"""Ring attention: queries stay, keys and values go round (arXiv:2310.01889). For 4 ranks, what rank 1 holds in each turn:
+"""Ring attention: queries stay, keys and values go round (arXiv:2310.01889).
+
+For 4 ranks, what rank 1 holds in each turn:
 
     forward     turn     0: own       1: of 0      2: of 3      3: of 2
-                         kv ---->     kv ---->     kv ---->                   the next kv travels while a turn computes
+                         kv ---->  kv ---->  kv ---->  the next kv travels while a turn computes
 
     backward    turn     own, first   1: of 0      2: of 3      3: of 2      own, rest
                          kv ---->     kv ---->     kv ---->
-                                      grad ---->   grad ---->   grad ---->    the gradient of a kv follows it round and ends at home
+                                      grad ---->  grad ---->  grad ---->  the gradient of a kv
+                                                                          follows it round and ends
+                                                                          at home
 
-Keys and values reach rank r in turn n from rank r-n. Their gradients hop one turn later, computed while the next turn does; the last
-hop, home, travels during the second half of the own keys' work. With zigzag placement all ranks have the same work in every turn.
+Keys and values reach rank r in turn n from rank r-n. Their gradients hop one turn later, computed
+while the next turn does; the last hop, home, travels during the second half of the own keys' work.
+With zigzag placement all ranks have the same work in every turn.
 """
 
 import torch
@@ -21,14 +26,21 @@ from mpitrain.parallel.precision import wide
 
 
 class Ring:
-    """Attention along a ring. Each rank holds t = T/c positions of every sequence, by `placement`. window, sinks: as in window.py."""
+    """Attention along a ring.
+
+    Each rank holds t = T/c positions of every sequence, by `placement`. window, sinks: as in
+    window.py.
+    """
 
     def __init__(self, axis: Axis, placement: Placement, window: int = 0):
-        self.axis, self.placement, self.window = axis, placement, window
+        self.axis = axis
+        self.placement = placement
+        self.window = window
 
     def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None, sinks_H=None):
         """Yield each shift of keys and values when it is needed; return (out [B, H, t, C], saved)."""
-        axis, placement = self.axis, self.placement
+        axis = self.axis
+        placement = self.placement
         own = held = torch.stack((k_BKtC, v_BKtC)).detach()
         whole = Places.whole(documents_BT, self.window, placement, own.device)
         work = Attending(q_BHtC.detach(), whole.at(placement, axis.rank), self.window, axis.progress.poll)
@@ -43,11 +55,16 @@ class Ring:
 
     def backward(self, saved: Saved, grad_of_out: torch.Tensor, sinks_H=None):
         """Yield each shift when it is needed; return the gradients of q, k and v, and of sinks."""
-        axis, placement, held = self.axis, self.placement, saved.kv
+        axis = self.axis
+        placement = self.placement
+        held = saved.kv
         whole = Places.whole(saved.documents, self.window, placement, held.device)
         here = whole.at(placement, axis.rank)
-        work = AttendingBackward(saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll)
-        own = torch.zeros_like(held, dtype=wide(held.dtype))  # 16-bit gradients would be rounded at every hop: they travel in fp32
+        work = AttendingBackward(
+            saved.q, saved.out, saved.lse, grad_of_out, here, self.window, axis.progress.poll
+        )
+        # 16-bit gradients would be rounded at every hop: they travel in fp32
+        own = torch.zeros_like(held, dtype=wide(held.dtype))
         first, rest = placement.own_in_two()
         coming = shift(held, axis) if axis.size > 1 else None
         work.see(first, saved.kv, own, here)
@@ -55,7 +72,8 @@ class Ring:
         for turn in range(1, axis.size):
             held = (yield coming).view_as(held)
             coming = shift(held, axis) if turn + 1 < axis.size else None
-            source, grads = (axis.rank - turn) % axis.size, torch.zeros_like(own)
+            source = (axis.rank - turn) % axis.size
+            grads = torch.zeros_like(own)
             work.see(placement.tiles(axis.rank, source), held, grads, whole.at(placement, source))
             if travelling is not None:
                 grads += (yield travelling).view_as(own)

@@ -1,9 +1,12 @@
-"""Ulysses: from positions to heads and back (arXiv:2309.14509). Each rank attends over the whole sequence with some of the heads.
+"""Ulysses: from positions to heads and back (arXiv:2309.14509).
 
-    [B, H, T/c, C]  -- all-to-all -->  [B, H/c, T, C]   attention   [B, H/c, T, C]  -- all-to-all -->  [B, H, T/c, C]
+Each rank attends over the whole sequence with some of the heads.
 
-Queries, keys and values travel as one message. With fewer key-value heads than ranks (c a multiple of K) each is sent to the c/K ranks
-whose query heads use it, and its gradient is the sum of theirs. Placement plain: the sequence arrives in order.
+    [B, H, T/c, C]  -- all-to-all -->  [B, H/c, T, C]  attention  [B, H/c, T, C]  -- all-to-all -->  [B, H, T/c, C]
+
+Queries, keys and values travel as one message. With fewer key-value heads than ranks (c a multiple
+of K) each is sent to the c/K ranks whose query heads use it, and its gradient is the sum of theirs.
+Placement plain: the sequence arrives in order.
 """
 
 from typing import NamedTuple
@@ -31,29 +34,42 @@ class Saved(NamedTuple):
 
 
 class Ulysses:
-    """Attention with the heads spread over `axis`, between two all-to-alls. window, sinks: as in window.py."""
+    """Attention with the heads spread over `axis`, between two all-to-alls. window, sinks: as in
+    window.py.
+    """
 
     def __init__(self, axis: Axis, placement: Placement, heads: int, kv_heads: int, window: int = 0):
-        self.axis, self.placement, self.window = axis, placement, window
+        self.axis = axis
+        self.placement = placement
+        self.window = window
         self._copies = max(1, axis.size // kv_heads)
-        self._counts = [heads // axis.size] + 2 * [kv_heads * self._copies // axis.size]  # heads of q, k and v here
+        # heads of q, k and v here
+        self._counts = [heads // axis.size] + 2 * [kv_heads * self._copies // axis.size]
         self._tile = Tile(slice(0, placement.sequence), slice(0, placement.sequence), causal=True)
 
     def forward(self, q_BHtC, k_BKtC, v_BKtC, documents_BT=None, sinks_H=None):
         """Yield both all-to-alls; return (out [B, H, t, C], saved)."""
-        spread = (x.detach().repeat_interleave(copies, 1) for x, copies in zip((q_BHtC, k_BKtC, v_BKtC), (1, *2 * [self._copies])))
+        spread = (
+            x.detach().repeat_interleave(copies, 1)
+            for x, copies in zip((q_BHtC, k_BKtC, v_BKtC), (1, *2 * [self._copies]))
+        )
         packed = torch.cat([x.unflatten(1, (self.axis.size, -1)) for x in spread], 2).flatten(1, 2)
         q, k, v = (yield from self._to_heads(packed)).split(self._counts, 1)
         visible = self._visible(documents_BT)
         if self.window or sinks_H is not None:
-            out, lse = attend_in_window(q, k, v, self.window, None if sinks_H is None else self._here(sinks_H), visible)
+            out, lse = attend_in_window(
+                q, k, v, self.window, None if sinks_H is None else self._here(sinks_H), visible
+            )
         else:
             out, lse = attend(q, k, v, True, visible)
         out_BHtC = yield from self._to_positions(out)
         return out_BHtC, Saved(q, k, v, out, lse, documents_BT)
 
     def backward(self, saved: Saved, grad_of_out: torch.Tensor, sinks_H=None):
-        """Yield both all-to-alls; return the gradients of q, k and v, and of sinks: of those of other heads, other ranks have it."""
+        """Yield both all-to-alls; return the gradients of q, k and v, and of sinks.
+
+        Of those of other heads, other ranks have it.
+        """
         q, k, v, out, lse, documents_BT = saved
         visible = self._visible(documents_BT)
         grad = yield from self._to_heads(grad_of_out)

@@ -1,12 +1,14 @@
 """Rows on their way to the experts and back: one all-to-all of uneven parts in each direction and round.
 
-n tokens on this rank, K experts of each, D features; R rows that have come to the experts of this rank. What an exchange is:
+n tokens on this rank, K experts of each, D features; R rows that have come to the experts of this
+rank. What an exchange is:
 
-    agree     tells the ranks of the experts how many rows will come; from it all know the rounds        -> Trip
-    there     sends what this rank has for one round; what has come, in the order of the experts          -> Visit
-    back      sends what the experts made of it; what has come back, and the places where it belongs      -> Home
+    agree  tells the ranks of the experts how many rows will come; from it all know the rounds     -> Trip
+    there  sends what this rank has for one round; what has come, in the order of the experts       -> Visit
+    back   sends what the experts made of it; what has come back, and the places where it belongs   -> Home
 
-Each is a walk (parallel/walk.py). A token has `slots` places, [n slots, D] in all, and the sum of them is what its experts made of it.
+Each is a walk (parallel/walk.py). A token has `slots` places, [n slots, D] in all, and the sum of
+them is what its experts made of it.
 """
 
 from typing import NamedTuple, Protocol
@@ -27,7 +29,8 @@ from mpitrain.parallel.walk import Walk
 class Choices(NamedTuple):
     """Which experts tokens are sent to. A choice k of token t has the number t K + k.
 
-    experts: [n, K], ascending.  order: the choices that nobody dropped, in the order of experts, those of one in that of tokens.
+    experts: [n, K], ascending.
+    order: the choices that nobody dropped, in the order of experts, those of one in that of tokens.
     counts: how many of these each expert has, [E].
     """
 
@@ -37,7 +40,12 @@ class Choices(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """What has come to the experts of a rank, in their order. x: [R, D].  weights: [R, 1], if sent.  loads: rows of each expert."""
+    """What has come to the experts of a rank, in their order.
+
+    x: [R, D].
+    weights: [R, 1], if sent.
+    loads: rows of each expert.
+    """
 
     x: torch.Tensor
     weights: torch.Tensor | None
@@ -46,7 +54,11 @@ class Visit(NamedTuple):
 
 
 class Home(NamedTuple):
-    """What has come back. slots: places of the rows [any, D].  choices: numbers of those whose `weights` [any] came along, if any."""
+    """What has come back.
+
+    slots: places of the rows [any, D].
+    choices: numbers of those whose `weights` [any] came along, if any.
+    """
 
     slots: torch.Tensor
     rows: torch.Tensor
@@ -71,7 +83,9 @@ class Exchange(Protocol):
     def agree(self, choices: Choices) -> Walk:
         """Return a Trip. Collective over the ranks of the experts, as all of these."""
 
-    def there(self, trip: Trip, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None) -> Walk:
+    def there(
+        self, trip: Trip, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
+    ) -> Walk:
         """Send what belongs to round `number`; return a Visit."""
 
     def back(self, visit: Visit, made_RD: torch.Tensor, of_weights_R1: torch.Tensor | None = None) -> Walk:
@@ -81,29 +95,46 @@ class Exchange(Protocol):
 class Hop:
     """All-to-alls of rows of bytes over one axis, or none.
 
-    axis: of ranks with parts of experts, or None if there is one.  divided: neighbours among them that have parts of each expert.
+    axis: of ranks with parts of experts, or None if there is one.
+    divided: neighbours among them that have parts of each expert.
     """
 
     def __init__(self, axis: Axis | None, divided: int):
-        self.axis, self.divided = axis, divided
+        self.axis = axis
+        self.divided = divided
 
     def there(self, rows_RB: torch.Tensor, this: Round) -> Walk:
-        """Send the rows of a round, each to all ranks that have a part of its expert; return what came, in the order of experts."""
+        """Send the rows of a round, each to all ranks that have a part of its expert.
+
+        Return what came, in the order of experts.
+        """
         if self.axis is not None:
             parts = rows_RB.split(this.parts)
-            repeated = rows_RB if self.divided == 1 else torch.cat([part for part in parts for _ in range(self.divided)])
-            rows_RB = as_rows((yield exchanged(repeated, this.sent, this.received, self.axis)), rows_RB.shape[1])
+            repeated = (
+                rows_RB
+                if self.divided == 1
+                else torch.cat([part for part in parts for _ in range(self.divided)])
+            )
+            rows_RB = as_rows(
+                (yield exchanged(repeated, this.sent, this.received, self.axis)), rows_RB.shape[1]
+            )
         return rows_RB if this.order is None else rows_RB.index_select(0, index(this.order, rows_RB))
 
     def back(self, rows_RB: torch.Tensor, this: Round) -> Walk:
-        """Send rows in the order of experts back to where they came from; return those that this rank had sent, or their parts."""
+        """Send rows in the order of experts back to where they came from.
+
+        Return those that this rank had sent, or their parts.
+        """
         rows = rows_RB if this.order is None else rows_RB.index_select(0, index(inverse(this.order), rows_RB))
         if self.axis is None:
             return rows
         return as_rows((yield exchanged(rows, this.received, this.sent, self.axis)), rows.shape[1])
 
     def added(self, rows_RX: torch.Tensor, this: Round) -> torch.Tensor:
-        """Return one row for each that was sent: the sum of what the ranks with parts of its expert have made, in their order."""
+        """Return one row for each that was sent.
+
+        The sum of what the ranks with parts of its expert have made, in their order.
+        """
         if self.divided == 1:
             return rows_RX
         parts = rows_RX.split([self.divided * part for part in this.parts])
@@ -120,10 +151,17 @@ class FlatTrip(NamedTuple):
 
 
 class Flat:
-    """A row for each expert of a token, straight to the ranks that have it. limit: rows that a rank receives at once."""
+    """A row for each expert of a token, straight to the ranks that have it.
+
+    limit: rows that a rank receives at once.
+    """
 
     def __init__(self, axis: Axis | None, divided: int, active: int, limit: int, forms: Forms):
-        self.axis, self.hop, self.limit, self.forms, self.slots = axis, Hop(axis, divided), limit, forms, active
+        self.axis = axis
+        self.hop = Hop(axis, divided)
+        self.limit = limit
+        self.forms = forms
+        self.slots = active
 
     def agree(self, choices: Choices) -> Walk:
         """Tell how many rows each expert will get."""
@@ -132,9 +170,13 @@ class Flat:
         gathered = yield from gathered_counts(choices.counts, self.axis)
         return FlatTrip(choices, Rounds(gathered, self.axis.rank, self.hop.divided, self.limit))
 
-    def there(self, trip: FlatTrip, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None) -> Walk:
+    def there(
+        self, trip: FlatTrip, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
+    ) -> Walk:
         """As Exchange has it."""
-        this, width, form = trip.rounds[number], x_ND.shape[1], self.forms.there
+        this = trip.rounds[number]
+        width = x_ND.shape[1]
+        form = self.forms.there
         choices = trip.choices.order if this.rows is None else trip.choices.order[index(this.rows, x_ND)]
         beside = () if weights_NK is None else (weights_NK.flatten()[choices].unsqueeze(-1),)
         x = x_ND.index_select(0, choices.div(self.slots, rounding_mode="floor"))
@@ -151,7 +193,13 @@ class Flat:
             return Home(choices, made_RD, choices, None if of_weights_R1 is None else of_weights_R1.flatten())
         beside = () if of_weights_R1 is None else (of_weights_R1,)
         rows = yield from self.hop.back(packed(made_RD, self.forms.back, *beside), this)
-        parts = unpacked(rows, self.forms.back, made_RD.shape[1], made_RD.dtype, *((wide(made_RD.dtype), 1) for _ in beside))
+        parts = unpacked(
+            rows,
+            self.forms.back,
+            made_RD.shape[1],
+            made_RD.dtype,
+            *((wide(made_RD.dtype), 1) for _ in beside),
+        )
         made, *weights = (self.hop.added(part, this) for part in parts)
         return Home(choices, made, choices, weights[0].flatten() if weights else None)
 
@@ -175,7 +223,10 @@ def as_rows(elements: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def inverse(order: np.ndarray) -> np.ndarray:
-    """Return the permutation that undoes one. To read by it is deterministic anywhere; to write by the other, a GPU would sort first."""
+    """Return the permutation that undoes one.
+
+    To read by it is deterministic anywhere; to write by the other, a GPU would sort first.
+    """
     back = np.empty_like(order)
     back[order] = np.arange(len(order), dtype=order.dtype)
     return back

@@ -1,12 +1,15 @@
-"""The exchange by nodes: a token crosses to a node once, whatever number of its experts are there, and once back.
+"""The exchange by nodes: a token crosses to a node once, whatever number of its experts are there,
+and once back.
 
     rank (a, i)  --- far: a row of the token --->  rank (b, i)  --- near: a row for each expert --->  ranks (b, j)
     rank (a, i)  <-- far: their sum, one row ----  rank (b, i)  <-- near: what each made of it -----  ranks (b, j)
 
-(a, i): place i on node a. n tokens on this rank, K experts of each, C of them at most on one node; R token rows, each with the experts
-that it is for, numbered on their node, -1 where there are fewer than C; D features. Partial results of a token are added on the node in
-the order of the experts, in fp32 at least, and those of its nodes in their order. A rank that passes rows on holds at once at most as many
-of them as `limit`, with their copies for the ranks of its node (parallel/expert/crossings.py).
+(a, i): place i on node a. n tokens on this rank, K experts of each, C of them at most on one node;
+R token rows, each with the experts that it is for, numbered on their node, -1 where there are fewer
+than C; D features. Partial results of a token are added on the node in the order of the experts, in
+fp32 at least, and those of its nodes in their order. A rank that passes rows on holds at once at
+most as many of them as `limit`, with their copies for the ranks of its node
+(parallel/expert/crossings.py).
 """
 
 from typing import NamedTuple
@@ -35,7 +38,11 @@ class HierarchicalTrip(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """The token rows of a round. tokens, slots: [R], which, and where what comes back belongs.  choices: [R, C], numbers, or NOBODY."""
+    """The token rows of a round.
+
+    tokens, slots: [R], which, and where what comes back belongs.
+    choices: [R, C], numbers, or NOBODY.
+    """
 
     tokens: torch.Tensor
     slots: torch.Tensor
@@ -43,12 +50,21 @@ class Sent(NamedTuple):
 
 
 class Hierarchical:
-    """See above. every, far, near: of all ranks of the experts; with this place on the nodes; on this node, None if it is alone there."""
+    """See above. every, far, near.
+
+    Of all ranks of the experts; with this place on the nodes; on this node, None if it is alone
+    there.
+    """
 
     def __init__(self, every: Axis, far: Axis, near: Axis | None, dispatch: Dispatch, itemsize: int):
-        self.every, self.far, self.hop = every, far, Hop(near, dispatch.config.parallel.etp)
-        self.dispatch, self.forms, experts = dispatch, dispatch.forms(itemsize), dispatch.config.experts
-        self.per_node, self.columns = experts.count // far.size, dispatch.columns
+        self.every = every
+        self.far = far
+        self.hop = Hop(near, dispatch.config.parallel.etp)
+        self.dispatch = dispatch
+        self.forms = dispatch.forms(itemsize)
+        experts = dispatch.config.experts
+        self.per_node = experts.count // far.size
+        self.columns = dispatch.columns
         self.slots = min(experts.active, far.size)
 
     # ------------------------------------------------------------ rounds
@@ -57,14 +73,22 @@ class Hierarchical:
         """Tell, block by block, how many rows each expert will get, and how many tokens each node."""
         num, active = choices.experts.shape
         tokens = choices.order.div(active, rounding_mode="floor")
-        experts, blocks = choices.experts.flatten()[choices.order], tokens // self.dispatch.tokens_at_once
-        count, shape = self.per_node * self.far.size, (self.dispatch.blocks, -1)
+        experts = choices.experts.flatten()[choices.order]
+        blocks = tokens // self.dispatch.tokens_at_once
+        count = self.per_node * self.far.size
+        shape = (self.dispatch.blocks, -1)
         rows = torch.bincount(blocks * count + experts, minlength=self.dispatch.blocks * count).view(shape)
-        at_node = torch.bincount((tokens * self.far.size + experts // self.per_node).unique(), minlength=num * self.far.size)
+        at_node = torch.bincount(
+            (tokens * self.far.size + experts // self.per_node).unique(), minlength=num * self.far.size
+        )
         of_block = torch.arange(num, device=tokens.device) // self.dispatch.tokens_at_once
-        to_nodes = rows.new_zeros(self.dispatch.blocks, self.far.size).index_add_(0, of_block, at_node.view(num, -1))
+        to_nodes = rows.new_zeros(self.dispatch.blocks, self.far.size).index_add_(
+            0, of_block, at_node.view(num, -1)
+        )
         counts = yield from gathered_counts(torch.cat([rows, to_nodes], 1).cpu().numpy(), self.every)
-        crossings = Crossings(*np.split(counts, [count], -1), self.every.rank, self.hop.divided, self.dispatch.limit)
+        crossings = Crossings(
+            *np.split(counts, [count], -1), self.every.rank, self.hop.divided, self.dispatch.limit
+        )
         return HierarchicalTrip(choices, crossings)
 
     def _sent(self, choices: Choices, blocks: tuple[int, int]) -> Sent:
@@ -74,10 +98,13 @@ class Hierarchical:
         kept = torch.zeros(num * active, dtype=torch.bool, device=choices.order.device)
         kept[choices.order] = True
         node = torch.where(kept.view(num, active), choices.experts // self.per_node, self.far.size)[begin:end]
-        goes = torch.zeros(end - begin, self.far.size + 1, dtype=torch.bool, device=node.device).scatter_(1, node, True)[:, :-1]
+        goes = torch.zeros(end - begin, self.far.size + 1, dtype=torch.bool, device=node.device).scatter_(
+            1, node, True
+        )[:, :-1]
         to, tokens = goes.t().nonzero(as_tuple=True)
         numbers = (goes.t().flatten().cumsum(0) - 1).view(self.far.size, -1)
-        column = (node.unsqueeze(2) == node.unsqueeze(1)).tril(-1).sum(2)  # experts of the token before this one on its node
+        # experts of the token before this one on its node
+        column = (node.unsqueeze(2) == node.unsqueeze(1)).tril(-1).sum(2)
         token, k = (node < self.far.size).nonzero(as_tuple=True)
         of_rows = torch.full((len(to), self.columns), NOBODY, device=node.device)
         of_rows[numbers[node[token, k], token], column[token, k]] = (begin + token) * active + k
@@ -86,11 +113,17 @@ class Hierarchical:
 
     # ------------------------------------------------------------ there and back
 
-    def there(self, trip: HierarchicalTrip, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None) -> Walk:
+    def there(
+        self, trip: HierarchicalTrip, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
+    ) -> Walk:
         """As parallel/expert/exchange.py: Exchange has it."""
-        this, form, width = trip.crossings[number], self.forms.there, x_ND.shape[1]
+        this = trip.crossings[number]
+        form = self.forms.there
+        width = x_ND.shape[1]
         sent = self._sent(trip.choices, this.blocks)
-        local = torch.where(sent.choices < 0, NOBODY, trip.choices.experts.flatten()[sent.choices] % self.per_node)
+        local = torch.where(
+            sent.choices < 0, NOBODY, trip.choices.experts.flatten()[sent.choices] % self.per_node
+        )
         beside = [local.to(torch.int32)]
         beside += [] if weights_NK is None else [weights_NK.flatten()[sent.choices]]
         rows = packed(x_ND[sent.tokens], form, *beside)
@@ -99,8 +132,12 @@ class Hierarchical:
         x, local, *weights = split(rows, sizes)
         local = typed(local, torch.int32).flatten()
         places = (local >= 0).nonzero().flatten()
-        places = places[local[places].argsort(stable=True)]  # of experts, in their order: row * C + column
-        of_rows = [typed(part, weights_NK.dtype).flatten()[places].unsqueeze(-1).view(torch.uint8) for part in weights]
+        # of experts, in their order: row * C + column
+        places = places[local[places].argsort(stable=True)]
+        of_rows = [
+            typed(part, weights_NK.dtype).flatten()[places].unsqueeze(-1).view(torch.uint8)
+            for part in weights
+        ]
         copies = torch.cat([x[places.div(self.columns, rounding_mode="floor")], *of_rows], 1)
         arrived = yield from self.hop.there(copies, this.inside)
         x, *weights = unpacked(arrived, form, width, x_ND.dtype, *((weights_NK.dtype, 1) for _ in weights))
@@ -119,18 +156,26 @@ class Hierarchical:
         rows = as_rows((yield exchanged(rows, this.received, this.sent, self.far)), rows.shape[1])
         total, *weights = unpacked(rows, form, width, dtype, *((wide(dtype), self.columns) for _ in weights))
         to_somebody = sent.choices >= 0
-        return Home(sent.slots, total, sent.choices[to_somebody], weights[0][to_somebody] if weights else None)
+        return Home(
+            sent.slots, total, sent.choices[to_somebody], weights[0][to_somebody] if weights else None
+        )
 
     def _placed(self, weights: torch.Tensor, places: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """Return the weights at their places, [num_tokens, C], and zeros. put_ isn't deterministic on a GPU, and would be refused."""
+        """Return the weights at their places, [num_tokens, C], and zeros. put_ isn't deterministic
+        on a GPU, and would be refused.
+        """
         placed = weights.new_zeros(num_tokens * self.columns)
         placed[places] = weights.flatten()
         return placed.view(num_tokens, self.columns)
 
     def _summed(self, made_RD: torch.Tensor, places: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """Return the sum of each token's rows, [num_tokens, D]: column by column, which are its experts in their order."""
+        """Return the sum of each token's rows, [num_tokens, D].
+
+        Column by column, which are its experts in their order.
+        """
         total = made_RD.new_zeros(num_tokens, made_RD.shape[1], dtype=wide(made_RD.dtype))
-        rows, columns = places.div(self.columns, rounding_mode="floor"), places % self.columns
+        rows = places.div(self.columns, rounding_mode="floor")
+        columns = places % self.columns
         for column in range(self.columns):
             found = (columns == column).nonzero().flatten()
             total[rows[found]] += made_RD[found]

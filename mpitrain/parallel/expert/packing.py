@@ -1,11 +1,13 @@
-"""Rows as they travel: bytes, of an activation in some form, and behind it what belongs to the row and is not rounded.
+"""Rows as they travel: bytes, of an activation in some form, and behind it what belongs to the row
+and is not rounded.
 
     own type     | D numbers            |
     bf16         | D numbers, 2 bytes   | weights, experts: as they are
     fp8          | D numbers, 1 byte, e4m3 | a scale in fp32 for each 128 of them |
 
-R rows, D features. Scales are powers of two, which round nothing, so that a number is off by at most 2**-4 of itself, or 2**-10 of its
-scale if that is more (DeepSeek-V3, arXiv:2412.19437, section 3.3). 128 numbers with an infinity or a NaN arrive as NaN.
+R rows, D features. Scales are powers of two, which round nothing, so that a number is off by at
+most 2**-4 of itself, or 2**-10 of its scale if that is more (DeepSeek-V3, arXiv:2412.19437, section
+3.3). 128 numbers with an infinity or a NaN arrive as NaN.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,10 @@ def packed(x_RD: torch.Tensor, form: str, *beside: torch.Tensor) -> torch.Tensor
 def unpacked(
     rows_RB: torch.Tensor, form: str, width: int, dtype: torch.dtype, *beside: tuple[torch.dtype, int]
 ) -> tuple[torch.Tensor, ...]:
-    """Return the activations [R, width] in `dtype`, and what is beside them: for each a type and how many of it a row has."""
+    """Return the activations [R, width] in `dtype`, and what is beside them.
+
+    For each a type and how many of it a row has.
+    """
     sizes = [num_bytes(form, width, dtype.itemsize), *(kind.itemsize * count for kind, count in beside)]
     first, *rest = split(rows_RB, sizes)
     return _decoded(first, form, width, dtype), *(typed(part, kind) for part, (kind, _) in zip(rest, beside))
@@ -39,7 +44,10 @@ def split(rows_RB: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ..
 
 
 def typed(part_RB: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy of columns of bytes as numbers. A single row is contiguous: uncopied, it would keep the others, or begin anywhere."""
+    """Return a copy of columns of bytes as numbers.
+
+    A single row is contiguous: uncopied, it would keep the others, or begin anywhere.
+    """
     return part_RB.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
@@ -50,7 +58,8 @@ def _encoded(x_RD: torch.Tensor, form: str) -> list[torch.Tensor]:
     blocks = functional.pad(x_RD.float(), (0, -x_RD.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     amax = blocks.abs().amax(-1)
     fraction, exponent = torch.frexp(amax / LARGEST)
-    power = (exponent - (fraction == 0.5).int()).clamp(-126, 127)  # the least with amax <= 448 * 2**power
+    # the least with amax <= 448 * 2**power
+    power = (exponent - (fraction == 0.5).int()).clamp(-126, 127)
     scales = torch.where(amax.isfinite(), torch.ldexp(torch.ones_like(amax), power), torch.nan)
     values = (blocks / scales.unsqueeze(-1)).to(E4M3).flatten(1)[:, : x_RD.shape[1]]
     return [part.clone(memory_format=torch.contiguous_format).view(torch.uint8) for part in (values, scales)]

@@ -1,7 +1,8 @@
 """Initial weights that know nothing of the layout.
 
-Element i of a parameter is a pure function of (seed, name, i): a rank makes the elements it holds, and they equal the same elements of
-the whole. Counter-based random numbers: Philox (Salmon et al. 2011), of which numpy guarantees the raw bits over versions.
+Element i of a parameter is a pure function of (seed, name, i): a rank makes the elements it holds,
+and they equal the same elements of the whole. Counter-based random numbers: Philox (Salmon et al.
+2011), of which numpy guarantees the raw bits over versions.
 """
 
 import hashlib
@@ -31,7 +32,8 @@ class Uniform:
     def fill(self, out: np.ndarray, begin: int) -> None:
         """Fill `out`, fp64, with the elements from `begin` on: the middles of 2^53 steps from 0 to 1.
 
-        Generator.random gives the first 53 of the 64 bits of each, as Philox.random_raw would in more time.
+        Generator.random gives the first 53 of the 64 bits of each, as Philox.random_raw would in
+        more time.
         """
         self._state["state"]["counter"][0] = begin // 4  # each turn of Philox makes 4
         self._bits.state = self._state
@@ -41,7 +43,9 @@ class Uniform:
 
 
 def normal(seed: int, name: str, begin: int, end: int, std: float) -> torch.Tensor:
-    """Return elements [begin, end) of a normally distributed parameter in fp64: uniform numbers through the inverse distribution."""
+    """Return elements [begin, end) of a normally distributed parameter in fp64: uniform numbers
+    through the inverse distribution.
+    """
     u = np.empty(end - begin)
     Uniform(seed, name).fill(u, begin)
     return torch.from_numpy(exact(u, std))
@@ -57,18 +61,23 @@ class Piece(NamedTuple):
 
 
 def initialise(layout: Layout, first: int, last: int, seed: int, out: torch.Tensor) -> None:
-    """Fill `out`, of zeros, with the initial weights in elements [first, last) of a bucket; what pads it stays 0.
+    """Fill `out`, of zeros, with the initial weights in elements [first, last) of a bucket; what
+    pads it stays 0.
 
-    Computed on the host with torch's number of threads, in fp64, rounded to fp32 unless `out` has more, and from there to its dtype.
+    Computed on the host with torch's number of threads, in fp64, rounded to fp32 unless `out` has
+    more, and from there to its dtype.
     """
     pieces = list(_pieces(layout, first, last, out))
     if not out.is_meta and pieces:
-        shared, threads = table(), min(torch.get_num_threads(), len(pieces))
+        shared = table()
+        threads = min(torch.get_num_threads(), len(pieces))
         if threads == 1:
             return _make(pieces, seed, shared)
         try:
             with ThreadPoolExecutor(threads) as pool:
-                for done in [pool.submit(_make, pieces[number::threads], seed, shared) for number in range(threads)]:
+                for done in [
+                    pool.submit(_make, pieces[number::threads], seed, shared) for number in range(threads)
+                ]:
                     done.result()
         except RuntimeError:  # so many threads can't be started
             _make(pieces, seed, shared)
@@ -91,7 +100,8 @@ def _make(pieces: list[Piece], seed: int, shared: Table) -> None:
     out = pieces[0].out
     dtype = torch.promote_types(out.dtype, torch.float32)
     made = None if out.is_cpu and out.dtype == dtype else torch.empty(PIECE, dtype=dtype)
-    rounded, u = Rounded(shared), np.empty(CHUNK)
+    rounded = Rounded(shared)
+    u = np.empty(CHUNK)
     for spec, begin, end, out in pieces:
         here = out if made is None else made[: end - begin]
         stream = Uniform(seed, spec.name)

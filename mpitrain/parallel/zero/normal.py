@@ -1,15 +1,20 @@
-"""The inverse of the normal distribution, at the speed of vector operations where fp32 is asked for, with the bits of the slow one.
+"""The inverse of the normal distribution, at the speed of vector operations where fp32 is asked
+for, with the bits of the slow one.
 
-`torch.special.ndtri` in fp64 computes one number after another, 10 to 36 ns each. Of fp32 weights only its first 24 bits are wanted.
-By q, the distance from u to the nearer end of (0, 1), an interval is found in a table, and in it
+`torch.special.ndtri` in fp64 computes one number after another, 10 to 36 ns each. Of fp32 weights
+only its first 24 bits are wanted. By q, the distance from u to the nearer end of (0, 1), an
+interval is found in a table, and in it
 
     inverse(u) = (u - 0.5) * (a + q * (b + q * c))        to a relative ERROR, in fp64
 
-If both ends of what that leaves open round to the same fp32 number, so does the exact value. Of the rest, one in 200, and of numbers
-outside the table the exact function is computed: its bits, always.
+If both ends of what that leaves open round to the same fp32 number, so does the exact value. Of the
+rest, one in 200, and of numbers outside the table the exact function is computed: its bits, always.
 
-    q            2^-14 ....... 2^-3        2^-2                2^-1       intervals: STEPS of each octave, as floating-point numbers
-    interval   0 | 1 ...... STEPS | ...... | ...... STEPS ...... | last   lie; the first and the last have nan: exact
+    q           2^-14 ....... 2^-3        2^-2                2^-1      intervals: STEPS of each
+                                                                        octave, as floating-point
+                                                                        numbers
+    interval  0 | 1 ...... STEPS | ...... | ...... STEPS ...... | last  lie; the first and the last
+                                                                        have nan: exact
 """
 
 import math
@@ -23,7 +28,8 @@ OCTAVES = 13
 DIGITS = 9  # of the mantissa that number an interval
 STEPS = 2**DIGITS
 SHIFT = 52 - DIGITS
-BEGIN = int(np.float64(2.0 ** (-1 - OCTAVES)).view(np.int64)) >> SHIFT  # number of the first interval
+# number of the first interval
+BEGIN = int(np.float64(2.0 ** (-1 - OCTAVES)).view(np.int64)) >> SHIFT
 CHUNK = 2**14  # numbers at once: what is computed with them stays in a core's cache
 
 
@@ -38,9 +44,11 @@ class Table(NamedTuple):
 def table() -> Table:
     """Return the parabola of each interval that meets the exact function in its three Chebyshev points."""
     edges = (np.arange(BEGIN, BEGIN + OCTAVES * STEPS + 1) << SHIFT).view(np.float64)
-    middle, reach = (edges[1:] + edges[:-1]) / 2, (edges[1:] - edges[:-1]) / 2 * math.cos(math.pi / 6)
+    middle = (edges[1:] + edges[:-1]) / 2
+    reach = (edges[1:] - edges[:-1]) / 2 * math.cos(math.pi / 6)
     left, at, right = (exact(q) / (q - 0.5) for q in (middle - reach, middle, middle + reach))
-    slope, bend = (right - left) / (2 * reach), (left - 2 * at + right) / (2 * reach * reach)
+    slope = (right - left) / (2 * reach)
+    bend = (left - 2 * at + right) / (2 * reach * reach)
     found = Table(at + middle * (bend * middle - slope), slope - 2 * bend * middle, bend)
     found.constant[0] = math.nan  # smaller q, too, are looked up there
     return Table(*(np.append(part, math.nan) for part in found))  # and there u = 0.5
@@ -54,20 +62,26 @@ def exact(u: np.ndarray, std: float = 1.0) -> np.ndarray:
 class Rounded:
     """Normally distributed numbers in fp32, from uniform ones in fp64: those of `exact`, rounded.
 
-    table: of `table()`, which several of these may share. What is computed with is kept: new memory costs more than the numbers.
+    table: of `table()`, which several of these may share. What is computed with is kept: new memory
+    costs more than the numbers.
     """
 
     def __init__(self, table: Table):
-        self._unscaled, self._table, self._std = table, Table(*map(np.empty_like, table)), 0.0
+        self._unscaled = table
+        self._table = Table(*map(np.empty_like, table))
+        self._std = 0.0
         self._to_other_end = (1 + ERROR) / (1 - ERROR)
-        self._numbers, self._index = np.empty((3, CHUNK)), np.empty(CHUNK, np.int64)
-        self._other, self._open = np.empty(CHUNK, np.float32), np.empty(CHUNK, bool)
+        self._numbers = np.empty((3, CHUNK))
+        self._index = np.empty(CHUNK, np.int64)
+        self._other = np.empty(CHUNK, np.float32)
+        self._open = np.empty(CHUNK, bool)
 
     def __call__(self, u: np.ndarray, out: np.ndarray, std: float) -> None:
         """Fill `out`, of at most CHUNK elements."""
         if std != self._std:
             self._scale(std)
-        other, open_ = self._other[: len(u)], self._open[: len(u)]
+        other = self._other[: len(u)]
+        open_ = self._open[: len(u)]
         ends = self._approximate(u)
         np.copyto(out, ends, casting="same_kind")
         ends *= self._to_other_end
@@ -81,7 +95,10 @@ class Rounded:
         self._std = std
 
     def _approximate(self, u: np.ndarray) -> np.ndarray:
-        """Return, in memory of this object, the end nearer to 0 of where each number lies; nan where the table has none."""
+        """Return, in memory of this object, the end nearer to 0 of where each number lies.
+
+        Nan where the table has none.
+        """
         y, q, term = self._numbers[:, : len(u)]
         index = self._index[: len(u)]
         np.abs(np.subtract(u, 0.5, out=q), out=q)

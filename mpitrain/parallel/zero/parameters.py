@@ -6,14 +6,26 @@ from mpitrain.layout.parameters import Spec
 
 
 class Parameter:
-    """One use of a parameter by a stage: `data` and `grad` are views into flat buffers, or None while those aren't there.
+    """One use of a parameter by a stage.
 
-    A tied embedding is used twice: on one rank the two share `data`, and each has a gradient of its own.
+    `data` and `grad` are views into flat buffers, or None while those aren't there.
+
+    A tied embedding is used twice: on one rank the two share `data`, and each has a gradient of its
+    own.
     rounded: products that are added to `grad` are rounded to the type of their factors.
     """
 
-    def __init__(self, spec: Spec, data: torch.Tensor | None = None, grad: torch.Tensor | None = None, rounded: bool = False):
-        self.spec, self.data, self.grad, self.rounded = spec, data, grad, rounded
+    def __init__(
+        self,
+        spec: Spec,
+        data: torch.Tensor | None = None,
+        grad: torch.Tensor | None = None,
+        rounded: bool = False,
+    ):
+        self.spec = spec
+        self.data = data
+        self.grad = grad
+        self.rounded = rounded
 
     def __repr__(self) -> str:
         return f"Parameter({self.spec!r})"
@@ -30,10 +42,14 @@ class Parameter:
 
     @grad.setter
     def grad(self, there: torch.Tensor | None) -> None:
-        self._grad, self._stale = there, False
+        self._grad = there
+        self._stale = False
 
     def begin(self) -> None:
-        """Let the gradient be zero. What is in its memory stays until somebody looks, or something is written over it."""
+        """Let the gradient be zero.
+
+        What is in its memory stays until somebody looks, or something is written over it.
+        """
         self._stale = True
 
     def settle(self) -> None:
@@ -43,6 +59,10 @@ class Parameter:
             self._stale = False
 
     def sum_and_first(self) -> tuple[torch.Tensor, bool]:
-        """Return the gradient for a product to be added to; and whether it is the first: then it is to be written over what is there."""
-        first, self._stale = self._stale, False
+        """Return the gradient for a product to be added to; and whether it is the first.
+
+        Then it is to be written over what is there.
+        """
+        first = self._stale
+        self._stale = False
         return self._grad, first

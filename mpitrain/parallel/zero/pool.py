@@ -1,4 +1,7 @@
-"""Memory that is lent and given back: each buffer lies where layout/arena.py has placed it. It is allocated once."""
+"""Memory that is lent and given back: each buffer lies where layout/arena.py has placed it.
+
+It is allocated once.
+"""
 
 from collections.abc import Callable
 
@@ -10,15 +13,16 @@ from mpitrain.layout.arena import Arena
 class Pool:
     """The arena of one kind of buffers, of one dtype.
 
-    allocate(length, dtype, device): where its memory comes from. It may be collective, so `reserve` allocates, on all ranks alike, and
-    `take` never does.
+    allocate(length, dtype, device): where its memory comes from. It may be collective, so `reserve`
+    allocates, on all ranks alike, and `take` never does.
     """
 
     def __init__(self, allocate: Callable[[int, torch.dtype, torch.device], torch.Tensor]):
         self._allocate = allocate
         self._offsets: dict[str, list[int]] = {}
         self._memory: torch.Tensor | None = None
-        self._program, self._taken = "", 0
+        self._program = ""
+        self._taken = 0
         self._lent: dict[int, int] = {}  # where each buffer that is lent begins, and where it ends
 
     @property
@@ -31,16 +35,22 @@ class Pool:
         self._offsets, self._memory = arena.offsets, self._allocate(arena.length, dtype, device)
 
     def begin(self, program: str) -> None:
-        """Lend the buffers of a program, from its first one on. Those of a program before have been given back."""
+        """Lend the buffers of a program, from its first one on.
+
+        Those of a program before have been given back.
+        """
         assert not self._lent, f"{len(self._lent)} buffers are lent when a program begins"
-        self._program, self._taken = program, 0
+        self._program = program
+        self._taken = 0
 
     def take(self, length: int) -> torch.Tensor:
         """Return the next buffer of the program, with whatever its memory last held."""
         begin = self._offsets[self._program][self._taken]
         self._taken += 1
         taken = [end for at, end in self._lent.items() if at < begin + length and begin < end]
-        assert not taken, f"buffer {self._taken - 1} of the {self._program} is lent before its memory is given back"
+        assert not taken, (
+            f"buffer {self._taken - 1} of the {self._program} is lent before its memory is given back"
+        )
         if length:
             self._lent[begin] = begin + length
         return self._memory[begin : begin + length]

@@ -1,21 +1,24 @@
-"""ZeRO (arXiv:1910.02054): weights, gradients and the optimiser's state of each bucket, divided over the shard axis.
+"""ZeRO (arXiv:1910.02054): weights, gradients and the optimiser's state of each bucket, divided
+over the shard axis.
 
-    parallel.zero   weights                      gradients                                  optimiser
-    0               whole                        whole                                      whole: the shard axis has size 1
-    1               whole                        whole                                      shard
-    2               whole                        whole from the first backward that adds    shard
+    parallel.zero  weights  gradients                                optimiser
+    0              whole    whole                                    whole: the shard axis has size
+                                                                     1
+    1              whole    whole                                    shard
+    2              whole    whole from the first backward that adds  shard
                                                  to them until they are reduced: in each
                                                  microbatch, or with parallel.reduce =
                                                  "step" once
     3               whole from GATHER to         the same                                   shard
                     RELEASE, else the shard
 
-With parallel.reduce = "microbatch" 0 and 1 have whole gradients in lent buffers as well: 0 adds them up whole, 1 in shards. Then all four
-add the same numbers in the same order.
+With parallel.reduce = "microbatch" 0 and 1 have whole gradients in lent buffers as well: 0 adds
+them up whole, 1 in shards. Then all four add the same numbers in the same order.
 
-The ranks of `shard` divide the state among them; those of `replicate` have the same shard (HSDP, arXiv:2304.11277, section 3.2). A
-gradient is summed by a reduce-scatter over the first and an all-reduce of the shard over the second. Which axes these are, a bucket's
-domain says (layout/domains.py).
+The ranks of `shard` divide the state among them; those of `replicate` have the same shard (HSDP,
+arXiv:2304.11277, section 3.2). A gradient is summed by a reduce-scatter over the first and an
+all-reduce of the shard over the second. Which axes these are, a bucket's domain says
+(layout/domains.py).
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,8 +45,10 @@ from mpitrain.parallel.zero.pool import Pool
 class Sharding:
     """How far the state of a domain is divided, and over which ranks. Without axes, this rank has everything.
 
-    each: gradients are reduced after every microbatch.  tree: microbatches are summed in a tree (parallel/zero/tree.py).
-    wire: what gradients are rounded to before they are sent; None, if they aren't.  offload: master weights are in host memory.
+    each: gradients are reduced after every microbatch.
+    tree: microbatches are summed in a tree (parallel/zero/tree.py).
+    wire: what gradients are rounded to before they are sent; None, if they aren't.
+    offload: master weights are in host memory.
     exact: weights are computed with as the optimiser has them, whatever the others are rounded to.
     weights, gradients: lend the buffers of what isn't kept whole.
     """
@@ -52,10 +57,18 @@ class Sharding:
         each: bool = False, tree: bool = False, wire: torch.dtype | None = None, offload: bool = False,
         exact: bool = False,
     ):  # fmt: skip
-        self.stage, self.shard, self.replicate, self.each, self.tree, self.wire = stage, shard, replicate, each, tree, wire
-        self.exact, self.offload, self.lends_gradients = exact, offload, stage >= 2 or each
+        self.stage = stage
+        self.shard = shard
+        self.replicate = replicate
+        self.each = each
+        self.tree = tree
+        self.wire = wire
+        self.exact = exact
+        self.offload = offload
+        self.lends_gradients = stage >= 2 or each
         self.rank, self.size = (shard.rank, shard.size) if shard is not None else (0, 1)
-        self._reduced = shard if self.size > 1 else replicate  # the axis that reads the gradients of the others first
+        # the axis that reads the gradients of the others first
+        self._reduced = shard if self.size > 1 else replicate
         self.weights, self.gradients = Pool(self.allocate), Pool(self.allocate)
 
     def type_of_weights(self, dtype: torch.dtype) -> torch.dtype:
@@ -88,7 +101,8 @@ def shardings_of(config: Config, mesh: Mesh) -> dict[str, Sharding]:
     }
     found = {}
     for name, domain in domains_of(config).items():
-        shard, replicate = mesh[domain.shard], mesh[domain.replicate]
+        shard = mesh[domain.shard]
+        replicate = mesh[domain.replicate]
         sent = shard.size * replicate.size > 1
         exact = name == COUNTED
         wire = wire_type(config.precision) if sent and not exact else None
@@ -96,15 +110,24 @@ def shardings_of(config: Config, mesh: Mesh) -> dict[str, Sharding]:
     return found
 
 
-def reserve(shardings: Mapping[str, Sharding], needed: Needed, dtype: torch.dtype, device: torch.device) -> None:
-    """Allocate what programs will borrow. Collective over each domain's ranks, which have the same programs. dtype: of weights."""
+def reserve(
+    shardings: Mapping[str, Sharding], needed: Needed, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Allocate what programs will borrow.
+
+    Collective over each domain's ranks, which have the same programs.
+    dtype: of weights.
+    """
     for domain, sharding in shardings.items():
         sharding.weights.reserve(needed.weights[domain], sharding.type_of_weights(dtype), device)
         sharding.gradients.reserve(needed.gradients[domain], wide(dtype), device)
 
 
 class Piece(NamedTuple):
-    """What one rank updates of a parameter: elements [begin, end) of its box, row by row, in the optimiser's precision."""
+    """What one rank updates of a parameter.
+
+    Elements [begin, end) of its box, row by row, in the optimiser's precision.
+    """
 
     spec: Spec
     begin: int
@@ -114,14 +137,21 @@ class Piece(NamedTuple):
 
 
 class Weights:
-    """The weights of a bucket. `shard` is this rank's part, `master` the same in the optimiser's precision, and always there.
+    """The weights of a bucket.
 
-    leaving: offloaded masters as they are computed with, on their way from host memory to the shard.
+    `shard` is this rank's part, `master` the same in the optimiser's precision, and always there.
+
+    leaving: offloaded masters as they are computed with, on their way from host memory to the
+    shard.
     arriving: the other parts, on their way; whoever computes waits for it first.
     """
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: Sharding, seed: int):
-        self.layout, self._sharding, self._bound = layout, sharding, []
+    def __init__(
+        self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: Sharding, seed: int
+    ):
+        self.layout = layout
+        self._sharding = sharding
+        self._bound = []
         self.arriving: Pending | None = None
         self._users = 0  # of a tied embedding, two stages of this rank may use the same
         begin, end = layout.bounds(sharding.rank)
@@ -186,7 +216,10 @@ class Weights:
                 parameter.data = None
 
     def spread(self) -> None:
-        """Start sending this rank's part to the others, and fetching theirs. Collective over the shard axis."""
+        """Start sending this rank's part to the others, and fetching theirs.
+
+        Collective over the shard axis.
+        """
         begin, end = self.layout.bounds(self._sharding.rank)
         own = self.whole[begin:end]
         if own.data_ptr() != self.shard.data_ptr():
@@ -197,8 +230,9 @@ class Weights:
     def update(self) -> None:
         """Take over what the optimiser did to `master`.
 
-        From host memory the copy is only started, on the stream that computes: what is computed next waits for it, and so does what
-        changes `master` next, for it waits for gradients that come after.
+        From host memory the copy is only started, on the stream that computes: what is computed
+        next waits for it, and so does what changes `master` next, for it waits for gradients that
+        come after.
         """
         if self.leaving is not None:
             if self.leaving is not self.master:
@@ -222,14 +256,19 @@ class Weights:
 
 
 class Gradient:
-    """The gradients of one use of a bucket: `whole`, which the backward adds to, and `shard`, where the sum over the ranks ends up.
+    """The gradients of one use of a bucket.
 
-    They are zero from zero() or hold() on for those that look by their parameters, and for all others from finish() on: most are written by
-    the first product that is added, and a pass of zeros before that would take as long as adding them.
+    `whole`, which the backward adds to, and `shard`, where the sum over the ranks ends up.
+
+    They are zero from zero() or hold() on for those that look by their parameters, and for all
+    others from finish() on: most are written by the first product that is added, and a pass of
+    zeros before that would take as long as adding them.
     """
 
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: Sharding):
-        self.layout, self.sharding, self._bound = layout, sharding, []
+        self.layout = layout
+        self.sharding = sharding
+        self._bound = []
         begin, end = layout.bounds(sharding.rank)
         self.whole: torch.Tensor | None = None
         if sharding.lends_gradients:
@@ -256,7 +295,10 @@ class Gradient:
         return self.whole is not None
 
     def hold(self, group: int) -> None:
-        """Have a buffer to add to, from the pool if there is none yet. group: of microbatches that are summed apart."""
+        """Have a buffer to add to, from the pool if there is none yet.
+
+        group: of microbatches that are summed apart.
+        """
         if self.whole is None:
             self.whole = self.sharding.gradients.take(self.layout.length)
             self._look_at(self.whole)
@@ -271,7 +313,10 @@ class Gradient:
             parameter.settle()
 
     def _begin(self) -> None:
-        """Let all be zero: parameters when somebody looks, what is between them now; a buffer that was lent has something there."""
+        """Let all be zero: parameters when somebody looks, what is between them now.
+
+        A buffer that was lent has something there.
+        """
         for parameter in self._bound:
             parameter.begin()
         for between in self.layout.gaps():
@@ -282,8 +327,12 @@ class Gradient:
             parameter.grad = _view(flat, self.layout, parameter.spec)
 
     def to_reduce(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what to sum over the shard axis, and where this rank's shard of the sum goes; the same twice, if it is summed in place."""
-        sharding, wire = self.sharding, self.sharding.wire
+        """Return what to sum over the shard axis, and where this rank's shard of the sum goes.
+
+        The same twice, if it is summed in place.
+        """
+        sharding = self.sharding
+        wire = self.sharding.wire
         whole = self.whole if wire is None else self.whole.to(wire)
         if sharding.sums_whole:
             return whole, whole
@@ -319,7 +368,8 @@ class Gradient:
 
 def pieces_of(weights: Weights, gradient: Gradient) -> Iterator[Piece]:
     """Yield what this rank updates of a bucket."""
-    layout, rank = weights.layout, gradient.sharding.rank
+    layout = weights.layout
+    rank = gradient.sharding.rank
     first, _ = layout.bounds(rank)
     for spec, begin, end in layout.runs(rank):
         start = layout.starts[layout.specs.index(spec)] - first

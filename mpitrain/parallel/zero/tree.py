@@ -1,12 +1,16 @@
-"""Gradients summed over microbatches in one tree, whatever their division over ranks (`numerics.reproducible = "layout"`).
+"""Gradients summed over microbatches in one tree, whatever their division over ranks
+(`numerics.reproducible = "layout"`).
 
-The slots of a step are its microbatches, in the order of its sequences; a data-parallel rank has a run of them. Their number is odd * 2**k:
-groups of `odd` neighbours are summed one after the other, then pairs of groups, then pairs of pairs. With dp = 1, 2, 4 ... 2**k each
-rank computes whole subtrees, and the sum over ranks (comm/buffers.py) is the rest of the same tree:
+The slots of a step are its microbatches, in the order of its sequences; a data-parallel rank has a
+run of them. Their number is odd * 2**k: groups of `odd` neighbours are summed one after the other,
+then pairs of groups, then pairs of pairs. With dp = 1, 2, 4 ... 2**k each rank computes whole
+subtrees, and the sum over ranks (comm/buffers.py) is the rest of the same tree:
 
-    6 slots, odd = 3      ((0 + 1) + 2)  +  ((3 + 4) + 5)          dp = 1: all here.  dp = 2: the outer sum is that over ranks
+    6 slots, odd = 3  ((0 + 1) + 2)  +  ((3 + 4) + 5)  dp = 1: all here.  dp = 2: the outer sum is
+                                                                          that over ranks
 
-A rank holds a buffer for each group it is adding to, and one for each subtree that waits for its neighbour: k of them at most.
+A rank holds a buffer for each group it is adding to, and one for each subtree that waits for its
+neighbour: k of them at most.
 """
 
 import torch
@@ -20,7 +24,8 @@ class TreeGradient(Gradient):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self._groups: dict[int, torch.Tensor] = {}
-        self._sums: list[tuple[int, torch.Tensor]] = []  # (level, sum of 2**level groups), the earliest first
+        # (level, sum of 2**level groups), the earliest first
+        self._sums: list[tuple[int, torch.Tensor]] = []
 
     def zero(self) -> None:
         """Start a step; every buffer is zeroed when it is taken."""
@@ -36,13 +41,18 @@ class TreeGradient(Gradient):
         self._look_at(self._groups[group])
 
     def complete(self, group: int) -> None:
-        """Add a group, to which everything has been added, to its neighbours. Groups are completed in ascending order."""
-        total, level = self._groups.pop(group), 0
+        """Add a group, to which everything has been added, to its neighbours.
+
+        Groups are completed in ascending order.
+        """
+        total = self._groups.pop(group)
+        level = 0
         while self._sums and self._sums[-1][0] == level:
             _, earlier = self._sums.pop()
             earlier += total
             self.sharding.gradients.give_back(total)
-            total, level = earlier, level + 1
+            total = earlier
+            level = level + 1
         self._sums.append((level, total))
 
     def finish(self) -> None:

@@ -1,7 +1,11 @@
-"""What is done to a step beside computing it: recorded for one rank, computed twice, and its state compared over replicas.
+"""What is done to a step beside computing it.
 
-    before the step     `sure_of` chooses how the gradients are computed: once, twice (rerun.py), or while a file is written (recording.py)
-    behind it           `corruption` says what can't be relied on any more: then nothing is saved, and the run ends (replicas.py)
+Recorded for one rank, computed twice, and its state compared over replicas.
+
+before the step  `sure_of` chooses how the gradients are computed: once, twice (rerun.py), or while
+                 a file is written (recording.py)
+behind it        `corruption` says what can't be relied on any more: then nothing is saved, and the
+                 run ends (replicas.py)
 """
 
 from collections.abc import Callable
@@ -29,15 +33,31 @@ class Checks:
     """The checks of one rank. say: on rank 0.  record: a rank and a step, if one is to be recorded."""
 
     def __init__(
-        self, actor: Actor, mesh: Mesh, world: World, place: Place, rundir: RunDir, say: Callable[[str], None], record: Wish | None
+        self,
+        actor: Actor,
+        mesh: Mesh,
+        world: World,
+        place: Place,
+        rundir: RunDir,
+        say: Callable[[str], None],
+        record: Wish | None,
     ):
-        self._actor, self._mesh, self._world, self._place, self._rundir, self._say = actor, mesh, world, place, rundir, say
-        self._record, self._keys = record, actor.config.numerics
+        self._actor = actor
+        self._mesh = mesh
+        self._world = world
+        self._place = place
+        self._rundir = rundir
+        self._say = say
+        self._record = record
+        self._keys = actor.config.numerics
         self._twice: Twice | None = None
         self._has_recorded = False
 
     def sure_of(self, step: int, rows: Callable[[], Rows], facts: dict[str, Any]) -> Sure:
-        """Return how the gradients of a step are computed, once if it is recorded. rows, facts: for a recording."""
+        """Return how the gradients of a step are computed, once if it is recorded. rows, facts.
+
+        For a recording.
+        """
         self._twice, every = None, self._keys.rerun_every
         if self._record and step == self._record.step:
             mine = self._mesh.rank == self._record.rank
@@ -51,16 +71,24 @@ class Checks:
         return Recording(self._record.path_in(self._rundir.path), self._actor, self._mesh, rows, facts)
 
     def _recorded(self, recording: Recording | None, compute: Callable[[], Work]) -> Work:
-        """Compute, on one rank while it is recorded, and say if it could not be. Collective over all ranks."""
+        """Compute, on one rank while it is recorded, and say if it could not be.
+
+        Collective over all ranks.
+        """
         work = (recording or call)(compute)
-        failed = "".join(self._world.all_gather("whether the step is recorded", recording.failed if recording else ""))
+        failed = "".join(
+            self._world.all_gather("whether the step is recorded", recording.failed if recording else "")
+        )
         if failed:
             self._say(f"{as_argument(self._record.path_in(self._rundir.path))} can't be written: {failed}")
         self._has_recorded = not failed
         return work
 
     def corruption(self, step: int, saving: bool) -> str:
-        """Return what of the state after a step can't be relied on; nothing, if all is well. Alike on all ranks; collective over them."""
+        """Return what of the state after a step can't be relied on; nothing, if all is well.
+
+        Alike on all ranks; collective over them.
+        """
         if self._twice and self._twice.verdict.text:
             self._say(f"step {step}: {self._twice.verdict.text}")
             if self._twice.verdict.persistent:
@@ -73,4 +101,8 @@ class Checks:
 
     def told(self) -> str:
         """Say where a recording is, when a run is over."""
-        return f"  look closer     mpitrain replay {as_argument(self._record.path_in(self._rundir.path))}" if self._has_recorded else ""
+        return (
+            f"  look closer     mpitrain replay {as_argument(self._record.path_in(self._rundir.path))}"
+            if self._has_recorded
+            else ""
+        )

@@ -1,8 +1,11 @@
-"""What communication cost: of each step on this rank, for metrics.jsonl; of all steps on all ranks, as a table at the end of a run.
+"""What communication cost: of each step on this rank, for metrics.jsonl.
 
-Axes are those of comm/mesh.py, and what is counted is told in comm/account.py. Ranks differ, pipeline ranks most: the lines of
-metrics.jsonl are rank 0's, since asking all ranks would cost every step a message; the table has them all. Below it stand the ranks
-that were waited for longest; of several at once each has its share (comm/progress.py).
+Of all steps on all ranks, as a table at the end of a run.
+
+Axes are those of comm/mesh.py, and what is counted is told in comm/account.py. Ranks differ,
+pipeline ranks most: the lines of metrics.jsonl are rank 0's, since asking all ranks would cost
+every step a message; the table has them all. Below it stand the ranks that were waited for longest;
+of several at once each has its share (comm/progress.py).
 """
 
 import os
@@ -19,10 +22,14 @@ HEADER = ("axis", "calls", "MB sent", "blocked ms", "worst rank", "overlapped ms
 
 
 class Ledger:
-    """The communication of this rank, step by step. The first step isn't in the table: it is never typical."""
+    """The communication of this rank, step by step.
+
+    The first step isn't in the table: it is never typical.
+    """
 
     def __init__(self, mesh: Mesh):
-        self._mesh, self._before = mesh, mesh.usage()
+        self._mesh = mesh
+        self._before = mesh.usage()
         self._waits_before = mesh.progress.waited_for()
         self._totals: dict[str, Usage] = {}
         self._waits: dict[int, float] = {}
@@ -33,28 +40,47 @@ class Ledger:
         self._before, self._waits_before = self._mesh.usage(), self._mesh.progress.waited_for()
 
     def waits(self) -> dict[str, float]:
-        """Return the seconds for which this rank has waited in this step for others, by rank, the MOST_PEERS longest."""
+        """Return the seconds for which this rank has waited in this step for others, by rank, the
+        MOST_PEERS longest.
+        """
         return {str(rank): seconds for rank, seconds in _longest(self._waited_for())}
 
     def _waited_for(self) -> dict[int, float]:
-        now, before = self._mesh.progress.waited_for(), self._waits_before
-        return {rank: seconds - before.get(rank, 0.0) for rank, seconds in now.items() if seconds > before.get(rank, 0.0)}
+        now = self._mesh.progress.waited_for()
+        before = self._waits_before
+        return {
+            rank: seconds - before.get(rank, 0.0)
+            for rank, seconds in now.items()
+            if seconds > before.get(rank, 0.0)
+        }
 
     def end(self) -> dict[str, dict[str, float]]:
         """A step is over: return what each axis with traffic cost it, as metrics.jsonl shows it."""
         now = self._mesh.usage()
-        step = {name: used.minus(self._before[name]) for name, used in now.items() if used != self._before[name]}
+        step = {
+            name: used.minus(self._before[name]) for name, used in now.items() if used != self._before[name]
+        }
         self._num_steps += 1
         if self._num_steps:
             self._totals |= {name: self._totals.get(name, Usage()).plus(used) for name, used in step.items()}
-            self._waits |= {rank: self._waits.get(rank, 0.0) + seconds for rank, seconds in self._waited_for().items()}
+            self._waits |= {
+                rank: self._waits.get(rank, 0.0) + seconds for rank, seconds in self._waited_for().items()
+            }
         return {
-            name: {"calls": u.calls, "bytes": u.num_bytes, "blocked_s": u.blocked_s, "overlapped_s": u.overlapped_s}
+            name: {
+                "calls": u.calls,
+                "bytes": u.num_bytes,
+                "blocked_s": u.blocked_s,
+                "overlapped_s": u.overlapped_s,
+            }
             for name, u in step.items()
         }
 
     def table(self, world: World) -> str:
-        """Return the table of all ranks on rank 0, and nothing on the others or if there is nothing to tell. Collective."""
+        """Return the table of all ranks on rank 0, and nothing on the others or if there is nothing to tell.
+
+        Collective.
+        """
         mine = os.uname().nodename, self._totals, _longest(self._waits)
         gathered = world.gather("what communication cost", mine)
         if gathered is None or self._num_steps < 1 or not any(totals for _, totals, _ in gathered):
@@ -62,15 +88,21 @@ class Ledger:
         nodes, every, waits = zip(*gathered)
         names = [name for name in self._mesh.axes if any(name in totals for totals in every)]
         rows = [_row(name, [totals.get(name) for totals in every], self._num_steps) for name in names]
-        table = f"communication, a step and rank (mean of {self._num_steps} steps):\n{aligned([HEADER, *rows])}"
+        table = (
+            f"communication, a step and rank (mean of {self._num_steps} steps):\n{aligned([HEADER, *rows])}"
+        )
         legend = [f"  {name}: {MEANINGS[name]}" for name in names if name in MEANINGS]
         return "\n".join([table, *legend, *_peers(waits, nodes, self._num_steps)])
 
 
 def _row(name: str, by_rank: list[Usage | None], num_steps: int) -> tuple[str, ...]:
-    """Return a line of the table: means over the ranks that used the axis, and the rank that was blocked longest."""
+    """Return a line of the table.
+
+    Means over the ranks that used the axis, and the rank that was blocked longest.
+    """
     used = {rank: usage for rank, usage in enumerate(by_rank) if usage is not None}
-    total, per = sum_of(used.values()), len(used) * num_steps
+    total = sum_of(used.values())
+    per = len(used) * num_steps
     worst = max(used, key=lambda rank: used[rank].blocked_s)
     hidden = total.overlapped_s / total.in_flight_s if total.in_flight_s else 0.0
     return (
@@ -90,10 +122,15 @@ def _longest(waits: Mapping[int, float]) -> list[tuple[int, float]]:
 
 def _peers(waits: Sequence[Sequence[tuple[int, float]]], nodes: Sequence[str], num_steps: int) -> list[str]:
     """Say which rank waited longest for which."""
-    pairs = sorted(((s, rank, peer) for rank, mine in enumerate(waits) for peer, s in mine), reverse=True)[:MOST_PEERS]
+    pairs = sorted(((s, rank, peer) for rank, mine in enumerate(waits) for peer, s in mine), reverse=True)[
+        :MOST_PEERS
+    ]
     if not pairs:
         return []
-    texts = [f"rank {rank} for rank {peer} on {nodes[peer]} {seconds / num_steps * 1e3:.1f} ms" for seconds, rank, peer in pairs]
+    texts = [
+        f"rank {rank} for rank {peer} on {nodes[peer]} {seconds / num_steps * 1e3:.1f} ms"
+        for seconds, rank, peer in pairs
+    ]
     return [f"  longest waits: {', '.join(texts)}"]
 
 

@@ -1,11 +1,15 @@
-"""Are the copies of what several ranks have alike still alike? A processor or a memory that errs now and then says nothing of it.
+"""Are the copies of what several ranks have alike still alike?
 
-    weights        whole, as they are computed with: on all data-parallel ranks, but with ZeRO-3; norms also on those of tensor parallelism
+A processor or a memory that errs now and then says nothing of it.
+
+    weights        whole, as they are computed with: on all data-parallel ranks, but with ZeRO-3;
+                   norms also on those of tensor parallelism
     master, moments    this rank's part: on the ranks of `replicate`
     a tied embedding, the two models of DualPipe: on other ranks of the pipeline
 
-What is the same part of the same tensor, whatever the reason, has one key. Keys are dealt over all ranks, each judge compares the digests
-of its own (64 bits of xxHash): 16 bytes a tensor and rank travel. A majority is believed; of two copies that differ, both are named.
+What is the same part of the same tensor, whatever the reason, has one key. Keys are dealt over all
+ranks, each judge compares the digests of its own (64 bits of xxHash): 16 bytes a tensor and rank
+travel. A majority is believed; of two copies that differ, both are named.
 """
 
 import os
@@ -24,7 +28,10 @@ MOST_NAMED = 8
 
 
 class Odd(NamedTuple):
-    """A part of a tensor of which ranks have different copies. ranks: those with another one than most; all, if there is no majority."""
+    """A part of a tensor of which ranks have different copies.
+
+    ranks: those with another one than most; all, if there is no majority.
+    """
 
     key: int
     ranks: tuple[int, ...]
@@ -32,11 +39,14 @@ class Odd(NamedTuple):
 
 
 def different(actor: Actor, world: World) -> str:
-    """Return which copies differ, and where they are; nothing if none do. Alike on all ranks; collective over all ranks.
+    """Return which copies differ, and where they are; nothing if none do.
+
+    Alike on all ranks; collective over all ranks.
 
     Waits for weights that are on their way. Nothing is changed.
     """
-    names, digests = dict[int, str](), dict[int, int]()
+    names = dict[int, str]()
+    digests = dict[int, int]()
     for name, x in _state(actor):
         key = xxhash.xxh3_64_intdigest(name.encode())
         names[key], digests[key] = name, digest([x])
@@ -65,13 +75,17 @@ def _judge(by_rank: list[list[tuple[int, int]]]) -> list[Odd]:
 
 def _told(every: list[Odd], names: dict[int, str], world: World) -> str:
     """Name ranks, nodes and tensors. Collective over all ranks."""
-    known = world.all_gather("naming replicas that differ", (os.uname().nodename, {odd.key: names.get(odd.key) for odd in every}))
+    known = world.all_gather(
+        "naming replicas that differ", (os.uname().nodename, {odd.key: names.get(odd.key) for odd in every})
+    )
     texts = []
     for odd in sorted(every, key=lambda odd: (len(odd.ranks), odd.ranks)):
         what = next(found[odd.key] for _, found in known if found[odd.key])
         who = " or ".join(f"rank {rank} on {known[rank][0]}" for rank in odd.ranks[:MOST_NAMED])
-        texts.append(f"{what} of {who} is not that of the other {odd.num_copies - len(odd.ranks)}" if len(odd.ranks) < odd.num_copies
-                     else f"{what} differs between {who.replace(' or ', ' and ')}, and no other copy tells which is right")  # fmt: skip
+        texts.append(f"{what} of {who} is not that of the other "
+                     f"{odd.num_copies - len(odd.ranks)}" if len(odd.ranks) < odd.num_copies
+                     else f"{what} differs between {who.replace(' or ', ' and ')}, and no other copy tells "
+                          "which is right")  # fmt: skip
     more = f"; and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
     return "; ".join(texts[:MOST_NAMED]) + more
 
@@ -82,7 +96,9 @@ def _state(actor: Actor) -> Iterator[tuple[str, torch.Tensor]]:
         for bucket in stage.state.buckets:
             bucket.weights.wait()
             if bucket.weights.whole is not None:
-                yield from ((f"weights/{spec.name}{_at(spec.offset)}", x) for spec, x in bucket.weights.views())
+                yield from (
+                    (f"weights/{spec.name}{_at(spec.offset)}", x) for spec, x in bucket.weights.views()
+                )
     for piece in actor.gradients.pieces:
         where = f"{piece.spec.name}{_at(piece.spec.offset)}[{piece.begin}:{piece.end}]"
         yield f"master/{where}", piece.weight

@@ -1,14 +1,18 @@
-"""Does a step compute the same when it is computed again? Forward and backward run twice, before the update, from the same weights.
+"""Does a step compute the same when it is computed again?
 
-Each rank notes, in order, a digest of what it gives to every operation, of what comes of it, and of its gradients (comm/tap.py). Where the
-first difference is in what came, another rank is the cause; where it is in what this rank gives, this rank is: from the same input it has
-made another output. Then all ranks compute a third time, and two of three tell which was wrong.
+Forward and backward run twice, before the update, from the same weights.
+
+Each rank notes, in order, a digest of what it gives to every operation, of what comes of it, and of
+its gradients (comm/tap.py). Where the first difference is in what came, another rank is the cause;
+where it is in what this rank gives, this rank is: from the same input it has made another output.
+Then all ranks compute a third time, and two of three tell which was wrong.
 
     A B alike                    the step goes on with B
     A B differ, C like one       transient: the step goes on with C
     all three differ             persistent: the run ends
 
-An error that comes back alike every time isn't seen so: replicas see it (replicas.py), or `mpitrain verify`.
+An error that comes back alike every time isn't seen so: replicas see it (replicas.py), or `mpitrain
+verify`.
 """
 
 import os
@@ -41,7 +45,8 @@ class Pass:
     """What one rank has noted of one pass: digests, in the order of their events. A tap."""
 
     def __init__(self):
-        self._digests = dict[tuple[str, str, int], int]()  # by way, axis and number: receives are posted ahead, by any instruction
+        # by way, axis and number: receives are posted ahead, by any instruction
+        self._digests = dict[tuple[str, str, int], int]()
         self._events = list[Event]()
 
     def given(self, which: Started, parts: Sequence[Array]) -> None:
@@ -56,21 +61,33 @@ class Pass:
 
     def first_difference(self, other: "Pass") -> Event | None:
         """Return the first event, in the order of the other pass, that isn't the same in both."""
-        return next((event for event in other._events if self._digests.get(event.key) != other._digests[event.key]), None)
+        return next(
+            (event for event in other._events if self._digests.get(event.key) != other._digests[event.key]),
+            None,
+        )
 
 
 class Verdict(NamedTuple):
-    """text: what was found, if anything was.  persistent: and it can't be relied on any gradient. Alike on all ranks."""
+    """text: what was found, if anything was.
+
+    persistent: and it can't be relied on any gradient. Alike on all ranks.
+    """
 
     text: str = ""
     persistent: bool = False
 
 
 class Twice:
-    """Computes the gradients of one step twice. Given to Actor.run_step; `verdict` then tells. Collective over all ranks."""
+    """Computes the gradients of one step twice.
+
+    Given to Actor.run_step; `verdict` then tells. Collective over all ranks.
+    """
 
     def __init__(self, actor: Actor, mesh: Mesh, world: World):
-        self._actor, self._mesh, self._world, self.verdict = actor, mesh, world, Verdict()
+        self._actor = actor
+        self._mesh = mesh
+        self._world = world
+        self.verdict = Verdict()
 
     def __call__(self, compute: Callable[[], Work]) -> Work:
         (_, first), (work, second) = self._noted(compute), self._noted(compute)
@@ -85,7 +102,8 @@ class Twice:
         return work
 
     def _noted(self, compute: Callable[[], Work]) -> tuple[Work, Pass]:
-        for stage in self._actor.stages.values():  # what an update has sent arrives in the first pass only
+        # what an update has sent arrives in the first pass only
+        for stage in self._actor.stages.values():
             for bucket in stage.state.buckets:
                 bucket.weights.wait()
         noted = Pass()
@@ -98,11 +116,19 @@ class Twice:
 
 
 def _judge(every: list[tuple[str, Event | None, bool, bool]]) -> Verdict:
-    """Say who computed differently, of (node, its own difference, third pass like the first, like the second) of all ranks."""
+    """Say who computed differently, of (node, its own difference, third pass like the first, like
+    the second) of all ranks.
+    """
     transient = any(all(found) for found in list(zip(*every))[2:])
-    named = [f"rank {rank} on {node}, {_place(event)}" for rank, (node, event, *_) in enumerate(every) if event]
+    named = [
+        f"rank {rank} on {node}, {_place(event)}" for rank, (node, event, *_) in enumerate(every) if event
+    ]
     who = "; ".join(named[:MOST_NAMED]) or "no rank alone: messages came that were not those sent"
-    how = "transient: two of three passes agree, the step goes on with them" if transient else "persistent: all three passes differ"
+    how = (
+        "transient: two of three passes agree, the step goes on with them"
+        if transient
+        else "persistent: all three passes differ"
+    )
     return Verdict(f"the same step computed again gave other bits: {who}; {how}", not transient)
 
 

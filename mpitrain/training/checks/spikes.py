@@ -1,11 +1,15 @@
-"""Loss spikes: which step is one, and what was done about them so far. Alike on all ranks, which all know the same losses.
+"""Loss spikes: which step is one, and what was done about them so far.
 
-    median, deviation     of the last `spikes.window` losses that were none; deviation: 1.4826 times the median distance from the median,
+Alike on all ranks, which all know the same losses.
+
+    median, deviation  of the last `spikes.window` losses that were none; deviation: 1.4826 times
+                       the median distance from the median,
                           which is that of a normal distribution, and at least LEAST of the median
-    a spike               a loss of more than median + `spikes.threshold` deviations, once half a window is known
+    a spike  a loss of more than median + `spikes.threshold` deviations, once half a window is known
 
-What was skipped on the way is part of a checkpoint, and so are the losses: a run that goes on decides as one that never stopped. After a
-rollback to step c from a spike at step s the batches of steps c + 1 to s are not read again: step c + 1 reads the one behind them.
+What was skipped on the way is part of a checkpoint, and so are the losses: a run that goes on
+decides as one that never stopped. After a rollback to step c from a spike at step s the batches of
+steps c + 1 to s are not read again: step c + 1 reads the one behind them.
 """
 
 import math
@@ -17,7 +21,8 @@ from mpitrain.config import Spikes as Settings
 
 NORMAL = 1.4826
 LEAST = 0.01
-NONE_YET = {"losses": [], "batches_skipped": 0, "rollbacks": 0}  # of checkpoints that are older than this
+# of checkpoints that are older than this
+NONE_YET = {"losses": [], "batches_skipped": 0, "rollbacks": 0}
 
 
 class Spikes:
@@ -30,12 +35,17 @@ class Spikes:
     @property
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        return {"losses": list(self._losses), "batches_skipped": self.batches_skipped, "rollbacks": self.rollbacks}
+        return {
+            "losses": list(self._losses),
+            "batches_skipped": self.batches_skipped,
+            "rollbacks": self.rollbacks,
+        }
 
     @state.setter
     def state(self, found: dict[str, Any]) -> None:
         self._losses = deque(found["losses"], maxlen=self.settings.window)
-        self.batches_skipped, self.rollbacks = found["batches_skipped"], found["rollbacks"]
+        self.batches_skipped = found["batches_skipped"]
+        self.rollbacks = found["rollbacks"]
 
     @property
     def limit(self) -> float:
@@ -55,11 +65,17 @@ class Spikes:
         limit = self.limit
         if loss > limit:
             done = "the step was counted only" if self.settings.do == "count" else "its update was left out"
-            return f"step {step} is a spike: its loss is {loss:.4f}, more than {limit:.4f}; {done} (spikes.do)"
+            return (
+                f"step {step} is a spike: its loss is {loss:.4f}, more than {limit:.4f}; {done} (spikes.do)"
+            )
         if math.isfinite(loss):
             self._losses.append(loss)
         return ""
 
     def rolled_back(self, spike: int, to: int, before: dict[str, Any]) -> None:
-        """Go on after step `to`, whose state is read, with what comes behind the batch of step `spike`. before: the state at the spike."""
-        self.rollbacks, self.batches_skipped = before["rollbacks"] + 1, before["batches_skipped"] + spike - to
+        """Go on after step `to`, whose state is read, with what comes behind the batch of step `spike`.
+
+        before: the state at the spike.
+        """
+        self.rollbacks = before["rollbacks"] + 1
+        self.batches_skipped = before["batches_skipped"] + spike - to

@@ -1,9 +1,13 @@
-"""Slow ranks and slow links, named with their nodes every `comm.slow_after` steps, and once more when a run ends.
+"""Slow ranks and slow links, named with their nodes every `comm.slow_after` steps, and once more
+when a run ends.
 
-    busy       a step's time without waits for messages, of each rank; divided by the work of its stage
-    slow       a rank, if in three of four steps it was busy FACTOR times as long as others are in the middle: of its stage, or if it has
-               that alone, of all. A rank that is interrupted now and then is not slow, nor is one that waits for a slow one
-    a link     between neighbouring nodes is slow if it carries less than 1 / LINK_FACTOR of what links do in the middle, this one before
+    busy  a step's time without waits for messages, of each rank; divided by the work of its stage
+    slow  a rank, if in three of four steps it was busy FACTOR times as long as others are in the
+          middle: of its stage, or if it has
+               that alone, of all. A rank that is interrupted now and then is not slow, nor is one
+                   that waits for a slow one
+    a link  between neighbouring nodes is slow if it carries less than 1 / LINK_FACTOR of what links
+            do in the middle, this one before
                included; measured by a few messages (comm/probe.py), and if slow, again
 
 Of two ranks the faster one is the middle.
@@ -27,7 +31,10 @@ REMEMBERED = 64  # windows, of each link
 
 
 class Busy(NamedTuple):
-    """What a rank tells of some steps. group: ranks that have the same work.  often, middle: busy for so long in 3 of 4 steps, in 2 of 4.
+    """What a rank tells of some steps.
+
+    group: ranks that have the same work.
+    often, middle: busy for so long in 3 of 4 steps, in 2 of 4.
 
     work: relative to others.  waits: the ranks it waited for longest, with seconds a step.
     """
@@ -44,11 +51,17 @@ class Stragglers:
     """Watches for slow ranks and links. say: on rank 0."""
 
     def __init__(self, plan: Plan, mesh: Mesh, world: World, say: Callable[[str], None]):
-        self._every, self._mesh, self._world, self._say = plan.config.comm.slow_after, mesh, world, say
-        self._group, self._work = mesh.coordinates["pp"], _work(plan, mesh.coordinates["pp"])
-        self._busy, self._waits_before = list[float](), mesh.progress.waited_for()
+        self._every = plan.config.comm.slow_after
+        self._mesh = mesh
+        self._world = world
+        self._say = say
+        self._group = mesh.coordinates["pp"]
+        self._work = _work(plan, mesh.coordinates["pp"])
+        self._busy = list[float]()
+        self._waits_before = mesh.progress.waited_for()
         self._links: dict[tuple[int, int], deque[float]] = defaultdict(partial(deque, maxlen=REMEMBERED))
-        self._named, self._windows = Counter[str](), 0
+        self._named = Counter[str]()
+        self._windows = 0
 
     def step(self, step: int, step_s: float, waited_s: float) -> None:
         """Take note of a step; at the end of a window, tell who is slow. Then collective over all ranks."""
@@ -57,8 +70,11 @@ class Stragglers:
         self._busy.append(step_s - waited_s)
         if len(self._busy) < self._every:
             return
-        waits, before = self._mesh.progress.waited_for(), self._waits_before
-        longest = Counter({rank: (seconds - before.get(rank, 0.0)) / len(self._busy) for rank, seconds in waits.items()}).most_common(3)
+        waits = self._mesh.progress.waited_for()
+        before = self._waits_before
+        longest = Counter(
+            {rank: (seconds - before.get(rank, 0.0)) / len(self._busy) for rank, seconds in waits.items()}
+        ).most_common(3)
         often, middle, _ = quantiles(self._busy, n=4) if len(self._busy) > 1 else self._busy * 3
         mine = Busy(os.uname().nodename, self._group, often, middle, self._work, tuple(longest))
         every = self._world.all_gather("who is slow", mine)
@@ -83,7 +99,8 @@ class Stragglers:
         for a, b, speed in speeds:
             self._links[a, b].append(speed)
         return [
-            f"link between {nodes[a]} (rank {a}) and {nodes[b]} (rank {b}): {speed / 1e6:.1f} MB/s, usual are {usual / 1e6:.1f}"
+            f"link between {nodes[a]} (rank {a}) and {nodes[b]} (rank {b}): {speed / 1e6:.1f} MB/s, usual "
+            f"are {usual / 1e6:.1f}"
             for a, b, speed, usual in found[:MOST_NAMED]
         ]
 
@@ -106,8 +123,16 @@ def slow_ranks(every: Sequence[Busy]) -> list[str]:
 def _told(rank: int, times: float, every: Sequence[Busy]) -> str:
     waits = {other: seconds for other, busy in enumerate(every) for who, seconds in busy.waits if who == rank}
     longest = sorted(waits, key=waits.get, reverse=True)[:3]
-    told = "; waited for it: " + ", ".join(f"rank {other} {waits[other] * 1e3:.0f} ms a step" for other in longest) if waits else ""
-    return f"rank {rank} on {every[rank].node} is slow: busy {times:.1f} times as long as others with its work{told}"
+    told = (
+        "; waited for it: "
+        + ", ".join(f"rank {other} {waits[other] * 1e3:.0f} ms a step" for other in longest)
+        if waits
+        else ""
+    )
+    return (
+        f"rank {rank} on {every[rank].node} is slow: busy {times:.1f} times as long as others with its "
+        f"work{told}"
+    )
 
 
 def slow_links(

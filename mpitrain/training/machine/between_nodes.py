@@ -1,4 +1,7 @@
-"""Settle what is left open until the links between nodes are known: when weights are fetched, and what reductions travel under."""
+"""Settle what is left open until the links between nodes are known.
+
+When weights are fetched, and what reductions travel under.
+"""
 
 import os
 from collections.abc import Sequence
@@ -19,23 +22,37 @@ MOST = 0.8  # of a node's memory: Python, libraries and MPI have some, too
 
 
 def settled(plan: Plan, world: World, placement: Placement) -> tuple[Plan, str]:
-    """Return the plan with nothing left open, and why, for the user; nothing where data ranks exchange within nodes only. Collective."""
+    """Return the plan with nothing left open, and why, for the user.
+
+    Nothing where data ranks exchange within nodes only. Collective.
+    """
     names = axes_between(plan)
     if not (left_open(plan) and _cross(names, plan, world)):
         return plan, ""
     peak = peak_of_all(placement, TYPES[plan.config.precision.compute], world).flops / world.size
-    machine = Machine(slowest_links(world, plan, names), world.from_first_rank("how fast ranks compute", lambda: peak))
+    machine = Machine(
+        slowest_links(world, plan, names), world.from_first_rank("how fast ranks compute", lambda: peak)
+    )
     return choose(plan, machine, lambda found: _fits(found, world, placement))
 
 
 def _cross(names: Sequence[str], plan: Plan, world: World) -> bool:
     """Whether any rank has a neighbour on another node along one of these axes. Collective."""
-    node_ranks, mine = plan.config.comm.node_ranks, plan.axes.of(world.rank)
+    node_ranks = plan.config.comm.node_ranks
+    mine = plan.axes.of(world.rank)
     if world.num_nodes == 1 and not node_ranks:
         return False
     first = min(world.of_node("who is on this node", world.rank))
-    nodes = [rank // node_ranks for rank in range(world.size)] if node_ranks else world.all_gather("their nodes", first)
-    return any(world.all_gather("whether data crosses nodes", any(len({nodes[rank] for rank in mine[name]}) > 1 for name in names)))
+    nodes = (
+        [rank // node_ranks for rank in range(world.size)]
+        if node_ranks
+        else world.all_gather("their nodes", first)
+    )
+    return any(
+        world.all_gather(
+            "whether data crosses nodes", any(len({nodes[rank] for rank in mine[name]}) > 1 for name in names)
+        )
+    )
 
 
 def _fits(plan: Plan, world: World, placement: Placement) -> bool:
@@ -43,7 +60,12 @@ def _fits(plan: Plan, world: World, placement: Placement) -> bool:
     coordinate = plan.axes.grid.coordinates
     if placement.gpu is not None:
         try:
-            require_gpu_memory(plan, [coordinate(rank)["pp"] for rank in placement.sharers], placement.gpu.name, placement.gpu.memory_bytes)
+            require_gpu_memory(
+                plan,
+                [coordinate(rank)["pp"] for rank in placement.sharers],
+                placement.gpu.name,
+                placement.gpu.memory_bytes,
+            )
         except ConfigError:
             return all(world.all_gather("whether whole weights fit", False))
         return all(world.all_gather("whether whole weights fit", True))

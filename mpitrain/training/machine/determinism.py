@@ -1,18 +1,23 @@
-"""The same bits every time on a GPU (`numerics.deterministic`): what torch is told, before it first multiplies there.
+"""The same bits every time on a GPU (`numerics.deterministic`).
 
-What a step does of which CUDA has kernels that add in any order, by atomics, and what becomes of it (pytorch's sources, 2.11 to 2.13):
+What torch is told, before it first multiplies there.
 
-    matrix products            cuBLAS may lend its streams another workspace each time         CUBLAS_WORKSPACE_CONFIG
-    attention, backward        flash and memory-efficient: sums of tiles in any order          in order
-                               cuDNN: not deterministic                                        not chosen
-    index_add_ (embedding)     atomics                                                         sorted, then sums of runs
-    scatter_add_, gather's     atomics, but of whole numbers, or of one number each            sorted
-    index_put_                 any of several values for one place; here there is one          sorted
+What a step does of which CUDA has kernels that add in any order, by atomics, and what becomes of it
+(pytorch's sources, 2.11 to 2.13):
 
-torch refuses an operation that it has no deterministic kernel for, and tests/test_determinism.py finds those before a GPU does. On a
-CPU all are deterministic as they are, and nothing is told: the same setting would sort, and fill memory, there too.
+    matrix products      cuBLAS may lend its streams another workspace each time  CUBLAS_WORKSPACE_CONFIG
+    attention, backward  flash and memory-efficient: sums of tiles in any order   in order
+                               cuDNN: not deterministic  not chosen
+    index_add_ (embedding)  atomics                                                 sorted, then sums of runs
+    scatter_add_, gather's  atomics, but of whole numbers, or of one number each    sorted
+    index_put_              any of several values for one place; here there is one  sorted
 
-What is added over ranks has one order anyway. None of this has run on a GPU yet; what it costs measures benchmarks/gpu_first.py.
+torch refuses an operation that it has no deterministic kernel for, and tests/test_determinism.py
+finds those before a GPU does. On a CPU all are deterministic as they are, and nothing is told: the
+same setting would sort, and fill memory, there too.
+
+What is added over ranks has one order anyway. None of this has run on a GPU yet; what it costs
+measures benchmarks/gpu_first.py.
 """
 
 import os
@@ -24,7 +29,8 @@ from mpitrain.config import Numerics
 from mpitrain.errors import ConfigError
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-FITTING = (":4096:8", ":16:8")  # docs.nvidia.com/cuda/cublas, results reproducibility; the first is the faster one
+# docs.nvidia.com/cuda/cublas, results reproducibility; the first is the faster one
+FITTING = (":4096:8", ":16:8")
 TOLD = {
     True: "the same bits every time: deterministic kernels (numerics.deterministic; false may be faster)",
     False: "not the same bits every time: the fastest kernels (numerics.deterministic = false)",
@@ -39,9 +45,12 @@ def settle(numerics: Numerics, environment: MutableMapping[str, str] = os.enviro
     deterministic = numerics.deterministic
     if deterministic and (found := environment.setdefault(WORKSPACE, FITTING[0])) not in FITTING:
         raise ConfigError(
-            f'{WORKSPACE} = "{found}": products of matrices are deterministic with {" or ".join(FITTING)} only; unset it, or set '
+            f'{WORKSPACE} = "{found}": products of matrices are deterministic with {" or ".join(FITTING)} '
+            "only; unset it, or set "
             "numerics.deterministic=false"
         )
-    torch.use_deterministic_algorithms(deterministic, warn_only=False)  # with warnings only, flash attention would stay as it is
-    torch.utils.deterministic.fill_uninitialized_memory = False  # to fill it costs a pass, and nothing reads what it has not written
+    # with warnings only, flash attention would stay as it is
+    torch.use_deterministic_algorithms(deterministic, warn_only=False)
+    # to fill it costs a pass, and nothing reads what it has not written
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cuda.enable_cudnn_sdp(not deterministic)

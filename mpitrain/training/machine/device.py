@@ -1,4 +1,6 @@
-"""The device of a rank, who shares it, the way that messages take from it, and the rank's share of the cores."""
+"""The device of a rank, who shares it, the way that messages take from it, and the rank's share of
+the cores.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +22,8 @@ from mpitrain.training.machine.determinism import settle
 from mpitrain.training.machine.gpus import VENDORS, Gpu, Gpus, share_out
 
 FP8_CAPABILITY = (8, 9)  # of NVIDIA's first GPUs that multiply it
-FP8_ARCHITECTURES = ("gfx950", "gfx1200", "gfx1201")  # AMD's with everybody's e4m3 (OCP): gfx942 has one of its own, e4m3fnuz
+# AMD's with everybody's e4m3 (OCP): gfx942 has one of its own, e4m3fnuz
+FP8_ARCHITECTURES = ("gfx950", "gfx1200", "gfx1201")
 MOST_TOLD = 4  # shared GPUs in a message
 
 
@@ -31,7 +34,8 @@ class Placement:
     device: torch.device
     vendor: str | None = None
     gpu: Gpu | None = None
-    sharers: tuple[int, ...] = ()  # the ranks of its node that compute on the same GPU, itself included
+    # the ranks of its node that compute on the same GPU, itself included
+    sharers: tuple[int, ...] = ()
     first: bool = False  # of these
     use: Callable[[], None] | None = None
 
@@ -40,12 +44,17 @@ CPU = Placement(torch.device("cpu"))
 
 
 def place(plan: Plan, world: World) -> Placement:
-    """Choose this rank's device, make it that of this thread, and set torch's threads. Collective over all ranks.
+    """Choose this rank's device, make it that of this thread, and set torch's threads.
 
-    Raises InputError, alike on all ranks, if there is no device as asked for, or if it can't do or hold what is asked.
+    Collective over all ranks.
+
+    Raises InputError, alike on all ranks, if there is no device as asked for, or if it can't do or
+    hold what is asked.
     """
     found = world.on_every_rank("looking for a device", lambda: looked_for(plan.config))
-    world.require_same({"what run.device finds": f"{VENDORS[found.vendor]}'s GPUs" if found.vendor else "no GPU"})
+    world.require_same(
+        {"what run.device finds": f"{VENDORS[found.vendor]}'s GPUs" if found.vendor else "no GPU"}
+    )
     if plan.config.run.compile:
         world.on_every_rank("looking for a compiler", lambda: compiler.require(found.vendor))
     if found.vendor is None:
@@ -54,19 +63,27 @@ def place(plan: Plan, world: World) -> Placement:
     mine.use()
     world.on_every_rank("looking at the device", lambda: _require_fp8(plan.config, mine))
     pipeline_ranks = [plan.axes.grid.coordinates(rank)["pp"] for rank in mine.sharers]
-    world.on_every_rank("looking at its memory", lambda: require_gpu_memory(plan, pipeline_ranks, mine.gpu.name, mine.gpu.memory_bytes))
+    world.on_every_rank(
+        "looking at its memory",
+        lambda: require_gpu_memory(plan, pipeline_ranks, mine.gpu.name, mine.gpu.memory_bytes),
+    )
     return mine
 
 
 def looked_for(config: Config) -> Gpus:
-    """Return the GPUs to choose from, with torch told how to compute on them; none, for a run on CPUs. Raises ConfigError."""
+    """Return the GPUs to choose from, with torch told how to compute on them; none, for a run on CPUs.
+
+    Raises ConfigError.
+    """
     set_threads(config.run)
     keep_freed_memory()
     if config.run.device == "cpu":
         return Gpus(None, (), "", lambda index: None)
     found = gpus.of_torch()
     if config.run.device == "cuda" and not found.seen:
-        raise ConfigError('run.device = "cuda": torch finds no GPU, neither NVIDIA\'s nor AMD\'s; use "cpu" or "auto"')
+        raise ConfigError(
+            'run.device = "cuda": torch finds no GPU, neither NVIDIA\'s nor AMD\'s; use "cpu" or "auto"'
+        )
     if found.vendor is not None:
         settle(config.numerics)
     return found
@@ -75,7 +92,8 @@ def looked_for(config: Config) -> Gpus:
 def _require_fp8(config: Config, placement: Placement) -> None:
     if config.precision.compute != "fp8":
         return
-    has, vendor = placement.gpu.architecture, placement.vendor
+    has = placement.gpu.architecture
+    vendor = placement.vendor
     if vendor == "cuda" and tuple(map(int, has.split("."))) < FP8_CAPABILITY:
         needed = f"compute capability {has}; needed {'.'.join(map(str, FP8_CAPABILITY))} or newer"
     elif vendor == "rocm" and has not in FP8_ARCHITECTURES:
@@ -93,8 +111,10 @@ def take_turns(found: Gpus, world: World) -> Placement:
     mine = taken[world.rank]
     if mine is None:
         return CPU
-    index, sharers = seen.index(mine), tuple(rank for rank, gpu in taken.items() if gpu == mine)
-    device, first = torch.device(found.kind, index), sharers[0] == world.rank
+    index = seen.index(mine)
+    sharers = tuple(rank for rank, gpu in taken.items() if gpu == mine)
+    device = torch.device(found.kind, index)
+    first = sharers[0] == world.rank
     return Placement(device, found.vendor, found.seen[index], sharers, first, partial(found.use, index))
 
 
@@ -102,7 +122,10 @@ def shared(placement: Placement, world: World) -> str:
     """Return which ranks share a GPU, in words; nothing if none do. Collective over all ranks."""
     mine = ""
     if placement.first and len(placement.sharers) > 1:
-        mine = f"ranks {' '.join(map(str, placement.sharers))} share {placement.gpu.identity} of {library.host()}"
+        mine = (
+            f"ranks {' '.join(map(str, placement.sharers))} share {placement.gpu.identity} of "
+            f"{library.host()}"
+        )
     told = [text for text in world.all_gather("who shares a GPU", mine) if text]
     more = f"; and {len(told) - MOST_TOLD} more like that" if len(told) > MOST_TOLD else ""
     return "; ".join(told[:MOST_TOLD]) + more
@@ -111,14 +134,21 @@ def shared(placement: Placement, world: World) -> str:
 def way_of_messages(placement: Placement, world: World, wish: str, timeout_s: float) -> Way:
     """Return the way that messages take from and to devices. Collective over all ranks.
 
-    wish: comm.device.  timeout_s: of others that wait for a child process, if one has to try. Raises MeshError, alike on all ranks.
+    wish: comm.device.
+    timeout_s: of others that wait for a child process, if one has to try. Raises MeshError, alike
+    on all ranks.
     """
     if placement.gpu is None:
         return awareness.STAGED
-    said, index = awareness.what_it_says(placement.vendor), str(placement.device.index)
+    said = awareness.what_it_says(placement.vendor)
+    index = str(placement.device.index)
     limit_s = min(trial.LIMIT_S, timeout_s / 2)
     return awareness.choose(
-        world, wish, said, lambda: trial.attempt("mpitrain.training.machine.gpus:buffers", index, limit_s), placement.gpu.name
+        world,
+        wish,
+        said,
+        lambda: trial.attempt("mpitrain.training.machine.gpus:buffers", index, limit_s),
+        placement.gpu.name,
     )
 
 

@@ -1,7 +1,9 @@
-"""What torch says of the GPUs that this process sees, as plain facts: whoever decides by them is given them, and can be given others.
+"""What torch says of the GPUs that this process sees, as plain facts.
 
-torch's builds for AMD call everything `cuda`, too: run.device, the type of a device, the module. Whose GPUs they are counts for the memory
-kinds of MPI, for fp8 and for the driver, and only there.
+Whoever decides by them is given them, and can be given others.
+
+torch's builds for AMD call everything `cuda`, too: run.device, the type of a device, the module.
+Whose GPUs they are counts for the memory kinds of MPI, for fp8 and for the driver, and only there.
 """
 
 import os
@@ -15,12 +17,18 @@ import torch
 
 VENDORS = {"cuda": "NVIDIA", "rocm": "AMD"}  # by what MPI calls their memory
 DRIVERS = {"cuda": Path("/proc/driver/nvidia/version"), "rocm": Path("/sys/module/amdgpu/version")}
-VISIBLE = {"cuda": ("CUDA_VISIBLE_DEVICES",), "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")}
+VISIBLE = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+}
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a part of one that torch counts as one. identity: the same in all processes of a node, whatever its index is there."""
+    """A GPU, or a part of one that torch counts as one.
+
+    identity: the same in all processes of a node, whatever its index is there.
+    """
 
     name: str
     identity: str
@@ -33,7 +41,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """All that this process sees, by index. use: makes one the device of the calling thread.  kind: what torch calls such devices."""
+    """All that this process sees, by index.
+
+    use: makes one the device of the calling thread.
+    kind: what torch calls such devices.
+    """
 
     vendor: str | None  # cuda, rocm; None if there is none
     seen: tuple[Gpu, ...]
@@ -47,24 +59,38 @@ def of_torch() -> Gpus:
     vendor = "rocm" if torch.version.hip else "cuda"
     if not torch.cuda.is_available():
         return Gpus(None, (), driver(vendor), use)
-    seen = tuple(_gpu(index, vendor, torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count()))
+    seen = tuple(
+        _gpu(index, vendor, torch.cuda.get_device_properties(index))
+        for index in range(torch.cuda.device_count())
+    )
     return Gpus(vendor, seen, driver(vendor), use)
 
 
 def use(index: int) -> None:
-    """Make a GPU the device of this thread, and its context the thread's: libraries below MPI ask the driver, which knows no more."""
+    """Make a GPU the device of this thread, and its context the thread's.
+
+    Libraries below MPI ask the driver, which knows no more.
+    """
     torch.cuda.set_device(index)
-    torch.cuda.current_stream(index).query()  # before CUDA 12 it is the first call that takes the context, not the choice
+    # before CUDA 12 it is the first call that takes the context, not the choice
+    torch.cuda.current_stream(index).query()
 
 
 def _gpu(index: int, vendor: str, properties: object) -> Gpu:
     capability = f"{properties.major}.{properties.minor}"
     architecture = properties.gcnArchName.partition(":")[0] if vendor == "rocm" else capability
-    return Gpu(properties.name, identity(properties, index, vendor, os.environ), properties.total_memory, architecture)
+    return Gpu(
+        properties.name,
+        identity(properties, index, vendor, os.environ),
+        properties.total_memory,
+        architecture,
+    )
 
 
 def identity(properties: object, index: int, vendor: str, environment: Mapping[str, str]) -> str:
-    """Return what names a GPU on its node: its UUID, else its place on the bus, else its number among those that the job was given.
+    """Return what names a GPU on its node.
+
+    Its UUID, else its place on the bus, else its number among those that the job was given.
 
     Some of AMD's have no UUID, or one of zeros.
     """
@@ -94,7 +120,13 @@ def driver(vendor: str, files: Mapping[str, Path] = DRIVERS) -> str:
 
 def build() -> str:
     """Return what torch is built for."""
-    kind = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else "CPUs"
+    kind = (
+        f"CUDA {torch.version.cuda}"
+        if torch.version.cuda
+        else f"ROCm {torch.version.hip}"
+        if torch.version.hip
+        else "CPUs"
+    )
     return f"torch {torch.__version__} for {kind}, {platform.machine()}"
 
 
@@ -104,10 +136,11 @@ def build() -> str:
 def share_out(visible: Sequence[Sequence[str]]) -> list[str | None]:
     """Return which GPU each rank of a node takes, given what each sees, by identity; None if it sees none.
 
-    A rank takes one that the fewest before it have taken, in the order in which it sees them: all of one list in turn, its own where a
-    launcher gave each rank one, and any mixture.
+    A rank takes one that the fewest before it have taken, in the order in which it sees them: all
+    of one list in turn, its own where a launcher gave each rank one, and any mixture.
     """
-    taken, found = dict[str, int](), list[str | None]()
+    taken = dict[str, int]()
+    found = list[str | None]()
     for seen in visible:
         choice = min(seen, key=lambda gpu: taken.get(gpu, 0), default=None)
         found.append(choice)
@@ -116,7 +149,7 @@ def share_out(visible: Sequence[Sequence[str]]) -> list[str | None]:
     return found
 
 
-# ---------------------------------------------------------------- what a child process tries (comm/trial.py)
+# ------------------------------------------------------- what a child process tries (comm/trial.py)
 
 
 def buffers(index: str) -> tuple[Callable[[np.ndarray], torch.Tensor], Callable[[torch.Tensor], np.ndarray]]:

@@ -1,4 +1,6 @@
-"""The peak of all ranks in FLOP/s, by which the model FLOPs of what they train (layout/layer.py) are divided: MFU.
+"""The peak of all ranks in FLOP/s, by which the model FLOPs of what they train (layout/layer.py) are divided.
+
+MFU.
 
 A GPU counts once, whatever number of ranks compute on it.
 """
@@ -14,10 +16,13 @@ from mpitrain.comm.world import World
 from mpitrain.model.linear import product
 from mpitrain.training.machine.device import Placement
 
-DEFINITION = "model FLOPs (6 per matrix weight and token, causal attention halved, no recomputation) / peak of all ranks"
+DEFINITION = (
+    "model FLOPs (6 per matrix weight and token, causal attention halved, no recomputation) / peak of all "
+    "ranks"
+)
 
-# Dense bf16 peak, FLOP/s, of the vendors' data sheets, which for NVIDIA's print twice as much: with sparsity. The first that fits a name
-# counts. torch counts each half of an MI250X, MI250 as a GPU.
+# Dense bf16 peak, FLOP/s, of the vendors' data sheets, which for NVIDIA's print twice as much: with
+# sparsity. The first that fits a name counts. torch counts each half of an MI250X, MI250 as a GPU.
 DATA_SHEETS = (
     (r"\bGB200\b", 2500e12, "NVIDIA GB200 NVL72"),
     (r"\bB200\b", 2250e12, "NVIDIA HGX B200"),
@@ -59,23 +64,40 @@ class One(NamedTuple):
 
 
 def data_sheet(name: str) -> One | None:
-    """Return what a data sheet says of a GPU, by the name that torch has for it; None if there is none here."""
-    found = ((flops, sheet) for pattern, flops, sheet in DATA_SHEETS if re.search(pattern, name, re.IGNORECASE))
+    """Return what a data sheet says of a GPU, by the name that torch has for it; None if there is
+    none here.
+    """
+    found = (
+        (flops, sheet) for pattern, flops, sheet in DATA_SHEETS if re.search(pattern, name, re.IGNORECASE)
+    )
     flops, sheet = next(found, (0.0, "")) if not PART.search(name) else (0.0, "")
     return One(flops, f"{name}, data sheet of {sheet}, dense bf16") if flops else None
 
 
 def peak_of_all(placement: Placement, dtype: torch.dtype, world: World) -> Peak:
-    """Return the peak of all ranks: of each GPU, as the first of its ranks knows it; of CPUs, what rank 0 measures. Collective."""
+    """Return the peak of all ranks.
+
+    Of each GPU, as the first of its ranks knows it; of CPUs, what rank 0 measures. Collective.
+    """
     asked = placement.first if placement.gpu else world.rank == 0
-    found = [one for one in world.all_gather("the peaks of their devices", _of(placement, dtype) if asked else None) if one]
+    found = [
+        one
+        for one in world.all_gather("the peaks of their devices", _of(placement, dtype) if asked else None)
+        if one
+    ]
     return of_gpus(found) if placement.gpu else of_ranks(found[0], world.size)
 
 
 def of_gpus(found: Sequence[One]) -> Peak:
     """Return the peak of different GPUs together."""
-    by_source = {source: [one.flops for one in found if one.source == source] for source in dict.fromkeys(one.source for one in found)}
-    parts = [f"{len(each)} x {sum(each) / len(each) / 1e9:,.0f} GFLOP/s ({source})" for source, each in by_source.items()]
+    by_source = {
+        source: [one.flops for one in found if one.source == source]
+        for source in dict.fromkeys(one.source for one in found)
+    }
+    parts = [
+        f"{len(each)} x {sum(each) / len(each) / 1e9:,.0f} GFLOP/s ({source})"
+        for source, each in by_source.items()
+    ]
     return Peak(sum(one.flops for one in found), " + ".join(parts))
 
 
@@ -89,11 +111,17 @@ def _of(placement: Placement, dtype: torch.dtype) -> One:
     sheet = data_sheet(placement.gpu.name) if placement.gpu else None
     if sheet:
         return sheet
-    device, where, sizes, dtypes = placement.device, "rank 0", SIZES_OF_CPU, {dtype, torch.float32}  # not every CPU is faster with 16 bits
+    # not every CPU is faster with 16 bits
+    device = placement.device
+    where = "rank 0"
+    sizes = SIZES_OF_CPU
+    dtypes = {dtype, torch.float32}
     if dtype.itemsize > 4:
         dtypes = {dtype}
     if placement.gpu:
-        where, dtypes, sizes = f"{placement.gpu.name}, which no data sheet here has", {dtype}, _fitting(dtype, placement.gpu.memory_bytes)
+        where = f"{placement.gpu.name}, which no data sheet here has"
+        dtypes = {dtype}
+        sizes = _fitting(dtype, placement.gpu.memory_bytes)
     seconds = _seconds_of_gpu if placement.gpu else ProcessorTime()
     best, kind, n = fastest(dtypes, sizes, _multiply_on(device), seconds)
     how = "timed" if placement.gpu else f"the best of {REPEATS} by processor time{seconds.disturbed()},"
@@ -101,7 +129,10 @@ def _of(placement: Placement, dtype: torch.dtype) -> One:
 
 
 def _fitting(dtype: torch.dtype, memory_bytes: int) -> Sequence[int]:
-    """Return the sizes whose matrices take a small part of a GPU's memory: where it is shared, others have theirs there."""
+    """Return the sizes whose matrices take a small part of a GPU's memory.
+
+    Where it is shared, others have theirs there.
+    """
     return [n for n in SIZES_OF_GPU if 3 * n * n * dtype.itemsize <= memory_bytes / 8] or SIZES_OF_GPU[:1]
 
 
@@ -113,7 +144,8 @@ def fastest(
 ) -> tuple[float, torch.dtype, int]:
     """Return the highest rate of products of n x n matrices in FLOP/s, and its type and n.
 
-    multiply(n, dtype): returns what multiplies once.  seconds(work): runs it, and returns how long that took on the device.
+    multiply(n, dtype): returns what multiplies once.  seconds(work): runs it, and returns how long
+                                                       that took on the device.
     """
     found = []
     for dtype in dtypes:
@@ -127,15 +159,20 @@ def fastest(
 
 def _multiply_on(device: torch.device) -> Callable[[int, torch.dtype], Callable[[], None]]:
     def multiply(n: int, dtype: torch.dtype) -> Callable[[], None]:
-        a = torch.ones(n, n, dtype=dtype, device=device)  # of alike numbers: a GPU's clock is at its highest
+        # of alike numbers: a GPU's clock is at its highest
+        a = torch.ones(n, n, dtype=dtype, device=device)
         return lambda: product(a, a)
 
     return multiply
 
 
 def _seconds_of_gpu(work: Callable[[], None]) -> float:
-    """Return how long work takes. A GPU goes on when the call has returned: its own events tell when it has begun and ended."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    """Return how long work takes.
+
+    A GPU goes on when the call has returned: its own events tell when it has begun and ended.
+    """
+    begin = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     begin.record()
     work()
     end.record()
@@ -144,19 +181,24 @@ def _seconds_of_gpu(work: Callable[[], None]) -> float:
 
 
 class ProcessorTime:
-    """Times work by what the processor spent on this thread: the time in which others had the core doesn't count.
+    """Times work by what the processor spent on this thread.
 
-    By the clock on the wall a machine with a load of 20 on 2 cores had a fifth of its peak, and MFU was five times too high.
-    torch's other threads work meanwhile, and this one waits for them at the end of each product without sleeping.
+    The time in which others had the core doesn't count.
+
+    By the clock on the wall a machine with a load of 20 on 2 cores had a fifth of its peak, and MFU
+    was five times too high. torch's other threads work meanwhile, and this one waits for them at
+    the end of each product without sleeping.
     """
 
     def __init__(self) -> None:
         self._spent_s = self._passed_s = 0.0
 
     def __call__(self, work: Callable[[], None]) -> float:
-        passed, spent = time.perf_counter(), time.thread_time()
+        passed = time.perf_counter()
+        spent = time.thread_time()
         work()
-        spent, passed = time.thread_time() - spent, time.perf_counter() - passed
+        spent = time.thread_time() - spent
+        passed = time.perf_counter() - passed
         self._spent_s, self._passed_s = self._spent_s + spent, self._passed_s + passed
         return spent
 

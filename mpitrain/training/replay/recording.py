@@ -1,12 +1,17 @@
-"""A rank's part in one step, in a file: what it began with, what came to it from others, and what it made of that.
+"""A rank's part in one step, in a file.
 
-    about              JSON: the configuration, the rank, the step; what it gave to each operation and its gradients, as digests
+What it began with, what came to it from others, and what it made of that.
+
+    about              JSON: the configuration, the rank, the step; what it gave to each operation
+                       and its gradients, as digests
     tokens             of its data-parallel rank
     ends               where documents end in these, if they are separate
     state/0 ...        its weights, masters and moments before the step, in the order of state_of()
-    came/AXIS/7/0 ...  the buffers that operation 7 of an axis has filled, those of axes of several ranks
+    came/AXIS/7/0 ...  the buffers that operation 7 of an axis has filled, those of axes of several
+                       ranks
 
-An .npz file: arrays in a ZIP archive, written one by one while the step runs, without pickle. `mpitrain replay` reads it (replay.py).
+An .npz file: arrays in a ZIP archive, written one by one while the step runs, without pickle.
+`mpitrain replay` reads it (replay.py).
 """
 
 import json
@@ -36,24 +41,35 @@ def state_of(actor: Actor) -> Iterator[torch.Tensor]:
     for stage in actor.stages.values():
         for bucket in stage.state.buckets:
             bucket.weights.wait()
-            yield from (x for x in (bucket.weights.whole, bucket.weights.shard, bucket.weights.master) if x is not None)
+            yield from (
+                x
+                for x in (bucket.weights.whole, bucket.weights.shard, bucket.weights.master)
+                if x is not None
+            )
     for piece in actor.gradients.pieces:
         yield from (x for _, x in actor.optimizer.moments(piece))
 
 
 def gradients_of(actor: Actor) -> list[tuple[str, int, int, int]]:
     """Return name, first and last element, and digest of each gradient that this rank has the sum of."""
-    return [(piece.spec.name, piece.begin, piece.end, digest([piece.grad])) for piece in actor.gradients.pieces]
+    return [
+        (piece.spec.name, piece.begin, piece.end, digest([piece.grad])) for piece in actor.gradients.pieces
+    ]
 
 
 class Recording:
     """Writes the part of this rank in one step. Given to Actor.run_step. A tap.
 
-    facts: of the step, for `about`: JSON can hold them.  failed: why there is no file, if there is none.
+    facts: of the step, for `about`: JSON can hold them.
+    failed: why there is no file, if there is none.
     """
 
     def __init__(self, path: Path, actor: Actor, mesh: Mesh, rows: Rows, facts: dict[str, Any]):
-        self._path, self._actor, self._mesh, self._rows, self._facts = path, actor, mesh, rows, facts
+        self._path = path
+        self._actor = actor
+        self._mesh = mesh
+        self._rows = rows
+        self._facts = facts
         self.failed = ""
         self._given: list[tuple[str, int, str, str, int]] = []
         self._sizes = {name: axis.size for name, axis in mesh.axes.items()}
@@ -93,7 +109,10 @@ class Recording:
         self._opened.close()
 
     def _attempt(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Write, if all that was to be written before could be: others wait for what this rank computes, and not for its disk."""
+        """Write, if all that was to be written before could be.
+
+        Others wait for what this rank computes, and not for its disk.
+        """
         if self.failed:
             return
         try:

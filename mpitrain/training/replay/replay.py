@@ -1,7 +1,9 @@
-"""`mpitrain replay`: one rank's part in a step, alone, in one process, without MPI: from a recording (recording.py), bit for bit.
+"""`mpitrain replay`: one rank's part in a step, alone, in one process, without MPI: from a
+recording (recording.py), bit for bit.
 
-The rank's own program runs, on axes where what came from others comes from the file (comm/replay.py). What it gives to others and its
-gradients must be what they were; the first that isn't is named, with its instruction.
+The rank's own program runs, on axes where what came from others comes from the file
+(comm/replay.py). What it gives to others and its gradients must be what they were; the first that
+isn't is named, with its instruction.
 """
 
 import bdb
@@ -39,8 +41,20 @@ from mpitrain.training.microbatches import microbatches_of
 from mpitrain.training.replay.recording import FORMAT, gradients_of, state_of
 
 MOST_BYTES = 1 << 50  # of a file, whose arrays are read one by one
-MOST_ABOUT_BYTES, MOST_HEADER_BYTES = 1 << 28, 1 << 14
-UNREADABLE = (OSError, ValueError, KeyError, EOFError, MemoryError, BadZipFile, NotImplementedError, RuntimeError, struct.error, zlib.error)
+MOST_ABOUT_BYTES = 1 << 28
+MOST_HEADER_BYTES = 1 << 14
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    MemoryError,
+    BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+    struct.error,
+    zlib.error,
+)
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
@@ -61,7 +75,8 @@ class Stops(Place):
 class About(msgspec.Struct):
     """What a recording says of itself (recording.py).
 
-    given: of each operation axis, number, name, instruction, digest.  gradients: of each name, first and last element, digest.
+    given: of each operation axis, number, name, instruction, digest.
+    gradients: of each name, first and last element, digest.
     """
 
     format: str
@@ -92,13 +107,19 @@ class Recorded:
 
     def damaged(self, why: object) -> DataError:
         """Return the error that says so."""
-        return DataError(f"{shown(self._path)}: not a recording that can be read: {shown(why)}; give a file of mpitrain run --record")
+        return DataError(
+            f"{shown(self._path)}: not a recording that can be read: {shown(why)}; give a file of mpitrain "
+            "run --record"
+        )
 
     def read(self, name: str, most_bytes: int) -> np.ndarray:
         """Return an array of at most so many bytes. A recording has it as it is, not packed."""
         try:
             member = self._file.getinfo(f"{name}.npy")
-            if member.compress_type != zipfile.ZIP_STORED or member.file_size > most_bytes + MOST_HEADER_BYTES:
+            if (
+                member.compress_type != zipfile.ZIP_STORED
+                or member.file_size > most_bytes + MOST_HEADER_BYTES
+            ):
                 raise ValueError(f"{name} is packed, or has more than {most_bytes:,} bytes")
             with self._file.open(member) as file:
                 return np.lib.format.read_array(file, allow_pickle=False)
@@ -148,7 +169,10 @@ class Recorded:
         return tokens
 
     def ends(self, plan: Plan) -> np.ndarray | None:
-        """Return where documents end in these, of the same shape; None if they are joined, or the file is older."""
+        """Return where documents end in these, of the same shape.
+
+        None if they are joined, or the file is older.
+        """
         if "ends" not in self.names:
             return None
         shape = plan.config.batch.global_ // plan.config.parallel.dp, plan.config.data.sequence + 1
@@ -159,7 +183,10 @@ class Recorded:
 
 
 class Replay:
-    """Runs what a file tells. at: the instruction before which the debugger is called, if any. Raises DataError."""
+    """Runs what a file tells.
+
+    at: the instruction before which the debugger is called, if any. Raises DataError.
+    """
 
     def __init__(self, path: str, at: str | None = None):
         self._file = Recorded(path)
@@ -167,25 +194,34 @@ class Replay:
         self.plan = self._file.plan(about)
         self._tokens, self._ends = self._file.tokens(self.plan), self._file.ends(self.plan)
         if about.device == "cuda" and not torch.cuda.is_available():
-            raise DataError(f"{shown(path)}: recorded on a GPU, and there is none here; replay it where there is one")
+            raise DataError(
+                f"{shown(path)}: recorded on a GPU, and there is none here; replay it where there is one"
+            )
         torch.set_num_threads(about.threads)
         if self.plan.config.run.compile:
             compiler.require(None if about.device == "cpu" else "cuda")
-        axes, rank = self.plan.axes, about.rank
+        axes = self.plan.axes
+        rank = about.rank
         self.place = Stops(rank, at)
         self.mesh = ReplayMesh(rank, axes.of(rank), axes.carried)
         self._given: list[tuple[str, int, str, str, int]] = []
         self.mesh.listen(self, self._fill, self.place)
         self.actor = Actor(self.plan, self.mesh, torch.device(about.device), place=self.place)
         if at is not None and at not in map(str, self.actor.training):
-            raise DataError(f"--stop-at {shown(at)}: rank {rank} has no such instruction; mpitrain program prints those that it has")
+            raise DataError(
+                f"--stop-at {shown(at)}: rank {rank} has no such instruction; mpitrain program prints those "
+                "that it has"
+            )
         self._restore()
 
     def run(self, say: Callable[[str], None]) -> int:
         """Run the step up to the update; say whether it is the recorded one, and return the exit code."""
-        about, gradients = self.about, list[Sequence]()
+        about = self.about
+        gradients = list[Sequence]()
         tokens = torch.from_numpy(self._tokens).to(self.actor.site.device)
-        ends = about.separator if self._ends is None else torch.from_numpy(self._ends).to(self.actor.site.device)
+        ends = (
+            about.separator if self._ends is None else torch.from_numpy(self._ends).to(self.actor.site.device)
+        )
         microbatches = microbatches_of(self.actor, tokens, ends)
 
         def compute_and_look(compute: Callable[[], Work]) -> Work:
@@ -194,7 +230,8 @@ class Replay:
             say(f"loss {work.result.loss:.6f}, norm {work.result.grad_norm:.6f}")
             return work
 
-        self.mesh.listen(self, self._fill, self.place)  # what building has started isn't of the step
+        # what building has started isn't of the step
+        self.mesh.listen(self, self._fill, self.place)
         self._given.clear()
         self.actor.run_step(about.step, microbatches, about.lr, sure=compute_and_look)
         return self._compare(gradients, say)
@@ -207,7 +244,10 @@ class Replay:
         """Nothing comes but from the file."""
 
     def _fill(self, which: Started, buffers: Sequence[Array]) -> None:
-        """Fill buffers with what came. What is started before the step, and after its update, isn't recorded."""
+        """Fill buffers with what came.
+
+        What is started before the step, and after its update, isn't recorded.
+        """
         names = [f"came/{which.axis}/{which.number}/{number}" for number in range(len(buffers))]
         if all(name in self._file.names for name in names):
             self._file.fill(names, buffers)
@@ -221,7 +261,10 @@ class Replay:
     def _compare(self, gradients: list[Sequence], say: Callable[[str], None]) -> int:
         about = self.about
         given = {tuple(each[:2]): each for each in map(list, self._given)}
-        say(f"rank {about.rank} of {about.size}, step {about.step}: {len(about.given)} operations, {len(gradients)} gradients")
+        say(
+            f"rank {about.rank} of {about.size}, step {about.step}: {len(about.given)} operations, "
+            f"{len(gradients)} gradients"
+        )
         for axis, number, operation, instruction, wanted in about.given:
             found = given.get((axis, number))
             if found is None or found[-1] != wanted:

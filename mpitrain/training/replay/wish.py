@@ -1,4 +1,7 @@
-"""What `mpitrain run --record RANK:STEP` asks for. No torch: what is wrong with it is refused before anything is built."""
+"""What `mpitrain run --record RANK:STEP` asks for.
+
+No torch: what is wrong with it is refused before anything is built.
+"""
 
 import re
 from pathlib import Path
@@ -21,20 +24,35 @@ class Wish(NamedTuple):
             return None
         found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,18})", text)
         if found is None or not int(found[2]):
-            raise ConfigError(f"--record {shown(text)}: expected RANK:STEP, ranks counted from 0 and steps from 1, such as --record 3:120")
+            raise ConfigError(
+                f"--record {shown(text)}: expected RANK:STEP, ranks counted from 0 and steps from 1, such as "
+                "--record 3:120"
+            )
         return Wish(int(found[1]), int(found[2]))
 
     def require(self, num_ranks: int, num_steps: int) -> None:
         """Raise ConfigError if there is no such rank or step."""
         if self.rank >= num_ranks:
-            raise ConfigError(f"--record {self.rank}:{self.step}: found {num_ranks} ranks, the last is {num_ranks - 1}; name one of them")
+            raise ConfigError(
+                f"--record {self.rank}:{self.step}: found {num_ranks} ranks, the last is {num_ranks - 1}; "
+                "name one of them"
+            )
         if self.step > num_steps:
-            raise ConfigError(f"--record {self.rank}:{self.step}: run.steps = {num_steps}; name a step up to that, or raise run.steps")
+            raise ConfigError(
+                f"--record {self.rank}:{self.step}: run.steps = {num_steps}; name a step up to that, or "
+                "raise run.steps"
+            )
 
     def require_open(self, step: int, folder: Path) -> None:
-        """Raise ConfigError if a run that goes on after `step` is past this one; not if it is recorded: jobs start one command again."""
+        """Raise ConfigError if a run that goes on after `step` is past this one; not if it is recorded.
+
+        Jobs start one command again.
+        """
         if self.step <= step and not self.path_in(folder).exists():
-            raise ConfigError(f"--record {self.rank}:{self.step}: the run goes on after step {step}; name a later step, or another run.dir")
+            raise ConfigError(
+                f"--record {self.rank}:{self.step}: the run goes on after step {step}; name a later step, or "
+                "another run.dir"
+            )
 
     def path_in(self, folder: Path) -> Path:
         """Return where the recording goes."""

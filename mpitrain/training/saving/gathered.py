@@ -1,7 +1,7 @@
 """The state of several ranks in one of them, which writes one file for all (run.shards = "node" or "one").
 
-What each rank counts are boxes of arrays; the first rank of a group is sent those of the others, and puts together what makes a whole
-array, so that a file of all ranks has each array in one piece.
+What each rank counts are boxes of arrays; the first rank of a group is sent those of the others,
+and puts together what makes a whole array, so that a file of all ranks has each array in one piece.
 """
 
 import math
@@ -27,19 +27,26 @@ class Header(NamedTuple):
 
 
 class Gathered:
-    """What a group of ranks counts of weights and moments, in host memory of its first rank, as it was when it was last taken.
+    """What a group of ranks counts of weights and moments, in host memory of its first rank, as it
+    was when it was last taken.
 
     snapshot: what this rank counts; not copied, or else it would be in memory twice.
     num_bytes: that this rank writes; none but on the first.  own_bytes: what this rank gives.
     """
 
     def __init__(self, snapshot: Snapshot, group: Group):
-        self._snapshot, self._group, self.own_bytes = snapshot, group, snapshot.own_bytes
-        headers = [Header(name, array.dtype, array.shape, extent) for name, array, extent in _boxes(snapshot.parts())]
+        self._snapshot = snapshot
+        self._group = group
+        self.own_bytes = snapshot.own_bytes
+        headers = [
+            Header(name, array.dtype, array.shape, extent) for name, array, extent in _boxes(snapshot.parts())
+        ]
         self._headers = group.gather("what its ranks have to save", headers) or []
         self._parts = _memory([header for each in self._headers for header in each])
         self.num_bytes = sum(array.nbytes for parts in self._parts.values() for array, _ in parts)
-        self._largest = max((math.prod(h.shape) * h.dtype.itemsize for each in self._headers[1:] for h in each), default=0)
+        self._largest = max(
+            (math.prod(h.shape) * h.dtype.itemsize for each in self._headers[1:] for h in each), default=0
+        )
 
     def take(self) -> None:
         """Have everything as it is now. Collective over the group; training stands still."""
@@ -58,13 +65,19 @@ class Gathered:
                 self._target(name, shape, extent)[...] = array
 
     def parts(self) -> Parts:
-        """Return what was taken, as checkpoint.save takes it, in the memory of this object; nothing but on the first rank."""
+        """Return what was taken, as checkpoint.save takes it, in the memory of this object.
+
+        Nothing but on the first rank.
+        """
         return self._parts
 
     @property
     def told(self) -> str:
         """Say what this rank holds."""
-        return f"{self.num_bytes / 1e6:.2f} MB are what rank 0 holds to save {self._group.size} ranks in one file (run.shards)"
+        return (
+            f"{self.num_bytes / 1e6:.2f} MB are what rank 0 holds to save {self._group.size} ranks in one "
+            "file (run.shards)"
+        )
 
     def _target(self, name: str, shape: tuple[int, ...], extent: Extent) -> np.ndarray:
         box = _box(shape, extent)
@@ -84,13 +97,17 @@ def _box(shape: tuple[int, ...], extent: Extent) -> Box:
 
 
 def _memory(headers: list[Header]) -> Parts:
-    """Return uninitialised memory for these boxes: in one piece for what makes a whole array, else for each box."""
+    """Return uninitialised memory for these boxes.
+
+    In one piece for what makes a whole array, else for each box.
+    """
     by_name = defaultdict(list)
     for header in headers:
         by_name[header.name].append(header)
     parts = {}
     for name, each in by_name.items():
-        dtype, shape = each[0].dtype, each[0].extent.global_shape
+        dtype = each[0].dtype
+        shape = each[0].extent.global_shape
         if sum(math.prod(header.shape) for header in each) == whole(shape).size:
             parts[name] = [(np.empty(shape, dtype), Extent(shape, whole(shape).start))]
         else:

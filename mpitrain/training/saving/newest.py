@@ -1,4 +1,6 @@
-"""The checkpoint that a run goes on from: the newest one that is whole, of which each rank verifies a part."""
+"""The checkpoint that a run goes on from: the newest one that is whole, of which each rank verifies
+a part.
+"""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -12,9 +14,12 @@ VERIFYING = "verifying the newest checkpoint"
 
 
 class Newest(NamedTuple):
-    """The checkpoint to go on from: its step, 0 if there is none, and digests of the tokens it was trained on and of experts.replay.
+    """The checkpoint to go on from.
 
-    routing: empty if nothing was replayed, and in older ones.  damaged: later steps, which were passed over.
+    Its step, 0 if there is none, and digests of the tokens it was trained on and of experts.replay.
+
+    routing: empty if nothing was replayed, and in older ones.
+    damaged: later steps, which were passed over.
     """
 
     step: int = 0
@@ -34,11 +39,15 @@ def newest_whole(
 ) -> Newest:
     """Return the newest step in `folder` that no rank finds damaged. Collective over all ranks.
 
-    share: of the chunks of a step that are read, taken by chance, by some rank each.  needs: arrays that it must have, with dtypes and
-    shapes.  warn: told why a step is passed over, on every rank.  each: called with what is read next.  among: tells which steps count.
-    Raises CheckpointError, alike on all ranks, where there are steps and none can be used.
+    share: of the chunks of a step that are read, taken by chance, by some rank each.
+    needs: arrays that it must have, with dtypes and shapes.
+    warn: told why a step is passed over, on every rank.
+    each: called with what is read next.
+    among: tells which steps count. Raises CheckpointError, alike on all ranks, where there are
+    steps and none can be used.
     """
-    from mpitrain.checkpoint import load  # with it comes h5py: most of what is refused is refused before
+    # with it comes h5py: most of what is refused is refused before
+    from mpitrain.checkpoint import load
     from mpitrain.checkpoint.folders import find, step_of
     from mpitrain.checkpoint.verify import Part
 
@@ -46,10 +55,12 @@ def newest_whole(
         return secrets.token_hex(8), [path for step, path in find(folder).items() if among(step)]
 
     seed, committed = world.on_first_rank("looking for checkpoints", look)
-    part, damaged = Part(share, world.rank, world.size, seed), list[int]()
+    part = Part(share, world.rank, world.size, seed)
+    damaged = list[int]()
 
     def judge(path: Path) -> Newest:
-        found, damage = Newest(), None
+        found = Newest()
+        damage = None
         try:
             step, meta = load.verified(path, part, needs, each)
             found = Newest(step, meta["data"], meta.get("routing", ""))

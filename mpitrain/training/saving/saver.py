@@ -1,12 +1,17 @@
-"""Saving while training goes on: what threads write beside the steps, and the step at which all ranks know that it is saved.
+"""Saving while training goes on.
 
-    after step 40    a snapshot in host memory; a thread of each rank that has a shard writes, hashes and syncs it
-    during step 42   rank 1, the last one, is done
-    after step 43    all ranks know: each told, as the step began, how far it was; a thread of rank 0 commits, and removes what isn't kept
-    after step 44    all ranks know that step 40 is saved, and the line of step 44 says so
+What threads write beside the steps, and the step at which all ranks know that it is saved.
 
-How far a rank is travels with the totals of the step (actor/step_totals.py): all change their mind after the same step, and nobody waits.
-Who has to, for the end, to leave, or to save again, does so in finish(), and the place of the rank says for whose disk.
+    after step 40   a snapshot in host memory; a thread of each rank that has a shard writes, hashes
+                    and syncs it
+    during step 42  rank 1, the last one, is done
+    after step 43   all ranks know: each told, as the step began, how far it was; a thread of rank 0
+                    commits, and removes what isn't kept
+    after step 44   all ranks know that step 40 is saved, and the line of step 44 says so
+
+How far a rank is travels with the totals of the step (actor/step_totals.py): all change their mind
+after the same step, and nobody waits. Who has to, for the end, to leave, or to save again, does so
+in finish(), and the place of the rank says for whose disk.
 """
 
 import socket
@@ -53,18 +58,31 @@ class Sick(CheckpointError):
 
 
 class Task:
-    """Something a thread of this rank does, while `place` tells it beside what the rank does itself; the rank, if it can have no thread.
+    """Something a thread of this rank does, while `place` tells it beside what the rank does itself.
 
-    over: is set at the end.  what: it does now.  failed: why it could not be done, if the system or the weights (`sick`) are why.
+    The rank, if it can have no thread.
+
+    over: is set at the end.
+    what: it does now.
+    failed: why it could not be done, if the system or the weights (`sick`) are why.
     """
 
     def __init__(self, place: Place, what: str, action: Callable[[Callable[[str], None]], Any]):
-        self.over, self.what, self.failed, self.sick, self.result = threading.Event(), what, "", False, None
-        self._place, self._action, self._error = place, action, None
+        self.over = threading.Event()
+        self.what = what
+        self.failed = ""
+        self.sick = False
+        self.result = None
+        self._place = place
+        self._action = action
+        self._error = None
         try:
             threading.Thread(target=self._run, name="mpitrain-save", daemon=True).start()
         except RuntimeError:
-            sys.stderr.write(f"mpitrain: {place.who}: no thread can be started, {what} in the foreground: steps wait; {no_more()}\n")
+            sys.stderr.write(
+                f"mpitrain: {place.who}: no thread can be started, {what} in the foreground: steps wait; "
+                f"{no_more()}\n"
+            )
             with place.at("save", what, BUSY):
                 self._run()
 
@@ -83,8 +101,10 @@ class Task:
             self._note(self.what)
             self.result = self._action(self._note)
         except CheckpointError as error:
-            self.failed, self.sick = error.args[0], isinstance(error, Sick)
-        except BaseException as error:  # to be raised where it ends the job: a thread that ends is missed by nobody
+            self.failed = error.args[0]
+            self.sick = isinstance(error, Sick)
+        except BaseException as error:
+            # to be raised where it ends the job: a thread that ends is missed by nobody
             self._error = error
         finally:
             self._place.beside = ""
@@ -98,8 +118,11 @@ class Task:
 class Outcome:
     """How the save of a step went. reason: why it isn't saved, else "".  sick: it isn't worth it.
 
-    removed: earlier steps that are not kept.  kept: why some of them could not be removed.
-    stall_s: training stood still for the snapshot.  took_s: from there to the commit.  waited_s: training had to wait for it later.
+    removed: earlier steps that are not kept.
+    kept: why some of them could not be removed.
+    stall_s: training stood still for the snapshot.
+    took_s: from there to the commit.
+    waited_s: training had to wait for it later.
     """
 
     step: int
@@ -114,7 +137,11 @@ class Outcome:
     def line(self) -> dict:
         """Return it for metrics.jsonl."""
         told = {"step": self.step, "took_s": self.took_s, "stall_s": self.stall_s, "waited_s": self.waited_s}
-        return told | ({"removed": self.removed} if self.removed else {}) | ({"not_saved": self.reason} if self.reason else {})
+        return (
+            told
+            | ({"removed": self.removed} if self.removed else {})
+            | ({"not_saved": self.reason} if self.reason else {})
+        )
 
 
 @dataclass
@@ -130,12 +157,18 @@ class _Save:
     waited_s: float = 0.0
 
 
-def saver_of(actor: Actor, world: World, place: Place, rundir: RunDir, newest: Newest, say: Callable[[str], None]) -> "Saver":
-    """Return what saves an actor: a shard from each rank that is the first to have its part of a domain's state, or of a group of ranks.
+def saver_of(
+    actor: Actor, world: World, place: Place, rundir: RunDir, newest: Newest, say: Callable[[str], None]
+) -> "Saver":
+    """Return what saves an actor.
+
+    A shard from each rank that is the first to have its part of a domain's state, or of a group of
+    ranks.
 
     newest: what to go on from.  say: prints a line on the first rank.  Collective over all ranks.
     """
-    run, mesh = actor.plan.config.run, actor.mesh
+    run = actor.plan.config.run
+    mesh = actor.mesh
     if run.shards == "rank":
         me = (mesh["model"].rank, mesh["data"].rank) if state_io.has_a_shard(actor) else None
         snapshot = Snapshot(actor, copied=run.save == "background")
@@ -143,21 +176,47 @@ def saver_of(actor: Actor, world: World, place: Place, rundir: RunDir, newest: N
         snapshot = Gathered(Snapshot(actor, copied=False), group_of(world, run.shards))
         me = (world.rank,) if snapshot.num_bytes else None
     back = run.save_every if actor.plan.config.spikes.do == "rollback" else 0
-    retention = Retention(rundir.checkpoints, Policy(run.keep, run.keep_every, run.keep_best, back), {*newest.damaged})
-    writer = {"layout": str(mesh.grid), "ranks": world.size, "nodes": world.num_nodes, "MPI": library.name(), **preflight.code()}
+    retention = Retention(
+        rundir.checkpoints, Policy(run.keep, run.keep_every, run.keep_best, back), {*newest.damaged}
+    )
+    writer = {
+        "layout": str(mesh.grid),
+        "ranks": world.size,
+        "nodes": world.num_nodes,
+        "MPI": library.name(),
+        **preflight.code(),
+    }
     about = About(to_toml(actor.plan.config), writer)
-    patience_s = Limit(actor.plan.config.comm.timeout_s).seconds  # as at first: steps say nothing of disks
+    # as at first: steps say nothing of disks
+    patience_s = Limit(actor.plan.config.comm.timeout_s).seconds
     background = run.save == "background"
-    return Saver(world, place, snapshot, retention, rundir.sync_metrics, about, me, newest.step, background, patience_s, run.staging, say)
+    return Saver(
+        world,
+        place,
+        snapshot,
+        retention,
+        rundir.sync_metrics,
+        about,
+        me,
+        newest.step,
+        background,
+        patience_s,
+        run.staging,
+        say,
+    )
 
 
 class Saver:
     """Saves steps of a run. Every call is collective over all ranks.
 
-    sync: called before a step is committed.  me: what sorts the ranks that write; None of one that has nothing to write.
-    background: training goes on beside.  patience_s: for which a rank may do one thing while it saves.
-    staging: a directory of this node to write to first.  last: how the last save went.  newest: the step that can be gone back to, 0 if
-    there is none.  most_bytes: that one rank writes.
+    sync: called before a step is committed.
+    me: what sorts the ranks that write; None of one that has nothing to write.
+    background: training goes on beside.
+    patience_s: for which a rank may do one thing while it saves.
+    staging: a directory of this node to write to first.
+    last: how the last save went.
+    newest: the step that can be gone back to, 0 if there is none.
+    most_bytes: that one rank writes.
     """
 
     def __init__(
@@ -175,18 +234,31 @@ class Saver:
         staging: str,
         say: Callable[[str], None],
     ):
-        self._world, self._place, self._snapshot, self._retention, self.newest = world, place, snapshot, retention, newest
-        self._folder, self._sync, self._about, self._say, self._over = retention.folder, sync, about, say, list[Outcome]()
-        self._background, self._patience_s = background, patience_s
+        self._world = world
+        self._place = place
+        self._snapshot = snapshot
+        self._retention = retention
+        self.newest = newest
+        self._folder = retention.folder
+        self._sync = sync
+        self._about = about
+        self._say = say
+        self._over = list[Outcome]()
+        self._background = background
+        self._patience_s = patience_s
         self._save: _Save | None = None
         self._task: Task | None = None
-        self.last, place.saved = Outcome(newest), newest
+        self.last = Outcome(newest)
+        place.saved = newest
         every = world.all_gather("who writes a shard", (me, snapshot.num_bytes))
         writers = sorted(each for each, _ in every if each)
-        self._number, self._num_shards = writers.index(me) if me else None, len(writers)
+        self._number = writers.index(me) if me else None
+        self._num_shards = len(writers)
         sizes = [num_bytes for _, num_bytes in every]
-        self._num_bytes, self.most_bytes = sum(sizes), max(sizes)
-        run = preflight.digest(str(self._folder.absolute()))  # the next one writes over what a killed one has left
+        self._num_bytes = sum(sizes)
+        self.most_bytes = max(sizes)
+        # the next one writes over what a killed one has left
+        run = preflight.digest(str(self._folder.absolute()))
         self._staging = Path(staging) / f"mpitrain-{run}-{self._number}.h5" if staging and me else None
 
     @property
@@ -205,11 +277,17 @@ class Saver:
         return self._snapshot.told if isinstance(self._snapshot, Gathered) else ""
 
     def start(self, step: int, meta: dict) -> None:
-        """Take a snapshot, and have it written; without copies, wait until it is. What was under way is waited for first."""
+        """Take a snapshot, and have it written; without copies, wait until it is.
+
+        What was under way is waited for first.
+        """
         self.finish()
         if self.last.waited_s > SLOW_S and self._background:
             last = self.last
-            self._say(f"step {step} waited {last.waited_s:.1f} s until step {last.step} was saved, which took {last.took_s:.1f} s")
+            self._say(
+                f"step {step} waited {last.waited_s:.1f} s until step {last.step} was saved, which took "
+                f"{last.took_s:.1f} s"
+            )
         with self._place.at("save", f"making the folder of step {step}", BUSY):
             reason = self._world.from_first_rank("making the folder", lambda: self._begin(step))
         if reason:
@@ -229,13 +307,17 @@ class Saver:
         self._retention.damaged.update(damaged)
 
     def refuse(self, step: int, reason: str) -> None:
-        """Take note that a step isn't worth saving. What was under way is waited for first: its outcome is the earlier one."""
+        """Take note that a step isn't worth saving.
+
+        What was under way is waited for first: its outcome is the earlier one.
+        """
         self.finish()
         self._tell(Outcome(step, reason, sick=True))
 
     def lines(self) -> dict:
         """Return how saves went that are over since the last call, for a line of metrics.jsonl."""
-        over, self._over = self._over, []
+        over = self._over
+        self._over = []
         return {"saves": [outcome.line() for outcome in over]} if over else {}
 
     def advance(self, number: int) -> None:
@@ -248,14 +330,18 @@ class Saver:
             removed, kept = self._task.result if self._task else ((), "")
             self._end(removed=tuple(removed), kept=kept)
         else:
-            self._save.committing, self._task = True, None
+            self._save.committing = True
+            self._task = None
             if self._world.rank == 0:
                 with self.patiently():
                     self._task = Task(self._place, f"committing step {self._save.step}", self._commit)
 
     @contextmanager
     def patiently(self) -> Iterator[None]:
-        """Let this rank stay longer where it is in the block: one sync of a slow disk may take minutes. All ranks come here."""
+        """Let this rank stay longer where it is in the block: one sync of a slow disk may take minutes.
+
+        All ranks come here.
+        """
         limit_s = self._place.limit_s
         self._place.name(self._place.who, max(limit_s, self._patience_s))
         yield
@@ -268,7 +354,8 @@ class Saver:
                 self._finish()
 
     def _finish(self) -> None:
-        begin, waited_for = time.monotonic(), self._save
+        begin = time.monotonic()
+        waited_for = self._save
         while self._save is not None:
             with self._place.at("save", f"waiting until step {self._save.step} is saved", WORKING):
                 self._wait_here()
@@ -290,7 +377,11 @@ class Saver:
         each("syncing metrics.jsonl")
         self._sync()
         with saving(self._folder):
-            here = {"host": socket.gethostname(), "user": user(), "time": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+            here = {
+                "host": socket.gethostname(),
+                "user": user(),
+                "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            }
             about = replace(self._about, writer={**self._about.writer, "shards": self._num_shards, **here})
             save.commit(self._save.tmp, self._save.meta, self._num_shards, each, about)
         self._place.saved = self._save.step
@@ -310,8 +401,11 @@ class Saver:
         return ""
 
     def _wait_here(self) -> None:
-        """Wait for the thread of this rank, as long as it does one thing after the other within the limit of a place."""
-        task, seen = self._task, ""
+        """Wait for the thread of this rank, as long as it does one thing after the other within the
+        limit of a place.
+        """
+        task = self._task
+        seen = ""
         while task is not None and not task.over.wait(LOOK_S):
             if task.what != seen:
                 seen = task.what
@@ -328,7 +422,9 @@ class Saver:
         self._end(reason=reason if sick or self._world.size == 1 else f"rank {rank}: {reason}", sick=sick)
 
     def _end(self, **found: Any) -> None:
-        over, self._save, self._task = self._save, None, None
+        over = self._save
+        self._save = None
+        self._task = None
         times = {"stall_s": over.stall_s, "took_s": time.monotonic() - over.begun, "waited_s": over.waited_s}
         self._tell(Outcome(over.step, **found, **times))
 
@@ -337,7 +433,11 @@ class Saver:
         self.last = outcome
         self.newest = self._place.saved = self.newest if outcome.reason else outcome.step
         if outcome.reason:
-            newest = f"the newest checkpoint is of step {self.newest}" if self.newest else "there is no checkpoint yet"
+            newest = (
+                f"the newest checkpoint is of step {self.newest}"
+                if self.newest
+                else "there is no checkpoint yet"
+            )
             self._say(f"step {outcome.step} is not saved: {outcome.reason}; {newest}")
         elif outcome.kept:
             self._say(f"step {outcome.step} is saved, but earlier ones were not removed: {outcome.kept}")

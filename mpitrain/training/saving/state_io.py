@@ -23,22 +23,31 @@ AT_ONCE = 1 << 20  # elements that are looked at together: a thread that looks n
 
 
 def has_a_shard(actor: Actor) -> bool:
-    """Tell whether this rank is the first of those that have its part of a domain's state: then it writes that part."""
+    """Tell whether this rank is the first of those that have its part of a domain's state.
+
+    Then it writes that part.
+    """
     return any(sharding.first for sharding in actor.shardings.values())
 
 
 class Snapshot:
     """What this rank counts of an actor's weights and moments, as it was when it was last taken.
 
-    copied: into host memory of this object's own, which every snapshot uses again; else it is good until the next update.
-    num_bytes, own_bytes: of all of it.
+    copied: into host memory of this object's own, which every snapshot uses again; else it is good
+    until the next update. num_bytes, own_bytes: of all of it.
     """
 
     def __init__(self, actor: Actor, copied: bool):
         streams = streams_of(actor.site.device)
-        self._actor, self._compute, self.copied = actor, streams.compute, copied
+        self._actor = actor
+        self._compute = streams.compute
+        self.copied = copied
         live = self._live()
-        self._copies = [(what, piece, streams.on_host(len(x), x.dtype).zero_()) for what, piece, x in live] if copied else []
+        self._copies = (
+            [(what, piece, streams.on_host(len(x), x.dtype).zero_()) for what, piece, x in live]
+            if copied
+            else []
+        )
         self.num_bytes = self.own_bytes = sum(x.nbytes for _, _, x in live)
 
     def take(self) -> None:
@@ -53,7 +62,9 @@ class Snapshot:
         return _parts(self._copies)
 
     def parts(self) -> Parts:
-        """Return what was taken, as checkpoint.save takes it, in the memory of this object or of the actor."""
+        """Return what was taken, as checkpoint.save takes it, in the memory of this object or of
+        the actor.
+        """
         return self._of_copies if self.copied else _parts(self._live())
 
     def _live(self) -> list[Held]:
@@ -71,7 +82,10 @@ def _parts(held: Sequence[Held]) -> Parts:
 
 
 def read(saved: Checkpoint, actor: Actor) -> None:
-    """Read this rank's part of weights and moments, and the loss scale. Raises CheckpointError for what isn't there."""
+    """Read this rank's part of weights and moments, and the loss scale.
+
+    Raises CheckpointError for what isn't there.
+    """
     for name, spec, box, x in _state(actor, actor.gradients.pieces):
         saved.require({name: (to_array(x).dtype, spec.whole)})
         where = tuple(slice(begin, begin + length) for begin, length in zip(_offset(spec, box), box.shape))
@@ -100,7 +114,9 @@ def _tensors(actor: Actor, pieces: Sequence[Piece]) -> Iterator[Held]:
 
 
 def _state(actor: Actor, pieces: Sequence[Piece]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
-    """Yield (name in the checkpoint, parameter, box of its box here, flat tensor) of weights and moments, box by box."""
+    """Yield (name in the checkpoint, parameter, box of its box here, flat tensor) of weights and
+    moments, box by box.
+    """
     for what, piece, x in _tensors(actor, pieces):
         for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
             yield f"{what}/{piece.spec.name}", piece.spec, box, x[here]

@@ -1,4 +1,6 @@
-"""Every Python that run.py starts, ranks and what they start included, begins with the kernels of the device that isn't there."""
+"""Every Python that run.py starts, ranks and what they start included, begins with the kernels of
+the device that isn't there.
+"""
 
 import os
 import sys
