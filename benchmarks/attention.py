@@ -13,6 +13,7 @@ layer keeps them, the last column has its time with those.
 import argparse
 import statistics
 import time
+from functools import partial
 
 import torch
 
@@ -41,11 +42,11 @@ def row(dtype: torch.dtype, heads: int, kv_heads: int, width: int, length: int, 
     q, grad = (torch.randn(1, length, heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
     k, v = (torch.randn(1, length, kv_heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
-    there = lambda: by_blocks.attend(q, k, v)
-    back = lambda: by_blocks.attend_backward(grad, q, k, v)
+    there = partial(by_blocks.attend, q, k, v)
+    back = partial(by_blocks.attend_backward, grad, q, k, v)
     if dtype == torch.float32 and mkl_is_slow():
-        there = lambda: by_onednn.attend(q, k, v, True)  # noqa: E731
-        back = lambda: by_onednn.attend_backward(grad, q, k, v, out, lse, True)  # noqa: E731
+        there = partial(by_onednn.attend, q, k, v, True)
+        back = partial(by_onednn.attend_backward, grad, q, k, v, out, lse, True)
     forward = timed(
         turns, there, lambda: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
     )

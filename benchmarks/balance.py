@@ -62,7 +62,8 @@ def main() -> None:
         found = [line["load_cv"] for line in lines if line["step"]]
         last = found[-LAST:]
         print(
-            f"{name:<12}{found[0]:>8.2f}{found[len(found) // 2]:>8.2f}{sum(last) / len(last):>8.2f}{max(last):>8.2f}{lines[-1]['val_loss']:>10.3f}",
+            f"{name:<12}{found[0]:>8.2f}{found[len(found) // 2]:>8.2f}"
+            f"{sum(last) / len(last):>8.2f}{max(last):>8.2f}{lines[-1]['val_loss']:>10.3f}",
             flush=True,
         )
 

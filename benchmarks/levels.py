@@ -27,11 +27,11 @@ from pathlib import Path
 
 MEASURED = """Two hosts of 4 ranks on two cores, 1 Gbit/s, MPICH 5.0.2:
 
-    operation    one level: ms    MB over the link    two levels: ms    MB over the link    MB counted    ratio
-    all_reduce              284               33.6                88                8.41          8.39      3.2
-    reduce_scatter          138               16.8                46                4.21          4.19      3.0
-    all_gather              135               16.8                35                4.21          4.19      3.8
-    broadcast                68                8.4                74                8.40          8.39      0.9
+    operation       one level: ms  MB over the link  two levels: ms  MB over the link  MB counted  ratio
+    all_reduce                284              33.6              88              8.41        8.39    3.2
+    reduce_scatter            138              16.8              46              4.21        4.19    3.0
+    all_gather                135              16.8              35              4.21        4.19    3.8
+    broadcast                  68               8.4              74              8.40        8.39    0.9
 """
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 MIB = 8

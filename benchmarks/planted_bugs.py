@@ -229,7 +229,7 @@ BUGS = [
     ("mpitrain/cli.py", "if (launch is None or launch.rank == 0) and (", "if (launch is None or launch.rank >= 0) and ("),
     ("mpitrain/cluster/allocation.py", "if said.left_s >= YEAR_10000 - time.time():", "if False:"),
     ("mpitrain/cluster/allocation.py", "return End(now() + seconds, source)", "return End(time.time() + seconds, source)"),
-    ("mpitrain/cluster/allocation.py", "or not _sees_all_processes():", "or True:"),
+    ("mpitrain/cluster/allocation.py", "or not _sees_all_processes()\n    ):", "or True\n    ):"),
     ("mpitrain/cluster/allocation.py", 'rf"^{re.escape(job)} (.+)$"', 'r"^\\d+ (.+)$"'),
     ("mpitrain/cluster/board.py", "if crc32(content[_CHECKSUM.size : end]) == checksum else None", "if True else None"),
     ("mpitrain/cluster/guard.py", "at_once = self.num_asked > 2 or (", "at_once = False or ("),
@@ -244,7 +244,7 @@ BUGS = [
     ("mpitrain/cluster/shared_memory.py", "if path.name not in mapped)", "if path.name)"),
     ("mpitrain/cluster/streams.py", "while (spare := os.open(os.devnull, os.O_RDWR)) < 3:", "while (spare := os.open(os.devnull, os.O_RDWR)) < 0:"),
     ("mpitrain/cluster/threads.py", "return numbers[0]", "return 1"),
-    ("mpitrain/cluster/watchdog.py", "if where.state in (ABSENT, LEFT) or rank.number in self.gave_up or (", "if where.state in (ABSENT, LEFT) or ("),
+    ("mpitrain/cluster/watchdog.py", "or rank.number in self.gave_up\n", "\n"),
     ("mpitrain/cluster/behind.py", "bool(self.where.owing) if self.where.waits_for else", "bool(self.where.waits_for) or"),
     ("mpitrain/cluster/behind.py", "free = [rank for rank in free if rank.where.rank in awaited] or free", "free = list(free)"),
     ("mpitrain/cluster/limit.py", "if self._num_steps > 1:", "if True:"),
@@ -260,7 +260,7 @@ BUGS = [
     ("mpitrain/commands/inspect.py", "if rank >= num_ranks:", "if rank > num_ranks:"),
     ("mpitrain/commands/verify.py", "return FAILED if differences else DONE", "return DONE"),
     ("mpitrain/commands/waiting.py", "if self._timer is not None and console.is_interactive:", "if self._timer is not None:"),
-    ("mpitrain/commands/schedule/cells.py", "top, bottom = rank - height / 2, rank + height / 2", "top, bottom = rank - height, rank + height"),
+    ("mpitrain/commands/schedule/cells.py", "top = rank - height / 2", "top = rank - height"),
     ("mpitrain/commands/schedule/command.py", "if len(words) != len(UNIT_TIMES):", "if len(words) > len(UNIT_TIMES):"),
     ("mpitrain/commands/schedule/comparison.py", "return played.timeline.makespan, max(played.peak_stashes)", "return max(played.peak_stashes), played.timeline.makespan"),
     ("mpitrain/commands/schedule/frame.py", "if needed + margins > WIDEST:", "if False:"),
@@ -280,7 +280,7 @@ BUGS = [
     ("mpitrain/data/split.py", "max(int(count * val_fraction), window)", "int(count * val_fraction)"),
     ("mpitrain/data/tokenizer_file.py", "self.vocab = max(ids.values()) + 1", "self.vocab = len(ids)"),
     ("mpitrain/data/tokens.py", "if largest >= below:", "if largest > below:"),
-    ("mpitrain/data/tokens.py", "opened.fileno()).st_size, count * dtype.itemsize", "opened.fileno()).st_size, count"),
+    ("mpitrain/data/tokens.py", "needed = count * dtype.itemsize", "needed = count"),
     # ------------------------------------------------------------ layout
     ("mpitrain/layout/activations.py", "return self._inner(segment, self.blocks) if self.offloaded else 0", "return 0"),
     ("mpitrain/layout/attention.py", '"kv_rank": 4 * width', '"kv_rank": 2 * width'),
@@ -341,12 +341,12 @@ BUGS = [
     ("mpitrain/model/layers/embedding_and_head.py", "return sizes.positions * 10 + sizes.normed", "return sizes.normed"),
     ("mpitrain/model/layers/feed_forward.py", "return product_flops(self.parameters())", "return 0"),
     ("mpitrain/model/linear.py", "total += product(grad, parameter.data.t())", "total = product(grad, parameter.data.t())"),
-    ("mpitrain/model/linear.py", "if x.dtype != torch.float32 or not x.is_cpu", "if x.dtype == torch.bfloat16 or not x.is_cpu"),
+    ("mpitrain/model/linear.py", "if (\n        x.dtype != torch.float32\n", "if (\n        x.dtype == torch.bfloat16\n"),
     ("mpitrain/model/linear.py", " or not (weight.is_contiguous() or weight.t().is_contiguous())", ""),
     ("mpitrain/model/linear.py", "_add(some, product(part.t(), b.t()), first)", "_add(some, product(part.t(), b.t()), True)"),
     ("mpitrain/model/linear.py", "total.addmm_(a.t(), b, beta=0 if first else 1)", "total.addmm_(a.t(), b, beta=1)"),
     ("mpitrain/model/linear.py", "add_product(total, a.to(total.dtype), b.to(total.dtype), first=first)", "add_product(total, a.to(total.dtype), b.to(total.dtype))"),
-    ("mpitrain/parallel/zero/parameters.py", "first, self._stale = self._stale, False", "first = self._stale"),
+    ("mpitrain/parallel/zero/parameters.py", "first = self._stale\n        self._stale = False", "first = self._stale"),
     ("mpitrain/parallel/zero/shards.py", "parameter.settle()", "pass"),
     ("mpitrain/parallel/zero/shards.py", "in self.layout.gaps()", "in ()"),
     ("mpitrain/model/linear.py", "return mkl_is_slow() and a.numel()", "return a.numel()"),
@@ -387,7 +387,7 @@ BUGS = [
     ("mpitrain/training/expert_loads.py", "return bool(further), int(number)", "return bool(further), number"),
     # ------------------------------------------------------------ optim
     ("mpitrain/optim/adamw.py", '(p.spec.group != "vector") == decays', '(p.spec.group == "vector") == decays'),
-    ("mpitrain/optim/loss_scale.py", "self.value, self.steps = self.value * 2, 0", "self.value, self.steps = self.value * 2, 1"),
+    ("mpitrain/optim/loss_scale.py", "self.value = self.value * 2\n            self.steps = 0", "self.value = self.value * 2\n            self.steps = 1"),
     ("mpitrain/optim/matrices.py", "if part and part.spec.copy == 0 else 0", "if part else 0"),
     ("mpitrain/optim/moments.py", "places(piece.spec, begin, begin + len(weight), weight.device)", "places(piece.spec, 0, len(weight), weight.device)"),
     ("mpitrain/optim/muon.py", "grad.lerp(momentum, beta) if self._settings.nesterov else momentum", "grad.lerp(momentum, beta)"),
@@ -425,18 +425,18 @@ BUGS = [
     ("mpitrain/parallel/context/by_blocks.py", "        sequences = 1  # each", "        pass  # each"),
     ("mpitrain/parallel/context/by_blocks.py", "grads[1].copy_(of_k_BKSC.mul_(scale))", "grads[1].copy_(of_k_BKSC)"),
     ("mpitrain/parallel/context/flash.py", "k_BKSC, v_BKSC, 0.0, causal and visible is None,", "k_BKSC, v_BKSC, 0.0, False,"),
-    ("mpitrain/parallel/context/ring.py", "            source = (axis.rank - turn) % axis.size\n", "            source = (axis.rank + turn) % axis.size\n"),
+    ("mpitrain/parallel/context/ring.py", "source = (axis.rank - turn) % axis.size\n            work.see", "source = (axis.rank + turn) % axis.size\n            work.see"),
     ("mpitrain/parallel/context/ulysses.py", "self._copies = max(1, axis.size // kv_heads)", "self._copies = 1"),
     ("mpitrain/parallel/context/window.py", "(distance < window)", "(distance <= window)"),
     ("mpitrain/parallel/context/window.py", "return -((sinks_H", "return ((sinks_H"),
     ("mpitrain/parallel/zero/host.py", 'if device.type == "meta":', "if False:"),
     ("mpitrain/parallel/zero/initial.py", "self._numbers.random(begin % 4)", "self._numbers.random(0)"),
     ("mpitrain/parallel/zero/normal.py", "ERROR = 2.0**-33", "ERROR = 2.0**-38"),
-    ("mpitrain/parallel/zero/pool.py", "self._program, self._taken = program, 0", "self._program, self._taken = program, self._taken"),
+    ("mpitrain/parallel/zero/pool.py", "self._program = program\n        self._taken = 0", "self._program = program"),
     ("mpitrain/parallel/zero/shards.py", "return self.replicate is None or self.replicate.rank == 0", "return True"),
-    ("mpitrain/parallel/zero/tree.py", "total, level = earlier, level + 1", "total, level = total, level + 1"),
+    ("mpitrain/parallel/zero/tree.py", "total = earlier\n            level = level + 1", "level = level + 1"),
     # ------------------------------------------------------------ training
-    ("mpitrain/training/console.py", "rank == 0, steps", "True, steps"),
+    ("mpitrain/training/console.py", "self.speaks = rank == 0", "self.speaks = True"),
     ("mpitrain/training/machine/device.py", 'if config.run.device == "cpu":', "if False:"),
     ("mpitrain/training/machine/device.py", "tuple(rank for rank, gpu in taken.items() if gpu == mine)", "(world.rank,)"),
     ("mpitrain/training/machine/gpus.py", "min(seen, key=lambda gpu: taken.get(gpu, 0), default=None)", "next(iter(seen), None)"),
@@ -573,6 +573,21 @@ def finders(output: Path) -> dict[tuple[str, str], str]:
     return {(file, new): found for file, new, found in pairs if found != "nothing"}
 
 
+def place_of(old: str, text: str) -> tuple[int, int]:
+    """Return where code begins and ends in a file, however its lines are broken; it is there once."""
+    tokens = re.findall(r"\w+|[^\w\s]", old)
+    closing = {")", "]", "}"}
+    words = [(r"\s*,?\s*" if token in closing else r"\s*") + re.escape(token) for token in tokens]
+    found = [text.find(old)] if text.count(old) == 1 else []
+    if found:
+        return found[0], found[0] + len(old)
+    found = [match.span() for match in re.finditer("".join(words), text)]
+    if len(found) != 1:
+        raise LookupError(f"{old!r} is there {len(found)} times")
+    begins, ends = found[0]
+    return begins + len(text[begins:ends]) - len(text[begins:ends].lstrip()), ends
+
+
 def main() -> None:
     """Plant one bug after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -592,11 +607,11 @@ def main() -> None:
             path = copy.folder / file
             begin = time.monotonic()
             text = path.read_text(encoding="utf-8")
-            assert text.count(old) == 1, f"{file}: {old!r} is there {text.count(old)} times"
+            begins, ends = place_of(old, text)
             files = copy.asked(file)
             if given.tests:
                 files = [path for name in given.tests.split() for path in sorted((copy.folder / "tests").glob(f"test_{name}.py"))]
-            copy.plant(file, text.replace(old, new))
+            copy.plant(file, text[:begins] + new + text[ends:])
             finder = before.get((file, " ".join(new.split())))
             found = (finder and copy.still_found(finder)) or copy.judge(files, given.all)
             copy.plant(file, text)

@@ -1,22 +1,25 @@
 """The collectives: each is started with one call over one axis and returns a Pending.
 
-    operation       each rank gives          what comes of it                              result of the Pending
-    all_reduce      x [P]                    the sum of all x, in place                    x, on all ranks
-    reduce          x [P], unchanged         the sum of all x                              out [P] on the root, else None
-    reduce_scatter  x [P], unchanged         its part of the sum of all x                  out, its part of [P]
-    all_gather      its part of [P]          all parts in order                            out [P], on all ranks
-    gather          its part of [P]          all parts in order                            out [P] on the root, else None
-    scatter         the root: x [P]          its part of the root's x                      out, its part of [P]
-    broadcast       the root: x [P]          the root's x, in place                        None
-    all_to_all      x, `size` equal parts    part r comes from rank r, and goes to rank r  out, as long as x
-    all_to_all_v    x, parts of any lengths  the same                                      out
-    shift           x [P], unchanged         the x of the rank `distance` before           out [P]
-    barrier         nothing                  complete when every rank has started its own  None
+    operation       each rank gives         what comes of it                   result of the Pending
+    all_reduce      x [P]                   the sum of all x, in place         x, on all ranks
+    reduce          x [P], unchanged        the sum of all x                   out [P] on the root
+    reduce_scatter  x [P], unchanged        its part of the sum of all x       out, its part of [P]
+    all_gather      its part of [P]         all parts in order                 out [P], on all ranks
+    gather          its part of [P]         all parts in order                 out [P] on the root
+    scatter         the root: x [P]         its part of the root's x           out, its part of [P]
+    broadcast       the root: x [P]         the root's x, in place             None
+    all_to_all      x, `size` equal parts   part r comes from rank r, and      out, as long as x
+                                            goes to rank r
+    all_to_all_v    x, parts of any length  the same                           out
+    shift           x [P], unchanged        the x of the rank `distance` back  out [P]
+    barrier         nothing                 every rank has started its own     None
+
+Where a root has the result, it is None elsewhere.
 
 MPI moves bytes; we add. All arithmetic is local, neighbours in pairs, so the bits of a result
 depend neither on the MPI, nor on the transport, nor on timing. Every operation is collective over
-`axis`, and all ranks of the axis start the same operations in the same
-order: by it they are matched, not by when their data is there.
+`axis`, and all ranks of the axis start the same operations in the same order: by it they are
+matched, not by when their data is there.
 
 Buffers belong to the operation until wait(). They are contiguous numpy arrays or torch tensors of
 any length, 0 included, of float and integer dtypes in the byte order of the machine; what is

@@ -5,16 +5,15 @@ Standard library only; it starts nothing.
 Children inherit variables: the shell of a batch script, a notebook, a command that a rank runs. So
 a variable alone says nothing.
 
-    launcher                   rank                  number of ranks       counts while
-    Open MPI's mpirun, jsrun   OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  its session folder is
-                                                                           there
-    MPICH's mpirun, srun with  PMI_RANK              PMI_SIZE              PMI_FD is a socket that
-                                                                           is connected, or
-    PMI, PALS, Flux                                                        another way
-        to the server is named
-    Flux without PMI       FLUX_TASK_RANK  FLUX_JOB_SIZE                       below no flux-broker
-    srun                   SLURM_PROCID    SLURM_STEP_NUM_TASKS, SLURM_NTASKS  SLURM_STEP_ID is a step's that srun made
-    another one with PMIx  PMIX_RANK                                           its session folder is there
+    launcher                   rank                  ranks                 counts while
+    Open MPI's mpirun, jsrun   OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  its session folder is there
+    MPICH's mpirun, srun with  PMI_RANK              PMI_SIZE              PMI_FD is a connected socket,
+    PMI, PALS, Flux                                                        or there is another way to
+                                                                           the server
+    Flux without PMI           FLUX_TASK_RANK        FLUX_JOB_SIZE         below no flux-broker
+    srun                       SLURM_PROCID          SLURM_STEP_NUM_TASKS  SLURM_STEP_ID is of a step
+                                                     SLURM_NTASKS          that srun made
+    another one with PMIx      PMIX_RANK                                   its session folder is there
 
 sbatch sets SLURM_PROCID=0 and SLURM_NTASKS for its script, too, but no SLURM_STEP_ID, unless it was
 called within another job's step. The shell of salloc is a step with a number of its own. No
@@ -52,7 +51,8 @@ COPY = "RANK"
 OF_LAUNCHERS = re.compile("(PMI|PMI2|PMIX|PRTE|OMPI|HYDRA|HYDI|PALS|ALPS|FLUX|JSM|SLURM)_|MPI_LOCAL")
 SETTINGS = re.compile("OMPI_MCA_(?!orte_|ess|pmix|initial_wdir)")
 OF_RANKS = re.compile(
-    "(PMI|PMI2|HYDI|JSM|ALPS)_|PMIX_(?!MCA_)|PALS_.*ID$|MPI_LOCAL|FLUX_TASK_|OMPI_(COMM_WORLD|UNIVERSE|WORLD)_|PRTE_LAUNCHED"
+    "(PMI|PMI2|HYDI|JSM|ALPS)_|PMIX_(?!MCA_)|PALS_.*ID$|MPI_LOCAL|FLUX_TASK_"
+    "|OMPI_(COMM_WORLD|UNIVERSE|WORLD)_|PRTE_LAUNCHED"
 )
 
 

@@ -1,22 +1,27 @@
 """One instruction of a rank's program, and its text form.
 
-    F3@1    forward of microbatch 3 on stage 1                B3@1     whole backward
-    I3@1    backward for inputs                               W3@1     backward for weights
-    B7@1/0  part 0 of a backward that is walked in parts, from the last block to the first; I7@1/0
-            and W7@1/0 likewise
-    F7@1/0  part 0 of a forward that is walked in parts, from the first block to the last: of n
-            parts, F7@1/0 and B7@1/n-1 are
-               the same blocks
-    SEND_F3@1  stage 1 sends its output to the next stage        RECV_F3@1  stage 1 receives its input from the previous one
-    SEND_B3@1  stage 1 sends the gradient of its input back      RECV_B3@1  stage 1 receives the gradient of its output
-    GATHER4@1  start fetching the parameters of bucket 4 of stage 1    RELEASE4@1 drop them
-    SUM2@1     start summing the gradients of bucket 2 of stage 1 over the axis its copies lie on;
-               SUM2@1/0 and SUM2@1/1 of two axes
-    REDUCE2@1  start the gradient reduction of bucket 2 of stage 1     REDUCE2@1/5 of what
-                                                                       microbatch 5 has added to it
-    PAIR       run the next two together, a forward and a backward, or a part of each: what one
-               waits for is hidden behind the other
-    NORM UPDATE SPREAD  global gradient norm; optimiser on the owned shard; send updated parameters
+    F3@1        forward of microbatch 3 on stage 1
+    B3@1        its whole backward
+    I3@1, W3@1  its backward for inputs, and for weights
+    B7@1/0      part 0 of a backward that is walked in parts, from the last block to the first; I7@1/0
+                and W7@1/0 likewise
+    F7@1/0      part 0 of a forward that is walked in parts, from the first block to the last: of n
+                parts, F7@1/0 and B7@1/n-1 are the same blocks
+    SEND_F3@1   stage 1 sends its output to the next stage
+    RECV_F3@1   stage 1 receives its input from the previous one
+    SEND_B3@1   stage 1 sends the gradient of its input back
+    RECV_B3@1   stage 1 receives the gradient of its output
+    GATHER4@1   start fetching the parameters of bucket 4 of stage 1
+    RELEASE4@1  drop them
+    SUM2@1      start summing the gradients of bucket 2 of stage 1 over the axis its copies lie on;
+                SUM2@1/0 and SUM2@1/1 of two axes
+    REDUCE2@1   start the gradient reduction of bucket 2 of stage 1; REDUCE2@1/5 of what microbatch 5
+                has added to it
+    PAIR        run the next two together, a forward and a backward, or a part of each: what one
+                waits for is hidden behind the other
+    NORM        global gradient norm
+    UPDATE      optimiser on the owned shard
+    SPREAD      send updated parameters back
                         back
 
 B is the whole backward, as in PyTorch and DeepSeek-V3; the zero-bubble paper (arXiv:2401.10241)

@@ -1,8 +1,10 @@
 """DualPipe and DualPipeV: two streams of microbatches meet, and the forward of one runs together
 with the backward of the other.
 
-    DualPipe   p ranks, p stages, two copies of them: one goes down the ranks, one up   arXiv:2412.19437 section 3.2.1
-    DualPipeV  p ranks, 2p stages, one copy: the V of ZB-V, the first half of DualPipe   github.com/deepseek-ai/DualPipe
+    DualPipe   p ranks, p stages, two copies of them: one goes down the ranks, one up
+               (arXiv:2412.19437, section 3.2.1)
+    DualPipeV  p ranks, 2p stages, one copy: the V of ZB-V, the first half of DualPipe
+               (github.com/deepseek-ai/DualPipe)
 
 A rank near the ends of DualPipe and its mirror image run the same eight phases; what differs is
 which stream they meet first.

@@ -94,9 +94,11 @@ def test_no_factor_has_gaps(shape, monkeypatch):
     q, k, v, grad = made(shape)
     dense = []
     product = by_onednn.onednn_product
-    noted = lambda x, weight: (
-        dense.append(weight.is_contiguous() or weight.t().is_contiguous()) or product(x, weight)
-    )
+
+    def noted(x, weight):
+        dense.append(weight.is_contiguous() or weight.t().is_contiguous())
+        return product(x, weight)
+
     monkeypatch.setattr(by_onednn, "onednn_product", noted)
     by_onednn.attend_backward(grad, q, k, v, *by_onednn.attend(q, k, v, True), True)
     assert dense and all(dense)

@@ -59,10 +59,12 @@ from mpitrain.cluster.heap import keep_freed_memory
 
 c = ctypes.CDLL(None)
 c.malloc.restype, c.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-c.mallinfo.restype = type("mallinfo", (ctypes.Structure,), {"_fields_": [(str(n), ctypes.c_int) for n in range(10)]})
+fields = {"_fields_": [(str(n), ctypes.c_int) for n in range(10)]}
+c.mallinfo.restype = type("mallinfo", (ctypes.Structure,), fields)
 if sys.argv[1] == "settled":
     keep_freed_memory()
-pieces = [c.malloc(40) for _ in range(1000)]  # the list must live: given back beside 64 KB that are free, it would have them all merged
+# the list must live: given back beside 64 KB that are free, it would have them all merged
+pieces = [c.malloc(40) for _ in range(1000)]
 for piece in pieces:
     c.free(piece)
 print(getattr(c.mallinfo(), "2"))  # smblks, mallinfo(3)

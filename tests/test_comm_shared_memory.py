@@ -37,7 +37,8 @@ for axis, x in ((mesh["tp"], np.ones(4 << 20, np.float32)), (mesh["dp"], lent)):
     assert (x == axis.size).all()
 if world.rank == 0:
     windows = [name for name, axis in mesh.axes.items() if axis.window]
-    print("windows", windows, "lent", len(mesh["dp"]._allocations), "refused", list(mesh.budget.refused), flush=True)
+    refused = list(mesh.budget.refused)
+    print("windows", windows, "lent", len(mesh["dp"]._allocations), "refused", refused, flush=True)
 mesh.free()
 finalize()
 """

@@ -254,7 +254,8 @@ ONLY_BESIDE_RANKS = """
 import os, sys
 if {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"} & {*os.environ}:
     raise ImportError("a rank loads torch")
-sys.path = [path for path in sys.path if os.path.realpath(path) != os.path.realpath(os.path.join(os.path.dirname(__file__), ".."))]
+here = os.path.realpath(os.path.join(os.path.dirname(__file__), ".."))
+sys.path = [path for path in sys.path if os.path.realpath(path) != here]
 del sys.modules["torch"]
 import torch
 """
@@ -270,7 +271,8 @@ whole, (rank, operation, factor) = Rehearsals.recipes, os.environ["PLANTED"].spl
 def recipes(self, *arguments):
     lines = whole(self, *arguments)
     events = decoded(msgspec.json.decode(lines[int(rank)]))
-    at = next(i for i, event in enumerate(events) if isinstance(event, Start) and event.operation == operation)
+    starts = (i for i, event in enumerate(events) if isinstance(event, Start))
+    at = next(i for i in starts if events[i].operation == operation)
     events[at] = events[at]._replace(num_bytes=int(events[at].num_bytes * float(factor)))
     lines[int(rank)] = msgspec.json.encode(encoded(events))
     return lines

@@ -22,7 +22,8 @@ import os
 from launch import MPITRAIN, started, tiny, write_text
 
 def test_a_job_that_runs(tmp_path):
-    with started(2, MPITRAIN, "run", *tiny(tmp_path / "run", write_text(tmp_path / "text.txt"), run_steps=10**6)) as job:
+    given = tiny(tmp_path / "run", write_text(tmp_path / "text.txt"), run_steps=10**6)
+    with started(2, MPITRAIN, "run", *given) as job:
         job.wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), 90)
         print("training", flush=True)
         HOW

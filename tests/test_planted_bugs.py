@@ -1,5 +1,6 @@
 """Every bug of benchmarks/planted_bugs.py can still be planted: what it replaces is in its file, once."""
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -9,18 +10,24 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from planted_bugs import BUGS, FOUND, finders  # noqa: E402
+from planted_bugs import BUGS, FOUND, finders, place_of  # noqa: E402
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new"), BUGS, ids=[f"{number}-{file}" for number, (file, _, _) in enumerate(BUGS)]
 )
 def test_there_is_one_place_for_it(file, old, new):
-    assert (ROOT / file).read_text(encoding="utf-8").count(old) == 1 and new != old
+    text = (ROOT / file).read_text(encoding="utf-8")
+    begins, ends = place_of(old, text)
+    assert new != old
+    ast.parse(text[:begins] + new + text[ends:])
 
 
 def test_each_has_a_test_that_found_it():
-    """benchmarks/planted_bugs.txt is what the study printed: a new bug is to be asked about, and what is gone has no line."""
+    """benchmarks/planted_bugs.txt is what the study printed.
+
+    A new bug is to be asked about, and what is gone has no line.
+    """
     found = finders(FOUND)
     assert found.keys() == {(file, " ".join(new.split())) for file, _, new in BUGS}
     gone = {test for test in found.values() if not (ROOT / "tests" / re.match(r"\w+\.py", test)[0]).exists()}

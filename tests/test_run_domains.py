@@ -16,7 +16,8 @@ from mpitrain.layout.buckets import buckets_of
 from mpitrain.layout.domains import DENSE, DOMAINS, Domain
 
 def buckets(*arguments):
-    return [each._replace(domain=(DENSE, "other")[number % 2]) for number, each in enumerate(buckets_of(*arguments))]
+    found = enumerate(buckets_of(*arguments))
+    return [each._replace(domain=(DENSE, "other")[number % 2]) for number, each in found]
 
 def two_domains(number):
     if commands[number] is not commands[-1]:

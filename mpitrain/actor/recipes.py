@@ -32,7 +32,9 @@ class Rehearsals:
 
     def _started(self) -> subprocess.Popen:
         environment = without_launcher(os.environ)  # it is no rank
-        self._out, self._said = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  read when it has ended
+        # read when it has ended
+        self._out = tempfile.TemporaryFile()  # noqa: SIM115
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
         streams = {"stdin": subprocess.PIPE, "stdout": self._out, "stderr": self._said}
         try:
             return subprocess.Popen([sys.executable, "-P", "-c", REHEARSAL], env=environment, **streams)

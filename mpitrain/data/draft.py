@@ -58,7 +58,8 @@ class GrowingFile:
         self.count = 0
         self.digest = xxhash.xxh3_128()
         new = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        self._file = open(open_regular(self.path, new, OWN), "r+b")  # noqa: SIM115  # closed in close() and cut()
+        # closed in close() and cut()
+        self._file = open(open_regular(self.path, new, OWN), "r+b")  # noqa: SIM115
 
     def take_up(self, count: int, digest: str, below: int, each: Callable[[str], object]) -> bool:
         """Go on after the first `count` elements, all below a limit; return False if the file

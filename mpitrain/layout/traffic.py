@@ -5,12 +5,15 @@ Integers and names only.
 What each rank sends of such a buffer says comm/wire.py. Context parallelism, with c ranks, t = T/c
 positions on each, B sequences, H query heads, K key-value heads of width C, w bytes per number:
 
-    ring, zigzag   forward   c-1 shifts of keys and values                    2 B K t C w  each
-                   backward  c-1 of these, and c-1 of their gradients         2 B K t C max(w, 4)
-    gather         forward   all-gather of keys and values                    2 B K T C w
-                   backward  reduce-scatter of their gradients                the same
-    ulysses  forward  all-to-all of q, k and v; of the output  B (H + 2 K') t C w;  B H t C w
-                   backward  all-to-all of the output's gradient; of theirs  the same, in reverse  K' = max(K, c)
+    ring, zigzag  forward   c-1 shifts of keys and values             2 B K t C w  each
+                  backward  c-1 of these, and c-1 of their gradients  2 B K t C max(w, 4)
+    gather        forward   all-gather of keys and values             2 B K T C w
+                  backward  reduce-scatter of their gradients         the same
+    ulysses       forward   all-to-all of q, k and v                  B (H + 2 K') t C w
+                            all-to-all of the output                  B H t C w
+                  backward  all-to-all of the gradients               the same, in reverse
+
+K' = max(K, c).
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
 """What one computation of a stage holds while it runs: more than what is left when it is over.
 
-    forward of a block   what blocks before have left | what it keeps, even if that is dropped then
-                         | what it works with
-    backward of a group  what blocks before have left | what is recomputed, block by block  | what each block works with
+    forward of a block   what blocks before have left
+                         | what it keeps, even if that is dropped then | what it works with
+    backward of a group  what blocks before have left
+                         | what is recomputed, block by block          | what each block works with
 
 A group is what is recomputed together: one block with memory.recompute = "full", k of them with
 "every-k". In a backward for inputs the factors of weight gradients stay, too.

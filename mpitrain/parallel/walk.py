@@ -18,8 +18,10 @@ leaves them for W.
 Two walks take turns at what they start. Of a forward through experts, and a backward (DeepSeek-V3,
 arXiv:2412.19437, section 3.2.1):
 
-    forward   route, counts |             | rows there |                    | experts, rows back |                | add up, attention
-    backward                | add weights |            | experts, rows back |                    | attention ...  |
+    forward   route, counts |             | rows there |                    | experts, rows back |
+    backward                | add weights |            | experts, rows back |
+    forward                 | add up, attention
+    backward                | attention ...     |
 
 Each travels while the other walk computes; where a walk has something to compute while its own
 operation travels, it lets the other one start its next one first.

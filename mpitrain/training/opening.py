@@ -274,7 +274,10 @@ class _Opening:
                 share = self.config.run.verify
                 folder = self.rundir.checkpoints
                 note = self.notes.append
-                each = lambda what: place.enter("resume", what, BUSY)
+
+                def each(what: str) -> None:
+                    place.enter("resume", what, BUSY)
+
                 newest = newest_whole(world, folder, share, needs, note, each)
                 if self.record:
                     world.on_first_rank(

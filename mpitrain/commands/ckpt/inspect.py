@@ -127,12 +127,14 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
     ]:
         yield f"  model         {', '.join(model)}"
     if "data.source" in settings:
-        yield f"  data          {shown(settings['data.source'])} {named(settings.get('data.path', ''))}, digest {shown(meta['data'])}"
+        data = f"{shown(settings['data.source'])} {named(settings.get('data.path', ''))}"
+        yield f"  data          {data}, digest {shown(meta['data'])}"
     position = f", {meta['sequences']:,} sequences" if "sequences" in meta else ""
     counts = f"{meta['tokens']:,} tokens; {meta['updates']:,} updates, {meta['skipped']:,} skipped"
     yield f"  trained       {meta['step']:,} steps{position}, {counts}"
     for what, (count, numbers, num_bytes, dtypes) in _groups(checkpoint).items():
-        yield f"  {shown(what):13} {count} arrays, {numbers / 1e6:.2f} M numbers, {_size(num_bytes)}, {', '.join(sorted(dtypes))}"
+        sizes = f"{count} arrays, {numbers / 1e6:.2f} M numbers, {_size(num_bytes)}"
+        yield f"  {shown(what):13} {sizes}, {', '.join(sorted(dtypes))}"
     yield f"  root digest   {facts['digest']}"
     yield f"  to be sure    mpitrain ckpt verify {as_argument(checkpoint.path)}"
 

@@ -5,11 +5,10 @@ Keys and values of all heads are made of one latent vector a position, queries o
 normed. Positions are in features of their own: each head's queries have some, the keys have them in
 common.
 
-    h = norm(x)                      of the positions that are here
-    latent = norm(q_down h) | norm(kv_down h) | rotary keys       one tensor: with tensor
-                                                                  parallelism, it is gathered
-                                                                  instead of h
-    queries = q_up latent, keys | values = kv_up latent           each rank those of its heads
+    h = norm(x)                                               of the positions that are here
+    latent = norm(q_down h) | norm(kv_down h) | rotary keys   one tensor: with tensor parallelism
+                                                              it is gathered instead of h
+    queries = q_up latent, keys | values = kv_up latent       each rank those of its heads
 
 Without `q_rank` queries are made of h itself. Attention's kernels want keys and values of one
 width: values are padded with zeros.
@@ -17,12 +16,12 @@ width: values are padded with zeros.
 Kept of it, with n = B T positions on this rank, D width, L = Q + K + R width of what is gathered
 (latent of queries, of keys and values, rotary), H heads, C = head_width + R, V width of values:
 
-    none  2 n D + n + n (Q + 1) + n (K + 1) | n L | 4 n H C - n H (C - V) + n H  units and inputs | latent | q, k, v, result twice
-                                                       in bf16 without n H, with probabilities as in
-                                                           attention.py
-    selective   n D + n + n (Q + 1) + n (K + 1) | n L | 3 n H C
-    from I to W 2 n D + n (Q + K + R) + n L + n H (C + head_width + 2 V)  both factors of each
-                                                                          weight gradient
+    none         2 n D + n + n (Q + 1) + n (K + 1) | n L | 4 n H C - n H (C - V) + n H
+                 units and inputs | latent | q, k, v, result twice
+                 in bf16 without n H, with probabilities as in attention.py
+    selective    n D + n + n (Q + 1) + n (K + 1) | n L | 3 n H C
+    from I to W  2 n D + n (Q + K + R) + n L + n H (C + head_width + 2 V)
+                 both factors of each weight gradient
 
 tp divides H, cp divides n; with `sequence`, tp divides what stands before the gather, too.
 """

@@ -2,7 +2,9 @@
 
 Each rank attends over the whole sequence with some of the heads.
 
-    [B, H, T/c, C]  -- all-to-all -->  [B, H/c, T, C]  attention  [B, H/c, T, C]  -- all-to-all -->  [B, H, T/c, C]
+    [B, H, T/c, C]  -- all-to-all -->  [B, H/c, T, C]
+    attention
+    [B, H/c, T, C]  -- all-to-all -->  [B, H, T/c, C]
 
 Queries, keys and values travel as one message. With fewer key-value heads than ranks (c a multiple
 of K) each is sent to the c/K ranks whose query heads use it, and its gradient is the sum of theirs.

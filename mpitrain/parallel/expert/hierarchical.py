@@ -1,8 +1,8 @@
 """The exchange by nodes: a token crosses to a node once, whatever number of its experts are there,
 and once back.
 
-    rank (a, i)  --- far: a row of the token --->  rank (b, i)  --- near: a row for each expert --->  ranks (b, j)
-    rank (a, i)  <-- far: their sum, one row ----  rank (b, i)  <-- near: what each made of it -----  ranks (b, j)
+    rank (a, i)  -- far: a row of the token -->  rank (b, i)  -- near: a row an expert -->  ranks (b, j)
+    rank (a, i)  <-- far: their sum, one row --  rank (b, i)  <-- near: what each made ---  ranks (b, j)
 
 (a, i): place i on node a. n tokens on this rank, K experts of each, C of them at most on one node;
 R token rows, each with the experts that it is for, numbered on their node, -1 where there are fewer
