@@ -483,11 +483,10 @@ class Copy:
     def __init__(self, folder: Path):
         self.folder = folder
         self._writes = 1_000_000_000
-        for part in ("mpitrain", "comm", "schedules", "tests", "benchmarks", "setup.cfg", "pyproject.toml", "README.md"):
-            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-            copy(ROOT / part, folder / part, **({"ignore": shutil.ignore_patterns("__pycache__")} if (ROOT / part).is_dir() else {}))
-        for package in ("comm", "schedules"):  # as setup.cfg says
-            (folder / "mpitrain" / package).symlink_to(folder / package)
+        for part in ("mpitrain", "comm", "schedules", "jobs", "tests", "benchmarks"):
+            shutil.copytree(ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        for part in ("setup.cfg", "pyproject.toml", "README.md"):
+            shutil.copy(ROOT / part, folder)
 
     def asked(self, file: str) -> list[Path]:
         """Return the test files that are asked about a bug in `file`, each once, in order."""

@@ -5,6 +5,7 @@ Every arrow between rooms points down FLOORS, so there is no circle.
 
 import ast
 import configparser
+import os
 import pkgutil
 import shutil
 import sys
@@ -92,6 +93,12 @@ def test_a_plan_is_made_without_torch_and_without_mpi():
     assert not {"torch", "mpi4py.MPI"} & set(run.stdout.split())
 
 
+def copied(top: str, folder: Path) -> None:
+    """Copy a part of the tree; links stay links."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / top, folder / top, symlinks=True, ignore=ignored)
+
+
 def room_of(path: Path, root: Path) -> str:
     """Return the room of a file: a folder or a file of mpitrain/, or one of the two on the top level."""
     top, *rest = path.relative_to(root).parts
@@ -134,7 +141,7 @@ def test_schedules_and_comm_know_nothing_but_errors(package):
 )
 def test_an_import_that_points_up_is_found(tmp_path, file, planted):
     for top in ("mpitrain", *HEAVY):
-        shutil.copytree(ROOT / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
+        copied(top, tmp_path)
     path = tmp_path / file
     path.write_text(f"{path.read_text()}\n{planted}\n")
     (found,) = wrong_arrows(tmp_path)
@@ -158,7 +165,7 @@ def test_mpi_is_called_in_comm_only():
 )
 def test_a_call_of_mpi_outside_of_comm_is_found(tmp_path, planted):
     for top in ("mpitrain", *HEAVY):
-        shutil.copytree(ROOT / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
+        copied(top, tmp_path)
     path = tmp_path / "mpitrain/training/checks/ledger.py"
     path.write_text(f"{path.read_text()}\n{planted}\n")
     assert list(importers_of_mpi(tmp_path)) == ["mpitrain/training/checks/ledger.py"]
@@ -179,7 +186,7 @@ def test_few_rooms_and_each_on_the_map():
     rooms = {
         path.name.removesuffix(".py")
         for path in (ROOT / "mpitrain").iterdir()
-        if not path.name.startswith("__")
+        if not path.name.startswith("__") and not path.is_symlink()
     }
     assert rooms | set(HEAVY) == set(FLOORS)
     assert len(rooms) <= MOST_ROOMS
@@ -217,6 +224,20 @@ def test_every_package_is_installed():
     assert folders | {"mpitrain.comm", "mpitrain.schedules", "mpitrain.jobs"} == set(
         setup["options"]["packages"].split()
     )
+
+
+def test_a_clone_is_one_tree(tmp_path):
+    """On PYTHONPATH its own packages are found, not those that are installed; and never a bare `comm`."""
+    for top in ("mpitrain", *HEAVY, "jobs"):
+        copied(top, tmp_path)
+    names = [f"mpitrain.{name}" for name in ("comm", "schedules", "jobs", "errors")]
+    code = f"import sys, importlib\nfor name in {names}: print(importlib.import_module(name).__file__)\n"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = finished([sys.executable, "-c", code], env=environment, cwd="/", capture_output=True, text=True)
+    assert len(done.stdout.split()) == len(names), done.stderr
+    assert all(path.startswith(f"{tmp_path}/mpitrain/") for path in done.stdout.split()), done.stdout
+    alone = "import importlib.util, sys; sys.exit(importlib.util.find_spec('schedules') is not None)"
+    assert finished([sys.executable, "-c", alone], cwd="/").returncode == 0
 
 
 OPENS = {
@@ -345,7 +366,7 @@ def test_what_is_said_to_be_opened_elsewhere_is():
 )
 def test_a_file_that_is_opened_by_its_path_is_found(tmp_path, planted):
     for top in ("mpitrain", *HEAVY):
-        shutil.copytree(ROOT / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
+        copied(top, tmp_path)
     path = tmp_path / "mpitrain/cluster/rundir.py"
     path.write_text(f"{path.read_text()}\n\ndef late(path):\n    {planted}\n")
     unknown = [
