@@ -216,7 +216,7 @@ def in_turns(choose: Callable[..., router.Chosen]) -> Callable[..., router.Chose
     """
 
     def chosen(
-        logits_NE: torch.Tensor, bias_E: torch.Tensor | None, experts: settings.Experts
+        logits_NE: torch.Tensor, bias_E: torch.Tensor | None, experts: settings.ExpertsTable
     ) -> router.Chosen:
         numbers = torch.arange(len(logits_NE) * experts.active).view(-1, experts.active) % experts.count
         return router.Chosen(logits_NE, numbers, router.weigh(logits_NE, numbers, experts))

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from mpitrain.comm.stopwatch import HOST, Clock, Mark, Spans
 
 
-class Usage(NamedTuple):
+class AxisUsage(NamedTuple):
     """A reading, or the difference of two."""
 
     calls: int = 0
@@ -37,13 +37,13 @@ class Usage(NamedTuple):
         """
         return max(0.0, self.in_flight_s - self.blocked_s)
 
-    def plus(self, other: "Usage") -> "Usage":
+    def plus(self, other: "AxisUsage") -> "AxisUsage":
         """Return the sum."""
-        return Usage(*(a + b for a, b in zip(self, other)))
+        return AxisUsage(*(a + b for a, b in zip(self, other)))
 
-    def minus(self, earlier: "Usage") -> "Usage":
+    def minus(self, earlier: "AxisUsage") -> "AxisUsage":
         """Return what happened since an earlier reading."""
-        return Usage(*(a - b for a, b in zip(self, earlier)))
+        return AxisUsage(*(a - b for a, b in zip(self, earlier)))
 
 
 class Account:
@@ -88,11 +88,13 @@ class Account:
         """The rank stood still for it."""
         self._blocked.add(self.clock, begin, end)
 
-    def read(self) -> Usage:
+    def read(self) -> AxisUsage:
         """Return the sums so far, with what is in flight now. Waits for a device: not within a step."""
         under_way_s = self.clock.seconds(self._since, self.clock.mark()) if self._in_flight else 0.0
         num_bytes, messages = (
             sum(getattr(account, what) for account in (self, *self.parts))
             for what in ("num_bytes", "messages")
         )
-        return Usage(self.calls, num_bytes, self._blocked.sum_s, self._flights.sum_s + under_way_s, messages)
+        return AxisUsage(
+            self.calls, num_bytes, self._blocked.sum_s, self._flights.sum_s + under_way_s, messages
+        )

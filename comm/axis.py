@@ -10,12 +10,12 @@ from mpitrain.comm.account import Account
 from mpitrain.comm.buffers import NOTHING, Array, Scratch, on_device, require_memory
 from mpitrain.comm.carried import AUTO_SHARED, READING, Carried
 from mpitrain.comm.device import reachable
-from mpitrain.comm.levels import Nodes, carried_near_and_far
+from mpitrain.comm.levels import NodeShape, carried_near_and_far
 from mpitrain.comm.mpi import MPI
 from mpitrain.comm.native import Turnstile
 from mpitrain.comm.progress import Pending, Progress, Steps
-from mpitrain.comm.tap import Started, Tap, followed
-from mpitrain.comm.world import Owed, Place
+from mpitrain.comm.tap import Tap, TappedOperation, followed
+from mpitrain.comm.world import ExpectedAction, StatusReporter
 
 
 class Surroundings(Protocol):
@@ -23,7 +23,7 @@ class Surroundings(Protocol):
 
     progress: Progress
     device_aware: bool
-    place: Place
+    place: StatusReporter
     transport: str
     budget: shared.Budget
 
@@ -44,7 +44,7 @@ class Axis:
     def __init__(
         self, name: str, comm: MPI.Comm | None, rank: int, ranks: Sequence[int], carried: Carried,
         one_node: bool, mesh: Surroundings,
-        nodes: Nodes | None = None, near_shares_memory: bool = False,
+        nodes: NodeShape | None = None, near_shares_memory: bool = False,
     ):  # fmt: skip
         self.name = name
         self.rank = rank
@@ -126,7 +126,7 @@ class Axis:
         given: slice = NOTHING,
         result: Array | None = None,
         what: object = "",
-        owed: Owed | None = None,
+        owed: ExpectedAction | None = None,
     ) -> Pending:
         """Call operation(*reads, *writes) and run its first steps, as far as its data is there.
 
@@ -149,7 +149,7 @@ class Axis:
         self.account.note(name, num_bytes)
         steps = reachable(operation, reads, writes, given, self.device_aware)
         if self.tap is not None:
-            which = Started(self.name, self._num_heard, name, self.place.what)
+            which = TappedOperation(self.name, self._num_heard, name, self.place.what)
             self._num_heard = self._num_heard + 1
             steps = followed(self.tap, which, steps, [*reads, *(x[given] for x in writes)], writes)
         what = what or f"{name} of {num_bytes} bytes on {self.name}"

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mpitrain.comm.mpi import MPI
-from mpitrain.comm.world import Place, World
+from mpitrain.comm.world import StatusReporter, World
 
 MESSAGE_BYTES = 1 << 30  # at most: a count of more than 2^31 - 1 is one that not every MPI takes
 
@@ -15,7 +15,7 @@ class Group:
     first: what the first rank is called.
     """
 
-    def __init__(self, comm: MPI.Intracomm, place: Place, first: str):
+    def __init__(self, comm: MPI.Intracomm, place: StatusReporter, first: str):
         self._comm = comm
         self._place = place
         self._first = first

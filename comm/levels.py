@@ -32,7 +32,7 @@ from mpitrain.comm.progress import Steps
 from mpitrain.comm.wire import SMALL
 
 
-class Nodes(NamedTuple):
+class NodeShape(NamedTuple):
     """How the ranks of an axis lie on nodes: as many neighbours on each."""
 
     num_near: int
@@ -44,14 +44,14 @@ class Nodes(NamedTuple):
         return not self.num_near & (self.num_near - 1)
 
 
-def nodes_of(numbers: Sequence[int]) -> Nodes | None:
+def nodes_of(numbers: Sequence[int]) -> NodeShape | None:
     """Return how an axis lies on nodes, given the node of each of its ranks; None.
 
     In one level, or not evenly in neighbours.
     """
     runs = [len(list(run)) for _, run in groupby(numbers)]
     even = len(set(runs)) == 1 and len(runs) == len(set(numbers))
-    return Nodes(runs[0], len(runs)) if even and len(runs) > 1 and runs[0] > 1 else None
+    return NodeShape(runs[0], len(runs)) if even and len(runs) > 1 and runs[0] > 1 else None
 
 
 def carried_near_and_far(carried: Carried) -> Carried:

@@ -12,7 +12,7 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.buffers import Array, flat
 from mpitrain.comm.device import settled
 from mpitrain.comm.progress import Pending, Steps
-from mpitrain.comm.world import Owed
+from mpitrain.comm.world import ExpectedAction
 from mpitrain.errors import MeshError
 
 KINDS = ("F", "B")  # an activation to the next stage; a gradient to the previous one
@@ -59,7 +59,7 @@ class Links:
         return (KINDS.index(kind) * self.num_stages + stage) * self.num_microbatches + microbatch
 
     def send(
-        self, kind: str, stage: int, microbatch: int, x: Array, to: int, owed: Owed | None = None
+        self, kind: str, stage: int, microbatch: int, x: Array, to: int, owed: ExpectedAction | None = None
     ) -> Pending:
         """Start sending `x`, which is for `stage`, to the rank with coordinate `to`.
 
@@ -78,7 +78,13 @@ class Links:
         return self.axis.start(steps, "send", x.nbytes, reads=[x], what=what, owed=owed)
 
     def receive(
-        self, kind: str, stage: int, microbatch: int, out: Array, source: int, owed: Owed | None = None
+        self,
+        kind: str,
+        stage: int,
+        microbatch: int,
+        out: Array,
+        source: int,
+        owed: ExpectedAction | None = None,
     ) -> Pending:
         """Start receiving into `out` what the rank with coordinate `source` sends for `stage`.
 

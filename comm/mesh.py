@@ -18,7 +18,7 @@ other.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mpitrain.comm.account import Usage
+from mpitrain.comm.account import AxisUsage
 from mpitrain.comm.awareness import STAGED, Way
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.carried import EVERYTHING, NOTHING, Carried
@@ -29,7 +29,7 @@ from mpitrain.comm.progress import Progress
 from mpitrain.comm.shared import Budget
 from mpitrain.comm.stopwatch import Clock
 from mpitrain.comm.tap import Tap
-from mpitrain.comm.world import NOWHERE, Place
+from mpitrain.comm.world import NOWHERE, StatusReporter
 from mpitrain.errors import MeshError
 
 TRANSPORTS = ("auto", "messages", "collectives", "shared")
@@ -64,7 +64,7 @@ class Mesh:
         timeout_s: float | None = None,
         progress: str = "poll",
         on_thread: Callable[[], None] | None = None,
-        place: Place = NOWHERE,
+        place: StatusReporter = NOWHERE,
         way: Way = STAGED,
         levels: bool = True,
         node_ranks: int = 0,
@@ -123,7 +123,7 @@ class Mesh:
         for axis in self.axes.values():
             axis.listen(tap)
 
-    def usage(self) -> dict[str, Usage]:
+    def usage(self) -> dict[str, AxisUsage]:
         """Return what each axis of more than one rank has cost so far, by its name."""
         return {name: axis.account.read() for name, axis in self.axes.items() if axis.size > 1}
 

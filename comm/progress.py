@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from mpitrain.comm.account import Account
 from mpitrain.comm.mpi import MPI
 from mpitrain.comm.stopwatch import Mark, Spans
-from mpitrain.comm.world import NOWHERE, Owed, Place
+from mpitrain.comm.world import NOWHERE, ExpectedAction, StatusReporter
 from mpitrain.errors import HangError, MessageError
 
 # one that has owing(), too, tells which ranks it waits for; any other is a turn in a queue
@@ -92,7 +92,13 @@ class Pending:
     """
 
     def __init__(
-        self, steps: Steps, progress: "Progress", what: object, account: Account, result: Any, owed: Owed
+        self,
+        steps: Steps,
+        progress: "Progress",
+        what: object,
+        account: Account,
+        result: Any,
+        owed: ExpectedAction,
     ):
         self.what = what
         self.done = False
@@ -166,7 +172,11 @@ class Progress:
     """
 
     def __init__(
-        self, timeout_s: float | None = None, place: Place = NOWHERE, rank: int = -1, num_neighbours: int = 1
+        self,
+        timeout_s: float | None = None,
+        place: StatusReporter = NOWHERE,
+        rank: int = -1,
+        num_neighbours: int = 1,
     ):
         self.timeout_s = timeout_s
         self.place = place
@@ -176,16 +186,22 @@ class Progress:
         self.active: list[Pending] = []
         self._waiting = False
         self._waited_for = defaultdict[int, float](float)
-        self._thread: Poker | None = None
+        self._thread: ProgressThread | None = None
 
     def start(
-        self, steps: Steps, what: object, account: Account, result: Any = None, *, owed: Owed | None = None
+        self,
+        steps: Steps,
+        what: object,
+        account: Account,
+        result: Any = None,
+        *,
+        owed: ExpectedAction | None = None,
     ) -> Pending:
         """Run the first phase of an operation now and return its Pending.
 
         `what` names it in a hang report, the rest as there.
         """
-        pending = Pending(steps, self, what, account, result, owed or Owed(self.place.what))
+        pending = Pending(steps, self, what, account, result, owed or ExpectedAction(self.place.what))
         account.begun(account.clock.mark())
         if not pending.test():
             self.active.append(pending)
@@ -279,7 +295,7 @@ class Progress:
 
         first: what the thread does before it enters MPI. An error there is raised here.
         """
-        self._thread = Poker(comm, self, first)
+        self._thread = ProgressThread(comm, self, first)
         self._thread.start()
         self._thread.ready()
 
@@ -296,7 +312,7 @@ class Progress:
             self.poll()
 
 
-class Poker(threading.Thread):
+class ProgressThread(threading.Thread):
     """Enters MPI again and again while operations are in flight, so that bytes move while the rank computes.
 
     Messages over a network advance only inside MPI calls. The probe is for nobody: MPI's engine

@@ -13,11 +13,11 @@ import numpy as np
 from mpitrain.comm.buffers import NOTHING, Array, copy, empty_like, is_tensor, typed_like
 from mpitrain.comm.progress import Pending, Steps
 from mpitrain.comm.rehearsal import SilentAxis, SilentMesh
-from mpitrain.comm.tap import Started, Tap
-from mpitrain.comm.world import NOWHERE, Place
+from mpitrain.comm.tap import Tap, TappedOperation
+from mpitrain.comm.world import NOWHERE, StatusReporter
 
 # fills the buffers of an operation with what came of it
-Came = Callable[[Started, Sequence[Array]], None]
+Came = Callable[[TappedOperation, Sequence[Array]], None]
 
 
 class ReplayAxis(SilentAxis):
@@ -31,7 +31,7 @@ class ReplayAxis(SilentAxis):
     one_node = True
     came: Came
     tap: Tap
-    place: Place = NOWHERE
+    place: StatusReporter = NOWHERE
     num_started = 0
 
     def start(
@@ -47,7 +47,7 @@ class ReplayAxis(SilentAxis):
         **others: object,
     ) -> Pending:
         """Take what came of an operation, which is complete then."""
-        which = Started(self.name, self.num_started, name, self.place.what)
+        which = TappedOperation(self.name, self.num_started, name, self.place.what)
         self.num_started = self.num_started + 1
         self.tap.given(which, [*reads, *(x[given] for x in writes)])
         self.account.note(name, num_bytes)
@@ -67,7 +67,7 @@ class ReplayMesh(SilentMesh):
 
     axis_type = ReplayAxis
 
-    def listen(self, tap: Tap, came: Came, place: Place) -> None:
+    def listen(self, tap: Tap, came: Came, place: StatusReporter) -> None:
         """Replay from here on, every axis from its first operation."""
         for axis in self.axes.values():
             axis.tap = tap

@@ -15,7 +15,7 @@ from mpitrain.comm.buffers import Array
 from mpitrain.comm.progress import Steps
 
 
-class Started(NamedTuple):
+class TappedOperation(NamedTuple):
     """An operation that was started. instruction: of the program, by which."""
 
     axis: str
@@ -27,15 +27,15 @@ class Started(NamedTuple):
 class Tap(Protocol):
     """What listens. Buffers are flat, and lent for the call only."""
 
-    def given(self, which: Started, parts: Sequence[Array]) -> None:
+    def given(self, which: TappedOperation, parts: Sequence[Array]) -> None:
         """Take note of what this rank contributes."""
 
-    def came(self, which: Started, parts: Sequence[Array]) -> None:
+    def came(self, which: TappedOperation, parts: Sequence[Array]) -> None:
         """Take note of what came."""
 
 
 def followed(
-    tap: Tap, which: Started, steps: Steps, given: Sequence[Array], writes: Sequence[Array]
+    tap: Tap, which: TappedOperation, steps: Steps, given: Sequence[Array], writes: Sequence[Array]
 ) -> Steps:
     """Tell a tap what is given to an operation now, and go on with its steps; at their end, tell
     what came.
@@ -44,6 +44,6 @@ def followed(
     return _to_the_end(tap, which, steps, writes)
 
 
-def _to_the_end(tap: Tap, which: Started, steps: Steps, writes: Sequence[Array]) -> Steps:
+def _to_the_end(tap: Tap, which: TappedOperation, steps: Steps, writes: Sequence[Array]) -> Steps:
     yield from steps
     tap.came(which, writes)

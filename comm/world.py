@@ -36,7 +36,7 @@ FORWARD_S = 0.5
 ABORT_S = 3.0  # MPI_Abort can hang, or return
 
 
-class Owed(NamedTuple):
+class ExpectedAction(NamedTuple):
     """What others have to do so that a wait ends.
 
     An instruction, and where it stands in their program; -1: that isn't known.
@@ -46,7 +46,7 @@ class Owed(NamedTuple):
     position: int = -1
 
 
-class Place(Protocol):
+class StatusReporter(Protocol):
     """What is told that a rank waits, and for what; cluster/board.py has it."""
 
     phase: str
@@ -54,7 +54,7 @@ class Place(Protocol):
 
     def waiting(self, what: str) -> AbstractContextManager[None]: ...
 
-    def waits_for(self, what: str, owing: Sequence[int], owed: Owed) -> None: ...
+    def waits_for(self, what: str, owing: Sequence[int], owed: ExpectedAction) -> None: ...
 
     def waits_no_more(self) -> None: ...
 
@@ -67,7 +67,7 @@ class Nowhere:
     def waiting(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def waits_for(self, what: str, owing: Sequence[int], owed: Owed) -> None:
+    def waits_for(self, what: str, owing: Sequence[int], owed: ExpectedAction) -> None:
         pass
 
     def waits_no_more(self) -> None:
@@ -85,7 +85,9 @@ class World:
     is_asked: returns whether this rank was asked to leave; beat() tells rank 0 of the others.
     """
 
-    def __init__(self, comm: Communicator, place: Place, is_asked: Callable[[], bool] = lambda: False):
+    def __init__(
+        self, comm: Communicator, place: StatusReporter, is_asked: Callable[[], bool] = lambda: False
+    ):
         self.comm = comm
         self.place = place
         self.rank = comm.rank
@@ -287,7 +289,9 @@ def _of_all(error: MpitrainError) -> MpitrainError:
     return error
 
 
-def connect(place: Place, is_asked: Callable[[], bool] = lambda: False, may_be_alone: bool = False) -> World:
+def connect(
+    place: StatusReporter, is_asked: Callable[[], bool] = lambda: False, may_be_alone: bool = False
+) -> World:
     """Start MPI and return the world of this job.
 
     Raises MeshError if the launcher started another number of ranks.

@@ -74,7 +74,7 @@ class Command(click.Command):
         return super().get_short_help_str(INTEGERS)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of such commands."""
 
     command_class = Command
@@ -159,7 +159,9 @@ def _answer(text: str) -> None:
     streams.require_written(sys.stdout)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(__version__, prog_name="mpitrain")
 def cli() -> None:
     """Train language models on any cluster that speaks MPI.
@@ -249,10 +251,10 @@ def run(
 
 
 def _dry_run(config: str | None, overrides: tuple[str, ...], chosen: dict[str, float], guard) -> int:
-    from mpitrain.training.dry_run import Options
+    from mpitrain.training.dry_run import DryRunOptions
     from mpitrain.training.dry_run import run as walk
 
-    return walk(config, overrides, Options(**chosen), guard, _answer)
+    return walk(config, overrides, DryRunOptions(**chosen), guard, _answer)
 
 
 @cli.command(short_help="Run one rank's recorded step again and compare the bits.")
@@ -419,13 +421,13 @@ def _for_scheduler(kind: str, title: str) -> None:
     ) -> int:
         from mpitrain.cluster.allocation import seconds_of
         from mpitrain.commands.job.render import main
-        from mpitrain.commands.job.schedulers import Asked
+        from mpitrain.commands.job.schedulers import JobRequest
 
         return main(
             kind,
             config,
             overrides,
-            Asked(seconds=int(seconds_of(time_limit, "--time")), **asked),
+            JobRequest(seconds=int(seconds_of(time_limit, "--time")), **asked),
             out,
             submit,
             click.echo,

@@ -37,11 +37,11 @@ Fraction = Annotated[float, Meta(gt=0, lt=1)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 
 
-class Table(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
+class ConfigTable(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """A table of the configuration file."""
 
 
-class Run(Table):
+class Run(ConfigTable):
     dir: str = ""  # "": runs/ and the name of the configuration file
     steps: Count = 120
     seed: CountOrNone = 1
@@ -88,7 +88,7 @@ class Run(Table):
     threads: Annotated[int, Meta(ge=0, le=MOST_THREADS)] = 0
 
 
-class Model(Table):
+class Model(ConfigTable):
     preset: str = "quickstart"
     # the kind of model: its layers; "" and absent keys of this table: as the preset says
     family: str = ""
@@ -105,7 +105,7 @@ class Model(Table):
     mtp_weight: Annotated[float, Meta(ge=0)] | None = None
 
 
-class Attention(Table):
+class AttentionTable(ConfigTable):
     """What a family's attention has besides heads; absent: as the preset, or else the family, says."""
 
     # of queries and keys; 0: model.width / model.heads; latent: of their part without positions
@@ -135,7 +135,7 @@ class Attention(Table):
     value_width: LengthOrNone | None = None  # latent attention: of a head
 
 
-class Experts(Table):
+class ExpertsTable(ConfigTable):
     """Of families with experts; "" and absent: as the preset, or else the family, says."""
 
     # loads of one layer are never cut then (optim/balance.py)
@@ -174,7 +174,7 @@ class Experts(Table):
     wire: Literal["", "bf16", "fp8"] = ""
 
 
-class Data(Table):
+class Data(ConfigTable):
     source: Literal["python-stdlib", "text", "jsonl"] = "python-stdlib"
     # a file, a folder or a pattern such as "a/**/*.txt"; or several
     path: str | tuple[str, ...] = ""
@@ -194,13 +194,13 @@ class Data(Table):
     tokens: str = ""
 
 
-class Batch(Table, rename={"global_": "global"}):
+class Batch(ConfigTable, rename={"global_": "global"}):
     # sequences per step over all ranks; 0: the least multiple of dp * micro from 24 on
     global_: CountOrNone = 0
     micro: Count = 1  # sequences per microbatch
 
 
-class Parallel(Table):
+class Parallel(ConfigTable):
     dp: CountOrNone = 0  # 0: what is left of the ranks
     pp: CountOrNone = 0
     tp: Count = 1  # ranks that divide each layer
@@ -228,7 +228,7 @@ class Parallel(Table):
     ahead: Count = 1  # zero 3: blocks that are fetched before they are needed
 
 
-class Pipeline(Table):
+class Pipeline(ConfigTable):
     schedule: str = "1f1b"  # a name, or the path of a table; its form: mpitrain schedule --help
     chunks: Count | None = None  # stages per rank; absent: as the schedule, or its table, has
     # blocks per stage, halves too; absent: balanced
@@ -251,7 +251,7 @@ class Pipeline(Table):
     pairs: Literal["whole", "parts"] = "whole"
 
 
-class Memory(Table):
+class Memory(ConfigTable):
     # what the backward computes again instead of keeping it
     recompute: Literal["none", "full", "every-k", "selective"] = "none"
     # every-k: blocks of which only the first one's input is kept; 0: as many as hold least
@@ -261,7 +261,7 @@ class Memory(Table):
     offload: Literal["none", "activations", "optimizer", "all"] = "none"
 
 
-class Precision(Table):
+class Precision(ConfigTable):
     # weights and activations; below fp32, masters and sums are fp32
     compute: Literal["fp32", "fp64", "bf16", "fp16", "fp8"] = "fp32"
     # gradients on the wire over data ranks: as they are summed, or rounded
@@ -271,7 +271,7 @@ class Precision(Table):
     products: Literal["auto", "fp32", "rounded"] = "auto"
 
 
-class Numerics(Table):
+class Numerics(ConfigTable):
     # layout: the same bits for every parallel.dp, at the cost of gradient buffers
     reproducible: Literal["run", "layout"] = "run"
     # on a GPU: the same bits every time, at the cost of some kernels' speed; a CPU's always are
@@ -282,7 +282,7 @@ class Numerics(Table):
     rerun_every: CountOrNone = 0
 
 
-class Spikes(Table):
+class SpikesTable(ConfigTable):
     """Steps whose loss is far above those before."""
 
     # count: say so; skip: make no update, and say so (run.max_skips in a row end a run); rollback:
@@ -294,7 +294,7 @@ class Spikes(Table):
     most: CountOrNone = 5  # rollbacks that end a run; 0: never
 
 
-class Optimizer(Table):
+class OptimizerTable(ConfigTable):
     # muon: matrices between layers; embedding, head and norms are adamw's
     name: Literal["adamw", "sgd", "muon"] = "adamw"
     # muon scales its steps like adamw's: the same rates suit
@@ -311,7 +311,7 @@ class Optimizer(Table):
     moments: Literal["fp32", "bf16"] = "fp32"
 
 
-class Schedule(Table):
+class Schedule(ConfigTable):
     name: Literal["cosine", "wsd", "constant"] = "cosine"
     warmup: CountOrNone = 10  # steps
     decay: CountOrNone = 0  # wsd: steps of the final decay; 0: a tenth of the run
@@ -320,7 +320,7 @@ class Schedule(Table):
     final: Annotated[float, Meta(ge=0, le=1)] = 0.1
 
 
-class Comm(Table):
+class Comm(ConfigTable):
     transport: Literal["auto", "messages", "collectives", "shared"] = "auto"
     # GPU buffers: straight to MPI, or through pinned host memory; auto: straight where this MPI
     # says that it takes them; a child process tries what isn't sure, and `direct` where the MPI
@@ -344,11 +344,11 @@ class Comm(Table):
     levels: Literal["auto", "one"] = "auto"
 
 
-class Config(Table):
+class Config(ConfigTable):
     run: Run = Run()
     model: Model = Model()
-    attention: Attention = Attention()
-    experts: Experts = Experts()
+    attention: AttentionTable = AttentionTable()
+    experts: ExpertsTable = ExpertsTable()
     data: Data = Data()
     batch: Batch = Batch()
     parallel: Parallel = Parallel()
@@ -356,8 +356,8 @@ class Config(Table):
     memory: Memory = Memory()
     precision: Precision = Precision()
     numerics: Numerics = Numerics()
-    spikes: Spikes = Spikes()
-    optimizer: Optimizer = Optimizer()
+    spikes: SpikesTable = SpikesTable()
+    optimizer: OptimizerTable = OptimizerTable()
     schedule: Schedule = Schedule()
     comm: Comm = Comm()
 

@@ -3,7 +3,8 @@
     F3@1        forward of microbatch 3 on stage 1
     B3@1        its whole backward
     I3@1, W3@1  its backward for inputs, and for weights
-    B7@1/0      part 0 of a backward that is walked in parts, from the last block to the first; I7@1/0
+    B7@1/0      part 0 of a backward that is walked in parts, from the last block to the first;
+                I7@1/0
                 and W7@1/0 likewise
     F7@1/0      part 0 of a forward that is walked in parts, from the first block to the last: of n
                 parts, F7@1/0 and B7@1/n-1 are the same blocks
@@ -15,7 +16,7 @@
     RELEASE4@1  drop them
     SUM2@1      start summing the gradients of bucket 2 of stage 1 over the axis its copies lie on;
                 SUM2@1/0 and SUM2@1/1 of two axes
-    REDUCE2@1   start the gradient reduction of bucket 2 of stage 1; REDUCE2@1/5 of what microbatch 5
+    REDUCE2@1  start the gradient reduction of bucket 2 of stage 1; REDUCE2@1/5 of what microbatch 5
                 has added to it
     PAIR        run the next two together, a forward and a backward, or a part of each: what one
                 waits for is hidden behind the other

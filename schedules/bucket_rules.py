@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from mpitrain.schedules.actions import ADD_TO_GRADIENTS, OF_GRADIENTS, REDUCE, Action
-from mpitrain.schedules.needs import Needs, Place
+from mpitrain.schedules.needs import ActionPlace, Needs
 from mpitrain.schedules.pairs import grouped
 from mpitrain.schedules.residency import Key, Residency
 from mpitrain.schedules.rules import Flaw
@@ -28,7 +28,7 @@ def parameters_resident(needs: Needs, residency: Residency | None) -> None:
         windows = [*residency.windows(program), []] if residency else []
         held = _Held(needs, rank)
         passed = 0
-        places = (Place(rank, position) for position in count())
+        places = (ActionPlace(rank, position) for position in count())
         for group in grouped(program):
             for action, place in zip(group, places):
                 if action.kind == "GATHER":
@@ -52,10 +52,10 @@ class _Held:
     def __init__(self, needs: Needs, rank: int):
         self.needs = needs
         self.rank = rank
-        self.gathered: dict[Key, Place] = {}
-        self.released: dict[Key, Place] = {}
+        self.gathered: dict[Key, ActionPlace] = {}
+        self.released: dict[Key, ActionPlace] = {}
 
-    def gather(self, place: Place, action: Action, *, once: bool) -> None:
+    def gather(self, place: ActionPlace, action: Action, *, once: bool) -> None:
         key = (action.stage, action.index)
         if self.needs.rank_of.get(action.stage) != self.rank:
             raise Flaw(
@@ -69,21 +69,21 @@ class _Held:
             )
         self.gathered[key] = place
 
-    def release(self, place: Place, action: Action) -> None:
+    def release(self, place: ActionPlace, action: Action) -> None:
         key = (action.stage, action.index)
         if key not in self.gathered:
             raise Flaw(place, f"{action}: the bucket is not held")
         del self.gathered[key]
         self.released[key] = place
 
-    def refuse_missing(self, place: Place, action: Action, keys: list[Key]) -> None:
+    def refuse_missing(self, place: ActionPlace, action: Action, keys: list[Key]) -> None:
         for stage, bucket in keys:
             if (stage, bucket) not in self.gathered:
                 since = self.released.get((stage, bucket))
                 reason = f"was released at {since}" if since else "no GATHER has fetched"
                 raise Flaw(place, f"{action} needs bucket {bucket} of stage {stage}, which {reason}")
 
-    def refuse_unwanted(self, place: Place, action: Action, wanted: list[Key]) -> None:
+    def refuse_unwanted(self, place: ActionPlace, action: Action, wanted: list[Key]) -> None:
         """Refuse what is held too early or too late: it takes the room of what is needed."""
         for (stage, bucket), since in self.gathered.items():
             if (stage, bucket) not in wanted:
@@ -136,7 +136,7 @@ def sums_meet(needs: Needs) -> None:
     By it they are matched.
     """
     # by rank, the other rank, and axis
-    started: dict[tuple[int, int, str], list[tuple[Place, Action]]] = defaultdict(list)
+    started: dict[tuple[int, int, str], list[tuple[ActionPlace, Action]]] = defaultdict(list)
     for place, action in needs.steps:
         if other := needs.chains.partner(action):
             started[place.rank, needs.place[other].rank, needs.chains.axis(action)].append((place, action))

@@ -32,7 +32,7 @@ from mpitrain.schedules.zero_bubble import zb_h1, zb_h2
 Rows = list[list[Action]]
 
 
-class Family(NamedTuple):
+class ScheduleFamily(NamedTuple):
     """How a named schedule is made, which options it understands, and which rank has which stage."""
 
     rows: Callable[[int, int, Options], Rows]
@@ -41,32 +41,32 @@ class Family(NamedTuple):
     placed: Literal["plain", "looped", "v"] = "plain"
 
 
-def _stage_per_rank(order: Callable[[int, int, int], list[Action]]) -> Family:
+def _stage_per_rank(order: Callable[[int, int, int], list[Action]]) -> ScheduleFamily:
     """Place stage s on rank s."""
-    return Family(
+    return ScheduleFamily(
         lambda num_ranks, num_microbatches, _: [
             order(num_ranks, num_microbatches, stage) for stage in range(num_ranks)
         ]
     )
 
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, ScheduleFamily] = {
     "gpipe": _stage_per_rank(gpipe),
     "1f1b": _stage_per_rank(one_f_one_b),
     "eager-1f1b": _stage_per_rank(eager_1f1b),
-    "interleaved": Family(interleaved, takes=("chunks", "group"), placed="looped"),
-    "looped-bfs": Family(looped_bfs, takes=("chunks",), placed="looped"),
+    "interleaved": ScheduleFamily(interleaved, takes=("chunks", "group"), placed="looped"),
+    "looped-bfs": ScheduleFamily(looped_bfs, takes=("chunks",), placed="looped"),
     "zb-h1": _stage_per_rank(zb_h1),
     "zb-h2": _stage_per_rank(zb_h2),
-    "zb-auto": Family(zb_auto, takes=("times", "memory_limit", "weight_memory")),
-    "interleaved-zb": Family(interleaved_zb, takes=("chunks", "group"), placed="looped"),
-    "zbv": Family(zbv, placed="v"),
-    "zbv-auto": Family(zbv_auto, takes=("times", "memory_limit", "weight_memory"), placed="v"),
-    "v-half": Family(v_half, placed="v"),
-    "v-min": Family(v_min, placed="v"),
-    "dualpipe": Family(dualpipe, copies=2),
-    "dualpipev": Family(dualpipev, placed="v"),
-    "seq1f1b": Family(seq1f1b, takes=("segments",)),
+    "zb-auto": ScheduleFamily(zb_auto, takes=("times", "memory_limit", "weight_memory")),
+    "interleaved-zb": ScheduleFamily(interleaved_zb, takes=("chunks", "group"), placed="looped"),
+    "zbv": ScheduleFamily(zbv, placed="v"),
+    "zbv-auto": ScheduleFamily(zbv_auto, takes=("times", "memory_limit", "weight_memory"), placed="v"),
+    "v-half": ScheduleFamily(v_half, placed="v"),
+    "v-min": ScheduleFamily(v_min, placed="v"),
+    "dualpipe": ScheduleFamily(dualpipe, copies=2),
+    "dualpipev": ScheduleFamily(dualpipev, placed="v"),
+    "seq1f1b": ScheduleFamily(seq1f1b, takes=("segments",)),
 }
 NAMES = tuple(FAMILIES)
 LOOPED = tuple(name for name, family in FAMILIES.items() if family.placed == "looped")

@@ -16,7 +16,7 @@ from mpitrain.schedules.table import Table
 
 
 @dataclass(frozen=True)
-class Report:
+class Proof:
     """What was proved, in numbers."""
 
     num_stages: int
@@ -40,8 +40,8 @@ def check(
     blocking_sends: bool = False,
     residency: Residency | None = None,
     reduce_each: bool = False,
-) -> Report:
-    """Prove that the lowered programs of all pipeline ranks compute one step, and return a Report.
+) -> Proof:
+    """Prove that the lowered programs of all pipeline ranks compute one step, and return a Proof.
 
     Every stage sees every microbatch exactly once forward and once backward; whatever an action
     needs comes before it or is received; every message has its two ends; gradients are summed in
@@ -69,7 +69,7 @@ def check(
     except rules.Flaw as flaw:
         waits = play(needs) == list(map(len, programs))
         raise ScheduleError(f"{flaw.args[0]}\n\n{grid(programs, mark=flaw.place, waits=waits)}") from None
-    return Report(
+    return Proof(
         num_stages,
         num_microbatches,
         num_actions=sum(map(len, programs)),

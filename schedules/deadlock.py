@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 
 from mpitrain.schedules.actions import RECEIVES, SENDS, Action
-from mpitrain.schedules.needs import Needs, Place, partner
+from mpitrain.schedules.needs import ActionPlace, Needs, partner
 from mpitrain.schedules.rules import Flaw
 
 
@@ -22,16 +22,16 @@ def no_deadlock(needs: Needs, *, blocking_sends: bool = False) -> None:
     raise Flaw(chain[0][0], "deadlock, each rank waits for the next:\n  " + "\n  ".join(waits))
 
 
-def _cycle(needs: Needs, cursors: list[int], rank: int) -> list[tuple[Place, Action, Action]]:
+def _cycle(needs: Needs, cursors: list[int], rank: int) -> list[tuple[ActionPlace, Action, Action]]:
     """Follow the waits from a stuck rank until they come back.
 
     Return (place, action, what it waits for) of that cycle.
     """
-    path: dict[int, tuple[Place, Action, Action]] = {}
+    path: dict[int, tuple[ActionPlace, Action, Action]] = {}
     while rank not in path:
         action = needs.programs[rank][cursors[rank]]
         need = (needs.met(action) or [partner(action)])[0]
-        path[rank] = (Place(rank, cursors[rank]), action, need)
+        path[rank] = (ActionPlace(rank, cursors[rank]), action, need)
         rank = needs.place[need].rank
     ranks = list(path)
     return [path[member] for member in ranks[ranks.index(rank) :]]

@@ -45,7 +45,9 @@ def dualpipe(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Act
         if rank >= num_ranks // 2:
             first, second = second, first
         rows.append(
-            _Rank(first, second).run(min(rank, num_ranks - 1 - rank), num_ranks // 2, num_microbatches // 2)
+            _TwoStageRank(first, second).run(
+                min(rank, num_ranks - 1 - rank), num_ranks // 2, num_microbatches // 2
+            )
         )
     return rows
 
@@ -66,12 +68,12 @@ def dualpipev(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Ac
             f"{2 * num_ranks}; raise batch.global, or use zbv, which runs with fewer"
         )
     return [
-        _Rank(rank, 2 * num_ranks - 1 - rank).run(rank, num_ranks, num_microbatches)
+        _TwoStageRank(rank, 2 * num_ranks - 1 - rank).run(rank, num_ranks, num_microbatches)
         for rank in range(num_ranks)
     ]
 
 
-class _Rank:
+class _TwoStageRank:
     """Writes the order of a rank that holds two stages.
 
     `first` is the one whose stream reaches the rank earlier.

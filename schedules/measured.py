@@ -24,7 +24,7 @@ LATEST_MS = 1e15  # of a clock that began with this century or the last
 Key = tuple[str, int | None, int | None]
 
 
-class Trace(NamedTuple):
+class MeasuredTrace(NamedTuple):
     """The measured steps of a run, one timeline each, in milliseconds from the first instruction of any rank.
 
     With data parallelism every replica's pipeline is a timeline of its own.
@@ -56,7 +56,7 @@ class Costs(NamedTuple):
 # ---------------------------------------------------------------- reading
 
 
-def read_trace(text: str, name: str = "trace") -> Trace:
+def read_trace(text: str, name: str = "trace") -> MeasuredTrace:
     """Read a trace in Chrome's format.
 
     The first step is left out if there are more: a run's first step is slower.
@@ -82,7 +82,7 @@ def _content(text: str) -> dict[str, Any]:
     return content
 
 
-def _trace(content: dict[str, Any]) -> Trace:
+def _trace(content: dict[str, Any]) -> MeasuredTrace:
     rows = _rows(content["traceEvents"])
     if not rows:
         raise ScheduleError("found no instructions")
@@ -105,7 +105,9 @@ def _trace(content: dict[str, Any]) -> Trace:
     for what, number in (("segments", segments), ("copies", copies)):
         if type(number) is not int or not 1 <= number < 10_000:
             raise ScheduleError(f"otherData has {what} {_start_of(number)}")
-    return Trace(_start_of(about.get("schedule", "?")), segments, copies, tuple(kept), tuple(timelines))
+    return MeasuredTrace(
+        _start_of(about.get("schedule", "?")), segments, copies, tuple(kept), tuple(timelines)
+    )
 
 
 Event = tuple[float, float, Action]

@@ -13,7 +13,7 @@ from mpitrain.schedules.sums import Chains
 Programs = Sequence[Sequence[Action]]  # one per pipeline rank: lowered, or the ranks of a table
 
 
-class Place(NamedTuple):
+class ActionPlace(NamedTuple):
     """Where an action stands; positions count from 0."""
 
     rank: int
@@ -58,11 +58,11 @@ class Needs:
         self.programs = programs
         self.segments = segments
         self.steps = [
-            (Place(rank, i), action)
+            (ActionPlace(rank, i), action)
             for rank, program in enumerate(programs)
             for i, action in enumerate(program)
         ]
-        self.place: dict[Action, Place] = {}
+        self.place: dict[Action, ActionPlace] = {}
         self.last_part: dict[tuple[str, int, int], Action] = {}
         self.rank_of: dict[int, int] = {}
         self._last_reduce: dict[tuple[int, int], Action] = {}
@@ -81,9 +81,9 @@ class Needs:
         }
         self.chains = Chains(reduces, ranks, len(reduces) // copies)
 
-    def end(self, rank: int) -> Place:
+    def end(self, rank: int) -> ActionPlace:
         """Return the place after a rank's last action."""
-        return Place(rank, len(self.programs[rank]))
+        return ActionPlace(rank, len(self.programs[rank]))
 
     def of(self, action: Action) -> list[Action]:
         """Return what must be done before `action` can start."""

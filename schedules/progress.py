@@ -5,7 +5,7 @@ from collections.abc import Callable
 Told = Callable[[int, int], None]  # what is done, of how much
 
 
-class Progress:
+class SearchProgress:
     """Counts the steps of a search and tells of them."""
 
     def __init__(self, told: Told | None):

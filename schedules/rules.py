@@ -20,13 +20,13 @@ from mpitrain.schedules.actions import (
     SENDS,
     Action,
 )
-from mpitrain.schedules.needs import Needs, Place, partner
+from mpitrain.schedules.needs import ActionPlace, Needs, partner
 
 
 class Flaw(ScheduleError):
     """A broken rule: what, and where."""
 
-    def __init__(self, place: Place, text: str):
+    def __init__(self, place: ActionPlace, text: str):
         super().__init__(f"{place}: {text}")
         self.place = place
 
@@ -226,6 +226,6 @@ def update_at_end(needs: Needs, train: bool) -> None:
         for position, kind in plain:
             if position < first or kind != wanted[position - first]:
                 needed = "NORM UPDATE [SPREAD] at the end" if train else "none"
-                raise Flaw(Place(rank, position), f"{kind} stands out of place: needed {needed}")
+                raise Flaw(ActionPlace(rank, position), f"{kind} stands out of place: needed {needed}")
         if len(plain) < len(wanted):
             raise Flaw(needs.end(rank), "the program ends without NORM UPDATE")

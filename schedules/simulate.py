@@ -26,7 +26,7 @@ from mpitrain.schedules.needs import Programs, partner
 from mpitrain.schedules.options import UNIT_TIMES, Times
 from mpitrain.schedules.table import Table
 from mpitrain.schedules.timeline import Timeline
-from mpitrain.schedules.transfers import NO_TIME, TRANSFERS, Traffic, Transfers
+from mpitrain.schedules.transfers import NO_TIME, TRANSFERS, RankTransfers, Transfers
 
 Cost = Callable[[Action], float]  # time of an instruction on its rank
 UNIT = {"F": 1, "B": 2, "I": 1, "W": 1}  # by kind; what is absent takes no time
@@ -101,7 +101,7 @@ class _Player:
         self.timeline = Timeline(
             programs, [[] for _ in ranks], [[] for _ in ranks], [0] * len(programs), [0] * len(programs)
         )
-        self.traffic = [Traffic(transfers) for _ in ranks]
+        self.traffic = [RankTransfers(transfers) for _ in ranks]
         self.cursors = [0] * len(programs)
         self.sender_free: list[float] = [0] * len(programs)
         self.receiver_free: list[float] = [0] * len(programs)

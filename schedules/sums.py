@@ -142,7 +142,7 @@ def with_sums(programs: Sequence[Sequence[Action]], chains: Chains) -> list[list
     """Put the chains of all buckets that are summed over other axes into programs that reduce each
     where it is complete.
     """
-    rows = [_Row(program, chains) for program in programs]
+    rows = [_SummedRow(program, chains) for program in programs]
     spots = {}
     for row in rows:
         for key, index in row.complete.items():
@@ -188,7 +188,7 @@ def _late(rank: int, chains: Chains) -> list[Action]:
     ]
 
 
-class _Row:
+class _SummedRow:
     """A rank's program without the reductions of buckets that are summed over other axes first.
 
     complete: where in it each of those is complete.  sent: the place behind its last send.

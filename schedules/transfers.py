@@ -42,7 +42,7 @@ class Transfers(NamedTuple):
 NO_TIME = Transfers({})
 
 
-class Traffic:
+class RankTransfers:
     """The transfers of one rank, while it is played.
 
     free: when the way of data ranks is, and that of other axes.

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.options import Options
-from mpitrain.schedules.progress import Progress
+from mpitrain.schedules.progress import SearchProgress
 from mpitrain.schedules.v_shape import LEGS, action, before, weight_of
 
 PERIOD = 6  # slots of a building block: F F I I W W
@@ -39,7 +39,7 @@ def v_half(num_ranks: int, num_microbatches: int, options: Options) -> list[list
     gap = 3 if num_ranks % 2 == 0 else 0
     p = num_ranks
     offsets = [(2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r) for r in range(p)]
-    return _from_building_block(offsets, num_microbatches, Progress(options.told))
+    return _from_building_block(offsets, num_microbatches, SearchProgress(options.told))
 
 
 def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
@@ -53,11 +53,11 @@ def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[
     gap = 2 if num_ranks % 3 == 0 else 0
     p = num_ranks
     offsets = [(r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r) for r in range(p)]
-    return _from_building_block(offsets, num_microbatches, Progress(options.told))
+    return _from_building_block(offsets, num_microbatches, SearchProgress(options.told))
 
 
 def _from_building_block(
-    offsets: list[tuple[int, ...]], num_microbatches: int, progress: Progress
+    offsets: list[tuple[int, ...]], num_microbatches: int, progress: SearchProgress
 ) -> list[list[Action]]:
     # with W twice as many lines as legs
     progress.expect(len(offsets) * num_microbatches * (2 * W + 2))
@@ -153,11 +153,11 @@ class _Reorder:
 
     def __init__(self, ranks: Iterable[Lines]):
         self.ranks = list(ranks)
-        self.rows = [_Row(lines) for lines in self.ranks]
+        self.rows = [_SlotRow(lines) for lines in self.ranks]
         self.limit = max(row.peak for row in self.rows)
         self.inputs: list[list[int]] = [[] for _ in self.ranks]  # slots of I, ascending
 
-    def run(self, progress: Progress) -> list[Lines]:
+    def run(self, progress: SearchProgress) -> list[Lines]:
         last = len(self.ranks[0][0]) - 1
         phase = "warmup"
         for slot, rank, line, m in _events(self.ranks):
@@ -182,7 +182,7 @@ class _Reorder:
         return slot
 
 
-class _Row:
+class _SlotRow:
     """The slots of one rank, and how many stashes are held after each.
 
     Without a line of W, W is in every free slot it can.

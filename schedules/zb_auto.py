@@ -14,13 +14,13 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
-from mpitrain.schedules.progress import Progress
+from mpitrain.schedules.progress import SearchProgress
 
 SHARE = 0.4  # of a stash, held between I and W
 ROUNDING = 1e-9  # spans of sums of floats that differ by less are equal
 
 
-class Choice(NamedTuple):
+class Heuristics(NamedTuple):
     """What a search does where it could also do otherwise."""
 
     spare_first_input: bool  # leave out warmup forwards that would delay the first I
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
     weights_first: bool  # run W rather than wait, even if other ranks have waited longer
 
 
-CHOICES = 2 ** len(Choice._fields)
+CHOICES = 2 ** len(Heuristics._fields)
 
 
 def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
@@ -54,7 +54,7 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
             f"zb-auto: found a memory limit of {options.memory_limit} stashes, needed at least 1, a "
             "microbatch in flight; raise the limit"
         )
-    progress = Progress(options.told)
+    progress = SearchProgress(options.told)
     shares = (1, SHARE) if options.weight_memory is None else (options.weight_memory,)
     progress.expect(len(shares) * CHOICES * (num_microbatches - 1))
     if options.weight_memory is not None:
@@ -66,11 +66,16 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
     return (share if share.span() < whole.span() * (1 - ROUNDING) else whole).orders()
 
 
-def _shortest(num_ranks: int, num_microbatches: int, options: Options, progress: Progress) -> "_Search":
-    answers = product((True, False), repeat=len(Choice._fields))
+def _shortest(
+    num_ranks: int, num_microbatches: int, options: Options, progress: SearchProgress
+) -> "_ZbSearch":
+    answers = product((True, False), repeat=len(Heuristics._fields))
     return min(
-        (_Search(num_ranks, num_microbatches, options, Choice(*three)).run(progress) for three in answers),
-        key=_Search.span,
+        (
+            _ZbSearch(num_ranks, num_microbatches, options, Heuristics(*three)).run(progress)
+            for three in answers
+        ),
+        key=_ZbSearch.span,
     )
 
 
@@ -91,7 +96,7 @@ def planned(name: str, options: Options, memory_limit: float) -> Options:
     )
 
 
-class _Rank:
+class _ZbRank:
     """What one rank has done until now, and when."""
 
     def __init__(self, stage: int, times: Times, weight_memory: float):
@@ -125,16 +130,16 @@ class _Rank:
         return self.done("F") + more - self.done("I") + self.weight_memory * self.late_weights
 
 
-class _Search:
-    def __init__(self, num_ranks: int, num_microbatches: int, options: Options, choice: Choice):
+class _ZbSearch:
+    def __init__(self, num_ranks: int, num_microbatches: int, options: Options, choice: Heuristics):
         self.num_microbatches = num_microbatches
         self.choice = choice
         self.times = options.times
         self.limit = options.memory_limit
-        self.ranks = [_Rank(stage, options.times, options.weight_memory) for stage in range(num_ranks)]
+        self.ranks = [_ZbRank(stage, options.times, options.weight_memory) for stage in range(num_ranks)]
         self.longest_wait: float = 0
 
-    def run(self, progress: Progress) -> "_Search":
+    def run(self, progress: SearchProgress) -> "_ZbSearch":
         self._warm_up()
         for _ in range(1, self.num_microbatches):
             self._round()
@@ -209,7 +214,7 @@ class _Search:
                 self._put_weights(rank)  # nobody waits for the first rank any more
             self._put(rank, "I")
 
-    def _forward_due(self, rank: _Rank) -> bool:
+    def _forward_due(self, rank: _ZbRank) -> bool:
         """Tell whether a rank runs a forward in this round."""
         if rank.done("F") == self.num_microbatches:
             return False
@@ -231,15 +236,15 @@ class _Search:
 
     # ---------------------------------------------------------------- actions
 
-    def _put(self, rank: _Rank, kind: str) -> None:
+    def _put(self, rank: _ZbRank, kind: str) -> None:
         rank.put(kind, self._arrival(rank, kind))
         self.longest_wait = max(self.longest_wait, rank.waited)
 
-    def _put_weights(self, rank: _Rank) -> None:
+    def _put_weights(self, rank: _ZbRank) -> None:
         while rank.late_weights:
             self._put(rank, "W")
 
-    def _wait_with_weights(self, rank: _Rank, kind: str) -> None:
+    def _wait_with_weights(self, rank: _ZbRank, kind: str) -> None:
         """Run backwards for weights until the message of the next F or I arrives."""
         arrival = self._arrival(rank, kind)
         while rank.late_weights and rank.now + self.times.weight <= arrival:
@@ -250,7 +255,7 @@ class _Search:
             if self.choice.weights_first or not may_wait:
                 self._put(rank, "W")
 
-    def _arrival(self, rank: _Rank, kind: str) -> float:
+    def _arrival(self, rank: _ZbRank, kind: str) -> float:
         """Return when the message of a rank's next F or I is there."""
         stage = rank.stage + {"F": -1, "I": 1, "W": len(self.ranks)}[kind]
         if not 0 <= stage < len(self.ranks):

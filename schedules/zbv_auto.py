@@ -14,12 +14,12 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.options import Options, Times
-from mpitrain.schedules.progress import Progress
+from mpitrain.schedules.progress import SearchProgress
 from mpitrain.schedules.v_shape import LEGS, action, before, weight_of
 from mpitrain.schedules.zb_auto import planned
 
 
-class Choice(NamedTuple):
+class WeightPriority(NamedTuple):
     """Before which legs W is run rather than waited, even if other ranks have waited longer."""
 
     turning: bool  # the I that go down the ranks
@@ -44,8 +44,8 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
     options = planned("zbv-auto", options, memory_limit=num_ranks)
     if options.memory_limit >= num_microbatches:  # no rank ever holds more than all of them
         options = options._replace(memory_limit=max(options.memory_limit, num_ranks))
-    progress = Progress(options.told)
-    choices = [Choice(*answers) for answers in product((True, False), repeat=2)]
+    progress = SearchProgress(options.told)
+    choices = [WeightPriority(*answers) for answers in product((True, False), repeat=2)]
     progress.expect(len(choices) * 2 * num_microbatches)
     searches = [_shortest(num_ranks, num_microbatches, options, choice, progress) for choice in choices]
     found = [search for search in searches if search]
@@ -59,8 +59,8 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
 
 
 def _shortest(
-    num_ranks: int, num_microbatches: int, options: Options, choice: Choice, progress: Progress
-) -> "_Search | None":
+    num_ranks: int, num_microbatches: int, options: Options, choice: WeightPriority, progress: SearchProgress
+) -> "_VSearch | None":
     """Repeat a search, granting each rank the waits of the last, while it gets shorter.
 
     None if memory is too short.
@@ -68,7 +68,7 @@ def _shortest(
     best = None
     granted = [0.0] * num_ranks
     while True:
-        search = _Search(num_ranks, num_microbatches, options, choice, granted)
+        search = _VSearch(num_ranks, num_microbatches, options, choice, granted)
         try:
             search.run(progress)
         except _Stuck:
@@ -80,11 +80,11 @@ def _shortest(
         progress.expect(2 * num_microbatches)
 
 
-def _longest_wait(search: "_Search") -> float:
+def _longest_wait(search: "_VSearch") -> float:
     return search.longest_wait
 
 
-class _Rank:
+class _VRank:
     """What one rank has done until now, and when."""
 
     def __init__(self, number: int, num_ranks: int, times: Times, weight_memory: float):
@@ -126,9 +126,14 @@ class _Rank:
         return forwards - inputs + self.weight_memory * len(self.weights)
 
 
-class _Search:
+class _VSearch:
     def __init__(
-        self, num_ranks: int, num_microbatches: int, options: Options, choice: Choice, granted: list[float]
+        self,
+        num_ranks: int,
+        num_microbatches: int,
+        options: Options,
+        choice: WeightPriority,
+        granted: list[float],
     ):
         self.num_ranks = num_ranks
         self.num_microbatches = num_microbatches
@@ -136,11 +141,11 @@ class _Search:
         self.message = options.times.message
         self.limit = 2 * options.memory_limit
         share = 1 if options.weight_memory is None else options.weight_memory
-        self.ranks = [_Rank(number, num_ranks, options.times, share) for number in range(num_ranks)]
+        self.ranks = [_VRank(number, num_ranks, options.times, share) for number in range(num_ranks)]
         self.granted = granted
         self.longest_wait: float = 0
 
-    def run(self, progress: Progress) -> None:
+    def run(self, progress: SearchProgress) -> None:
         self._warm_up()
         for _ in range(2 * self.num_microbatches):
             self._round_of_inputs()
@@ -167,7 +172,7 @@ class _Search:
                         self._put(lower, leg)
                 leg = 1 - leg
 
-    def _fill_until_turned(self, rank: _Rank) -> None:
+    def _fill_until_turned(self, rank: _VRank) -> None:
         """Send more microbatches down to a rank while it waits for the first to come up again."""
         if rank.number == self.num_ranks - 1:
             return
@@ -181,7 +186,7 @@ class _Search:
             for upper in self.ranks[: rank.number + 1]:
                 self._put(upper, 0)
 
-    def _behind(self, rank: _Rank, above: _Rank) -> bool:
+    def _behind(self, rank: _VRank, above: _VRank) -> bool:
         """Tell whether a rank must run more forwards before the I of the rank above can reach it."""
         fewer = rank.done(0) + rank.done(1) < above.done(0) + above.done(1)
         return fewer or rank.done(1) <= above.done(1) < self.num_microbatches
@@ -200,7 +205,7 @@ class _Search:
                 self._wait_with_weights(rank, 2, self.choice.turning)
                 self._put(rank, 2)
 
-    def _input_leg(self, rank: _Rank) -> int:
+    def _input_leg(self, rank: _VRank) -> int:
         if rank.done(3) >= rank.done(2):
             return 2
         return 3 if self._ready(rank, 3) or rank.done(2) >= self.num_microbatches else 2
@@ -215,7 +220,7 @@ class _Search:
                 self._wait_with_weights(rank, leg, self.choice.forward)
                 self._put(rank, leg)
 
-    def _forward_leg(self, rank: _Rank) -> int | None:
+    def _forward_leg(self, rank: _VRank) -> int | None:
         if rank.done(1) >= self.num_microbatches:
             return None
         if rank.done(1) >= rank.done(0):
@@ -226,19 +231,19 @@ class _Search:
 
     # ---------------------------------------------------------------- actions
 
-    def _put(self, rank: _Rank, leg: int) -> None:
+    def _put(self, rank: _VRank, leg: int) -> None:
         arrival = self._arrival(rank, leg)
         if leg < 2 and rank.stashes + 1 > self.limit:
             raise _Stuck
         rank.put(leg, arrival)
         self.longest_wait = max(self.longest_wait, rank.waited)
 
-    def _put_weight(self, rank: _Rank) -> None:
+    def _put_weight(self, rank: _VRank) -> None:
         if not rank.weights:
             raise _Stuck
         rank.put_weight()
 
-    def _wait_with_weights(self, rank: _Rank, leg: int, weights_first: bool) -> None:
+    def _wait_with_weights(self, rank: _VRank, leg: int, weights_first: bool) -> None:
         """Run backwards for weights until the message of the next action of a leg arrives."""
         if before(leg, rank.number, self.num_ranks) is None:
             return
@@ -249,14 +254,14 @@ class _Search:
         if rank.weights and arrival - rank.now > may_wait and weights_first:
             rank.put_weight()
 
-    def _ready(self, rank: _Rank, leg: int) -> bool:
+    def _ready(self, rank: _VRank, leg: int) -> bool:
         """Tell whether the next action of a leg can run, or has been planned where it comes from."""
         source = before(leg, rank.number, self.num_ranks)
         m = rank.done(leg)
         here = leg == 0 or rank.done(leg - 1) > m
         return here and (source is None or self.ranks[source].done(leg) > m)
 
-    def _arrival(self, rank: _Rank, leg: int) -> float:
+    def _arrival(self, rank: _VRank, leg: int) -> float:
         """Return when the message of a rank's next action of a leg is there."""
         source = before(leg, rank.number, self.num_ranks)
         if not self._ready(rank, leg):

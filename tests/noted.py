@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from mpitrain import cli
-from mpitrain.cluster.board import Place
+from mpitrain.cluster.board import RankStatus
 
 LENGTH = 512
 
@@ -30,16 +30,16 @@ def main(folder: Path, rank: str) -> None:
     path.write_bytes(bytes(2 * LENGTH))
     with path.open("r+b") as file:
         memory = mmap.mmap(file.fileno(), 2 * LENGTH)
-    write = Place._write
+    write = RankStatus._write
 
-    def noted(place: Place, *since) -> None:
+    def noted(place: RankStatus, *since) -> None:
         at = f" at step {place.step}, position {place.position}," if place.step else ""
         note = f"{at} in phase {place.phase}, {place.what}".encode()[:LENGTH].ljust(LENGTH, b"\0")
         memory[:LENGTH] = note
         write(place, *since)
         memory[LENGTH:] = note
 
-    Place._write = noted
+    RankStatus._write = noted
     cli.main()
 
 

@@ -18,7 +18,7 @@ import several
 
 from mpitrain.actor.actor import Actor
 from mpitrain.data.order import Sampler
-from mpitrain.data.text import Rows
+from mpitrain.data.text import TokenRows
 
 BATCH = 8  # sequences, as in launch.TINY
 
@@ -28,7 +28,7 @@ def main() -> None:
     noisy = set(json.loads(os.environ["NOISE"]))
     rows = Sampler.rows
 
-    def spiked(sampler: Sampler, slots) -> Rows:
+    def spiked(sampler: Sampler, slots) -> TokenRows:
         found = rows(sampler, slots)
         tokens = found.tokens.copy()
         for row, slot in enumerate(slots):

@@ -9,7 +9,7 @@ from mpitrain.checkpoint.files import FORMAT
 from mpitrain.checkpoint.index import seal_of
 from mpitrain.checkpoint.load import open_latest, open_step, steps, verified
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
-from mpitrain.checkpoint.verify import Part, bytes_of, chunks_of, verify
+from mpitrain.checkpoint.verify import VerifiedShare, bytes_of, chunks_of, verify
 from mpitrain.errors import CheckpointError
 
 # of 1 KB: a chunk has 1024, so two shards share the first chunk of `parameters/w`, and the last
@@ -132,8 +132,8 @@ def test_flipped_bit_anywhere_gives_an_error_or_the_same_data(folder, file):
 def test_ranks_verify_a_part_each_and_together_all_or_a_share(folder, share):
     with open_step(folder, 30) as checkpoint:
         every = chunks_of(checkpoint)
-        parts = [chunks_of(checkpoint, Part(share, rank, 3, "seed")) for rank in range(3)]
-        sample = chunks_of(checkpoint, Part(share, seed="seed"))
+        parts = [chunks_of(checkpoint, VerifiedShare(share, rank, 3, "seed")) for rank in range(3)]
+        sample = chunks_of(checkpoint, VerifiedShare(share, seed="seed"))
     assert [key(chunk) for part in parts for chunk in part] == [key(chunk) for chunk in sample]
     assert {1.0: len(sample) == len(every), 0.5: 0 < len(sample) < len(every), 0.0: not sample}[share]
     if share == 1:
@@ -150,13 +150,13 @@ def test_one_of_three_ranks_finds_a_flipped_byte(folder):
     path = folder / "step-00000030"
     flip(path / "shard-00000.h5", place(path, "shard-00000.h5")[0])
     found = []
-    for part in (Part(1.0, rank, 3, "") for rank in range(3)):
+    for part in (VerifiedShare(1.0, rank, 3, "") for rank in range(3)):
         try:
             verified(path, part, {}, lambda what: None)
         except CheckpointError as error:
             found.append(error.args[0])
     assert len(found) == 1 and "step-00000030: shard-00000.h5 or shard-00001.h5: chunk 0 of" in found[0]
-    verified(path, Part(share=0.0), {}, lambda what: None)
+    verified(path, VerifiedShare(share=0.0), {}, lambda what: None)
 
 
 def test_leftovers_and_strangers_are_ignored(folder):

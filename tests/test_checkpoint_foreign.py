@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from checkpoints import meta_of
 
-from mpitrain.checkpoint.arrays import Piece
+from mpitrain.checkpoint.arrays import StoredPart
 from mpitrain.checkpoint.boxes import Box, Chunks
 from mpitrain.checkpoint.files import FORMAT, creating
 from mpitrain.checkpoint.hdf5 import Hdf5File
@@ -287,7 +287,7 @@ def written_index(folder, array, sizes=None, meta=None, step=30):
 
 
 def logical(pieces, shape=(6, 4), digests=None):
-    array = LogicalArray("parameters/w", np.dtype("f4"), shape, [Piece(*piece) for piece in pieces])
+    array = LogicalArray("parameters/w", np.dtype("f4"), shape, [StoredPart(*piece) for piece in pieces])
     array.digests = (
         digests if digests is not None else dict.fromkeys(range(min(array.chunks.count, 4)), bytes(16))
     )

@@ -21,7 +21,7 @@ from checkpoints import digest_of, killed_at, meta_of
 from launch import several
 from other_h5py import arrays, as_seen, read, summary, write
 
-from mpitrain.checkpoint.arrays import LogicalArray, Piece
+from mpitrain.checkpoint.arrays import LogicalArray, StoredPart
 from mpitrain.checkpoint.boxes import Box, Chunks
 from mpitrain.checkpoint.hdf5 import Hdf5File
 from mpitrain.checkpoint.index import Index, seal_of, write_index
@@ -31,7 +31,7 @@ from mpitrain.checkpoint.verify import verify
 from mpitrain.cluster.lock import Lock
 from mpitrain.commands.ckpt.repair import repair
 from mpitrain.commands.ckpt.reshard import reshard
-from mpitrain.commands.ckpt.team import Alone
+from mpitrain.commands.ckpt.team import TeamOfOne
 from mpitrain.commands.ckpt.verify import verify as verify_steps
 from mpitrain.errors import CheckpointError
 
@@ -84,7 +84,7 @@ def test_every_checksum_of_a_step_is_right(written):
 
 
 def test_a_resharded_step_is_read_as_well(written, tmp_path):
-    reshard(Alone(), str(written), str(tmp_path), None, 1, lambda text: None)
+    reshard(TeamOfOne(), str(written), str(tmp_path), None, 1, lambda text: None)
     require_all({path: read(path) for path in files_of(tmp_path)})
 
 
@@ -145,7 +145,7 @@ def test_arrays_of_more_than_four_billion_rows_are_seen_by_the_oldest_hdf5(tmp_p
     array = LogicalArray("parameters/w", np.dtype("u1"), shape)
     for writer, box in enumerate((Box((0, 0), (half, 3)), Box((half, 0), shape))):
         name = f"parameters/w@{box.start[0]}:{box.stop[0]},0:3"
-        array.pieces.append(Piece(f"shard-{writer:05d}.h5", name, box))
+        array.pieces.append(StoredPart(f"shard-{writer:05d}.h5", name, box))
     array.digests = dict.fromkeys(range(2), bytes(16))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Chunks, "count", 2)
@@ -221,7 +221,7 @@ def test_what_hdf5_refuses_is_never_called_whole(written, tmp_path, what):
     index.write_bytes(raw)
     (index.parent / "index.xxh3").write_text(seal_of(index.parent))
     said = []
-    assert verify_steps(Alone(), str(tmp_path), None, False, 1.0, said.append) == 1
+    assert verify_steps(TeamOfOne(), str(tmp_path), None, False, 1.0, said.append) == 1
     assert not any("whole;" in line for line in said), said
 
 

@@ -19,15 +19,15 @@ from launch import MPIRUN, finished, several, started
 from mpitrain.checkpoint.boxes import run_boxes
 from mpitrain.checkpoint.dtypes import BF16
 from mpitrain.checkpoint.load import open_step, steps
-from mpitrain.checkpoint.meta import About
+from mpitrain.checkpoint.meta import StepInfo
 from mpitrain.checkpoint.save import Extent, begin, commit, write_shard
 from mpitrain.checkpoint.verify import shares, verify
 from mpitrain.commands.ckpt.reshard import reshard
-from mpitrain.commands.ckpt.team import Alone
+from mpitrain.commands.ckpt.team import TeamOfOne
 from mpitrain.commands.ckpt.verify import verify as verify_steps
 from mpitrain.errors import CheckpointError
 
-ABOUT = About(
+ABOUT = StepInfo(
     '[model]\nlayers = 4\nfamily = "llama"\n',
     {"host": "node7", "user": "me", "layout": "pp(1) x dp(2)", "MPI": "an MPI"},
 )
@@ -170,7 +170,7 @@ def test_a_path_that_means_another_folder_or_none_is_refused_in_one_line(folder)
 def test_what_a_stranger_says_of_his_libraries_is_shown_not_obeyed(tmp_path):
     tmp = begin(tmp_path, 10)
     write_shard(tmp, 0, {"parameters/w": np.zeros((2, 2), np.float32)})
-    commit(tmp, meta_of(10), about=About("", {"user": "me", "the version of \x1b]0;evil\x07": "1"}))
+    commit(tmp, meta_of(10), about=StepInfo("", {"user": "me", "the version of \x1b]0;evil\x07": "1"}))
     (done,) = run(("inspect", tmp_path))
     assert done.returncode == 0 and "evil" in done.output and "\x1b" not in done.output, repr(done.output)
 
@@ -210,7 +210,7 @@ def test_a_step_that_a_run_removes_meanwhile_is_not_called_damaged(folder):
         said.append(line)
         shutil.rmtree(checkpoints / "step-00000020", ignore_errors=True)
 
-    assert verify_steps(Alone(), str(checkpoints), None, True, 1.0, say) == 0
+    assert verify_steps(TeamOfOne(), str(checkpoints), None, True, 1.0, say) == 0
     assert [line.split(";")[0] for line in said] == [
         "step 10: whole",
         "step 20: removed meanwhile",
@@ -322,7 +322,7 @@ def test_a_beginning_that_no_name_has_is_bad_input(folder, num_ranks):
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 16])
 def test_a_resharded_step_has_the_same_digest_and_says_the_same(folder, num_shards):
-    reshard(Alone(), str(folder / "run"), str(folder / "new"), 20, num_shards, lambda text: None)
+    reshard(TeamOfOne(), str(folder / "run"), str(folder / "new"), 20, num_shards, lambda text: None)
     verify(folder / "new" / "step-00000020")
     with open_step(folder / "run" / "checkpoints", 20) as before, open_step(folder / "new", 20) as after:
         assert (before.digest, before.meta, before.about.config) == (
@@ -357,7 +357,7 @@ def test_what_is_damaged_is_not_made_to_look_whole(folder):
     """New digests would be right for the wrong bytes."""
     flip(folder / "run" / "checkpoints" / "step-00000030" / "shard-00001.h5", 500_000)
     with pytest.raises(CheckpointError, match="what was read isn't what was written once"):
-        reshard(Alone(), str(folder / "run"), str(folder / "new" / "below"), None, 3, lambda text: None)
+        reshard(TeamOfOne(), str(folder / "run"), str(folder / "new" / "below"), None, 3, lambda text: None)
     assert not (folder / "new").exists()
 
 
@@ -367,14 +367,16 @@ def test_a_folder_without_room_for_a_step_is_left_as_it_was(folder, monkeypatch,
         (folder / "new").mkdir()
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=0, f_frsize=1))
     with pytest.raises(CheckpointError, match=r"are needed, 0\.000 GB are free"):
-        reshard(Alone(), str(folder / "run"), str(folder / "new"), None, 3, lambda text: None)
+        reshard(TeamOfOne(), str(folder / "run"), str(folder / "new"), None, 3, lambda text: None)
     assert (folder / "new").exists() == there
 
 
 def test_no_step_is_written_where_a_run_is(folder):
     (folder / "run" / "run.lock").write_text("")
     with pytest.raises(CheckpointError, match=r"run\.lock says that a run uses it"):
-        reshard(Alone(), str(folder / "run"), str(folder / "run" / "checkpoints"), None, 3, lambda text: None)
+        reshard(
+            TeamOfOne(), str(folder / "run"), str(folder / "run" / "checkpoints"), None, 3, lambda text: None
+        )
 
 
 def test_shares_are_runs_of_about_equal_size():
@@ -425,7 +427,7 @@ def test_prune_removes_nothing_where_nothing_is_whole(folder):
 
 @pytest.mark.parametrize(
     ("version", "about", "told"),
-    [(1, About(), "version 1 of the format"), (2, About("[run]\n", {"layout": "dp(2)"}), "dp(2)")],
+    [(1, StepInfo(), "version 1 of the format"), (2, StepInfo("[run]\n", {"layout": "dp(2)"}), "dp(2)")],
 )
 def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, about, told):
     shutil.copytree(OLD[version], tmp_path / "old")
@@ -439,7 +441,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, a
         and told in inspected.output
         and "whole" in checked.output
     )
-    reshard(Alone(), str(tmp_path / "old"), str(tmp_path / "new"), None, 1, lambda text: None)
+    reshard(TeamOfOne(), str(tmp_path / "old"), str(tmp_path / "new"), None, 1, lambda text: None)
     assert digest_of(tmp_path / "new", 2) == digest_of(OLD[version], 2)
 
 

@@ -15,9 +15,20 @@ from watched import Played, listener_at
 
 from mpitrain.cluster import nodes, watchdog
 from mpitrain.cluster.behind import Rank, at_fault, report
-from mpitrain.cluster.board import BUSY, HUNG, LEFT, SLOT, WAITING, WORKING, Owed, Place, Where, read_slot
+from mpitrain.cluster.board import (
+    BUSY,
+    HUNG,
+    LEFT,
+    SLOT,
+    WAITING,
+    WORKING,
+    ExpectedInstruction,
+    RankStatus,
+    Where,
+    read_slot,
+)
 from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
-from mpitrain.cluster.nodes import Meeting, Nodes, addresses_here, told_apart
+from mpitrain.cluster.nodes import Meeting, WatchdogNodes, addresses_here, told_apart
 
 
 def rank(
@@ -49,7 +60,7 @@ def rank(
         what,
         wait,
         owing,
-        Owed(*owed),
+        ExpectedInstruction(*owed),
     )
     return Rank(where, f"node{number // 2}", condition, "", 7.0, **more)
 
@@ -165,7 +176,7 @@ def test_a_rank_travels_between_nodes_as_it_is():
 
 def test_a_wait_that_lasts_is_on_the_board_and_does_not_move_the_rank():
     slot = memoryview(bytearray(SLOT))
-    place = Place(3, "rank 3", 5.0)
+    place = RankStatus(3, "rank 3", 5.0)
     place.take(slot)
     place.moved(2, 9, "RECV_F1@1")
     since = read_slot(slot).since
@@ -196,14 +207,14 @@ def test_a_limit_follows_the_steps_unless_it_is_given():
 @pytest.fixture
 def hub():
     door = socket.create_server(("", 0))
-    nodes = Nodes(Meeting(0, ("a", "b"), addresses_here(), door.getsockname()[1], "secret"), door)
+    nodes = WatchdogNodes(Meeting(0, ("a", "b"), addresses_here(), door.getsockname()[1], "secret"), door)
     yield nodes
     door.close()
 
 
-def connected(hub: Nodes, token: str) -> tuple[Nodes, int]:
+def connected(hub: WatchdogNodes, token: str) -> tuple[WatchdogNodes, int]:
     """Connect node 1, with a token; return it, and the hub's descriptor of the link."""
-    spoke = Nodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, token))
+    spoke = WatchdogNodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, token))
     thread = threading.Thread(target=spoke.connect)
     thread.start()
     descriptor = hub.accept()
@@ -247,7 +258,7 @@ def test_a_link_that_took_half_a_line_is_closed(hub, monkeypatch):
 def test_what_a_hub_says_with_its_welcome_is_heard(hub, monkeypatch):
     """Both came before the spoke has looked."""
     sent = threading.Event()
-    send = nodes.Link.send
+    send = nodes.WatchdogLink.send
 
     def send_and_wait(link, message):
         done = send(link, message)
@@ -260,10 +271,10 @@ def test_what_a_hub_says_with_its_welcome_is_heard(hub, monkeypatch):
         hub.tell({"say": "where"})
         sent.set()
 
-    monkeypatch.setattr(nodes.Link, "send", send_and_wait)
+    monkeypatch.setattr(nodes.WatchdogLink, "send", send_and_wait)
     thread = threading.Thread(target=answer)
     thread.start()
-    spoke = Nodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, "secret"))
+    spoke = WatchdogNodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, "secret"))
     spoke.connect()
     thread.join(patience(10))
     (at_spoke,) = spoke.links
@@ -274,7 +285,7 @@ def test_what_a_hub_says_with_its_welcome_is_heard(hub, monkeypatch):
 class Node:
     """The watchdog of a node in a thread, with one rank that is what the test says."""
 
-    def __init__(self, nodes: Nodes, rank: int, state: int, limit_s: float):
+    def __init__(self, nodes: WatchdogNodes, rank: int, state: int, limit_s: float):
         self.address = f"\0mpitrain-test-{os.urandom(8).hex()}"
         self.thread = threading.Thread(
             target=watchdog.Watchdog(listener_at(self.address), nodes, met=True).run, daemon=True
@@ -328,7 +339,7 @@ def test_a_rank_that_gave_up_a_wait_and_is_gone_is_not_the_trouble(monkeypatch, 
     """It has said what it waited for: who is behind is told, not that its process is gone."""
     for name, seconds in {"LOOK_S": 0.05, "GATHER_S": 0.1, "FORWARD_S": 0.0}.items():
         monkeypatch.setattr(watchdog, name, seconds)
-    node = Node(Nodes(), 0, WAITING, 60.0)
+    node = Node(WatchdogNodes(), 0, WAITING, 60.0)
     gone = node.joined_by(1, WAITING, 60.0)
     gone.connection.send(watchdog.GAVE_UP + b"1 mpitrain: rank 1 waits for rank 0")
     gone.die()
@@ -352,7 +363,7 @@ def no_more_descriptors():
 
 
 def test_a_spoke_that_can_have_no_more_descriptors_reports_for_itself(hub, no_more_descriptors):
-    spoke = Nodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, "secret"))
+    spoke = WatchdogNodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, "secret"))
     spoke.connect()
     assert not spoke.links
 
@@ -363,7 +374,7 @@ def test_a_hub_that_can_have_no_more_descriptors_goes_on(hub, monkeypatch):
 
     monkeypatch.setattr(hub, "accept", accept)
     node = Node(hub, 0, WORKING, 60.0)
-    spoke = Nodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, "secret"))
+    spoke = WatchdogNodes(Meeting(1, hub.meeting.names, hub.meeting.addresses, hub.meeting.port, "secret"))
     spoke.connect()
     assert not spoke.links and node.thread.is_alive()
     node.rank.die()

@@ -6,12 +6,12 @@ import time
 from itertools import count
 from mmap import mmap
 
-from mpitrain.cluster.board import ABSENT, BUSY, SLOT, WAITING, WORKING, Place, read_slot
+from mpitrain.cluster.board import ABSENT, BUSY, SLOT, WAITING, WORKING, RankStatus, read_slot
 
 
 def test_a_slot_says_what_was_written():
     slot = memoryview(bytearray(SLOT))
-    place = Place(3, "rank 3 of 8", 60.0)
+    place = RankStatus(3, "rank 3 of 8", 60.0)
     place.take(slot)
     place.enter("save", "writing a shard of step 20", BUSY)
     where = read_slot(slot)
@@ -20,7 +20,7 @@ def test_a_slot_says_what_was_written():
 
 
 def test_a_place_comes_back_after_a_block_but_not_after_an_error():
-    place = Place(0, "rank 0 of 1")
+    place = RankStatus(0, "rank 0 of 1")
     place.enter("step", "between two steps")
     with place.at("save", "writing"), place.waiting("for all ranks"):
         assert (place.read().phase, place.read().state) == ("save", WAITING)
@@ -37,7 +37,7 @@ def test_a_place_comes_back_after_a_block_but_not_after_an_error():
 
 
 def test_long_and_odd_texts_fit():
-    place = Place(0, "rank 0")
+    place = RankStatus(0, "rank 0")
     place.enter("tokens", "preparing the tokens of " + "\u00e4\udcff" * 2000)
     assert place.read().what.startswith("preparing the tokens of \u00e4?")
 
@@ -46,7 +46,7 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_its_place_before_that():
     """Every prefix of the next note, as a kill may leave it; and a slot in which nobody ever wrote."""
     slot = memoryview(bytearray(SLOT))
     assert read_slot(slot).state == ABSENT
-    place = Place(2, "rank 2", 5.0)
+    place = RankStatus(2, "rank 2", 5.0)
     place.take(slot)
     place.moved(7, 3, "F0@1")
     before = bytes(slot)
@@ -67,7 +67,7 @@ def test_no_reader_sees_a_slot_half_written():
     memory = mmap(-1, SLOT)
     writer = os.fork()
     if not writer:
-        place = Place(0, "rank 0", 5.0)
+        place = RankStatus(0, "rank 0", 5.0)
         place.take(memoryview(memory))
         for number in count(1):
             place.moved(number, number, f"F{number}@0" + "x" * (number % 300))
@@ -87,7 +87,7 @@ def test_no_reader_sees_a_slot_half_written():
 
 
 def test_a_report_tells_what_another_thread_does_meanwhile():
-    place = Place(1, "rank 1")
+    place = RankStatus(1, "rank 1")
     place.beside = "syncing shard-00001.h5"
     place.enter("step", "B2@1")
     assert (

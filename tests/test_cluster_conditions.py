@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from conftest import agree
 
-from mpitrain.cluster.conditions import Link, _clocks, _devices, _space, bandwidth, look, receiver, told
+from mpitrain.cluster.conditions import (
+    MeasuredLink,
+    _clocks,
+    _devices,
+    _space,
+    bandwidth,
+    look,
+    receiver,
+    told,
+)
 from mpitrain.commands.inspect import planned
 from mpitrain.errors import CheckpointError
 
@@ -26,7 +35,7 @@ def ring(speeds):
     for rank in range(8):
         ranks = (rank - 1) % 8, rank
         nodes = tuple(f"n{each // 2}" for each in ranks)
-        links.append(Link(ranks, nodes, min(speeds.get(node, 8e9) for node in nodes)))
+        links.append(MeasuredLink(ranks, nodes, min(speeds.get(node, 8e9) for node in nodes)))
     return links
 
 
@@ -78,12 +87,12 @@ def test_a_file_system_that_cant_hold_a_checkpoint_is_refused(tmp_path):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.sizes(2, 4)
 def test_what_ranks_that_agree_are_told(world, tmp_path_factory):
-    from mpitrain.cluster.board import Place
+    from mpitrain.cluster.board import RankStatus
     from mpitrain.comm.world import World
 
     size = world.size
     plan = planned(None, (*TINY, f"parallel.tp={2 if size == 4 else 1}", "parallel.zero=1"), size)
-    of_job = World(world, Place())
+    of_job = World(world, RankStatus())
     found = {
         name: (told, fine)
         for name, told, fine in look(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=True)

@@ -13,7 +13,7 @@ from watched import Played, listener_at
 
 from mpitrain.cluster import console
 from mpitrain.cluster.finding import connect
-from mpitrain.cluster.nodes import Meeting, Nodes
+from mpitrain.cluster.nodes import Meeting, WatchdogNodes
 from mpitrain.cluster.watchdog import ASKED, BYE, FAILED, MEET, READY, REFUSED, Watchdog
 
 
@@ -191,8 +191,8 @@ def test_nodes_meet_whatever_numbers_their_links_have(beyond_select):
         "port": door.getsockname()[1],
         "token": "secret",
     }
-    hub = Nodes(Meeting(0, **meeting), door)
-    spoke = Nodes(Meeting(1, **meeting))
+    hub = WatchdogNodes(Meeting(0, **meeting), door)
+    spoke = WatchdogNodes(Meeting(1, **meeting))
     answers = threading.Thread(target=lambda: hub.hear(hub.accept()))
     answers.start()
     spoke.connect()

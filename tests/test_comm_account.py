@@ -210,17 +210,18 @@ def clock(monkeypatch):
 
 
 def test_computing_hides_and_waiting_does_not(clock):
-    from mpitrain.comm.account import Account, Usage
+    from mpitrain.comm.account import Account, AxisUsage
     from mpitrain.comm.progress import Progress
 
     progress = Progress()
     account = Account()
     pending = progress.start(clock.operation(1, 6, 2), "it", account)
     clock.now += 3  # compute
-    assert account.read() == Usage(0, 0, blocked_s=1, in_flight_s=4)
+    assert account.read() == AxisUsage(0, 0, blocked_s=1, in_flight_s=4)
     pending.wait()  # from 4 to 6, and the adding
     assert (
-        account.read() == Usage(0, 0, blocked_s=1 + 2 + 2, in_flight_s=8) and account.read().overlapped_s == 3
+        account.read() == AxisUsage(0, 0, blocked_s=1 + 2 + 2, in_flight_s=8)
+        and account.read().overlapped_s == 3
     )
     assert progress.waited_s == 4
     clock.now += 100

@@ -602,14 +602,14 @@ def test_who_waits_for_its_own_device_blames_nobody_and_is_behind(setting, monke
     import torch
 
     from mpitrain.cluster.behind import Rank, report
-    from mpitrain.cluster.board import Place
+    from mpitrain.cluster.board import RankStatus
     from mpitrain.comm.collectives import all_reduce
     from mpitrain.errors import HangError
 
     device = setting.device
     axis = setting.mesh["dp"]
     progress = setting.mesh.progress
-    place = Place(axis.rank, f"rank {axis.rank}")
+    place = RankStatus(axis.rank, f"rank {axis.rank}")
     late = axis.rank == 0
     for name, value in {"place": place, "timeout_s": 0.5}.items():
         monkeypatch.setattr(progress, name, value)

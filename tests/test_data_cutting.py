@@ -8,7 +8,7 @@ import pytest
 
 from mpitrain.data import cutting as cutting_module
 from mpitrain.data.corpus import Document
-from mpitrain.data.encoding import Alone, encoded
+from mpitrain.data.encoding import LocalEncoder, encoded
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.errors import DataError
 
@@ -230,13 +230,13 @@ def test_a_document_that_memory_does_not_hold_is_refused(tmp_path, monkeypatch):
         DataError,
         match=r"long\.txt has 50,000,000 bytes that .* need 8\.0 GB of memory, 2\.0 GB are available; divide",
     ):
-        list(encoded([long], tokenizer, Alone(tokenizer)))
+        list(encoded([long], tokenizer, LocalEncoder(tokenizer)))
 
 
 def test_documents_come_back_in_their_order_whatever_the_shares(tmp_path, monkeypatch):
     from mpitrain.data import encoding
 
-    class Several(Alone):
+    class Several(LocalEncoder):
         num_shares = 3
 
     monkeypatch.setattr(encoding, "SHARE_BYTES", 1000)
@@ -244,7 +244,7 @@ def test_documents_come_back_in_their_order_whatever_the_shares(tmp_path, monkey
     tokenizer = trained(tmp_path / "t.json", "gpt2")
     texts = [text_of(number * 7 % 150, number).encode() for number in range(60)]
     documents = [Document(str(number), text, None) for number, text in enumerate(texts)]
-    for encoder in (Alone(tokenizer), Several(tokenizer)):
+    for encoder in (LocalEncoder(tokenizer), Several(tokenizer)):
         found = list(encoded(documents, tokenizer, encoder))
         assert [document.name for document, _ in found] == [document.name for document in documents]
         for document, ids in found:

@@ -134,12 +134,12 @@ print("a recipe")
 def test_a_rank_is_at_work_as_long_as_its_rehearsal_and_stuck_when_that_is(monkeypatch):
     """As its watchdog sees it: for how long it has done nothing."""
     from mpitrain.actor import recipes
-    from mpitrain.cluster.board import BUSY, Place
+    from mpitrain.cluster.board import BUSY, RankStatus
     from mpitrain.cluster.processes import condition
     from mpitrain.cluster.watchdog import Activity
 
     monkeypatch.setattr(recipes, "REHEARSAL", COMPUTES_AND_STOPS)
-    place = Place()
+    place = RankStatus()
     rehearsals = recipes.Rehearsals()
     activity = Activity()
     place.enter("build", "rehearsing the ranks", BUSY)
@@ -196,7 +196,7 @@ TABLES = {"schedule": "pipeline", "transport": "comm", "node_ranks": "comm"}
 def test_a_dry_run_sends_what_training_sends(world, monkeypatch, layout, share, limit):
     """In messages of at most `limit` bytes."""
     from mpitrain.actor.communicators import build_mesh
-    from mpitrain.actor.dry_run import DryRun, Tally
+    from mpitrain.actor.dry_run import AxisTally, DryRun
     from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.comm import wire
     from mpitrain.comm.wire import sent_bytes
@@ -219,7 +219,7 @@ def test_a_dry_run_sends_what_training_sends(world, monkeypatch, layout, share, 
     usage = mesh.usage()
     wrong = []
     for name, wanted in walk.predicted.items():
-        got = Tally(usage[name].calls, usage[name].messages, usage[name].num_bytes)
+        got = AxisTally(usage[name].calls, usage[name].messages, usage[name].num_bytes)
         wrong += [f"{name}: {got} instead of {wanted}"] if got != wanted else []
         axis = mesh[name]
         transport = words.get("transport")

@@ -102,7 +102,7 @@ def linear(dtype, device="cpu"):
     """
     import torch
 
-    from mpitrain.model.fp8 import Products
+    from mpitrain.model.fp8 import Fp8Products
     from mpitrain.parallel.zero.parameters import Parameter
 
     generator = torch.Generator().manual_seed(2)
@@ -115,7 +115,7 @@ def linear(dtype, device="cpu"):
     parameter = Parameter(None, weight, torch.zeros(64, 128, device=device))
     deferred = []
     x.requires_grad_()
-    (y,) = Products.apply(x, (parameter,), deferred, None)
+    (y,) = Fp8Products.apply(x, (parameter,), deferred, None)
     y.backward(grad)
     for product in deferred:
         product.add()
@@ -158,7 +158,7 @@ def test_weights_that_share_an_input_share_what_is_kept_of_it():
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
-    from mpitrain.model.fp8 import Products
+    from mpitrain.model.fp8 import Fp8Products
     from mpitrain.parallel.zero.parameters import Parameter
 
     kept = []
@@ -168,13 +168,13 @@ def test_weights_that_share_an_input_share_what_is_kept_of_it():
         Parameter(None, torch.randn(rows, 32).bfloat16(), torch.zeros(rows, 32)) for rows in (32, 16, 16)
     )
     with saved_tensors_hooks(lambda tensor: kept.append(tensor.nbytes) or tensor, lambda tensor: tensor):
-        together = Products.apply(x, weights, deferred, None)
+        together = Fp8Products.apply(x, weights, deferred, None)
     assert kept == [x.numel()]
-    alone = [Products.apply(x, (weight,), [], None)[0] for weight in weights]
+    alone = [Fp8Products.apply(x, (weight,), [], None)[0] for weight in weights]
     assert all(a.equal(b) for a, b in zip(together, alone))
     together[0].sum().backward()
     made_again = []
-    again = Products.apply(x, weights, made_again, partial(torch.clone, x.detach()))
+    again = Fp8Products.apply(x, weights, made_again, partial(torch.clone, x.detach()))
     again[0].sum().backward()
     assert all(p.equal(q) for a, b in zip(deferred, made_again) for p, q in zip(a.tensors(), b.tensors()))
 

@@ -239,14 +239,16 @@ def test_an_offloaded_optimiser_sees_the_gradients_of_its_step(monkeypatch):
     from late_device import Device
 
     from mpitrain.optim import offload
-    from mpitrain.parallel.zero.shards import Piece
+    from mpitrain.parallel.zero.shards import ParameterShard
 
     monkeypatch.setattr(offload, "LOAD", 100)
     for seed in SEEDS:
         device = Device(seed)
         monkeypatch.setattr(offload, "streams_of", lambda _, device=device: device)
         grads = [device.put(torch.zeros(length)) for length in (30, 80, 60, 90)]
-        pieces = [Piece(SimpleNamespace(), 0, len(grad), torch.zeros(len(grad)), grad) for grad in grads]
+        pieces = [
+            ParameterShard(SimpleNamespace(), 0, len(grad), torch.zeros(len(grad)), grad) for grad in grads
+        ]
         optimizer = offload.Offloaded(pieces, torch.device("cpu"), Sums, whole=False)
         assert len(optimizer._loads) == 2
         for step in range(1, 5):

@@ -454,13 +454,13 @@ def test_training_needs_no_reader(tmp_path, read, end):
 
 def test_a_report_whose_console_is_gone_falls_silent(tmp_path, monkeypatch):
     from mpitrain.layout.log_pace import LogPace
-    from mpitrain.training.console import Report
+    from mpitrain.training.console import RunReport
 
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w", buffering=1) as gone:
         monkeypatch.setattr(sys, "stdout", gone)
-        with Report(0, 3, LogPace(0, 5.0)) as report:
+        with RunReport(0, 3, LogPace(0, 5.0)) as report:
             for _ in range(2):
                 report.say("somebody?")
         assert not report.speaks

@@ -127,18 +127,18 @@ def test_the_second_moment_follows_small_gradients(alone, beta2):
     """
     import torch
 
-    from mpitrain.config import Optimizer
+    from mpitrain.config import OptimizerTable
     from mpitrain.layout.parameters import WHOLE, Spec
     from mpitrain.optim.adamw import AdamW
-    from mpitrain.parallel.zero.shards import Piece
+    from mpitrain.parallel.zero.shards import ParameterShard
 
     spec = Spec("w", (64, 64), 0.02).on(WHOLE)
     dice = torch.Generator().manual_seed(1)
     found = {}
     grads = 0.03 * torch.randn(1500, spec.numel, generator=dice)
     for moments in ("fp32", "bf16"):
-        piece = Piece(spec, 0, spec.numel, torch.zeros(spec.numel), torch.ones(spec.numel))
-        adamw = AdamW(Optimizer(betas=(0.9, beta2), eps=1e-8, moments=moments), [piece], 1)
+        piece = ParameterShard(spec, 0, spec.numel, torch.zeros(spec.numel), torch.ones(spec.numel))
+        adamw = AdamW(OptimizerTable(betas=(0.9, beta2), eps=1e-8, moments=moments), [piece], 1)
         for grad in (torch.ones(spec.numel), *grads):
             piece.grad.copy_(grad)
             adamw.step(1e-3)

@@ -60,7 +60,7 @@ class Optimising:
     def __init__(self, config, mesh, dtype=torch.float64, cuts=()):
         from mpitrain.model.families.catalog import plan_of
         from mpitrain.optim.optimizer import optimizer_of
-        from mpitrain.parallel.zero.shards import Piece
+        from mpitrain.parallel.zero.shards import ParameterShard
 
         plan = plan_of(config)
         initial, self.every = gradients(config, 5)
@@ -70,7 +70,9 @@ class Optimising:
         for spec in plan.parameters():
             bounds = [0, *(1024 * cut for cut in cuts if 1024 * cut < spec.numel), spec.numel]
             parts = [(self.weights[spec.name][a:b], self.grads[spec.name][a:b]) for a, b in pairwise(bounds)]
-            self.pieces += [Piece(spec, a, b, *part) for (a, b), part in zip(pairwise(bounds), parts)]
+            self.pieces += [
+                ParameterShard(spec, a, b, *part) for (a, b), part in zip(pairwise(bounds), parts)
+            ]
         self.optimizer = optimizer_of(
             config, plan.stages, self.pieces, mesh, torch.empty(0, dtype=dtype), torch.device("cpu")
         )

@@ -53,7 +53,7 @@ def segments(axis, length):
     import torch
 
     from mpitrain.model.attention import Output, Projection
-    from mpitrain.model.feed_forward import FeedForward
+    from mpitrain.model.feed_forward import FeedForwardSegment
     from mpitrain.model.layers.rope import Rope
     from mpitrain.model.rotary import Rotary
 
@@ -68,7 +68,7 @@ def segments(axis, length):
     heads = [(BATCH, n, whole, 4) for n in (3, 1, 1)]
     return {
         "both": (
-            FeedForward(None, gate, up, down),
+            FeedForwardSegment(None, gate, up, down),
             (gate, up, down),
             (BATCH, length, WIDTH),
             [(BATCH, length, WIDTH)],

@@ -9,7 +9,7 @@ import pytest
 from launch import finished
 
 from mpitrain.errors import ConfigError
-from mpitrain.layout.sequence import Placement, placement_of
+from mpitrain.layout.sequence import SequencePlacement, placement_of
 from mpitrain.layout.traffic import Started, attention
 
 CASES = [
@@ -40,7 +40,7 @@ def causal_pairs(placement, rank):
 
 
 def test_zigzag_gives_each_rank_an_early_and_a_late_chunk():
-    placement = Placement("zigzag", 16, 4)
+    placement = SequencePlacement("zigzag", 16, 4)
     assert [list(placement.positions(rank)) for rank in range(4)] == [
         [0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9],
     ]  # fmt: skip
@@ -48,7 +48,7 @@ def test_zigzag_gives_each_rank_an_early_and_a_late_chunk():
 
 @pytest.mark.parametrize(("name", "sequence", "size"), CASES)
 def test_every_position_is_on_one_rank_and_the_pieces_say_where(name, sequence, size):
-    placement = Placement(name, sequence, size)
+    placement = SequencePlacement(name, sequence, size)
     whole = [None] * sequence
     for rank, held, positions in placement.pieces():
         whole[positions] = placement.positions(rank)[held]
@@ -58,7 +58,7 @@ def test_every_position_is_on_one_rank_and_the_pieces_say_where(name, sequence, 
 
 @pytest.mark.parametrize(("name", "sequence", "size"), CASES)
 def test_tiles_hold_each_causal_pair_once_and_no_other(name, sequence, size):
-    placement = Placement(name, sequence, size)
+    placement = SequencePlacement(name, sequence, size)
     for rank in range(size):
         by_source = [
             pair
@@ -75,7 +75,7 @@ def test_tiles_hold_each_causal_pair_once_and_no_other(name, sequence, size):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_zigzag_gives_all_ranks_the_same_work_in_every_turn(size):
-    placement = Placement("zigzag", 12 * size, size)
+    placement = SequencePlacement("zigzag", 12 * size, size)
     for turn in range(size):
         work = {
             sum(tile.num_pairs for tile in placement.tiles(rank, (rank - turn) % size))

@@ -10,7 +10,7 @@ import resource
 import pytest
 from launch import MPITRAIN, lines_in, mpirun, options, run_tiny, several, started, tail, tiny, write_text
 
-from mpitrain.cluster.board import Place
+from mpitrain.cluster.board import RankStatus
 from mpitrain.cluster.guard import Guard
 from mpitrain.errors import BAD_INPUT, FAILED, DataError
 
@@ -254,7 +254,7 @@ def limit_files(job, rank, size):
 def test_what_one_rank_refuses_is_bad_input_until_steps_begin(monkeypatch, phase, code):
     guard = Guard.__new__(Guard)
     ended = []
-    guard.place = Place(1, "rank 1 of 2")
+    guard.place = RankStatus(1, "rank 1 of 2")
     guard._watchdog = None
     guard._unheard = None
     guard.place.enter(phase, "reading")

@@ -14,9 +14,9 @@ import pytest
 from conftest import EVERY
 from launch import MPITRAIN, loss_lines, mpirun, several, tail, tiny, write_text
 
-from mpitrain.comm.tap import Started
+from mpitrain.comm.tap import TappedOperation
 from mpitrain.config import Config
-from mpitrain.data.text import Rows
+from mpitrain.data.text import TokenRows
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.training.replay.recording import Recording
 
@@ -96,13 +96,13 @@ def test_a_step_is_computed_when_its_recording_fills_the_disk(tmp_path, num_byte
         loss_scale=LossScale(Config().precision),
     )
     mesh = SimpleNamespace(axes={"pp": SimpleNamespace(size=2)}, rank=0, size=2, listen=lambda tap: None)
-    recording = Recording(tmp_path / "record-0-1.npz", actor, mesh, Rows(np.zeros(50_000, np.uint8)), {})
+    recording = Recording(tmp_path / "record-0-1.npz", actor, mesh, TokenRows(np.zeros(50_000, np.uint8)), {})
     work = SimpleNamespace(result=SimpleNamespace(loss=1.0, grad_norm=1.0))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def compute():
         for number in range(5):
-            recording.came(Started("pp", number, "send", "F0"), [np.zeros(100_000, np.uint8)])
+            recording.came(TappedOperation("pp", number, "send", "F0"), [np.zeros(100_000, np.uint8)])
         if num_bytes:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
         return work

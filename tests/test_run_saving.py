@@ -10,7 +10,7 @@ from checkpoints import digest_of
 from launch import MPITRAIN, loss_lines, mpirun, planted, run_several, run_tiny, short, tail, tiny, write_text
 
 from mpitrain.checkpoint.load import open_step, steps
-from mpitrain.cluster.board import Place
+from mpitrain.cluster.board import RankStatus
 from mpitrain.training.saving.saver import Saver
 
 SETTINGS = dict(run_steps=12, run_save_every=2, run_eval_every=2, schedule_name="constant")
@@ -225,7 +225,7 @@ def test_a_disk_that_hangs_is_named_by_whoever_waits_for_it(tmp_path, text):
 
 def test_a_disk_may_take_longer_for_a_sync_than_a_step_takes():
     saver = Saver.__new__(Saver)
-    place = Place(0, "rank 0", 60.0)
+    place = RankStatus(0, "rank 0", 60.0)
     saver._place = place
     saver._patience_s = 600.0
     with saver.patiently():

@@ -13,7 +13,7 @@ import pytest
 import spiked
 from launch import lines_in, loss_lines, several, tail, tiny, write_text
 
-from mpitrain.config import Spikes as Settings
+from mpitrain.config import SpikesTable as Settings
 from mpitrain.training.checks.spikes import Spikes
 
 KEYS = dict(run_steps=28, run_save_every=8, run_eval_every=100, schedule_name="constant", optimizer_lr=0.01)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import PAIR, Action, F, format_program, parse_program
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.check import Report, check
+from mpitrain.schedules.check import Proof, check
 from mpitrain.schedules.deadlock import play
 from mpitrain.schedules.draw import grid
 from mpitrain.schedules.lower import lower
@@ -50,7 +50,7 @@ def facts_of(
     return {"reduces": reduces, "residency": residency, "reduce_each": each}
 
 
-def proved(table: Table, facts: dict, pairs: str = "parts") -> tuple[list[list[Action]], Report]:
+def proved(table: Table, facts: dict, pairs: str = "parts") -> tuple[list[list[Action]], Proof]:
     programs = lower(table, **facts, pairs=pairs)
     return programs, check(
         programs,

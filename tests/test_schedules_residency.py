@@ -13,7 +13,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules import residency as residency_module
 from mpitrain.schedules.actions import GATHER, PAIR, SENDS, Action, format_program
 from mpitrain.schedules.catalog import NAMES, build
-from mpitrain.schedules.check import Report, check
+from mpitrain.schedules.check import Proof, check
 from mpitrain.schedules.draw import grid
 from mpitrain.schedules.lower import lower
 from mpitrain.schedules.options import Options
@@ -34,7 +34,7 @@ def reduced(num_stages: int, num_parts: int) -> list[Reduction]:
 
 def proved(
     table: Table, residency: Residency | None, *, reduce_each: bool = False, tail: int = 1, train: bool = True
-) -> Report:
+) -> Proof:
     """Lower a table whose stages have as many buckets as parts, or one more if a bucket is used
     twice, and check it.
     """

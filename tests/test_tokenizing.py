@@ -12,7 +12,7 @@ from mpitrain.comm.world import NOWHERE, World
 from mpitrain.config import Data
 from mpitrain.data import encoding
 from mpitrain.data.corpus import Document, Position
-from mpitrain.data.encoding import Piece
+from mpitrain.data.encoding import DocumentPiece
 from mpitrain.data.pace import Pace
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.data.tokens import describe, prepare
@@ -127,7 +127,7 @@ def test_ranks_without_memory_for_a_tokenizer_do_not_help(world, given, monkeypa
 
 
 def piece(text, after, is_last=True):
-    return Piece(Document("x", text, after), text, is_last)
+    return DocumentPiece(Document("x", text, after), text, is_last)
 
 
 def test_the_pace_is_told_every_few_seconds():

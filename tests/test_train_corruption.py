@@ -99,14 +99,14 @@ def twice(world, settings, *, faults=(), of_rank=1):
     import torch
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.cluster.board import Place
+    from mpitrain.cluster.board import RankStatus
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.checks.rerun import Twice
     from mpitrain.training.trainer import build_mesh
 
     config = resolved(world, *settings)
     plan = plan_of(config)
-    place = Place(world.rank)
+    place = RankStatus(world.rank)
     mesh = build_mesh(plan, world, place)
     actor = Actor(plan, mesh, torch.device("cpu"), place=place)
     rows = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (config.batch.global_, 17)))

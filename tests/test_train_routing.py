@@ -81,7 +81,7 @@ def test_any_routing_in_any_buffer(world, tmp_path, layout, pattern, buffer):
     from mpitrain import config as settings
     from mpitrain.comm.world import alone
     from mpitrain.layout.resolve import on_one_rank, resolve
-    from mpitrain.layout.routing import Trace
+    from mpitrain.layout.routing import RoutingTrace
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.trainer import build_mesh
 
@@ -89,7 +89,9 @@ def test_any_routing_in_any_buffer(world, tmp_path, layout, pattern, buffer):
         pytest.skip("runs on other ranks")
     shape = STEPS, SEQUENCES, LENGTH
     path = tmp_path / f"{world.rank}.npz"
-    Trace({f"blocks.{block}.ffn.router.load": routing(pattern, shape) for block in range(4)}).write(path)
+    RoutingTrace({f"blocks.{block}.ffn.router.load": routing(pattern, shape) for block in range(4)}).write(
+        path
+    )
     tables = dict(schedule="pipeline", layers="model", micro="batch")
     keys = (f"{tables.get(word.split('=')[0], 'parallel')}.{word}" for word in layout.split())
     config = settings.load(None, (*SETTINGS, *keys, f"experts.buffer={buffer}", f"experts.replay={path}"))
@@ -154,12 +156,12 @@ def test_a_trace_that_does_not_fit_is_refused(tmp_path, change, words):
     from mpitrain import config as settings
     from mpitrain.errors import ConfigError
     from mpitrain.layout.resolve import resolve
-    from mpitrain.layout.routing import Trace
+    from mpitrain.layout.routing import RoutingTrace
     from mpitrain.model.families.catalog import plan_of
 
     good = routing("spikes", (STEPS, SEQUENCES, LENGTH))
     blocks = {0: good} if change is None else dict.fromkeys(range(LAYERS), change(good))
-    Trace({f"blocks.{block}.ffn.router.load": experts for block, experts in blocks.items()}).write(
+    RoutingTrace({f"blocks.{block}.ffn.router.load": experts for block, experts in blocks.items()}).write(
         tmp_path / "routing.npz"
     )
     config = resolve(settings.load(None, (*SETTINGS, f"experts.replay={tmp_path}/routing.npz")), 1, 64)
@@ -192,13 +194,13 @@ def test_a_first_step_that_is_none_is_refused(tmp_path, first):
 
 def test_steps_are_replayed_in_their_own_place_and_others_in_turn(tmp_path):
     """A file without a first step is of a version that recorded none."""
-    from mpitrain.layout.routing import Routes, Trace
+    from mpitrain.layout.routing import Routes, RoutingTrace
 
     blocks = {
         f"blocks.{block}.ffn.router.load": routing("spikes", (4, SEQUENCES, LENGTH))
         for block in range(LAYERS)
     }
-    Trace(blocks, 6).write(tmp_path / "later.npz")
+    RoutingTrace(blocks, 6).write(tmp_path / "later.npz")
     np.savez(tmp_path / "old.npz", **blocks)
     later = read(tmp_path / "later.npz")
     old = read(tmp_path / "old.npz")

@@ -280,13 +280,13 @@ def test_a_planted_bug_is_caught_and_named(world, monkeypatch, bug):
 def test_the_exit_code_says_whether_the_layout_is_right(world, monkeypatch, bug):
     if world.size != 2:
         pytest.skip("2 ranks tell")
-    from mpitrain.cluster.board import Place
+    from mpitrain.cluster.board import RankStatus
     from mpitrain.commands.verify import main
     from mpitrain.errors import DONE, FAILED
 
     layout, _, plant = BUGS[bug] if bug else (("parallel.tp=2",), "", lambda patch: None)
     plant(monkeypatch)
     # a real one ends the job with its process
-    guard = SimpleNamespace(place=Place(), join=lambda world: None)
+    guard = SimpleNamespace(place=RankStatus(), join=lambda world: None)
     code = main(None, layout, guard, lambda text: None)
     agree(world, code == (FAILED if bug else DONE), f"exit code {code}")

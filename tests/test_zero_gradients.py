@@ -9,7 +9,7 @@ import torch
 from mpitrain.layout.arena import Arena
 from mpitrain.layout.buckets import layout_of
 from mpitrain.layout.parameters import Spec
-from mpitrain.model.linear import Product, add_product
+from mpitrain.model.linear import WeightGradient, add_product
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Gradient, Sharding
 
@@ -44,10 +44,10 @@ def test_what_nobody_adds_to_is_zero_and_what_was_there_before_is_gone(stage):
     gradient, parameters = gradient_of(stage)
     x = torch.randn(8, 32)
     grads = [torch.randn(8, 48) for _ in range(3)]
-    Product((parameters["w"],), x, grads[:1]).add()
+    WeightGradient((parameters["w"],), x, grads[:1]).add()
     parameters["v"].grad += 1
     for grad in grads[1:]:
-        Product((parameters["again"],), x, [grad]).add()
+        WeightGradient((parameters["again"],), x, [grad]).add()
     gradient.hold(0)  # the next microbatch: nothing is forgotten
     gradient.finish()
     held = gradient.whole.square().sum()  # before anybody looks by the parameters

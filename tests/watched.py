@@ -3,7 +3,7 @@
 import os
 import socket
 
-from mpitrain.cluster.board import Place, shared_slot
+from mpitrain.cluster.board import RankStatus, shared_slot
 from mpitrain.cluster.finding import connect
 from mpitrain.cluster.watchdog import GREETING
 
@@ -14,7 +14,7 @@ class Played:
     def __init__(self, address: str, rank: int, limit_s: float = 60.0):
         lifeline, self._alive = os.pipe()
         slot, memory = shared_slot()
-        self.place = Place(rank, f"rank {rank}", limit_s)
+        self.place = RankStatus(rank, f"rank {rank}", limit_s)
         self.place.take(memory)
         self.connection = connect(address)
         socket.send_fds(self.connection, [GREETING], [slot, lifeline])

@@ -28,11 +28,11 @@ from mpitrain.actor.reductions import Gradients
 from mpitrain.actor.stage import Stage, assemble
 from mpitrain.actor.step_totals import Measure, Totals, exchange, together
 from mpitrain.actor.trace import Recorder
-from mpitrain.cluster.board import BUSY, Place
+from mpitrain.cluster.board import BUSY, RankStatus
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
-from mpitrain.comm.world import Owed
+from mpitrain.comm.world import ExpectedAction
 from mpitrain.data.documents import IGNORED, Ends, further_targets, separate
 from mpitrain.layout.buffers_needed import EVALUATION, TRAINING, needed_by
 from mpitrain.layout.layer import is_loss
@@ -58,7 +58,7 @@ Key = tuple[int, int]  # (stage, microbatch)
 
 
 @dataclass(frozen=True)
-class Asked:
+class StepRequests:
     """What all ranks have to agree on in a step, besides its totals.
 
     stop: asked when the gradients are there, tells how urgently this rank is to stop, 0 for not at
@@ -72,7 +72,7 @@ class Asked:
     leaves_out: Callable[[float], bool] = lambda loss: False
 
 
-NOTHING = Asked()
+NOTHING = StepRequests()
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Work:
     between: Callable[[], None]  # called between items of a block
     step: int = 0
     lr: float = 0.0
-    asked: Asked = NOTHING
+    asked: StepRequests = NOTHING
     peak_in_flight: int = 0
     # of forwards: received, or handed over by a stage of this rank
     inputs: dict[Key, torch.Tensor] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Actor:
         mesh: Mesh,
         device: torch.device,
         recorder: Recorder | None = None,
-        place: Place | None = None,
+        place: RankStatus | None = None,
         build: Callable[[StagePlan, Sequence, Site], Blocks] = blocks_of,
         measure: Measure | None = None,
     ):
@@ -154,7 +154,7 @@ class Actor:
         self.mesh = mesh
         self.progress = mesh.progress
         self.recorder = recorder or UNRECORDED
-        self.place = place or Place()
+        self.place = place or RankStatus()
         self.measure = measure or Measure()
         self.pp, self.tp, self.cp, self.data, self.model = (
             mesh[name] for name in ("pp", "tp", "cp", "data", "model")
@@ -278,7 +278,7 @@ class Actor:
         microbatches: list[Microbatch],
         lr: float,
         *,
-        asked: Asked = NOTHING,
+        asked: StepRequests = NOTHING,
         watch: Watch | None = None,
         sure: Callable[[Callable[[], Work]], Work] = call,
     ) -> StepResult:
@@ -312,7 +312,7 @@ class Actor:
         return work.result
 
     def evaluate(
-        self, step: int, microbatches: list[Microbatch], asked: Asked = NOTHING
+        self, step: int, microbatches: list[Microbatch], asked: StepRequests = NOTHING
     ) -> tuple[float, float, int]:
         """Return (summed loss, tokens, how urgent it is to stop) of all ranks, without gradients.
 
@@ -501,10 +501,10 @@ class Actor:
                 kind[-1], stage, m, buffer, self.table.rank_of[source], self._owed(action, work)
             )
 
-    def _owed(self, action: Action, work: Work) -> Owed:
+    def _owed(self, action: Action, work: Work) -> ExpectedAction:
         """Return what another rank has to do so that a message of this one arrives."""
         end = partner(action)
-        return Owed(str(end), work.ends[end])
+        return ExpectedAction(str(end), work.ends[end])
 
     # ------------------------------------------------------------ gradients and update
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from mpitrain.cluster.limit import Limit
 from mpitrain.comm.awareness import STAGED, Way
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.world import NOWHERE, Communicator, Place
+from mpitrain.comm.world import NOWHERE, Communicator, StatusReporter
 from mpitrain.layout.plan import Plan
 
 
 def build_mesh(
     plan: Plan,
     comm: Communicator,
-    place: Place = NOWHERE,
+    place: StatusReporter = NOWHERE,
     way: Way = STAGED,
     on_thread: Callable[[], None] | None = None,
 ) -> Mesh:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from time import sleep
 
 from mpitrain.actor.signed import Sender, Signed
-from mpitrain.cluster.board import Place
+from mpitrain.cluster.board import RankStatus
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.prediction import predicted
@@ -30,7 +30,7 @@ SHARES = {"F": 1 / 3, "B": 2 / 3, "I": 1 / 3, "W": 1 / 3}  # of the FLOPs of a t
 
 
 @dataclass
-class Tally:
+class AxisTally:
     """What was started on an axis, or sent over it."""
 
     operations: int = 0
@@ -50,12 +50,12 @@ class DryRun:
     place: as for an Actor.
     """
 
-    def __init__(self, plan: Plan, mesh: Mesh, recipe: list[Event], place: Place | None = None,
+    def __init__(self, plan: Plan, mesh: Mesh, recipe: list[Event], place: RankStatus | None = None,
         share: float = 1.0,
         seconds: Callable[[Action], float] = lambda action: 0.0,
     ):  # fmt: skip
         self.mesh = mesh
-        self.place = place or Place()
+        self.place = place or RankStatus()
         self.progress = mesh.progress
         self._program = plan.training.ranks[mesh["pp"].rank]
         self._seconds = seconds
@@ -66,7 +66,7 @@ class DryRun:
         )
         self._sender = Sender(mesh, plan.axes.of(mesh.rank), links, _counts(self._recipe, mesh))
         self._started: list[Signed] = []
-        self.predicted: dict[str, Tally] = defaultdict(Tally)
+        self.predicted: dict[str, AxisTally] = defaultdict(AxisTally)
         self.headers = self.short = 0
 
     def step(self, step: int) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.memory_meter import Watch
-from mpitrain.layout.memory import Usage
+from mpitrain.layout.memory import MemoryUsage
 from mpitrain.parallel.zero.shards import Gradient, Weights
 
 
-def measure(actor: Actor, watch: Watch) -> Usage:
+def measure(actor: Actor, watch: Watch) -> MemoryUsage:
     """Return what this rank has allocated, and what its microbatches held at most in the step that
     was watched.
 
@@ -25,7 +25,7 @@ def measure(actor: Actor, watch: Watch) -> Usage:
     host = sum(stage.shelves.host.num_bytes for stage in actor.stages.values() if stage.shelves is not None)
     if actor.config.memory.offload in ("optimizer", "all"):
         host += moments + actor.optimizer.num_bytes + sum(w.host_bytes for w in weights)
-        return Usage(
+        return MemoryUsage(
             _kept(weights),
             _kept(gradients),
             0,
@@ -38,7 +38,7 @@ def measure(actor: Actor, watch: Watch) -> Usage:
             host,
         )
     masters = sum(w.master.nbytes for w in weights if w.master is not w.shard)
-    return Usage(
+    return MemoryUsage(
         _kept(weights) + masters,
         _kept(gradients),
         moments,

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import msgspec
 
-from mpitrain.cluster.board import Place
+from mpitrain.cluster.board import RankStatus
 from mpitrain.cluster.launch import launched, rank_of_launcher
 from mpitrain.cluster.processes import no_more, used
 from mpitrain.comm.launchers import without_launcher
@@ -52,7 +52,7 @@ class Rehearsals:
         except BrokenPipeError:
             return  # it has ended: recipes() tells why
 
-    def recipes(self, num_ranks: int, place: Place) -> list[bytes]:
+    def recipes(self, num_ranks: int, place: RankStatus) -> list[bytes]:
         """Return what decodes to the recipe of each rank, when the process has ended.
 
         Meanwhile this rank is stuck if the process is.
@@ -69,7 +69,7 @@ class Rehearsals:
             )
         return lines
 
-    def _ended(self, place: Place) -> int:
+    def _ended(self, place: RankStatus) -> int:
         """Return the exit code; until then, note that the process does something.
 
         A watchdog looks at this rank only, which sleeps.

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 
 import torch
 
-from mpitrain.actor.stage_state import Bucket, StageState
+from mpitrain.actor.stage_state import BucketState, StageState
 from mpitrain.comm.collectives import all_reduce, reduce_scatter
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.layout.gradient_uses import added_to, completed_by, group_of, summed_in
-from mpitrain.parallel.zero.shards import Gradient, Piece, pieces_of
+from mpitrain.parallel.zero.shards import Gradient, ParameterShard, pieces_of
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
@@ -63,7 +63,7 @@ class Gradients:
         self.counted = [piece for number, bucket, piece in found if self._counts(number, bucket, piece)]
         self._begin()
 
-    def _counts(self, number: int, bucket: Bucket, piece: Piece) -> bool:
+    def _counts(self, number: int, bucket: BucketState, piece: ParameterShard) -> bool:
         """Tell whether this rank, of those that have the same elements of a stage's bucket, is the
         one that counts them.
         """
@@ -167,7 +167,7 @@ class Gradients:
 
     # ------------------------------------------------------------ over other axes
 
-    def _added_here(self, bucket: Bucket) -> torch.Tensor:
+    def _added_here(self, bucket: BucketState) -> torch.Tensor:
         """Return what has been added to a bucket on this rank; of a tied embedding, by all its uses.
 
         It is in the bucket's own buffer, and the others are given back. After the data axis, it is

@@ -19,7 +19,7 @@ import torch
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.step_totals import Measure, Totals
-from mpitrain.cluster.board import Place
+from mpitrain.cluster.board import RankStatus
 from mpitrain.cluster.processes import signal_when_parent_ends
 from mpitrain.comm.carried import AUTO_SHARED
 from mpitrain.comm.levels import nodes_of
@@ -149,7 +149,7 @@ def _by_axis(events: Iterable[Event]) -> dict[str, list[tuple[str, int]]]:
     return dict(found)
 
 
-class _Marks(Place):
+class _Marks(RankStatus):
     """Notes in the script where the rank is in its program."""
 
     def __init__(self, script: Script):

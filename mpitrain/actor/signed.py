@@ -41,7 +41,7 @@ LENGTH_BITS = 40  # of a header; the others are the number
 SUM = 1 << 8 * WIDTH
 
 
-class Header(NamedTuple):
+class MessageHeader(NamedTuple):
     """What a message belongs to."""
 
     number: int
@@ -55,12 +55,12 @@ class Header(NamedTuple):
         return f"operation {self.number} of {self.num_bytes} bytes"
 
 
-def unpacked(word: int) -> Header:
+def unpacked(word: int) -> MessageHeader:
     """Return the header that was packed."""
-    return Header(word >> LENGTH_BITS, word & (1 << LENGTH_BITS) - 1)
+    return MessageHeader(word >> LENGTH_BITS, word & (1 << LENGTH_BITS) - 1)
 
 
-def _write(part: np.ndarray, header: Header) -> None:
+def _write(part: np.ndarray, header: MessageHeader) -> None:
     if part.nbytes >= WIDTH:
         part.view(np.uint8)[:WIDTH] = np.frombuffer(header.packed().to_bytes(WIDTH, "little"), np.uint8)
 
@@ -85,7 +85,8 @@ class Signed:
     ranks: those of the axis.  found: yields the headers that came, when it is complete.
     """
 
-    def __init__(self, event: Start, axis: Axis, ranks: Sequence[int], header: Header, pending: Pending,
+    def __init__(self, event: Start, axis: Axis, ranks: Sequence[int], header: MessageHeader,
+        pending: Pending,
         x: np.ndarray,
         buffers: Sequence[np.ndarray], found: Callable[[], Iterator[Found]],
     ):  # fmt: skip
@@ -171,7 +172,7 @@ class Sender:
         message = event.message
         number = self.num_started[event.axis] if message is None else self._links.tag(*message[:3])
         self.num_started[event.axis] += 1
-        header = Header(number % (1 << 8 * WIDTH - LENGTH_BITS), event.num_bytes)
+        header = MessageHeader(number % (1 << 8 * WIDTH - LENGTH_BITS), event.num_bytes)
         return Signed(
             event, axis, self._ranks[event.axis], header, *self._start[event.operation](event, axis, header)
         )
@@ -189,7 +190,7 @@ class Sender:
 
     # ------------------------------------------------------------ sums
 
-    def _all_reduce(self, event: Start, axis: Axis, header: Header):
+    def _all_reduce(self, event: Start, axis: Axis, header: MessageHeader):
         x = self._lend(event.num_bytes)
         shards = _parts(x, split(len(x), axis.size))
         _sign_sums(shards, header, axis)
@@ -200,7 +201,7 @@ class Sender:
             lambda: (found for shard in shards for found in _summed(shard, axis)),
         )
 
-    def _reduce_scatter(self, event: Start, axis: Axis, header: Header):
+    def _reduce_scatter(self, event: Start, axis: Axis, header: MessageHeader):
         x = self._lend(event.num_bytes)
         shards = _parts(x, split(len(x), axis.size))
         _sign_sums(shards, header, axis)
@@ -209,13 +210,13 @@ class Sender:
 
     # ------------------------------------------------------------ everything else
 
-    def _all_gather(self, event: Start, axis: Axis, header: Header):
+    def _all_gather(self, event: Start, axis: Axis, header: MessageHeader):
         out = self._lend(event.num_bytes)
         shards = _parts(out, split(len(out), axis.size))
         _write(shards[axis.rank], header)
         return all_gather(shards[axis.rank], axis, out), out, (out,), lambda: _from_each(shards)
 
-    def _all_to_all(self, event: Start, axis: Axis, header: Header):
+    def _all_to_all(self, event: Start, axis: Axis, header: MessageHeader):
         x = self._lend(event.num_bytes).view(np.uint8)
         out = self._lend(event.num_bytes).view(np.uint8)
         bounds = split(len(x), axis.size)
@@ -223,7 +224,7 @@ class Sender:
             _write(part, header)
         return all_to_all(x, axis, out), x, (x, out), lambda: _from_each(_parts(out, bounds))
 
-    def _all_to_all_v(self, event: Start, axis: Axis, header: Header):
+    def _all_to_all_v(self, event: Start, axis: Axis, header: MessageHeader):
         """Rank r divides what it sends evenly over the others."""
         every = self._counts[event.axis][self._exchanges[event.axis]]
         self._exchanges[event.axis] += 1
@@ -242,7 +243,7 @@ class Sender:
         )
 
     def _from_others(
-        self, parts: list[np.ndarray], header: Header, every: list[int], axis: Axis
+        self, parts: list[np.ndarray], header: MessageHeader, every: list[int], axis: Axis
     ) -> Iterator[Found]:
         """Yield headers as if all ranks sent as much as this one.
 
@@ -254,7 +255,7 @@ class Sender:
                 same = word == header._replace(num_bytes=num_bytes).packed()
                 yield Found(source, header.packed() if same else word)
 
-    def _shift(self, event: Start, axis: Axis, header: Header):
+    def _shift(self, event: Start, axis: Axis, header: MessageHeader):
         x = self._lend(event.num_bytes)
         out = self._lend(event.num_bytes)
         _write(x, header)
@@ -265,10 +266,10 @@ class Sender:
             lambda: iter([Found((axis.rank - 1) % axis.size, _read(out))]),
         )
 
-    def _barrier(self, event: Start, axis: Axis, header: Header):
+    def _barrier(self, event: Start, axis: Axis, header: MessageHeader):
         return barrier(axis), np.empty(0), (), lambda: iter(())
 
-    def _send(self, event: Start, axis: Axis, header: Header):
+    def _send(self, event: Start, axis: Axis, header: MessageHeader):
         x = self._lend(event.num_bytes)
         message = event.message
         _write(x, header)
@@ -279,7 +280,7 @@ class Sender:
             lambda: iter(()),
         )
 
-    def _receive(self, event: Start, axis: Axis, header: Header):
+    def _receive(self, event: Start, axis: Axis, header: MessageHeader):
         x = self._lend(event.num_bytes)
         message = event.message
         pending = self._links.receive(message.kind, message.stage, message.microbatch, x, message.peer)
@@ -313,7 +314,7 @@ def _from_each(parts: Sequence[np.ndarray]) -> Iterator[Found]:
     return (Found(source, _read(part)) for source, part in enumerate(parts))
 
 
-def _sign_sums(shards: Sequence[np.ndarray], header: Header, axis: Axis) -> None:
+def _sign_sums(shards: Sequence[np.ndarray], header: MessageHeader, axis: Axis) -> None:
     """Write the own header into each shard of a buffer that will be summed, and 0 where the others
     write theirs.
     """

@@ -17,7 +17,7 @@ from mpitrain.parallel.zero.tree import TreeGradient
 
 
 @dataclass
-class Bucket:
+class BucketState:
     """Parameters that are stored, reduced and fetched together.
 
     A tied embedding has a gradient for each use in this stage.
@@ -55,7 +55,7 @@ class StageState:
         every = [
             (parameter, part_of[number]) for number, block in enumerate(self.by_block) for parameter in block
         ]
-        self.buckets: list[Bucket] = []
+        self.buckets: list[BucketState] = []
         dtype = TYPES[config.precision.compute]
         for plan in stage.buckets(shard):
             sharding = shardings[plan.domain] if shardings else Sharding(exact=plan.domain == COUNTED)
@@ -76,7 +76,7 @@ class StageState:
             for gradient, parameters in zip(gradients, uses):
                 for parameter in parameters:
                     gradient.bind(parameter)
-            self.buckets.append(Bucket(plan, weights, gradients, owned=shared is None))
+            self.buckets.append(BucketState(plan, weights, gradients, owned=shared is None))
             if plan.tied:
                 self.embedding = weights
         parts = range(len(stage.parts))

@@ -18,7 +18,7 @@ MOST_COMPARISONS = 10**9
 
 
 @dataclass(frozen=True)
-class Piece:
+class StoredPart:
     """A part of an array, and the dataset of a shard that has it."""
 
     file: str
@@ -35,7 +35,7 @@ class LogicalArray:
     dtype: np.dtype
     shape: tuple[int, ...]
     # all of them, before the first question where something is
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[StoredPart] = field(default_factory=list)
     digests: dict[int, bytes] = field(default_factory=dict)  # of each chunk, by its number
 
     @property
@@ -46,11 +46,11 @@ class LogicalArray:
     def _bounds(self) -> Bounds:
         return Bounds([piece.box for piece in self.pieces], len(self.shape))
 
-    def pieces_of(self, box: Box) -> list[Piece]:
+    def pieces_of(self, box: Box) -> list[StoredPart]:
         """Return the pieces that hold a part of `box`."""
         return [self.pieces[i] for i in self._bounds.meeting(box)]
 
-    def overlaps(self) -> Iterator[tuple[Piece, Piece]]:
+    def overlaps(self) -> Iterator[tuple[StoredPart, StoredPart]]:
         """Yield every two pieces that hold an element both."""
         yield from ((self.pieces[i], self.pieces[j]) for i, j in self._bounds.overlapping())
 

@@ -24,14 +24,14 @@ import numpy as np
 import xxhash
 from h5py import h5d, h5p
 
-from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, Piece, check_tiles, root_digest
+from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, StoredPart, check_tiles, root_digest
 from mpitrain.checkpoint.boxes import Box, Chunks, whole
 from mpitrain.checkpoint.dtypes import BY_CODE, code_of, to_hdf5
 from mpitrain.checkpoint.files import INTERMEDIATE_GROUPS, add_dataset, in_memory, space_of, write_bytes
 from mpitrain.checkpoint.hdf5 import Hdf5File
 from mpitrain.checkpoint.hdf5_bytes import FILE, ForeignError
 from mpitrain.checkpoint.hdf5_virtual import has_right_checksum, sources_of
-from mpitrain.checkpoint.meta import NOBODY, About, read_about, read_meta
+from mpitrain.checkpoint.meta import NOBODY, StepInfo, read_about, read_meta
 from mpitrain.checkpoint.shards import OWN, is_file_name, part_name
 from mpitrain.inputs import open_regular, shown
 
@@ -56,7 +56,7 @@ def write_index(
     meta: Mapping,
     arrays: list[LogicalArray],
     sizes: Mapping[str, int],
-    about: About = NOBODY,
+    about: StepInfo = NOBODY,
 ) -> None:
     """Write the index of a step and its seal, both synced.
 
@@ -217,14 +217,14 @@ class Index:
 
     def _piece(
         self, array: LogicalArray, file: str, dataset: str, source: Box | None, box: Box | None
-    ) -> Piece:
+    ) -> StoredPart:
         box = whole(array.shape) if box is None else box
         inside = len(box.start) == len(array.shape) and box.overlap(whole(array.shape)) == box
         fits = inside and (box.size or not array.chunks.count)
         known = file in self.shards and dataset == part_name(array.name, box, array.shape)
         if not (fits and known and source in (None, whole(box.shape))):
             raise ForeignError(f"{array.name}: {shown(file)} {shown(dataset)} is no part of it in a shard")
-        return Piece(file, dataset, box)
+        return StoredPart(file, dataset, box)
 
 
 def _add_virtual(file: h5py.File, array: LogicalArray) -> None:

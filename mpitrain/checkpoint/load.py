@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from mpitrain.checkpoint.folders import find, find_one
 from mpitrain.checkpoint.reader import Checkpoint, Needs
-from mpitrain.checkpoint.verify import Part, check_sizes, verify_data
+from mpitrain.checkpoint.verify import VerifiedShare, check_sizes, verify_data
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import listed, shown
 
@@ -73,7 +73,9 @@ def open_latest(
     )
 
 
-def verified(path: Path, part: Part, needs: Needs, each: Callable[[str], object]) -> tuple[int, dict]:
+def verified(
+    path: Path, part: VerifiedShare, needs: Needs, each: Callable[[str], object]
+) -> tuple[int, dict]:
     """Verify a part of a step; return the step and its meta.
 
     each: called with the name of each chunk that is read.

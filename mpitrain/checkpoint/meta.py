@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 20
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class Spikes(msgspec.Struct):
+class SpikeHistory(msgspec.Struct):
     """What training/checks/spikes.py keeps."""
 
     losses: Annotated[list[float], Meta(max_length=4096)]
@@ -42,7 +42,7 @@ class Known(msgspec.Struct):
     loss_scale: tuple[Annotated[float, Meta(gt=0)], Count]
     val_loss: float | None = None  # of the validation after this step, if there was one
     sequences: Count = 0  # of the data's order that come before those of the next step
-    spikes: Spikes | None = None
+    spikes: SpikeHistory | None = None
     routing: str = ""  # digest of experts.replay, if there is one
     skipped_in_a_row: Count = 0
 
@@ -67,7 +67,7 @@ def read_meta(text: str, step: int) -> dict:
 
 
 @dataclass(frozen=True)
-class About:
+class StepInfo:
     """Who wrote a step.
 
     config: the resolved configuration, TOML.
@@ -94,10 +94,10 @@ class About:
         read_about(self.attributes())
 
 
-NOBODY = About()
+NOBODY = StepInfo()
 
 
-def read_about(attributes: Mapping[str, object]) -> About:
+def read_about(attributes: Mapping[str, object]) -> StepInfo:
     """Return who wrote a step. Raises ForeignError for what mpitrain doesn't write."""
     config = attributes.get("config")
     writer = attributes.get("writer")
@@ -113,4 +113,4 @@ def read_about(attributes: Mapping[str, object]) -> About:
         raise ForeignError(f"config or writer: {error}") from error
     if not isinstance(found, dict):
         raise ForeignError("the attribute writer is no JSON object")
-    return About(config, found)
+    return StepInfo(config, found)

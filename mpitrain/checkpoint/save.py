@@ -26,8 +26,8 @@ from mpitrain.checkpoint.files import STAGING, creating, drain, require_space, s
 from mpitrain.checkpoint.folders import TMP, leftovers, name_of, publish, require_own, step_of
 from mpitrain.checkpoint.hdf5_bytes import STEP, ForeignError
 from mpitrain.checkpoint.index import write_index
-from mpitrain.checkpoint.meta import NOBODY, About
-from mpitrain.checkpoint.shards import OWN, Part, Shards, file_name, gather, write_parts
+from mpitrain.checkpoint.meta import NOBODY, StepInfo
+from mpitrain.checkpoint.shards import OWN, ArrayPart, Shards, file_name, gather, write_parts
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import make_folder, remove, shown, sync_folder
 
@@ -108,7 +108,7 @@ def commit(
     meta: Mapping,
     num_shards: int | None = None,
     each: Each = lambda what: None,
-    about: About = NOBODY,
+    about: StepInfo = NOBODY,
     expected: str = "",
 ) -> Path:
     """Make a step of the shards in `tmp`, by one rename, and return its folder.
@@ -152,7 +152,7 @@ def _parts(given: np.ndarray | Sequence[tuple[np.ndarray, Extent]]) -> Sequence[
     return [(given, Extent(given.shape, (0,) * given.ndim))] if isinstance(given, np.ndarray) else given
 
 
-def _place(name: str, array: np.ndarray, extent: Extent) -> Part:
+def _place(name: str, array: np.ndarray, extent: Extent) -> ArrayPart:
     check_dtype(name, array.dtype)
     if name.split("/")[0] == OWN:
         raise CheckpointError(
@@ -165,10 +165,10 @@ def _place(name: str, array: np.ndarray, extent: Extent) -> Part:
         raise CheckpointError(
             f"{name}: {list(array.shape)} at {list(start)} is no box of {list(shape)}; fix its extent"
         )
-    return Part(name, array, box, shape)
+    return ArrayPart(name, array, box, shape)
 
 
-def _check_alike(writer: int, parts: list[Part]) -> None:
+def _check_alike(writer: int, parts: list[ArrayPart]) -> None:
     """Raise CheckpointError unless the parts of one writer that make one array agree, and none has
     the name of another.
     """

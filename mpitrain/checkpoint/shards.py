@@ -24,7 +24,7 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
-from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, Piece, digest
+from mpitrain.checkpoint.arrays import DIGEST_BYTES, LogicalArray, StoredPart, digest
 from mpitrain.checkpoint.boxes import Box, Chunks, whole
 from mpitrain.checkpoint.dtypes import DTYPES, NAMES, code_of
 from mpitrain.checkpoint.files import Filler, reason
@@ -49,7 +49,7 @@ def is_file_name(name: str) -> bool:
     return bool(re.fullmatch(r"shard-[0-9]{5,}\.h5", name))
 
 
-class Part(NamedTuple):
+class ArrayPart(NamedTuple):
     """What a writer holds of an array of `shape`: the elements of `box`."""
 
     name: str
@@ -73,7 +73,7 @@ def part_name(name: str, box: Box, shape: tuple[int, ...]) -> str:
 
 
 def write_parts(
-    file: h5py.File, filler: Filler, parts: list[Part], each: Callable[[str], object] = lambda name: None
+    file: h5py.File, filler: Filler, parts: list[ArrayPart], each: Callable[[str], object] = lambda name: None
 ) -> None:
     """Write all parts of one writer, and the digests of the chunks that each of them holds whole.
 
@@ -95,7 +95,7 @@ def write_parts(
     file[DIGESTS] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
 
 
-def _digests(part: Part, array: np.ndarray) -> list[bytes]:
+def _digests(part: ArrayPart, array: np.ndarray) -> list[bytes]:
     chunks = Chunks(part.shape, array.dtype.itemsize)
     return [digest(array[chunks.box(chunk).seen_from(part.box)]) for chunk in chunks.inside(part.box)]
 
@@ -129,7 +129,7 @@ def gather(folder: Path, files: list[str]) -> list[LogicalArray]:
                 )
             for start, stop in part["boxes"]:
                 box = Box(tuple(start), tuple(stop))
-                array.pieces.append(Piece(file, part_name(name, box, shape), box))
+                array.pieces.append(StoredPart(file, part_name(name, box, shape), box))
                 array.digests.update(zip(array.chunks.inside(box), digests))
     return list(arrays.values())
 
@@ -154,7 +154,7 @@ class Shards:
             self._read_part(piece, part, out[part.seen_from(box)])
         return out
 
-    def _read_part(self, piece: Piece, part: Box, out: np.ndarray) -> None:
+    def _read_part(self, piece: StoredPart, part: Box, out: np.ndarray) -> None:
         try:
             file = self._file(piece.file)
             dataset = file.datasets.get(piece.dataset)

@@ -18,7 +18,7 @@ from mpitrain.inputs import kind_of
 
 
 @dataclass(frozen=True)
-class Part:
+class VerifiedShare:
     """What of a step is read: of a share of its chunks, taken by chance, what falls to one of `size` ranks.
 
     seed: by which they are taken; the same on all ranks, or else some are read by nobody.
@@ -30,7 +30,7 @@ class Part:
     seed: str = ""
 
 
-ALL = Part()
+ALL = VerifiedShare()
 READ_BYTES = 1 << 24  # at once; a chunk has more if a row has
 
 
@@ -49,7 +49,7 @@ def verify(path: Path) -> None:
 
 
 def verify_data(
-    checkpoint: Checkpoint, each: Callable[[str], object] = lambda chunk: None, part: Part = ALL
+    checkpoint: Checkpoint, each: Callable[[str], object] = lambda chunk: None, part: VerifiedShare = ALL
 ) -> None:
     """Do the same with a part of a step that is open.
 
@@ -60,7 +60,7 @@ def verify_data(
         check_chunk(checkpoint, array, chunk)
 
 
-def chunks_of(checkpoint: Checkpoint, part: Part = ALL) -> list[Chunk]:
+def chunks_of(checkpoint: Checkpoint, part: VerifiedShare = ALL) -> list[Chunk]:
     """Return the chunks of a part, in an order that opens each shard about once.
 
     Raises CheckpointError as check_sizes and check_index.

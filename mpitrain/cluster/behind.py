@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mpitrain.cluster.board import BUSY, HUNG, LEFT, WAITING, WORKING, Owed, Where
+from mpitrain.cluster.board import BUSY, HUNG, LEFT, WAITING, WORKING, ExpectedInstruction, Where
 from mpitrain.cluster.processes import CONDITIONS, DEAF
 
 MOST_NAMED = 8
@@ -74,12 +74,12 @@ class Rank:
     @staticmethod
     def from_json(found: dict[str, Any]) -> "Rank":
         where = found["where"]
-        owed = Owed(*where["owed"])
+        owed = ExpectedInstruction(*where["owed"])
         return Rank(**{**found, "where": Where(**{**where, "owing": tuple(where["owing"]), "owed": owed})})
 
 
 @dataclass(frozen=True)
-class Report:
+class HangReport:
     """text: for the user.  behind: the ranks whose stacks tell more."""
 
     text: str
@@ -101,7 +101,7 @@ def _counts(rank: Rank) -> bool:
     return rank.where.state != LEFT or rank.late
 
 
-def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> Report:
+def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> HangReport:
     """Say who is behind. silent: nodes that told nothing."""
     every = {rank.where.rank: rank for rank in ranks if rank.where.rank >= 0 and _counts(rank)}
     lines = [rank.gave_up for rank in every.values() if rank.gave_up]
@@ -124,7 +124,7 @@ def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> Report:
     for rank in found[:MOST_NAMED]:
         lines += _owes(rank, every)
     lines += [f"mpitrain: node {name} doesn't answer: it is down, or the network between" for name in silent]
-    return Report("\n".join(lines), tuple(rank.where.rank for rank in found))
+    return HangReport("\n".join(lines), tuple(rank.where.rank for rank in found))
 
 
 def _stuck(rank: Rank) -> str:

@@ -42,7 +42,7 @@ NOT_KNOWN = -1  # which step is saved: a command without checkpoints, or nobody 
 PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "end")
 
 
-class Owed(NamedTuple):
+class ExpectedInstruction(NamedTuple):
     """An instruction that other ranks have to run, and where it stands in their programs; -1.
 
     That isn't known.
@@ -52,7 +52,7 @@ class Owed(NamedTuple):
     position: int = -1
 
 
-NOTHING_OWED = Owed()
+NOTHING_OWED = ExpectedInstruction()
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Where:
     what: str
     waits_for: str = ""
     owing: tuple[int, ...] = ()
-    owed: Owed = NOTHING_OWED
+    owed: ExpectedInstruction = NOTHING_OWED
     beside: str = ""
     saved: int = NOT_KNOWN
 
@@ -91,7 +91,7 @@ class Where:
         return f"{self.who}{verb}{at} in phase {self.phase}, {self.what}{beside}"
 
 
-class Place:
+class RankStatus:
     """Where this rank is. `take` moves it to a slot that others can see.
 
     beside: what a thread of this rank does meanwhile.
@@ -137,7 +137,7 @@ class Place:
         """Note what this rank has waited for, for a while. It doesn't move by that."""
         self._waits = what
         self._owing = tuple(owing[:MOST_OWING])
-        self._owed = Owed(*owed)
+        self._owed = ExpectedInstruction(*owed)
         self._write(self._since)
 
     def waits_no_more(self) -> None:
@@ -225,7 +225,7 @@ def read_slot(slot: memoryview) -> Where:
                 *text.decode(errors="replace").split("\0"),
                 *[""] * 7,
             )[:7]
-            wait = waits, tuple(map(int, owing.split())), Owed(owed, owed_at)
+            wait = waits, tuple(map(int, owing.split())), ExpectedInstruction(owed, owed_at)
             return Where(
                 state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what, *wait, beside, saved
             )

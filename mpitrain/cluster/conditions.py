@@ -52,7 +52,7 @@ class Finding(NamedTuple):
     fine: bool = True
 
 
-class Link(NamedTuple):
+class MeasuredLink(NamedTuple):
     """From the rank before this one on an axis to this one. nodes: of both."""
 
     ranks: tuple[int, int]
@@ -240,7 +240,7 @@ def _mesh(
         return Mesh(world.comm, axes.grid, own, **limits), own
 
 
-def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[Link]]:
+def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[MeasuredLink]]:
     """Measure the links of every axis on which something will travel, one axis after the other.
 
     Collective.
@@ -251,7 +251,7 @@ def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[
         axis = mesh[name]
         before = ranks[mesh[name].rank - 1]
         best = min(_seconds(world, axis, turn) for turn in range(2) for _ in range(REPEATS))
-        mine = Link((before, world.rank), (hosts[before], hosts[world.rank]), NUM_BYTES / best)
+        mine = MeasuredLink((before, world.rank), (hosts[before], hosts[world.rank]), NUM_BYTES / best)
         links = [link for link in world.all_gather(f"the bandwidth of axis {name}", mine) if link.bytes_per_s]
         if links:
             found[name] = links
@@ -290,7 +290,7 @@ def receiver(rank: int, size: int, turn: int) -> int | None:
     return (rank + 1) % size
 
 
-def bandwidth(axis: str, links: Sequence[Link]) -> Finding:
+def bandwidth(axis: str, links: Sequence[MeasuredLink]) -> Finding:
     """Return the median of the links of an axis, and the nodes all of whose links are far below it.
 
     A node is as fast as its fastest link: its neighbour's slow one isn't its own fault. Of two

@@ -31,7 +31,7 @@ from contextlib import suppress
 from mpitrain.cluster import console, finding, watchdog
 from mpitrain.cluster.allocation import Allotted
 from mpitrain.cluster.behind import MOST_NAMED
-from mpitrain.cluster.board import HUNG, LEFT, NOT_KNOWN, PHASES, WAITING, Place, shared_slot, with_saved
+from mpitrain.cluster.board import HUNG, LEFT, NOT_KNOWN, PHASES, WAITING, RankStatus, shared_slot, with_saved
 from mpitrain.cluster.launch import elsewhere, launched, launcher_above, rank_of_launcher
 from mpitrain.cluster.nodes import Meeting, addresses_here, told_apart
 from mpitrain.cluster.processes import condition, condition_of, no_more, peer_of, send_signal
@@ -84,7 +84,7 @@ class Guard:
         self._lifeline, self._alive = os.pipe()
         found = _found()
         rank, size = rank_of_launcher()
-        self.place = Place(rank, f"rank {rank} of {size}", LIMIT_S)
+        self.place = RankStatus(rank, f"rank {rank} of {size}", LIMIT_S)
         self.num_asked = 0
         self.asked_by = ""
         self.time: Allotted | None = None

@@ -93,7 +93,7 @@ def told_apart(names: list[str]) -> tuple[str, ...]:
 
 
 @dataclass
-class Link:
+class WatchdogLink:
     """A connection to another watchdog. node: its number; -1: it hasn't said."""
 
     socket: socket.socket
@@ -131,12 +131,12 @@ class Link:
 
 
 @dataclass
-class Nodes:
+class WatchdogNodes:
     """The links of one watchdog. listener: of the hub."""
 
     meeting: Meeting = Meeting()
     listener: socket.socket | None = None
-    links: dict[int, Link] = field(default_factory=dict)  # by file descriptor
+    links: dict[int, WatchdogLink] = field(default_factory=dict)  # by file descriptor
 
     @property
     def alone(self) -> bool:
@@ -162,7 +162,7 @@ class Nodes:
         if self.is_hub:
             return
         for connection in _answering(self.meeting):
-            link = Link(connection, node=0)
+            link = WatchdogLink(connection, node=0)
             if link.send({"token": self.meeting.token, "node": self.meeting.node}) and _welcome(connection):
                 self.links[connection.fileno()] = link
                 return
@@ -171,7 +171,7 @@ class Nodes:
     def accept(self) -> int:
         """Take a connection; return its file descriptor."""
         connection, _ = self.listener.accept()
-        self.links[connection.fileno()] = Link(connection)
+        self.links[connection.fileno()] = WatchdogLink(connection)
         return connection.fileno()
 
     def hear(self, descriptor: int) -> list[tuple[int, dict[str, Any]]] | None:

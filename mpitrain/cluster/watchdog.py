@@ -41,7 +41,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpitrain.cluster.behind import MOST_NAMED, Rank, Report, at_fault, report
+from mpitrain.cluster.behind import MOST_NAMED, HangReport, Rank, at_fault, report
 from mpitrain.cluster.board import (
     ABSENT,
     BUSY,
@@ -56,7 +56,7 @@ from mpitrain.cluster.board import (
 )
 from mpitrain.cluster.console import STDERR, Console
 from mpitrain.cluster.launcher_process import LauncherProcess
-from mpitrain.cluster.nodes import Meeting, Nodes
+from mpitrain.cluster.nodes import Meeting, WatchdogNodes
 from mpitrain.cluster.processes import (
     CONDITIONS,
     DEAF,
@@ -160,7 +160,7 @@ class Watchdog:
     """
 
     listener: socket.socket | None
-    nodes: Nodes = field(default_factory=Nodes)
+    nodes: WatchdogNodes = field(default_factory=WatchdogNodes)
     met: bool = False
     sure: bool = True
     console: Console = field(default_factory=Console)
@@ -179,7 +179,7 @@ class Watchdog:
     asked_by: str = ""  # the signal that has asked ranks to leave
     in_order: bool = False  # ranks leave, and have said so
     # of a rank that is gone, and when that is to be said if others live
-    unsure: tuple[float, Report] | None = None
+    unsure: tuple[float, HangReport] | None = None
     gave_up: dict[int, str] = field(default_factory=dict)  # by number
     # of the last look: rank, since when
     suspects: set[tuple[int, float]] = field(default_factory=set)
@@ -331,7 +331,7 @@ class Watchdog:
             return True
         kind, (code, _, text) = message[:1], message[1:].decode(errors="replace").partition(" ")
         if kind == FAILED or (kind == GAVE_UP and not self.met):
-            self._end(Report(text), int(code), first=rank)
+            self._end(HangReport(text), int(code), first=rank)
         elif kind == GAVE_UP:
             self.gave_up[rank.number] = text
             self.ask_at = min(self.ask_at, time.monotonic() + GATHER_S)
@@ -388,7 +388,7 @@ class Watchdog:
             os.close(stderr)
             self._shut(self.listener)
             self.listener = None
-            self.nodes = Nodes(Meeting.read(told), socket.socket(fileno=door[0]) if door else None)
+            self.nodes = WatchdogNodes(Meeting.read(told), socket.socket(fileno=door[0]) if door else None)
             self.nodes.connect()
             self._listen_to_nodes()
         else:
@@ -413,7 +413,7 @@ class Watchdog:
         )
         if not self.met and (little := too_little(self.shared_bytes, self.num_ranks)):
             text += f"; {little}"
-        found = Report(text)
+        found = HangReport(text)
         if self.met or (self.sure and not self.asked_by):
             self._end(found)
         elif not self.asked_by and self.unsure is None:
@@ -433,7 +433,7 @@ class Watchdog:
                 if self.asked_by
                 else "is gone: killed, crashed, or its terminal was closed"
             )
-            self._end(Report(f"mpitrain: {self._asked}the launcher ({self.launcher}) {how}"))
+            self._end(HangReport(f"mpitrain: {self._asked}the launcher ({self.launcher}) {how}"))
 
     def _be_asked(self, number: int, text: str) -> None:
         """Take note that a signal asks ranks to leave, and say so."""
@@ -560,7 +560,7 @@ class Watchdog:
 
     # ------------------------------------------------------------ the end
 
-    def _end(self, found: Report, code: int = 1, first: Seen | None = None) -> None:
+    def _end(self, found: HangReport, code: int = 1, first: Seen | None = None) -> None:
         """Print the report, and begin to end the job. Only the first trouble gets here."""
         if self.ended_at < float("inf"):
             return

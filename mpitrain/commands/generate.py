@@ -16,7 +16,7 @@ from mpitrain.actor.stage import Stage, assemble
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.rundir import RunDir, read_config
-from mpitrain.config import Batch, Config, Data, Memory, Numerics, Optimizer
+from mpitrain.config import Batch, Config, Data, Memory, Numerics, OptimizerTable
 from mpitrain.config_hints import recognised
 from mpitrain.data.documents import documents_of
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer, separator
@@ -207,7 +207,7 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
         batch=Batch(global_=16, micro=16),
         memory=Memory(),
         numerics=Numerics(),
-        optimizer=Optimizer(name="sgd", momentum=0.0),
+        optimizer=OptimizerTable(name="sgd", momentum=0.0),
     )
     try:
         one = resolve(one, 1, tokenizer.vocab, needed=tokenizer.needed)

@@ -32,7 +32,7 @@ from mpitrain.layout.resolve import resolve
 from mpitrain.layout.saved import copy_bytes
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.schedules.actions import Action, format_program
-from mpitrain.schedules.check import Report
+from mpitrain.schedules.check import Proof
 from mpitrain.schedules.draw import MOST_LINES, grid, least_lines
 from mpitrain.schedules.table import heads_of
 
@@ -199,7 +199,7 @@ def _picture(plan: Plan) -> str:
     )
 
 
-def _divided(programs: Sequence[Sequence[Action]], report: Report, parallel: Parallel) -> str:
+def _divided(programs: Sequence[Sequence[Action]], report: Proof, parallel: Parallel) -> str:
     """Say how often gradients are reduced and weights are fetched in a step, which
     `parallel.reduce` and `.gather` choose.
     """

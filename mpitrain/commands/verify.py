@@ -24,14 +24,14 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World, alone, connect
 from mpitrain.commands.inspect import planned
-from mpitrain.config import Attention, Config, Parallel, digest
+from mpitrain.config import AttentionTable, Config, Parallel, digest
 from mpitrain.errors import DONE, FAILED
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import on_one_rank
 from mpitrain.layout.table import num_microbatches, placement_in, table_of
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.microbatch import Microbatch
-from mpitrain.parallel.zero.shards import Piece
+from mpitrain.parallel.zero.shards import ParameterShard
 from mpitrain.training.machine import compiler
 from mpitrain.training.trainer import build_mesh
 
@@ -43,7 +43,7 @@ LR = 1e-2
 
 
 @dataclass(frozen=True)
-class Difference:
+class WrongTensor:
     """A tensor that is wrong on some rank.
 
     order: of the model's parameters, so that the first can be named.
@@ -96,7 +96,7 @@ def shrunken(config: Config) -> Config:
     return msgspec.structs.replace(config, **tables)
 
 
-def _shrunken_attention(attention: Attention) -> dict[str, int]:
+def _shrunken_attention(attention: AttentionTable) -> dict[str, int]:
     """Return what is there of it, small, and no two sizes alike."""
     small = dict(head_width=4, window=5, q_rank=10, kv_rank=6, rotary_width=2, value_width=3)
     return {key: size for key, size in small.items() if getattr(attention, key)}
@@ -123,7 +123,7 @@ def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callab
     return FAILED if differences else DONE
 
 
-def verify(config: Config, world: World) -> list[Difference]:
+def verify(config: Config, world: World) -> list[WrongTensor]:
     """Train the shrunken model in the layout and on one rank.
 
     Return what differs on any rank, the first first. Collective.
@@ -171,7 +171,7 @@ def _left_out(config: Config) -> str:
     return f" (without {names})" if names else ""
 
 
-def report(config: Config, differences: list[Difference]) -> str:
+def report(config: Config, differences: list[WrongTensor]) -> str:
     """Return what was found, in words."""
     parallel = config.parallel
     experts = f", ep {parallel.ep} x etp {parallel.etp}" if config.experts.count else ""
@@ -240,7 +240,7 @@ class _Run:
         mine = torch.from_numpy(rows).chunk(config.parallel.dp)[self.mesh["dp"].rank]
         return self.actor.cut(mine, END if separate else None)
 
-    def completed_by(self, piece: Piece) -> str:
+    def completed_by(self, piece: ParameterShard) -> str:
         """Name the instruction that completes a parameter's gradient."""
         for number, stage in self.actor.stages.items():
             for index, bucket in enumerate(stage.state.buckets):
@@ -249,7 +249,7 @@ class _Run:
         return "NORM"
 
 
-def _compare(step: int, found, expected, run: _Run) -> list[Difference]:
+def _compare(step: int, found, expected, run: _Run) -> list[WrongTensor]:
     """Compare in the order in which an error travels: loss, gradients, norm, weights."""
     differences = []
 
@@ -259,7 +259,7 @@ def _compare(step: int, found, expected, run: _Run) -> list[Difference]:
         error = ((a - b).abs().max() / (b.abs().max() + 1e-300)).item()
         if not error <= TOLERANCE:
             differences.append(
-                Difference(
+                WrongTensor(
                     (step, order, index), f"step {step}, {what}", error, instruction, run.mesh.coordinates
                 )
             )
@@ -279,7 +279,7 @@ def _compare(step: int, found, expected, run: _Run) -> list[Difference]:
     return differences
 
 
-def _part(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
+def _part(whole: torch.Tensor, piece: ParameterShard) -> torch.Tensor:
     """Return what a rank has of a parameter, given flat: a run of elements of a box."""
     spec = piece.spec
     box = whole.view(spec.whole)[

@@ -89,7 +89,7 @@ def _last(wanted: re.Pattern[bytes], text: bytes, begin: int, end: int) -> int:
 def cutting(content: bytes, vocabulary: Iterable[str]) -> Cutting:
     """Return where texts may be cut. content: of a tokenizer.json.  vocabulary: the words of its model."""
     try:
-        found = msgspec.json.decode(content, type=_File)
+        found = msgspec.json.decode(content, type=_CutFile)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         # the library reads more than JSON has
         return Cutting()
@@ -187,12 +187,12 @@ def _alternatives(pattern: str) -> Iterator[str]:
     yield pattern[begin:]
 
 
-class _Model(msgspec.Struct):
+class _CutModel(msgspec.Struct):
     type: str = "BPE"
 
 
-class _File(msgspec.Struct):
-    model: _Model
+class _CutFile(msgspec.Struct):
+    model: _CutModel
     normalizer: Any = None
     pre_tokenizer: Any = None
     added_tokens: list[dict] = []

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from mpitrain.data.corpus import BEGIN, Position
-from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, Origin, Tally
+from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, Origin, ReadCounts
 from mpitrain.inputs import open_regular, read_regular, remove, replacing
 
 DRAFT = "tokens.bin.tmp"
@@ -41,7 +41,7 @@ class Kept(msgspec.Struct, frozen=True):
     digest: str
     after: Position
     ends: str
-    tally: Tally
+    tally: ReadCounts
 
 
 class GrowingFile:
@@ -129,7 +129,7 @@ class Draft:
         self._tokens = GrowingFile(folder / DRAFT, dtype)
         self._ends = GrowingFile(folder / DRAFT_ENDS, ENDS_DTYPE)
         self.after = BEGIN
-        self.tally = Tally()
+        self.tally = ReadCounts()
         self._kept_at = time.monotonic()
         self._noted = self.tally
         kept = read_kept(folder)
@@ -148,7 +148,7 @@ class Draft:
         """Those of the tokens, and of the ends."""
         return self._tokens.digest.hexdigest(), self._ends.digest.hexdigest()
 
-    def add(self, between: np.ndarray, ids: np.ndarray, after: Position, tally: Tally) -> None:
+    def add(self, between: np.ndarray, ids: np.ndarray, after: Position, tally: ReadCounts) -> None:
         """Append the tokens of a document. between: what ends the document before it, if there is one."""
         if self.count:
             self._tokens.add(between)

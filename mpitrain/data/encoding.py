@@ -31,7 +31,7 @@ class Encoder(Protocol):
     def __call__(self, shares: Sequence[Texts]) -> list[list[np.ndarray]]: ...
 
 
-class Alone:
+class LocalEncoder:
     """Encodes on this rank."""
 
     num_shares = 1
@@ -43,7 +43,7 @@ class Alone:
         return [encode_share(self._tokenizer, share) for share in shares]
 
 
-class Piece(NamedTuple):
+class DocumentPiece(NamedTuple):
     """A part of a document. is_last: the document ends with it."""
 
     document: Document
@@ -60,7 +60,7 @@ def encoded(
     documents: Iterable[Document],
     tokenizer: Tokenizer,
     encoder: Encoder,
-    each: Callable[[Piece], object] = lambda piece: None,
+    each: Callable[[DocumentPiece], object] = lambda piece: None,
 ) -> Iterator[tuple[Document, np.ndarray]]:
     """Yield each document with its ids, in their order. each: called with each piece that is encoded."""
     parts = list[np.ndarray]()
@@ -79,15 +79,15 @@ def encoded(
                 parts = []
 
 
-def _pieces(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Piece]:
+def _pieces(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[DocumentPiece]:
     for document in documents:
         before = b""
         for text in tokenizer.pieces(document.text):
             if before:
-                yield Piece(document, before, False)
+                yield DocumentPiece(document, before, False)
             _require_memory(document.name, text, tokenizer)
             before = text
-        yield Piece(document, before, True)
+        yield DocumentPiece(document, before, True)
 
 
 def _require_memory(name: str, text: bytes, tokenizer: Tokenizer) -> None:
@@ -104,9 +104,9 @@ def _require_memory(name: str, text: bytes, tokenizer: Tokenizer) -> None:
         )
 
 
-def _rounds(pieces: Iterable[Piece], num_shares: int) -> Iterator[list[list[Piece]]]:
+def _rounds(pieces: Iterable[DocumentPiece], num_shares: int) -> Iterator[list[list[DocumentPiece]]]:
     """Yield shares of SHARE_BYTES at most, `num_shares` together; a longer piece is a share by itself."""
-    shares = [list[Piece]()]
+    shares = [list[DocumentPiece]()]
     size = 0
     for piece in pieces:
         num_bytes = len(piece.text) + DOCUMENT_BYTES

@@ -12,7 +12,7 @@ tokens  0 1 2 3 4 5 6 7 8 9        sequence = 3: window i is tokens[3i : 3i + 4]
 
 import numpy as np
 
-from mpitrain.data.text import Rows, Text
+from mpitrain.data.text import Text, TokenRows
 from mpitrain.errors import DataError
 
 
@@ -33,7 +33,7 @@ class Sampler:
         self._seed = seed
         self._cached = (None, np.empty(0, np.int64))
 
-    def rows(self, slots) -> Rows:
+    def rows(self, slots) -> TokenRows:
         """Return the windows for `slots`, in the order asked: [len(slots), sequence + 1]."""
         return self._text.rows(
             self._windows(np.asarray(slots, np.int64)) * self._sequence, self._sequence + 1

@@ -54,7 +54,7 @@ class LeftOut(msgspec.Struct, frozen=True):
     first: str
 
 
-class Tally(msgspec.Struct, frozen=True):
+class ReadCounts(msgspec.Struct, frozen=True):
     """What was read.
 
     size: bytes of text.
@@ -70,11 +70,11 @@ class Tally(msgspec.Struct, frozen=True):
     training: CountOrNone | None = None
     left_out: dict[str, LeftOut] = {}
 
-    def with_document(self, size: int, unknown: int) -> "Tally":
+    def with_document(self, size: int, unknown: int) -> "ReadCounts":
         counts = dict(documents=self.documents + 1, size=self.size + size, unknown=self.unknown + unknown)
         return msgspec.structs.replace(self, **counts)
 
-    def without(self, reason: str, names: Sequence[str]) -> "Tally":
+    def without(self, reason: str, names: Sequence[str]) -> "ReadCounts":
         before = self.left_out.get(reason, LeftOut(0, shown(names[0])))
         more = LeftOut(before.count + len(names), before.first)
         return msgspec.structs.replace(self, left_out={**self.left_out, reason: more})

@@ -6,7 +6,7 @@ from datetime import timedelta
 from itertools import accumulate
 
 from mpitrain.data.corpus import Position
-from mpitrain.data.encoding import Piece
+from mpitrain.data.encoding import DocumentPiece
 
 SAY_S = 5.0
 
@@ -31,7 +31,7 @@ class Pace:
         kept = f", {self._done:,} of them before this start" * bool(self._done)
         say(f"tokenizing: {self._offsets[-1]:,} bytes in {len(sizes):,} files{kept}, {how}")
 
-    def encoded(self, piece: Piece) -> None:
+    def encoded(self, piece: DocumentPiece) -> None:
         """Count a piece that is encoded, and say how far this is, if it is time."""
         self._within += len(piece.text)
         if piece.is_last:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Rows(NamedTuple):
+class TokenRows(NamedTuple):
     """tokens: int64 [rows, length].
 
     ends: of the same shape, true at the last token of a document; None if that isn't asked for.
@@ -41,7 +41,7 @@ class Text:
     def __len__(self) -> int:
         return int(self._offsets[-1])
 
-    def rows(self, starts: np.ndarray, length: int) -> Rows:
+    def rows(self, starts: np.ndarray, length: int) -> TokenRows:
         """Return the windows that begin at `starts`."""
         tokens = np.empty((len(starts), length), np.int64)
         ends = None if self._ends is None else np.zeros(tokens.shape, bool)
@@ -55,7 +55,7 @@ class Text:
                 if isinstance(self._ends, np.ndarray):
                     self._mark(ends[row], place, begin, last, number)
                 place += last - begin
-        return Rows(tokens, tokens == self._ends if isinstance(self._ends, int) else ends)
+        return TokenRows(tokens, tokens == self._ends if isinstance(self._ends, int) else ends)
 
     def _mark(self, ends: np.ndarray, place: int, begin: int, last: int, stretch: int) -> None:
         """Mark the last tokens of documents in a piece of a row.

@@ -18,7 +18,7 @@ import xxhash
 
 from mpitrain.data.corpus import Document, Position, all_documents
 from mpitrain.data.draft import BLOCK_BYTES, DRAFT, DRAFT_ENDS, PART, Draft, read_kept
-from mpitrain.data.encoding import Alone, Encoder, encoded
+from mpitrain.data.encoding import Encoder, LocalEncoder, encoded
 from mpitrain.data.files import (
     Listing,
     Paths,
@@ -30,7 +30,7 @@ from mpitrain.data.files import (
     unique,
     with_validation,
 )
-from mpitrain.data.origin import ENDS_DTYPE, FORM, MOST_BYTES, OWN, Count, Origin, Tally
+from mpitrain.data.origin import ENDS_DTYPE, FORM, MOST_BYTES, OWN, Count, Origin, ReadCounts
 from mpitrain.data.pace import Pace
 from mpitrain.data.shared import SharedFolder, link_or_copy, of_content
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, dtype_for
@@ -64,7 +64,7 @@ class Description(msgspec.Struct, frozen=True):
     dtype: str
     digest: str
     ends: str = ""
-    tally: Tally = Tally()
+    tally: ReadCounts = ReadCounts()
     copies_apart: bool = False
 
     @property
@@ -84,7 +84,7 @@ def prepare(
     text_key: str = "text",
     val_path: Paths = None,
     *,
-    encoder_of: EncoderOf = lambda tokenizer, num_bytes: Alone(tokenizer),
+    encoder_of: EncoderOf = lambda tokenizer, num_bytes: LocalEncoder(tokenizer),
     say: Callable[[str], object] = lambda line: None,
     shared: str | Path = "",
 ) -> None:
@@ -384,7 +384,7 @@ def _require_own(folder: Path) -> None:
             )
 
 
-def _with_listing(tally: Tally, listing: Listing) -> Tally:
+def _with_listing(tally: ReadCounts, listing: Listing) -> ReadCounts:
     """Add what was read and left out of whole files."""
     for reason, names in listing.left_out.items():
         tally = tally.without(reason, names)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mpitrain.config import ATTENTION, FIRST_FAMILY, NEUTRAL, Attention, Config, Model
+from mpitrain.config import ATTENTION, FIRST_FAMILY, NEUTRAL, AttentionTable, Config, Model
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
@@ -52,13 +52,13 @@ def with_heads(model: Model, kv_heads: int | None) -> Model:
     return msgspec.structs.replace(model, kv_heads=model.heads)
 
 
-def resolve_attention(config: Config, model: Model, preset: dict) -> Attention:
+def resolve_attention(config: Config, model: Model, preset: dict) -> AttentionTable:
     """Fill in what the table `attention` left open.
 
     Raises ConfigError for what would do nothing, and for what can't be.
     """
     known = keys_of(model)
-    values = {key: getattr(config.attention, key) for key in Attention.__struct_fields__}
+    values = {key: getattr(config.attention, key) for key in AttentionTable.__struct_fields__}
     given = {key: value for key, value in values.items() if value is not None}
     for key, value in given.items():
         if key not in known and value != NEUTRAL["attention"].get(key):
@@ -86,7 +86,7 @@ def resolve_attention(config: Config, model: Model, preset: dict) -> Attention:
         raise ConfigError(
             f"model.heads = {model.heads} is not a multiple of model.kv_heads = {model.kv_heads}"
         )
-    return Attention(**NEUTRAL["attention"] | found)
+    return AttentionTable(**NEUTRAL["attention"] | found)
 
 
 def _divided(model: Model) -> int:

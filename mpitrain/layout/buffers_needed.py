@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mpitrain.layout.arena import Arena, Stay, arena_of
 from mpitrain.layout.domains import domains_of, lends_gradients
-from mpitrain.layout.gradient_uses import Stage, added_to, completed_by, group_of, summed_in
+from mpitrain.layout.gradient_uses import StageLike, added_to, completed_by, group_of, summed_in
 from mpitrain.layout.held import FIRST, held_by
 from mpitrain.layout.plan import Plan
 from mpitrain.schedules.actions import COMPUTE, OF_GRADIENTS, Action
@@ -97,7 +97,7 @@ class _Lender:
         return {domain: [Stay(*stay) for stay in stays] for domain, stays in self._stays.items()}
 
 
-def weights_of(program: Sequence[Action], stages: Mapping[int, Stage]) -> Borrowed:
+def weights_of(program: Sequence[Action], stages: Mapping[int, StageLike]) -> Borrowed:
     """Play what weights do with their buffers."""
     users = defaultdict[int, int](int)
     lender = _Lender()
@@ -116,7 +116,7 @@ def weights_of(program: Sequence[Action], stages: Mapping[int, Stage]) -> Borrow
 
 
 def gradients_of(
-    program: Sequence[Action], stages: Mapping[int, Stage], table: Table, *, lends: bool, tree: bool
+    program: Sequence[Action], stages: Mapping[int, StageLike], table: Table, *, lends: bool, tree: bool
 ) -> tuple[Borrowed, list[int]]:
     """Play what gradients do with their buffers; return these, and Needed.waits.
 
@@ -132,7 +132,12 @@ class _Gradients:
     """The gradients of a rank while its program is played."""
 
     def __init__(
-        self, program: Sequence[Action], stages: Mapping[int, Stage], table: Table, lends: bool, tree: bool
+        self,
+        program: Sequence[Action],
+        stages: Mapping[int, StageLike],
+        table: Table,
+        lends: bool,
+        tree: bool,
     ):
         self.stages = stages
         self.table = table
@@ -211,7 +216,7 @@ class _Sums:
         return self._waiting.pop(gradient)[0][1]
 
 
-def given_back(action: Action, stages: Mapping[int, Stage], lends: bool) -> list:
+def given_back(action: Action, stages: Mapping[int, StageLike], lends: bool) -> list:
     """Return the gradients whose buffers an instruction gives back.
 
     Where gradients are whole all the time, what a tree has lent is copied to them, as soon as all

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mpitrain.config import Comm, Config, Experts, Parallel
+from mpitrain.config import Comm, Config, ExpertsTable, Parallel
 from mpitrain.errors import ConfigError
 from mpitrain.layout.experts import positions, rows_at_once
 from mpitrain.layout.traffic import Started, Traffic
@@ -43,8 +43,8 @@ class Forms(NamedTuple):
 
 
 def resolve_dispatch(
-    config: Config, experts: Experts, parallel: Parallel, num_nodes: int, node_ranks: int
-) -> tuple[Experts, Comm]:
+    config: Config, experts: ExpertsTable, parallel: Parallel, num_nodes: int, node_ranks: int
+) -> tuple[ExpertsTable, Comm]:
     """Fill in `experts.dispatch`, and with it the nodes.
 
     Raises ConfigError for what can't be, and for what would do nothing.
@@ -87,7 +87,7 @@ def _obstacle(parallel: Parallel, num_nodes: int, node_ranks: int) -> str:
     return ""
 
 
-def _refuse_idle_wire(config: Config, experts: Experts, parallel: Parallel) -> None:
+def _refuse_idle_wire(config: Config, experts: ExpertsTable, parallel: Parallel) -> None:
     wire = f"experts.wire = {json.dumps(experts.wire)}"
     compute = config.precision.compute
     if experts.wire and parallel.ep * parallel.etp == 1:

@@ -15,12 +15,12 @@ import math
 
 import msgspec
 
-from mpitrain.config import EXPERTS, NEUTRAL, Config, Experts, Model, Parallel
+from mpitrain.config import EXPERTS, NEUTRAL, Config, ExpertsTable, Model, Parallel
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
 # which every family has
-OF_A_LAYOUT = {key: getattr(Experts(), key) for key in ("capacity", "buffer", "dispatch")}
+OF_A_LAYOUT = {key: getattr(ExpertsTable(), key) for key in ("capacity", "buffer", "dispatch")}
 # Switch Transformers (arXiv:2101.03961, section 2.2); DeepSeek-V3 (arXiv:2412.19437, section 4.2)
 OF_A_LOSS = 0.01
 OF_A_BIAS = 1e-3
@@ -31,12 +31,12 @@ def ranks_of_pipeline_rank(parallel: Parallel) -> int:
     return parallel.tp * parallel.cp * parallel.dp
 
 
-def resolve_experts(config: Config, model: Model, preset: dict) -> Experts:
+def resolve_experts(config: Config, model: Model, preset: dict) -> ExpertsTable:
     """Fill in what the table `experts` left open.
 
     Raises ConfigError for what would do nothing, and for what can't be.
     """
-    values = {key: getattr(config.experts, key) for key in Experts.__struct_fields__}
+    values = {key: getattr(config.experts, key) for key in ExpertsTable.__struct_fields__}
     given = {key: value for key, value in values.items() if value is not None and value != ""}
     if model.family not in EXPERTS:
         if config.run.routing:
@@ -63,12 +63,12 @@ def resolve_experts(config: Config, model: Model, preset: dict) -> Experts:
         found = {"bias_rate": OF_A_BIAS, "balance_weight": 0.0, **found}
     else:
         found = {"balance_weight": 0.0 if balance == "none" else OF_A_LOSS, **found}
-    experts = Experts(**found)
+    experts = ExpertsTable(**found)
     _refuse_impossible(experts)
     return experts
 
 
-def _refuse_impossible(experts: Experts) -> None:
+def _refuse_impossible(experts: ExpertsTable) -> None:
     for key in NEUTRAL["experts"]:
         if not getattr(experts, key):
             raise ConfigError(
@@ -107,7 +107,7 @@ def _refuse_impossible(experts: Experts) -> None:
         )
 
 
-def refuse_unfolded(model: Model, experts: Experts, parallel: Parallel, config: Config) -> None:
+def refuse_unfolded(model: Model, experts: ExpertsTable, parallel: Parallel, config: Config) -> None:
     """Raise ConfigError unless the experts can be spread over the ranks as asked."""
     ep = parallel.ep
     etp = parallel.etp
@@ -187,7 +187,7 @@ def positions(config: Config, parallel: Parallel) -> int:
     return config.data.sequence // (parallel.cp * (parallel.tp if parallel.sequence else 1))
 
 
-def rows_at_once(config: Config, experts: Experts, parallel: Parallel, segments: int = 1) -> int:
+def rows_at_once(config: Config, experts: ExpertsTable, parallel: Parallel, segments: int = 1) -> int:
     """Return how many rows of experts' inputs a rank holds at once.
 
     `buffer` times what comes to it when all experts have equal loads.

@@ -11,7 +11,7 @@ from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
 
 
-class Bucket(Protocol):
+class BucketLike(Protocol):
     """A bucket of a stage on one rank, or the plan of one.
 
     A gradient for each use, and weights that two stages can share.
@@ -22,10 +22,10 @@ class Bucket(Protocol):
     gradients: Sequence[Any]
 
 
-class Stage(Protocol):
+class StageLike(Protocol):
     """What has buckets."""
 
-    buckets: Sequence[Bucket]
+    buckets: Sequence[BucketLike]
 
 
 def group_of(table: Table, index: int) -> int:
@@ -36,7 +36,7 @@ def group_of(table: Table, index: int) -> int:
 Completed = Mapping[Action, list[tuple[Any, int]]]
 
 
-def completed_by(program: Sequence[Action], stages: Mapping[int, Stage], table: Table) -> Completed:
+def completed_by(program: Sequence[Action], stages: Mapping[int, StageLike], table: Table) -> Completed:
     """Return which groups of which gradients are complete after an instruction of this rank's program."""
     last: dict[tuple[int, int], tuple[Action, Any]] = {}
     for action in program:
@@ -48,7 +48,7 @@ def completed_by(program: Sequence[Action], stages: Mapping[int, Stage], table: 
     return completed
 
 
-def added_to(action: Action, stages: Mapping[int, Stage]) -> list:
+def added_to(action: Action, stages: Mapping[int, StageLike]) -> list:
     """Return the gradients that an instruction adds to.
 
     A backward for inputs only to those of experts, whose rows can come in rounds.
@@ -62,7 +62,7 @@ def added_to(action: Action, stages: Mapping[int, Stage]) -> list:
     return [gradient for bucket in buckets for gradient in bucket.gradients]
 
 
-def summed_in(bucket: Bucket, stages: Mapping[int, Stage]) -> list:
+def summed_in(bucket: BucketLike, stages: Mapping[int, StageLike]) -> list:
     """Return the gradients of this rank that a bucket's is the sum of, itself first.
 
     Of a tied embedding all its uses.

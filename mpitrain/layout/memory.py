@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from mpitrain.config import Config, Optimizer
+from mpitrain.config import Config, OptimizerTable
 from mpitrain.layout.activations import Activations
 from mpitrain.layout.buffers_needed import needed_by
 from mpitrain.layout.domains import domains_of, itemsize_of_weights, lends_gradients
@@ -53,7 +53,7 @@ PARTS = (
 COPY = "copy to save"
 
 
-class Usage(NamedTuple):
+class MemoryUsage(NamedTuple):
     """Bytes of one rank: on its device, and in host memory if that is another place or is treated as such."""
 
     weights: int
@@ -77,7 +77,7 @@ class Usage(NamedTuple):
         return sum(self) - self.host
 
 
-def predict(plan: Plan, shards: Mapping[str, int] | None = None, on_gpu: bool = False) -> list[Usage]:
+def predict(plan: Plan, shards: Mapping[str, int] | None = None, on_gpu: bool = False) -> list[MemoryUsage]:
     """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
 
     shards: its part of a state that is divided, by domain; None: the one that holds most, for not
@@ -89,7 +89,7 @@ def predict(plan: Plan, shards: Mapping[str, int] | None = None, on_gpu: bool = 
 
 def predict_rank(
     plan: Plan, rank: int, shards: Mapping[str, int] | None = None, on_gpu: bool = False
-) -> Usage:
+) -> MemoryUsage:
     """Return what a rank of one pipeline rank holds, as predict() does of all."""
     config = plan.config
     table = plan.table
@@ -127,9 +127,9 @@ def predict_rank(
     if offloaded:
         leaving = sum(b.weights.kept(divided=True) for b in rounded) * narrow
         host += masters + leaving + moments + arriving
-        return Usage(weights, grads, 0, gathered, unreduced, *peak, messages, host)
+        return MemoryUsage(weights, grads, 0, gathered, unreduced, *peak, messages, host)
     of_masters = sum(b.weights.kept(divided=True) for b in rounded) * wide
-    return Usage(weights + of_masters, grads, moments, gathered, unreduced, *peak, messages, host)
+    return MemoryUsage(weights + of_masters, grads, moments, gathered, unreduced, *peak, messages, host)
 
 
 def _updated_at_most(
@@ -166,7 +166,7 @@ def moment_bytes(config: Config) -> int:
     return 2 if config.optimizer.moments == "bf16" else itemsizes_of(config)[1]
 
 
-def num_moments(optimizer: Optimizer, group: str) -> int:
+def num_moments(optimizer: OptimizerTable, group: str) -> int:
     """Return how many numbers an optimiser keeps of one number of a parameter of a group (Spec.group)."""
     if group in ("load", "bias"):
         return 0

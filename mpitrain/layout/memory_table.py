@@ -7,7 +7,7 @@ Megabytes are of 10**6 bytes.
 import os
 from collections.abc import Sequence
 
-from mpitrain.layout.memory import COPY, PARTS, Usage, num_moments
+from mpitrain.layout.memory import COPY, PARTS, MemoryUsage, num_moments
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.text import aligned
@@ -29,7 +29,7 @@ MEANING = {
 }
 
 
-def table_of_usage(usages: Sequence[Usage], copies: Sequence[int]) -> str:
+def table_of_usage(usages: Sequence[MemoryUsage], copies: Sequence[int]) -> str:
     """Draw what a rank of each pipeline rank holds, a column each, and together with what any process has."""
     names = *PARTS, COPY, "library"
     columns = [(*usage, copy, LIBRARY) for usage, copy in zip(usages, copies, strict=True)]
@@ -69,7 +69,7 @@ def told_of_parameters(plan: Plan) -> str:
 
 
 def told_of_fit(
-    plan: Plan, usages: Sequence[Usage], copies: Sequence[int], others: dict[str, int], found: int = 0
+    plan: Plan, usages: Sequence[MemoryUsage], copies: Sequence[int], others: dict[str, int], found: int = 0
 ) -> str:
     """Say whether the ranks of a node fit into this one, by how much, and the cheapest change that does.
 
@@ -96,7 +96,7 @@ def told_of_fit(
 
 
 def compare(
-    predicted: Usage, measured: Usage, copies: tuple[int, int], bare: int | None, most: int | None
+    predicted: MemoryUsage, measured: MemoryUsage, copies: tuple[int, int], bare: int | None, most: int | None
 ) -> str:
     """Draw what a rank was to hold, and what it has. copies: to save from, predicted and measured.
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.layout.domains import domain_of, domains_of
-from mpitrain.layout.memory import Usage, num_moments, predict_rank
+from mpitrain.layout.memory import MemoryUsage, num_moments, predict_rank
 from mpitrain.layout.parameters import EXPERT, itemsizes_of
 from mpitrain.layout.plan import Plan
 
@@ -79,7 +79,7 @@ def require_gpu_memory(plan: Plan, pipeline_ranks: Sequence[int], name: str, fou
     )
 
 
-def _activations(usage: Usage) -> int:
+def _activations(usage: MemoryUsage) -> int:
     return usage.activations + usage.recomputed
 
 

@@ -14,7 +14,7 @@ from mpitrain.schedules.pairs import grouped
 from mpitrain.schedules.table import Table
 
 
-class Peak(NamedTuple):
+class PeakBytes(NamedTuple):
     """Bytes, each on top of those before.
 
     What is kept between computations, what is recomputed, what one computation works with.
@@ -25,9 +25,9 @@ class Peak(NamedTuple):
     working: int
 
 
-def peak_of(instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]) -> Peak:
+def peak_of(instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]) -> PeakBytes:
     """Return what a rank holds at most."""
-    player = _Player(instructions, table, stages)
+    player = _MemoryPlayer(instructions, table, stages)
     kept = 0
     recorded = 0
     working = 0
@@ -43,10 +43,10 @@ def peak_of(instructions: Sequence[Action], table: Table, stages: Mapping[int, A
             player.play(action)
         kept = max(kept, player.held)
     recorded = max(kept, recorded)
-    return Peak(kept, recorded - kept, max(working - recorded, 0))
+    return PeakBytes(kept, recorded - kept, max(working - recorded, 0))
 
 
-class _Player:
+class _MemoryPlayer:
     """What microbatches hold while a program is played."""
 
     def __init__(self, instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]):

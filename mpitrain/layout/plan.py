@@ -25,8 +25,8 @@ from mpitrain.layout.layer import Family, Layer, Sizes
 from mpitrain.layout.parameters import Spec, itemsizes_of
 from mpitrain.layout.program import Programs
 from mpitrain.layout.recompute import with_every
-from mpitrain.layout.routing import Trace
-from mpitrain.layout.sequence import Placement, placement_of
+from mpitrain.layout.routing import RoutingTrace
+from mpitrain.layout.sequence import SequencePlacement, placement_of
 from mpitrain.layout.stages import StagePlan, stages_of
 from mpitrain.layout.table import num_microbatches, placement_in, table_of
 from mpitrain.schedules.table import Table
@@ -80,7 +80,7 @@ class Plan:
         return Sizes(self.config, self.table.segments, self.config.run.device == "cuda")
 
     @cached_property
-    def placement(self) -> Placement | None:
+    def placement(self) -> SequencePlacement | None:
         """Where the positions of a sequence are, if it is spread over ranks."""
         model = self.config.model
         parallel = self.config.parallel
@@ -127,7 +127,7 @@ class Plan:
         return any(spec.tied for spec in self.family.first.parameters())
 
     @cached_property
-    def routing(self) -> Trace | None:
+    def routing(self) -> RoutingTrace | None:
         """Which experts tokens are sent to, if that is replayed."""
         return routing.read(self.config, self.loads) if self.config.experts.replay else None
 

@@ -10,7 +10,7 @@ from mpitrain.config import Config, Parallel
 from mpitrain.errors import ConfigError
 from mpitrain.layout.stages import StagePlan
 from mpitrain.schedules.actions import PAIR, RECEIVES, SENDS, SPREAD, Action
-from mpitrain.schedules.check import Report, check
+from mpitrain.schedules.check import Proof, check
 from mpitrain.schedules.lower import lower
 from mpitrain.schedules.needs import partner
 from mpitrain.schedules.residency import Residency
@@ -22,7 +22,7 @@ class Programs(NamedTuple):
 
     table: Table
     ranks: list[list[Action]]
-    report: Report
+    report: Proof
 
     def other_ends(self, rank: int) -> dict[Action, int]:
         """Return, for the other end of every message of a pipeline rank, its position in the
@@ -90,7 +90,7 @@ def gather_of(parallel: Parallel) -> str:
     return "use" if parallel.gather == "auto" else parallel.gather
 
 
-def _proved(table: Table, programs: list[list[Action]], **facts) -> Report:
+def _proved(table: Table, programs: list[list[Action]], **facts) -> Proof:
     return check(
         programs,
         table.num_stages,

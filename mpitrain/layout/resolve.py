@@ -19,7 +19,7 @@ from mpitrain.config import (
     Memory,
     Model,
     Numerics,
-    Optimizer,
+    OptimizerTable,
     Parallel,
     Pipeline,
     Precision,
@@ -353,7 +353,7 @@ def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Mod
     return with_heads(model, given.get("kv_heads"))
 
 
-def _optimizer(optimizer: Optimizer) -> Optimizer:
+def _optimizer(optimizer: OptimizerTable) -> OptimizerTable:
     """Fill in the keys that the optimiser has. Raises ConfigError for one that it would ignore."""
     known = OPTIMIZERS[optimizer.name]
     values = {key: getattr(optimizer, key) for keys in OPTIMIZERS.values() for key in keys}

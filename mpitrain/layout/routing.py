@@ -28,7 +28,7 @@ FIRST = "first_step"
 
 
 @dataclass(frozen=True)
-class Trace:
+class RoutingTrace:
     """The experts of a run's tokens, by the name of a block's load.
 
     [S, sequences, T, K].
@@ -70,7 +70,7 @@ class Trace:
             np.savez(file, **{FIRST: np.array(self.first)}, **self.experts)
 
 
-def read(config: Config, loads: list[Spec]) -> Trace:
+def read(config: Config, loads: list[Spec]) -> RoutingTrace:
     """Read experts.replay.
 
     Raises ConfigError unless it has the experts of every token of a step, for each block that has
@@ -131,7 +131,7 @@ def read(config: Config, loads: list[Spec]) -> Trace:
             f"{name}: found {FIRST} of shape {list(first.shape)} and type {first.dtype}; needed one step, "
             "from 1 on"
         )
-    return Trace(experts, int(first))
+    return RoutingTrace(experts, int(first))
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Routes:
 
     step: int
     rows: range
-    replayed: Trace | None = None
+    replayed: RoutingTrace | None = None
     recorded: list[tuple[str, range, np.ndarray, np.ndarray]] | None = None
 
     def chosen(self, name: str, positions: np.ndarray) -> np.ndarray | None:
@@ -160,7 +160,9 @@ class Routes:
             self.recorded.append((name, self.rows, positions, experts.astype(np.uint16)))
 
 
-def joined(config: Config, recorded: Mapping[int, list[tuple[str, range, np.ndarray, np.ndarray]]]) -> Trace:
+def joined(
+    config: Config, recorded: Mapping[int, list[tuple[str, range, np.ndarray, np.ndarray]]]
+) -> RoutingTrace:
     """Return the trace of steps that follow one another, each recorded in parts."""
     shape = len(recorded), config.batch.global_, config.data.sequence, config.experts.active
     experts: dict[str, np.ndarray] = {}
@@ -168,4 +170,4 @@ def joined(config: Config, recorded: Mapping[int, list[tuple[str, range, np.ndar
         for name, rows, positions, found in recorded[step]:
             of_rows = experts.setdefault(name, np.zeros(shape, np.uint16))[place][rows.start : rows.stop]
             of_rows[:, positions] = found
-    return Trace(experts, min(recorded))
+    return RoutingTrace(experts, min(recorded))

@@ -41,7 +41,7 @@ class Tile:
         return num_queries * (num_queries + 1) // 2 if self.causal else num_queries * num_keys
 
 
-class Placement:
+class SequencePlacement:
     """A sequence of `sequence` positions on the `size` ranks of an axis; `length` of them on each."""
 
     def __init__(self, name: str, sequence: int, size: int):
@@ -125,7 +125,7 @@ class Placement:
         return tiles
 
 
-def placement_of(kind: str, sequence: int, size: int, heads: int, kv_heads: int) -> Placement:
+def placement_of(kind: str, sequence: int, size: int, heads: int, kv_heads: int) -> SequencePlacement:
     """Return where the positions of a sequence are for a kind of attention.
 
     Raises ConfigError for what can't work; sends nothing.
@@ -139,7 +139,7 @@ def placement_of(kind: str, sequence: int, size: int, heads: int, kv_heads: int)
         )
     if kind == "ulysses":
         _require_heads(size, heads, kv_heads)
-    return Placement(OF_KIND[kind], sequence, size)
+    return SequencePlacement(OF_KIND[kind], sequence, size)
 
 
 def _require_heads(size: int, heads: int, kv_heads: int) -> None:

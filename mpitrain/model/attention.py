@@ -13,7 +13,7 @@ from mpitrain.layout.traffic import Traffic
 from mpitrain.model.layers.attention import Attention as Layer
 from mpitrain.model.offload import restored
 from mpitrain.model.rotary import Rotary
-from mpitrain.model.segment import Again, Bias, Norm, Segment, Tape
+from mpitrain.model.segment import Again, Bias, NormSegment, Segment, Tape
 from mpitrain.model.sequence_history import attend
 from mpitrain.model.site import Site
 from mpitrain.parallel.context.attention import ContextAttention
@@ -39,7 +39,7 @@ def attention(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[It
         projection, Core(layer.window, own.get("attention.sinks")), over_cp, Output(output, site.fp8), site
     )
     added = [Bias(own["attention.output.bias"])] if layer.biased else []
-    return [Residual([*([Norm(norm)] if site.tp else []), *inner, *added])]
+    return [Residual([*([NormSegment(norm)] if site.tp else []), *inner, *added])]
 
 
 def attended(
@@ -56,7 +56,7 @@ def attended(
             [
                 SpreadAttention(projection, core, over_cp, output)
                 if over_cp
-                else Attention(projection, core, output)
+                else AttentionSegment(projection, core, output)
             ]
         )
     before = Chunked(projection, site.tp, gather=True)
@@ -101,7 +101,7 @@ class Projection(Segment):
 
 
 class Output(Segment):
-    """Attention's result [B, H, T, C] back to the width of the model.
+    """AttentionSegment's result [B, H, T, C] back to the width of the model.
 
     value_width: features of a head that are values; None: all.
     """
@@ -164,7 +164,7 @@ class Core(Segment):
         return q_BHTC, k_BKTC, v_BKTC
 
 
-class Attention(Segment):
+class AttentionSegment(Segment):
     """output(attention(norm(x))) in one segment.
 
     With tensor parallelism its weights are those of some heads, and the output is partial.

@@ -16,8 +16,8 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather
 from mpitrain.data.documents import IGNORED
 from mpitrain.layout.traffic import Started, Traffic
-from mpitrain.model.linear import Product, product
-from mpitrain.model.segment import Norm, Segment, Tape
+from mpitrain.model.linear import WeightGradient, product
+from mpitrain.model.segment import NormSegment, Segment, Tape
 from mpitrain.model.site import Site
 from mpitrain.parallel.functions import Functions
 from mpitrain.parallel.microbatch import Context
@@ -27,19 +27,19 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 def embedding(weight: Parameter, site: Site) -> list[Item]:
     """Return the items of the first layer."""
-    return [VocabularyEmbedding(weight), site.out()] if site.tp else [Embedding(weight)]
+    return [VocabularyEmbedding(weight), site.out()] if site.tp else [EmbeddingLookup(weight)]
 
 
 def head(norm: Parameter, weight: Parameter, site: Site) -> list[Item]:
     """Return the items of the last layer."""
     return (
-        [Norm(norm), site.into(), VocabularyHead(weight, site.tp, site.functions)]
+        [NormSegment(norm), site.into(), VocabularyHead(weight, site.tp, site.functions)]
         if site.tp
-        else [Head(norm, weight)]
+        else [HeadSegment(norm, weight)]
     )
 
 
-class Rows(NamedTuple):
+class RowGradients(NamedTuple):
     """Gradients of rows of a table that are still to be added."""
 
     weight: Parameter
@@ -56,7 +56,7 @@ class Rows(NamedTuple):
         yield from (self.rows, self.grads)
 
 
-class Embedding(Local):
+class EmbeddingLookup(Local):
     """Token numbers to vectors. Written by hand: integers have no gradient."""
 
     def __init__(self, weight: Parameter):
@@ -72,7 +72,7 @@ class Embedding(Local):
 
     def backward(self, saved: torch.Tensor, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
-        later(WeightGradients([Rows(self.weight, saved, grad_of_output)]))
+        later(WeightGradients([RowGradients(self.weight, saved, grad_of_output)]))
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -100,7 +100,7 @@ class _CrossEntropy(torch.autograd.Function):
         return logits_NV, None, None
 
 
-class Head(Segment):
+class HeadSegment(Segment):
     """Norm, logits and the summed cross-entropy of a microbatch; without targets, the logits."""
 
     def __init__(self, norm: Parameter, weight: Parameter):
@@ -130,7 +130,7 @@ def _local(numbers: torch.Tensor, weight: Parameter) -> tuple[torch.Tensor, torc
     return torch.where(here, numbers - begin, 0), here
 
 
-class VocabularyEmbedding(Embedding):
+class VocabularyEmbedding(EmbeddingLookup):
     """Token numbers to vectors: each rank those of its rows, and zeros; the sum over the axis follows."""
 
     def forward(self, x: None, context: Context) -> Walk:
@@ -145,7 +145,7 @@ class VocabularyEmbedding(Embedding):
         rows_BT, here_BT = saved
         # picked by a mask, the host would wait for their number
         grad_BTD = grad_of_output.masked_fill(~here_BT.unsqueeze(-1), 0)
-        later(WeightGradients([Rows(self.weight, rows_BT, grad_BTD)]))
+        later(WeightGradients([RowGradients(self.weight, rows_BT, grad_BTD)]))
 
 
 class VocabularyHead:
@@ -190,5 +190,5 @@ class VocabularyHead:
         h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N = saved
         factor_N = ~ignored_N if grad_of_output is None else grad_of_output * ~ignored_N
         self.functions.to_gradients(logits_NV, log_sum_N, targets_N, here_N, factor_N)
-        later(WeightGradients([Product((self.weight,), h_BTD.flatten(0, 1), [logits_NV])]))
+        later(WeightGradients([WeightGradient((self.weight,), h_BTD.flatten(0, 1), [logits_NV])]))
         return product(logits_NV, self.weight.data.t()).view_as(h_BTD)

@@ -24,11 +24,11 @@ from mpitrain.comm.collectives import all_reduce
 from mpitrain.layout.dispatch import dispatch_of
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model import router
-from mpitrain.model.feed_forward import FeedForward
+from mpitrain.model.feed_forward import FeedForwardSegment
 from mpitrain.model.gates import Clamped, Gate, Silu
 from mpitrain.model.grouped import GroupedProduct, add_sums, grouped_product, of_rows
 from mpitrain.model.layers.experts import Experts as Layer
-from mpitrain.model.segment import Norm
+from mpitrain.model.segment import NormSegment
 from mpitrain.model.site import Site
 from mpitrain.parallel.expert.exchange import Choices, Exchange, Flat, Home, Trip, Visit
 from mpitrain.parallel.expert.hierarchical import Hierarchical
@@ -40,10 +40,10 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 def experts(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
     """Return the items of the layer."""
-    return [Residual([Norm(own["ffn.norm.weight"]), Experts(layer, own, site)])]
+    return [Residual([NormSegment(own["ffn.norm.weight"]), ExpertMixture(layer, own, site)])]
 
 
-class Rows(NamedTuple):
+class ExpertRows(NamedTuple):
     """What has come to the experts of a rank, in their order.
 
     [R, D], and the weights [R, 1]; from this gate and up [R, F].
@@ -56,7 +56,7 @@ class Rows(NamedTuple):
     loads: list[int]
 
 
-class Saved(NamedTuple):
+class SavedMixture(NamedTuple):
     """What the backward needs of a microbatch. trip: how its rows travelled.  rows: of the first round.
 
     sums: vectors of router.Statistics, of each segment of the microbatch; all are there when the
@@ -67,12 +67,12 @@ class Saved(NamedTuple):
     chosen: router.Chosen
     sums: list[torch.Tensor]
     trip: Trip
-    rows: Rows
+    rows: ExpertRows
     of_shared: tuple | None
     scale: float
 
 
-class Experts:
+class ExpertMixture:
     """The mixture, without norm and residual.
 
     Collective over the axis of the experts, and over the ranks with the same sequences.
@@ -96,7 +96,7 @@ class Experts:
             if self.settings.shared
             else None
         )
-        self.shared = FeedForward(None, *shared) if shared else None
+        self.shared = FeedForwardSegment(None, *shared) if shared else None
         self.dispatch = dispatch_of(site.plan.config, site.plan.table.segments)
         self.exchange = self._exchange()
         segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)
@@ -150,7 +150,9 @@ class Experts:
         sums = self._tell(statistics, context)
         routed_BTD = self._summed(homes, len(x_ND)).view_as(x_BTD)
         y_BTD = routed_BTD if y_BTD is None else y_BTD + routed_BTD
-        return y_BTD, Saved(x_BTD, chosen, sums, trip, rows, of_shared, context.scale) if keeps else None
+        return y_BTD, SavedMixture(
+            x_BTD, chosen, sums, trip, rows, of_shared, context.scale
+        ) if keeps else None
 
     def _route(self, x_ND: torch.Tensor, context: Context) -> router.Chosen:
         kind = wide(x_ND.dtype)
@@ -195,7 +197,7 @@ class Experts:
         return Choices(experts_NK, order, counts.cpu().numpy())
 
     def _enter(self, visit: Visit) -> Walk:
-        """Compute gate and up of what has come, Rows.
+        """Compute gate and up of what has come, ExpertRows.
 
         Here and below, messages of others are moved on between products.
         """
@@ -206,9 +208,9 @@ class Experts:
         for made, bias in zip((gate, up), self.biases):
             if bias is not None:
                 made += of_rows(bias.data, visit.loads)
-        return Rows(visit.x, visit.weights, gate, up, visit.loads)
+        return ExpertRows(visit.x, visit.weights, gate, up, visit.loads)
 
-    def _made(self, rows: Rows) -> torch.Tensor:
+    def _made(self, rows: ExpertRows) -> torch.Tensor:
         """Return what the experts make of their rows."""
         weights = rows.weights.to(rows.x.dtype)
         hidden = self.opening.opened(rows.gate).mul_(self.opening.factor(rows.up)).mul_(weights)
@@ -247,7 +249,7 @@ class Experts:
 
     # ------------------------------------------------------------ backward
 
-    def backward(self, saved: Saved, grad_of_output: torch.Tensor, later: Later) -> Walk:
+    def backward(self, saved: SavedMixture, grad_of_output: torch.Tensor, later: Later) -> Walk:
         """Return the gradient of the input.
 
         Weight gradients of rows of the first round are handed over, those of others added.
@@ -280,7 +282,7 @@ class Experts:
         routed_BTD = routed_ND.view_as(saved.x)
         return routed_BTD if grad_BTD is None else grad_BTD + routed_BTD
 
-    def _differentiated(self, rows: Rows, grad: torch.Tensor) -> Walk:
+    def _differentiated(self, rows: ExpertRows, grad: torch.Tensor) -> Walk:
         """Return the gradients of rows and weights, and the weight gradients to add, a list of products."""
         weights = rows.weights.to(rows.x.dtype)
         opened = self.opening.opened(rows.gate)
@@ -321,7 +323,7 @@ class Experts:
         ).to(rows.dtype)
 
     def _route_back(
-        self, saved: Saved, x_ND: torch.Tensor, of_weights_NK: torch.Tensor, later: Later
+        self, saved: SavedMixture, x_ND: torch.Tensor, of_weights_NK: torch.Tensor, later: Later
     ) -> torch.Tensor:
         """Return the gradient of the input by way of the router; hand over that of its weight, and
         the loads.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from mpitrain.model.segment import Norm, Segment, Tape
+from mpitrain.model.segment import NormSegment, Segment, Tape
 from mpitrain.model.site import Site
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.tensor_overlap import Chunked
@@ -18,13 +18,13 @@ from mpitrain.parallel.zero.parameters import Parameter
 def feed_forward(own: Mapping[str, Parameter], site: Site) -> list[Item]:
     """Return the items of the layer."""
     norm, *weights = (own[f"ffn.{name}.weight"] for name in ("norm", "gate", "up", "down"))
-    inner = FeedForward(None if site.tp else norm, *weights, site.fp8)
+    inner = FeedForwardSegment(None if site.tp else norm, *weights, site.fp8)
     if site.by_chunks:
-        return [Residual([Norm(norm), Chunked(inner, site.tp, gather=True, scatter=True)])]
+        return [Residual([NormSegment(norm), Chunked(inner, site.tp, gather=True, scatter=True)])]
     return site.residual(inner, norm)
 
 
-class FeedForward(Segment):
+class FeedForwardSegment(Segment):
     """down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202).
 
     Without `norm`, x is normalised already.

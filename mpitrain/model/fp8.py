@@ -79,7 +79,7 @@ def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> torch.Tensor:
 
 
 @dataclass
-class Product:
+class Fp8WeightGradient:
     """A weight gradient that is still to be added: the product of its two factors."""
 
     parameter: Parameter
@@ -95,7 +95,7 @@ class Product:
         yield from (*self.x, *self.grad_of_output)
 
 
-class Products(torch.autograd.Function):
+class Fp8Products(torch.autograd.Function):
     """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves
     those of the weights for later.
 
@@ -133,7 +133,7 @@ class Products(torch.autograd.Function):
         grad_of_x = None
         for parameter, grad_of_output in reversed(list(zip(ctx.parameters, grads_of_outputs))):
             grad = quantise(grad_of_output.flatten(0, -2), E5M2)
-            ctx.deferred.append(Product(parameter, x, grad))
+            ctx.deferred.append(Fp8WeightGradient(parameter, x, grad))
             product = multiply(grad, quantise(parameter.data, E4M3), grad_of_output.dtype)
             grad_of_x = product if grad_of_x is None else grad_of_x + product
         return grad_of_x.unflatten(0, grad_of_output.shape[:-1]), None, None, None

@@ -101,7 +101,7 @@ def _add(total: torch.Tensor, x: torch.Tensor, first: bool) -> None:
 
 
 @dataclass
-class Product:
+class WeightGradient:
     """Weight gradients that are still to be added.
 
     Of `parameters`, all with the input x [N, K], grads [N, outputs] one for each.
@@ -150,7 +150,7 @@ class Products(torch.autograd.Function):
     def backward(ctx, *grads_of_outputs):
         x = ctx.once_more() if ctx.once_more else ctx.saved_tensors[0]
         grads = [grad.flatten(0, -2) for grad in grads_of_outputs]
-        ctx.deferred.append(Product(ctx.parameters, x.flatten(0, -2), grads))
+        ctx.deferred.append(WeightGradient(ctx.parameters, x.flatten(0, -2), grads))
         return _sum_of_products(grads, ctx.parameters).view(x.shape), None, None, None
 
 

@@ -46,7 +46,7 @@ def multi_token(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[
                 embedding_and_head.head(here["head_norm.weight"], own[layer.head.weight], site),
             )
         )
-    return [MultiToken(main, depths, layer.weight / layer.depths, site)]
+    return [MultiTokenHead(main, depths, layer.weight / layer.depths, site)]
 
 
 class Join(Segment):
@@ -72,7 +72,7 @@ class Depth(NamedTuple):
     head: Sequence[Item]
 
 
-class MultiToken:
+class MultiTokenHead:
     """The head, and depth after depth.
 
     Without targets, or gradients, the head alone.

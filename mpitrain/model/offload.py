@@ -27,7 +27,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from mpitrain.parallel.streams import OVER, Event, Streams
+from mpitrain.parallel.streams import OVER, QueueEvent, Streams
 
 AHEAD = 2  # blocks of which something may be leaving while a forward runs, its own included
 
@@ -40,12 +40,12 @@ class Host:
         self.compute = streams.compute
         self.there = streams.further()
         self.back = streams.further()
-        self._free: dict[tuple[int, torch.dtype], deque[tuple[torch.Tensor, Event]]] = defaultdict(deque)
+        self._free: dict[tuple[int, torch.dtype], deque[tuple[torch.Tensor, QueueEvent]]] = defaultdict(deque)
         # by block, the last one's forward is running
         self._leaving: deque[list[ReferenceType[Parcel]]] = deque([[]])
         self.num_bytes = 0
 
-    def take(self, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, Event]:
+    def take(self, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, QueueEvent]:
         """Return a buffer of `length` elements, with whatever it last held, and when it may be written."""
         free = self._free[length, dtype]
         if free:
@@ -53,7 +53,7 @@ class Host:
         self.num_bytes += length * dtype.itemsize
         return self.streams.on_host(length, dtype), OVER
 
-    def give_back(self, buffer: torch.Tensor, read: Event) -> None:
+    def give_back(self, buffer: torch.Tensor, read: QueueEvent) -> None:
         """Take a buffer back. read: when the last one that reads it, or writes, is done."""
         self._free[len(buffer), buffer.dtype].append((buffer, read))
 
@@ -133,7 +133,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OffloadedTensor:
     """A tensor whose memory is in a parcel.
 
     It comes back with the strides it had, for kernels may depend on them.
@@ -167,7 +167,7 @@ class Shelf:
         default_factory=dict
     )
 
-    def put(self, tensor: torch.Tensor) -> torch.Tensor | Part:
+    def put(self, tensor: torch.Tensor) -> torch.Tensor | OffloadedTensor:
         """Start moving a tensor to the host, unless its memory went with another."""
         storage = tensor.untyped_storage()
         if not tensor.numel() or storage.data_ptr() in self.stays or not self.host.streams.has(tensor):
@@ -181,7 +181,7 @@ class Shelf:
             parcel = Parcel(tensor.detach(), self.host)
             self.sent[key] = StorageWeakRef(storage), ref(parcel)
             self.parcels.setdefault(self.block, []).append(parcel)
-        return Part(parcel, tensor.size(), tensor.stride(), tensor.storage_offset())
+        return OffloadedTensor(parcel, tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def fetch(self, block: int) -> None:
         """The backward of a block begins: fetch what it left, and start fetching what the one
@@ -201,9 +201,9 @@ class Shelf:
             yield
 
 
-def opened(kept: torch.Tensor | Part) -> torch.Tensor:
+def opened(kept: torch.Tensor | OffloadedTensor) -> torch.Tensor:
     """Return what was kept, from wherever it is."""
-    return kept.open() if isinstance(kept, Part) else kept
+    return kept.open() if isinstance(kept, OffloadedTensor) else kept
 
 
 class Away(NamedTuple):

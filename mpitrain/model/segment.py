@@ -22,7 +22,7 @@ from mpitrain.model.sequence_history import Attended
 from mpitrain.model.window import Windowed
 from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Addend, Later, Local, Product, Walk, WeightGradients
+from mpitrain.parallel.walk import Addend, DeferredGradient, Later, Local, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
 
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
@@ -74,7 +74,7 @@ class Tape:
         self.selective = selective
         self.functions = functions
         self.small: list[tuple[Parameter, torch.Tensor]] = []
-        self.deferred: list[Product] = []
+        self.deferred: list[DeferredGradient] = []
         self.attended: Attended | None = None  # of a sequence that is cut into segments
 
     def linears(
@@ -90,7 +90,7 @@ class Tape:
 
         fp8_products: multiply in fp8.
         """
-        products = fp8.Products if fp8_products else linear.Products
+        products = fp8.Fp8Products if fp8_products else linear.Products
         return products.apply(x, parameters, self.deferred, once_more)
 
     def plus(self, x: torch.Tensor, bias: Parameter) -> torch.Tensor:
@@ -197,7 +197,7 @@ def _each(x: Tensors, function: Callable) -> Any:
     return tuple(map(function, x)) if isinstance(x, tuple) else function(x)
 
 
-class Norm(Segment):
+class NormSegment(Segment):
     """RMSNorm alone, where a communication follows it."""
 
     def __init__(self, norm: Parameter):

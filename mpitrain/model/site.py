@@ -8,7 +8,7 @@ from mpitrain.comm.axis import Axis
 from mpitrain.layout.plan import Plan
 from mpitrain.model.layers.rope import Rope
 from mpitrain.model.rotary import Rotary
-from mpitrain.model.segment import Norm
+from mpitrain.model.segment import NormSegment
 from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.context.attention import ContextAttention, context_attention
 from mpitrain.parallel.functions import EAGER, Functions
@@ -94,7 +94,7 @@ class Site:
 
         Megatron-LM (arXiv:1909.08053) and its sequence parallelism (arXiv:2205.05198, section 4.2).
         """
-        return [Residual([*([Norm(norm)] if self.tp else []), *self.between([inner])])]
+        return [Residual([*([NormSegment(norm)] if self.tp else []), *self.between([inner])])]
 
     def between(self, inner: list[Item]) -> list[Item]:
         """Return items that tp divides, between what brings activations to them and their partial

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch.optim.adamw import adamw
 
-from mpitrain.config import Optimizer
+from mpitrain.config import OptimizerTable
 from mpitrain.optim.moments import Moments
-from mpitrain.parallel.zero.shards import Piece
+from mpitrain.parallel.zero.shards import ParameterShard
 
 KINDS = ("adam/m", "adam/v")
 
@@ -17,7 +17,7 @@ KINDS = ("adam/m", "adam/v")
 class AdamW:
     """The optimiser of one rank: matrices decay, vectors (norms) don't."""
 
-    def __init__(self, settings: Optimizer, pieces: list[Piece], seed: int):
+    def __init__(self, settings: OptimizerTable, pieces: list[ParameterShard], seed: int):
         self._settings = settings
         self._num_updates = 0
         narrow = settings.moments == "bf16"
@@ -53,7 +53,7 @@ class AdamW:
             beta1=beta1, beta2=beta2, lr=lr, weight_decay=decay, eps=self._settings.eps,
         )  # fmt: skip
 
-    def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+    def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield ("adam/m", tensor) and the same of adam/v for one of its pieces; zeros before the
         first step.
         """

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mpitrain.parallel.zero.shards import Piece
+from mpitrain.parallel.zero.shards import ParameterShard
 
 if TYPE_CHECKING:
     from mpitrain.optim.optimizer import Optimizer
@@ -40,7 +40,7 @@ class Balanced:
     rate: how far a bias moves in a step.
     """
 
-    def __init__(self, trained: "Optimizer", counted: list[Piece], rate: float):
+    def __init__(self, trained: "Optimizer", counted: list[ParameterShard], rate: float):
         self._trained = trained
         self._counted = counted
         self._rate = rate
@@ -56,7 +56,7 @@ class Balanced:
                     (piece.grad.mean() - piece.grad).sign_().to(piece.weight.device), alpha=self._rate
                 )
 
-    def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+    def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what is kept of one of the pieces: of those that are counted, nothing."""
         if piece.spec.trained:
             yield from self._trained.moments(piece)

@@ -36,14 +36,14 @@ from mpitrain.layout.parameters import Spec
 from mpitrain.layout.stages import StagePlan
 
 
-class Part(NamedTuple):
+class MatrixPart(NamedTuple):
     """Consecutive elements of a matrix's box, on one rank."""
 
     spec: Spec
     length: int
 
 
-Holding = dict[str, Part]  # what a rank has, by the names of matrices
+Holding = dict[str, MatrixPart]  # what a rank has, by the names of matrices
 
 
 def hidden(spec: Spec) -> bool:
@@ -69,16 +69,18 @@ def holdings(
         layouts = [layout_of(bucket.specs, num_shards) for bucket in buckets]
         for number in range(num_shards):
             runs = [run for layout in layouts for run in layout.runs(number)]
-            found.append({spec.name: Part(spec, end - begin) for spec, begin, end in runs if hidden(spec)})
+            found.append(
+                {spec.name: MatrixPart(spec, end - begin) for spec, begin, end in runs if hidden(spec)}
+            )
     return found
 
 
-def deal(holdings: list[Holding], axis: Axis, like: torch.Tensor) -> list["Round"]:
+def deal(holdings: list[Holding], axis: Axis, like: torch.Tensor) -> list["MatrixRound"]:
     """Deal the matrices to the ranks of `axis`, the largest first, so that those of a round take
     about equally long.
     """
     queues = dealt(holdings)
-    return [Round(names, holdings, axis, like) for names in zip_longest(*queues) if any(names)]
+    return [MatrixRound(names, holdings, axis, like) for names in zip_longest(*queues) if any(names)]
 
 
 def dealt(holdings: list[Holding]) -> list[list[str]]:
@@ -103,7 +105,7 @@ def dealt(holdings: list[Holding]) -> list[list[str]]:
     return queues
 
 
-class Round:
+class MatrixRound:
     """At most a matrix for each rank of the axis: names[r] for rank r, or None.
 
     `held`: those of which this rank has a part.
@@ -169,6 +171,6 @@ class Round:
         return torch.cat([self._like.new_empty(0), *parts])
 
 
-def _sent(part: Part | None) -> int:
+def _sent(part: MatrixPart | None) -> int:
     """Return how many elements a rank sends: of several copies of a box, one is enough."""
     return part.length if part and part.spec.copy == 0 else 0

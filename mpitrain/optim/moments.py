@@ -14,14 +14,14 @@ from typing import NamedTuple
 import torch
 
 from mpitrain.optim.stochastic_rounding import draw, places, round_into
-from mpitrain.parallel.zero.shards import Piece
+from mpitrain.parallel.zero.shards import ParameterShard
 
 # elements: few enough for the cache of a core, enough for all of a GPU
 CHUNK = 2**17
 CHUNK_GPU = 2**24
 
 
-class Opened(NamedTuple):
+class UpdateBatch(NamedTuple):
     """Tensors to update: weights, their gradients, and of each kind of moment one for each of them,
     all of one type.
     """
@@ -34,7 +34,7 @@ class Opened(NamedTuple):
 class Moments:
     """At most two kinds of moments of some pieces, zeros at first. names: of the kinds, in a checkpoint."""
 
-    def __init__(self, pieces: Sequence[Piece], names: Sequence[str], *, narrow: bool, seed: int):
+    def __init__(self, pieces: Sequence[ParameterShard], names: Sequence[str], *, narrow: bool, seed: int):
         self._pieces = pieces
         self._names = names
         self._narrow = narrow
@@ -44,14 +44,16 @@ class Moments:
             piece.weight: [torch.zeros_like(piece.weight, dtype=dtype) for _ in names] for piece in pieces
         }
 
-    def of(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+    def of(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the moments of a piece with their names."""
         yield from zip(self._names, self._kept[piece.weight])
 
-    def __contains__(self, piece: Piece) -> bool:
+    def __contains__(self, piece: ParameterShard) -> bool:
         return piece.weight in self._kept
 
-    def opened(self, num_updates: int, pieces: Sequence[Piece] | None = None) -> Iterator[Opened]:
+    def opened(
+        self, num_updates: int, pieces: Sequence[ParameterShard] | None = None
+    ) -> Iterator[UpdateBatch]:
         """Yield what to update of some pieces, of all if none are given.
 
         What was made of moments is kept when the next is asked for.
@@ -64,9 +66,9 @@ class Moments:
                 yield from self._in_chunks(piece, num_updates)
         elif pieces:
             kinds = [[self._kept[piece.weight][kind] for piece in pieces] for kind in range(len(self._names))]
-            yield Opened([piece.weight for piece in pieces], [piece.grad for piece in pieces], kinds)
+            yield UpdateBatch([piece.weight for piece in pieces], [piece.grad for piece in pieces], kinds)
 
-    def _in_chunks(self, piece: Piece, num_updates: int) -> Iterator[Opened]:
+    def _in_chunks(self, piece: ParameterShard, num_updates: int) -> Iterator[UpdateBatch]:
         length = CHUNK if piece.weight.device.type == "cpu" else CHUNK_GPU
         chunks = zip(
             piece.weight.split(length),
@@ -76,7 +78,7 @@ class Moments:
         begin = piece.begin
         for weight, grad, *kept in chunks:
             wide = [x.to(weight.dtype) for x in kept]
-            yield Opened([weight], [grad], [[x] for x in wide])
+            yield UpdateBatch([weight], [grad], [[x] for x in wide])
             found = places(piece.spec, begin, begin + len(weight), weight.device)
             chance = draw(self._seed, num_updates, piece.spec.name, found)
             for narrow, x in zip(kept, wide):

@@ -23,12 +23,12 @@ from itertools import islice
 import torch
 
 from mpitrain.comm.progress import Pending
-from mpitrain.config import Optimizer
+from mpitrain.config import OptimizerTable
 from mpitrain.optim.adamw import AdamW
-from mpitrain.optim.matrices import Round, hidden
+from mpitrain.optim.matrices import MatrixRound, hidden
 from mpitrain.optim.moments import Moments
 from mpitrain.optim.newton_schulz import newton_schulz
-from mpitrain.parallel.zero.shards import Piece
+from mpitrain.parallel.zero.shards import ParameterShard
 
 AHEAD = 8  # rounds under way: enough to keep the network busy, and no second copy of all matrices
 
@@ -41,7 +41,12 @@ class Muon:
     """
 
     def __init__(
-        self, settings: Optimizer, pieces: list[Piece], seed: int, rounds: list[Round], device: torch.device
+        self,
+        settings: OptimizerTable,
+        pieces: list[ParameterShard],
+        seed: int,
+        rounds: list[MatrixRound],
+        device: torch.device,
     ):
         self._settings = settings
         self._rounds = rounds
@@ -64,7 +69,7 @@ class Muon:
             (each, each.gather({name: self._update(name) for name in each.held})) for each in self._rounds
         )
         gathering = deque(islice(starting, AHEAD))
-        returning = deque[tuple[Round, Pending]]()
+        returning = deque[tuple[MatrixRound, Pending]]()
         self._adamw.step(lr)
         while gathering:
             each, pending = gathering.popleft()
@@ -96,11 +101,11 @@ class Muon:
         )
         return result.to(matrix.device)
 
-    def _apply(self, each: Round, pending: Pending, lr: float) -> None:
+    def _apply(self, each: MatrixRound, pending: Pending, lr: float) -> None:
         for name, result in each.parts(pending.wait()).items():
             self._pieces[name].weight.mul_(1 - lr * self._settings.decay).sub_(result, alpha=lr)
 
-    def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+    def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield ("muon/momentum", tensor) for a part of a hidden matrix, AdamW's moments for others.
 
         Zeros before the first step.

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from mpitrain.parallel.streams import Event, streams_of
-from mpitrain.parallel.zero.shards import Piece
+from mpitrain.parallel.streams import QueueEvent, streams_of
+from mpitrain.parallel.zero.shards import ParameterShard
 
 if TYPE_CHECKING:
     from mpitrain.optim.optimizer import Optimizer
@@ -44,9 +44,9 @@ class Offloaded:
 
     def __init__(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[ParameterShard],
         device: torch.device,
-        make: Callable[[list[Piece]], "Optimizer"],
+        make: Callable[[list[ParameterShard]], "Optimizer"],
         *,
         whole: bool,
     ):
@@ -55,7 +55,9 @@ class Offloaded:
         self._loads = [self._load(each, make) for each in ([list(pieces)] if whole else _loads(pieces))]
         self._of = {weight: load.optimizer for load in self._loads for weight in load.weights}
 
-    def _load(self, pieces: list[Piece], make: Callable[[list[Piece]], "Optimizer"]) -> Load:
+    def _load(
+        self, pieces: list[ParameterShard], make: Callable[[list[ParameterShard]], "Optimizer"]
+    ) -> Load:
         arriving = [
             piece._replace(grad=self._streams.on_host(len(piece.grad), piece.grad.dtype)) for piece in pieces
         ]
@@ -79,13 +81,13 @@ class Offloaded:
             arrival.synchronize()
             load.optimizer.step(lr)
 
-    def _start(self, load: Load) -> Event:
+    def _start(self, load: Load) -> QueueEvent:
         """Start copying gradients to the host, beside what is computed; return when they are there."""
         for grad, there in load.sent:
             self._there.copy(there, grad)
         return self._there.record()
 
-    def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+    def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what is kept of one of its pieces."""
         yield from self._of[piece.weight].moments(piece)
 
@@ -95,9 +97,9 @@ class Offloaded:
             load.optimizer.set_step(num_updates)
 
 
-def _loads(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def _loads(pieces: Sequence[ParameterShard]) -> list[list[ParameterShard]]:
     """Divide pieces into runs of about LOAD elements."""
-    loads: list[list[Piece]] = []
+    loads: list[list[ParameterShard]] = []
     for piece in pieces:
         if not loads or sum(len(p.weight) for p in loads[-1]) >= LOAD:
             loads.append([])

@@ -16,7 +16,7 @@ from mpitrain.optim.matrices import deal, holdings
 from mpitrain.optim.muon import Muon
 from mpitrain.optim.offload import Offloaded
 from mpitrain.optim.sgd import SGD
-from mpitrain.parallel.zero.shards import Piece
+from mpitrain.parallel.zero.shards import ParameterShard
 
 
 class Optimizer(Protocol):
@@ -29,7 +29,7 @@ class Optimizer(Protocol):
     def step(self, lr: float) -> None:
         """Update the weights of the pieces from their gradients, which stay as they are."""
 
-    def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+    def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what is kept of one of its pieces, with its name in a checkpoint.
 
         Zeros before the first step.
@@ -42,7 +42,7 @@ class Optimizer(Protocol):
 def optimizer_of(
     config: Config,
     stages: Sequence[StagePlan],
-    pieces: list[Piece],
+    pieces: list[ParameterShard],
     mesh: Mesh,
     like: torch.Tensor,
     device: torch.device,
@@ -71,7 +71,7 @@ def _of_pieces(
     mesh: Mesh,
     like: torch.Tensor,
     device: torch.device,
-    pieces: list[Piece],
+    pieces: list[ParameterShard],
 ) -> Optimizer:
     settings = config.optimizer
     seed = config.run.seed

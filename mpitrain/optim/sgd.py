@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch.optim.sgd import sgd
 
-from mpitrain.config import Optimizer
+from mpitrain.config import OptimizerTable
 from mpitrain.optim.moments import Moments
-from mpitrain.parallel.zero.shards import Piece
+from mpitrain.parallel.zero.shards import ParameterShard
 
 
 class SGD:
@@ -18,7 +18,7 @@ class SGD:
     Matrices decay, vectors (norms) don't.
     """
 
-    def __init__(self, settings: Optimizer, pieces: list[Piece], seed: int):
+    def __init__(self, settings: OptimizerTable, pieces: list[ParameterShard], seed: int):
         self._settings = settings
         self._num_updates = 0
         self._decaying = [piece.weight for piece in pieces if piece.spec.group != "vector"]
@@ -49,7 +49,7 @@ class SGD:
             weight_decay=0.0, dampening=0.0, maximize=False,
         )  # fmt: skip
 
-    def moments(self, piece: Piece) -> Iterator[tuple[str, torch.Tensor]]:
+    def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield ("sgd/momentum", tensor) for one of its pieces, if there is momentum.
 
         Zeros before the first step.

@@ -20,7 +20,7 @@ import torch
 from mpitrain.parallel.zero.host import on_host
 
 
-class Event(Protocol):
+class QueueEvent(Protocol):
     """A place in a queue."""
 
     def query(self) -> bool:
@@ -36,10 +36,10 @@ class Queue(Protocol):
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy. Both stay what they are until it is over: nobody else keeps them there."""
 
-    def record(self) -> Event:
+    def record(self) -> QueueEvent:
         """Return the place behind what is queued now."""
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: QueueEvent) -> None:
         """Let what is queued from now on happen after an event of any queue. The host goes on."""
 
 
@@ -101,10 +101,10 @@ class AtOnce:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
-    def record(self) -> Event:
+    def record(self) -> QueueEvent:
         return OVER
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: QueueEvent) -> None:
         pass
 
 
@@ -139,10 +139,10 @@ class _Stream:
         with self._current():
             target.copy_(source, non_blocking=True)
 
-    def record(self) -> Event:
+    def record(self) -> QueueEvent:
         return self._find().record_event()
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: QueueEvent) -> None:
         if event is not OVER:  # memory that nobody has used yet; CUDA has no such event
             self._find().wait_event(event)
 

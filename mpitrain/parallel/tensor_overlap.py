@@ -33,7 +33,7 @@ TOKENS = -2  # dim of [B, T, D] and of [B, H, T, C]
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 
 
-class Piece(NamedTuple):
+class ChunkRange(NamedTuple):
     """Positions [begin, end) of the whole, in the chunk of the rank that stands `distance` behind
     on the axis; 0: the own.
     """
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     end: int
 
 
-Work = Callable[[Piece, Tensors], Walk]  # returns what it made of that part of the input
+Work = Callable[[ChunkRange, Tensors], Walk]  # returns what it made of that part of the input
 
 
 class Chunked:
@@ -64,7 +64,7 @@ class Chunked:
         """Return (output, what each piece saved)."""
         saved = {}
 
-        def work(piece: Piece, part: Tensors) -> Walk:
+        def work(piece: ChunkRange, part: Tensors) -> Walk:
             y, saved[piece] = yield from self.inner.forward(
                 part, replace(context, start=context.start + piece.begin)
             )
@@ -76,7 +76,7 @@ class Chunked:
     def backward(self, saved: dict, grad_of_output: Tensors, later: Later) -> Walk:
         """Return the gradient of the input; each piece hands over its weight gradients."""
 
-        def work(piece: Piece, part: Tensors) -> Walk:
+        def work(piece: ChunkRange, part: Tensors) -> Walk:
             return self.inner.backward(saved.pop(piece), part, later)
 
         return (yield from self._walk(grad_of_output, work, self.scatter, self.gather))
@@ -125,7 +125,7 @@ class Chunked:
         result = _joined([made[begin] for begin in sorted(made)])
         return (yield from self._sum(result, leaving)) if scatter else result
 
-    def _pieces(self, x: Tensors, gather: bool, scatter: bool) -> list[Piece]:
+    def _pieces(self, x: Tensors, gather: bool, scatter: bool) -> list[ChunkRange]:
         """Return the pieces in the order in which they are computed."""
         size = self.axis.size
         rank = self.axis.rank
@@ -136,13 +136,13 @@ class Chunked:
         middle = begin + (length // 2 if scatter else length) * gather
         others = [(distance, (rank - distance) % size * length) for distance in range(1, size)]
         every = [
-            Piece(0, begin, middle),
-            *(Piece(d, at, at + length) for d, at in others),
-            Piece(0, middle, end),
+            ChunkRange(0, begin, middle),
+            *(ChunkRange(d, at, at + length) for d, at in others),
+            ChunkRange(0, middle, end),
         ]
         return [piece for piece in every if piece.begin < piece.end]
 
-    def _cut(self, x: Tensors, piece: Piece, gather: bool) -> Tensors:
+    def _cut(self, x: Tensors, piece: ChunkRange, gather: bool) -> Tensors:
         """Return a piece of what this rank has."""
         if isinstance(x, tuple):
             return tuple(self._cut(part, piece, gather) for part in x)

@@ -44,7 +44,7 @@ Walk = Generator["Pending | Turn | None", Any, Any]
 Shape = tuple[int, int, int]
 
 
-class Product(Protocol):
+class DeferredGradient(Protocol):
     """Weight gradients that are still to be added: of one matrix product, or made already."""
 
     def add(self) -> None:
@@ -77,7 +77,7 @@ class Addend:
 class WeightGradients:
     """The weight gradients of one item that are still to be added. The last come first."""
 
-    products: list[Product]
+    products: list[DeferredGradient]
 
     def add(self) -> None:
         """Add them to their buffers, and forget what they are made of."""

@@ -11,7 +11,7 @@ from mpitrain.inputs import printable
 from mpitrain.layout.log_pace import LogPace
 
 
-class Report:
+class RunReport:
     """Prints on rank 0; on other ranks it is silent. Use as a context manager around the steps."""
 
     def __init__(self, rank: int, steps: int, pace: LogPace):
@@ -32,7 +32,7 @@ class Report:
             ]
             self._live = Progress(*columns, console=self.console, transient=True)
 
-    def __enter__(self) -> "Report":
+    def __enter__(self) -> "RunReport":
         if self._live:
             self._show(self._live.start)
             self._task = self._live.add_task("training", total=self.steps, what="")

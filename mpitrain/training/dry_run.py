@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from mpitrain.actor.communicators import build_mesh
-from mpitrain.actor.dry_run import DryRun, Tally, seconds_of
+from mpitrain.actor.dry_run import AxisTally, DryRun, seconds_of
 from mpitrain.actor.recipes import Rehearsals
 from mpitrain.cluster.allocation import age_s
 from mpitrain.cluster.board import BUSY, WAITING
@@ -29,7 +29,7 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.preflight import code
-from mpitrain.comm.account import Usage
+from mpitrain.comm.account import AxisUsage
 from mpitrain.comm.recipe import decoded
 from mpitrain.comm.world import World, connect
 from mpitrain.config import Config
@@ -46,7 +46,7 @@ NOTHING = "a dry run saves nothing"
 
 
 @dataclass(frozen=True)
-class Options:
+class DryRunOptions:
     """steps: how many.
 
     share: of the length of each message.
@@ -73,11 +73,15 @@ class Measured(NamedTuple):
     own: int
     headers: int
     short: int
-    sent: dict[str, Tally]
+    sent: dict[str, AxisTally]
 
 
 def run(
-    path: str | None, overrides: tuple[str, ...], options: Options, guard: Guard, say: Callable[[str], None]
+    path: str | None,
+    overrides: tuple[str, ...],
+    options: DryRunOptions,
+    guard: Guard,
+    say: Callable[[str], None],
 ) -> int:
     """Run the steps of a layout dry; rank 0 tells each phase when it is over. Collective over all ranks.
 
@@ -176,12 +180,12 @@ def _timed_step(walk: DryRun, step: int, world: World) -> float:
     return time.perf_counter() - begin
 
 
-def _require_predicted(walk: DryRun, usage: dict[str, Usage]) -> None:
+def _require_predicted(walk: DryRun, usage: dict[str, AxisUsage]) -> None:
     """Raise MessageError unless what was counted where messages are posted is what the recipe says,
     to the byte.
     """
     for name, wanted in walk.predicted.items():
-        found = Tally(usage[name].calls, usage[name].messages, usage[name].num_bytes)
+        found = AxisTally(usage[name].calls, usage[name].messages, usage[name].num_bytes)
         if found != wanted:
             raise MessageError(f"axis {name}: counted {found}, the recipe has {wanted}")
 
@@ -201,7 +205,7 @@ def _memory() -> tuple[int, int]:
 # ---------------------------------------------------------------- what rank 0 says
 
 
-def _title(plan: Plan, world: World, options: Options) -> str:
+def _title(plan: Plan, world: World, options: DryRunOptions) -> str:
     length = (
         "messages of full length" if options.share == 1 else f"messages of {options.share:g} of their length"
     )
@@ -215,7 +219,7 @@ def _title(plan: Plan, world: World, options: Options) -> str:
     return "\n".join([title, *(f"{plan.table.name}: {note}" for note in plan.table.notes)])
 
 
-def report(options: Options, every: list[Measured]) -> str:
+def report(options: DryRunOptions, every: list[Measured]) -> str:
     """Return what the ranks have measured, as text."""
     steps = [max(times) for times in zip(*(each.steps_s for each in every))]
     resident, worst = max((each.resident, -rank) for rank, each in enumerate(every))
@@ -248,14 +252,14 @@ def _traffic(num_steps: int, every: list[Measured]) -> list[tuple[str, ...]]:
                 *_line(
                     [
                         sum(getattr(tally, what) for tally in tallies) / num_steps
-                        for what in Tally.__annotations__
+                        for what in AxisTally.__annotations__
                     ]
                 ),
             )
         )
     totals = [
         sum(getattr(t, what) for each in every for t in each.sent.values()) / num_steps
-        for what in Tally.__annotations__
+        for what in AxisTally.__annotations__
     ]
     return [*rows, ("all", *_line(totals))]
 

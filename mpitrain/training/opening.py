@@ -49,7 +49,7 @@ from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
-from mpitrain.training.console import Report
+from mpitrain.training.console import RunReport
 from mpitrain.training.going_on import change_of_rate, prompt_for
 from mpitrain.training.replay.wish import Wish
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
@@ -76,7 +76,7 @@ class Corpora:
 
 
 @dataclass(frozen=True)
-class Opened:
+class PreparedRun:
     """A plan that holds, with its run directory, its newest checkpoint and its tokens.
 
     notes: for the user.  prompt: for a sample of what it trains; on rank 0.
@@ -92,7 +92,7 @@ class Opened:
 
 def open_run(
     path: str | None, overrides: tuple[str, ...], guard: Guard, record: Wish | None = None
-) -> tuple[Opened, World]:
+) -> tuple[PreparedRun, World]:
     """Start MPI, check everything that needs no device, take the run directory, and prepare the
     tokens on rank 0.
 
@@ -253,13 +253,13 @@ class _Opening:
         self.record = record
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary
-        self.report = Report(world.rank, 0, log_pace(self.config.run))
+        self.report = RunReport(world.rank, 0, log_pace(self.config.run))
         self.asked, self.rundir, self.notes = asked, RunDir(self.config.run.dir), notes
         self.before: Config | None = None  # what the run directory holds; on rank 0
         self.gone: DataError | None = None
         self.copies = np.empty(0, np.int64)  # documents that are left out of training
 
-    def open(self) -> Opened:
+    def open(self) -> PreparedRun:
         world = self.world
         place = self.guard.place
         try:
@@ -310,7 +310,7 @@ class _Opening:
         prompt = ""
         if world.rank == 0:
             prompt = prompt_for(self.tokenizer.whole, corpora.train.sequences(range(1))[0].tolist())
-        return Opened(self.plan, self.rundir, corpora, newest, self.notes, prompt)
+        return PreparedRun(self.plan, self.rundir, corpora, newest, self.notes, prompt)
 
     def _take(self) -> str:
         token, said = self.rundir.take(self.guard.end, self._still)

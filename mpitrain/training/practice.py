@@ -6,7 +6,7 @@ What it compiles (`run.compile`) is in no step's time, and takes nobody's limit.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mpitrain.actor.actor import Actor, Asked
+from mpitrain.actor.actor import Actor, StepRequests
 from mpitrain.cluster.board import BUSY
 from mpitrain.cluster.limit import FIRST_S
 from mpitrain.parallel.microbatch import Microbatch
@@ -17,7 +17,7 @@ def practise(actor: Actor, step: int, microbatches: list[Microbatch]) -> None:
     scale = actor.loss_scale.state
     with _patiently(actor), actor.place.at("build", "compiling", BUSY):
         actor.evaluate(step, microbatches)
-        actor.run_step(step, microbatches, 0.0, asked=Asked(leaves_out=lambda loss: True))
+        actor.run_step(step, microbatches, 0.0, asked=StepRequests(leaves_out=lambda loss: True))
     actor.loss_scale.state = scale
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpitrain.comm.world import World
 from mpitrain.config import Data
-from mpitrain.data.encoding import SHARE_BYTES, Alone, Encoder, Texts, encode_share
+from mpitrain.data.encoding import SHARE_BYTES, Encoder, LocalEncoder, Texts, encode_share
 from mpitrain.data.memory_left import available_bytes
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, tokenizer_from, vocabulary_of
 
@@ -48,7 +48,7 @@ class OneTokenizer:
     def encoder(self, tokenizer: Tokenizer, num_bytes: int) -> Encoder:
         """Return what encodes so many bytes, on rank 0, within on_first_rank() with help()."""
         ranks = _ranks_to_help(self._world, tokenizer, num_bytes)
-        return _OnRanks(self._world, ranks, tokenizer.files()) if len(ranks) > 1 else Alone(tokenizer)
+        return _OnRanks(self._world, ranks, tokenizer.files()) if len(ranks) > 1 else LocalEncoder(tokenizer)
 
     def help(self, item: Mapping[str, bytes] | Texts) -> list[np.ndarray] | None:
         """Do this rank's part of World.share(): read a tokenizer from its files, or encode texts."""

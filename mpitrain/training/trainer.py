@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpitrain.actor.actor import Actor, Asked, StepResult
+from mpitrain.actor.actor import Actor, StepRequests, StepResult
 from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
@@ -33,7 +33,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
 from mpitrain.config import as_override
 from mpitrain.data.order import Sampler
-from mpitrain.data.text import Rows
+from mpitrain.data.text import TokenRows
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, CheckpointError, MpitrainError, StoppedEarly
 from mpitrain.inputs import as_argument
 from mpitrain.layout.alternatives import costs
@@ -51,16 +51,16 @@ from mpitrain.training.checks.checks import Checks
 from mpitrain.training.checks.ledger import Ledger
 from mpitrain.training.checks.spikes import NONE_YET, Spikes
 from mpitrain.training.checks.stragglers import Stragglers
-from mpitrain.training.console import Report
+from mpitrain.training.console import RunReport
 from mpitrain.training.going_on import commands
 from mpitrain.training.leaving import HURRY, LEAVE, STAY, Leaving
 from mpitrain.training.machine.between_nodes import settled
 from mpitrain.training.machine.determinism import TOLD
-from mpitrain.training.machine.device import Placement, shared, way_of_messages
+from mpitrain.training.machine.device import DevicePlacement, shared, way_of_messages
 from mpitrain.training.machine.device import place as choose_place
 from mpitrain.training.machine.peak import DEFINITION, peak_of_all
 from mpitrain.training.microbatches import microbatches_of, needs_tokens
-from mpitrain.training.opening import Opened
+from mpitrain.training.opening import PreparedRun
 from mpitrain.training.practice import practise
 from mpitrain.training.replay.wish import Wish
 from mpitrain.training.saving import state_io
@@ -68,7 +68,7 @@ from mpitrain.training.saving.newest import VERIFYING, newest_whole
 from mpitrain.training.saving.saver import saver_of
 
 
-def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) -> int:
+def run(opened: PreparedRun, world: World, guard: Guard, record: Wish | None = None) -> int:
     """Train what was opened, and return the exit code.
 
     Collective over `world`.
@@ -84,7 +84,7 @@ def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) 
     placement = choose_place(opened.plan, world)
     place.enter("build", "finding out whether MPI takes device buffers")
     limit = Limit(config.comm.timeout_s)
-    report = Report(world.rank, 0, log_pace(config.run))
+    report = RunReport(world.rank, 0, log_pace(config.run))
     way = way_of_messages(placement, world, config.comm.device, limit.seconds)
     with place.at("build", "making the communicators", WAITING):
         mesh = build_mesh(opened.plan, world.comm, place, way, placement.use)
@@ -100,13 +100,13 @@ def run(opened: Opened, world: World, guard: Guard, record: Wish | None = None) 
 
 
 def _built(
-    opened: Opened,
+    opened: PreparedRun,
     world: World,
     mesh: Mesh,
-    placement: Placement,
+    placement: DevicePlacement,
     guard: Guard,
     limit: Limit,
-    report: Report,
+    report: RunReport,
     record: Wish | None,
 ) -> "Trainer":
     """Look at the machine, build the model and read the newest checkpoint.
@@ -137,10 +137,10 @@ class Trainer:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: PreparedRun,
         world: World,
         mesh: Mesh,
-        placement: Placement,
+        placement: DevicePlacement,
         guard: Guard,
         limit: Limit,
         record: Wish | None,
@@ -175,7 +175,7 @@ class Trainer:
         self.last_words = ""
         self.urgency = STAY
         self.spikes = Spikes(config.spikes)
-        self.report = Report(mesh.rank, config.run.steps, log_pace(config.run))
+        self.report = RunReport(mesh.rank, config.run.steps, log_pace(config.run))
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
         self._flops = self.plan.flops_per_token() / self.peak.flops
         self.ledger = Ledger(mesh)
@@ -262,7 +262,7 @@ class Trainer:
         microbatches = self._microbatches(self.corpora.train, self.step + self.spikes.batches_skipped)
         self.actor.recorded = [] if step in self.to_record else None
         sure = self.checks.sure_of(step, self._rows_of_step, {"lr": lr, "updates": self.updates})
-        asked = Asked(self.leaving.urgency, self.saver.number, self.spikes.leaves_out)
+        asked = StepRequests(self.leaving.urgency, self.saver.number, self.spikes.leaves_out)
         result = self.actor.run_step(step, microbatches, lr, asked=asked, watch=watch, sure=sure)
         self.place.enter("step", "between two steps")
         step_s = self.clock.seconds(begin, self.clock.mark())
@@ -386,7 +386,7 @@ class Trainer:
         rows = (
             self._rows(sampler, step)
             if needs_tokens(self.actor, self.corpora.separate)
-            else Rows(np.empty(0, np.int64))
+            else TokenRows(np.empty(0, np.int64))
         )
         tokens = torch.from_numpy(rows.tokens).to(self.device)
         ends = None if rows.ends is None else torch.from_numpy(rows.ends).to(self.device)
@@ -397,10 +397,10 @@ class Trainer:
         )
         return microbatches_of(self.actor, tokens, ends, counted)
 
-    def _rows_of_step(self) -> Rows:
+    def _rows_of_step(self) -> TokenRows:
         return self._rows(self.corpora.train, self.step + self.spikes.batches_skipped)
 
-    def _rows(self, sampler: Sampler, step: int) -> Rows:
+    def _rows(self, sampler: Sampler, step: int) -> TokenRows:
         return sampler.rows(self._slots(step))
 
     def _slots(self, step: int) -> range:
@@ -424,7 +424,7 @@ class Trainer:
         with self.place.at("validation", "reading tokens"):
             for i in range(math.ceil(self.num_validated / self.config.batch.global_)):
                 microbatches = self._microbatches(self.corpora.validation, i, self.num_validated)
-                *total, stop = self.actor.evaluate(self.step, microbatches, Asked(urgency))
+                *total, stop = self.actor.evaluate(self.step, microbatches, StepRequests(urgency))
                 totals.append(total)
                 if stop and self.step == 0:
                     self.guard.leave_if_asked(self.world)

@@ -11,7 +11,7 @@ from mpitrain.checkpoint.boxes import Box
 from mpitrain.checkpoint.dtypes import BF16, NAMES
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.verify import shares
-from mpitrain.commands.ckpt.progress import Progress
+from mpitrain.commands.ckpt.progress import ProgressBar
 from mpitrain.commands.ckpt.steps import steps_at
 from mpitrain.commands.ckpt.team import Team, same_everywhere
 from mpitrain.errors import DONE, FAILED, CheckpointError
@@ -22,7 +22,7 @@ MOST_SHOWN = 40
 READ_BYTES = 1 << 24  # of each at once
 
 
-class Difference(NamedTuple):
+class ArrayDifference(NamedTuple):
     """Of one array.
 
     count: numbers whose bits differ.
@@ -118,15 +118,15 @@ def _kind(array: LogicalArray) -> str:
     return f"{NAMES[array.dtype]} {list(array.shape)}"
 
 
-def _measure(team: Team, a: Checkpoint, b: Checkpoint, names: list[str]) -> list[Difference]:
+def _measure(team: Team, a: Checkpoint, b: Checkpoint, names: list[str]) -> list[ArrayDifference]:
     """Return how much arrays differ, the most first. Each rank reads some chunks. Collective."""
     chunks = [(name, chunk) for name in names for chunk in _differing(a.array(name), b.array(name))]
     sizes = [a.array(name).chunks.box(chunk).size * a.array(name).dtype.itemsize for name, chunk in chunks]
     mine = shares(list(zip(chunks, sizes)), sizes, team.size)[team.rank]
 
-    def compare() -> dict[str, Difference]:
-        found: dict[str, Difference] = {}
-        with Progress("comparing", 2 * sum(size for _, size in mine), team.rank) as progress:
+    def compare() -> dict[str, ArrayDifference]:
+        found: dict[str, ArrayDifference] = {}
+        with ProgressBar("comparing", 2 * sum(size for _, size in mine), team.rank) as progress:
             for (name, chunk), size in mine:
                 for box in _parts(a.array(name), chunk):
                     where = tuple(slice(start, stop) for start, stop in zip(box.start, box.stop))
@@ -136,7 +136,7 @@ def _measure(team: Team, a: Checkpoint, b: Checkpoint, names: list[str]) -> list
         return found
 
     found = team.on_every_rank("comparing", compare)
-    whole: dict[str, Difference] = {}
+    whole: dict[str, ArrayDifference] = {}
     for part in team.all_gather("what differs", found):
         for name, here in part.items():
             whole[name] = _joined(whole[name], here) if name in whole else here
@@ -161,19 +161,19 @@ def _parts(array: LogicalArray, chunk: int) -> Iterator[Box]:
         yield Box((row, *box.start[1:]), (min(row + rows, box.stop[0]), *box.stop[1:]))
 
 
-def _joined(one: Difference, other: Difference) -> Difference:
+def _joined(one: ArrayDifference, other: ArrayDifference) -> ArrayDifference:
     # keeps nan
     most, scale = (float(np.maximum(getattr(one, key), getattr(other, key))) for key in ("most", "scale"))
     return one._replace(count=one.count + other.count, most=most, scale=scale)
 
 
-def _compare(name: str, x: np.ndarray, y: np.ndarray) -> Difference:
+def _compare(name: str, x: np.ndarray, y: np.ndarray) -> ArrayDifference:
     bits = f"u{x.dtype.itemsize}"
     count = int(np.count_nonzero(x.reshape(-1).view(bits) != y.reshape(-1).view(bits)))
     x = _numbers(x)
     y = _numbers(y)
     with np.errstate(invalid="ignore"):
-        return Difference(
+        return ArrayDifference(
             name, count, x.size, float(np.max(np.abs(x - y), initial=0)), float(np.max(np.abs(x), initial=0))
         )
 
@@ -184,5 +184,5 @@ def _numbers(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64)
 
 
-def _row(found: Difference) -> tuple[str, ...]:
+def _row(found: ArrayDifference) -> tuple[str, ...]:
     return found.name, f"{found.count:,}", f"{found.size:,}", f"{found.most:.3g}", f"{found.scale:.3g}"

@@ -8,7 +8,7 @@ from mpitrain.commands.waiting import Waiting
 LINE_S = 5.0  # between two lines
 
 
-class Progress:
+class ProgressBar:
     """Use as a context manager. what: is done; total: bytes of this rank's share."""
 
     def __init__(self, what: str, total: int, rank: int):
@@ -20,7 +20,7 @@ class Progress:
         self._begin = time.monotonic()
         self._last = time.monotonic()
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressBar":
         if self._bar is not None:
             self._bar.__enter__()
         return self

@@ -17,7 +17,7 @@ from mpitrain.checkpoint.boxes import Box, run_boxes, whole
 from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.lock import NAME as LOCK
-from mpitrain.commands.ckpt.progress import Progress
+from mpitrain.commands.ckpt.progress import ProgressBar
 from mpitrain.commands.ckpt.steps import steps_at
 from mpitrain.commands.ckpt.team import Team, same_everywhere
 from mpitrain.errors import DONE, CheckpointError
@@ -27,7 +27,7 @@ from mpitrain.inputs import remove, shown
 class Later:
     """A part of an array that is read when it is written: few are in memory at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, name: str, box: Box, progress: Progress):
+    def __init__(self, checkpoint: Checkpoint, name: str, box: Box, progress: ProgressBar):
         self._checkpoint = checkpoint
         self._name = name
         self._box = box
@@ -62,7 +62,7 @@ def reshard(
         tmp, made = team.on_first_rank("making the folder", lambda: _begin(folder, source.step, total))
         mine = range(team.rank, num_shards, team.size)
         try:
-            with Progress(
+            with ProgressBar(
                 f"writing step {source.step}", total * len(mine) // num_shards, team.rank
             ) as progress:
                 team.on_every_rank("writing shards", lambda: _write(tmp, source, mine, num_shards, progress))
@@ -112,13 +112,13 @@ def _remove_empty(folders: list[Path]) -> None:
             path.rmdir()
 
 
-def _write(tmp: Path, source: Checkpoint, mine: range, num_shards: int, progress: Progress) -> None:
+def _write(tmp: Path, source: Checkpoint, mine: range, num_shards: int, progress: ProgressBar) -> None:
     for number in mine:
         save.write_shard(tmp, number, _parts(source, number, num_shards, progress))
 
 
 def _parts(
-    source: Checkpoint, number: int, num_shards: int, progress: Progress
+    source: Checkpoint, number: int, num_shards: int, progress: ProgressBar
 ) -> Mapping[str, list[tuple[Later, save.Extent]]]:
     """Return an equal part of all bytes, arrays one behind the other.
 

@@ -27,7 +27,7 @@ class Team(Protocol):
         """Run an action on the first, and return its result on all; an InputError is raised on all."""
 
 
-class Alone:
+class TeamOfOne:
     """A team of one; MPI isn't started for it."""
 
     rank, size = 0, 1
@@ -48,7 +48,7 @@ def together(body: Callable[[Team], int], tell: Callable[[InputError], None]) ->
     tell: shows an error of all, once.
     """
     if is_single():
-        return body(Alone())
+        return body(TeamOfOne())
     from mpitrain.cluster.board import BUSY
     from mpitrain.cluster.guard import Guard, guarded
     from mpitrain.comm.world import connect

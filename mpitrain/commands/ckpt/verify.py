@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from mpitrain.checkpoint.repair import format_fault
-from mpitrain.checkpoint.verify import Part, bytes_of, check_chunk, chunks_of
-from mpitrain.commands.ckpt.progress import Progress
+from mpitrain.checkpoint.verify import VerifiedShare, bytes_of, check_chunk, chunks_of
+from mpitrain.commands.ckpt.progress import ProgressBar
 from mpitrain.commands.ckpt.steps import Steps, steps_at
 from mpitrain.commands.ckpt.team import Team, same_everywhere
 from mpitrain.errors import DONE, FAILED, CheckpointError
@@ -95,12 +95,12 @@ def _damages(team: Team, steps: Steps, step: int, sample: float) -> tuple[list[s
         return [error], 0, 0
     with checkpoint:
         try:
-            mine = chunks_of(checkpoint, Part(sample, team.rank, team.size, checkpoint.digest))
+            mine = chunks_of(checkpoint, VerifiedShare(sample, team.rank, team.size, checkpoint.digest))
         except CheckpointError as error:
             return [error.args[0]], 0, 0
         total = sum(map(bytes_of, mine))
         found = []
-        with Progress(f"verifying step {step}", total, team.rank) as progress:
+        with ProgressBar(f"verifying step {step}", total, team.rank) as progress:
             for chunk in mine:
                 try:
                     check_chunk(checkpoint, *chunk)

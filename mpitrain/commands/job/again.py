@@ -34,7 +34,7 @@ IDLE = 3  # ends in a row without progress
 MOST_BYTES = 1 << 22
 
 
-class Verdict(NamedTuple):
+class AgainVerdict(NamedTuple):
     """Whether to start again, and why or why not."""
 
     again: bool
@@ -72,25 +72,25 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     )
 
 
-def judge(steps: Sequence[int], most: int, tokens: Sequence[int] = ()) -> Verdict:
+def judge(steps: Sequence[int], most: int, tokens: Sequence[int] = ()) -> AgainVerdict:
     """Decide, by the step of the newest checkpoint at each end so far, and by the tokens that were prepared.
 
     The last one is now's.
     """
     if len(steps) >= most:
-        return Verdict(
+        return AgainVerdict(
             False,
             f"not again: this was start {len(steps)} of at most {most} (--most; ends.jsonl counts them)",
         )
     progress = [_grew(steps, end) or _grew(tokens, end) for end in range(len(steps))]
     idle = next((count for count, grew in enumerate(reversed(progress)) if grew), len(steps))
     if idle >= IDLE:
-        return Verdict(
+        return AgainVerdict(
             False,
             f"not again: no newer checkpoint after {idle} starts in a row; look into the logs of the last "
             "ones",
         )
-    return Verdict(True, f"again, start {len(steps) + 1} of at most {most}")
+    return AgainVerdict(True, f"again, start {len(steps) + 1} of at most {most}")
 
 
 def _grew(counts: Sequence[int], end: int) -> bool:

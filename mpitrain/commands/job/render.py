@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from mpitrain.commands.inspect import MOST_RANKS, planned
-from mpitrain.commands.job.schedulers import SCHEDULERS, Asked, Scheduler
+from mpitrain.commands.job.schedulers import SCHEDULERS, JobRequest, Scheduler
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import is_one_line, is_there, read_file, shown
 from mpitrain.layout.plan import Plan
@@ -28,7 +28,7 @@ def main(
     kind: str,
     config: str | None,
     overrides: tuple[str, ...],
-    asked: Asked,
+    asked: JobRequest,
     out: str | None,
     submit: bool,
     say: Callable[[str], None],
@@ -55,7 +55,7 @@ def main(
 
 
 def render(
-    scheduler: Scheduler, config: str | None, overrides: tuple[str, ...], asked: Asked, path: Path
+    scheduler: Scheduler, config: str | None, overrides: tuple[str, ...], asked: JobRequest, path: Path
 ) -> str:
     """Return the script, for a file at `path`."""
     sets = [word for each in (LOGS, *overrides) for word in ("--set", each)]
@@ -90,7 +90,7 @@ def _as_yaml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _require_lines(config: str | None, overrides: tuple[str, ...], asked: Asked, path: Path) -> None:
+def _require_lines(config: str | None, overrides: tuple[str, ...], asked: JobRequest, path: Path) -> None:
     """Raise ConfigError for text that would be more than a line of the script.
 
     What follows a line break would be a command.
@@ -165,7 +165,7 @@ def _write(path: Path, script: str) -> None:
         )
 
 
-def explain(scheduler: Scheduler, plan: Plan, asked: Asked, name: str, path: Path) -> str:
+def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, name: str, path: Path) -> str:
     """Return what the job will do, and the commands that belong to it."""
     run = plan.config.run
     every = f"a checkpoint every {run.save_every}" if run.save_every else "a checkpoint at the end"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Asked:
+class JobRequest:
     """What a job is to have. seconds: of one allocation.  setup: lines of shell before the ranks start."""
 
     nodes: int
@@ -44,15 +44,15 @@ class Scheduler:
     title: str
     template: str
     submit: tuple[str, ...]
-    launch: Callable[[Asked], str]
+    launch: Callable[[JobRequest], str]
     time: Callable[[int], str]
     directives: dict[str, str] = field(default_factory=dict)
-    gpus: Callable[[Asked], str] = lambda asked: ""
+    gpus: Callable[[JobRequest], str] = lambda asked: ""
     console: str = ""
     watch: str = ""
     leave: str = ""
 
-    def lines(self, asked: Asked) -> list[str]:
+    def lines(self, asked: JobRequest) -> list[str]:
         """Return the directives that only some sites need."""
         values = {**_site(asked), "gpus": str(asked.gpus) if asked.gpus else ""}
         return [
@@ -61,20 +61,20 @@ class Scheduler:
             if value and name in self.directives
         ]
 
-    def ignored(self, asked: Asked) -> list[str]:
+    def ignored(self, asked: JobRequest) -> list[str]:
         """Return the options that were given, and that this scheduler has nothing for."""
         return [name for name, value in _site(asked).items() if value and name not in self.directives]
 
 
-def _site(asked: Asked) -> dict[str, str]:
+def _site(asked: JobRequest) -> dict[str, str]:
     return {"account": asked.account, "queue": asked.queue}
 
 
-def _mpirun(asked: Asked) -> str:
+def _mpirun(asked: JobRequest) -> str:
     return f"mpirun -n {asked.ranks}"
 
 
-def _flux(asked: Asked) -> str:
+def _flux(asked: JobRequest) -> str:
     gpus = f" -g {-(-asked.gpus // asked.ranks_per_node)}" if asked.gpus else ""
     return f"flux run -N {asked.nodes} -n {asked.ranks} -c {asked.cores}{gpus}"
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from statistics import median
 
 from mpitrain.schedules.actions import COMPUTE, RECEIVES
-from mpitrain.schedules.measured import Trace, costs, predict, typical
+from mpitrain.schedules.measured import MeasuredTrace, costs, predict, typical
 from mpitrain.schedules.scale import to_scale
 from mpitrain.schedules.simulate import Timeline
 
@@ -17,7 +17,7 @@ MARGIN = len("rank 000 simulated ")
 class Measurement:
     """The steps of a trace, and their prediction from their own times, in milliseconds."""
 
-    trace: Trace
+    trace: MeasuredTrace
 
     @cached_property
     def simulations(self) -> list[Timeline]:

@@ -12,7 +12,7 @@ from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import SENDS
 from mpitrain.schedules.catalog import chunks_of
-from mpitrain.schedules.check import Report, check
+from mpitrain.schedules.check import Proof, check
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
@@ -55,7 +55,7 @@ class Played:
     times: Times
     memory_limit: float | None
     weight_memory: float
-    proof: Report | None
+    proof: Proof | None
 
     @property
     def num_ranks(self) -> int:
@@ -146,7 +146,7 @@ def play(request: Request, most_proved: int = PROVED_AT_ONCE) -> Played:
     )
 
 
-def _prove(table: Table) -> Report:
+def _prove(table: Table) -> Proof:
     programs = lower(table, [Reduction(1, ())] * table.num_stages)
     try:
         return check(

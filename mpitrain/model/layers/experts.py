@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from mpitrain.config import Experts as Settings
+from mpitrain.config import ExpertsTable as Settings
 from mpitrain.layout.experts import most_rows
 from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import (

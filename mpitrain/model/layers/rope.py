@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mpitrain.config import Attention
+from mpitrain.config import AttentionTable
 
 
 class Llama3(NamedTuple):
@@ -47,7 +47,7 @@ class Rope:
         return 1.0 if self.factor == 1 else 0.1 * self.mscale * math.log(self.factor) + 1.0
 
 
-def rope_of(attention: Attention, width: int, *, rounded: bool = True) -> Rope:
+def rope_of(attention: AttentionTable, width: int, *, rounded: bool = True) -> Rope:
     """Return what a resolved configuration says."""
     yarn = attention.yarn_factor, attention.yarn_length, attention.yarn_mscale
     llama3 = None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from mpitrain.layout.sequence import Placement, Tile
+from mpitrain.layout.sequence import SequencePlacement, Tile
 from mpitrain.parallel.context.flash import attend, attend_backward
 from mpitrain.parallel.context.window import grad_of_sinks, with_sinks
 from mpitrain.parallel.precision import wide
@@ -19,7 +19,7 @@ from mpitrain.parallel.precision import wide
 Poll = Callable[[], None]  # called after each tile: messages move on only when somebody enters MPI
 
 
-class Saved(NamedTuple):
+class SavedAttention(NamedTuple):
     """What the backward needs; all of it is here.
 
     kv: of this rank's positions (ring), or of the whole sequence (all_gather).
@@ -43,7 +43,11 @@ class Places(NamedTuple):
 
     @classmethod
     def whole(
-        cls, documents_BT: torch.Tensor | None, window: int, placement: Placement, device: torch.device
+        cls,
+        documents_BT: torch.Tensor | None,
+        window: int,
+        placement: SequencePlacement,
+        device: torch.device,
     ) -> "Places":
         """Return those of the whole sequence.
 
@@ -51,7 +55,7 @@ class Places(NamedTuple):
         """
         return cls(documents_BT, torch.arange(placement.sequence, device=device) if window else None)
 
-    def at(self, placement: Placement, rank: int) -> "Places":
+    def at(self, placement: SequencePlacement, rank: int) -> "Places":
         """Cut from those of the whole sequence those that `rank` holds."""
         spans = [slice(*span) for span in placement.spans(rank)]
         return Places(*(x if x is None else torch.cat([x[..., span] for span in spans], -1) for x in self))

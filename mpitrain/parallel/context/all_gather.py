@@ -8,15 +8,15 @@ Each rank fetches them all and computes its own queries (Llama 3, arXiv:2407.217
 
 One large message instead of many; in exchange each rank holds the keys and values of the whole
 sequence, which grouped queries keep small. They are kept for the backward, which therefore gathers
-nothing. Placement zigzag: every rank has the same work.
+nothing. SequencePlacement zigzag: every rank has the same work.
 """
 
 import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather, reduce_scatter
-from mpitrain.layout.sequence import Placement
-from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, Saved
+from mpitrain.layout.sequence import SequencePlacement
+from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, SavedAttention
 from mpitrain.parallel.precision import wide
 
 
@@ -28,7 +28,7 @@ class Gather:
     window, sinks: as in window.py.
     """
 
-    def __init__(self, axis: Axis, placement: Placement, window: int = 0):
+    def __init__(self, axis: Axis, placement: SequencePlacement, window: int = 0):
         self.axis = axis
         self.placement = placement
         self.window = window
@@ -50,9 +50,9 @@ class Gather:
             kv[..., positions, :] = gathered[rank][..., held, :]
         work.see(placement.tiles_of_others(axis.rank), kv, whole)
         out, lse = work.result(sinks_H)
-        return out, Saved(work.q, kv, out, lse, documents_BT)
+        return out, SavedAttention(work.q, kv, out, lse, documents_BT)
 
-    def backward(self, saved: Saved, grad_of_out: torch.Tensor, sinks_H=None):
+    def backward(self, saved: SavedAttention, grad_of_out: torch.Tensor, sinks_H=None):
         """Yield the reduce-scatter; return the gradients of q, k and v, and of sinks."""
         axis = self.axis
         placement = self.placement

@@ -29,7 +29,7 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.layout import traffic
-from mpitrain.layout.sequence import Placement, placement_of
+from mpitrain.layout.sequence import SequencePlacement, placement_of
 from mpitrain.parallel.context.all_gather import Gather
 from mpitrain.parallel.context.ring import Ring
 from mpitrain.parallel.context.ulysses import Ulysses
@@ -83,7 +83,7 @@ class ContextAttention:
         self,
         axis: Axis,
         kind: str,
-        placement: Placement,
+        placement: SequencePlacement,
         heads: int,
         kv_heads: int,
         head_width: int,

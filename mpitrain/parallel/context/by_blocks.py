@@ -48,7 +48,7 @@ def keeps(q: torch.Tensor, visible: torch.Tensor | None) -> bool:
     return visible is None and q.dtype == torch.bfloat16 and probabilities.are_kept(*q.shape[2:])
 
 
-class Piece(NamedTuple):
+class QueryBlock(NamedTuple):
     """Which sequences, key-value heads and queries, and how many keys they see."""
 
     sequences: slice
@@ -121,7 +121,9 @@ def attend_backward(
     return grads
 
 
-def _pieces(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor | None) -> Iterator[Piece]:
+def _pieces(
+    q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor | None
+) -> Iterator[QueryBlock]:
     """Yield the pieces. Which there are is a function of shapes and types alone."""
     batch, kv_heads, length, group, _ = q_BKTGC.shape
     num_rows = _num_rows(q_BKTGC, k_BKSC)
@@ -136,7 +138,7 @@ def _pieces(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor, visible: torch.Tensor |
             for begin in range(0, length, num_rows):
                 end = min(begin + num_rows, length)
                 seen = end if visible is None else num_keys
-                yield Piece(
+                yield QueryBlock(
                     slice(first, first + sequences), slice(head, head + heads), slice(begin, end), seen
                 )
 
@@ -148,7 +150,7 @@ def _num_rows(q_BKTGC: torch.Tensor, k_BKSC: torch.Tensor) -> int:
     return ROWS[itemsize] * (2 if itemsize == 2 and alone and k_BKSC.shape[2] >= LONG else 1)
 
 
-def _probabilities(piece: Piece, rows, q_BKTGC, k_BKSC, visible) -> torch.Tensor:
+def _probabilities(piece: QueryBlock, rows, q_BKTGC, k_BKSC, visible) -> torch.Tensor:
     """Return softmax(scores) [B K, R G, S] of the rows of a piece, in the type of the queries."""
     group = q_BKTGC.shape[3]
     if visible is None:

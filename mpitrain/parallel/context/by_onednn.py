@@ -26,7 +26,7 @@ FEW = 2**23
 FEW_IN_FP16 = 2**18
 
 
-class Piece(NamedTuple):
+class HeadBlock(NamedTuple):
     """Which queries of which heads, and how many of the keys of their key-value head they see."""
 
     sequence: int
@@ -116,7 +116,7 @@ def attend_backward(
 
 def _by_head(
     q_BHTC, k_BKSC, v_BKSC, causal: bool
-) -> Iterator[tuple[list[Piece], torch.Tensor, torch.Tensor]]:
+) -> Iterator[tuple[list[HeadBlock], torch.Tensor, torch.Tensor]]:
     """Yield the pieces of each key-value head of each sequence, with its keys and values [S, C] as
     rows() gives queries.
     """
@@ -129,13 +129,13 @@ def _by_head(
             sharing = slice(head * group, (head + 1) * group)
             ends = [min(begin + starts.step, length) for begin in starts]
             pieces = [
-                Piece(sequence, head, sharing, slice(begin, end), end if causal else num_keys)
+                HeadBlock(sequence, head, sharing, slice(begin, end), end if causal else num_keys)
                 for begin, end in zip(starts, ends)
             ]
             yield pieces, *(x_BKSC[sequence, head].to(kind).contiguous() for x_BKSC in (k_BKSC, v_BKSC))
 
 
-def _scores(piece: Piece, rows: torch.Tensor, k_SC: torch.Tensor, causal: bool) -> torch.Tensor:
+def _scores(piece: HeadBlock, rows: torch.Tensor, k_SC: torch.Tensor, causal: bool) -> torch.Tensor:
     """Return the scores [R G, S] times LOG2_E in fp32, -inf where a query doesn't see a key."""
     scores = onednn_product(rows, k_SC[: piece.seen]).to(torch.float32).mul_(rows.shape[-1] ** -0.5 * LOG2_E)
     if causal:

@@ -20,8 +20,8 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import shift
-from mpitrain.layout.sequence import Placement
-from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, Saved
+from mpitrain.layout.sequence import SequencePlacement
+from mpitrain.parallel.context.accumulate import Attending, AttendingBackward, Places, SavedAttention
 from mpitrain.parallel.precision import wide
 
 
@@ -32,7 +32,7 @@ class Ring:
     window.py.
     """
 
-    def __init__(self, axis: Axis, placement: Placement, window: int = 0):
+    def __init__(self, axis: Axis, placement: SequencePlacement, window: int = 0):
         self.axis = axis
         self.placement = placement
         self.window = window
@@ -51,9 +51,9 @@ class Ring:
             if coming is not None:
                 held = (yield coming).view_as(own)
         out, lse = work.result(sinks_H)
-        return out, Saved(work.q, own, out, lse, documents_BT)
+        return out, SavedAttention(work.q, own, out, lse, documents_BT)
 
-    def backward(self, saved: Saved, grad_of_out: torch.Tensor, sinks_H=None):
+    def backward(self, saved: SavedAttention, grad_of_out: torch.Tensor, sinks_H=None):
         """Yield each shift when it is needed; return the gradients of q, k and v, and of sinks."""
         axis = self.axis
         placement = self.placement

@@ -8,7 +8,7 @@ Each rank attends over the whole sequence with some of the heads.
 
 Queries, keys and values travel as one message. With fewer key-value heads than ranks (c a multiple
 of K) each is sent to the c/K ranks whose query heads use it, and its gradient is the sum of theirs.
-Placement plain: the sequence arrives in order.
+SequencePlacement plain: the sequence arrives in order.
 """
 
 from typing import NamedTuple
@@ -17,14 +17,14 @@ import torch
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_to_all
-from mpitrain.layout.sequence import Placement, Tile
+from mpitrain.layout.sequence import SequencePlacement, Tile
 from mpitrain.parallel.context.accumulate import Places, sight
 from mpitrain.parallel.context.flash import attend, attend_backward
 from mpitrain.parallel.context.window import attend_in_window, attend_in_window_backward, grad_of_sinks
 from mpitrain.parallel.precision import wide
 
 
-class Saved(NamedTuple):
+class SavedHeads(NamedTuple):
     """What the backward needs: some heads of the whole sequence."""
 
     q: torch.Tensor
@@ -40,7 +40,7 @@ class Ulysses:
     window.py.
     """
 
-    def __init__(self, axis: Axis, placement: Placement, heads: int, kv_heads: int, window: int = 0):
+    def __init__(self, axis: Axis, placement: SequencePlacement, heads: int, kv_heads: int, window: int = 0):
         self.axis = axis
         self.placement = placement
         self.window = window
@@ -65,9 +65,9 @@ class Ulysses:
         else:
             out, lse = attend(q, k, v, True, visible)
         out_BHtC = yield from self._to_positions(out)
-        return out_BHtC, Saved(q, k, v, out, lse, documents_BT)
+        return out_BHtC, SavedHeads(q, k, v, out, lse, documents_BT)
 
-    def backward(self, saved: Saved, grad_of_out: torch.Tensor, sinks_H=None):
+    def backward(self, saved: SavedHeads, grad_of_out: torch.Tensor, sinks_H=None):
         """Yield both all-to-alls; return the gradients of q, k and v, and of sinks.
 
         Of those of other heads, other ranks have it.

@@ -15,7 +15,7 @@ import torch
 
 from mpitrain.layout.buckets import Layout
 from mpitrain.layout.parameters import Spec
-from mpitrain.parallel.zero.normal import CHUNK, Rounded, Table, exact, table
+from mpitrain.parallel.zero.normal import CHUNK, Coefficients, Rounded, exact, table
 
 PIECE = 2**18  # elements that one thread makes at once
 
@@ -51,7 +51,7 @@ def normal(seed: int, name: str, begin: int, end: int, std: float) -> torch.Tens
     return torch.from_numpy(exact(u, std))
 
 
-class Piece(NamedTuple):
+class InitialRange(NamedTuple):
     """Elements [begin, end) of a rank's box of a parameter, row by row, and where they go."""
 
     spec: Spec
@@ -83,7 +83,7 @@ def initialise(layout: Layout, first: int, last: int, seed: int, out: torch.Tens
             _make(pieces, seed, shared)
 
 
-def _pieces(layout: Layout, first: int, last: int, out: torch.Tensor) -> Iterator[Piece]:
+def _pieces(layout: Layout, first: int, last: int, out: torch.Tensor) -> Iterator[InitialRange]:
     """Fill in the constants, and yield what is left to do."""
     for spec, begin, end in layout.within(first, last):
         start = layout.starts[layout.specs.index(spec)] - first
@@ -92,10 +92,10 @@ def _pieces(layout: Layout, first: int, last: int, out: torch.Tensor) -> Iterato
             continue
         for at in range(begin, end, PIECE):
             until = min(at + PIECE, end)
-            yield Piece(spec, at, until, out[start + at : start + until])
+            yield InitialRange(spec, at, until, out[start + at : start + until])
 
 
-def _make(pieces: list[Piece], seed: int, shared: Table) -> None:
+def _make(pieces: list[InitialRange], seed: int, shared: Coefficients) -> None:
     """Make the elements of pieces that go to one tensor, in its own memory if it has what a host computes."""
     out = pieces[0].out
     dtype = torch.promote_types(out.dtype, torch.float32)

@@ -33,7 +33,7 @@ BEGIN = int(np.float64(2.0 ** (-1 - OCTAVES)).view(np.int64)) >> SHIFT
 CHUNK = 2**14  # numbers at once: what is computed with them stays in a core's cache
 
 
-class Table(NamedTuple):
+class Coefficients(NamedTuple):
     """Coefficients of each interval, [OCTAVES * STEPS + 1] in fp64."""
 
     constant: np.ndarray
@@ -41,7 +41,7 @@ class Table(NamedTuple):
     square: np.ndarray
 
 
-def table() -> Table:
+def table() -> Coefficients:
     """Return the parabola of each interval that meets the exact function in its three Chebyshev points."""
     edges = (np.arange(BEGIN, BEGIN + OCTAVES * STEPS + 1) << SHIFT).view(np.float64)
     middle = (edges[1:] + edges[:-1]) / 2
@@ -49,9 +49,9 @@ def table() -> Table:
     left, at, right = (exact(q) / (q - 0.5) for q in (middle - reach, middle, middle + reach))
     slope = (right - left) / (2 * reach)
     bend = (left - 2 * at + right) / (2 * reach * reach)
-    found = Table(at + middle * (bend * middle - slope), slope - 2 * bend * middle, bend)
+    found = Coefficients(at + middle * (bend * middle - slope), slope - 2 * bend * middle, bend)
     found.constant[0] = math.nan  # smaller q, too, are looked up there
-    return Table(*(np.append(part, math.nan) for part in found))  # and there u = 0.5
+    return Coefficients(*(np.append(part, math.nan) for part in found))  # and there u = 0.5
 
 
 def exact(u: np.ndarray, std: float = 1.0) -> np.ndarray:
@@ -66,9 +66,9 @@ class Rounded:
     costs more than the numbers.
     """
 
-    def __init__(self, table: Table):
+    def __init__(self, table: Coefficients):
         self._unscaled = table
-        self._table = Table(*map(np.empty_like, table))
+        self._table = Coefficients(*map(np.empty_like, table))
         self._std = 0.0
         self._to_other_end = (1 + ERROR) / (1 - ERROR)
         self._numbers = np.empty((3, CHUNK))

@@ -123,7 +123,7 @@ def reserve(
         sharding.gradients.reserve(needed.gradients[domain], wide(dtype), device)
 
 
-class Piece(NamedTuple):
+class ParameterShard(NamedTuple):
     """What one rank updates of a parameter.
 
     Elements [begin, end) of its box, row by row, in the optimiser's precision.
@@ -366,7 +366,7 @@ class Gradient:
             parameter.grad = None
 
 
-def pieces_of(weights: Weights, gradient: Gradient) -> Iterator[Piece]:
+def pieces_of(weights: Weights, gradient: Gradient) -> Iterator[ParameterShard]:
     """Yield what this rank updates of a bucket."""
     layout = weights.layout
     rank = gradient.sharding.rank
@@ -374,7 +374,7 @@ def pieces_of(weights: Weights, gradient: Gradient) -> Iterator[Piece]:
     for spec, begin, end in layout.runs(rank):
         start = layout.starts[layout.specs.index(spec)] - first
         here = slice(start + begin, start + end)
-        yield Piece(spec, begin, end, weights.master[here], gradient.shard[here])
+        yield ParameterShard(spec, begin, end, weights.master[here], gradient.shard[here])
 
 
 def _view(flat: torch.Tensor, layout: Layout, spec: Spec) -> torch.Tensor:

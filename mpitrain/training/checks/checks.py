@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from mpitrain.actor.actor import Actor, Work, call
-from mpitrain.cluster.board import BUSY, Place
+from mpitrain.cluster.board import BUSY, RankStatus
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
-from mpitrain.data.text import Rows
+from mpitrain.data.text import TokenRows
 from mpitrain.inputs import as_argument
 from mpitrain.training.checks.replicas import different
 from mpitrain.training.checks.rerun import Twice
@@ -37,7 +37,7 @@ class Checks:
         actor: Actor,
         mesh: Mesh,
         world: World,
-        place: Place,
+        place: RankStatus,
         rundir: RunDir,
         say: Callable[[str], None],
         record: Wish | None,
@@ -53,7 +53,7 @@ class Checks:
         self._twice: Twice | None = None
         self._has_recorded = False
 
-    def sure_of(self, step: int, rows: Callable[[], Rows], facts: dict[str, Any]) -> Sure:
+    def sure_of(self, step: int, rows: Callable[[], TokenRows], facts: dict[str, Any]) -> Sure:
         """Return how the gradients of a step are computed, once if it is recorded. rows, facts.
 
         For a recording.
@@ -66,7 +66,7 @@ class Checks:
             self._twice = Twice(self._actor, self._mesh, self._world)
         return self._twice or call
 
-    def _recording(self, rows: Rows, facts: dict[str, Any]) -> Recording:
+    def _recording(self, rows: TokenRows, facts: dict[str, Any]) -> Recording:
         facts |= {"threads": torch.get_num_threads(), "device": self._actor.site.device.type}
         return Recording(self._record.path_in(self._rundir.path), self._actor, self._mesh, rows, facts)
 

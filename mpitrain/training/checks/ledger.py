@@ -11,7 +11,7 @@ of several at once each has its share (comm/progress.py).
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from mpitrain.comm.account import Usage
+from mpitrain.comm.account import AxisUsage
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
 from mpitrain.layout.axes import MEANINGS
@@ -31,7 +31,7 @@ class Ledger:
         self._mesh = mesh
         self._before = mesh.usage()
         self._waits_before = mesh.progress.waited_for()
-        self._totals: dict[str, Usage] = {}
+        self._totals: dict[str, AxisUsage] = {}
         self._waits: dict[int, float] = {}
         self._num_steps = -1
 
@@ -62,7 +62,9 @@ class Ledger:
         }
         self._num_steps += 1
         if self._num_steps:
-            self._totals |= {name: self._totals.get(name, Usage()).plus(used) for name, used in step.items()}
+            self._totals |= {
+                name: self._totals.get(name, AxisUsage()).plus(used) for name, used in step.items()
+            }
             self._waits |= {
                 rank: self._waits.get(rank, 0.0) + seconds for rank, seconds in self._waited_for().items()
             }
@@ -95,7 +97,7 @@ class Ledger:
         return "\n".join([table, *legend, *_peers(waits, nodes, self._num_steps)])
 
 
-def _row(name: str, by_rank: list[Usage | None], num_steps: int) -> tuple[str, ...]:
+def _row(name: str, by_rank: list[AxisUsage | None], num_steps: int) -> tuple[str, ...]:
     """Return a line of the table.
 
     Means over the ranks that used the axis, and the rank that was blocked longest.
@@ -134,9 +136,9 @@ def _peers(waits: Sequence[Sequence[tuple[int, float]]], nodes: Sequence[str], n
     return [f"  longest waits: {', '.join(texts)}"]
 
 
-def sum_of(usages: Iterable[Usage]) -> Usage:
+def sum_of(usages: Iterable[AxisUsage]) -> AxisUsage:
     """Return the sum."""
-    total = Usage()
+    total = AxisUsage()
     for usage in usages:
         total = total.plus(usage)
     return total

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from mpitrain.actor.actor import Actor, Work
 from mpitrain.comm.buffers import Array
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.tap import Started
+from mpitrain.comm.tap import TappedOperation
 from mpitrain.comm.world import World
 from mpitrain.training.checks.digests import digest
 
@@ -30,11 +30,11 @@ GIVEN, CAME = "gives to", "gets from"
 MOST_NAMED = 8
 
 
-class Event(NamedTuple):
+class RerunEvent(NamedTuple):
     """What was noted."""
 
     way: str
-    which: Started
+    which: TappedOperation
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -47,19 +47,19 @@ class Pass:
     def __init__(self):
         # by way, axis and number: receives are posted ahead, by any instruction
         self._digests = dict[tuple[str, str, int], int]()
-        self._events = list[Event]()
+        self._events = list[RerunEvent]()
 
-    def given(self, which: Started, parts: Sequence[Array]) -> None:
-        self._note(Event(GIVEN, which), parts)
+    def given(self, which: TappedOperation, parts: Sequence[Array]) -> None:
+        self._note(RerunEvent(GIVEN, which), parts)
 
-    def came(self, which: Started, parts: Sequence[Array]) -> None:
-        self._note(Event(CAME, which), parts)
+    def came(self, which: TappedOperation, parts: Sequence[Array]) -> None:
+        self._note(RerunEvent(CAME, which), parts)
 
-    def _note(self, event: Event, parts: Sequence[Array]) -> None:
+    def _note(self, event: RerunEvent, parts: Sequence[Array]) -> None:
         self._digests[event.key] = digest(parts)
         self._events.append(event)
 
-    def first_difference(self, other: "Pass") -> Event | None:
+    def first_difference(self, other: "Pass") -> RerunEvent | None:
         """Return the first event, in the order of the other pass, that isn't the same in both."""
         return next(
             (event for event in other._events if self._digests.get(event.key) != other._digests[event.key]),
@@ -67,7 +67,7 @@ class Pass:
         )
 
 
-class Verdict(NamedTuple):
+class RerunVerdict(NamedTuple):
     """text: what was found, if anything was.
 
     persistent: and it can't be relied on any gradient. Alike on all ranks.
@@ -87,7 +87,7 @@ class Twice:
         self._actor = actor
         self._mesh = mesh
         self._world = world
-        self.verdict = Verdict()
+        self.verdict = RerunVerdict()
 
     def __call__(self, compute: Callable[[], Work]) -> Work:
         (_, first), (work, second) = self._noted(compute), self._noted(compute)
@@ -111,11 +111,11 @@ class Twice:
         work = compute()
         self._mesh.listen(None)
         for number, piece in enumerate(self._actor.gradients.pieces):
-            noted.given(Started("none", number, "gradient", piece.spec.name), [piece.grad])
+            noted.given(TappedOperation("none", number, "gradient", piece.spec.name), [piece.grad])
         return work, noted
 
 
-def _judge(every: list[tuple[str, Event | None, bool, bool]]) -> Verdict:
+def _judge(every: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVerdict:
     """Say who computed differently, of (node, its own difference, third pass like the first, like
     the second) of all ranks.
     """
@@ -129,10 +129,10 @@ def _judge(every: list[tuple[str, Event | None, bool, bool]]) -> Verdict:
         if transient
         else "persistent: all three passes differ"
     )
-    return Verdict(f"the same step computed again gave other bits: {who}; {how}", not transient)
+    return RerunVerdict(f"the same step computed again gave other bits: {who}; {how}", not transient)
 
 
-def _place(event: Event) -> str:
+def _place(event: RerunEvent) -> str:
     which = event.which
     if which.operation == "gradient":
         return f"in the gradient of {which.instruction}"

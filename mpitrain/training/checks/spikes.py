@@ -17,7 +17,7 @@ from collections import deque
 from statistics import median
 from typing import Any
 
-from mpitrain.config import Spikes as Settings
+from mpitrain.config import SpikesTable as Settings
 
 NORMAL = 1.4826
 LEAST = 0.01

@@ -15,13 +15,13 @@ from mpitrain.layout.node_memory import require_gpu_memory
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.saved import copy_bytes
 from mpitrain.parallel.precision import TYPES
-from mpitrain.training.machine.device import Placement
+from mpitrain.training.machine.device import DevicePlacement
 from mpitrain.training.machine.peak import peak_of_all
 
 MOST = 0.8  # of a node's memory: Python, libraries and MPI have some, too
 
 
-def settled(plan: Plan, world: World, placement: Placement) -> tuple[Plan, str]:
+def settled(plan: Plan, world: World, placement: DevicePlacement) -> tuple[Plan, str]:
     """Return the plan with nothing left open, and why, for the user.
 
     Nothing where data ranks exchange within nodes only. Collective.
@@ -55,7 +55,7 @@ def _cross(names: Sequence[str], plan: Plan, world: World) -> bool:
     )
 
 
-def _fits(plan: Plan, world: World, placement: Placement) -> bool:
+def _fits(plan: Plan, world: World, placement: DevicePlacement) -> bool:
     """Whether what the ranks of each node, or GPU, hold fits into its memory. Collective."""
     coordinate = plan.axes.grid.coordinates
     if placement.gpu is not None:

@@ -28,7 +28,7 @@ MOST_TOLD = 4  # shared GPUs in a message
 
 
 @dataclass(frozen=True)
-class Placement:
+class DevicePlacement:
     """Where a rank computes; without a GPU, on the CPU. use: makes the device that of the calling thread."""
 
     device: torch.device
@@ -40,10 +40,10 @@ class Placement:
     use: Callable[[], None] | None = None
 
 
-CPU = Placement(torch.device("cpu"))
+CPU = DevicePlacement(torch.device("cpu"))
 
 
-def place(plan: Plan, world: World) -> Placement:
+def place(plan: Plan, world: World) -> DevicePlacement:
     """Choose this rank's device, make it that of this thread, and set torch's threads.
 
     Collective over all ranks.
@@ -89,7 +89,7 @@ def looked_for(config: Config) -> Gpus:
     return found
 
 
-def _require_fp8(config: Config, placement: Placement) -> None:
+def _require_fp8(config: Config, placement: DevicePlacement) -> None:
     if config.precision.compute != "fp8":
         return
     has = placement.gpu.architecture
@@ -103,7 +103,7 @@ def _require_fp8(config: Config, placement: Placement) -> None:
     raise ConfigError(f'precision.compute = "fp8": found a GPU of {needed}; use "bf16"')
 
 
-def take_turns(found: Gpus, world: World) -> Placement:
+def take_turns(found: Gpus, world: World) -> DevicePlacement:
     """Return a GPU of this rank's, and who shares it. Collective over the ranks of the node."""
     seen = [gpu.identity for gpu in found.seen]
     ranks, visible = zip(*world.of_node("which GPUs they see", (world.rank, seen)))
@@ -115,10 +115,10 @@ def take_turns(found: Gpus, world: World) -> Placement:
     sharers = tuple(rank for rank, gpu in taken.items() if gpu == mine)
     device = torch.device(found.kind, index)
     first = sharers[0] == world.rank
-    return Placement(device, found.vendor, found.seen[index], sharers, first, partial(found.use, index))
+    return DevicePlacement(device, found.vendor, found.seen[index], sharers, first, partial(found.use, index))
 
 
-def shared(placement: Placement, world: World) -> str:
+def shared(placement: DevicePlacement, world: World) -> str:
     """Return which ranks share a GPU, in words; nothing if none do. Collective over all ranks."""
     mine = ""
     if placement.first and len(placement.sharers) > 1:
@@ -131,7 +131,7 @@ def shared(placement: Placement, world: World) -> str:
     return "; ".join(told[:MOST_TOLD]) + more
 
 
-def way_of_messages(placement: Placement, world: World, wish: str, timeout_s: float) -> Way:
+def way_of_messages(placement: DevicePlacement, world: World, wish: str, timeout_s: float) -> Way:
     """Return the way that messages take from and to devices. Collective over all ranks.
 
     wish: comm.device.

@@ -14,7 +14,7 @@ import torch
 
 from mpitrain.comm.world import World
 from mpitrain.model.linear import product
-from mpitrain.training.machine.device import Placement
+from mpitrain.training.machine.device import DevicePlacement
 
 DEFINITION = (
     "model FLOPs (6 per matrix weight and token, causal attention halved, no recomputation) / peak of all "
@@ -49,7 +49,7 @@ REPEATS = 20
 BUSY = 0.8  # share of a core below which a machine that others use is reported
 
 
-class Peak(NamedTuple):
+class PeakFlops(NamedTuple):
     """Of all ranks together, in FLOP/s, and how it is known."""
 
     flops: float
@@ -74,7 +74,7 @@ def data_sheet(name: str) -> One | None:
     return One(flops, f"{name}, data sheet of {sheet}, dense bf16") if flops else None
 
 
-def peak_of_all(placement: Placement, dtype: torch.dtype, world: World) -> Peak:
+def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) -> PeakFlops:
     """Return the peak of all ranks.
 
     Of each GPU, as the first of its ranks knows it; of CPUs, what rank 0 measures. Collective.
@@ -88,7 +88,7 @@ def peak_of_all(placement: Placement, dtype: torch.dtype, world: World) -> Peak:
     return of_gpus(found) if placement.gpu else of_ranks(found[0], world.size)
 
 
-def of_gpus(found: Sequence[One]) -> Peak:
+def of_gpus(found: Sequence[One]) -> PeakFlops:
     """Return the peak of different GPUs together."""
     by_source = {
         source: [one.flops for one in found if one.source == source]
@@ -98,15 +98,15 @@ def of_gpus(found: Sequence[One]) -> Peak:
         f"{len(each)} x {sum(each) / len(each) / 1e9:,.0f} GFLOP/s ({source})"
         for source, each in by_source.items()
     ]
-    return Peak(sum(one.flops for one in found), " + ".join(parts))
+    return PeakFlops(sum(one.flops for one in found), " + ".join(parts))
 
 
-def of_ranks(one: One, num_ranks: int) -> Peak:
+def of_ranks(one: One, num_ranks: int) -> PeakFlops:
     """Return the peak of ranks that have each as much."""
-    return Peak(one.flops * num_ranks, f"{one.flops / 1e9:,.0f} GFLOP/s a rank ({one.source})")
+    return PeakFlops(one.flops * num_ranks, f"{one.flops / 1e9:,.0f} GFLOP/s a rank ({one.source})")
 
 
-def _of(placement: Placement, dtype: torch.dtype) -> One:
+def _of(placement: DevicePlacement, dtype: torch.dtype) -> One:
     """Return the peak of this rank's device; what no data sheet has is timed."""
     sheet = data_sheet(placement.gpu.name) if placement.gpu else None
     if sheet:

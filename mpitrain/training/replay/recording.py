@@ -27,9 +27,9 @@ import torch
 from mpitrain.actor.actor import Actor, Work
 from mpitrain.comm.buffers import Array
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.tap import Started
+from mpitrain.comm.tap import TappedOperation
 from mpitrain.config import to_toml
-from mpitrain.data.text import Rows
+from mpitrain.data.text import TokenRows
 from mpitrain.inputs import replacing
 from mpitrain.training.checks.digests import as_bytes, digest
 
@@ -64,7 +64,7 @@ class Recording:
     failed: why there is no file, if there is none.
     """
 
-    def __init__(self, path: Path, actor: Actor, mesh: Mesh, rows: Rows, facts: dict[str, Any]):
+    def __init__(self, path: Path, actor: Actor, mesh: Mesh, rows: TokenRows, facts: dict[str, Any]):
         self._path = path
         self._actor = actor
         self._mesh = mesh
@@ -122,11 +122,11 @@ class Recording:
             with suppress(OSError):  # closing what can't be written fails, too
                 self._opened.__exit__(type(error), error, error.__traceback__)
 
-    def given(self, which: Started, parts: Sequence[Array]) -> None:
+    def given(self, which: TappedOperation, parts: Sequence[Array]) -> None:
         """Note the digest of what this rank gives."""
         self._given.append((*which, digest(parts)))
 
-    def came(self, which: Started, parts: Sequence[Array]) -> None:
+    def came(self, which: TappedOperation, parts: Sequence[Array]) -> None:
         """Write what came from others."""
         if self._sizes[which.axis] > 1:
             for number, x in enumerate(parts):

@@ -26,10 +26,10 @@ import torch
 from msgspec import Meta
 
 from mpitrain.actor.actor import Actor, Work
-from mpitrain.cluster.board import Place
+from mpitrain.cluster.board import RankStatus
 from mpitrain.comm.buffers import Array
 from mpitrain.comm.replay import ReplayMesh, fill
-from mpitrain.comm.tap import Started
+from mpitrain.comm.tap import TappedOperation
 from mpitrain.config import MOST_THREADS, parse
 from mpitrain.errors import DONE, FAILED, DataError, DtypeError
 from mpitrain.inputs import open_file, shown
@@ -59,7 +59,7 @@ UNREADABLE = (
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class Stops(Place):
+class Stops(RankStatus):
     """A place that calls the debugger before an instruction. at: its text."""
 
     def __init__(self, rank: int, at: str | None):
@@ -72,7 +72,7 @@ class Stops(Place):
             pdb.Pdb().set_trace(sys._getframe(1))  # where the actor walks its program
 
 
-class About(msgspec.Struct):
+class RecordingInfo(msgspec.Struct):
     """What a recording says of itself (recording.py).
 
     given: of each operation axis, number, name, instruction, digest.
@@ -133,7 +133,7 @@ class Recorded:
         except (ValueError, TypeError, DtypeError) as error:
             raise self.damaged(f"{names[0]}: {error.args[0]}") from None
 
-    def about(self) -> About:
+    def about(self) -> RecordingInfo:
         """Return what it says of itself."""
         try:
             found = json.loads(self.read("about", MOST_ABOUT_BYTES).tobytes())
@@ -141,14 +141,14 @@ class Recorded:
             if version != FORMAT:
                 what = f"{shown(self._path)}: found {shown(version)}, needed {FORMAT!r}"
                 raise DataError(f"{what}; record it with this version")
-            about = msgspec.convert(found, About)
+            about = msgspec.convert(found, RecordingInfo)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise self.damaged(error) from None
         if not (math.isfinite(about.lr) and math.isfinite(about.loss_scale[0])):
             raise self.damaged("lr or loss_scale is not finite")
         return about
 
-    def plan(self, about: About) -> Plan:
+    def plan(self, about: RecordingInfo) -> Plan:
         """Return the plan of the run. Raises ConfigError, too."""
         try:
             plan = plan_of(parse(tomllib.loads(about.config)))
@@ -236,14 +236,14 @@ class Replay:
         self.actor.run_step(about.step, microbatches, about.lr, sure=compute_and_look)
         return self._compare(gradients, say)
 
-    def given(self, which: Started, parts: Sequence[Array]) -> None:
+    def given(self, which: TappedOperation, parts: Sequence[Array]) -> None:
         """Note what this rank gives."""
         self._given.append((*which, digest(parts)))
 
-    def came(self, which: Started, parts: Sequence[Array]) -> None:
+    def came(self, which: TappedOperation, parts: Sequence[Array]) -> None:
         """Nothing comes but from the file."""
 
-    def _fill(self, which: Started, buffers: Sequence[Array]) -> None:
+    def _fill(self, which: TappedOperation, buffers: Sequence[Array]) -> None:
         """Fill buffers with what came.
 
         What is started before the step, and after its update, isn't recorded.

@@ -17,7 +17,7 @@ from mpitrain.comm.group import Group
 from mpitrain.training.saving.state_io import Parts, Snapshot
 
 
-class Header(NamedTuple):
+class BoxHeader(NamedTuple):
     """A box that a rank sends: its name in the checkpoint, what is in it, and where it lies."""
 
     name: str
@@ -39,7 +39,8 @@ class Gathered:
         self._group = group
         self.own_bytes = snapshot.own_bytes
         headers = [
-            Header(name, array.dtype, array.shape, extent) for name, array, extent in _boxes(snapshot.parts())
+            BoxHeader(name, array.dtype, array.shape, extent)
+            for name, array, extent in _boxes(snapshot.parts())
         ]
         self._headers = group.gather("what its ranks have to save", headers) or []
         self._parts = _memory([header for each in self._headers for header in each])
@@ -96,7 +97,7 @@ def _box(shape: tuple[int, ...], extent: Extent) -> Box:
     return Box(extent.offset, tuple(a + n for a, n in zip(extent.offset, shape)))
 
 
-def _memory(headers: list[Header]) -> Parts:
+def _memory(headers: list[BoxHeader]) -> Parts:
     """Return uninitialised memory for these boxes.
 
     In one piece for what makes a whole array, else for each box.

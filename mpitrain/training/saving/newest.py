@@ -49,13 +49,13 @@ def newest_whole(
     # with it comes h5py: most of what is refused is refused before
     from mpitrain.checkpoint import load
     from mpitrain.checkpoint.folders import find, step_of
-    from mpitrain.checkpoint.verify import Part
+    from mpitrain.checkpoint.verify import VerifiedShare
 
     def look() -> tuple[str, list[Path]]:
         return secrets.token_hex(8), [path for step, path in find(folder).items() if among(step)]
 
     seed, committed = world.on_first_rank("looking for checkpoints", look)
-    part = Part(share, world.rank, world.size, seed)
+    part = VerifiedShare(share, world.rank, world.size, seed)
     damaged = list[int]()
 
     def judge(path: Path) -> Newest:

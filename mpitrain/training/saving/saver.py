@@ -29,10 +29,10 @@ from mpitrain.checkpoint import save
 from mpitrain.checkpoint.files import saving
 from mpitrain.checkpoint.folders import TMP, name_of
 from mpitrain.checkpoint.hdf5_bytes import STEP
-from mpitrain.checkpoint.meta import About
+from mpitrain.checkpoint.meta import StepInfo
 from mpitrain.checkpoint.retention import Policy, Retention
 from mpitrain.cluster import preflight
-from mpitrain.cluster.board import BUSY, WORKING, Place
+from mpitrain.cluster.board import BUSY, WORKING, RankStatus
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.lock import user
 from mpitrain.cluster.processes import no_more
@@ -67,7 +67,7 @@ class Task:
     failed: why it could not be done, if the system or the weights (`sick`) are why.
     """
 
-    def __init__(self, place: Place, what: str, action: Callable[[Callable[[str], None]], Any]):
+    def __init__(self, place: RankStatus, what: str, action: Callable[[Callable[[str], None]], Any]):
         self.over = threading.Event()
         self.what = what
         self.failed = ""
@@ -158,7 +158,7 @@ class _Save:
 
 
 def saver_of(
-    actor: Actor, world: World, place: Place, rundir: RunDir, newest: Newest, say: Callable[[str], None]
+    actor: Actor, world: World, place: RankStatus, rundir: RunDir, newest: Newest, say: Callable[[str], None]
 ) -> "Saver":
     """Return what saves an actor.
 
@@ -186,7 +186,7 @@ def saver_of(
         "MPI": library.name(),
         **preflight.code(),
     }
-    about = About(to_toml(actor.plan.config), writer)
+    about = StepInfo(to_toml(actor.plan.config), writer)
     # as at first: steps say nothing of disks
     patience_s = Limit(actor.plan.config.comm.timeout_s).seconds
     background = run.save == "background"
@@ -222,11 +222,11 @@ class Saver:
     def __init__(
         self,
         world: World,
-        place: Place,
+        place: RankStatus,
         snapshot: Snapshot | Gathered,
         retention: Retention,
         sync: Callable[[], None],
-        about: About,
+        about: StepInfo,
         me: tuple | None,
         newest: int,
         background: bool,

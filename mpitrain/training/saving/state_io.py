@@ -14,9 +14,9 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.tensors import to_array, to_tensor
 from mpitrain.layout.parameters import Spec
 from mpitrain.parallel.streams import streams_of
-from mpitrain.parallel.zero.shards import Piece
+from mpitrain.parallel.zero.shards import ParameterShard
 
-Held = tuple[str, Piece, torch.Tensor]
+Held = tuple[str, ParameterShard, torch.Tensor]
 Parts = Mapping[str, Sequence[tuple[np.ndarray, save.Extent]]]  # of each array, by name
 PARAMETERS = "parameters"
 AT_ONCE = 1 << 20  # elements that are looked at together: a thread that looks needs little memory
@@ -106,14 +106,14 @@ def _finite(x: np.ndarray) -> bool:
     return all(np.isfinite(x[at : at + AT_ONCE]).all() for at in range(0, len(x), AT_ONCE))
 
 
-def _tensors(actor: Actor, pieces: Sequence[Piece]) -> Iterator[Held]:
+def _tensors(actor: Actor, pieces: Sequence[ParameterShard]) -> Iterator[Held]:
     """Yield (what it is, of which piece, flat tensor) of weights and moments."""
     for piece in pieces:
         yield PARAMETERS, piece, piece.weight
         yield from ((what, piece, x) for what, x in actor.optimizer.moments(piece))
 
 
-def _state(actor: Actor, pieces: Sequence[Piece]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
+def _state(actor: Actor, pieces: Sequence[ParameterShard]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
     """Yield (name in the checkpoint, parameter, box of its box here, flat tensor) of weights and
     moments, box by box.
     """
