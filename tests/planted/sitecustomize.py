@@ -100,7 +100,7 @@ class Plant:
         ):
             return
         if self.place is None:
-            if frame.f_code.co_qualname == "Place.enter":
+            if frame.f_code.co_qualname == "RankStatus.enter":
                 self.place = frame.f_locals["self"]
             return
         if frame.f_globals["__name__"] == "mpitrain.cluster.board":
