@@ -1,7 +1,7 @@
 """Attention on a CPU, piece by piece against torch's own, both directions, as ratios within one run.
 
-By parallel/context/by_blocks.py; in fp32 where MKL is slow by by_onednn.py, of which the lengths
-from where on it is taken are told.
+By parallel/context/attention_cpu_16bit.py; in fp32 where MKL is slow by attention_cpu_fp32.py, of which the
+lengths from where on it is taken are told.
 
     OMP_NUM_THREADS=1 python benchmarks/attention.py [--turns 20]
 
@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from mpitrain.parallel.context import by_blocks, by_onednn
+from mpitrain.parallel.context import attention_cpu_16bit, attention_cpu_fp32
 from mpitrain.parallel.processor import mkl_is_slow
 
 SHAPES = [(6, 2, 64), (8, 8, 64), (8, 2, 128)]  # query heads, key-value heads, width
@@ -42,11 +42,11 @@ def row(dtype: torch.dtype, heads: int, kv_heads: int, width: int, length: int, 
     q, grad = (torch.randn(1, length, heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
     k, v = (torch.randn(1, length, kv_heads, width, dtype=dtype).transpose(1, 2) for _ in range(2))
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
-    there = partial(by_blocks.attend, q, k, v)
-    back = partial(by_blocks.attend_backward, grad, q, k, v)
+    there = partial(attention_cpu_16bit.attend, q, k, v)
+    back = partial(attention_cpu_16bit.attend_backward, grad, q, k, v)
     if dtype == torch.float32 and mkl_is_slow():
-        there = partial(by_onednn.attend, q, k, v, True)
-        back = partial(by_onednn.attend_backward, grad, q, k, v, out, lse, True)
+        there = partial(attention_cpu_fp32.attend, q, k, v, True)
+        back = partial(attention_cpu_fp32.attend_backward, grad, q, k, v, out, lse, True)
     forward = timed(
         turns, there, lambda: aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
     )
@@ -54,13 +54,13 @@ def row(dtype: torch.dtype, heads: int, kv_heads: int, width: int, length: int, 
         back,
         lambda: aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, True),
     ]
-    if by_blocks.fits(q) and by_blocks.keeps(q, None):
-        made = by_blocks.attend(q, k, v, keep=True)[1]
-        ways.append(lambda: by_blocks.attend_backward(grad, q, k, v, kept=made))
+    if attention_cpu_16bit.fits(q) and attention_cpu_16bit.keeps(q, None):
+        made = attention_cpu_16bit.attend(q, k, v, keep=True)[1]
+        ways.append(lambda: attention_cpu_16bit.attend_backward(grad, q, k, v, kept=made))
     *backward, kept = timed(turns, *ways) if len(ways) == 3 else (*timed(turns, *ways), None)
     what = f"{str(dtype).removeprefix('torch.')}, {heads}/{kv_heads} heads of {width}, {length:5}"
     times = (f"{ours:8.2f}  {theirs:8.2f}  {theirs / ours:5.2f}" for ours, theirs in (forward, backward))
-    told = "  taken" * by_onednn.fits(q, k) + (f"  kept {kept:.2f}" if kept else "")
+    told = "  taken" * attention_cpu_fp32.fits(q, k) + (f"  kept {kept:.2f}" if kept else "")
     return f"{what:36}" + "    ".join(times) + told
 
 

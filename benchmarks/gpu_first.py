@@ -413,7 +413,7 @@ def child_profile(device, small):
     from mpitrain.config import load
     from mpitrain.layout.resolve import resolve
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.machine.device import place
+    from mpitrain.training.machine.device_placement import place
     from mpitrain.training.trainer import build_mesh
 
     settings = {**(SMALL if small else LARGE), "batch.global": 4 if small else 8, "run.device": device}

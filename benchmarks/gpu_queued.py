@@ -30,7 +30,7 @@ from mpitrain.config import load
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.compiled import Fused
-from mpitrain.training.machine.device import place
+from mpitrain.training.machine.device_placement import place
 from mpitrain.training.trainer import build_mesh
 
 # of an H200, by its data sheet and what products and copies reach

@@ -26,7 +26,7 @@ from mpitrain.layout.parameters import WHOLE, Spec
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.zero.initial import Uniform, initialise
-from mpitrain.parallel.zero.normal import CHUNK, Rounded, exact, table
+from mpitrain.parallel.zero.inverse_normal import CHUNK, Rounded, exact, table
 from mpitrain.parallel.zero.shards import Sharding, Weights
 
 STD = 0.02

@@ -11,13 +11,13 @@
     messages  sent by this rank, of any length; where MPI chooses the way of a collective, one to
               each rank that gets something
 
-Times are those of the clock that the mesh keeps (stopwatch.py); on a GPU, then, the computing queue
+Times are those of the clock that the mesh keeps (clocks.py); on a GPU, then, the computing queue
 stood still, or passed by.
 """
 
 from typing import NamedTuple
 
-from mpitrain.comm.stopwatch import HOST, Clock, Mark, Spans
+from mpitrain.comm.clocks import HOST, Clock, Mark, Spans
 
 
 class AxisUsage(NamedTuple):

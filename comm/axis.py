@@ -5,14 +5,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpitrain.comm import levels, messages, native, shared
+from mpitrain.comm import levels, messages, mpi_collectives, shared
 from mpitrain.comm.account import Account
+from mpitrain.comm.axis_operations import AUTO_SHARED, READING, Carried
 from mpitrain.comm.buffers import NOTHING, Array, Scratch, on_device, require_memory
-from mpitrain.comm.carried import AUTO_SHARED, READING, Carried
 from mpitrain.comm.device import reachable
 from mpitrain.comm.levels import NodeShape, carried_near_and_far
 from mpitrain.comm.mpi import MPI
-from mpitrain.comm.native import Turnstile
+from mpitrain.comm.mpi_collectives import Turnstile
 from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.comm.tap import Tap, TappedOperation, followed
 from mpitrain.comm.world import ExpectedAction, StatusReporter
@@ -189,7 +189,7 @@ class Axis:
         if self.size == 1 or pairs:
             return messages
         if self._transport == "collectives":
-            return native if native.addresses(num_bytes, self.size) else messages
+            return mpi_collectives if mpi_collectives.addresses(num_bytes, self.size) else messages
         return (
             shared if self.window and (self._transport == "shared" or num_bytes >= AUTO_SHARED) else messages
         )

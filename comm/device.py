@@ -1,6 +1,6 @@
 """Device buffers: what MPI may touch, and the way through pinned host memory when it may not.
 
-Which of the two it is, says comm/awareness.py. torch calls AMD's devices `cuda`, too, and so does
+Which of the two it is, says comm/gpu_support.py. torch calls AMD's devices `cuda`, too, and so does
 this file.
 
 What an operation copies or adds on the device is queued on the stream that is current when it moves

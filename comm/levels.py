@@ -25,8 +25,8 @@ from itertools import chain, groupby
 from typing import NamedTuple
 
 from mpitrain.comm import messages
+from mpitrain.comm.axis_operations import READING, SUMS_AND_GATHERS, Carried
 from mpitrain.comm.buffers import Array, copy, empty_like, is_narrow, widened_like
-from mpitrain.comm.carried import READING, SUMS_AND_GATHERS, Carried
 from mpitrain.comm.device import settled
 from mpitrain.comm.progress import Steps
 from mpitrain.comm.wire import SMALL

@@ -19,15 +19,15 @@ other.
 from collections.abc import Callable, Mapping, Sequence
 
 from mpitrain.comm.account import AxisUsage
-from mpitrain.comm.awareness import STAGED, Way
 from mpitrain.comm.axis import Axis
-from mpitrain.comm.carried import EVERYTHING, NOTHING, Carried
+from mpitrain.comm.axis_operations import EVERYTHING, NOTHING, Carried
+from mpitrain.comm.clocks import Clock
+from mpitrain.comm.gpu_support import STAGED, Way
 from mpitrain.comm.grid import Grid
 from mpitrain.comm.levels import nodes_of
 from mpitrain.comm.mpi import MPI
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.shared import Budget
-from mpitrain.comm.stopwatch import Clock
 from mpitrain.comm.tap import Tap
 from mpitrain.comm.world import NOWHERE, StatusReporter
 from mpitrain.errors import MeshError

@@ -3,12 +3,12 @@
 The formulas of comm/wire.py for the way that the axis chooses.
 """
 
-from mpitrain.comm import messages, native, shared
+from mpitrain.comm import messages, mpi_collectives, shared
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.buffers import Array, is_narrow
 from mpitrain.comm.wire import phases, sent_bytes, sent_messages
 
-TRANSPORTS = {messages: "messages", native: "collectives", shared: "shared"}
+TRANSPORTS = {messages: "messages", mpi_collectives: "collectives", shared: "shared"}
 
 
 def predicted(operation: str, num_bytes: int, axis: Axis, x: Array, root: int = 0) -> tuple[int, int]:

@@ -19,8 +19,8 @@ from os import cpu_count, sched_yield
 from typing import Any, NamedTuple
 
 from mpitrain.comm.account import Account
+from mpitrain.comm.clocks import Mark, Spans
 from mpitrain.comm.mpi import MPI
-from mpitrain.comm.stopwatch import Mark, Spans
 from mpitrain.comm.world import NOWHERE, ExpectedAction, StatusReporter
 from mpitrain.errors import HangError, MessageError
 

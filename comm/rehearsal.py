@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mpitrain.comm.account import Account
+from mpitrain.comm.axis_operations import NOTHING, Carried
 from mpitrain.comm.buffers import Array
-from mpitrain.comm.carried import NOTHING, Carried
 from mpitrain.comm.links import Message
 from mpitrain.comm.progress import Progress, Steps
 from mpitrain.comm.recipe import Event, Start, Wait

@@ -25,11 +25,11 @@ from functools import wraps
 import numpy as np
 
 from mpitrain.comm import messages
+from mpitrain.comm.axis_operations import HEADER, SLOT, WINDOW
 from mpitrain.comm.buffers import Array, address, copy, sum_in_order, typed_like
-from mpitrain.comm.carried import HEADER, SLOT, WINDOW
 from mpitrain.comm.grid import split
 from mpitrain.comm.mpi import MPI
-from mpitrain.comm.native import Turnstile
+from mpitrain.comm.mpi_collectives import Turnstile
 from mpitrain.comm.progress import Ready, Steps
 
 UNKNOWN = 64 << 20  # bytes that a rank takes where nobody says how much there is

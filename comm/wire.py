@@ -29,7 +29,7 @@ for its axis. Of an all-reduce a node sends 2 N (k-1)/k across in all, in one le
 
 from typing import NamedTuple
 
-from mpitrain.comm.carried import AUTO_SHARED, READING
+from mpitrain.comm.axis_operations import AUTO_SHARED, READING
 from mpitrain.comm.grid import split
 
 LIMIT = 1 << 30  # bytes of one message: counts in MPI 3 are 32-bit, and Open MPI 5 has no others

@@ -47,7 +47,7 @@ class ExpectedAction(NamedTuple):
 
 
 class StatusReporter(Protocol):
-    """What is told that a rank waits, and for what; cluster/board.py has it."""
+    """What is told that a rank waits, and for what; cluster/status_board.py has it."""
 
     phase: str
     what: str

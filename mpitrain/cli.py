@@ -12,7 +12,7 @@ from functools import partial
 import click
 
 from mpitrain import __version__
-from mpitrain.cluster import streams
+from mpitrain.cluster import std_streams
 from mpitrain.comm import launchers
 from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault
 from mpitrain.inputs import printable, shown
@@ -112,7 +112,7 @@ def main() -> None:
     """
     for name, value in LIBRARIES.items():
         os.environ.setdefault(name, value)
-    streams.settle()
+    std_streams.settle()
     try:
         code = cli(standalone_mode=False) or 0
     except click.exceptions.Exit as done:
@@ -156,7 +156,7 @@ def _tell_error(error: MpitrainError) -> None:
 def _answer(text: str) -> None:
     """Print what a command was asked for. Raises MpitrainError if it is lost."""
     click.echo(printable(text))
-    streams.require_written(sys.stdout)
+    std_streams.require_written(sys.stdout)
 
 
 @click.group(
@@ -218,9 +218,9 @@ def run(
 
     Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped early with a checkpoint (start it again).
     """
-    from mpitrain.cluster.board import BUSY
     from mpitrain.cluster.guard import Guard, guarded
-    from mpitrain.training.replay.wish import Wish
+    from mpitrain.cluster.status_board import BUSY
+    from mpitrain.training.replay.record_request import Wish
 
     wish = Wish.read(record)
 
@@ -238,7 +238,7 @@ def run(
 
     def body(guard: Guard) -> int:
         # here: what can't be imported on one node is reported as any other trouble
-        from mpitrain.training.opening import open_run
+        from mpitrain.training.prepare import open_run
 
         opened, world = open_run(config, overrides, guard, wish)
         with opened.rundir:

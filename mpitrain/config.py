@@ -138,7 +138,7 @@ class AttentionTable(ConfigTable):
 class ExpertsTable(ConfigTable):
     """Of families with experts; "" and absent: as the preset, or else the family, says."""
 
-    # loads of one layer are never cut then (optim/balance.py)
+    # loads of one layer are never cut then (optim/expert_bias.py)
     count: Annotated[int, Meta(ge=0, le=1024)] | None = None
     active: Annotated[int, Meta(ge=0, le=2**10)] | None = None  # experts that a token is sent to
     # experts that every token meets besides

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import HEADS, Rows, Table, add_head, comment_of, heads_of
-from mpitrain.schedules.tokens import read_token
+from mpitrain.schedules.table_tokens import read_token
 
 _NUMBER = re.compile("[1-9][0-9]{0,3}")
 

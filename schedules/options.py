@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mpitrain.schedules.progress import Told
+from mpitrain.schedules.search_progress import Told
 
 
 class Times(NamedTuple):

@@ -23,7 +23,7 @@ from mpitrain.schedules.check import check_table
 from mpitrain.schedules.csv_table import read_csv_rows
 from mpitrain.schedules.pairs import grouped
 from mpitrain.schedules.table import HEADS, Rows, Table, make_table, read_lines
-from mpitrain.schedules.tokens import FULL_BACKWARD, read_token
+from mpitrain.schedules.table_tokens import FULL_BACKWARD, read_token
 
 FORM = "lines such as 'rank 0: F0@0 F1@0 B0@0 B1@0', F1@0 being the forward of microbatch 1 on stage 0"
 HOW = "write the table with `mpitrain schedule NAME --stages P --microbatches M --table mine.txt`"

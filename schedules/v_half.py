@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.options import Options
-from mpitrain.schedules.progress import SearchProgress
+from mpitrain.schedules.search_progress import SearchProgress
 from mpitrain.schedules.v_shape import LEGS, action, before, weight_of
 
 PERIOD = 6  # slots of a building block: F F I I W W

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
-from mpitrain.schedules.progress import SearchProgress
+from mpitrain.schedules.search_progress import SearchProgress
 
 SHARE = 0.4  # of a stash, held between I and W
 ROUNDING = 1e-9  # spans of sums of floats that differ by less are equal

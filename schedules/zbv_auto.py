@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.options import Options, Times
-from mpitrain.schedules.progress import SearchProgress
+from mpitrain.schedules.search_progress import SearchProgress
 from mpitrain.schedules.v_shape import LEGS, action, before, weight_of
 from mpitrain.schedules.zb_auto import planned
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from mpitrain import cli
-from mpitrain.cluster.board import RankStatus
+from mpitrain.cluster.status_board import RankStatus
 
 LENGTH = 512
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mpitrain import cli
 from mpitrain.cluster import guard
-from mpitrain.cluster.board import LEFT
+from mpitrain.cluster.status_board import LEFT
 from mpitrain.comm.world import finalize
 
 

@@ -18,7 +18,7 @@ import several
 
 from mpitrain.actor.actor import Actor
 from mpitrain.data.order import Sampler
-from mpitrain.data.text import TokenRows
+from mpitrain.data.token_rows import TokenRows
 
 BATCH = 8  # sequences, as in launch.TINY
 

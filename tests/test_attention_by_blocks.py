@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from mpitrain.parallel.context import by_blocks
+from mpitrain.parallel.context import attention_cpu_16bit
 
 SHAPES = [  # B, H, K, T, C
     (1, 6, 2, 256, 64),
@@ -45,9 +45,9 @@ def by_torch(q, k, v, grad, visible):
 
 
 def by_ourselves(q, k, v, grad, visible, keep):
-    out, kept = by_blocks.attend(q, k, v, visible, keep)
+    out, kept = attention_cpu_16bit.attend(q, k, v, visible, keep)
     assert (kept is not None) == keep
-    return [out, *by_blocks.attend_backward(grad, q, k, v, visible, kept)]
+    return [out, *attention_cpu_16bit.attend_backward(grad, q, k, v, visible, kept)]
 
 
 def masks(shape, dtype):
@@ -109,5 +109,5 @@ def test_lengths_that_grow_leave_no_table_of_each_behind():
     """As `generate` asks for them, a token longer each time."""
     for length in range(1, 40):
         q, k, v, _ = made((1, 2, 1, length, 8), torch.bfloat16)
-        by_blocks.attend(q, k, v)
-    assert by_blocks._causal.cache_info().currsize <= 2
+        attention_cpu_16bit.attend(q, k, v)
+    assert attention_cpu_16bit._causal.cache_info().currsize <= 2

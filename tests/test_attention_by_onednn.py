@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from mpitrain.model import selective
 from mpitrain.parallel import processor
-from mpitrain.parallel.context import by_onednn, flash
+from mpitrain.parallel.context import attention_cpu_fp32, attention_tiles
 
 pytestmark = pytest.mark.skipif(processor.ONEDNN is None, reason="this torch has no oneDNN")
 
@@ -54,8 +54,8 @@ def test_16_bits_are_rounded_and_no_more(way, dtype, shape, causal):
     if way == "as it is" and dtype not in processor.fast_types(torch.cpu.get_capabilities()):
         pytest.skip("this processor doesn't multiply them")
     q, k, v, grad = (x.to(dtype) for x in made(shape))
-    out, lse = by_onednn.attend(q, k, v, causal)
-    grads = by_onednn.attend_backward(grad, q, k, v, out, lse, causal)
+    out, lse = attention_cpu_fp32.attend(q, k, v, causal)
+    grads = attention_cpu_fp32.attend_backward(grad, q, k, v, out, lse, causal)
     exact = by_torch(q, k, v, grad, causal)
     unit = torch.finfo(dtype).eps * (0.5 if way == "in fp32" else 1)
     assert lse.dtype == torch.float32 and (lse - exact[1]).norm() <= unit * exact[1].norm() + 1e-6
@@ -78,8 +78,8 @@ def by_torch(q, k, v, grad, causal):
 def test_results_and_gradients_are_those_of_fp64(shape, causal, keys):
     q, k, v, grad = made(shape, keys)
     before = [x.clone() for x in (q, k, v, grad)]
-    out, lse = by_onednn.attend(q, k, v, causal)
-    grads = by_onednn.attend_backward(grad, q, k, v, out, lse, causal)
+    out, lse = attention_cpu_fp32.attend(q, k, v, causal)
+    grads = attention_cpu_fp32.attend_backward(grad, q, k, v, out, lse, causal)
     for found, right in zip([out, lse, *grads], by_torch(q, k, v, grad, causal), strict=True):
         assert found.dtype == torch.float32 and found.shape == right.shape
         assert (found - right).norm() <= 2e-6 * right.norm() + 1e-6
@@ -93,14 +93,14 @@ def test_no_factor_has_gaps(shape, monkeypatch):
     """oneDNN multiplies those a thousand times as slowly."""
     q, k, v, grad = made(shape)
     dense = []
-    product = by_onednn.onednn_product
+    product = attention_cpu_fp32.onednn_product
 
     def noted(x, weight):
         dense.append(weight.is_contiguous() or weight.t().is_contiguous())
         return product(x, weight)
 
-    monkeypatch.setattr(by_onednn, "onednn_product", noted)
-    by_onednn.attend_backward(grad, q, k, v, *by_onednn.attend(q, k, v, True), True)
+    monkeypatch.setattr(attention_cpu_fp32, "onednn_product", noted)
+    attention_cpu_fp32.attend_backward(grad, q, k, v, *attention_cpu_fp32.attend(q, k, v, True), True)
     assert dense and all(dense)
 
 
@@ -112,7 +112,8 @@ def test_tiles_add_up_to_the_whole():
     lse = lse.float()
     tiles = [slice(0, 90), slice(90, 200)]
     parts = [
-        by_onednn.attend_backward(grad, q, k[:, :, tile], v[:, :, tile], out, lse, False) for tile in tiles
+        attention_cpu_fp32.attend_backward(grad, q, k[:, :, tile], v[:, :, tile], out, lse, False)
+        for tile in tiles
     ]
     of_q = parts[0][0] + parts[1][0]
     of_k, of_v = (torch.cat([part[i] for part in parts], 2) for i in (1, 2))
@@ -122,14 +123,14 @@ def test_tiles_add_up_to_the_whole():
 
 def test_a_sequence_has_the_same_bits_beside_others():
     q, k, v, _ = made((4, 6, 2, 200, 32, 32))
-    together = by_onednn.attend(q, k, v, True)
-    alone = by_onednn.attend(*(x[1:2] for x in (q, k, v)), True)
+    together = attention_cpu_fp32.attend(q, k, v, True)
+    alone = attention_cpu_fp32.attend(*(x[1:2] for x in (q, k, v)), True)
     assert all(torch.equal(a[1:2], b) for a, b in zip(together, alone))
 
 
 @pytest.fixture(params=[False, True], ids=["MKL is fast", "MKL is slow"])
 def slow(request, monkeypatch):
-    monkeypatch.setattr(by_onednn, "mkl_is_slow", lambda: request.param)
+    monkeypatch.setattr(attention_cpu_fp32, "mkl_is_slow", lambda: request.param)
     return request.param
 
 
@@ -140,16 +141,18 @@ def slow(request, monkeypatch):
 ])  # fmt: skip
 def test_it_is_for_large_fp32_where_mkl_is_slow(slow, shape, large):
     q, k, *_ = made(shape)
-    assert by_onednn.fits(q, k) == (slow and large)
-    assert by_onednn.fits(q.bfloat16(), k.bfloat16()) == large and not by_onednn.fits(q.double(), k.double())
-    assert not by_onednn.fits(q.to("meta"), k.to("meta"))
+    assert attention_cpu_fp32.fits(q, k) == (slow and large)
+    assert attention_cpu_fp32.fits(q.bfloat16(), k.bfloat16()) == large and not attention_cpu_fp32.fits(
+        q.double(), k.double()
+    )
+    assert not attention_cpu_fp32.fits(q.to("meta"), k.to("meta"))
 
 
 @pytest.mark.parametrize(("length", "large"), [(64, False), (65, True)])
 def test_fp16_goes_that_way_earlier_where_it_is_widened(way, length, large):
     q, k, *_ = made((9, 8, 8, length, 64, 64))
-    assert by_onednn.fits(q.half(), k.half()) == (large and way == "in fp32")
-    assert not by_onednn.fits(q.bfloat16(), k.bfloat16())
+    assert attention_cpu_fp32.fits(q.half(), k.half()) == (large and way == "in fp32")
+    assert not attention_cpu_fp32.fits(q.bfloat16(), k.bfloat16())
 
 
 def trained(q, k, v, grad, visible, again):
@@ -188,10 +191,10 @@ def test_a_layer_takes_it_and_keeps_what_it_would_keep_of_torchs(slow, masked):
 
 def test_tiles_of_other_ranks_are_taken_by_it_too(slow):
     q, k, v, grad = made((1, 6, 2, 256, 64, 64))
-    out, lse = flash.attend(q, k, v, causal=True)
-    assert torch.equal(lse, by_onednn.attend(q, k, v, True)[1]) == slow
-    found = flash.attend_backward(grad, q, k, v, out, lse, causal=True)
+    out, lse = attention_tiles.attend(q, k, v, causal=True)
+    assert torch.equal(lse, attention_cpu_fp32.attend(q, k, v, True)[1]) == slow
+    found = attention_tiles.attend_backward(grad, q, k, v, out, lse, causal=True)
     for a, b in zip([out, lse, *found], by_torch(q, k, v, grad, True), strict=True):
         assert (a - b).norm() <= 2e-6 * b.norm()
     seen = torch.ones(1, 1, 256, 256, dtype=torch.bool).tril()
-    assert (flash.attend(q, k, v, visible=seen)[0] - out).norm() <= 2e-6 * out.norm()
+    assert (attention_tiles.attend(q, k, v, visible=seen)[0] - out).norm() <= 2e-6 * out.norm()

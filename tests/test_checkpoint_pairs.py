@@ -20,7 +20,7 @@ from conftest import agree
 from mpitrain import config
 from mpitrain.errors import ConfigError
 from mpitrain.layout.resolve import resolve
-from mpitrain.layout.saved import copy_bytes
+from mpitrain.layout.snapshot_bytes import copy_bytes
 
 pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.sizes(4)]
 

@@ -14,8 +14,10 @@ from launch import patience
 from watched import Played, listener_at
 
 from mpitrain.cluster import nodes, watchdog
-from mpitrain.cluster.behind import Rank, at_fault, report
-from mpitrain.cluster.board import (
+from mpitrain.cluster.hang_analysis import Rank, at_fault, report
+from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
+from mpitrain.cluster.nodes import Meeting, WatchdogNodes, addresses_here, told_apart
+from mpitrain.cluster.status_board import (
     BUSY,
     HUNG,
     LEFT,
@@ -27,8 +29,6 @@ from mpitrain.cluster.board import (
     Where,
     read_slot,
 )
-from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
-from mpitrain.cluster.nodes import Meeting, WatchdogNodes, addresses_here, told_apart
 
 
 def rank(

@@ -6,7 +6,7 @@ import time
 from itertools import count
 from mmap import mmap
 
-from mpitrain.cluster.board import ABSENT, BUSY, SLOT, WAITING, WORKING, RankStatus, read_slot
+from mpitrain.cluster.status_board import ABSENT, BUSY, SLOT, WAITING, WORKING, RankStatus, read_slot
 
 
 def test_a_slot_says_what_was_written():

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from launch import environment, patience
 
-from mpitrain.cluster import finding
+from mpitrain.cluster import watchdog_rendezvous
 
 GONE = "in phase start, starting: the process is gone"
 RANK = """
 import sys
-from mpitrain.cluster.board import LEFT
+from mpitrain.cluster.status_board import LEFT
 from mpitrain.cluster.guard import Guard
 guard = Guard()
 print("there", guard._watchdog is not None, flush=True)
@@ -172,4 +172,4 @@ def test_a_process_that_no_launcher_started_has_none(monkeypatch):
     for name in ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PMIX_NAMESPACE", "a job")
-    assert finding.of_this_job() is None
+    assert watchdog_rendezvous.of_this_job() is None

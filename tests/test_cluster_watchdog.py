@@ -12,9 +12,9 @@ from launch import finished, patience
 from watched import Played, listener_at
 
 from mpitrain.cluster import console
-from mpitrain.cluster.finding import connect
 from mpitrain.cluster.nodes import Meeting, WatchdogNodes
 from mpitrain.cluster.watchdog import ASKED, BYE, FAILED, MEET, READY, REFUSED, Watchdog
+from mpitrain.cluster.watchdog_rendezvous import connect
 
 
 class Held(Watchdog):

@@ -200,10 +200,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    from mpitrain.comm import progress, stopwatch
+    from mpitrain.comm import clocks, progress
 
     clock = Clock()
-    monkeypatch.setattr(stopwatch, "time", clock)
+    monkeypatch.setattr(clocks, "time", clock)
     monkeypatch.setattr(progress, "time", clock)
     monkeypatch.setattr(progress, "SPIN_S", 0)
     return clock

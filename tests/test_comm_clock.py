@@ -11,16 +11,16 @@ pytestmark = pytest.mark.mpi
 
 @pytest.mark.parametrize("hosts", [1, 2, 8])
 def test_clocks_of_other_hosts_are_found_to_differ(world, monkeypatch, hosts):
-    """Every host's clock is 1000 s behind that of the one before; ranks of a host have one clock."""
-    from mpitrain.comm import clock
+    """Every host's clock is 1000 s behind that of the one before; ranks of a host have one clock_offset."""
+    from mpitrain.comm import clock_offset
     from mpitrain.comm.world import NOWHERE, World
 
     number = world.rank % hosts
-    monkeypatch.setattr(clock, "host", lambda: f"host {number}")
+    monkeypatch.setattr(clock_offset, "host", lambda: f"host {number}")
     monkeypatch.setattr(
-        clock, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() - 1000.0 * number)
+        clock_offset, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() - 1000.0 * number)
     )
     everyone = World(world, NOWHERE)
-    found = clock.offset_to_first_rank(everyone)
+    found = clock_offset.offset_to_first_rank(everyone)
     everyone.node.Free()
     agree(world, abs(found - 1000.0 * number) < 1.0 and (number or found == 0), f"{found} on host {number}")

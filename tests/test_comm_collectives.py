@@ -566,12 +566,12 @@ def test_more_than_mpi_addresses_goes_by_messages_on_every_rank(world, monkeypat
     Of an uneven exchange nobody knows the others' bytes, and the longest shard is the longest times
     all.
     """
-    from mpitrain.comm import native
+    from mpitrain.comm import mpi_collectives
     from mpitrain.comm.collectives import all_to_all_v, reduce_scatter
     from mpitrain.comm.grid import Grid, split
     from mpitrain.comm.mesh import Mesh
 
-    monkeypatch.setattr(native, "LIMIT", 999)
+    monkeypatch.setattr(mpi_collectives, "LIMIT", 999)
     mesh = Mesh(world, Grid({"dp": world.size}), transport="collectives", timeout_s=20)
     size = world.size
     rank = world.rank

@@ -601,8 +601,8 @@ def test_who_waits_for_its_own_device_blames_nobody_and_is_behind(setting, monke
     """Not with the operation that is late, and not with one that has to wait for its turn behind it."""
     import torch
 
-    from mpitrain.cluster.behind import Rank, report
-    from mpitrain.cluster.board import RankStatus
+    from mpitrain.cluster.hang_analysis import Rank, report
+    from mpitrain.cluster.status_board import RankStatus
     from mpitrain.comm.collectives import all_reduce
     from mpitrain.errors import HangError
 
@@ -669,16 +669,16 @@ def test_a_barrier_waits_for_every_rank_and_for_no_data(setting):
 def test_a_refused_operation_leaves_no_gap_in_the_order(setting, monkeypatch):
     import torch
 
-    from mpitrain.comm import native
+    from mpitrain.comm import mpi_collectives
     from mpitrain.comm.collectives import all_reduce
     from mpitrain.errors import DtypeError
 
     axis = setting.mesh["dp"]
     whole = [100] * (setting.mesh.size + 1)
     with monkeypatch.context() as patch:
-        patch.setattr(native, "LIMIT", 99)
+        patch.setattr(mpi_collectives, "LIMIT", 99)
         with pytest.raises(DtypeError):
-            native.exchange(torch.ones(100), whole, torch.ones(100), whole, axis)
+            mpi_collectives.exchange(torch.ones(100), whole, torch.ones(100), whole, axis)
     found = all_reduce(torch.ones(30), axis).wait()
     agree(axis.comm, (found == axis.size).all(), f"{found}")
 
@@ -687,7 +687,7 @@ def test_what_matches_an_operation_is_taken_by_a_plain_call():
     """A generator would take it when its data is there."""
     import inspect
 
-    from mpitrain.comm import messages, native, shared
+    from mpitrain.comm import messages, mpi_collectives, shared
 
     names = (
         "all_reduce",
@@ -702,7 +702,7 @@ def test_what_matches_an_operation_is_taken_by_a_plain_call():
     )
     late = [
         (m.__name__, name)
-        for m in (messages, native, shared)
+        for m in (messages, mpi_collectives, shared)
         for name in names
         if inspect.isgeneratorfunction(getattr(m, name))
     ]

@@ -19,12 +19,12 @@ def mesh(world, request):
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
     from mpitrain.comm.world import NOWHERE, World
-    from mpitrain.training.machine import device, gpus
+    from mpitrain.training.machine import device_placement, gpus
 
     ranks = World(world, NOWHERE)
-    mine = device.take_turns(gpus.of_torch(), ranks)
+    mine = device_placement.take_turns(gpus.of_torch(), ranks)
     mine.use()
-    way = device.way_of_messages(mine, ranks, request.param, timeout_s=240)
+    way = device_placement.way_of_messages(mine, ranks, request.param, timeout_s=240)
     axes = {"dp": range(world.size), "links": range(world.size)}
     mesh = Mesh(
         world, Grid({"dp": world.size}), axes, timeout_s=60, progress="thread", on_thread=mine.use, way=way
@@ -38,14 +38,14 @@ def test_a_child_process_tries_what_this_mpi_says(mesh, world):
     """Where it says yes, the child comes back with all bytes; where it says no, it is the child that dies."""
     import torch
 
-    from mpitrain.comm import awareness, trial
+    from mpitrain.comm import gpu_probe, gpu_support
 
     if "UNREAL_GPU_GB" in os.environ:
         pytest.skip("tests/without_gpu has its memory on the host, where any MPI takes it")
     vendor = "rocm" if torch.version.hip else "cuda"
-    said = awareness.verdict(awareness.what_it_says(vendor))
+    said = gpu_support.verdict(gpu_support.what_it_says(vendor))
     failed = (
-        trial.attempt("mpitrain.training.machine.gpus:buffers", str(torch.cuda.current_device()))
+        gpu_probe.attempt("mpitrain.training.machine.gpus:buffers", str(torch.cuda.current_device()))
         if world.rank == 0
         else None
     )

@@ -166,7 +166,7 @@ def test_a_mesh_makes_what_is_used_and_nothing_else(counted, layout, expected):
 def test_an_operation_that_an_axis_is_not_made_for_is_a_mistake_found_at_once(world):
     import numpy as np
 
-    from mpitrain.comm.carried import NOTHING, carried
+    from mpitrain.comm.axis_operations import NOTHING, carried
     from mpitrain.comm.collectives import all_gather, all_reduce
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh

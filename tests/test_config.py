@@ -279,7 +279,7 @@ def test_fp8_refuses_sides_that_are_no_multiples_of_16(overrides, ranks, found):
 
 
 def test_fp8_counts_the_positions_of_a_segment_that_the_schedule_cuts():
-    from mpitrain.layout.table import table_of
+    from mpitrain.layout.pipeline_table import table_of
 
     cut = ("precision.compute=fp8", "parallel.pp=2", "pipeline.schedule=seq1f1b")
     table_of(resolved(*cut, ranks=2))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain.data.documents import IGNORED, num_counted, separate
-from mpitrain.model.sequence_history import mask
+from mpitrain.model.kv_history import mask
 
 END = 9
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mpitrain.data.order import Sampler
 from mpitrain.data.split import split, tail
-from mpitrain.data.text import Text
+from mpitrain.data.token_rows import Text
 from mpitrain.errors import DataError
 
 TOKENS = np.arange(1000, dtype=np.uint16)  # a token is its own position

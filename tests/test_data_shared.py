@@ -11,7 +11,7 @@ import sys
 import pytest
 from launch import words_file
 
-from mpitrain.data import shared as shared_module
+from mpitrain.data import shared_tokens as shared_module
 from mpitrain.data import tokens as tokens_module
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.data.tokens import describe, open_ends, open_tokens, prepare

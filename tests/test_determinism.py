@@ -247,14 +247,14 @@ def test_a_workspace_of_the_users_own_is_kept_or_refused(told, value):
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_rank_with_a_gpu_tells_torch_and_one_without_does_not(told, monkeypatch, deterministic):
     from mpitrain import config
-    from mpitrain.training.machine import device
+    from mpitrain.training.machine import device_placement
     from mpitrain.training.machine.gpus import Gpu, Gpus
 
     asked = []
-    monkeypatch.setattr(device, "settle", lambda numerics: asked.append(numerics.deterministic))
+    monkeypatch.setattr(device_placement, "settle", lambda numerics: asked.append(numerics.deterministic))
     given = config.load(None, [f"numerics.deterministic={str(deterministic).lower()}"])
     for vendor, expected in ((None, []), ("cuda", [deterministic])):
         found = Gpus(vendor, (Gpu("NVIDIA H100 PCIe", "a", 80 * 2**30, "9.0"),), "", lambda index: None)
-        monkeypatch.setattr(device.gpus, "of_torch", lambda found=found: found)
-        assert device.looked_for(given) is found
+        monkeypatch.setattr(device_placement.gpus, "of_torch", lambda found=found: found)
+        assert device_placement.looked_for(given) is found
         assert asked == expected

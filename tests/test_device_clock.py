@@ -125,7 +125,7 @@ def test_the_ledger_of_a_mesh_has_the_times_of_the_device(world):
     from mpitrain.comm.grid import Grid
     from mpitrain.comm.mesh import Mesh
     from mpitrain.parallel.device_clock import DeviceClock
-    from mpitrain.training.checks.ledger import Ledger
+    from mpitrain.training.checks.comm_report import Ledger
 
     device = Device(1)
     mesh = Mesh(world, Grid({"dp": world.size}), timeout_s=60)

@@ -101,7 +101,7 @@ def test_bytes_are_divided_over_the_others_as_both_ends_count_them():
 
 
 def test_bytes_are_told_with_three_digits_at_least():
-    from mpitrain.layout.text import megabytes
+    from mpitrain.layout.formatting import megabytes
 
     assert [megabytes(number) for number in (0, 1234, 12_345_678, 12_345_678_900)] == [
         "0",
@@ -134,8 +134,8 @@ print("a recipe")
 def test_a_rank_is_at_work_as_long_as_its_rehearsal_and_stuck_when_that_is(monkeypatch):
     """As its watchdog sees it: for how long it has done nothing."""
     from mpitrain.actor import recipes
-    from mpitrain.cluster.board import BUSY, RankStatus
     from mpitrain.cluster.processes import condition
+    from mpitrain.cluster.status_board import BUSY, RankStatus
     from mpitrain.cluster.watchdog import Activity
 
     monkeypatch.setattr(recipes, "REHEARSAL", COMPUTES_AND_STOPS)

@@ -9,7 +9,7 @@ def our_logits(name, tokens=TOKENS):
     import torch
 
     from mpitrain.actor.stage import assemble
-    from mpitrain.model.site import Site
+    from mpitrain.model.build_context import Site
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
 

@@ -64,7 +64,7 @@ def device(request, world):
 
     from mpitrain.comm.world import NOWHERE, World
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.training.machine.device import place
+    from mpitrain.training.machine.device_placement import place
 
     yield place(plan_of(resolved(world, "run.device=cuda")), World(world, NOWHERE)).device
     torch.use_deterministic_algorithms(False)

@@ -131,7 +131,7 @@ def test_the_kernel_knows_the_driver(tmp_path):
     ],
 )
 def test_data_sheets_are_of_the_very_gpu(name, tflops):
-    from mpitrain.training.machine.peak import data_sheet
+    from mpitrain.training.machine.peak_flops import data_sheet
 
     found = data_sheet(name)
     assert (found and found.flops) == (tflops and tflops * 1e12)
@@ -164,7 +164,7 @@ class Planted:
 def test_a_gpu_without_data_sheet_is_timed_by_what_fills_it():
     import torch
 
-    from mpitrain.training.machine.peak import SIZES_OF_GPU, fastest
+    from mpitrain.training.machine.peak_flops import SIZES_OF_GPU, fastest
 
     gpu = Planted()
     small, *_ = fastest([torch.bfloat16], [512], gpu.multiply, gpu.seconds)
@@ -176,7 +176,7 @@ def test_a_gpu_without_data_sheet_is_timed_by_what_fills_it():
 def test_what_is_timed_takes_little_of_the_memory_of_a_gpu():
     import torch
 
-    from mpitrain.training.machine.peak import _fitting
+    from mpitrain.training.machine.peak_flops import _fitting
 
     assert list(_fitting(torch.bfloat16, 80 << 30)) == [2048, 4096, 8192]
     assert list(_fitting(torch.float64, 8 << 30)) == [2048, 4096]
@@ -184,7 +184,7 @@ def test_what_is_timed_takes_little_of_the_memory_of_a_gpu():
 
 
 def test_different_gpus_add_up():
-    from mpitrain.training.machine.peak import One, of_gpus, of_ranks
+    from mpitrain.training.machine.peak_flops import One, of_gpus, of_ranks
 
     found = of_gpus(
         [
@@ -206,8 +206,8 @@ def test_different_gpus_add_up():
 def test_cpus_are_timed_as_they_are():
     import torch
 
-    from mpitrain.training.machine.device import CPU
-    from mpitrain.training.machine.peak import _of
+    from mpitrain.training.machine.device_placement import CPU
+    from mpitrain.training.machine.peak_flops import _of
 
     found = _of(CPU, torch.float64)
     assert 1e8 < found.flops < 1e14
@@ -223,7 +223,7 @@ def test_the_peak_of_a_cpu_leaves_out_what_others_do_meanwhile():
 
     import torch
 
-    from mpitrain.training.machine.peak import ProcessorTime, fastest
+    from mpitrain.training.machine.peak_flops import ProcessorTime, fastest
 
     def disturbed(n, dtype):
         a = torch.ones(n, n, dtype=dtype)

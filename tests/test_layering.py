@@ -166,9 +166,9 @@ def test_mpi_is_called_in_comm_only():
 def test_a_call_of_mpi_outside_of_comm_is_found(tmp_path, planted):
     for top in ("mpitrain", *HEAVY):
         copied(top, tmp_path)
-    path = tmp_path / "mpitrain/training/checks/ledger.py"
+    path = tmp_path / "mpitrain/training/checks/comm_report.py"
     path.write_text(f"{path.read_text()}\n{planted}\n")
-    assert list(importers_of_mpi(tmp_path)) == ["mpitrain/training/checks/ledger.py"]
+    assert list(importers_of_mpi(tmp_path)) == ["mpitrain/training/checks/comm_report.py"]
 
 
 def test_only_connect_starts_mpi():
@@ -194,7 +194,7 @@ def test_few_rooms_and_each_on_the_map():
 
 def test_a_run_is_opened_without_torch():
     """A wrong configuration is refused before all ranks load it."""
-    code = "import sys, mpitrain.training.opening; sys.exit('torch' in sys.modules)"
+    code = "import sys, mpitrain.training.prepare; sys.exit('torch' in sys.modules)"
     assert finished([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
 
 
@@ -265,11 +265,11 @@ ELSEWHERE = {
     "mpitrain/cluster/launcher_stderr.py": {"os.open": "the launcher's own stderr", "open": "/proc"},
     "mpitrain/cluster/lock.py": {"read_text": "/proc", "read_bytes": "/proc"},
     "mpitrain/cluster/nodes.py": {"read_text": "/proc"},
-    "mpitrain/cluster/preflight.py": {"read_bytes": "the code of mpitrain itself"},
+    "mpitrain/cluster/code_identity.py": {"read_bytes": "the code of mpitrain itself"},
     "mpitrain/cluster/processes.py": {"open": "/proc", "read_text": "/proc"},
     "mpitrain/cluster/resident.py": {"read_text": "/proc"},
     "mpitrain/cluster/shared_memory.py": {"read_bytes": "/proc"},
-    "mpitrain/cluster/streams.py": {"os.open": "/dev/null"},
+    "mpitrain/cluster/std_streams.py": {"os.open": "/dev/null"},
     "mpitrain/training/dry_run.py": {"read_text": "/proc"},
     "mpitrain/training/machine/gpus.py": {"read_text": "/sys"},
     "comm/launchers.py": {"read_bytes": "/proc", "read_text": "/proc"},

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mpitrain import config as settings
 from mpitrain.layout.arena import Stay, arena_of, placed
 from mpitrain.layout.buckets import layout_of
-from mpitrain.layout.buffers_needed import needed_by
+from mpitrain.layout.pool_sizes import needed_by
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 

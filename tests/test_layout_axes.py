@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpitrain.comm.carried import NOTHING
+from mpitrain.comm.axis_operations import NOTHING
 from mpitrain.comm.grid import Grid
 from mpitrain.layout.axes import MEANINGS, Axes
 

@@ -20,7 +20,7 @@ from mpitrain.layout.parameters import WHOLE, Shard, Spec
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.zero import initial
-from mpitrain.parallel.zero.normal import BEGIN, CHUNK, ERROR, SHIFT, Rounded, exact, table
+from mpitrain.parallel.zero.inverse_normal import BEGIN, CHUNK, ERROR, SHIFT, Rounded, exact, table
 
 # made when every element was computed exactly
 GOLDEN = Path(__file__).parent / "data" / "initial_weights.json"
@@ -165,7 +165,7 @@ def test_few_numbers_need_the_exact_function(monkeypatch):
     u = uniforms(1, "w", 0, 300_000)
     work = Rounded(table())
     monkeypatch.setattr(
-        "mpitrain.parallel.zero.normal.exact", lambda u, std: counted.append(len(u)) or exact(u, std)
+        "mpitrain.parallel.zero.inverse_normal.exact", lambda u, std: counted.append(len(u)) or exact(u, std)
     )
     for begin in range(0, len(u), CHUNK):
         work(u[begin : begin + CHUNK], np.empty(len(u[begin : begin + CHUNK]), np.float32), 0.02)

@@ -79,7 +79,7 @@ def segments(axis, length):
 
 
 def chunked(flags, segment, axis):
-    from mpitrain.parallel.tensor_overlap import Chunked
+    from mpitrain.parallel.async_tp import Chunked
 
     gather, scatter = FLAGS[flags]
     return [Chunked(segment, axis, gather=gather, scatter=scatter)]
@@ -244,7 +244,7 @@ def test_weight_gradients_come_before_each_wait(axis, monkeypatch):
 
 def events(axis, monkeypatch, flags):
     """Return what a forward does, in order: sends, and computes so many positions."""
-    from mpitrain.parallel import tensor_overlap as asynchronous
+    from mpitrain.parallel import async_tp as asynchronous
     from mpitrain.parallel.microbatch import Context
     from mpitrain.parallel.walk import forward, run
 

@@ -7,7 +7,7 @@ from mpitrain.config import Precision
 from mpitrain.layout import probabilities
 from mpitrain.model import grouped, linear, selective
 from mpitrain.parallel import precision, processor
-from mpitrain.parallel.context import by_blocks
+from mpitrain.parallel.context import attention_cpu_16bit
 
 AVX512 = {"architecture": "x86_64", "avx2": True, "avx512_f": True}
 SAPPHIRE_RAPIDS = AVX512 | {
@@ -166,8 +166,8 @@ def test_attention_is_that_of_fp64(way, dtype, masked, keep):
     q, grad, k, v = (torch.randn(2, 130, heads, 16).to(dtype).transpose(1, 2) for heads in (4, 4, 2, 2))
     hidden = torch.ones(130, 130, dtype=torch.bool).triu(1)
     mask = torch.zeros(130, 130, dtype=dtype).masked_fill(hidden, -torch.inf) if masked else None
-    out, kept = by_blocks.attend(q, k, v, mask, keep)
-    found = [out, *by_blocks.attend_backward(grad, q, k, v, mask, kept)]
+    out, kept = attention_cpu_16bit.attend(q, k, v, mask, keep)
+    found = [out, *attention_cpu_16bit.attend_backward(grad, q, k, v, mask, kept)]
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     exact = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True)
     for a, b in zip(found, [exact, *torch.autograd.grad(exact, leaves, grad.double())], strict=True):
@@ -185,9 +185,9 @@ def test_probabilities_of_short_sequences_are_kept_as_planned(way, shape):
         torch.randn(batch, n, length, width).bfloat16().requires_grad_() for n in (heads, kv_heads, kv_heads)
     )
     kept = shape in SHORT
-    assert kept == probabilities.are_kept(length, width) == by_blocks.keeps(q, None)
-    assert not any(by_blocks.keeps(q.to(dtype), None) for dtype in (torch.float32, torch.float16))
-    assert not by_blocks.keeps(q, torch.zeros(length, length))
+    assert kept == probabilities.are_kept(length, width) == attention_cpu_16bit.keeps(q, None)
+    assert not any(attention_cpu_16bit.keeps(q.to(dtype), None) for dtype in (torch.float32, torch.float16))
+    assert not attention_cpu_16bit.keeps(q, torch.zeros(length, length))
     for selective_, expected in ((False, batch * heads * probabilities.count(length) * 2), (True, 0)):
         saved = selective.attention(q, k, v, None, again=False, selective=selective_)[0].grad_fn.saved_tensors
         own = {x.data_ptr() for x in (q, k, v)}
@@ -198,12 +198,14 @@ def test_probabilities_of_short_sequences_are_kept_as_planned(way, shape):
 
 def test_fp16_attends_piece_by_piece_where_it_is_widened(way):
     q, k, v = (torch.randn(1, 200, heads, 16).transpose(1, 2) for heads in (4, 2, 2))
-    assert [by_blocks.fits(q.to(dtype)) for dtype in (torch.bfloat16, torch.float16, torch.float32)] == [
+    assert [
+        attention_cpu_16bit.fits(q.to(dtype)) for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    ] == [
         True,
         way == "in fp32",
         False,
     ]
-    assert not by_blocks.fits(q.half().to("meta"))
+    assert not attention_cpu_16bit.fits(q.half().to("meta"))
     halves = q.half(), k.half(), v.half()
     out, _ = selective.attention(*halves, None, again=False, selective=False)
-    assert torch.equal(out, by_blocks.attend(*halves)[0]) == (way == "in fp32")
+    assert torch.equal(out, attention_cpu_16bit.attend(*halves)[0]) == (way == "in fp32")

@@ -10,8 +10,8 @@ import resource
 import pytest
 from launch import MPITRAIN, lines_in, mpirun, options, run_tiny, several, started, tail, tiny, write_text
 
-from mpitrain.cluster.board import RankStatus
 from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.status_board import RankStatus
 from mpitrain.errors import BAD_INPUT, FAILED, DataError
 
 CLASSES = ("ConfigError:", "MeshError:", "ScheduleError:", "DataError:", "CheckpointError:", "Error:")

@@ -15,7 +15,7 @@ from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_tiny, slowness, s
 
 from mpitrain.cluster.allocation import Allotted, end_after
 from mpitrain.cluster.guard import ECHO_S, Guard
-from mpitrain.training.leaving import ASSUMED_BYTES_S, HURRY, LEAVE, STAY, Leaving
+from mpitrain.training.early_exit import ASSUMED_BYTES_S, HURRY, LEAVE, STAY, Leaving
 
 IGNORING = """
 import os, signal, sys

@@ -16,7 +16,7 @@ from launch import MPITRAIN, loss_lines, mpirun, several, tail, tiny, write_text
 
 from mpitrain.comm.tap import TappedOperation
 from mpitrain.config import Config
-from mpitrain.data.text import TokenRows
+from mpitrain.data.token_rows import TokenRows
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.training.replay.recording import Recording
 

@@ -10,7 +10,7 @@ from checkpoints import digest_of
 from launch import MPITRAIN, loss_lines, mpirun, planted, run_several, run_tiny, short, tail, tiny, write_text
 
 from mpitrain.checkpoint.load import open_step, steps
-from mpitrain.cluster.board import RankStatus
+from mpitrain.cluster.status_board import RankStatus
 from mpitrain.training.saving.saver import Saver
 
 SETTINGS = dict(run_steps=12, run_save_every=2, run_eval_every=2, schedule_name="constant")

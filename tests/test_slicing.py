@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpitrain import config as settings
-from mpitrain.layout.balance import balanced_split
 from mpitrain.layout.buckets import layout_of
-from mpitrain.layout.buffers_needed import needed_by
+from mpitrain.layout.pool_sizes import needed_by
 from mpitrain.layout.resolve import resolve
+from mpitrain.layout.stage_balance import balanced_split
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.model.layers.embedding_and_head import EMBEDDING
 from mpitrain.schedules.catalog import placement

@@ -109,7 +109,7 @@ def test_waits_are_counted_by_the_rank_that_is_waited_for(world, transport):
 
 @pytest.mark.mpi(min_size=2)
 def test_links_between_nodes_are_measured(world):
-    from mpitrain.comm.probe import between_nodes
+    from mpitrain.comm.link_speed import between_nodes
     from mpitrain.comm.world import NOWHERE, World
 
     everyone = World(world, NOWHERE)

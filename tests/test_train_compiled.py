@@ -105,7 +105,7 @@ def test_a_step_before_the_first_changes_nothing(world, settings):
 
     Not of weights, moments, the loss scale or the balance of experts.
     """
-    from mpitrain.training.practice import practise
+    from mpitrain.training.compile_warmup import practise
 
     states = []
 

@@ -99,7 +99,7 @@ def twice(world, settings, *, faults=(), of_rank=1):
     import torch
 
     from mpitrain.actor.actor import Actor
-    from mpitrain.cluster.board import RankStatus
+    from mpitrain.cluster.status_board import RankStatus
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.checks.rerun import Twice
     from mpitrain.training.trainer import build_mesh

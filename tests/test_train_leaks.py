@@ -68,14 +68,14 @@ def test_as_much_memory_is_alive_after_each_step(world, monkeypatch, kind, kept,
 
     from mpitrain.actor.actor import Actor
     from mpitrain.model.families.catalog import plan_of
-    from mpitrain.parallel.context import by_blocks, by_onednn
+    from mpitrain.parallel.context import attention_cpu_16bit, attention_cpu_fp32
     from mpitrain.training.trainer import build_mesh
 
     if world.size > 1:
         pytest.skip("runs on 1 rank")
     if attention == "torch's":
-        monkeypatch.setattr(by_blocks, "fits", lambda q: False)
-        monkeypatch.setattr(by_onednn, "fits", lambda q, k: False)
+        monkeypatch.setattr(attention_cpu_16bit, "fits", lambda q: False)
+        monkeypatch.setattr(attention_cpu_fp32, "fits", lambda q, k: False)
     config = resolved(world, "parallel.dp=1", "batch.micro=2", kept, *KINDS[kind])
     plan = plan_of(config)
     mesh = build_mesh(plan, world)

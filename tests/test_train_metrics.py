@@ -243,7 +243,7 @@ def samplers(run_dir, config):
     """Return the rows of training and of validation: the order of a text is none of the numbers here."""
     from mpitrain.data.order import Sampler
     from mpitrain.data.split import split as held_out
-    from mpitrain.data.text import Text
+    from mpitrain.data.token_rows import Text
     from mpitrain.data.tokens import open_ends, open_tokens
 
     tokens = open_tokens(run_dir / "data")

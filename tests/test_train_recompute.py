@@ -85,7 +85,7 @@ def held(plan, mesh):
 
     from mpitrain.actor.memory_meter import Watch
     from mpitrain.actor.stage import assemble
-    from mpitrain.model.site import Site
+    from mpitrain.model.build_context import Site
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
 

@@ -53,7 +53,7 @@ def halves(one, other):
 @pytest.mark.parametrize(("form", "half"), halves("txt", "csv"))
 def test_a_schedule_written_as_a_table_trains_to_the_bits_of_its_name(world, tmp_path, form, half):
     from mpitrain.commands.schedule.command import Files, answer
-    from mpitrain.layout.table import table_of
+    from mpitrain.layout.pipeline_table import table_of
     from mpitrain.schedules.catalog import NAMES
 
     if world.size > 4 and not EVERY:

@@ -138,8 +138,8 @@ def check(world, settings, expected):
 
 
 def said_before(config, rank):
-    """Return what layout/exchange.py says of data ranks, by which the way they exchange is chosen."""
-    from mpitrain.layout.exchange import exchanged
+    """Return what layout/link_choices.py says of data ranks, by which the way they exchange is chosen."""
+    from mpitrain.layout.link_choices import exchanged
     from mpitrain.model.families.catalog import plan_of
 
     found = exchanged(plan_of(config), rank)

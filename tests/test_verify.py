@@ -280,7 +280,7 @@ def test_a_planted_bug_is_caught_and_named(world, monkeypatch, bug):
 def test_the_exit_code_says_whether_the_layout_is_right(world, monkeypatch, bug):
     if world.size != 2:
         pytest.skip("2 ranks tell")
-    from mpitrain.cluster.board import RankStatus
+    from mpitrain.cluster.status_board import RankStatus
     from mpitrain.commands.verify import main
     from mpitrain.errors import DONE, FAILED
 

@@ -3,9 +3,9 @@
 import os
 import socket
 
-from mpitrain.cluster.board import RankStatus, shared_slot
-from mpitrain.cluster.finding import connect
+from mpitrain.cluster.status_board import RankStatus, shared_slot
 from mpitrain.cluster.watchdog import GREETING
+from mpitrain.cluster.watchdog_rendezvous import connect
 
 
 class Played:

@@ -28,20 +28,20 @@ from mpitrain.actor.reductions import Gradients
 from mpitrain.actor.stage import Stage, assemble
 from mpitrain.actor.step_totals import Measure, Totals, exchange, together
 from mpitrain.actor.trace import Recorder
-from mpitrain.cluster.board import BUSY, RankStatus
+from mpitrain.cluster.status_board import BUSY, RankStatus
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.comm.world import ExpectedAction
 from mpitrain.data.documents import IGNORED, Ends, further_targets, separate
-from mpitrain.layout.buffers_needed import EVALUATION, TRAINING, needed_by
 from mpitrain.layout.layer import is_loss
 from mpitrain.layout.plan import Plan
+from mpitrain.layout.pool_sizes import EVALUATION, TRAINING, needed_by
 from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
-from mpitrain.model.site import Site
-from mpitrain.optim.balance import inequality
+from mpitrain.model.build_context import Site
+from mpitrain.optim.expert_bias import inequality
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.norm import exact_sum, norm
 from mpitrain.optim.optimizer import optimizer_of

@@ -5,8 +5,8 @@ Where a segment starts, what came before it, what is visible.
 
 import torch
 
-from mpitrain.model.sequence_history import History, mask
-from mpitrain.model.site import Site
+from mpitrain.model.build_context import Site
+from mpitrain.model.kv_history import History, mask
 from mpitrain.parallel.microbatch import Context, Microbatch
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from time import sleep
 
 from mpitrain.actor.signed import Sender, Signed
-from mpitrain.cluster.board import RankStatus
+from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.prediction import predicted

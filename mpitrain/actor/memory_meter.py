@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from mpitrain.actor.stage import Stage
-from mpitrain.model.sequence_history import KeysValues
+from mpitrain.model.kv_history import KeysValues
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import WeightGradients
 

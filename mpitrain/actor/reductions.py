@@ -24,7 +24,7 @@ from mpitrain.actor.stage_state import BucketState, StageState
 from mpitrain.comm.collectives import all_reduce, reduce_scatter
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
-from mpitrain.layout.gradient_uses import added_to, completed_by, group_of, summed_in
+from mpitrain.layout.gradient_accumulation import added_to, completed_by, group_of, summed_in
 from mpitrain.parallel.zero.shards import Gradient, ParameterShard, pieces_of
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
@@ -35,7 +35,7 @@ class Gradients:
 
     counted: those of them that count for the norm and are saved here; each element of the model is
     counted by one rank.
-    waits: see Needed in layout/buffers_needed.py.
+    waits: see Needed in layout/pool_sizes.py.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Gradients:
 
     def _make_room(self) -> None:
         """Wait for the reductions in whose memory the next buffers may lie, as many as the plan
-        says (layout/buffers_needed.py).
+        says (layout/pool_sizes.py).
         """
         while self._num_reduced < self._waits[self._takings]:
             self._reducing.popleft().wait()

@@ -19,21 +19,21 @@ import torch
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.step_totals import Measure, Totals
-from mpitrain.cluster.board import RankStatus
 from mpitrain.cluster.processes import signal_when_parent_ends
-from mpitrain.comm.carried import AUTO_SHARED
+from mpitrain.cluster.status_board import RankStatus
+from mpitrain.comm.axis_operations import AUTO_SHARED
 from mpitrain.comm.levels import nodes_of
 from mpitrain.comm.recipe import At, Event, Start, encoded
 from mpitrain.comm.rehearsal import Script, SilentMesh
 from mpitrain.comm.wire import sent_bytes, sent_over_nodes, transport_on_a_node
 from mpitrain.config import Config
+from mpitrain.layout.formatting import aligned, megabytes
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.stages import StagePlan
-from mpitrain.layout.text import aligned, megabytes
 from mpitrain.layout.traffic import Started
 from mpitrain.model.blocks import Blocks, built, joined
+from mpitrain.model.build_context import Site
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.model.site import Site
 from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.microbatch import Context, Microbatch
 from mpitrain.parallel.walk import Item, Later, Residual, Shape, Walk, WeightGradients

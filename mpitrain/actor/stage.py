@@ -10,8 +10,8 @@ from mpitrain.actor.stage_state import StageState
 from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
+from mpitrain.model.build_context import Site
 from mpitrain.model.offload import Shelves
-from mpitrain.model.site import Site
 from mpitrain.parallel import walk
 from mpitrain.parallel.microbatch import Context, KeepAll, Keeping, Microbatch, ignored
 from mpitrain.parallel.streams import streams_of

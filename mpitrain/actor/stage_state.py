@@ -13,7 +13,7 @@ from mpitrain.layout.stages import StagePlan
 from mpitrain.parallel.precision import TYPES, rounds_products
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Gradient, Sharding, Weights
-from mpitrain.parallel.zero.tree import TreeGradient
+from mpitrain.parallel.zero.tree_accumulation import TreeGradient
 
 
 @dataclass

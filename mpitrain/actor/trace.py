@@ -14,9 +14,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mpitrain.comm.clock import offset_to_first_rank
+from mpitrain.comm.clock_offset import offset_to_first_rank
+from mpitrain.comm.clocks import HOST, Clock, Mark
 from mpitrain.comm.mesh import Mesh
-from mpitrain.comm.stopwatch import HOST, Clock, Mark
 from mpitrain.comm.world import World
 from mpitrain.inputs import replacing
 from mpitrain.schedules.actions import Action

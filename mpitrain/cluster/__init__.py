@@ -1,11 +1,14 @@
 """What a run needs of the machines it is on.
 
-Who started it, where its ranks are, who ends it, and the directory it leaves.
-
-guard.py      around each rank: its place, signals, and an end with one report
-watchdog.py   one small process a node: limits, deaths, and the report
-board.py      memory that a rank and the watchdog share: where it is
-finding.py    how a rank finds the watchdog of its node
-console.py    where a watchdog speaks; launcher_stderr.py has it speak where nothing is lost
-lock.py       one run in a run directory
+allocation, launch, limit     when this job ends; who started it; how long a wait may be
+guard                         around each rank: signals, and an end with one report
+watchdog                      one small process a node: limits, deaths, and the report
+status_board                  memory that a rank and the watchdog share: where the rank is
+watchdog_rendezvous, nodes    how a rank finds the watchdog of its node; watchdogs of other nodes
+hang_analysis                 why a run hangs: who is behind, and who waits for whom
+console, launcher_stderr      where a watchdog speaks, so that nothing is lost
+rundir, lock, logs            the directory of a run; one run in it; a log of each rank
+preflight, code_identity      space, clocks and bandwidth before the first step; the same code on all ranks
+shared_memory, resident       memory of a node
+heap, threads, crowding       memory that was freed; the cores of a node and who shares them
 """

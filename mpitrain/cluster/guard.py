@@ -28,13 +28,22 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpitrain.cluster import console, finding, watchdog
+from mpitrain.cluster import console, watchdog, watchdog_rendezvous
 from mpitrain.cluster.allocation import Allotted
-from mpitrain.cluster.behind import MOST_NAMED
-from mpitrain.cluster.board import HUNG, LEFT, NOT_KNOWN, PHASES, WAITING, RankStatus, shared_slot, with_saved
+from mpitrain.cluster.hang_analysis import MOST_NAMED
 from mpitrain.cluster.launch import elsewhere, launched, launcher_above, rank_of_launcher
 from mpitrain.cluster.nodes import Meeting, addresses_here, told_apart
 from mpitrain.cluster.processes import condition, condition_of, no_more, peer_of, send_signal
+from mpitrain.cluster.status_board import (
+    HUNG,
+    LEFT,
+    NOT_KNOWN,
+    PHASES,
+    WAITING,
+    RankStatus,
+    shared_slot,
+    with_saved,
+)
 from mpitrain.comm.world import STARTING, World, abort, finalize, flush
 from mpitrain.errors import (
     BAD_INPUT,
@@ -231,7 +240,7 @@ class Guard:
         reached = True
         try:
             self._share()
-            self._be_known(finding.connect(address))
+            self._be_known(watchdog_rendezvous.connect(address))
         except (OSError, queue.Empty) as error:
             sys.stderr.write(
                 f"mpitrain: {self.place.who}: the watchdog of this node can't be reached ({error})\n"
@@ -246,7 +255,7 @@ class Guard:
         address = f"\0mpitrain-{os.getpid()}-{time.time_ns():x}"
         try:
             self._share()
-            return address if finding.start(address) else ""
+            return address if watchdog_rendezvous.start(address) else ""
         except OSError as error:
             sys.stderr.write(
                 f"mpitrain: no watchdog on this node ({error}): a rank that is stopped or killed won't be "
@@ -307,7 +316,7 @@ class Guard:
         """
         self._joined = False
         with suppress(OSError):
-            connection = finding.of_this_job()
+            connection = watchdog_rendezvous.of_this_job()
             if connection is None:
                 return
             socket.send_fds(connection, [watchdog.GREETING], [self._slot, self._lifeline])
@@ -352,7 +361,7 @@ class Guard:
     def _signalled(self, numbers: bytes) -> None:
         """Count a request to leave.
 
-        Steps end with a checkpoint first (training/leaving.py); a second request, where there is
+        Steps end with a checkpoint first (training/early_exit.py); a second request, where there is
         nothing to save, a second Ctrl-C, and a third request anywhere, end the job at once.
         """
         now = time.monotonic()
@@ -552,7 +561,7 @@ def _found() -> socket.socket | None:
     first line, if they can.
     """
     with suppress(OSError):
-        return finding.of_this_job()
+        return watchdog_rendezvous.of_this_job()
     return None
 
 

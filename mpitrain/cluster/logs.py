@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 from mpitrain.cluster.launch import job_of_scheduler
-from mpitrain.cluster.streams import Unread
+from mpitrain.cluster.std_streams import Unread
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import make_folder, open_regular, shown
 

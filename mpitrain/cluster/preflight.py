@@ -1,47 +1,317 @@
-"""What has to be the same on all ranks besides their input: this code, and the libraries that compute."""
+"""The conditions that a job starts under, as one table (run.preflight).
 
-import hashlib
-import platform
-from importlib.metadata import PackageNotFoundError, version
+ranks, code, space, clocks, devices; if asked for, bandwidth.
+
+What is wrong for certain is refused before (prepare.py: worlds that differ, configurations, code
+and libraries) or here: a file system that doesn't hold one checkpoint. What only looks wrong is
+marked with `!`, and the node named.
+
+    auto  what one message between all ranks tells; printed on several nodes, and where something is
+          marked
+    full  and the bandwidth of each axis, for 1 MiB to the next rank of the axis, from host memory;
+          always printed
+"""
+
+import shutil
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import mpitrain
-import mpitrain.comm
-import mpitrain.schedules
+import numpy as np
 
-LIBRARIES = ("torch", "numpy", "mpi4py", "h5py")
+from mpitrain.cluster import code_identity
+from mpitrain.cluster.limit import Limit
+from mpitrain.comm import library
+from mpitrain.comm.axis import Axis
+from mpitrain.comm.links import Links
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.world import World
+from mpitrain.errors import CheckpointError
+from mpitrain.layout.plan import Plan
+
+SKEW_S = 1.0  # clocks that differ by more make logs unreadable, and times of files wrong
+SLOW = 0.5  # of the median of an axis
+ROUNDS = 3
+NUM_BYTES = 1 << 20
+REPEATS = 4  # the best counts: what else the machine does is not of interest here
+# bytes of messages that tell how much a link carries; seconds of one
+SHORT = 1 << 18
+LONG = 1 << 22
+LONG_ENOUGH_S = 0.1
+MOST_NAMED = 8
 
 
-def code() -> dict[str, str]:
-    """Return digests and versions by what they are of. Imports none of the libraries."""
-    return {
-        "the code of mpitrain": _digest_of_sources(),
-        "the version of Python": platform.python_version(),
-        **{f"the version of {name}": _version(name) for name in LIBRARIES},
-    }
+class Finding(NamedTuple):
+    """A line of the table."""
+
+    name: str
+    found: str
+    fine: bool = True
 
 
-def digest(*parts: str) -> str:
-    """Return a short digest of texts."""
-    return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:12]
+class MeasuredLink(NamedTuple):
+    """From the rank before this one on an axis to this one. nodes: of both."""
+
+    ranks: tuple[int, int]
+    nodes: tuple[str, str]
+    bytes_per_s: float
 
 
-def _digest_of_sources() -> str:
-    """Digest every source file of the three packages, by its place in them.
+def told(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> str:
+    """Return the table of look(), or nothing where nothing is marked, nothing was measured, and
+    there is one node.
 
-    Where they are installed doesn't count.
+    Collective.
     """
-    found = hashlib.sha256()
-    for package in (mpitrain, mpitrain.comm, mpitrain.schedules):
-        folder = Path(package.__file__).parent
-        for path in sorted(folder.rglob("*.py")):
-            found.update(f"{package.__name__}/{path.relative_to(folder).as_posix()}\0".encode())
-            found.update(path.read_bytes())
-    return found.hexdigest()[:12]
+    begin = time.perf_counter()
+    findings = look(world, plan, folder, device, measure=measure)
+    return (
+        table(findings, time.perf_counter() - begin)
+        if measure or world.num_nodes > 1 or not all(each.fine for each in findings)
+        else ""
+    )
 
 
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
+def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> list[Finding]:
+    """Return what there is to say, on all ranks. Collective over `world`.
+
+    device: what this rank computes on.
+    measure: the bandwidth, too.  Raises CheckpointError, alike on all ranks, if `folder` can't hold
+    a checkpoint.
+    """
+    findings = [
+        _ranks(world),
+        *world.on_first_rank("looking for space", lambda: (_code(), _space(plan, folder))),
+    ]
+    facts = world.all_gather("their nodes, clocks and devices", (library.host(), _stamps(world), device))
+    hosts = [host for host, _, _ in facts]
+    findings += [
+        _clocks(hosts, [stamps for _, stamps, _ in facts]),
+        _devices(hosts, [device for _, _, device in facts]),
+    ]
+    if measure:
+        for name, links in _measured(world, plan, hosts).items():
+            findings.append(bandwidth(name, links))
+    return findings
+
+
+def table(findings: Sequence[Finding], seconds: float) -> str:
+    """Return the findings as text, with how long it took to make them."""
+    names = [each.name + " !" * (not each.fine) for each in findings]
+    width = max(map(len, names)) + 2
+    return f"preflight, in {seconds:.2f} s:\n" + "\n".join(
+        f"  {name:{width}}{each.found}" for name, each in zip(names, findings)
+    )
+
+
+# ---------------------------------------------------------------- what one rank knows
+
+
+def _ranks(world: World) -> Finding:
+    launcher = library.launcher()  # a world of another size was refused
+    return Finding(
+        "ranks",
+        f"{world.size} on {world.num_nodes} nodes, "
+        + (f"as {launcher} started" if launcher else "without a launcher"),
+    )
+
+
+def _code() -> Finding:
+    found = code_identity.code()
+    versions = ", ".join(
+        f"{name.removeprefix('the version of ')} {value}"
+        for name, value in found.items()
+        if "version" in name
+    )
+    return Finding("code", f"the same on all ranks: mpitrain {found['the code of mpitrain']}, {versions}")
+
+
+def _space(plan: Plan, folder: Path) -> Finding:
+    """Compare what is free with a checkpoint: weights and two moments.
+
+    Raises CheckpointError if that doesn't fit.
+    """
+    needed = (
+        3
+        * sum(spec.numel for spec in plan.parameters())
+        * (8 if plan.config.precision.compute == "fp64" else 4)
+    )
+    total, _, free = shutil.disk_usage(folder)
+    if not total:
+        return Finding("space", f"{folder} doesn't say how much is free")
+    told = f"{free / 1e9:.1f} GB free, a checkpoint takes up to {needed / 1e9:.2g} GB"
+    if free < needed:
+        raise CheckpointError(f"run.dir = {folder}: {told}; free some space, or choose another run.dir")
+    # the last one, the next, and one more
+    return Finding("space", f"{folder}: {told}", fine=free > 3 * needed)
+
+
+# ---------------------------------------------------------------- what all ranks know together
+
+
+def _stamps(world: World) -> list[float]:
+    """Return this rank's time of day at moments that all ranks share, as well as a barrier can tell.
+
+    Collective.
+    """
+    stamps = []
+    for _ in range(ROUNDS):
+        world.barrier("comparing clocks")
+        stamps.append(time.time())
+    return stamps
+
+
+def _clocks(hosts: Sequence[str], stamps: Sequence[Sequence[float]]) -> Finding:
+    """Compare clocks with rank 0's.
+
+    Of each node the smallest difference, since ranks leave a barrier late and never early.
+    """
+    apart = defaultdict[str, list[float]](list)
+    for host, mine in zip(hosts, stamps):
+        apart[host] += [here - first for here, first in zip(mine, stamps[0])]
+    least = {host: min(differences, key=abs) for host, differences in apart.items()}
+    worst = max(least, key=lambda host: abs(least[host]))
+    off = [f"{host} by {seconds:+.1f} s" for host, seconds in least.items() if abs(seconds) > SKEW_S]
+    told = f"within {abs(least[worst]):.3f} s of rank 0's"
+    return Finding("clocks", f"{_few(off)} off rank 0's: synchronise them" if off else told, fine=not off)
+
+
+def _devices(hosts: Sequence[str], devices: Sequence[str]) -> Finding:
+    """Count devices; those that are fewer than others are named with their nodes."""
+    counts = Counter(devices)
+    (most, _), *others = counts.most_common()
+    told = ", ".join(f"{count} x {device}" for device, count in counts.items())
+    if not others:
+        return Finding("devices", told)
+    nodes = dict.fromkeys(host for host, device in zip(hosts, devices) if device != most)
+    return Finding("devices", f"{told}; not {most} on {_few(nodes)}", fine=False)
+
+
+def slowest_links(world: World, plan: Plan, names: Sequence[str]) -> dict[str, float]:
+    """Return what the slowest link of each of these axes carries, in bytes/s, while all send. Collective.
+
+    The middle of three messages, as a link that is shaped lets the first one through at once; short
+    ones, where these are long enough.
+    """
+    mesh, own = _mesh(world, plan, names)
+    found = {}
+    for name in own:
+        for num_bytes in (SHORT, LONG):
+            mine = min(
+                statistics.median(_seconds(world, mesh[name], turn, num_bytes) for _ in range(3))
+                for turn in range(2)
+            )
+            worst = max(
+                took
+                for took in world.all_gather(f"the slowest link of axis {name}", mine)
+                if took < float("inf")
+            )
+            found[name] = num_bytes / worst
+            if worst > LONG_ENOUGH_S:
+                break
+    mesh.free()
+    return found
+
+
+def _mesh(
+    world: World, plan: Plan, names: Sequence[str] | None = None
+) -> tuple[Mesh, dict[str, Sequence[int]]]:
+    """Return axes to measure, those of `names` or all on which something will travel, and this
+    rank's on each.
+
+    Collective.
+    """
+    axes = plan.axes
+    keys = plan.config.comm
+    own = {
+        name: axes.of(world.rank)[name]
+        for name, carried in axes.carried.items()
+        if carried.operations and (not names or name in names)
+    }
+    with world.place.waiting("for all ranks: axes to measure"):
+        limits = {
+            "transport": keys.transport,
+            "timeout_s": Limit(keys.timeout_s).seconds,
+            "place": world.place,
+        }
+        return Mesh(world.comm, axes.grid, own, **limits), own
+
+
+def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[MeasuredLink]]:
+    """Measure the links of every axis on which something will travel, one axis after the other.
+
+    Collective.
+    """
+    mesh, own = _mesh(world, plan)
+    found = {}
+    for name, ranks in own.items():
+        axis = mesh[name]
+        before = ranks[mesh[name].rank - 1]
+        best = min(_seconds(world, axis, turn) for turn in range(2) for _ in range(REPEATS))
+        mine = MeasuredLink((before, world.rank), (hosts[before], hosts[world.rank]), NUM_BYTES / best)
+        links = [link for link in world.all_gather(f"the bandwidth of axis {name}", mine) if link.bytes_per_s]
+        if links:
+            found[name] = links
+    mesh.free()
+    return found
+
+
+def _seconds(world: World, axis: Axis, turn: int, num_bytes: int = NUM_BYTES) -> float:
+    """Send from every second rank of `axis` to the next one.
+
+    Return how long this rank's receive took, infinity if it had none. Collective.
+
+    In a turn no rank has two links: it would hold up the one by the other.
+    """
+    x = np.zeros(num_bytes, np.uint8)
+    links = Links(axis, 1, 1)
+    to = receiver(axis.rank, axis.size, turn)
+    source = (axis.rank - 1) % axis.size
+    world.barrier(f"measuring axis {axis.name}")
+    begin = time.perf_counter()
+    if to is not None:
+        links.send("F", 0, 0, x, to).wait()
+    if receiver(source, axis.size, turn) is None:
+        return float("inf")
+    links.receive("F", 0, 0, x, source).wait()
+    return time.perf_counter() - begin
+
+
+def receiver(rank: int, size: int, turn: int) -> int | None:
+    """Return the rank of an axis that `rank` sends to in turn 0 or 1; None if it doesn't.
+
+    An odd one at the end has nobody.
+    """
+    if rank % 2 != turn or (rank + 1 == size and size % 2):
+        return None
+    return (rank + 1) % size
+
+
+def bandwidth(axis: str, links: Sequence[MeasuredLink]) -> Finding:
+    """Return the median of the links of an axis, and the nodes all of whose links are far below it.
+
+    A node is as fast as its fastest link: its neighbour's slow one isn't its own fault. Of two
+    nodes nobody can tell.
+    """
+    median = statistics.median(link.bytes_per_s for link in links)
+    best = defaultdict[str, float](float)
+    for link in links:
+        for node in link.nodes:
+            best[node] = max(best[node], link.bytes_per_s)
+    slow = [f"{node} {speed / 1e9:.2g}" for node, speed in best.items() if speed < SLOW * median]
+    worst = min(links, key=lambda link: link.bytes_per_s)
+    told = (
+        f"{median / 1e9:.2g} GB/s, the least {worst.bytes_per_s / 1e9:.2g} from rank {worst.ranks[0]} to "
+        f"{worst.ranks[1]}"
+    )
+    return Finding(f"axis {axis}", told + (f"; slow: {_few(slow)} GB/s" if slow else ""), fine=not slow)
+
+
+def _few(names: Sequence[str] | Mapping[str, object]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:MOST_NAMED]) + (
+        f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
+    )

@@ -16,14 +16,14 @@ launcher kills all ranks milliseconds after the first has died, and so it is lif
 once, that tell which was the first, even to a watchdog that gets no processor meanwhile.
 
 The first trouble is reported, once; what follows from it isn't. Where ranks wait, the watchdog of
-the first node asks those of the others (nodes.py), and says who is behind (behind.py), unless a
+the first node asks those of the others (nodes.py), and says who is behind (hang_analysis.py), unless a
 rank of any node is still at work. Then the job is ended: a rank is asked to (by MPI_Abort, with the
 exit code), a moment later all are, and what is left is killed. A stopped process can do nothing of
 this itself, and neither can one that was killed, crashed, or is held in a system call: so this is a
 process of its own. It may be stopped itself: it holds what the launcher waits for, so a rank
 continues it (guard.py), and so does the system when the rank that started it ends.
 
-It is there from the first line of the first rank of this node, found as finding.py says. Which
+It is there from the first line of the first rank of this node, found as watchdog_rendezvous.py says. Which
 ranks are to come, and where the watchdogs of other nodes are, it is told when MPI has started;
 until then each rank watches its own limit, and it reports those that fail or are gone.
 
@@ -41,20 +41,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpitrain.cluster.behind import MOST_NAMED, HangReport, Rank, at_fault, report
-from mpitrain.cluster.board import (
-    ABSENT,
-    BUSY,
-    LEFT,
-    NOT_KNOWN,
-    WAITING,
-    WORKING,
-    Where,
-    read_slot,
-    seen_slot,
-    with_saved,
-)
 from mpitrain.cluster.console import STDERR, Console
+from mpitrain.cluster.hang_analysis import MOST_NAMED, HangReport, Rank, at_fault, report
 from mpitrain.cluster.launcher_process import LauncherProcess
 from mpitrain.cluster.nodes import Meeting, WatchdogNodes
 from mpitrain.cluster.processes import (
@@ -68,6 +56,18 @@ from mpitrain.cluster.processes import (
     used,
 )
 from mpitrain.cluster.shared_memory import free_bytes, too_little
+from mpitrain.cluster.status_board import (
+    ABSENT,
+    BUSY,
+    LEFT,
+    NOT_KNOWN,
+    WAITING,
+    WORKING,
+    Where,
+    read_slot,
+    seen_slot,
+    with_saved,
+)
 
 LOOK_S = 0.25
 # waits end at almost the same moment; time for the last rank to say so, and what for

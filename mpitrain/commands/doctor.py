@@ -15,7 +15,7 @@ from mpitrain.cluster import shared_memory
 from mpitrain.cluster.crowding import crowded
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
-from mpitrain.comm import awareness, launchers, library
+from mpitrain.comm import gpu_support, launchers, library
 from mpitrain.comm.world import World, connect
 from mpitrain.errors import DONE, LibraryError, MeshError, library_fault
 
@@ -141,13 +141,13 @@ def _devices(world: World) -> tuple[list[tuple[str, str]], LibraryError | None]:
 def _load_torch() -> None:
     """Raise LibraryError if there is none."""
     try:
-        importlib.import_module("mpitrain.training.machine.device")
+        importlib.import_module("mpitrain.training.machine.device_placement")
     except ImportError as error:
         raise library_fault(error) or error from None
 
 
 def _gpus(world: World) -> list[tuple[str, str]]:
-    from mpitrain.training.machine import device, gpus
+    from mpitrain.training.machine import device_placement, gpus
 
     found = gpus.of_torch()
     kinds = set(world.all_gather("their devices", found.vendor))
@@ -163,7 +163,7 @@ def _gpus(world: World) -> list[tuple[str, str]]:
             ("GPUs", without),
             *((f"MPI, {vendor}", _awareness(vendor)) for vendor in gpus.VENDORS),
         ]
-    mine = device.take_turns(found, world)
+    mine = device_placement.take_turns(found, world)
     mine.use()
     used = Counter(world.all_gather("their GPUs", mine.gpu.name if mine.first else None))
     lines.append(
@@ -173,9 +173,9 @@ def _gpus(world: World) -> list[tuple[str, str]]:
             + f"; rank 0 has {mine.gpu}",
         )
     )
-    lines.append(("shared", device.shared(mine, world) or "none: each rank has one of its own"))
+    lines.append(("shared", device_placement.shared(mine, world) or "none: each rank has one of its own"))
     lines.append((f"MPI, {found.vendor}", _awareness(found.vendor)))
-    return [*lines, ("messages", str(device.way_of_messages(mine, world, "auto", TIMEOUT_S)))]
+    return [*lines, ("messages", str(device_placement.way_of_messages(mine, world, "auto", TIMEOUT_S)))]
 
 
 def _maker(vendor: str | None) -> str:
@@ -185,13 +185,13 @@ def _maker(vendor: str | None) -> str:
 
 
 def _awareness(vendor: str) -> str:
-    said = awareness.what_it_says(vendor)
+    said = gpu_support.what_it_says(vendor)
     answer = {
         True: "takes device buffers",
         False: "takes no device buffers",
         None: "doesn't say whether it takes device buffers",
     }
-    return f"{answer[awareness.verdict(said)]}: {awareness.in_words(said)}"
+    return f"{answer[gpu_support.verdict(said)]}: {gpu_support.in_words(said)}"
 
 
 def _launcher(name: str | None) -> str:

@@ -26,11 +26,11 @@ from mpitrain.inputs import kind_of, obeyed, shown
 from mpitrain.layout.node_memory import require_memory
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import on_one_rank, resolve
+from mpitrain.model.build_context import Site
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.model.site import Site
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.walk import run
-from mpitrain.training.machine.device import set_threads
+from mpitrain.training.machine.device_placement import set_threads
 
 
 def sample(

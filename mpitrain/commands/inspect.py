@@ -22,14 +22,14 @@ from mpitrain.layout.alternatives import (
     out_of_order,
     told_of_zero,
 )
-from mpitrain.layout.exchange import left_open
 from mpitrain.layout.idle import told_of_idle
+from mpitrain.layout.link_choices import left_open
 from mpitrain.layout.memory import predict
 from mpitrain.layout.memory_table import table_of_usage, told_of_fit, told_of_parameters
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.recompute import told_of_every
 from mpitrain.layout.resolve import resolve
-from mpitrain.layout.saved import copy_bytes
+from mpitrain.layout.snapshot_bytes import copy_bytes
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.schedules.actions import Action, format_program
 from mpitrain.schedules.check import Proof

@@ -18,17 +18,17 @@ import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor
-from mpitrain.cluster import preflight
-from mpitrain.cluster.board import BUSY
+from mpitrain.cluster import code_identity
 from mpitrain.cluster.guard import Guard
+from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World, alone, connect
 from mpitrain.commands.inspect import planned
 from mpitrain.config import AttentionTable, Config, Parallel, digest
 from mpitrain.errors import DONE, FAILED
+from mpitrain.layout.pipeline_table import num_microbatches, placement_in, table_of
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import on_one_rank
-from mpitrain.layout.table import num_microbatches, placement_in, table_of
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.zero.shards import ParameterShard
@@ -113,7 +113,7 @@ def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callab
     config = world.on_every_rank(
         "checking the configuration", lambda: planned(path, overrides, world.size, *nodes)
     ).config
-    world.require_same({"the configuration": digest(config), **preflight.code()})
+    world.require_same({"the configuration": digest(config), **code_identity.code()})
     if config.run.compile:
         world.on_every_rank("looking for a compiler", lambda: compiler.require(None))
     guard.place.enter("step", "training the small model in this layout and on one rank", BUSY)

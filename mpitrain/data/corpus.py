@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from mpitrain.data.files import (
+from mpitrain.data.corpus_files import (
     MOST_BYTES,
     SOURCES,
     File,

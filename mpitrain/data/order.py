@@ -12,7 +12,7 @@ tokens  0 1 2 3 4 5 6 7 8 9        sequence = 3: window i is tokens[3i : 3i + 4]
 
 import numpy as np
 
-from mpitrain.data.text import Text, TokenRows
+from mpitrain.data.token_rows import Text, TokenRows
 from mpitrain.errors import DataError
 
 

@@ -17,9 +17,7 @@ import numpy as np
 import xxhash
 
 from mpitrain.data.corpus import Document, Position, all_documents
-from mpitrain.data.draft import BLOCK_BYTES, DRAFT, DRAFT_ENDS, PART, Draft, read_kept
-from mpitrain.data.encoding import Encoder, LocalEncoder, encoded
-from mpitrain.data.files import (
+from mpitrain.data.corpus_files import (
     Listing,
     Paths,
     fingerprint,
@@ -30,9 +28,11 @@ from mpitrain.data.files import (
     unique,
     with_validation,
 )
+from mpitrain.data.draft import BLOCK_BYTES, DRAFT, DRAFT_ENDS, PART, Draft, read_kept
+from mpitrain.data.encoding import Encoder, LocalEncoder, encoded
 from mpitrain.data.origin import ENDS_DTYPE, FORM, MOST_BYTES, OWN, Count, Origin, ReadCounts
 from mpitrain.data.pace import Pace
-from mpitrain.data.shared import SharedFolder, link_or_copy, of_content
+from mpitrain.data.shared_tokens import SharedFolder, link_or_copy, of_content
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, dtype_for
 from mpitrain.errors import DataError, InputError, StoppedEarly
 from mpitrain.inputs import kind_of, open_regular, read_regular, remove, rename, replacing, shown

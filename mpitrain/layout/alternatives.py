@@ -4,10 +4,10 @@ import msgspec
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, ScheduleError
-from mpitrain.layout.buffers_needed import needed_by
 from mpitrain.layout.memory import predict
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
+from mpitrain.layout.pool_sizes import needed_by
 from mpitrain.layout.program import gather_of
 from mpitrain.layout.resolve import with_reduce
 

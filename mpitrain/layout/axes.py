@@ -25,7 +25,7 @@ expert_shard, expert_replicate, expert_matrix      for experts what shard, repli
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpitrain.comm.carried import NOTHING, Carried, carried
+from mpitrain.comm.axis_operations import NOTHING, Carried, carried
 from mpitrain.comm.grid import Grid
 from mpitrain.config import Config
 from mpitrain.layout.dispatch import near_ranks

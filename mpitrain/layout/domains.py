@@ -43,7 +43,7 @@ def _ranks_that_divide_experts(config: Config) -> int:
     return (near // inside if near % inside == 0 else 1) if parallel.zero else 1
 
 
-# counted: what isn't trained (optim/balance.py), never rounded; divided as the dense state is
+# counted: what isn't trained (optim/expert_bias.py), never rounded; divided as the dense state is
 DENSE = "dense"
 COUNTED = "counted"
 DOMAINS = {

@@ -9,7 +9,7 @@ hidden units    of the feed-forward, on one rank of tp
 positions       of a microbatch, over which a weight gradient is summed: on one rank of cp, of a
                 segment; with parallel.async_tp, of
                 a piece of the sequence that is computed while others travel
-                    (parallel/tensor_overlap.py)
+                    (parallel/async_tp.py)
 """
 
 import math

@@ -75,7 +75,7 @@ class Layer(Protocol):
 
     def items(self, own: Mapping[str, Any], site: Any) -> list:
         """Build what computes: the items of a recipe (parallel/walk.py), of parameters by name,
-        where `site` says (model/site.py).
+        where `site` says (model/build_context.py).
         """
 
 

@@ -5,7 +5,7 @@ Nothing is allocated for it.
 weights      of the bucket buffers, padding included, and with 16-bit types their fp32 masters
 gradients    the same; with ZeRO-2 and 3 the shards
 moments      of the optimiser, without padding
-gathered     weights that ZeRO-3 has whole for a while, an arena of them (buffers_needed.py)
+gathered     weights that ZeRO-3 has whole for a while, an arena of them (pool_sizes.py)
 unreduced    gradients that ZeRO-2 and 3 have whole until they are reduced, or a sum in a tree until
              it is complete
 activations  what microbatches leave behind at the peak of the schedule (layout/activations.py;
@@ -19,7 +19,8 @@ host         what is offloaded to host memory: masters, moments, gradients, and 
              their way back; activations, in
               buffers that each stage keeps for the next step (16-bit ones but for norms' factors,
                   which are fp32)
-copy to save  in host memory: masters and moments, from which a thread saves (layout/saved.py)
+copy to save  in host memory: masters and moments, from which a thread saves
+              (layout/snapshot_bytes.py)
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,14 +28,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mpitrain.config import Config, OptimizerTable
+from mpitrain.layout.activation_peak import peak_of, put_away
 from mpitrain.layout.activations import Activations
-from mpitrain.layout.buffers_needed import needed_by
+from mpitrain.layout.bucket_buffers import HeldBucket, held_by
 from mpitrain.layout.domains import domains_of, itemsize_of_weights, lends_gradients
-from mpitrain.layout.held import HeldBucket, held_by
 from mpitrain.layout.message_memory import message_bytes
 from mpitrain.layout.parameters import itemsizes_of
-from mpitrain.layout.peak import peak_of, put_away
 from mpitrain.layout.plan import Plan
+from mpitrain.layout.pool_sizes import needed_by
 
 PARTS = (
     *(

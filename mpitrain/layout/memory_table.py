@@ -7,10 +7,10 @@ Megabytes are of 10**6 bytes.
 import os
 from collections.abc import Sequence
 
+from mpitrain.layout.formatting import aligned
 from mpitrain.layout.memory import COPY, PARTS, MemoryUsage, num_moments
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
-from mpitrain.layout.text import aligned
 
 # bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
 # mapped from files

@@ -2,7 +2,8 @@
 
 Windows of shared memory, scratch for sums, and what travels between pipeline ranks.
 
-window   of each axis within a node whose ranks read one another's memory (comm/carried.py); each
+window  of each axis within a node whose ranks read one another's memory (comm/axis_operations.py);
+        each
          rank's part is its own
 scratch  of an axis that sums by messages: the copies of the own shard, as long as a bucket. Over
          several nodes the bucket is
@@ -13,9 +14,9 @@ links      two receives posted ahead, and one send
 
 import math
 
-from mpitrain.comm.carried import WINDOW
+from mpitrain.comm.axis_operations import WINDOW
+from mpitrain.layout.bucket_buffers import held_by
 from mpitrain.layout.domains import domains_of
-from mpitrain.layout.held import held_by
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
 

@@ -27,7 +27,7 @@ class Spec:
     domain: of the ranks that divide and sum it; in that of experts dim 0 numbers these and is
     divided by expert parallelism, and `divided` is another dim.
     group: of the optimiser: `matrix` between layers, `table` with a row for each token, `vector`;
-    vectors don't decay.  `load` and `bias` aren't trained (optim/balance.py).
+    vectors don't decay.  `load` and `bias` aren't trained (optim/expert_bias.py).
     active: the share of it that a token meets.
     tied: both ends of the model use it.
     eps: of the norm whose weight this is.

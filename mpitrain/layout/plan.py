@@ -23,12 +23,12 @@ from mpitrain.layout import program, routing
 from mpitrain.layout.axes import Axes, axes_of
 from mpitrain.layout.layer import Family, Layer, Sizes
 from mpitrain.layout.parameters import Spec, itemsizes_of
+from mpitrain.layout.pipeline_table import num_microbatches, placement_in, table_of
 from mpitrain.layout.program import Programs
 from mpitrain.layout.recompute import with_every
 from mpitrain.layout.routing import RoutingTrace
 from mpitrain.layout.sequence import SequencePlacement, placement_of
 from mpitrain.layout.stages import StagePlan, stages_of
-from mpitrain.layout.table import num_microbatches, placement_in, table_of
 from mpitrain.schedules.table import Table
 
 

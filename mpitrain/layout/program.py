@@ -85,7 +85,7 @@ def _residency(config: Config, table: Table, stages: Sequence[StagePlan]) -> Res
 def gather_of(parallel: Parallel) -> str:
     """Return when weights are dropped.
 
-    What is left open is settled where links have been measured (layout/exchange.py).
+    What is left open is settled where links have been measured (layout/link_choices.py).
     """
     return "use" if parallel.gather == "auto" else parallel.gather
 

@@ -13,9 +13,9 @@ time does, unless many microbatches are in flight.
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from mpitrain.layout.activation_peak import peak_of
 from mpitrain.layout.activations import Activations
 from mpitrain.layout.layer import Sizes
-from mpitrain.layout.peak import peak_of
 from mpitrain.layout.stages import StagePlan
 from mpitrain.schedules.table import Table
 

@@ -34,8 +34,8 @@ from mpitrain.layout.experts import refuse_unfolded, resolve_experts
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.idle import refuse_idle_keys, refuse_long_decay
 from mpitrain.layout.log_pace import log_pace
+from mpitrain.layout.pipeline_table import chunks_in, microbatches_in, own_table, require_size_of
 from mpitrain.layout.sequence import placement_of
-from mpitrain.layout.table import chunks_in, microbatches_in, own_table, require_size_of
 from mpitrain.schedules.catalog import chunks_of, require_known
 from mpitrain.schedules.limits import MOST_FORWARDS
 from mpitrain.schedules.seq1f1b import SEGMENTS

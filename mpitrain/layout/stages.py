@@ -10,10 +10,10 @@ from itertools import accumulate, groupby
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
-from mpitrain.layout.balance import balanced_split
 from mpitrain.layout.buckets import Bucket, buckets_of, parts_of
 from mpitrain.layout.layer import Family, Placed
 from mpitrain.layout.parameters import WHOLE, Shard, Spec
+from mpitrain.layout.stage_balance import balanced_split
 from mpitrain.schedules.reductions import Reduction
 
 

@@ -2,7 +2,7 @@
 
 B sequences of a microbatch, T tokens each, D width, H query heads, K key-value heads, C width of a
 head. Where the norm, or the gather before it, is another item, and where the sum behind it, says
-model/site.py.
+model/build_context.py.
 """
 
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from collections.abc import Mapping
 import torch
 
 from mpitrain.layout.traffic import Traffic
+from mpitrain.model.build_context import Site
+from mpitrain.model.kv_history import attend
 from mpitrain.model.layers.attention import Attention as Layer
 from mpitrain.model.offload import restored
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Again, Bias, NormSegment, Segment, Tape
-from mpitrain.model.sequence_history import attend
-from mpitrain.model.site import Site
+from mpitrain.parallel.async_tp import Chunked
 from mpitrain.parallel.context.attention import ContextAttention
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.tensor_overlap import Chunked
 from mpitrain.parallel.walk import Addend, Item, Later, Residual, Shape, Walk, WeightGradients, sends
 from mpitrain.parallel.zero.parameters import Parameter
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from mpitrain.layout.layer import Placed
 from mpitrain.layout.stages import StagePlan
+from mpitrain.model.build_context import Site
 from mpitrain.model.recompute import Recomputed
-from mpitrain.model.site import Site
 from mpitrain.parallel.walk import Item
 from mpitrain.parallel.zero.parameters import Parameter
 

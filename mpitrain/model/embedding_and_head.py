@@ -16,9 +16,9 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather
 from mpitrain.data.documents import IGNORED
 from mpitrain.layout.traffic import Started, Traffic
+from mpitrain.model.build_context import Site
 from mpitrain.model.linear import WeightGradient, product
 from mpitrain.model.segment import NormSegment, Segment, Tape
-from mpitrain.model.site import Site
 from mpitrain.parallel.functions import Functions
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradients

@@ -24,12 +24,12 @@ from mpitrain.comm.collectives import all_reduce
 from mpitrain.layout.dispatch import dispatch_of
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model import router
+from mpitrain.model.build_context import Site
 from mpitrain.model.feed_forward import FeedForwardSegment
 from mpitrain.model.gates import Clamped, Gate, Silu
 from mpitrain.model.grouped import GroupedProduct, add_sums, grouped_product, of_rows
 from mpitrain.model.layers.experts import Experts as Layer
 from mpitrain.model.segment import NormSegment
-from mpitrain.model.site import Site
 from mpitrain.parallel.expert.exchange import Choices, Exchange, Flat, Home, Trip, Visit
 from mpitrain.parallel.expert.hierarchical import Hierarchical
 from mpitrain.parallel.microbatch import Context

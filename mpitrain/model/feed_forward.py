@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import torch
 
+from mpitrain.model.build_context import Site
 from mpitrain.model.segment import NormSegment, Segment, Tape
-from mpitrain.model.site import Site
+from mpitrain.parallel.async_tp import Chunked
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.tensor_overlap import Chunked
 from mpitrain.parallel.walk import Item, Residual
 from mpitrain.parallel.zero.parameters import Parameter
 

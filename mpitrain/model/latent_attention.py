@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from mpitrain.layout.traffic import Traffic
 from mpitrain.model.attention import Core, Output, attended
+from mpitrain.model.build_context import Site
 from mpitrain.model.layers.latent_attention import LatentAttention as Layer
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Segment, Tape
-from mpitrain.model.site import Site
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Residual, Shape
 from mpitrain.parallel.zero.parameters import Parameter

@@ -16,10 +16,10 @@ import torch
 
 from mpitrain.layout.traffic import Traffic
 from mpitrain.model import embedding_and_head
+from mpitrain.model.build_context import Site
 from mpitrain.model.layers.embedding_and_head import EMBEDDING
 from mpitrain.model.layers.multi_token import MultiToken as Layer
 from mpitrain.model.segment import Segment, Tape
-from mpitrain.model.site import Site
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.precision import wide
 from mpitrain.parallel.walk import Item, Later, Shape, Walk, backward, forward, sends

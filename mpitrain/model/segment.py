@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from mpitrain.model import fp8, linear, selective
 from mpitrain.model.engine import gradients
-from mpitrain.model.sequence_history import Attended
+from mpitrain.model.kv_history import Attended
 from mpitrain.model.window import Windowed
 from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.microbatch import Context

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 from mpitrain.model.engine import gradients
-from mpitrain.parallel.context import by_blocks, by_onednn, flash
+from mpitrain.parallel.context import attention_cpu_16bit, attention_cpu_fp32, attention_tiles
 from mpitrain.parallel.functions import EAGER, Functions
 from mpitrain.parallel.zero.parameters import Parameter
 
@@ -88,8 +88,8 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, visible, selective: bool):
-        keep = ctx.needs_input_grad[0] and not selective and by_blocks.keeps(q, visible)
-        out, kept = by_blocks.attend(q, k, v, visible, keep)
+        keep = ctx.needs_input_grad[0] and not selective and attention_cpu_16bit.keeps(q, visible)
+        out, kept = attention_cpu_16bit.attend(q, k, v, visible, keep)
         ctx.save_for_backward(q, k, v, visible, *(kept or ()))
         ctx.made = None
         return out
@@ -102,13 +102,19 @@ class Attend(torch.autograd.Function):
         most memory.
         """
         q, _, _, visible = ctx.saved_tensors
-        out, ctx.made = by_blocks.attend(*ctx.saved_tensors, keep=by_blocks.keeps(q, visible))
+        out, ctx.made = attention_cpu_16bit.attend(
+            *ctx.saved_tensors, keep=attention_cpu_16bit.keeps(q, visible)
+        )
         return out
 
     @staticmethod
     def backward(ctx, grad_of_output):
         (q, k, v, visible, *kept), made, ctx.made = ctx.saved_tensors, ctx.made, None
-        return *by_blocks.attend_backward(grad_of_output, q, k, v, visible, kept or made), None, None
+        return (
+            *attention_cpu_16bit.attend_backward(grad_of_output, q, k, v, visible, kept or made),
+            None,
+            None,
+        )
 
 
 class AttendByTiles(torch.autograd.Function):
@@ -119,7 +125,7 @@ class AttendByTiles(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, again: bool):
-        out, lse = flash.attend(q, k, v, causal=True)
+        out, lse = attention_tiles.attend(q, k, v, causal=True)
         ctx.save_for_backward(q, k, v, *(() if again else (out, lse)))
         ctx.made = None
         return out
@@ -127,14 +133,16 @@ class AttendByTiles(torch.autograd.Function):
     @staticmethod
     def again(ctx):
         """Return the output."""
-        ctx.made = flash.attend(*ctx.saved_tensors, causal=True)
+        ctx.made = attention_tiles.attend(*ctx.saved_tensors, causal=True)
         return ctx.made[0]
 
     @staticmethod
     def backward(ctx, grad_of_output):
         made = ctx.made
         ctx.made = None
-        return *flash.attend_backward(grad_of_output, *ctx.saved_tensors, *(made or ()), causal=True), None
+        return *attention_tiles.attend_backward(
+            grad_of_output, *ctx.saved_tensors, *(made or ()), causal=True
+        ), None
 
 
 class AttendByTorch(torch.autograd.Function):
@@ -165,10 +173,10 @@ def attention(q, k, v, visible, again: bool, selective: bool):
     visible: what is added to the scores instead of causality.
     selective: what is cheap to make again isn't kept.
     """
-    if by_blocks.fits(q):
+    if attention_cpu_16bit.fits(q):
         function = Attend
         choice = (visible, selective)
-    elif visible is None and by_onednn.fits(q, k):
+    elif visible is None and attention_cpu_fp32.fits(q, k):
         function = AttendByTiles
         choice = (again,)
     elif again:

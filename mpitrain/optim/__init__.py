@@ -3,10 +3,11 @@
 optimizer                  which one the configuration names, and what the actor asks of it
 adamw, sgd, muon           the update, with decoupled weight decay
 matrices, newton_schulz    whole matrices out of shards, and their orthogonal factor, for muon
-moments, stochastic_rounding   what is kept of them: the optimizer state, in fp32, fp64 or bf16
+moments                    the optimizer state, in fp32, fp64 or bf16
+stochastic_rounding        of bf16 moments
 norm                       the global gradient norm, for gradient clipping
 rates                      learning rate schedules
 loss_scale                 loss scaling for fp16 gradients
 offload                    master weights and moments in host memory (ZeRO-Offload)
-balance                    the bias of each expert, for load balancing without a loss
+expert_bias                the bias of each expert, for load balancing without a loss
 """

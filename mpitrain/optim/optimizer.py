@@ -11,7 +11,7 @@ from mpitrain.config import Config
 from mpitrain.layout.domains import domains_of
 from mpitrain.layout.stages import StagePlan
 from mpitrain.optim.adamw import AdamW
-from mpitrain.optim.balance import Balanced
+from mpitrain.optim.expert_bias import Balanced
 from mpitrain.optim.matrices import deal, holdings
 from mpitrain.optim.muon import Muon
 from mpitrain.optim.offload import Offloaded

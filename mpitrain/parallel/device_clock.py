@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from mpitrain.comm.stopwatch import HOST, Clock
+from mpitrain.comm.clocks import HOST, Clock
 
 
 class TimedEvent(Protocol):

@@ -61,7 +61,7 @@ class Context:
     """A microbatch on its way through a stage.
 
     start, segment: the first position of what is here, and its number, if sequences are cut.
-    history: of the segments so far (model/sequence_history.py).
+    history: of the segments so far (model/kv_history.py).
     visible: what attention adds to its scores, if causality isn't all there is to it.
     keeping: what is kept for the backward, and where.
     tell: takes numbers that a layer makes besides its output, by their names.

@@ -24,20 +24,20 @@ from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.dry_run import AxisTally, DryRun, seconds_of
 from mpitrain.actor.recipes import Rehearsals
 from mpitrain.cluster.allocation import age_s
-from mpitrain.cluster.board import BUSY, WAITING
+from mpitrain.cluster.code_identity import code
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.cluster.limit import Limit
-from mpitrain.cluster.preflight import code
+from mpitrain.cluster.status_board import BUSY, WAITING
 from mpitrain.comm.account import AxisUsage
 from mpitrain.comm.recipe import decoded
 from mpitrain.comm.world import World, connect
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
 from mpitrain.errors import DONE, InputError, MessageError
+from mpitrain.layout.formatting import aligned, megabytes
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
-from mpitrain.layout.text import aligned, megabytes
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.tokenizing import OneTokenizer

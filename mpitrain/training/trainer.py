@@ -1,4 +1,4 @@
-"""`mpitrain run`, after mpitrain/training/opening.py.
+"""`mpitrain run`, after mpitrain/training/prepare.py.
 
 Build everything, then loop over steps, log, save, stop.
 """
@@ -22,18 +22,18 @@ from mpitrain.actor.memory import measure
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.trace import Recorder, gather_events, write_trace
 from mpitrain.checkpoint import load
-from mpitrain.cluster import conditions
-from mpitrain.cluster.board import BUSY, WAITING
+from mpitrain.cluster import preflight
 from mpitrain.cluster.crowding import crowded
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.resident import peak_resident, resident
+from mpitrain.cluster.status_board import BUSY, WAITING
 from mpitrain.comm import library
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
 from mpitrain.config import as_override
 from mpitrain.data.order import Sampler
-from mpitrain.data.text import TokenRows
+from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, CheckpointError, MpitrainError, StoppedEarly
 from mpitrain.inputs import as_argument
 from mpitrain.layout.alternatives import costs
@@ -42,27 +42,27 @@ from mpitrain.layout.memory import predict
 from mpitrain.layout.memory_table import compare
 from mpitrain.layout.recompute import told_of_every
 from mpitrain.layout.routing import joined
-from mpitrain.layout.saved import copy_bytes
+from mpitrain.layout.snapshot_bytes import copy_bytes
 from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.training import expert_loads
 from mpitrain.training.checks.checks import Checks
-from mpitrain.training.checks.ledger import Ledger
+from mpitrain.training.checks.comm_report import Ledger
 from mpitrain.training.checks.spikes import NONE_YET, Spikes
 from mpitrain.training.checks.stragglers import Stragglers
-from mpitrain.training.console import RunReport
+from mpitrain.training.compile_warmup import practise
+from mpitrain.training.early_exit import HURRY, LEAVE, STAY, Leaving
 from mpitrain.training.going_on import commands
-from mpitrain.training.leaving import HURRY, LEAVE, STAY, Leaving
 from mpitrain.training.machine.between_nodes import settled
 from mpitrain.training.machine.determinism import TOLD
-from mpitrain.training.machine.device import DevicePlacement, shared, way_of_messages
-from mpitrain.training.machine.device import place as choose_place
-from mpitrain.training.machine.peak import DEFINITION, peak_of_all
+from mpitrain.training.machine.device_placement import DevicePlacement, shared, way_of_messages
+from mpitrain.training.machine.device_placement import place as choose_place
+from mpitrain.training.machine.peak_flops import DEFINITION, peak_of_all
 from mpitrain.training.microbatches import microbatches_of, needs_tokens
-from mpitrain.training.opening import PreparedRun
-from mpitrain.training.practice import practise
-from mpitrain.training.replay.wish import Wish
+from mpitrain.training.prepare import PreparedRun
+from mpitrain.training.replay.record_request import Wish
+from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving import state_io
 from mpitrain.training.saving.newest import VERIFYING, newest_whole
 from mpitrain.training.saving.saver import saver_of
@@ -119,7 +119,7 @@ def _built(
         with place.at("build", "looking at space, clocks and devices", BUSY):
             device = str(placement.gpu or "CPU")
             measure = config.run.preflight == "full"
-            report.say(conditions.told(world, opened.plan, opened.rundir.path, device, measure=measure))
+            report.say(preflight.told(world, opened.plan, opened.rundir.path, device, measure=measure))
     with place.at("build", "measuring links between nodes", BUSY):
         plan, why = settled(opened.plan, world, placement)
         report.say(why)

@@ -103,7 +103,7 @@ class Plant:
             if frame.f_code.co_qualname == "RankStatus.enter":
                 self.place = frame.f_locals["self"]
             return
-        if frame.f_globals["__name__"] == "mpitrain.cluster.board":
+        if frame.f_globals["__name__"] == "mpitrain.cluster.status_board":
             return  # between two phases: the place is being written
         phase = self.place.phase if threading.current_thread() is threading.main_thread() else SAVING
         self.counts[phase] = self.counts.get(phase, 0) + 1

@@ -11,12 +11,12 @@ from mpitrain.checkpoint.boxes import Box
 from mpitrain.checkpoint.dtypes import BF16, NAMES
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.verify import shares
-from mpitrain.commands.ckpt.progress import ProgressBar
+from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.steps import steps_at
 from mpitrain.commands.ckpt.team import Team, same_everywhere
 from mpitrain.errors import DONE, FAILED, CheckpointError
 from mpitrain.inputs import shown
-from mpitrain.layout.text import aligned
+from mpitrain.layout.formatting import aligned
 
 MOST_SHOWN = 40
 READ_BYTES = 1 << 24  # of each at once

@@ -13,14 +13,14 @@ from mpitrain.checkpoint.folders import leftovers
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.verify import check_sizes
 from mpitrain.commands.ckpt.steps import Steps, steps_at
-from mpitrain.data.files import named
+from mpitrain.data.corpus_files import named
 from mpitrain.errors import DONE, FAILED, CheckpointError
 from mpitrain.inputs import as_argument, listed, shown
-from mpitrain.layout.text import aligned
+from mpitrain.layout.formatting import aligned
 
 MOST_SHOWN = 1000  # steps
 MODEL = ("family", "layers", "width", "heads", "kv_heads", "ffn", "vocab", "tied")
-# as cluster/preflight.py calls them
+# as cluster/code_identity.py calls them
 CODE = "the code of mpitrain"
 LIBRARIES = "the version of "
 

@@ -17,7 +17,7 @@ from mpitrain.checkpoint.boxes import Box, run_boxes, whole
 from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.cluster.lock import NAME as LOCK
-from mpitrain.commands.ckpt.progress import ProgressBar
+from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.steps import steps_at
 from mpitrain.commands.ckpt.team import Team, same_everywhere
 from mpitrain.errors import DONE, CheckpointError

@@ -49,8 +49,8 @@ def together(body: Callable[[Team], int], tell: Callable[[InputError], None]) ->
     """
     if is_single():
         return body(TeamOfOne())
-    from mpitrain.cluster.board import BUSY
     from mpitrain.cluster.guard import Guard, guarded
+    from mpitrain.cluster.status_board import BUSY
     from mpitrain.comm.world import connect
 
     def on_ranks(guard: Guard) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from mpitrain.checkpoint.repair import format_fault
 from mpitrain.checkpoint.verify import VerifiedShare, bytes_of, check_chunk, chunks_of
-from mpitrain.commands.ckpt.progress import ProgressBar
+from mpitrain.commands.ckpt.progress_bar import ProgressBar
 from mpitrain.commands.ckpt.steps import Steps, steps_at
 from mpitrain.commands.ckpt.team import Team, same_everywhere
 from mpitrain.errors import DONE, FAILED, CheckpointError

@@ -16,7 +16,7 @@ from mpitrain.schedules.check import Proof, check
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
-from mpitrain.schedules.progress import Told
+from mpitrain.schedules.search_progress import Told
 from mpitrain.schedules.simulate import Timeline, simulate_table
 from mpitrain.schedules.table import Table
 from mpitrain.schedules.user_table import read_any

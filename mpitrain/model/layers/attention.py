@@ -40,7 +40,7 @@ from mpitrain.layout.parameters import (
 from mpitrain.model.layers.rope import Rope
 
 if TYPE_CHECKING:
-    from mpitrain.model.site import Site
+    from mpitrain.model.build_context import Site
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 
@@ -161,9 +161,9 @@ def kept_by_core(
     heads, kv_heads: of this rank.
     value_width: of a head's result.
 
-    by_tiles: by parallel/context/flash.py, as always with cp. Tiles, and torch's own attention,
-    which is taken for all but bf16, keep the log-sum-exp and their result, and what the output
-    multiplies, too, where that is another. In fp16 this is the most: a CPU that widens it
+    by_tiles: by parallel/context/attention_tiles.py, as always with cp. Tiles, and torch's own
+    attention, which is taken for all but bf16, keep the log-sum-exp and their result, and what the
+    output multiplies, too, where that is another. In fp16 this is the most: a CPU that widens it
     (parallel/processor.py) keeps what it would in bf16.
     """
     parallel = sizes.config.parallel

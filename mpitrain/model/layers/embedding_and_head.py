@@ -11,7 +11,7 @@ from mpitrain.layout.parameters import EPS, ROWS, Spec, matrix, vector
 from mpitrain.layout.probabilities import LOGITS, LOGITS_ON_A_DEVICE
 
 if TYPE_CHECKING:
-    from mpitrain.model.site import Site
+    from mpitrain.model.build_context import Site
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 

@@ -40,7 +40,7 @@ from mpitrain.layout.parameters import (
 )
 
 if TYPE_CHECKING:
-    from mpitrain.model.site import Site
+    from mpitrain.model.build_context import Site
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 
@@ -54,7 +54,7 @@ class Experts:
     limit: of what gates and is gated (model/gates.py); 0: silu, without a limit.
 
     It tells its losses, a token; the choices that were dropped; and, once they are counted over all
-    ranks (optim/balance.py), how unequal loads are.
+    ranks (optim/expert_bias.py), how unequal loads are.
     """
 
     tells: ClassVar[tuple[str, ...]] = ("balance_loss", "dropped", "load_cv", "load_entropy", "z_loss")

@@ -20,7 +20,7 @@ from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
 
 if TYPE_CHECKING:
-    from mpitrain.model.site import Site
+    from mpitrain.model.build_context import Site
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 

@@ -36,7 +36,7 @@ from mpitrain.model.layers.attention import kept_by_core, seen, working_of_core
 from mpitrain.model.layers.rope import Rope
 
 if TYPE_CHECKING:
-    from mpitrain.model.site import Site
+    from mpitrain.model.build_context import Site
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 

@@ -28,7 +28,7 @@ from mpitrain.layout.parameters import STD, Spec, vector
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 
 if TYPE_CHECKING:
-    from mpitrain.model.site import Site
+    from mpitrain.model.build_context import Site
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 

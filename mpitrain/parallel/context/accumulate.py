@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from mpitrain.layout.sequence import SequencePlacement, Tile
-from mpitrain.parallel.context.flash import attend, attend_backward
+from mpitrain.parallel.context.attention_tiles import attend, attend_backward
 from mpitrain.parallel.context.window import grad_of_sinks, with_sinks
 from mpitrain.parallel.precision import wide
 

@@ -19,7 +19,7 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_to_all
 from mpitrain.layout.sequence import SequencePlacement, Tile
 from mpitrain.parallel.context.accumulate import Places, sight
-from mpitrain.parallel.context.flash import attend, attend_backward
+from mpitrain.parallel.context.attention_tiles import attend, attend_backward
 from mpitrain.parallel.context.window import attend_in_window, attend_in_window_backward, grad_of_sinks
 from mpitrain.parallel.precision import wide
 

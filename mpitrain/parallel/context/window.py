@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import torch
 
-from mpitrain.parallel.context.flash import attend, attend_backward
+from mpitrain.parallel.context.attention_tiles import attend, attend_backward
 from mpitrain.parallel.precision import wide
 
 BLOCK = 128  # queries, at least: shorter ones make many small products

@@ -15,7 +15,7 @@ import torch
 
 from mpitrain.layout.buckets import Layout
 from mpitrain.layout.parameters import Spec
-from mpitrain.parallel.zero.normal import CHUNK, Coefficients, Rounded, exact, table
+from mpitrain.parallel.zero.inverse_normal import CHUNK, Coefficients, Rounded, exact, table
 
 PIECE = 2**18  # elements that one thread makes at once
 

@@ -32,13 +32,13 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
 from mpitrain.layout.buckets import Layout
-from mpitrain.layout.buffers_needed import Needed
 from mpitrain.layout.domains import COUNTED, domains_of
 from mpitrain.layout.parameters import Spec
+from mpitrain.layout.pool_sizes import Needed
 from mpitrain.parallel.precision import wide, wire_type
-from mpitrain.parallel.zero.host import on_host
 from mpitrain.parallel.zero.initial import initialise
 from mpitrain.parallel.zero.parameters import Parameter
+from mpitrain.parallel.zero.pinned import on_host
 from mpitrain.parallel.zero.pool import Pool
 
 
@@ -46,7 +46,7 @@ class Sharding:
     """How far the state of a domain is divided, and over which ranks. Without axes, this rank has everything.
 
     each: gradients are reduced after every microbatch.
-    tree: microbatches are summed in a tree (parallel/zero/tree.py).
+    tree: microbatches are summed in a tree (parallel/zero/tree_accumulation.py).
     wire: what gradients are rounded to before they are sent; None, if they aren't.
     offload: master weights are in host memory.
     exact: weights are computed with as the optimiser has them, whatever the others are rounded to.

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from mpitrain.actor.actor import Actor, Work, call
-from mpitrain.cluster.board import BUSY, RankStatus
 from mpitrain.cluster.rundir import RunDir
+from mpitrain.cluster.status_board import BUSY, RankStatus
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
-from mpitrain.data.text import TokenRows
+from mpitrain.data.token_rows import TokenRows
 from mpitrain.inputs import as_argument
 from mpitrain.training.checks.replicas import different
 from mpitrain.training.checks.rerun import Twice
+from mpitrain.training.replay.record_request import Wish
 from mpitrain.training.replay.recording import Recording
-from mpitrain.training.replay.wish import Wish
 
 Sure = Callable[[Callable[[], Work]], Work]
 

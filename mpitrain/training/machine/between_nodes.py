@@ -6,17 +6,17 @@ When weights are fetched, and what reductions travel under.
 import os
 from collections.abc import Sequence
 
-from mpitrain.cluster.conditions import slowest_links
+from mpitrain.cluster.preflight import slowest_links
 from mpitrain.comm.world import World
 from mpitrain.errors import ConfigError
-from mpitrain.layout.exchange import Machine, axes_between, choose, left_open
+from mpitrain.layout.link_choices import Machine, axes_between, choose, left_open
 from mpitrain.layout.memory import predict_rank
 from mpitrain.layout.node_memory import require_gpu_memory
 from mpitrain.layout.plan import Plan
-from mpitrain.layout.saved import copy_bytes
+from mpitrain.layout.snapshot_bytes import copy_bytes
 from mpitrain.parallel.precision import TYPES
-from mpitrain.training.machine.device import DevicePlacement
-from mpitrain.training.machine.peak import peak_of_all
+from mpitrain.training.machine.device_placement import DevicePlacement
+from mpitrain.training.machine.peak_flops import peak_of_all
 
 MOST = 0.8  # of a node's memory: Python, libraries and MPI have some, too
 

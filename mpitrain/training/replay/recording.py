@@ -29,7 +29,7 @@ from mpitrain.comm.buffers import Array
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.tap import TappedOperation
 from mpitrain.config import to_toml
-from mpitrain.data.text import TokenRows
+from mpitrain.data.token_rows import TokenRows
 from mpitrain.inputs import replacing
 from mpitrain.training.checks.digests import as_bytes, digest
 

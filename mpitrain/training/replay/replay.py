@@ -26,7 +26,7 @@ import torch
 from msgspec import Meta
 
 from mpitrain.actor.actor import Actor, Work
-from mpitrain.cluster.board import RankStatus
+from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.buffers import Array
 from mpitrain.comm.replay import ReplayMesh, fill
 from mpitrain.comm.tap import TappedOperation

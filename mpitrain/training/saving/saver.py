@@ -31,12 +31,12 @@ from mpitrain.checkpoint.folders import TMP, name_of
 from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.checkpoint.meta import StepInfo
 from mpitrain.checkpoint.retention import Policy, Retention
-from mpitrain.cluster import preflight
-from mpitrain.cluster.board import BUSY, WORKING, RankStatus
+from mpitrain.cluster import code_identity
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.lock import user
 from mpitrain.cluster.processes import no_more
 from mpitrain.cluster.rundir import RunDir
+from mpitrain.cluster.status_board import BUSY, WORKING, RankStatus
 from mpitrain.comm import library
 from mpitrain.comm.group import group_of
 from mpitrain.comm.world import World
@@ -184,7 +184,7 @@ def saver_of(
         "ranks": world.size,
         "nodes": world.num_nodes,
         "MPI": library.name(),
-        **preflight.code(),
+        **code_identity.code(),
     }
     about = StepInfo(to_toml(actor.plan.config), writer)
     # as at first: steps say nothing of disks
@@ -258,7 +258,7 @@ class Saver:
         self._num_bytes = sum(sizes)
         self.most_bytes = max(sizes)
         # the next one writes over what a killed one has left
-        run = preflight.digest(str(self._folder.absolute()))
+        run = code_identity.digest(str(self._folder.absolute()))
         self._staging = Path(staging) / f"mpitrain-{run}-{self._number}.h5" if staging and me else None
 
     @property

@@ -6,7 +6,7 @@ communicators, a window of shared memory, or neither.
                                    ranks meet on other axes
     any operation                  a communicator
     two phases, by `collectives`   a second one, of all_reduce and reduce: each phase is matched for
-                                   itself, see comm/native.py
+                                   itself, see comm/mpi_collectives.py
     what reads the others' memory  a window, if the ranks share a node, by `shared`, and by `auto`
                                    if buffers can be large enough
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpitrain.layout.arena import Arena, Stay, arena_of
+from mpitrain.layout.bucket_buffers import FIRST, held_by
 from mpitrain.layout.domains import domains_of, lends_gradients
-from mpitrain.layout.gradient_uses import StageLike, added_to, completed_by, group_of, summed_in
-from mpitrain.layout.held import FIRST, held_by
+from mpitrain.layout.gradient_accumulation import StageLike, added_to, completed_by, group_of, summed_in
 from mpitrain.layout.plan import Plan
 from mpitrain.schedules.actions import COMPUTE, OF_GRADIENTS, Action
 from mpitrain.schedules.pairs import grouped
@@ -195,7 +195,7 @@ class _Gradients:
 class _Sums:
     """The sums of a tree that wait for others, by gradient.
 
-    Their levels, and in whose buffer they are (parallel/zero/tree.py).
+    Their levels, and in whose buffer they are (parallel/zero/tree_accumulation.py).
     """
 
     def __init__(self):

@@ -9,7 +9,7 @@ over *all* keys: then exp(score - log-sum-exp) is the probability itself.
 The arithmetic is torch's own where it hands out the log-sum-exp:
     cpu  every dtype, with and without a mask: the flash attention behind
          scaled_dot_product_attention (the same ops in 2.11 to 2.13);
-          without a mask by oneDNN's products where that is faster: by_onednn.py
+          without a mask by oneDNN's products where that is faster: attention_cpu_fp32.py
     cuda  16-bit floats without a mask, heads of a multiple of 8 up to 256, compute capability 8.0
           on: flash attention. Not run on a
           device yet
@@ -21,7 +21,7 @@ import math
 
 import torch
 
-from mpitrain.parallel.context import by_onednn
+from mpitrain.parallel.context import attention_cpu_fp32
 from mpitrain.parallel.precision import wide
 
 _aten = torch.ops.aten
@@ -37,8 +37,8 @@ def attend(q_BHTC, k_BKSC, v_BKSC, causal: bool = False, visible=None) -> tuple[
     visible: bool [B, 1, T, S] instead; it includes causality.
     """
     q_BHTC, k_BKSC, v_BKSC = _dense_rows(q_BHTC, k_BKSC, v_BKSC)
-    if visible is None and by_onednn.fits(q_BHTC, k_BKSC):
-        return by_onednn.attend(q_BHTC, k_BKSC, v_BKSC, causal)
+    if visible is None and attention_cpu_fp32.fits(q_BHTC, k_BKSC):
+        return attention_cpu_fp32.attend(q_BHTC, k_BKSC, v_BKSC, causal)
     if q_BHTC.device.type == "cpu":
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu.default(
             q_BHTC,
@@ -65,8 +65,8 @@ def attend_backward(
     `out` and `lse` are those over all keys.
     """
     grad_of_out, q_BHTC, k_BKSC, v_BKSC, out = _dense_rows(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out)
-    if visible is None and by_onednn.fits(q_BHTC, k_BKSC):
-        return by_onednn.attend_backward(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal)
+    if visible is None and attention_cpu_fp32.fits(q_BHTC, k_BKSC):
+        return attention_cpu_fp32.attend_backward(grad_of_out, q_BHTC, k_BKSC, v_BKSC, out, lse, causal)
     if q_BHTC.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
             grad_of_out,

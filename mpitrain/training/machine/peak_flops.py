@@ -14,7 +14,7 @@ import torch
 
 from mpitrain.comm.world import World
 from mpitrain.model.linear import product
-from mpitrain.training.machine.device import DevicePlacement
+from mpitrain.training.machine.device_placement import DevicePlacement
 
 DEFINITION = (
     "model FLOPs (6 per matrix weight and token, causal attention halved, no recomputation) / peak of all "

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mpitrain.cluster.board import BUSY, HUNG, LEFT, WAITING, WORKING, ExpectedInstruction, Where
 from mpitrain.cluster.processes import CONDITIONS, DEAF
+from mpitrain.cluster.status_board import BUSY, HUNG, LEFT, WAITING, WORKING, ExpectedInstruction, Where
 
 MOST_NAMED = 8
 

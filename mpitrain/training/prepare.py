@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpitrain.cluster import logs, preflight
-from mpitrain.cluster.board import BUSY
+from mpitrain.cluster import code_identity, logs
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.rundir import RunDir
+from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.world import World, connect
 from mpitrain.config import Config, as_override
@@ -27,7 +27,7 @@ from mpitrain.data.copies import copies_of
 from mpitrain.data.corpus import check_source
 from mpitrain.data.order import Sampler
 from mpitrain.data.split import Split, apart, split, tail, without
-from mpitrain.data.text import Text
+from mpitrain.data.token_rows import Text
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, load_tokenizer, separator, tokenizer_of
 from mpitrain.data.tokens import (
     Description,
@@ -49,9 +49,9 @@ from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
-from mpitrain.training.console import RunReport
 from mpitrain.training.going_on import change_of_rate, prompt_for
-from mpitrain.training.replay.wish import Wish
+from mpitrain.training.replay.record_request import Wish
+from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
 from mpitrain.training.tokenizing import OneTokenizer
 
@@ -174,9 +174,9 @@ def _plan(
     if record:
         record.require(world.size, plan.config.run.steps)
     same = {
-        "the table of pipeline.schedule": preflight.digest(repr(plan.training.table)),
+        "the table of pipeline.schedule": code_identity.digest(repr(plan.training.table)),
         **({"--record": f"{record.rank}:{record.step}"} if record else {}),
-        **preflight.code(),
+        **code_identity.code(),
         **({"the routing of experts.replay": plan.routing.digest} if plan.routing else {}),
     }
     return plan, same
@@ -221,7 +221,7 @@ def _require_device(plan: Plan, world: World) -> None:
     direct = config.comm.device == "direct"
     needs = direct or config.precision.compute == "fp8"
     if config.run.compile or config.run.device == "cuda" or (config.run.device == "auto" and needs):
-        from mpitrain.training.machine.device import place, way_of_messages
+        from mpitrain.training.machine.device_placement import place, way_of_messages
 
         placement = place(plan, world)
         # a child process may have to try it now and again later: a refused run leaves no directory

@@ -43,7 +43,7 @@ def attempt(factory: str, argument: str, limit_s: float = LIMIT_S) -> str:
     factory: "module:function", found in the child as here; it is called as function(argument) after
     MPI has been started.
     """
-    code = f"import sys; sys.path[:] = {sys.path!r}; from mpitrain.comm.trial import main; main()"
+    code = f"import sys; sys.path[:] = {sys.path!r}; from mpitrain.comm.gpu_probe import main; main()"
     # no pipes: what it leaves behind could hold them open
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:

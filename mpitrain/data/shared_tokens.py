@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from mpitrain.data.files import Listing, content_of
+from mpitrain.data.corpus_files import Listing, content_of
 from mpitrain.data.origin import OWN, Origin
 from mpitrain.inputs import folder_of, kind_of, open_regular, remove, rename, replacing, shown
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mpitrain.actor.actor import Actor, StepRequests
-from mpitrain.cluster.board import BUSY
 from mpitrain.cluster.limit import FIRST_S
+from mpitrain.cluster.status_board import BUSY
 from mpitrain.parallel.microbatch import Microbatch
 
 

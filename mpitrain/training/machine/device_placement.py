@@ -10,8 +10,8 @@ import torch
 
 from mpitrain.cluster.heap import keep_freed_memory
 from mpitrain.cluster.threads import num_threads
-from mpitrain.comm import awareness, library, trial
-from mpitrain.comm.awareness import Way
+from mpitrain.comm import gpu_probe, gpu_support, library
+from mpitrain.comm.gpu_support import Way
 from mpitrain.comm.world import World
 from mpitrain.config import Config, Run
 from mpitrain.errors import ConfigError
@@ -139,15 +139,15 @@ def way_of_messages(placement: DevicePlacement, world: World, wish: str, timeout
     on all ranks.
     """
     if placement.gpu is None:
-        return awareness.STAGED
-    said = awareness.what_it_says(placement.vendor)
+        return gpu_support.STAGED
+    said = gpu_support.what_it_says(placement.vendor)
     index = str(placement.device.index)
-    limit_s = min(trial.LIMIT_S, timeout_s / 2)
-    return awareness.choose(
+    limit_s = min(gpu_probe.LIMIT_S, timeout_s / 2)
+    return gpu_support.choose(
         world,
         wish,
         said,
-        lambda: trial.attempt("mpitrain.training.machine.gpus:buffers", index, limit_s),
+        lambda: gpu_probe.attempt("mpitrain.training.machine.gpus:buffers", index, limit_s),
         placement.gpu.name,
     )
 

@@ -15,7 +15,7 @@ from mpitrain.comm.account import AxisUsage
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
 from mpitrain.layout.axes import MEANINGS
-from mpitrain.layout.text import aligned, megabytes
+from mpitrain.layout.formatting import aligned, megabytes
 
 MOST_PEERS = 3
 HEADER = ("axis", "calls", "MB sent", "blocked ms", "worst rank", "overlapped ms", "hidden")

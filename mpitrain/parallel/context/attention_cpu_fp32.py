@@ -1,6 +1,6 @@
 """Attention on a CPU by oneDNN's products: of one key-value head and some queries at a time.
 
-What it makes and takes is what flash.py does: the result and the log-sum-exp, from which the
+What it makes and takes is what attention_tiles.py does: the result and the log-sum-exp, from which the
 backward makes the probabilities again. torch's own attention multiplies fp32 by MKL, and is slow in
 16 bits, most of all its backward. R queries of the G heads that share keys are the rows of a matrix
 [R G, C], whose scores [R G, S] stay in the cache. Softmax and sums are fp32; factors have the type
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from mpitrain.parallel.context import by_blocks
+from mpitrain.parallel.context import attention_cpu_16bit
 from mpitrain.parallel.functions import LOG2_E
 from mpitrain.parallel.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
 
@@ -51,7 +51,9 @@ def fits(q_BHTC: torch.Tensor, k_BKSC: torch.Tensor) -> bool:
     and shape alone.
     """
     multiplications = q_BHTC.shape[1] // k_BKSC.shape[1] * q_BHTC.shape[2] * k_BKSC.shape[2] * q_BHTC.shape[3]
-    slow = by_blocks.fits(q_BHTC) or (q_BHTC.is_cpu and q_BHTC.dtype == torch.float32 and mkl_is_slow())
+    slow = attention_cpu_16bit.fits(q_BHTC) or (
+        q_BHTC.is_cpu and q_BHTC.dtype == torch.float32 and mkl_is_slow()
+    )
     return (
         slow
         and multiplications > (FEW_IN_FP16 if q_BHTC.dtype == torch.float16 else FEW)

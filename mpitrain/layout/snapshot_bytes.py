@@ -5,8 +5,8 @@ Each element of the model by one rank.
 
 from collections.abc import Mapping
 
+from mpitrain.layout.bucket_buffers import held_by
 from mpitrain.layout.domains import domains_of
-from mpitrain.layout.held import held_by
 from mpitrain.layout.memory import moment_bytes, num_moments
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan

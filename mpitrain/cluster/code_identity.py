@@ -1,0 +1,47 @@
+"""What has to be the same on all ranks besides their input: this code, and the libraries that compute."""
+
+import hashlib
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import mpitrain
+import mpitrain.comm
+import mpitrain.schedules
+
+LIBRARIES = ("torch", "numpy", "mpi4py", "h5py")
+
+
+def code() -> dict[str, str]:
+    """Return digests and versions by what they are of. Imports none of the libraries."""
+    return {
+        "the code of mpitrain": _digest_of_sources(),
+        "the version of Python": platform.python_version(),
+        **{f"the version of {name}": _version(name) for name in LIBRARIES},
+    }
+
+
+def digest(*parts: str) -> str:
+    """Return a short digest of texts."""
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+def _digest_of_sources() -> str:
+    """Digest every source file of the three packages, by its place in them.
+
+    Where they are installed doesn't count.
+    """
+    found = hashlib.sha256()
+    for package in (mpitrain, mpitrain.comm, mpitrain.schedules):
+        folder = Path(package.__file__).parent
+        for path in sorted(folder.rglob("*.py")):
+            found.update(f"{package.__name__}/{path.relative_to(folder).as_posix()}\0".encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
