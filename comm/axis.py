@@ -10,9 +10,10 @@ from mpitrain.comm.account import Account
 from mpitrain.comm.axis_operations import AUTO_SHARED, READING, Carried
 from mpitrain.comm.buffers import NOTHING, Array, Scratch, on_device, require_memory
 from mpitrain.comm.device import reachable
-from mpitrain.comm.levels import NodeShape, carried_near_and_far
+from mpitrain.comm.levels import carried_near_and_far
 from mpitrain.comm.mpi import MPI
 from mpitrain.comm.mpi_collectives import Turnstile
+from mpitrain.comm.nodes import Nodes
 from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.comm.tap import Tap, TappedOperation, followed
 from mpitrain.comm.world import ExpectedAction, StatusReporter
@@ -44,7 +45,7 @@ class Axis:
     def __init__(
         self, name: str, comm: MPI.Comm | None, rank: int, ranks: Sequence[int], carried: Carried,
         one_node: bool, mesh: Surroundings,
-        nodes: NodeShape | None = None, near_shares_memory: bool = False,
+        nodes: Nodes | None = None, near_shares_memory: bool = False,
     ):  # fmt: skip
         self.name = name
         self.rank = rank
@@ -228,12 +229,12 @@ class Axis:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of this rank's window and of scratch memory, those of both levels included.
+        """Bytes of this rank's window, and of scratch memory at most, those of both levels included.
 
-        Not what was allocated for others.
+        What was allocated for others is not counted.
         """
         levels = sum(level.num_bytes for level in (self.near, self.far) if level is not None)
-        return levels + self.scratch.num_bytes + (shared.WINDOW if self.window else 0)
+        return levels + self.scratch.most_bytes + (shared.WINDOW if self.window else 0)
 
     def free(self) -> None:
         """Free the communicators and the windows.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.comm.wire import ROOM
 from mpitrain.errors import DtypeError
 
 BLOCK = 1 << 16  # elements summed at a time: 256 KiB of fp32 stay in the L2 cache over all parts
@@ -180,16 +181,39 @@ def widened_like(x: Array, length: int) -> Array:
     )
 
 
+class Turn:
+    """Whether an operation may take scratch memory: those before it are over, or leave room.
+
+    Turns are taken in the order in which operations are started, the same on all ranks of an axis.
+    So no rank waits for ever: what is foremost here needs nothing of those behind it.
+    """
+
+    def __init__(self, num_bytes: int, before: list["Turn"], room: int):
+        self.num_bytes = num_bytes
+        self.over = False
+        self._before = before
+        self._room = room
+
+    def __call__(self) -> bool:
+        self._before = [turn for turn in self._before if not turn.over]
+        return not self._before or sum(turn.num_bytes for turn in self._before) + self.num_bytes <= self._room
+
+
 class Scratch:
     """Host memory lent to operations and used again: fresh pages cost more than the sum they are used for."""
 
     def __init__(self):
         self._free: list[np.ndarray] = []
+        self._lent_bytes = 0
+        self._turns: list[Turn] = []
+        self.most_bytes = 0  # that were lent, or kept for the next operation, at once
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that are kept for the next operation."""
-        return sum(map(len, self._free))
+    def take_turn(self, num_bytes: int, room: int = ROOM) -> Turn:
+        """Return the turn of an operation that takes so many bytes at once, when it is called."""
+        self._turns = [turn for turn in self._turns if not turn.over]
+        turn = Turn(num_bytes, list(self._turns), room)
+        self._turns.append(turn)
+        return turn
 
     def lend(self, x: Array, length: int) -> tuple[Array, np.ndarray | None]:
         """Return a flat array of `length` elements like `x`, and the memory to hand to give_back()."""
@@ -198,11 +222,14 @@ class Scratch:
         num_bytes = length * x.dtype.itemsize
         fitting = [i for i, memory in enumerate(self._free) if len(memory) >= num_bytes]
         memory = self._free.pop(fitting[0]) if fitting else np.empty(num_bytes, np.uint8)
+        self._lent_bytes += len(memory)
+        self.most_bytes = max(self.most_bytes, self._lent_bytes + sum(map(len, self._free)))
         return typed_like(x, memory[:num_bytes]), memory
 
     def give_back(self, memory: np.ndarray | None) -> None:
         """Take memory back that nobody reads any more; the two largest pieces are kept."""
         if memory is not None:
+            self._lent_bytes -= len(memory)
             self._free = sorted([*self._free, memory], key=len)[-2:]
 
 

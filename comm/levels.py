@@ -20,9 +20,7 @@ sum is a branch of the tree; otherwise sums go in one level. 16-bit floats stay 
 levels and are rounded once. Whatever doesn't divide into equal shards goes in one level.
 """
 
-from collections.abc import Sequence
-from itertools import chain, groupby
-from typing import NamedTuple
+from itertools import chain
 
 from mpitrain.comm import messages
 from mpitrain.comm.axis_operations import READING, SUMS_AND_GATHERS, Carried
@@ -30,28 +28,6 @@ from mpitrain.comm.buffers import Array, copy, empty_like, is_narrow, widened_li
 from mpitrain.comm.device import settled
 from mpitrain.comm.progress import Steps
 from mpitrain.comm.wire import SMALL
-
-
-class NodeShape(NamedTuple):
-    """How the ranks of an axis lie on nodes: as many neighbours on each."""
-
-    num_near: int
-    num_far: int
-
-    @property
-    def sums(self) -> bool:
-        """Whether a sum has the same bits in two levels."""
-        return not self.num_near & (self.num_near - 1)
-
-
-def nodes_of(numbers: Sequence[int]) -> NodeShape | None:
-    """Return how an axis lies on nodes, given the node of each of its ranks; None.
-
-    In one level, or not evenly in neighbours.
-    """
-    runs = [len(list(run)) for _, run in groupby(numbers)]
-    even = len(set(runs)) == 1 and len(runs) == len(set(numbers))
-    return NodeShape(runs[0], len(runs)) if even and len(runs) > 1 and runs[0] > 1 else None
 
 
 def carried_near_and_far(carried: Carried) -> Carried:
@@ -179,7 +155,7 @@ def _reduce_scatter(x: Array, part: Array, near) -> Steps:
     """Write the own shard of the sum over the near axis to `part`, in fp32 if `x` are 16-bit floats."""
     if not is_narrow(x):
         return near.transport(x).reduce_scatter(x, part, near)
-    return messages.exchange_and_sum(messages.exchange, x, part, near)
+    return messages.reduce_scatter(x, part, near)
 
 
 def _transpose(x: Array, out: Array, rows: int, columns: int) -> None:

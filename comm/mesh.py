@@ -24,8 +24,8 @@ from mpitrain.comm.axis_operations import EVERYTHING, NOTHING, Carried
 from mpitrain.comm.clocks import Clock
 from mpitrain.comm.gpu_support import STAGED, Way
 from mpitrain.comm.grid import Grid
-from mpitrain.comm.levels import nodes_of
 from mpitrain.comm.mpi import MPI
+from mpitrain.comm.nodes import nodes_of
 from mpitrain.comm.progress import Progress
 from mpitrain.comm.shared import Budget
 from mpitrain.comm.tap import Tap

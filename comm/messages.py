@@ -7,17 +7,18 @@ Large buffers go pairwise, small ones in log2(size) rounds (Bruck et al. 1997, f
 broadcasts down a binomial tree. What is for one rank goes to it straight.
 """
 
+from collections import deque
 from functools import wraps
 from itertools import chain
 
 import numpy as np
 
-from mpitrain.comm.buffers import Array, copy, empty_like, raw, sum_in_order
+from mpitrain.comm.buffers import Array, Turn, copy, empty_like, on_device, raw, sum_in_order
 from mpitrain.comm.device import settled
 from mpitrain.comm.grid import split
 from mpitrain.comm.mpi import MPI
 from mpitrain.comm.progress import Posted, Steps, arrived
-from mpitrain.comm.wire import SMALL, pieces
+from mpitrain.comm.wire import ROUNDS, SMALL, pieces, rounds_of, under_way
 
 
 def send(axis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[Posted]:
@@ -83,8 +84,54 @@ def shift(x: Array, out: Array, distance: int, axis, tag: int) -> Steps:
 
 
 def reduce_scatter(x: Array, out: Array, axis) -> Steps:
-    """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them."""
-    return exchange_and_sum(exchange, x, out, axis)
+    """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them.
+
+    In rounds of wire.ROUND bytes, so the parts of the others take no more memory for a longer sum.
+    On a device in one round, since each would wait for the sum of the one before.
+    """
+    if axis.size == 1 or on_device(x):
+        return exchange_and_sum(exchange, x, out, axis)
+    turn = axis.scratch.take_turn(under_way(x.nbytes, axis.size, x.dtype.itemsize))
+    return _sum_in_rounds(x, out, turn, axis)
+
+
+@tagged
+def _sum_in_rounds(x: Array, out: Array, turn: Turn, axis, tag: int) -> Steps:
+    """Exchange and add a part of every shard after the other; MPI keeps the order of messages of one tag."""
+    bounds = split(len(x), axis.size)
+    started = deque()
+    yield turn
+    for part in rounds_of(len(x), axis.size, x.dtype.itemsize):
+        if len(started) == ROUNDS:
+            yield from _summed(*started.popleft(), axis)
+        shards = [x[begin:end][part] for begin, end in zip(bounds, bounds[1:])]
+        target = out[part]
+        found, memory = axis.scratch.lend(x, axis.size * len(target))
+        parts = [found[r * len(target) : (r + 1) * len(target)] for r in range(axis.size)]
+        parts[axis.rank] = shards[axis.rank]
+        started.append((_exchanged(shards, parts, axis, tag), parts, target, memory))
+    while started:
+        yield from _summed(*started.popleft(), axis)
+    turn.over = True
+
+
+def _exchanged(shards: list[Array], parts: list[Array], axis, tag: int) -> list[Posted]:
+    """Start sending each rank its shard, and receiving what it has of the own one; neighbours first."""
+    size = axis.size
+    me = axis.rank
+    requests = []
+    for source in ((me - shift) % size for shift in range(1, size)):
+        requests += receive(axis, parts[source], source, tag)
+    for other in ((me + shift) % size for shift in range(1, size)):
+        requests += send(axis, shards[other], other, tag)
+    return requests
+
+
+def _summed(requests: list[Posted], parts: list[Array], target: Array, memory: np.ndarray, axis) -> Steps:
+    """Wait for the parts of a round, and add them."""
+    yield arrived(requests)
+    sum_in_order(parts, target)
+    axis.scratch.give_back(memory)
 
 
 def exchange_and_sum(exchange, x: Array, out: Array, axis) -> Steps:

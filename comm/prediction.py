@@ -5,7 +5,7 @@ The formulas of comm/wire.py for the way that the axis chooses.
 
 from mpitrain.comm import messages, mpi_collectives, shared
 from mpitrain.comm.axis import Axis
-from mpitrain.comm.buffers import Array, is_narrow
+from mpitrain.comm.buffers import Array, is_narrow, on_device
 from mpitrain.comm.wire import phases, sent_bytes, sent_messages
 
 TRANSPORTS = {messages: "messages", mpi_collectives: "collectives", shared: "shared"}
@@ -26,20 +26,21 @@ def predicted(operation: str, num_bytes: int, axis: Axis, x: Array, root: int = 
         transport = TRANSPORTS[
             axis.one_level(x, pairs=operation.startswith("all_to_all"), num_bytes=num_bytes)
         ]
-        return _sent(operation, num_bytes, axis, itemsize, transport, root)
+        return _sent(operation, num_bytes, axis, itemsize, transport, root, not on_device(x))
     total = [0, 0]
     for far, each, length, width, of in found:
         level = axis.far if far else axis.near
         by_messages = narrow and not far and each == "reduce_scatter"
         module = messages if by_messages else level.by_size(length)
-        for at, number in enumerate(_sent(each, length, level, width, TRANSPORTS[module], of)):
+        sent = _sent(each, length, level, width, TRANSPORTS[module], of, not on_device(x))
+        for at, number in enumerate(sent):
             total[at] += number
     return total[0], total[1]
 
 
 def _sent(
-    operation: str, num_bytes: int, axis: Axis, itemsize: int, transport: str, root: int
+    operation: str, num_bytes: int, axis: Axis, itemsize: int, transport: str, root: int, in_rounds: bool
 ) -> tuple[int, int]:
-    what = (operation, num_bytes, axis.size, axis.rank)
+    what = operation, num_bytes, axis.size, axis.rank
     how = {"itemsize": itemsize, "transport": transport, "root": root}
-    return sent_messages(*what, **how), sent_bytes(*what, **how)
+    return sent_messages(*what, **how, in_rounds=in_rounds), sent_bytes(*what, **how)

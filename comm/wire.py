@@ -27,12 +27,18 @@ In two levels (comm/levels.py), m ranks on each of k nodes: the bytes of each ph
 for its axis. Of an all-reduce a node sends 2 N (k-1)/k across in all, in one level 2 N m (k-1)/k.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpitrain.comm.axis_operations import AUTO_SHARED, READING
 from mpitrain.comm.grid import split
 
 LIMIT = 1 << 30  # bytes of one message: counts in MPI 3 are 32-bit, and Open MPI 5 has no others
+ROUND = 1 << 24  # bytes of a round of a sum by messages: what all ranks send one of them
+LEAST = 1 << 16  # bytes of a message in it, or more
+ROUNDS = 2  # of a sum that are under way
+ROOM = 4 * ROUND  # bytes of rounds that are under way on an axis, or those of one sum
 WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
 # bytes up to which an all-reduce of `messages` gathers everything everywhere: one phase of
 # log2(size) messages
@@ -45,6 +51,23 @@ def pieces(num_bytes: int) -> list[slice]:
     Nothing is sent as one of no bytes.
     """
     return [slice(at, at + LIMIT) for at in range(0, max(num_bytes, 1), LIMIT)]
+
+
+def round_of(size: int, itemsize: int) -> int:
+    """Return the elements of each rank's part that are summed in a round, on an axis of `size` ranks."""
+    return max(ROUND // size, LEAST, itemsize) // itemsize
+
+
+def rounds_of(length: int, size: int, itemsize: int) -> list[slice]:
+    """Return the elements of a part that each round has, of `length` elements in all: alike on all ranks."""
+    step = round_of(size, itemsize)
+    longest = -(-length // size)
+    return [slice(at, at + step) for at in range(0, max(longest, 1), step)]
+
+
+def under_way(num_bytes: int, size: int, itemsize: int) -> int:
+    """Return the bytes in which the parts of a sum of `num_bytes` arrive at once."""
+    return min(num_bytes, ROUNDS * size * round_of(size, itemsize) * itemsize)
 
 
 def transport_on_a_node(wanted: str, operation: str, num_bytes: int) -> str:
@@ -131,11 +154,13 @@ def sent_messages(
     itemsize: int = 1,
     transport: str = "messages",
     root: int = 0,
+    in_rounds: bool = True,
 ) -> int:
     """Return how many messages coordinate `rank` of an axis of `size` ranks sends for a buffer of
     `num_bytes`.
 
     None has more than LIMIT bytes, but of MPI's collectives: one to each other rank is counted.
+    in_rounds: whether sums go in rounds, as those of host buffers do.
     """
     if size == 1 or operation == "receive" or (transport == "shared" and operation in READING):
         return 0
@@ -145,7 +170,18 @@ def sent_messages(
         return {"gather": to_root, "reduce": size - 1 + to_root}.get(operation, from_root)
     if transport == "collectives" and (operation in READING or operation == "shift"):
         return (size - 1) * (2 if operation == "all_reduce" else 1)
-    return sum(len(pieces(part)) for part in _parts(operation, num_bytes, size, rank, itemsize, root))
+    length = num_bytes // itemsize
+    parts = _parts(operation, num_bytes, size, rank, itemsize, root)
+    # the first so many
+    of_sum = size - 1 if in_rounds and _sums_in_parts(operation, num_bytes) else 0
+    rounds = rounds_of(length, size, itemsize)
+    in_round = [len(range(part // itemsize)[each]) * itemsize for part in parts[:of_sum] for each in rounds]
+    return sum(len(pieces(part)) for part in (*in_round, *parts[of_sum:]))
+
+
+def _sums_in_parts(operation: str, num_bytes: int) -> bool:
+    """Whether ranks send one another parts of a buffer to sum."""
+    return operation == "reduce_scatter" or (operation in ("all_reduce", "reduce") and num_bytes > SMALL)
 
 
 def _parts(operation: str, num_bytes: int, size: int, rank: int, itemsize: int, root: int) -> list[int]:
@@ -214,45 +250,98 @@ def phases(
     near, far: (coordinate, size) on both axes.
     narrow: elements are 16-bit floats, which are summed in fp32.
     """
-    (place, m), (node, k), wide = near, far, 4 if narrow else itemsize
-    even = num_bytes // itemsize % (m * k) == 0
-    sums = not m & (m - 1)
-    begin, end = split(num_bytes // itemsize, m)[place : place + 2]
-    part = end - begin
-    if operation == "all_reduce" and sums and num_bytes <= SMALL and not narrow:
-        return [Phase(each, "all_reduce", num_bytes, itemsize) for each in (False, True)]
-    if operation == "all_reduce" and sums and num_bytes > SMALL:
-        there = [
-            Phase(False, "reduce_scatter", num_bytes, itemsize),
-            Phase(True, "reduce_scatter", part * wide, wide),
-        ]
+    levels = _TwoLevels(num_bytes, near, far, itemsize, narrow, root)
+    found = _IN_TWO_LEVELS.get(operation)
+    return None if found is None else found(levels)
+
+
+@dataclass(frozen=True)
+class _TwoLevels:
+    """What an operation in two levels is asked for: a buffer, and this rank, as in phases().
+
+    Each method returns the phases of the operation of its name (see levels), None for one level.
+    """
+
+    num_bytes: int
+    near: tuple[int, int]
+    far: tuple[int, int]
+    itemsize: int
+    narrow: bool
+    root: int
+
+    def all_reduce(self) -> list[Phase] | None:
+        if not self._sums:
+            return None
+        if self.num_bytes <= SMALL:
+            both = [Phase(far, "all_reduce", self.num_bytes, self.itemsize) for far in (False, True)]
+            return None if self.narrow else both
         return [
-            *there,
-            Phase(True, "all_gather", part * itemsize, itemsize),
-            Phase(False, "all_gather", num_bytes, itemsize),
+            self._within("reduce_scatter"),
+            self._summed_across("reduce_scatter"),
+            Phase(True, "all_gather", self._shard_length * self.itemsize, self.itemsize),
+            self._within("all_gather"),
         ]
-    if operation == "reduce" and sums and num_bytes > SMALL:
-        to_node, of_place = divmod(root, m)
-        there = [
-            Phase(False, "reduce_scatter", num_bytes, itemsize),
-            Phase(True, "reduce", part * wide, wide, to_node),
-        ]
-        return there + [Phase(False, "gather", num_bytes, itemsize, of_place)] * (node == to_node)
-    if operation == "broadcast":
-        to_node, of_place = divmod(root, m)
-        across = [Phase(True, "broadcast", num_bytes, itemsize, to_node)] * (place == of_place)
-        return [*across, Phase(False, "broadcast", num_bytes, itemsize, of_place)]
-    if operation == "reduce_scatter" and sums and even:
-        return [
-            Phase(False, "reduce_scatter", num_bytes, itemsize),
-            Phase(True, "reduce_scatter", part * wide, wide),
-        ]
-    if operation == "all_gather" and even:
-        return [
-            Phase(True, "all_gather", part * itemsize, itemsize),
-            Phase(False, "all_gather", num_bytes, itemsize),
-        ]
-    return None
+
+    def reduce(self) -> list[Phase] | None:
+        if not self._sums or self.num_bytes <= SMALL:
+            return None
+        node, place = self._node_and_place_of_root
+        to_node = [self._within("reduce_scatter"), self._summed_across("reduce", node)]
+        return to_node + [self._within("gather", place)] * (self.far[0] == node)
+
+    def broadcast(self) -> list[Phase]:
+        node, place = self._node_and_place_of_root
+        across = [Phase(True, "broadcast", self.num_bytes, self.itemsize, node)] * (self.near[0] == place)
+        return [*across, self._within("broadcast", place)]
+
+    def reduce_scatter(self) -> list[Phase] | None:
+        if not self._sums or not self._even:
+            return None
+        return [self._within("reduce_scatter"), self._summed_across("reduce_scatter")]
+
+    def all_gather(self) -> list[Phase] | None:
+        if not self._even:
+            return None
+        across = Phase(True, "all_gather", self._shard_length * self.itemsize, self.itemsize)
+        return [across, self._within("all_gather")]
+
+    @property
+    def _sums(self) -> bool:
+        """Whether a node's sum is a branch of the tree in which one level sums."""
+        num_near = self.near[1]
+        return not num_near & (num_near - 1)
+
+    @property
+    def _even(self) -> bool:
+        return self.num_bytes // self.itemsize % (self.near[1] * self.far[1]) == 0
+
+    @property
+    def _shard_length(self) -> int:
+        """Return how many elements this rank has of a buffer that is divided over its node."""
+        place, num_near = self.near
+        return _lengths(self.num_bytes // self.itemsize, num_near)[place]
+
+    @property
+    def _node_and_place_of_root(self) -> tuple[int, int]:
+        return divmod(self.root, self.near[1])
+
+    def _within(self, operation: str, root: int = 0) -> Phase:
+        """Return a phase of the whole buffer inside the node."""
+        return Phase(False, operation, self.num_bytes, self.itemsize, root)
+
+    def _summed_across(self, operation: str, root: int = 0) -> Phase:
+        """Return a phase that sums the shard over nodes, 16-bit floats in fp32."""
+        width = 4 if self.narrow else self.itemsize
+        return Phase(True, operation, self._shard_length * width, width, root)
+
+
+_IN_TWO_LEVELS: dict[str, Callable[[_TwoLevels], list[Phase] | None]] = {
+    "all_reduce": _TwoLevels.all_reduce,
+    "reduce": _TwoLevels.reduce,
+    "broadcast": _TwoLevels.broadcast,
+    "reduce_scatter": _TwoLevels.reduce_scatter,
+    "all_gather": _TwoLevels.all_gather,
+}
 
 
 def sent_over_nodes(operation: str, num_bytes: int, nodes: tuple[int, int], rank: int) -> int:

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 import click
@@ -359,57 +360,70 @@ def job() -> None:
     """
 
 
-def _for_scheduler(kind: str, title: str) -> None:
-    """Make `mpitrain job KIND`."""
-
-    @job.command(kind, help=f"A job for {title}. Trains CONFIG on --nodes times --ranks-per-node ranks.")
-    @CONFIG
-    @click.option("--nodes", required=True, type=click.IntRange(1, MOST_RANKS), help="Number of nodes.")
-    @click.option(
+MOST_STARTS = click.option(
+    "--most", default=100, show_default=True, type=click.IntRange(1, INTEGERS), help="Starts at most."
+)
+JOB_OPTIONS = (  # of every scheduler, in the order of --help
+    click.option("--nodes", required=True, type=click.IntRange(1, MOST_RANKS), help="Number of nodes."),
+    click.option(
         "--time",
         "time_limit",
         required=True,
         metavar="HH:MM:SS",
         help="Length of one allocation; the job comes again.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--ranks-per-node",
         default=4,
         show_default=True,
         type=click.IntRange(1, 4096),
         help="One for each GPU, or a few cores.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--cores", default=8, show_default=True, type=click.IntRange(1, 4096), help="Cores of a rank."
-    )
-    @click.option(
+    ),
+    click.option(
         "--gpus", default=0, show_default=True, type=click.IntRange(0, 4096), help="GPUs of a node."
-    )
-    @click.option("--account", default="", help="Who pays: an account, a project or a bank.")
-    @click.option("--queue", default="", help="Queue or partition.")
-    @click.option(
+    ),
+    click.option("--account", default="", help="Who pays: an account, a project or a bank."),
+    click.option("--queue", default="", help="Queue or partition."),
+    click.option(
         "--launch",
         default="",
         metavar="COMMAND",
         help="What starts the ranks, for example 'srun --mpi=pmi2'.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--setup", multiple=True, metavar="LINE", help="Line of shell before that, such as 'module load mpi'."
-    )
-    @click.option("--image", default="mpitrain", show_default=True, help="Kubernetes: the container's image.")
-    @click.option(
+    ),
+    click.option("--image", default="mpitrain", show_default=True, help="Kubernetes: the container's image."),
+    click.option(
         "--claim",
         default="runs",
         show_default=True,
         help="Kubernetes: the volume claim that holds this folder.",
-    )
-    @click.option(
-        "--most", default=100, show_default=True, type=click.IntRange(1, INTEGERS), help="Starts at most."
-    )
-    @click.option(
+    ),
+    MOST_STARTS,
+    click.option(
         "--out", metavar="FILE", help="Name of the script; else that of CONFIG and of the scheduler."
-    )
-    @click.option("--submit", is_flag=True, help="Submit it, too.")
+    ),
+    click.option("--submit", is_flag=True, help="Submit it, too."),
+)
+
+
+def _with_job_options(write: Callable) -> Callable:
+    """Give a command the options of a job's script."""
+    for option in reversed(JOB_OPTIONS):
+        write = option(write)
+    return write
+
+
+def _for_scheduler(kind: str, title: str) -> None:
+    """Make `mpitrain job KIND`."""
+
+    @job.command(kind, help=f"A job for {title}. Trains CONFIG on --nodes times --ranks-per-node ranks.")
+    @CONFIG
+    @_with_job_options
     @OVERRIDE
     def write(
         config: str | None,
@@ -448,9 +462,7 @@ for _kind, _title in {
 @click.argument("code", type=click.IntRange(0, 255))
 @CONFIG
 @OVERRIDE
-@click.option(
-    "--most", default=100, show_default=True, type=click.IntRange(1, INTEGERS), help="Starts at most."
-)
+@MOST_STARTS
 def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) -> int:
     """Say whether a run that ended with exit code CODE is to be started again. For scripts of jobs.
 

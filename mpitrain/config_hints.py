@@ -128,6 +128,8 @@ INSTEAD = {  # what is reached in another way
     "weights": "one source of text is read; data.path may be a list of files and folders",
     "dropout": "no layer here drops out",
 }
+SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), "true")
+SWITCHES |= dict.fromkeys(("false", "no", "off", "0"), "false")
 
 
 def of_another_name(key: str) -> str:
@@ -147,27 +149,55 @@ def form_that_works(key: str, value: Any, kind: Any) -> str:
 
     "" if not.
     """
-    kinds = _kinds(kind)
     if key == "run.log_every" and isinstance(value, float):
         return f'"{value:g}s" for seconds'
     if key == "run.time_limit" and _number(value) is not None:
         minutes, seconds = divmod(int(_number(value)), 60)
         return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-    if bool in kinds and str(value).lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
-        return "true" if str(value).lower() in ("true", "yes", "on", "1") else "false"
+    kinds = _kinds(kind)
+    forms = (form(value) for wanted, form in FORMS if wanted in kinds)
+    return next(filter(None, forms), "")
+
+
+def _bool_form(value: Any) -> str:
+    return SWITCHES.get(str(value).lower(), "")
+
+
+def _int_form(value: Any) -> str:
     number = _number(value)
-    if int in kinds and number is not None and number == int(number) and not isinstance(value, int):
+    if number is not None and number == int(number) and not isinstance(value, int):
         return str(int(number))
-    if int in kinds and isinstance(value, str) and (found := re.fullmatch(r"([0-9]{1,9})([kKmM])", value)):
+    if isinstance(value, str) and (found := re.fullmatch(r"([0-9]{1,9})([kKmM])", value)):
         return str(int(found[1]) * {"k": 10**3, "m": 10**6}[found[2].lower()])
-    if float in kinds and isinstance(value, str) and number is not None:
-        return repr(number)
-    if {list, tuple} & kinds and isinstance(value, str):
-        parts = [_number(part) for part in value.strip("()[] ").split(",")]
-        return "" if None in parts else f"[{', '.join(f'{part:g}' for part in parts)}]"
-    if str in kinds and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return f'"{value}"'
     return ""
+
+
+def _float_form(value: Any) -> str:
+    number = _number(value)
+    return repr(number) if isinstance(value, str) and number is not None else ""
+
+
+def _list_form(value: Any) -> str:
+    if not isinstance(value, str):
+        return ""
+    parts = [_number(part) for part in value.strip("()[] ").split(",")]
+    return "" if None in parts else f"[{', '.join(f'{part:g}' for part in parts)}]"
+
+
+def _text_form(value: Any) -> str:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f'"{value}"' if is_number else ""
+
+
+FORMS: tuple[tuple[type, Callable[[Any], str]], ...] = (
+    # a type that a key may have, and how what was meant for it is written; the first that fits
+    (bool, _bool_form),
+    (int, _int_form),
+    (float, _float_form),
+    (list, _list_form),
+    (tuple, _list_form),
+    (str, _text_form),
+)
 
 
 def _kinds(kind: Any) -> set[type]:

@@ -61,14 +61,22 @@ def check(
         raise ScheduleError("found no programs, needed one for each pipeline rank")
     assert reduces is None or len(reduces) == num_stages
     assert residency is None or len(residency.uses) == num_stages
-    needs = Needs(programs, copies=copies, segments=segments, reduces=reduces if train and reduces else ())
+    if not train:
+        reduces = None
+    needs = Needs(programs, copies=copies, segments=segments, reduces=reduces or ())
     try:
-        _prove(needs, num_stages, num_microbatches, _num_parts(reduces if train else None, residency), train)
-        _prove_buckets(needs, reduces if train else None, residency, reduce_each)
+        _prove(needs, num_stages, num_microbatches, _num_parts(reduces, residency), train)
+        _prove_buckets(needs, reduces, residency, reduce_each)
         no_deadlock(needs, blocking_sends=blocking_sends)
     except rules.Flaw as flaw:
         waits = play(needs) == list(map(len, programs))
         raise ScheduleError(f"{flaw.args[0]}\n\n{grid(programs, mark=flaw.place, waits=waits)}") from None
+    return _report(needs, num_stages, num_microbatches, train)
+
+
+def _report(needs: Needs, num_stages: int, num_microbatches: int, train: bool) -> Proof:
+    """Count what proved programs do and hold."""
+    programs = needs.programs
     return Proof(
         num_stages,
         num_microbatches,

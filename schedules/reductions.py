@@ -31,13 +31,10 @@ def with_reductions(
     A backward that is in parts already, in pairs with those of a forward, stays where it is; `tail`
     is then 1.
     """
-    adding = list(
-        dict.fromkeys(
-            _whole(action) for action in program if action.stage == stage and action.kind in ADD_TO_GRADIENTS
-        )
-    )
-    groups = {group[-1]: group for group in ([[action] for action in adding] if each else [adding[-tail:]])}
-    walked = {action for group in groups.values() for action in group}
+    adding = _adding_to_gradients(program, stage)
+    together = [[backward] for backward in adding] if each else [adding[-tail:]]
+    groups = {group[-1]: group for group in together}
+    walked = {backward for group in together for backward in group}
     result: list[Action] = []
     for position, action in enumerate(program):
         if action == PAIR and program[position + 2] in walked:
@@ -50,6 +47,12 @@ def with_reductions(
                 walk = [member._replace(part=part) for member in groups[whole]]
                 result += walk + _complete(walk[-1], reduction, each, last=whole == adding[-1])
     return _sends_first(result)
+
+
+def _adding_to_gradients(program: list[Action], stage: int) -> list[Action]:
+    """Return the backwards that add to a stage's weight gradients, whole, each once, in their order."""
+    adding = (action for action in program if action.stage == stage and action.kind in ADD_TO_GRADIENTS)
+    return list(dict.fromkeys(map(_whole, adding)))
 
 
 def _complete(backward: Action, reduction: Reduction, each: bool, last: bool) -> list[Action]:

@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import ADD_TO_GRADIENTS, COMPUTE, PAIR, Action
@@ -143,28 +144,26 @@ def _in_our_letters(ranks: Rows, name: str, notes: list[str]) -> Rows:
         raise ScheduleError(
             f"{name}: found I and BW: with I for inputs, a whole backward is B; write B for BW"
         )
-    has_weights = {action[1:] for actions in ranks for action in actions if action.kind == "W"}
+    for_inputs = set() if "I" in kinds else _for_inputs(ranks, FULL_BACKWARD in kinds)
+    if for_inputs:
+        notes.append(
+            "B is read as I, the backward for inputs, as W stands beside it"
+            + ", and BW as B" * (FULL_BACKWARD in kinds)
+        )
 
-    def is_for_inputs(action: Action) -> bool:
-        return action.kind == "B" and (FULL_BACKWARD in kinds or action[1:] in has_weights)
+    def in_our_letters(action: Action) -> Action:
+        if action in for_inputs:
+            return action._replace(kind="I")
+        return action._replace(kind="B") if action.kind == FULL_BACKWARD else action
 
-    if "I" in kinds or not any(is_for_inputs(action) for actions in ranks for action in actions):
-        return [[_letter(action, FULL_BACKWARD, "B") for action in actions] for actions in ranks]
-    notes.append(
-        "B is read as I, the backward for inputs, as W stands beside it"
-        + ", and BW as B" * (FULL_BACKWARD in kinds)
-    )
-    return [
-        [
-            action._replace(kind="I") if is_for_inputs(action) else _letter(action, FULL_BACKWARD, "B")
-            for action in actions
-        ]
-        for actions in ranks
-    ]
+    return [list(map(in_our_letters, actions)) for actions in ranks]
 
 
-def _letter(action: Action, found: str, ours: str) -> Action:
-    return action._replace(kind=ours) if action.kind == found else action
+def _for_inputs(ranks: Rows, every: bool) -> set[Action]:
+    """Return the B that are backwards for inputs: every one, or those whose microbatch has a W, too."""
+    actions = list(chain.from_iterable(ranks))
+    has_weights = {action[1:] for action in actions if action.kind == "W"}
+    return {action for action in actions if action.kind == "B" and (every or action[1:] in has_weights)}
 
 
 # --------------------------------------------------------- in which order microbatches are numbered

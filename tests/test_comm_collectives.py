@@ -586,3 +586,44 @@ def test_more_than_mpi_addresses_goes_by_messages_on_every_rank(world, monkeypat
         wrong += [] if len(shard) == end - begin and (shard == size).all() else [length]
     mesh.free()
     agree(world, ok and not wrong, f"got {len(got)}, wrong {wrong}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_sums_in_rounds_have_the_same_bits_and_take_no_more_memory(axis, monkeypatch, dtype):
+    """A sum that is longer than a round, several of them at once.
+
+    Whole and in rounds, the last of them short.
+    """
+    from mpitrain.comm import wire
+    from mpitrain.comm.collectives import all_reduce, reduce_scatter
+
+    found = []
+    for size_of_round in (1 << 24, 1 << 14):
+        monkeypatch.setattr(wire, "ROUND", size_of_round)
+        monkeypatch.setattr(wire, "LEAST", 1 << 8)
+        given = [values(axis.rank, length, dtype) for length in (70_001, 4099, 64, 70_001)]
+        pending = [
+            start(x, axis)
+            for x in given
+            for start in (reduce_scatter, lambda x, axis: all_reduce(x.clone(), axis))
+        ]
+        found.append([each.wait() for each in pending])
+    agree(axis.comm, all(a.equal(b) for a, b in zip(*found, strict=True)), "other bits in rounds")
+
+
+def test_memory_of_a_sum_is_bounded():
+    from mpitrain.comm.collectives import reduce_scatter
+    from mpitrain.comm.grid import Grid
+    from mpitrain.comm.mesh import Mesh
+    from mpitrain.comm.mpi import MPI
+    from mpitrain.comm.wire import ROOM
+
+    world = MPI.COMM_WORLD
+    mesh = Mesh(world, Grid({"dp": world.size}), transport="messages", timeout_s=60)
+    x = np.ones(1 << 24, np.float32)  # 64 MiB, three times
+    pending = [reduce_scatter(x, mesh["dp"]) for _ in range(3)]
+    summed = [each.wait() for each in pending]
+    most = mesh["dp"].scratch.most_bytes
+    mesh.free()
+    right = all((each == world.size).all() for each in summed)
+    agree(world, right and most <= ROOM, f"{most} bytes for sums of {x.nbytes}")

@@ -31,7 +31,7 @@ TRANSPORTS = ["messages", "collectives", "shared", "auto"]
 
 
 def test_only_as_many_neighbours_on_each_node_make_levels():
-    from mpitrain.comm.levels import nodes_of
+    from mpitrain.comm.nodes import nodes_of
 
     assert nodes_of([5, 5, 9, 9, 2, 2]) == (2, 3)
     assert nodes_of([0, 0, 0, 1, 1, 1]) == (3, 2) and not nodes_of([0, 0, 0, 1, 1, 1]).sums

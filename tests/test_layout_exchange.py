@@ -9,9 +9,9 @@ import pytest
 
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
+from mpitrain.layout.domains import gather_of
 from mpitrain.layout.idle import told_of_idle
 from mpitrain.layout.link_choices import Machine, axes_between, choose, exchanged, left_open, took
-from mpitrain.layout.program import gather_of
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 

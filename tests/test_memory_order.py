@@ -8,10 +8,12 @@ import itertools
 import pytest
 
 from mpitrain import config as settings
+from mpitrain.commands.inspect import show_proof
 from mpitrain.layout.alternatives import (
     by_recompute,
     by_stage,
     costs,
+    idle_here,
     idle_recompute,
     most_bytes,
     out_of_order,
@@ -56,7 +58,12 @@ GRID = [
     for number, each in enumerate(GRID)
     if number % 3 == 1 or each[1] in ("dp=8", "dp=2 pp=2 schedule=v-half")
 ]
+GIVEN = (
+    *("batch.global=8", "batch.micro=1", "data.sequence=512", *MODELS["reference"]),
+    *("parallel.dp=2", "parallel.zero=2", "comm.bucket_mb=64"),
+)
 SHARDED = {"mixtral dp=8": ("mixtral", "dp=8 ep=4", 8), "mixtral dp=4": ("mixtral", "dp=4 ep=2", 4)}
+SHARDED["mixtral ep=dp"] = "mixtral", "dp=4 ep=4", 4
 
 
 @pytest.mark.parametrize(("model", "layout", "ranks"), [*GRID, *SHARDED.values()], ids=str)
@@ -74,6 +81,10 @@ def test_memory_falls_from_zero_0_to_3(model, layout, ranks, batches):
     divided = any(word in layout for word in ("zb", "v-half"))
     if model == "mixtral" and divided:  # rows of experts come in rounds
         assert not falls and all("such as 1f1b" in line for line in told) and told
+    elif layout == "dp=4 ep=4":  # a rank has its experts alone
+        assert values[1] < values[0] and values[3] < values[2]
+        assert [line[:17] for line in told] == ["parallel.zero = 2"]
+        assert "no two ranks have the same experts (parallel.ep = 4)" in told[0]
     elif (model, layout) == ("llama3.2-1b", "dp=2 pp=2 schedule=v-half"):
         # both ends on one rank, and half of them is saved
         assert not falls and all("two neighbours at most" in line for line in told) and told
@@ -93,6 +104,51 @@ def test_both_copies_of_dualpipe_keep_whole_gradients_and_it_is_said(zero):
         "reference", "dp=2 pp=2 schedule=dualpipe", 4, f"parallel.zero={zero}", "parallel.reduce=step"
     )
     assert most_bytes(once) == most_bytes(plan)
+
+
+@pytest.mark.parametrize(("model", "layout", "ranks"), [*GRID, *SHARDED.values()], ids=str)
+def test_weights_that_are_kept_over_a_step_hold_no_more_than_zero_2(model, layout, ranks):
+    """So parallel.gather = "auto" never chooses what holds more than the stage below."""
+    below = by_stage(planned(model, layout, ranks, "parallel.zero=2", BF16), [2])[2]
+    given = model, layout, ranks, "parallel.zero=3", BF16
+    step, use = (planned(*given, f"parallel.gather={gather}") for gather in ("step", "use"))
+    assert most_bytes(step) <= below
+    assert not any(usage.gathered for usage in predict(step))
+    (line,) = [line for line in costs(step) if "gather" in line]
+    # of few long blocks
+    assert ('"step" holds no more' in line) == (most_bytes(use) >= most_bytes(step))
+
+
+def test_weights_that_nobody_else_has_are_not_lent():
+    usage = predict(planned("mixtral", "dp=4 ep=4", 4, "parallel.zero=3", BF16))[0]
+    dense = predict(planned("mixtral", "dp=4 ep=4", 4, "parallel.zero=3", BF16, "model.layers=1"))[0]
+    assert usage.gathered < 2 * dense.gathered  # the embedding, and a block without its experts
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "v-half", "zb-h1"])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_sum_after_each_microbatch_that_holds_no_less_is_said(schedule, zero):
+    """Of a small model most buckets of a stage are lent at once; with ZeRO-0 the sums are whole, too."""
+    for model, bucket in (("reference", 4), ("reference", 64), ("smollm2-135m", 4)):
+        layout = f"dp=2 pp=2 schedule={schedule}", 4
+        common = model, *layout, f"parallel.zero={zero}", f"comm.bucket_mb={bucket}"
+        once, each = (planned(*common, f"parallel.reduce={how}", batches=8) for how in ("step", "microbatch"))
+        lines = [line for line in costs(each) if line.startswith('parallel.reduce = "microbatch" with')]
+        before, after = ([u.gradients + u.unreduced for u in predict(plan)] for plan in (once, each))
+        saves = any(b < a for a, b in zip(before, after))
+        assert saves != bool(lines), (lines, before, after)
+        assert all(" 8 times a step" in line for line in lines)
+
+
+def test_a_run_and_check_say_what_its_settings_do_not_save():
+    few = planned("reference", "dp=2", 2, "parallel.zero=2", "comm.bucket_mb=64")
+    (line,) = idle_here(few)
+    assert line in out_of_order(few, by_stage(few)) and line in show_proof(None, GIVEN, 2)
+    for more in ("memory.recompute=selective", "memory.recompute=full", "memory.recompute=every-k"):
+        plan = planned("reference", "dp=2 pp=2 schedule=v-half", 4, more)
+        mine = f'"{plan.config.memory.recompute}" holds'
+        known = [line for line in idle_recompute(plan, by_recompute(plan)) if mine in line]
+        assert idle_here(plan) == known or "every-k" in more
 
 
 def test_what_does_not_fall_is_said():
@@ -137,6 +193,10 @@ def test_each_saving_saves(model, layout, ranks, more, less, common):
         for line in idle_recompute(plan, by_recompute(plan))
         if f'"{plan.config.memory.recompute}" holds' in line
     ]
+    if "parallel.gather=step" in more:
+        told = [
+            line for line in costs(planned(model, layout, ranks, *common, *more)) if "holds no more" in line
+        ]
     assert least < most or told
     # what waits for its weight gradients isn't recomputed
     assert not told or "zbv" in layout or "v-half" in layout
@@ -221,11 +281,11 @@ def test_microbatches_in_flight_never_lessen_a_prediction():
 def test_what_is_held_for_speed_is_said():
     for more, begins in (
         (("parallel.zero=3", "parallel.reduce=step"), 'parallel.reduce = "step" keeps'),
-        (("parallel.zero=3", "parallel.gather=step"), 'parallel.gather = "step" keeps'),
+        (("parallel.zero=3", "parallel.gather=step"), 'parallel.gather = "step" holds'),
         (("parallel.zero=2", "numerics.reproducible=layout"), 'parallel.reduce = "step" keeps'),
         (
             ("parallel.zero=0", "parallel.reduce=microbatch"),
-            'parallel.reduce = "microbatch" with parallel.zero = 0',
+            'parallel.reduce = "microbatch" with parallel.zero = 0 holds',
         ),
     ):
         (line,) = costs(planned("reference", "dp=4", 4, *more))

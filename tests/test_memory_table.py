@@ -139,5 +139,9 @@ def test_shared_pages_count_once_a_node(ranks):
 
 def test_scratch_of_sums_over_nodes_is_counted():
     given = "model.preset=smollm2-135m", "parallel.dp=4", "parallel.zero=1"
-    within, between = (predict(planned(*given, *more, ranks=4))[0] for more in ((), ("comm.node_ranks=2",)))
-    assert between.messages > within.messages + 2 * 4 * 576 * 1536
+    nodes = "comm.node_ranks=2"
+    choices = (), (nodes, "comm.levels=one"), (nodes,)
+    within, one, two = (predict(planned(*given, *more, ranks=4))[0] for more in choices)
+    assert two.messages > one.messages > 2 * 4 * 576 * 1536 and within.messages < 2**23
+    # all weights travel at once after an update, sorted by nodes
+    assert two.messages - one.messages > two.weights / 2

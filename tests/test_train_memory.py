@@ -18,6 +18,7 @@ CHOICES = [
     ("parallel.zero=3", "model.tied=false", "optimizer.name=sgd"),
     ("parallel.zero=2", "numerics.reproducible=layout"),
     ("parallel.zero=0", "numerics.reproducible=layout"),
+    ("parallel.zero=3", "parallel.gather=step", "precision.compute=bf16"),
 ]
 LAYOUTS = {
     2: [
@@ -66,6 +67,21 @@ def test_the_state_that_was_predicted_is_allocated(world, layout, choice):
     )
 
 
+EXPERTS = "model.family=mixtral", "experts.count=8", "experts.active=2", "precision.compute=bf16"
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("ep", [1, 2])
+def test_experts_that_a_rank_has_alone_are_not_lent(world, zero, ep):
+    """To the byte. With ep = dp nothing of them is divided: their weights stay where they are."""
+    if world.size != 2:
+        pytest.skip("2 ranks tell")
+    keys = "parallel.dp=2", f"parallel.ep={ep}", f"parallel.zero={zero}"
+    predicted, _, measured = one_step(world, *keys, *EXPERTS)
+    found = of_tensors(predicted, measured)._replace(activations=measured.activations)
+    agree(world, found == measured, f"predicted {predicted}, found {measured}")
+
+
 SCHEDULES = ["1f1b", "interleaved", "zbv", "v-min", "dualpipe", "seq1f1b"]
 SCHEDULES += ["gpipe", "zb-h1", "zb-h2", "v-half", "dualpipev"] if EVERY else []
 HELD = {
@@ -104,6 +120,38 @@ HELD = {
         "parallel.pp=4 pipeline.schedule=v-half",
     ],
 }
+
+
+BETWEEN = [
+    f"comm.levels={levels} comm.transport={transport} {keys}"
+    for levels in ("auto", "one")
+    for transport in ("auto", "messages")
+    for keys in (
+        "parallel.zero=0",
+        "parallel.zero=1",
+        "parallel.zero=1 precision.reduce=bf16",
+        "parallel.zero=2 precision.compute=bf16",
+        "parallel.zero=3",
+        "parallel.zero=3 parallel.dp_shard=2",
+    )
+]
+
+
+@pytest.mark.parametrize("settings", [each for n, each in enumerate(BETWEEN) if EVERY or n % 3 != 2])
+def test_what_sums_and_gathers_over_nodes_hold_is_predicted(world, settings):
+    """On two nodes of two ranks.
+
+    How many are on their way at once, and so the most of it, is a matter of time.
+    """
+    if world.size != 4:
+        pytest.skip("4 ranks tell")
+    keys = "parallel.dp=4", "comm.node_ranks=2", "comm.bucket_mb=0.25", *LARGE
+    predicted, _, measured = one_step(world, *keys, *settings.split())
+    agree(
+        world,
+        measured.messages <= 1.5 * predicted.messages,
+        f"{settings}: predicted {predicted}, held {measured}",
+    )
 
 
 LARGE = ("model.layers=8", "model.width=64", "model.vocab=256", "data.sequence=64", "batch.global=8")

@@ -159,10 +159,9 @@ class Actor:
         self.pp, self.tp, self.cp, self.data, self.model = (
             mesh[name] for name in ("pp", "tp", "cp", "data", "model")
         )
-        self.table, self.training, self.evaluation = (
-            plan.table,
-            *(each.ranks[self.pp.rank] for each in (plan.training, plan.evaluation)),
-        )
+        self.table = plan.table
+        self.training = plan.training.ranks[self.pp.rank]
+        self.evaluation = plan.evaluation.ranks[self.pp.rank]
         self.shardings = shardings_of(config, mesh)
         self.loss_scale = LossScale(config.precision)
         self.recorded: list | None = None  # the routing of a step is noted here
@@ -171,9 +170,8 @@ class Actor:
             plan, device, *axes, functions_of(config.run.compile, config.numerics.deterministic, device)
         )
         self._update_at = self.training.index(Action("UPDATE"))
-        self._ends, self._ends_of_evaluation = (
-            each.other_ends(self.pp.rank) for each in (plan.training, plan.evaluation)
-        )
+        self._ends = plan.training.other_ends(self.pp.rank)
+        self._ends_of_evaluation = plan.evaluation.other_ends(self.pp.rank)
         self.stages = self._build(build)
         states = {number: stage.state for number, stage in self.stages.items()}
         needed = needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank))
@@ -187,7 +185,11 @@ class Actor:
             self.table.num_microbatches,
             synchronous=config.comm.synchronous,
         )
-        self._handlers = {
+        self._handlers = self._handlers_of_kinds()
+
+    def _handlers_of_kinds(self) -> dict[str, Callable[[Action, Work], None]]:
+        """Return what carries out an instruction, by its kind; `_walk` takes PAIR apart."""
+        return {
             "F": self._forward,
             "B": self._backward,
             "I": self._input_backward,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.layout.memory import MemoryUsage
-from mpitrain.parallel.zero.shards import Gradient, Weights
+from mpitrain.parallel.zero.shards import Gradient
 
 
 def measure(actor: Actor, watch: Watch) -> MemoryUsage:
@@ -17,6 +17,7 @@ def measure(actor: Actor, watch: Watch) -> MemoryUsage:
     buckets = [bucket for stage in actor.stages.values() for bucket in stage.state.buckets]
     weights = [b.weights for b in buckets if b.owned]
     gradients = [gradient for b in buckets for gradient in b.gradients]
+    kept = sum(w.num_bytes for w in weights)
     moments = sum(x.nbytes for piece in actor.gradients.pieces for _, x in actor.optimizer.moments(piece))
     gathered = sum(sharding.weights.num_bytes for sharding in actor.shardings.values())
     unreduced = sum(sharding.gradients.num_bytes for sharding in actor.shardings.values())
@@ -26,20 +27,11 @@ def measure(actor: Actor, watch: Watch) -> MemoryUsage:
     if actor.config.memory.offload in ("optimizer", "all"):
         host += moments + actor.optimizer.num_bytes + sum(w.host_bytes for w in weights)
         return MemoryUsage(
-            _kept(weights),
-            _kept(gradients),
-            0,
-            gathered,
-            unreduced,
-            watch.peak,
-            recomputed,
-            0,
-            messages,
-            host,
+            kept, _kept(gradients), 0, gathered, unreduced, watch.peak, recomputed, 0, messages, host
         )
     masters = sum(w.master.nbytes for w in weights if w.master is not w.shard)
     return MemoryUsage(
-        _kept(weights) + masters,
+        kept + masters,
         _kept(gradients),
         moments,
         gathered,
@@ -52,5 +44,5 @@ def measure(actor: Actor, watch: Watch) -> MemoryUsage:
     )
 
 
-def _kept(buffers: Sequence[Weights | Gradient]) -> int:
-    return sum((buffer.shard if buffer.whole is None else buffer.whole).nbytes for buffer in buffers)
+def _kept(gradients: Sequence[Gradient]) -> int:
+    return sum((each.shard if each.whole is None else each.whole).nbytes for each in gradients)

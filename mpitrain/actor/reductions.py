@@ -111,11 +111,11 @@ class Gradients:
         last = microbatch in (None, self.table.num_microbatches - self.table.segments)
         if bucket.plan.over:
             self._summing.pop((stage, number)).wait()
-            self._reducing.append(_Reduction(bucket.gradients[0], last))
+            self._reduce(bucket.gradients[0], last)
         else:
             for gradient in bucket.gradients:
                 gradient.finish()
-                self._reducing.append(_Reduction(gradient, last))
+                self._reduce(gradient, last)
         self.advance()
 
     def wait(self) -> None:
@@ -132,6 +132,14 @@ class Gradients:
                 piece.grad.mul_(factor)
 
     # ------------------------------------------------------------ over the data axis
+
+    def _reduce(self, gradient: Gradient, last: bool) -> None:
+        """Start reducing a gradient. Where no other rank has a part of it, it is added to its sum at once."""
+        if gradient.sharding.alone:
+            gradient.take(gradient.whole)
+            gradient.give_back()
+        else:
+            self._reducing.append(_Reduction(gradient, last))
 
     def _begin(self) -> None:
         self._summing: dict[tuple[int, int], Pending] = {}  # by stage and bucket

@@ -22,7 +22,7 @@ from mpitrain.actor.step_totals import Measure, Totals
 from mpitrain.cluster.processes import signal_when_parent_ends
 from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.axis_operations import AUTO_SHARED
-from mpitrain.comm.levels import nodes_of
+from mpitrain.comm.nodes import nodes_of
 from mpitrain.comm.recipe import At, Event, Start, encoded
 from mpitrain.comm.rehearsal import Script, SilentMesh
 from mpitrain.comm.wire import sent_bytes, sent_over_nodes, transport_on_a_node

@@ -51,37 +51,50 @@ class StageState:
         self.embedding = embedding
         rounded = rounds_products(config.precision, device)
         self.by_block = [[Parameter(spec, rounded=rounded) for spec in block] for block in stage.specs(shard)]
-        part_of = {block: number for number, part in enumerate(stage.parts) for block in part}
-        every = [
-            (parameter, part_of[number]) for number, block in enumerate(self.by_block) for parameter in block
-        ]
         self.buckets: list[BucketState] = []
-        dtype = TYPES[config.precision.compute]
         for plan in stage.buckets(shard):
             sharding = shardings[plan.domain] if shardings else Sharding(exact=plan.domain == COUNTED)
-            layout = layout_of(plan.specs, sharding.size)
-            shared = self.embedding if plan.tied else None
-            weights = shared or Weights(
-                layout, sharding.type_of_weights(dtype), device, sharding, config.run.seed
-            )
-            names = {spec.name for spec in plan.specs}
-            users = [
-                parameter for parameter, part in every if parameter.spec.name in names and part in plan.parts
-            ]
-            for parameter in users:
-                weights.bind(parameter)
-            uses = [[p] for p in users] if plan.tied else [users]
-            gradient_type = TreeGradient if sharding.tree else Gradient
-            gradients = [gradient_type(layout, weights.master.dtype, device, sharding) for _ in uses]
-            for gradient, parameters in zip(gradients, uses):
-                for parameter in parameters:
-                    gradient.bind(parameter)
-            self.buckets.append(BucketState(plan, weights, gradients, owned=shared is None))
+            bucket = self._make_bucket(stage, plan, sharding, device)
+            self.buckets.append(bucket)
             if plan.tied:
-                self.embedding = weights
+                self.embedding = bucket.weights
         parts = range(len(stage.parts))
         # by part of the backward
         self.weights_of = [[b.weights for b in self.buckets if number in b.plan.parts] for number in parts]
+
+    def _make_bucket(
+        self, stage: StagePlan, plan: Plan, sharding: Sharding, device: torch.device
+    ) -> BucketState:
+        """Allocate a bucket's weights and gradients, and bind its parameters to them.
+
+        Collective over the ranks of its domain, which allocate in one order.
+        """
+        config = stage.config
+        layout = layout_of(plan.specs, sharding.size)
+        shared = self.embedding if plan.tied else None
+        dtype = sharding.type_of_weights(TYPES[config.precision.compute])
+        weights = shared or Weights(layout, dtype, device, sharding, config.run.seed)
+        users = self._users(stage, plan)
+        for parameter in users:
+            weights.bind(parameter)
+        uses = [[parameter] for parameter in users] if plan.tied else [users]
+        gradient_type = TreeGradient if sharding.tree else Gradient
+        gradients = [gradient_type(layout, weights.master.dtype, device, sharding) for _ in uses]
+        for gradient, parameters in zip(gradients, uses):
+            for parameter in parameters:
+                gradient.bind(parameter)
+        return BucketState(plan, weights, gradients, owned=shared is None)
+
+    def _users(self, stage: StagePlan, plan: Plan) -> list[Parameter]:
+        """Return the parameters of a bucket, block by block; a tied embedding once for each use."""
+        names = {spec.name for spec in plan.specs}
+        part_of = {block: number for number, part in enumerate(stage.parts) for block in part}
+        return [
+            parameter
+            for number, block in enumerate(self.by_block)
+            for parameter in block
+            if parameter.spec.name in names and part_of[number] in plan.parts
+        ]
 
     def weights(self) -> Iterator[tuple[Spec, torch.Tensor]]:
         """Yield every parameter of this stage once, as it computes with it."""

@@ -104,27 +104,31 @@ def _counts(rank: Rank) -> bool:
 def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> HangReport:
     """Say who is behind. silent: nodes that told nothing."""
     every = {rank.where.rank: rank for rank in ranks if rank.where.rank >= 0 and _counts(rank)}
-    lines = [rank.gave_up for rank in every.values() if rank.gave_up]
-    lines = [
-        *lines[:MOST_NAMED],
-        *([f"mpitrain: and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []),
-    ]
+    lines = _gave_up(every)
     late = [rank for rank in every.values() if rank.late]
     if late and not lines:
         found = [rank for rank in late if rank.stopped] or late
         lines = [f"mpitrain: {_stuck(rank)}" for rank in found[:MOST_NAMED]]
     else:
         found = _behind(every)
-        lines += [
-            f"mpitrain: first behind: {rank.where}, for {rank.for_s:.0f} s: {rank.how}"
-            for rank in found[:MOST_NAMED]
-        ]
+        lines += map(_first_behind, found[:MOST_NAMED])
         if not found and not silent:
             lines += _lost(every) or _least(every)
     for rank in found[:MOST_NAMED]:
         lines += _owes(rank, every)
     lines += [f"mpitrain: node {name} doesn't answer: it is down, or the network between" for name in silent]
     return HangReport("\n".join(lines), tuple(rank.where.rank for rank in found))
+
+
+def _gave_up(every: Mapping[int, Rank]) -> list[str]:
+    """Return what ranks have said when their waits were too long."""
+    said = [rank.gave_up for rank in every.values() if rank.gave_up]
+    more = len(said) - MOST_NAMED
+    return said[:MOST_NAMED] + [f"mpitrain: and {more} more"] * (more > 0)
+
+
+def _first_behind(rank: Rank) -> str:
+    return f"mpitrain: first behind: {rank.where}, for {rank.for_s:.0f} s: {rank.how}"
 
 
 def _stuck(rank: Rank) -> str:

@@ -329,7 +329,13 @@ class Watchdog:
         if rank.slot is None:
             self._greet(rank, descriptors)
             return True
-        kind, (code, _, text) = message[:1], message[1:].decode(errors="replace").partition(" ")
+        self._hear_message(rank, message, descriptors, flags)
+        return True
+
+    def _hear_message(self, rank: Seen, message: bytes, descriptors: list[int], flags: int) -> None:
+        """Do what a message of a rank that is known asks for."""
+        kind = message[:1]
+        code, _, text = message[1:].decode(errors="replace").partition(" ")
         if kind == FAILED or (kind == GAVE_UP and not self.met):
             self._end(HangReport(text), int(code), first=rank)
         elif kind == GAVE_UP:
@@ -349,7 +355,6 @@ class Watchdog:
         elif kind == MEET:
             self.meeting = rank, int(message[1:]), descriptors
             self._meet()
-        return True
 
     def _greet(self, rank: Seen, descriptors: list[int]) -> None:
         """Know a rank from now on; not one whose descriptors didn't come, as where this process

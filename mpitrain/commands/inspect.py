@@ -18,6 +18,7 @@ from mpitrain.layout.alternatives import (
     by_recompute,
     by_stage,
     costs,
+    idle_here,
     idle_recompute,
     out_of_order,
     told_of_zero,
@@ -169,9 +170,11 @@ def _left_open(plan: Plan) -> str:
 
 def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
-    plan = planned(path, overrides, num_ranks)
+    given = settings.load(path, overrides)
+    plan = _plan_of(given, num_ranks)
     with Waiting("mpitrain check"):
         _, programs, report = plan.training
+        said = [told_of_zero(given, plan.config), *told_of_idle(plan.config), *costs(plan), *idle_here(plan)]
     peaks = ", ".join(map(str, report.peak_in_flight))
     parallel = plan.config.parallel
     name = plan.config.pipeline.schedule
@@ -180,7 +183,7 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
         f"{name}, {report.num_microbatches} microbatches each\n{_notes(plan)}proved: {report.num_actions} "
         f"instructions complete and in order, {report.num_messages} messages matched, no deadlock without "
         "buffering\nmicrobatches in flight at most, per pipeline rank: "
-        f"{peaks}{_divided(programs, report, parallel)}"
+        f"{peaks}{_divided(programs, report, parallel)}" + "".join(f"\n{line}" for line in filter(None, said))
     )
 
 

@@ -1,14 +1,17 @@
 """What settings that are there for memory save in a layout, and what those cost that are there for speed."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.layout.bucket_buffers import held_by
+from mpitrain.layout.domains import divided_experts, gather_of
 from mpitrain.layout.memory import predict
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.pool_sizes import needed_by
-from mpitrain.layout.program import gather_of
 from mpitrain.layout.resolve import with_reduce
 
 STAGES = (0, 1, 2, 3)
@@ -23,11 +26,13 @@ def most_bytes(plan: Plan) -> int:
 
 def with_zero(plan: Plan, stage: int) -> Plan:
     """Return the plan of the same run with another stage of ZeRO, and all that belongs to it left open."""
-    parallel = msgspec.structs.replace(
-        plan.config.parallel, zero=stage, reduce="auto", gather="auto", ahead=1
-    )
-    if not stage:
-        parallel = msgspec.structs.replace(parallel, dp_shard=0)
+    open_keys = dict(zero=stage, reduce="auto", gather="auto", ahead=1)
+    return _with_parallel(plan, **open_keys, **({} if stage else {"dp_shard": 0}))
+
+
+def _with_parallel(plan: Plan, **keys) -> Plan:
+    """Return the plan of the same run with other keys of `parallel`."""
+    parallel = msgspec.structs.replace(plan.config.parallel, **keys)
     config = msgspec.structs.replace(plan.config, parallel=parallel)
     return Plan(msgspec.structs.replace(config, parallel=with_reduce(parallel, config)), plan.family)
 
@@ -38,10 +43,10 @@ def with_recompute(plan: Plan, mode: str) -> Plan:
     return Plan(msgspec.structs.replace(plan.config, memory=memory), plan.family)
 
 
-def by_stage(plan: Plan) -> dict[int, int]:
+def by_stage(plan: Plan, stages: Iterable[int] = STAGES) -> dict[int, int]:
     """Return what a rank holds with each stage of ZeRO, of those that this layout can have."""
     found = {}
-    for stage in STAGES:
+    for stage in stages:
         other = with_zero(plan, stage)
         if other.config.parallel.zero == stage and _allowed(other.config):
             try:
@@ -52,9 +57,9 @@ def by_stage(plan: Plan) -> dict[int, int]:
     return found
 
 
-def by_recompute(plan: Plan) -> dict[str, int]:
+def by_recompute(plan: Plan, modes: Iterable[str] = MODES) -> dict[str, int]:
     """Return what a rank holds with each mode of recomputation, of those that this layout can have."""
-    plans = {mode: with_recompute(plan, mode) for mode in MODES}
+    plans = {mode: with_recompute(plan, mode) for mode in modes}
     return {mode: most_bytes(other) for mode, other in plans.items() if _allowed(other.config)}
 
 
@@ -77,13 +82,12 @@ def told_of_zero(given: Config, resolved: Config) -> str:
 
 
 def costs(plan: Plan) -> list[str]:
-    """Say what settings cost that hold more for speed or bits than the stage of ZeRO needs.
-
-    Of one plan alone: no other is made.
-    """
+    """Say what settings cost that hold more for speed or bits than the stage of ZeRO needs."""
     parallel = plan.config.parallel
     lines = []
-    if parallel.zero >= 2 and parallel.reduce == "step" and plan.num_microbatches > 1:
+    if parallel.reduce == "microbatch":
+        lines += _costs_of_each(plan)
+    elif parallel.zero >= 2 and plan.num_microbatches > 1:
         lent = max(_lent(plan, rank) for rank in range(parallel.pp))
         instead = (
             'numerics.reproducible = "layout" needs it'
@@ -95,32 +99,57 @@ def costs(plan: Plan) -> list[str]:
             f"microbatch; {instead}"
         )
     if parallel.zero == 3 and gather_of(parallel) == "step":
-        weights = max(_lent(plan, rank, weights=True) for rank in range(parallel.pp))
-        lines.append(
-            f'parallel.gather = "step" keeps {weights / 1e6:,.2f} MB of whole weights over a step; "use" '
-            "drops each after its use"
-        )
-    if parallel.zero < 2 and parallel.reduce == "microbatch":
-        more = (
-            "in buffers beside their sums, which are whole"
-            if not parallel.zero
-            else "as parallel.zero = 2 has them"
-        )
-        lines.append(
-            f'parallel.reduce = "microbatch" with parallel.zero = {parallel.zero} has gradients {more}'
-        )
-    if parallel.reduce == "microbatch" and plan.table.copies > 1:
-        lines.append(
-            f'parallel.reduce = "microbatch" does nothing with {plan.config.pipeline.schedule}: {COPIES}'
-        )
+        more = most_bytes(plan) - most_bytes(_with_parallel(plan, gather="use"))
+        held = f"holds {more / 1e6:,.2f} MB more" if more > 0 else "holds no more"
+        lines.append(f'parallel.gather = "step" {held} than "use", which drops weights after each use')
     return lines
 
 
-def _lent(plan: Plan, rank: int, *, weights: bool = False) -> int:
-    needed, (narrow, wide) = needed_by(plan, rank), itemsizes_of(plan.config)
-    return sum(arena.length for arena in (needed.weights if weights else needed.gradients).values()) * (
-        narrow if weights else wide
-    )
+def _costs_of_each(plan: Plan) -> list[str]:
+    """Say what a sum after each microbatch costs, where it holds no less than a sum once a step."""
+    parallel = plan.config.parallel
+    if plan.table.copies > 1:
+        return [f'parallel.reduce = "microbatch" does nothing with {plan.config.pipeline.schedule}: {COPIES}']
+    saved = max(_whole_gradients(plan, rank) - _lent(plan, rank) for rank in range(parallel.pp))
+    if saved > 0 or (parallel.zero >= 2 and plan.num_microbatches == 1):
+        return []
+    why = "so many buckets are lent at once; a smaller comm.bucket_mb lends less"
+    if not parallel.zero:
+        why = "the sums of gradients are whole, too"
+    more = f"holds {-saved / 1e6:,.2f} MB more" if saved else "saves nothing"
+    found = f'parallel.reduce = "microbatch" with parallel.zero = {parallel.zero} {more} than "step" here'
+    return [f"{found}, and sends gradients {plan.num_microbatches} times a step: {why}"]
+
+
+def _whole_gradients(plan: Plan, rank: int) -> int:
+    """Return the bytes of gradients that only a sum once a step has whole.
+
+    With ZeRO-1 a rank has its shard's in either way, and with ZeRO-0 all of them.
+    """
+    _, wide = itemsizes_of(plan.config)
+    buckets = [bucket for stage in held_by(plan, rank).values() for bucket in stage.buckets]
+    gradients = [gradient for bucket in buckets for gradient in bucket.gradients]
+    shards = sum(each.kept(divided=True) for each in gradients) if plan.config.parallel.zero < 2 else 0
+    return (sum(each.length for each in gradients) - shards) * wide
+
+
+def _lent(plan: Plan, rank: int) -> int:
+    """Return the bytes of the gradients that are lent."""
+    _, wide = itemsizes_of(plan.config)
+    return sum(arena.length for arena in needed_by(plan, rank).gradients.values()) * wide
+
+
+def idle_here(plan: Plan) -> list[str]:
+    """Say so if this run's stage of ZeRO, or its recomputation, holds no less than the one before it."""
+    zero = plan.config.parallel.zero
+    mode = plan.config.memory.recompute
+    before = {"none": (), "full": ("selective",)}.get(mode, ("none",))
+    stages = by_stage(plan, range(zero)[-1:])
+    modes = by_recompute(plan, before)
+    if not (stages or modes):
+        return []
+    mine = most_bytes(plan)
+    return out_of_order(plan, stages | {zero: mine}) + idle_recompute(plan, modes | {mode: mine})
 
 
 def out_of_order(plan: Plan, found: dict[int, int]) -> list[str]:
@@ -177,6 +206,12 @@ def _reason(plan: Plan) -> str:
             "rows of experts can come in rounds, and a backward for inputs adds those after the first; so "
             "their gradients are whole from it to the backward for weights; a schedule that doesn't divide "
             "backwards, such as 1f1b, lends less"
+        )
+    if plan.config.experts.count and not divided_experts(plan.config):
+        return (
+            f"no two ranks have the same experts (parallel.ep = {plan.config.parallel.ep}), so nothing of "
+            "them is divided, and what a microbatch adds to the gradients of a block is beside their sums; "
+            "with a smaller parallel.ep, ranks divide them"
         )
     return (
         "the buckets that are lent, two neighbours at most, are more than what is divided; more data ranks "

@@ -58,9 +58,29 @@ def lends_gradients(parallel: Parallel) -> bool:
     return parallel.zero >= 2 or parallel.reduce == "microbatch"
 
 
+def drops_weights(config: Config, domain: str) -> bool:
+    """Return whether a rank keeps only its shard of a domain's weights, and whole ones are in lent memory.
+
+    Weights that are kept over a step aren't: their memory is taken all the time, so the shard lies
+    in it.
+    """
+    parallel = config.parallel
+    return parallel.zero == 3 and gather_of(parallel) == "use" and DOMAINS[domain].num_shards(config) > 1
+
+
+def gather_of(parallel: Parallel) -> str:
+    """Return when weights are dropped; layout/link_choices.py settles what is left open by measured links."""
+    return "use" if parallel.gather == "auto" else parallel.gather
+
+
 def divided(config: Config) -> bool:
     """Return whether parallel.zero divides anything: there is more than one rank to divide it over."""
     return any(domain.num_shards(config) > 1 for domain in domains_of(config).values())
+
+
+def divided_experts(config: Config) -> bool:
+    """Return whether several ranks divide the state of the same experts."""
+    return DOMAINS[EXPERT].num_shards(config) > 1
 
 
 def domains_of(config: Config) -> dict[str, Domain]:

@@ -31,7 +31,7 @@ from mpitrain.config import Config, OptimizerTable
 from mpitrain.layout.activation_peak import peak_of, put_away
 from mpitrain.layout.activations import Activations
 from mpitrain.layout.bucket_buffers import HeldBucket, held_by
-from mpitrain.layout.domains import domains_of, itemsize_of_weights, lends_gradients
+from mpitrain.layout.domains import domains_of, drops_weights, itemsize_of_weights, lends_gradients
 from mpitrain.layout.message_memory import message_bytes
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
@@ -99,9 +99,7 @@ def predict_rank(
     stages = held_by(plan, rank)
     buckets = [bucket for stage in stages.values() for bucket in stage.buckets]
     owned = [bucket for bucket in buckets if bucket.owned]
-    weights = sum(
-        b.weights.kept(divided=parallel.zero == 3) * itemsize_of_weights(config, b.plan.domain) for b in owned
-    )
+    weights = sum(_weights_kept(config, bucket) for bucket in owned)
     masters = sum(b.weights.kept(divided=True) for b in owned) * wide
     # with masters beside them
     rounded = [b for b in owned if itemsize_of_weights(config, b.plan.domain) < wide]
@@ -131,6 +129,12 @@ def predict_rank(
         return MemoryUsage(weights, grads, 0, gathered, unreduced, *peak, messages, host)
     of_masters = sum(b.weights.kept(divided=True) for b in rounded) * wide
     return MemoryUsage(weights + of_masters, grads, moments, gathered, unreduced, *peak, messages, host)
+
+
+def _weights_kept(config: Config, bucket: HeldBucket) -> int:
+    """Return the bytes of a bucket's weights that stay on a rank."""
+    domain = bucket.plan.domain
+    return bucket.weights.kept(divided=drops_weights(config, domain)) * itemsize_of_weights(config, domain)
 
 
 def _updated_at_most(

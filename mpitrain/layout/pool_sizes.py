@@ -2,19 +2,21 @@
 
 With ZeRO-3 weights; with ZeRO-2 and 3, sums after each microbatch, or sums in a tree, gradients.
 
-weights    from GATHER to RELEASE
+weights    from GATHER to RELEASE, unless they are kept over the step, or no other rank has a part
+           of them
 gradients  from the first backward that adds to them until they are reduced. A reduction travels
            under the next computation.
              A backward that takes buffers after that waits for it, for they may lie in its memory.
+             What no other rank has a part of is added to its sum at once.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from mpitrain.layout.arena import Arena, Stay, arena_of
 from mpitrain.layout.bucket_buffers import FIRST, held_by
-from mpitrain.layout.domains import domains_of, lends_gradients
+from mpitrain.layout.domains import domains_of, drops_weights, lends_gradients
 from mpitrain.layout.gradient_accumulation import StageLike, added_to, completed_by, group_of, summed_in
 from mpitrain.layout.plan import Plan
 from mpitrain.schedules.actions import COMPUTE, OF_GRADIENTS, Action
@@ -45,12 +47,23 @@ def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> Needed:
     stages = held_by(plan, rank, place)
     training = plan.training.ranks[rank]
     evaluation = plan.evaluation.ranks[rank]
-    weights = {TRAINING: weights_of(training, stages), EVALUATION: weights_of(evaluation, stages)}
-    borrowed, waits = (
-        gradients_of(training, stages, plan.table, lends=lends, tree=tree) if lends or tree else ({}, [])
-    )
+    dropped = {name for name in domains_of(plan.config) if drops_weights(plan.config, name)}
+    programs = {TRAINING: training, EVALUATION: evaluation}
+    weights = {name: weights_of(program, stages, dropped) for name, program in programs.items()}
+    alone = alone_in(plan)
+    borrowed = {}
+    waits = []
+    if lends or tree:
+        borrowed, waits = gradients_of(training, stages, plan.table, lends=lends, tree=tree, alone=alone)
     every = weights, {TRAINING: borrowed}
     return Needed(*({name: _arena(name, each) for name in domains_of(plan.config)} for each in every), waits)
+
+
+def alone_in(plan: Plan) -> set[str]:
+    """Return the domains of which no two ranks have the same parameters: they aren't summed over ranks."""
+    sizes = {axis: len(ranks) for axis, ranks in plan.axes.of(0).items()}
+    domains = domains_of(plan.config).items()
+    return {name for name, domain in domains if sizes[domain.shard] * sizes[domain.replicate] == 1}
 
 
 def _arena(domain: str, borrowed: Mapping[str, Borrowed]) -> Arena:
@@ -97,14 +110,18 @@ class _Lender:
         return {domain: [Stay(*stay) for stay in stays] for domain, stays in self._stays.items()}
 
 
-def weights_of(program: Sequence[Action], stages: Mapping[int, StageLike]) -> Borrowed:
-    """Play what weights do with their buffers."""
+def weights_of(
+    program: Sequence[Action], stages: Mapping[int, StageLike], dropped: Collection[str]
+) -> Borrowed:
+    """Play what weights do with their buffers. dropped: the domains whose weights are dropped after a use."""
     users = defaultdict[int, int](int)
     lender = _Lender()
     for action in program:
         if action.kind not in ("GATHER", "RELEASE"):
             continue
         bucket = stages[action.stage].buckets[action.index]
+        if bucket.plan.domain not in dropped:
+            continue
         key = id(bucket.weights)
         users[key] += 1 if action.kind == "GATHER" else -1
         if action.kind == "GATHER" and users[key] == 1:
@@ -116,13 +133,20 @@ def weights_of(program: Sequence[Action], stages: Mapping[int, StageLike]) -> Bo
 
 
 def gradients_of(
-    program: Sequence[Action], stages: Mapping[int, StageLike], table: Table, *, lends: bool, tree: bool
+    program: Sequence[Action],
+    stages: Mapping[int, StageLike],
+    table: Table,
+    *,
+    lends: bool,
+    tree: bool,
+    alone: Collection[str],
 ) -> tuple[Borrowed, list[int]]:
     """Play what gradients do with their buffers; return these, and Needed.waits.
 
     A tree has a buffer for each group of microbatches, and for each sum that waits.
+    alone: domains that aren't summed over ranks.
     """
-    player = _Gradients(program, stages, table, lends, tree)
+    player = _Gradients(program, stages, table, lends, tree, alone)
     for group in grouped(program):
         player.play(group)
     return player.lender.borrowed(), player.waits
@@ -138,11 +162,13 @@ class _Gradients:
         table: Table,
         lends: bool,
         tree: bool,
+        alone: Collection[str],
     ):
         self.stages = stages
         self.table = table
         self.lends = lends
         self.tree = tree
+        self.alone = alone
         self.lender = _Lender()
         self.waits = list[int]()
         self._completed = completed_by(program, stages, table) if tree else {}
@@ -185,7 +211,7 @@ class _Gradients:
     def _give_back(self, action: Action) -> None:
         for gradient in given_back(action, self.stages, self.lends):
             key = id(gradient), self._sums.last(id(gradient)) if self.tree else 0
-            if self.lends and action.kind == "REDUCE":
+            if self.lends and action.kind == "REDUCE" and self._domains[id(gradient)] not in self.alone:
                 self.lender.send(key)
                 self._num_started += 1
             else:

@@ -6,8 +6,9 @@ No torch is imported for this.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpitrain.config import Config, Parallel
+from mpitrain.config import Config
 from mpitrain.errors import ConfigError
+from mpitrain.layout.domains import gather_of
 from mpitrain.layout.stages import StagePlan
 from mpitrain.schedules.actions import PAIR, RECEIVES, SENDS, SPREAD, Action
 from mpitrain.schedules.check import Proof, check
@@ -80,14 +81,6 @@ def _residency(config: Config, table: Table, stages: Sequence[StagePlan]) -> Res
         return None
     uses = tuple(stages[stage % table.depth].uses for stage in range(table.num_stages))
     return Residency(uses, config.parallel.ahead, gather_of(config.parallel))
-
-
-def gather_of(parallel: Parallel) -> str:
-    """Return when weights are dropped.
-
-    What is left open is settled where links have been measured (layout/link_choices.py).
-    """
-    return "use" if parallel.gather == "auto" else parallel.gather
 
 
 def _proved(table: Table, programs: list[list[Action]], **facts) -> Proof:

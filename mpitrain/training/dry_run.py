@@ -30,7 +30,8 @@ from mpitrain.cluster.launch import rank_of_launcher
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.status_board import BUSY, WAITING
 from mpitrain.comm.account import AxisUsage
-from mpitrain.comm.recipe import decoded
+from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.recipe import Event, decoded
 from mpitrain.comm.world import World, connect
 from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
@@ -88,18 +89,39 @@ def run(
     Raises InputError, alike on all ranks, for a configuration that can't work, StoppedEarly, too,
     when one has to leave, and MessageError if another message came than was due.
     """
-    place = guard.place
-    place.enter("start", "reading the configuration", BUSY)
+    guard.place.enter("start", "reading the configuration", BUSY)
     rehearsals = Rehearsals()
     read = attempt(path, overrides)
-    if isinstance(read, Config):
-        place.name(place.who, Limit(read.comm.timeout_s).seconds)
-        if rank_of_launcher()[0] == 0:
-            watch_time(read, guard, say)
-    world = connect(place, lambda: bool(guard.why_leave()))
+    world = _connected(read, guard, say)
     start_s = age_s()
     guard.join(world)
-    place.enter("start", "checking the configuration", BUSY)
+    plan = _agreed_plan(read, world, rehearsals, guard)
+    phases = Phases(plan, world, options, guard, say)
+    phases.tell_start(start_s)
+    recipe = phases.rehearse(rehearsals)
+    mesh = phases.build_mesh()
+    phases.walk(mesh, recipe)
+    with guard.place.at("end", "freeing the communicators", WAITING):
+        mesh.free()
+    return DONE
+
+
+def _connected(read: Config | InputError, guard: Guard, say: Callable[[str], None]) -> World:
+    """Join MPI, under the limits of the configuration as far as there is one."""
+    if isinstance(read, Config):
+        guard.place.name(guard.place.who, Limit(read.comm.timeout_s).seconds)
+        if rank_of_launcher()[0] == 0:
+            watch_time(read, guard, say)
+    return connect(guard.place, lambda: bool(guard.why_leave()))
+
+
+def _agreed_plan(read: Config | InputError, world: World, rehearsals: Rehearsals, guard: Guard) -> Plan:
+    """Return the plan of all ranks, and let the rehearsals of it begin. Collective over all ranks.
+
+    Raises InputError or MeshError, alike on all ranks, if a configuration can't work, or they or
+    the code differ.
+    """
+    guard.place.enter("start", "checking the configuration", BUSY)
     config = world.on_every_rank("checking the configuration", lambda: _checked(read))
     vocabulary = OneTokenizer(world, config.data).read(lambda: tokenizer_of(config.data))
     plan = world.on_every_rank("checking the configuration", lambda: _plan(config, world, vocabulary))
@@ -108,53 +130,79 @@ def run(
     require_same_configuration(world, plan.config)
     # hundreds of ranks would take a while
     world.require_same(world.on_first_of_node("digesting the code", code))
-    times = world.gather("how long they took to start", start_s)
-    if times is not None:
-        say(_title(plan, world, options))
-        say(f"start          {max(times):.1f} s, to the last process in MPI")
-    guard.leave_if_asked(world, NOTHING)
-
-    place.enter("build", "rehearsing the ranks", BUSY)
-    begin = time.monotonic()
-    recipe = decoded(
-        msgspec.json.decode(
-            world.scatter("rehearsing the ranks", lambda: rehearsals.recipes(world.size, place))
-        )
-    )
-    _tell("recipes", time.monotonic() - begin, world, say)
-
-    begin = time.monotonic()
-    with place.at("build", "making the communicators", WAITING):
-        mesh = build_mesh(plan, world.comm, place)
-    place.name(f"{mesh} on {os.uname().nodename}", Limit(plan.config.comm.timeout_s).seconds)
-    _tell("communicators", time.monotonic() - begin, world, say)
-    guard.leave_if_asked(world, NOTHING)
-
-    rate = {} if options.tflops is None else {"seconds": seconds_of(plan, options.tflops * 1e12)}
-    walk = DryRun(plan, mesh, recipe, place, options.share, **rate)
-    steps = []
-    for step in range(1, options.steps + 1):
-        steps.append(_timed_step(walk, step, world))
-        _tell(f"step {step}", steps[-1], world, say)
-        guard.leave_if_asked(world, NOTHING)
-    walk.finish()
-    _require_predicted(walk, mesh.usage())
-    place.enter("end", "telling how it went")
-    every = world.gather(
-        "what was measured", Measured(steps, *_memory(), walk.headers, walk.short, walk.predicted)
-    )
-    if every is not None:
-        say(report(options, every))
-    with place.at("end", "freeing the communicators", WAITING):
-        mesh.free()
-    return DONE
+    return plan
 
 
-def _tell(what: str, seconds: float, world: World, say: Callable[[str], None]) -> None:
-    """Say how long the slowest rank took. Collective over all ranks."""
-    every = world.gather("how long it took", seconds)
-    if every is not None:
-        say(f"{what:15}{max(every):.3g} s")
+@dataclass(frozen=True)
+class Phases:
+    """What follows the configuration, phase by phase; each is collective over all ranks.
+
+    After the start, the communicators and each step all ranks leave if one was asked to.
+    """
+
+    plan: Plan
+    world: World
+    options: DryRunOptions
+    guard: Guard
+    say: Callable[[str], None]
+
+    def tell_start(self, start_s: float) -> None:
+        """Say what is run, and how long the slowest rank took to join MPI."""
+        times = self.world.gather("how long they took to start", start_s)
+        if times is not None:
+            self.say(_title(self.plan, self.world, self.options))
+            self.say(f"start          {max(times):.1f} s, to the last process in MPI")
+        self.guard.leave_if_asked(self.world, NOTHING)
+
+    def rehearse(self, rehearsals: Rehearsals) -> list[Event]:
+        """Return this rank's recipe, when all are rehearsed."""
+        place = self.guard.place
+        place.enter("build", "rehearsing the ranks", BUSY)
+        begin = time.monotonic()
+        text = self.world.scatter("rehearsing the ranks", lambda: rehearsals.recipes(self.world.size, place))
+        recipe = decoded(msgspec.json.decode(text))
+        self._tell("recipes", time.monotonic() - begin)
+        return recipe
+
+    def build_mesh(self) -> Mesh:
+        """Make the communicators of training. The caller frees them."""
+        place = self.guard.place
+        begin = time.monotonic()
+        with place.at("build", "making the communicators", WAITING):
+            mesh = build_mesh(self.plan, self.world.comm, place)
+        place.name(f"{mesh} on {os.uname().nodename}", Limit(self.plan.config.comm.timeout_s).seconds)
+        self._tell("communicators", time.monotonic() - begin)
+        self.guard.leave_if_asked(self.world, NOTHING)
+        return mesh
+
+    def walk(self, mesh: Mesh, recipe: list[Event]) -> None:
+        """Run the steps, and say what the ranks have measured.
+
+        Raises MessageError unless what was sent is what the recipe has.
+        """
+        options = self.options
+        rate = {}
+        if options.tflops is not None:
+            rate["seconds"] = seconds_of(self.plan, options.tflops * 1e12)
+        walk = DryRun(self.plan, mesh, recipe, self.guard.place, options.share, **rate)
+        steps_s = []
+        for step in range(1, options.steps + 1):
+            steps_s.append(_timed_step(walk, step, self.world))
+            self._tell(f"step {step}", steps_s[-1])
+            self.guard.leave_if_asked(self.world, NOTHING)
+        walk.finish()
+        _require_predicted(walk, mesh.usage())
+        self.guard.place.enter("end", "telling how it went")
+        measured = Measured(steps_s, *_memory(), walk.headers, walk.short, walk.predicted)
+        every = self.world.gather("what was measured", measured)
+        if every is not None:
+            self.say(report(options, every))
+
+    def _tell(self, what: str, seconds: float) -> None:
+        """Say how long the slowest rank took."""
+        every = self.world.gather("how long it took", seconds)
+        if every is not None:
+            self.say(f"{what:15}{max(every):.3g} s")
 
 
 def _checked(read: Config | InputError) -> Config:

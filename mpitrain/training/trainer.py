@@ -36,7 +36,7 @@ from mpitrain.data.order import Sampler
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, CheckpointError, MpitrainError, StoppedEarly
 from mpitrain.inputs import as_argument
-from mpitrain.layout.alternatives import costs
+from mpitrain.layout.alternatives import costs, idle_here
 from mpitrain.layout.log_pace import log_pace
 from mpitrain.layout.memory import predict
 from mpitrain.layout.memory_table import compare
@@ -250,44 +250,23 @@ class Trainer:
 
     def _one_step(self) -> int | None:
         """Run a step, validate, save and log as is due; return the exit code if it was the last one."""
-        run = self.config.run
         step = self.step + 1
         self.leaving.begin_step()
         self.ledger.begin()
         begin = self.clock.mark()
-        waited = self.mesh.progress.waited_s
+        waited_before_s = self.mesh.progress.waited_s
         lr = learning_rate(self.config, step)
-        watch = self.watch if step == self.watched else None
-        self.place.enter("step", "reading tokens")
-        microbatches = self._microbatches(self.corpora.train, self.step + self.spikes.batches_skipped)
-        self.actor.recorded = [] if step in self.to_record else None
-        sure = self.checks.sure_of(step, self._rows_of_step, {"lr": lr, "updates": self.updates})
-        asked = StepRequests(self.leaving.urgency, self.saver.number, self.spikes.leaves_out)
-        result = self.actor.run_step(step, microbatches, lr, asked=asked, watch=watch, sure=sure)
+        result = self._compute(step, lr)
         self.place.enter("step", "between two steps")
         step_s = self.clock.seconds(begin, self.clock.mark())
-        waited_share = (self.mesh.progress.waited_s - waited) / step_s
+        waited_s = self.mesh.progress.waited_s - waited_before_s
         self._limit_waits(step_s)
-        self.stragglers.step(step, step_s, self.mesh.progress.waited_s - waited)
-        self.step, self.tokens = step, self.tokens + self.step_tokens
-        without = result.skipped or result.spike
-        self.updates, self.skipped = self.updates + (not without), self.skipped + without
-        self.saver.advance(result.beside)
-        spike = self.spikes.told(step, result.loss)
-        self.report.say(spike)
-        line = self._line(result, lr, step_s) | ({"spike": True} if spike else {})
-        if self._is_alone(step, result.stop):
-            self.actor.settle()
-        line |= {"waited_for": self.ledger.waits(), "comm": self.ledger.end()} | self.saver.lines()
+        self.stragglers.step(step, step_s, waited_s)
+        self._count(result)
+        line = self._line_of_step(result, lr, step_s)
         self.urgency = result.stop
-        if self.urgency < HURRY and (step == run.steps or (run.eval_every and step % run.eval_every == 0)):
-            line |= self._validate()
-            if self.config.experts.count:
-                mine = expert_loads.shares(self.actor)
-                line[expert_loads.KEY] = expert_loads.together(
-                    self.world.all_gather("the loads of experts", mine)
-                )
-        self._log(line, waited_share)
+        line |= self._validate_if_due()
+        self._log(line, waited_s / step_s)
         if step in self.to_record:
             self._record_routing(step)
         if step in self.recorder.steps[-1:]:
@@ -295,21 +274,72 @@ class Trainer:
             # complete: what a rollback computes again isn't traced again
             self.recorder.steps = range(0)
         self.leaving.end_step(self.saver.last.took_s)
+        return self._check_and_save(result, line.get("val_loss"))
+
+    def _compute(self, step: int, lr: float) -> StepResult:
+        """Read the tokens of a step and run it, recorded and checked as is due."""
+        watch = self.watch if step == self.watched else None
+        self.place.enter("step", "reading tokens")
+        microbatches = self._microbatches(self.corpora.train, self.step + self.spikes.batches_skipped)
+        self.actor.recorded = [] if step in self.to_record else None
+        sure = self.checks.sure_of(step, self._rows_of_step, {"lr": lr, "updates": self.updates})
+        asked = StepRequests(self.leaving.urgency, self.saver.number, self.spikes.leaves_out)
+        return self.actor.run_step(step, microbatches, lr, asked=asked, watch=watch, sure=sure)
+
+    def _count(self, result: StepResult) -> None:
+        """Count a step that is done."""
+        self.step += 1
+        self.tokens += self.step_tokens
+        without = result.skipped or result.spike
+        self.updates += not without
+        self.skipped += without
+        self.saver.advance(result.beside)
+
+    def _line_of_step(self, result: StepResult, lr: float, step_s: float) -> dict:
+        """Return what metrics.jsonl has of a step besides validation, when its costs are all there."""
+        spike = self.spikes.told(self.step, result.loss)
+        self.report.say(spike)
+        line = self._line(result, lr, step_s)
+        if spike:
+            line["spike"] = True
+        if self._is_alone(self.step, result.stop):
+            self.actor.settle()
+        line |= {"waited_for": self.ledger.waits(), "comm": self.ledger.end()}
+        return line | self.saver.lines()
+
+    def _validate_if_due(self) -> dict[str, Any]:
+        """Return the loss of validation and the loads of experts, after steps that ask for them.
+
+        Collective over all ranks.
+        """
+        run = self.config.run
+        due = self.step == run.steps or (run.eval_every and self.step % run.eval_every == 0)
+        if not due or self.urgency == HURRY:
+            return {}
+        line: dict[str, Any] = self._validate()
+        if self.config.experts.count:
+            mine = expert_loads.shares(self.actor)
+            every = self.world.all_gather("the loads of experts", mine)
+            line[expert_loads.KEY] = expert_loads.together(every)
+        return line
+
+    def _check_and_save(self, result: StepResult, val_loss: float | None) -> int | None:
+        """Check a step, then save it or go back from it as is due; return the exit code if it was the last.
+
+        Collective over all ranks.
+        """
+        run = self.config.run
+        step = self.step
         over = step == run.steps or self.urgency > STAY
         saving = over or bool(run.save_every and step % run.save_every == 0)
         if corruption := self.checks.corruption(step, saving):
-            self.saver.finish()
-            self.last_words = (
-                f"corrupted after step {step}: {corruption}; the last good checkpoint is kept: leave that "
-                "node out"
-            )
-            return FAILED
+            return self._corrupted(corruption)
         last = self._last_saved() if result.spike and self.config.spikes.do == "rollback" else 0
         if last:
             return self._roll_back(last, self.urgency > STAY)
         sick = self._count_skips(result)
         if not sick and saving:
-            self._save(result, line.get("val_loss"))
+            self._save(result, val_loss)
         return self._end(sick) if over or sick else None
 
     def _is_alone(self, step: int, stop: int) -> bool:
@@ -343,6 +373,15 @@ class Trainer:
             self.last_words = self.leaving.told(self.step)
             return STOPPED_EARLY
         return DONE
+
+    def _corrupted(self, corruption: str) -> int:
+        """End a run whose state can't be relied on, without saving it; return the exit code."""
+        self.saver.finish()
+        self.last_words = (
+            f"corrupted after step {self.step}: {corruption}; the last good checkpoint is kept: leave that "
+            "node out"
+        )
+        return FAILED
 
     def _diverged(self, sick: str) -> int:
         advice = "lower optimizer.lr, or look at the data, and start again"
@@ -491,7 +530,7 @@ class Trainer:
                 f"parallel.tp = {config.parallel.tp} spans nodes: every layer waits for the network; use a "
                 "smaller tp"
             )
-        for line in costs(self.plan):
+        for line in (*costs(self.plan), *(idle_here(self.plan) if self.world.rank == 0 else ())):
             self.report.say(line)
         self.report.say(told_of_every(self.plan.stages))
         told = self.world.all_gather("which axes lack shared memory", self.mesh.budget.told())

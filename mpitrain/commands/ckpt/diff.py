@@ -37,6 +37,18 @@ class ArrayDifference(NamedTuple):
     scale: float
 
 
+class Names(NamedTuple):
+    """Names of arrays. lone: in one checkpoint only. unlike: of another dtype or shape in the other.
+
+    equal, differing: of the same, by their digests.
+    """
+
+    lone: list[str]
+    unlike: list[str]
+    equal: list[str]
+    differing: list[str]
+
+
 def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]) -> int:
     """Say what differs; return 0 if nothing does, else 1. only: what names of arrays begin with. Collective.
 
@@ -49,47 +61,64 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
         for checkpoint in (a, b):
             same_everywhere(team, checkpoint)
         team.on_every_rank("looking for names", lambda: _require_some(a, b, only))
-        lines = list(_about(a, b))
-        common = [name for name in a.names() if name in set(b.names()) and name.startswith(only)]
-        lines += [
-            f"only in {'the first' if name in a.names() else 'the second'}: {name}"
-            for name in _lone(a, b, only)
-        ]
-        comparable = [name for name in common if _kind(a.array(name)) == _kind(b.array(name))]
-        for name in sorted({*common} - {*comparable}):
-            lines.append(f"{name}: {_kind(a.array(name))} in the first, {_kind(b.array(name))} in the second")
-        differing = [name for name in comparable if a.array(name).digests != b.array(name).digests]
+        names = _compared(a, b, only)
+        lines = [*_about(a, b), *_told_of_names(a, b, names)]
         try:
-            found = _measure(team, a, b, differing)
+            found = _measure(team, a, b, names.differing)
         except CheckpointError as error:
             if team.rank == 0:
                 say(error.args[0])
             return FAILED
     if team.rank == 0:
-        same = len(comparable) - len(differing)
         if a.digest == b.digest and not lines:
             say(
-                f"equal: {len(comparable)} arrays, root digest {a.digest}, as they were committed; mpitrain "
-                "ckpt verify reads them"
+                f"equal: {len(names.equal) + len(names.differing)} arrays, root digest {a.digest}, as they "
+                "were committed; mpitrain ckpt verify reads them"
             )
         else:
-            for line in lines[:MOST_SHOWN] + (
-                [f"... and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else []
-            ):
-                say(line)
-            say(f"{same} arrays are equal, {len(differing)} differ{':' if found else ''}")
-            if found:
-                say(
-                    aligned(
-                        [
-                            ("array", "numbers that differ", "of", "by at most", "largest"),
-                            *map(_row, found[:MOST_SHOWN]),
-                        ]
-                    )
-                )
-            if len(found) > MOST_SHOWN:
-                say(f"  ... and {len(found) - MOST_SHOWN:,} more, which differ by less")
-    return DONE if not differing and len(comparable) == len(common) and not _lone(a, b, only) else FAILED
+            for text in _told(lines, names, found):
+                say(text)
+    return FAILED if names.lone or names.unlike or names.differing else DONE
+
+
+def _compared(a: Checkpoint, b: Checkpoint, only: str) -> Names:
+    """Compare what is known of the arrays without reading them."""
+    names = Names(lone=_lone(a, b, only), unlike=[], equal=[], differing=[])
+    there = set(b.names())
+    for name in a.names():
+        if name not in there or not name.startswith(only):
+            continue
+        x = a.array(name)
+        y = b.array(name)
+        if _kind(x) != _kind(y):
+            names.unlike.append(name)
+        elif x.digests != y.digests:
+            names.differing.append(name)
+        else:
+            names.equal.append(name)
+    return names
+
+
+def _told_of_names(a: Checkpoint, b: Checkpoint, names: Names) -> Iterator[str]:
+    """Yield what differs in names, dtypes and shapes."""
+    for name in names.lone:
+        yield f"only in {'the first' if name in a.names() else 'the second'}: {name}"
+    for name in names.unlike:
+        yield f"{name}: {_kind(a.array(name))} in the first, {_kind(b.array(name))} in the second"
+
+
+def _told(lines: list[str], names: Names, found: list[ArrayDifference]) -> Iterator[str]:
+    """Yield what differs, as texts; lines are about other things than numbers."""
+    yield from lines[:MOST_SHOWN]
+    if len(lines) > MOST_SHOWN:
+        yield f"... and {len(lines) - MOST_SHOWN:,} more"
+    num_differing = len(names.differing)
+    yield f"{len(names.equal)} arrays are equal, {num_differing} differ{':' if found else ''}"
+    if found:
+        title = ("array", "numbers that differ", "of", "by at most", "largest")
+        yield aligned([title, *map(_row, found[:MOST_SHOWN])])
+    if len(found) > MOST_SHOWN:
+        yield f"  ... and {len(found) - MOST_SHOWN:,} more, which differ by less"
 
 
 def _require_some(a: Checkpoint, b: Checkpoint, only: str) -> None:

@@ -38,26 +38,29 @@ def inspect(given: str, step: int | None, arrays: bool, as_json: bool) -> tuple[
     newest = next((facts for facts in reversed(every) if "damage" not in facts), None)
     if as_json:
         return json.dumps({"folder": str(steps.folder), "steps": every}, indent=1), code
-    lines = [
-        f"{shown(steps.folder)}: {len(every)} step{'s' * (len(every) > 1)}, "
-        f"{_size(sum(facts.get('bytes', 0) for facts in every))}"
-    ]
-    lines += [aligned([("step", "saved at", "size", "shards", "val loss", "health"), *map(_row, every)])]
-    if len(looked_at) < len(steps.committed):
-        lines.append(
-            f"  and {len(steps.committed) - MOST_SHOWN:,} earlier ones; --json prints all, --step one of them"
-        )
-    if left := leftovers(steps.folder):
-        lines.append(
-            "  beside them, being written or removed, or left by a killed run: "
-            f"{listed([path.name for path in left])}"
-        )
+    lines = list(_overview(steps, every))
     if newest is None:
         return "\n".join([*lines, "none of them can be used"]), code
     with steps.open(newest["step"]) as checkpoint:
         lines += ["", f"step {newest['step']}", *_story(checkpoint, newest)]
         lines += ["", aligned(list(_table(checkpoint)))] if arrays else []
     return "\n".join(lines), code
+
+
+def _overview(steps: Steps, every: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield lines about all steps, and what lies beside them. every: the facts of those that are shown."""
+    num_bytes = sum(facts.get("bytes", 0) for facts in every)
+    yield f"{shown(steps.folder)}: {len(every)} step{'s' * (len(every) > 1)}, {_size(num_bytes)}"
+    yield aligned([("step", "saved at", "size", "shards", "val loss", "health"), *map(_row, every)])
+    if len(steps.committed) > MOST_SHOWN:
+        yield (
+            f"  and {len(steps.committed) - MOST_SHOWN:,} earlier ones; --json prints all, --step one of them"
+        )
+    if left := leftovers(steps.folder):
+        yield (
+            "  beside them, being written or removed, or left by a killed run: "
+            f"{listed([path.name for path in left])}"
+        )
 
 
 def _facts(steps: Steps, step: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Which step of which folder a path means: a run directory, its checkpoints, or the folder of one step."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from mpitrain.errors import CheckpointError
 from mpitrain.inputs import kind_of, listed, shown
 
 CHECKPOINTS = "checkpoints"
+GIVE = "give a run directory, its checkpoints, or one of them"
 
 
 class Steps(NamedTuple):
@@ -48,38 +50,38 @@ class Steps(NamedTuple):
 def steps_at(given: str, step: int | None = None) -> Steps:
     """Return what a path means; `step` picks one. Raises CheckpointError if there is none."""
     path = Path(given)
+    holds_checkpoints = _holds_checkpoints(given, path)
+    absolute = path.absolute()
+    of_name = step_of(absolute)
+    if of_name is not None and step in (None, of_name):
+        committed = find(absolute.parent)
+        if of_name in committed and committed[of_name].name != absolute.name:
+            raise CheckpointError(
+                f"{shown(given)} is what was replaced or removed; step {of_name} is "
+                f"{shown(committed[of_name])}"
+            )
+        return _chosen(given, absolute.parent, committed, of_name)
+    folder = path / CHECKPOINTS if holds_checkpoints else path
+    return _chosen(given, folder, find(folder), step)
+
+
+def _holds_checkpoints(given: str, path: Path) -> bool:
+    """Return whether what is there is a run directory. Raises CheckpointError if nothing is."""
     try:
         kind = kind_of(path)
         inside = kind_of(path / CHECKPOINTS)
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{shown(given)}: {shown(error)}; give a run directory, its checkpoints, or one of them"
-        ) from None
+        raise CheckpointError(f"{shown(given)}: {shown(error)}; {GIVE}") from None
     if kind is None:
-        raise CheckpointError(
-            f"{shown(given)}: no such file or directory; give a run directory, its checkpoints, or one of "
-            "them"
-        )
-    of_name = step_of(path.absolute())
-    if of_name is not None and step in (None, of_name):
-        folder = path.absolute().parent
-        step = of_name
-    else:
-        folder = path / CHECKPOINTS if inside == "a folder" else path
-    committed = find(folder)
-    if (
-        of_name in committed
-        and folder == path.absolute().parent
-        and committed[of_name].name != path.absolute().name
-    ):
-        raise CheckpointError(
-            f"{shown(given)} is what was replaced or removed; step {of_name} is {shown(committed[of_name])}"
-        )
+        raise CheckpointError(f"{shown(given)}: no such file or directory; {GIVE}")
+    return inside == "a folder"
+
+
+def _chosen(given: str, folder: Path, committed: Mapping[int, Path], step: int | None) -> Steps:
+    """Return a step of a folder, or all. Raises CheckpointError if it isn't committed, or none is."""
     if not committed or (step is not None and step not in committed):
         found = f"of step {step}, found {listed(committed) or 'none'}" if step is not None else "there"
-        if other := recognised(path, own=False):
+        if other := recognised(Path(given), own=False):
             found += f", it is {other}" * (other != RUN_DIRECTORY)
-        raise CheckpointError(
-            f"{shown(given)}: no checkpoint {found}; give a run directory, its checkpoints, or one of them"
-        )
+        raise CheckpointError(f"{shown(given)}: no checkpoint {found}; {GIVE}")
     return Steps(folder, step, tuple(committed) if step is None else (step,))

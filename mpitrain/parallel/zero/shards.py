@@ -11,6 +11,8 @@ over the shard axis.
                                                  "step" once
     3               whole from GATHER to         the same                                   shard
                     RELEASE, else the shard
+                    (parallel.gather = "step":
+                    in memory that stays)
 
 With parallel.reduce = "microbatch" 0 and 1 have whole gradients in lent buffers as well: 0 adds
 them up whole, 1 in shards. Then all four add the same numbers in the same order.
@@ -32,7 +34,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
 from mpitrain.layout.buckets import Layout
-from mpitrain.layout.domains import COUNTED, domains_of
+from mpitrain.layout.domains import COUNTED, domains_of, drops_weights
 from mpitrain.layout.parameters import Spec
 from mpitrain.layout.pool_sizes import Needed
 from mpitrain.parallel.precision import wide, wire_type
@@ -50,12 +52,14 @@ class Sharding:
     wire: what gradients are rounded to before they are sent; None, if they aren't.
     offload: master weights are in host memory.
     exact: weights are computed with as the optimiser has them, whatever the others are rounded to.
+    drops: ZeRO-3 drops weights after each use; otherwise their memory stays, and the shard lies in
+    it.
     weights, gradients: lend the buffers of what isn't kept whole.
     """
 
     def __init__(self, stage: int = 0, shard: Axis | None = None, replicate: Axis | None = None, *,
         each: bool = False, tree: bool = False, wire: torch.dtype | None = None, offload: bool = False,
-        exact: bool = False,
+        exact: bool = False, drops: bool = True,
     ):  # fmt: skip
         self.stage = stage
         self.shard = shard
@@ -67,6 +71,7 @@ class Sharding:
         self.offload = offload
         self.lends_gradients = stage >= 2 or each
         self.rank, self.size = (shard.rank, shard.size) if shard is not None else (0, 1)
+        self.drops_weights = stage == 3 and drops and self.size > 1
         # the axis that reads the gradients of the others first
         self._reduced = shard if self.size > 1 else replicate
         self.weights, self.gradients = Pool(self.allocate), Pool(self.allocate)
@@ -84,6 +89,11 @@ class Sharding:
     def first(self) -> bool:
         """Whether this rank is the one, of those with the same shard, that counts and saves it."""
         return self.replicate is None or self.replicate.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other rank has any of this state: nothing of it is summed over ranks."""
+        return self.size == 1 and (self.replicate is None or self.replicate.size == 1)
 
     def allocate(self, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return zeroed memory, on a host shared with the ranks that will read it. Collective over them."""
@@ -106,7 +116,9 @@ def shardings_of(config: Config, mesh: Mesh) -> dict[str, Sharding]:
         sent = shard.size * replicate.size > 1
         exact = name == COUNTED
         wire = wire_type(config.precision) if sent and not exact else None
-        found[name] = Sharding(config.parallel.zero, shard, replicate, wire=wire, exact=exact, **facts)
+        drops = drops_weights(config, name)
+        more = {"wire": wire, "exact": exact, "drops": drops}
+        found[name] = Sharding(config.parallel.zero, shard, replicate, **more, **facts)
     return found
 
 
@@ -155,13 +167,14 @@ class Weights:
         self.arriving: Pending | None = None
         self._users = 0  # of a tied embedding, two stages of this rank may use the same
         begin, end = layout.bounds(sharding.rank)
-        self.whole: torch.Tensor | None = None
-        if sharding.stage == 3:
+        self._memory: torch.Tensor | None = None  # of the whole, unless it is lent
+        if sharding.drops_weights:
             self.shard = _zeros(end - begin, dtype, device)
         else:
             make = sharding.allocate if sharding.size > 1 else _zeros
-            self.whole = make(layout.length, dtype, device)
-            self.shard = self.whole[begin:end]
+            self._memory = make(layout.length, dtype, device)
+            self.shard = self._memory[begin:end]
+        self.whole = None if sharding.stage == 3 else self._memory
         kind = torch.promote_types(dtype, torch.float32)
         self.leaving: torch.Tensor | None = None
         if sharding.offload:
@@ -200,7 +213,9 @@ class Weights:
         """Start fetching the other parts. ZeRO-3 only."""
         self._users += 1
         if self._users == 1:
-            self.whole = self._sharding.weights.take(self.layout.length)
+            self.whole = self._memory
+            if self._memory is None:
+                self.whole = self._sharding.weights.take(self.layout.length)
             for parameter in self._bound:
                 parameter.data = _view(self.whole, self.layout, parameter.spec)
             self.spread()
@@ -210,7 +225,8 @@ class Weights:
         self._users -= 1
         if self._users == 0:
             self.wait()
-            self._sharding.weights.give_back(self.whole)
+            if self._memory is None:
+                self._sharding.weights.give_back(self.whole)
             self.whole = None
             for parameter in self._bound:
                 parameter.data = None
@@ -240,6 +256,11 @@ class Weights:
             self.shard.copy_(self.leaving, non_blocking=True)
         elif self.master is not self.shard:
             self.shard.copy_(self.master)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that stay between steps, without masters."""
+        return (self.shard if self._memory is None else self._memory).nbytes
 
     @property
     def host_bytes(self) -> int:
