@@ -181,14 +181,14 @@ def widened_like(x: Array, length: int) -> Array:
     )
 
 
-class Turn:
+class ScratchTurn:
     """Whether an operation may take scratch memory: those before it are over, or leave room.
 
     Turns are taken in the order in which operations are started, the same on all ranks of an axis.
     So no rank waits for ever: what is foremost here needs nothing of those behind it.
     """
 
-    def __init__(self, num_bytes: int, before: list["Turn"], room: int):
+    def __init__(self, num_bytes: int, before: list["ScratchTurn"], room: int):
         self.num_bytes = num_bytes
         self.over = False
         self._before = before
@@ -205,13 +205,13 @@ class Scratch:
     def __init__(self):
         self._free: list[np.ndarray] = []
         self._lent_bytes = 0
-        self._turns: list[Turn] = []
+        self._turns: list[ScratchTurn] = []
         self.most_bytes = 0  # that were lent, or kept for the next operation, at once
 
-    def take_turn(self, num_bytes: int, room: int = ROOM) -> Turn:
+    def take_turn(self, num_bytes: int, room: int = ROOM) -> ScratchTurn:
         """Return the turn of an operation that takes so many bytes at once, when it is called."""
         self._turns = [turn for turn in self._turns if not turn.over]
-        turn = Turn(num_bytes, list(self._turns), room)
+        turn = ScratchTurn(num_bytes, list(self._turns), room)
         self._turns.append(turn)
         return turn
 

@@ -13,7 +13,7 @@ from itertools import chain
 
 import numpy as np
 
-from mpitrain.comm.buffers import Array, Turn, copy, empty_like, on_device, raw, sum_in_order
+from mpitrain.comm.buffers import Array, ScratchTurn, copy, empty_like, on_device, raw, sum_in_order
 from mpitrain.comm.device import settled
 from mpitrain.comm.grid import split
 from mpitrain.comm.mpi import MPI
@@ -96,7 +96,7 @@ def reduce_scatter(x: Array, out: Array, axis) -> Steps:
 
 
 @tagged
-def _sum_in_rounds(x: Array, out: Array, turn: Turn, axis, tag: int) -> Steps:
+def _sum_in_rounds(x: Array, out: Array, turn: ScratchTurn, axis, tag: int) -> Steps:
     """Exchange and add a part of every shard after the other; MPI keeps the order of messages of one tag."""
     bounds = split(len(x), axis.size)
     started = deque()

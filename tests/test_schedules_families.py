@@ -60,7 +60,7 @@ def test_a_docstring_draws_the_table(name):
     p, m = map(int, re.search(r"[Ff]or (\d+) (?:stages|ranks), (\d+) microbatches", text).groups())
     drawn = {
         int(rank): row.split()
-        for rank, row in re.findall(r"^ *(?:rank|stage) (\d+): +(.*)$", text, re.MULTILINE)
+        for rank, row in re.findall(r"^ *(?:rank|stage) (\d+): +(.*(?:\n {12,}\S.*)*)", text, re.MULTILINE)
     }
     table = build(name, p, m)
     assert sorted(drawn) == list(range(p))
