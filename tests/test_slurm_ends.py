@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 from launch import HERE, lines_in, planted
@@ -179,36 +180,45 @@ def test_a_job_that_is_signalled_or_loses_its_node_comes_again_and_one_that_is_c
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_job_whose_time_ends_in_any_phase_comes_again(cluster, tmp_path, launcher):
-    """A rank takes 100 s for one call in each phase, of each start; then there is time for that."""
-    slow = [{"rank": int(phase != "tokens"), "phase": phase, "call": 1, "fault": "slow"} for phase in PHASES]
-    trainings = {
-        plan["phase"]: Training(
-            cluster, tmp_path / plan["phase"], launcher, 2, planted(plan), run_time_margin_s=EARLY_MARGIN_S
-        )
-        for plan in slow
-    }
+    """A rank takes 100 s for one call of a phase in each start; the second start has time for that."""
+    trainings = {}
     try:
+        for phase in PHASES:
+            slow = {"rank": int(phase != "tokens"), "phase": phase, "call": 1, "fault": "slow"}
+            trainings[phase] = Training(
+                cluster, tmp_path / phase, launcher, 2, planted(slow), run_time_margin_s=EARLY_MARGIN_S
+            )
+        give_time_to_the_second_start(cluster, list(trainings.values()))
         for phase, training in trainings.items():
-            # the first start of a run resumes nothing: it leaves after a step
-            wanted = 2 if phase == "resume" else 1
-            training.wait_for("the planted wait", lambda: "planted slow" in training.console(), SLOW_S)  # noqa: B023
-            before = cluster.processes(training.job)
-            training.wait_for_restart(wanted, SLOW_S)
-            cluster.run("scontrol", "update", f"jobid={training.job}", "timelimit=50")
-            no_process_left(cluster, training.job, before)
-            ends = training.ends()
-            assert len(ends) == wanted and all(end["code"] == 75 for end in ends), (
-                f"{ends}\n{training.console()}"
-            )
-            assert "again to go on" in training.console() and "Traceback" not in training.console(), (
-                training.console()
-            )
+            training.wait_for("steps", partial(num_steps_over, training, 3), SLOW_S)
+            ends, text = training.ends(), training.console()
+            assert [end["code"] for end in ends] == [75], f"{ends}\n{text}"
+            assert f"in phase {phase}" in text and "again to go on" in text, text
+            assert "Traceback" not in text and "is in use by" not in text, text
         for training in trainings.values():
-            training.wait_for("steps", lambda: lines_in(training.run_dir) > 3, SLOW_S)  # noqa: B023
-            assert "is in use by" not in training.console(), training.console()
+            before = cluster.processes(training.job)
+            cluster.cancel(training.job)
+            no_process_left(cluster, training.job, before)
     finally:
         for training in trainings.values():
             cluster.cancel(training.job)
+
+
+def give_time_to_the_second_start(cluster: Slurm, trainings: list[Training]) -> None:
+    """Wait until each job was requeued once, and give it another limit before it starts again."""
+    waiting = {training.job for training in trainings}
+
+    def all_have_it() -> bool:
+        for job in [job for job in waiting if cluster.restarts(job)]:
+            cluster.run("scontrol", "update", f"jobid={job}", "timelimit=50")
+            waiting.remove(job)
+        return not waiting
+
+    cluster.wait_for("a second start of each job", all_have_it, SLOW_S, lambda: f"not of {waiting}")
+
+
+def num_steps_over(training: Training, least: int) -> bool:
+    return lines_in(training.run_dir) > least
 
 
 def test_a_job_leaves_before_its_time_and_comes_again_and_what_outlives_it_is_killed(cluster, groups):
