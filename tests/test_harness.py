@@ -13,10 +13,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from launch import environment, finished, hear_all, patience, short
+from launch import cases, environment, finished, hear_all, patience, short
 from reaper import processes, shared_memory
 
 HERE = Path(__file__).parent
+ENDS = [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP]
 TRAINS = """
 import os
 from launch import MPITRAIN, started, tiny, write_text
@@ -107,7 +108,7 @@ def _ends(process, tmp_path):
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", ENDS[: cases(2, len(ENDS))])
 def test_a_signal_that_ends_pytest_ends_its_ranks(project, tmp_path, number):
     process, temporary = project(TRAINS.replace("HOW", WAITS))
     assert any("training" in line for line in process.stdout)

@@ -188,7 +188,7 @@ HOSTILE: list[Callable] = [
 HOSTILE += [escapes, deep, infinite, of_another_user]
 PLACES = FILES + FOLDERS
 EVERY = [(place, how) for place in PLACES for how in HOSTILE]
-COUNT = cases(2 * len(PLACES), len(EVERY))
+COUNT = cases(len(PLACES), len(EVERY))
 SOME = [
     (PLACES[number % len(PLACES)], HOSTILE[(number + number // len(PLACES) * 5) % len(HOSTILE)])
     for number in range(COUNT)

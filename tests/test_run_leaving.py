@@ -42,8 +42,8 @@ def saved(run_dir):
 
 
 def test_a_run_leaves_before_its_time_is_over_and_goes_on_with_the_same_bits(tmp_path, text):
-    limit_s = 14 * slowness()
-    margin_s = 6 * slowness()
+    limit_s = 9 * slowness()
+    margin_s = 4 * slowness()
     mpirun(1, MPITRAIN, "--version")  # libraries are loaded once, which takes a while
     ends = {"MPITRAIN_JOB_END": str(int(time.time() + limit_s))}
     endless = command(tmp_path / "run", text, run_steps=10**6, run_save_every=0, run_time_margin_s=margin_s)

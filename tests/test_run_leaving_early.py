@@ -27,8 +27,8 @@ from launch import (
 )
 
 # of an idle machine
-LIMIT_S = 14
-MARGIN_S = 4
+LIMIT_S = 10
+MARGIN_S = 3
 PHASES = ("tokens", "validation", "build", "resume", "start")  # in each of them a rank is held
 CAUSES = ("time", "one rank", "all ranks")  # what ends it; the others are signals
 SETTINGS = dict(schedule_name="constant", run_eval_every=2, run_save_every=2, parallel_pp=2)
@@ -67,7 +67,7 @@ def held(run_dir, text, phase, rank, **changes):
     return started(2, *command, env=planted(plan), forked=phase != "start")
 
 
-@pytest.mark.parametrize(("phase", "cause", "rank"), CASES[: cases(5, len(CASES))])
+@pytest.mark.parametrize(("phase", "cause", "rank"), CASES[: cases(3, len(CASES))])
 def test_whatever_a_rank_is_held_in_the_run_leaves_in_time(tmp_path, text, whole, phase, cause, rank):
     run_dir = tmp_path / "run"
     if phase == "resume":
@@ -205,7 +205,7 @@ def test_a_time_in_which_no_start_fits_ends_after_three(tmp_path, text):
     ), again.output
 
 
-@pytest.mark.parametrize("cause", ["time", "signal"])
+@pytest.mark.parametrize("cause", ["signal", "time"][: cases(1, 2)])
 def test_a_dry_run_leaves_too(tmp_path, text, cause):
     limits = dict(run_time_limit=allowed(short(10)), run_time_margin_s=2) if cause == "time" else {}
     command = (
