@@ -19,7 +19,7 @@ import xxhash
 
 from mpitrain.data.corpus import BEGIN, Position
 from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, Origin, ReadCounts
-from mpitrain.inputs import open_regular, read_regular, remove, replacing
+from mpitrain.inputs import decoded, open_regular, read_regular, remove, replacing
 
 DRAFT = "tokens.bin.tmp"
 DRAFT_ENDS = "ends.bin.tmp"
@@ -223,6 +223,6 @@ class Draft:
 def read_kept(folder: Path) -> Kept | None:
     """Return what is noted of a draft; None if nothing is, or it can't be read."""
     try:
-        return msgspec.json.decode(read_regular(folder / PART, MOST_BYTES, OWN), type=Kept)
-    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return decoded(read_regular(folder / PART, MOST_BYTES, OWN), Kept)
+    except (OSError, ValueError):
         return None
