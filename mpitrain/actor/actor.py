@@ -483,7 +483,7 @@ class Actor:
         kind, m, stage, _ = action
         to = stage + 1 if kind == "SEND_F" else stage - 1
         pending = self.links.send(
-            kind[-1], to, m, work.outputs.pop(action), self.table.rank_of[to], self._owed(action, work)
+            kind[-1], to, m, work.outputs.pop(action), self.table.rank_of[to], self._expected(action, work)
         )
         # what has left is freed
         work.sending = [*(earlier for earlier in work.sending if not earlier.done), pending]
@@ -500,10 +500,10 @@ class Actor:
             source = stage - 1 if kind == "RECV_F" else stage + 1
             buffer = torch.empty(self.plan.activation_shape(), dtype=self.site.dtype, device=self.site.device)
             work.receiving[action] = self.links.receive(
-                kind[-1], stage, m, buffer, self.table.rank_of[source], self._owed(action, work)
+                kind[-1], stage, m, buffer, self.table.rank_of[source], self._expected(action, work)
             )
 
-    def _owed(self, action: Action, work: Work) -> ExpectedAction:
+    def _expected(self, action: Action, work: Work) -> ExpectedAction:
         """Return what another rank has to do so that a message of this one arrives."""
         end = partner(action)
         return ExpectedAction(str(end), work.ends[end])

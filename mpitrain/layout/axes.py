@@ -25,7 +25,7 @@ expert_shard, expert_replicate, expert_matrix      for experts what shard, repli
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpitrain.comm.axis_operations import NOTHING, Carried, carried
+from mpitrain.comm.axis_operations import NOTHING, AxisOperations, carried
 from mpitrain.comm.grid import Grid
 from mpitrain.config import Config
 from mpitrain.layout.dispatch import near_ranks
@@ -168,7 +168,7 @@ class Axes:
         return tuple(rank + (other - pp) * stride for other in others) if pp in others else (rank,)
 
     @property
-    def carried(self) -> dict[str, Carried]:
+    def carried(self) -> dict[str, AxisOperations]:
         """What each axis carries, alike for all ranks: nothing, if no two ranks share it."""
         tp, cp, dp, pp = self.grid.degrees.values()
         sizes = {
@@ -197,7 +197,7 @@ class Axes:
         found = CARRIED | totals | {"cp": ATTENTION[self.context]}
         for domain in DOMAINS.values():
             for name, more in zip(domain, OF_DOMAIN):
-                found[name] = found.get(name, NOTHING).beside(more)
+                found[name] = found.get(name, NOTHING).combined(more)
         return {
             name: found.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING
             for name in (*sizes, *OF_EXPERTS)

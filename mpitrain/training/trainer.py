@@ -119,7 +119,7 @@ def _built(
         with place.at("build", "looking at space, clocks and devices", BUSY):
             device = str(placement.gpu or "CPU")
             measure = config.run.preflight == "full"
-            report.say(preflight.told(world, opened.plan, opened.rundir.path, device, measure=measure))
+            report.say(preflight.describe(world, opened.plan, opened.rundir.path, device, measure=measure))
     with place.at("build", "measuring links between nodes", BUSY):
         plan, why = settled(opened.plan, world, placement)
         report.say(why)
@@ -533,7 +533,7 @@ class Trainer:
         for line in (*costs(self.plan), *(idle_here(self.plan) if self.world.rank == 0 else ())):
             self.report.say(line)
         self.report.say(told_of_every(self.plan.stages))
-        told = self.world.all_gather("which axes lack shared memory", self.mesh.budget.told())
+        told = self.world.all_gather("which axes lack shared memory", self.mesh.budget.describe())
         self.report.say(next(filter(None, told), ""))
         self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
         if config.run.compile:

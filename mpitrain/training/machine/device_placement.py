@@ -131,10 +131,10 @@ def shared(placement: DevicePlacement, world: World) -> str:
     return "; ".join(told[:MOST_TOLD]) + more
 
 
-def way_of_messages(placement: DevicePlacement, world: World, wish: str, timeout_s: float) -> Way:
+def way_of_messages(placement: DevicePlacement, world: World, wanted: str, timeout_s: float) -> Way:
     """Return the way that messages take from and to devices. Collective over all ranks.
 
-    wish: comm.device.
+    wanted: comm.device.
     timeout_s: of others that wait for a child process, if one has to try. Raises MeshError, alike
     on all ranks.
     """
@@ -145,7 +145,7 @@ def way_of_messages(placement: DevicePlacement, world: World, wish: str, timeout
     limit_s = min(gpu_probe.LIMIT_S, timeout_s / 2)
     return gpu_support.choose(
         world,
-        wish,
+        wanted,
         said,
         lambda: gpu_probe.attempt("mpitrain.training.machine.gpus:buffers", index, limit_s),
         placement.gpu.name,

@@ -107,11 +107,11 @@ class Task:
             # to be raised where it ends the job: a thread that ends is missed by nobody
             self._error = error
         finally:
-            self._place.beside = ""
+            self._place.meanwhile = ""
             self.over.set()
 
     def _note(self, what: str) -> None:
-        self.what = self._place.beside = what
+        self.what = self._place.meanwhile = what
 
 
 @dataclass(frozen=True)
