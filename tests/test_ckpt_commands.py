@@ -426,10 +426,10 @@ def test_prune_removes_nothing_where_nothing_is_whole(folder):
 
 
 @pytest.mark.parametrize(
-    ("version", "about", "told"),
+    ("version", "about", "words"),
     [(1, StepInfo(), "version 1 of the format"), (2, StepInfo("[run]\n", {"layout": "dp(2)"}), "dp(2)")],
 )
-def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, about, told):
+def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, about, words):
     shutil.copytree(OLD[version], tmp_path / "old")
     with open_step(tmp_path / "old", 2) as old:
         assert (old.read("parameters/w") == np.arange(60, dtype=np.float32).reshape(12, 5)).all()
@@ -438,7 +438,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, a
     inspected, checked = run(("inspect", tmp_path / "old"), ("verify", tmp_path / "old"))
     assert (
         inspected.returncode == checked.returncode == 0
-        and told in inspected.output
+        and words in inspected.output
         and "whole" in checked.output
     )
     reshard(TeamOfOne(), str(tmp_path / "old"), str(tmp_path / "new"), None, 1, lambda text: None)

@@ -28,9 +28,9 @@ def test_a_row_without_an_end_is_one_document():
 def test_rows_are_numbered_apart_from_each_other(rows):
     tokens = torch.tensor(rows)
     documents, targets = separate(tokens, END)
-    for row, numbers, foretold in zip(rows, documents.tolist(), targets.tolist()):
+    for row, numbers, predicted in zip(rows, documents.tolist(), targets.tolist()):
         assert numbers == [row[:t].count(END) for t in range(8)]
-        assert foretold == [IGNORED if row[t] == END else row[t + 1] for t in range(8)]
+        assert predicted == [IGNORED if row[t] == END else row[t + 1] for t in range(8)]
     assert torch.equal(tokens, torch.tensor(rows))
     shaped, _ = separate(tokens.unflatten(0, (1, -1)), END)
     assert shaped[0].equal(documents)

@@ -70,8 +70,12 @@ ODD += [
 def test_a_line_of_somebody_else_is_told(metrics, line):
     with metrics.open("a") as file:
         file.write(line + "\n")
-    told = draw(metrics, metrics.with_name("loads.svg"))
-    assert "can't be drawn: line 6 of metrics.jsonl: " in told and told.isprintable() and len(told) < 600
+    message = draw(metrics, metrics.with_name("loads.svg"))
+    assert (
+        "can't be drawn: line 6 of metrics.jsonl: " in message
+        and message.isprintable()
+        and len(message) < 600
+    )
     assert not metrics.with_name("loads.svg").exists()
 
 

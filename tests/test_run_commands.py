@@ -189,7 +189,7 @@ def test_doctor_tells_how_more_ranks_than_cores_leave_them_to_others(monkeypatch
 
 
 def test_memory_says_what_only_a_run_settles():
-    def told(*settings):
+    def idle_keys(*settings):
         command = [
             "memory",
             "--ranks",
@@ -201,12 +201,14 @@ def test_memory_says_what_only_a_run_settles():
         last = mpirun(0, MPITRAIN, *command).output.splitlines()[-1]
         return last.partition(": as within a node")[0] if "as within a node" in last else ""
 
-    assert told("parallel.zero=3", "parallel.reduce=step") == "parallel.gather and pipeline.tail"
-    assert told("parallel.zero=3", "parallel.gather=step", "parallel.reduce=step") == "pipeline.tail"
+    assert idle_keys("parallel.zero=3", "parallel.reduce=step") == "parallel.gather and pipeline.tail"
+    assert idle_keys("parallel.zero=3", "parallel.gather=step", "parallel.reduce=step") == "pipeline.tail"
     # with a reduction for each microbatch none is walked with another
-    assert told("parallel.zero=3") == "parallel.gather"
-    assert told("parallel.zero=3", "parallel.gather=use", "parallel.reduce=step", "pipeline.tail=2") == ""
-    assert told("parallel.pp=2") == ""
+    assert idle_keys("parallel.zero=3") == "parallel.gather"
+    assert (
+        idle_keys("parallel.zero=3", "parallel.gather=use", "parallel.reduce=step", "pipeline.tail=2") == ""
+    )
+    assert idle_keys("parallel.pp=2") == ""
     assert (
         "the order of an epoch, for each sequence of the corpus 8 bytes, 22 while"
         in mpirun(0, MPITRAIN, "memory").output

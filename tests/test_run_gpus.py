@@ -29,8 +29,8 @@ def run(tmp_path, num_ranks, *commands, each=(), **planted):
     """
     used = tmp_path / "used"
     used.write_text("")
-    told = json.dumps([planted | others | {"used": str(used)} for others in each or ({},)])
-    done = several(num_ranks, *commands, program=PROGRAM, env={"GPUS": told})
+    gpus = json.dumps([planted | others | {"used": str(used)} for others in each or ({},)])
+    done = several(num_ranks, *commands, program=PROGRAM, env={"GPUS": gpus})
     return done, {tuple(line.split()) for line in used.read_text().splitlines()}
 
 

@@ -45,7 +45,7 @@ def digests(run_dir):
     return {step: digest_of(run_dir / "checkpoints", step) for step in steps(run_dir / "checkpoints")}
 
 
-def told(run_dir):
+def saves_by_line(run_dir):
     """Return what metrics.jsonl tells of saves: {the step of the line: saves}."""
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line["saves"] for line in lines if "saves" in line}
@@ -63,11 +63,11 @@ def test_a_save_is_told_in_a_later_line_if_there_is_one(folder, name, untold):
     """In the background that of step 10 may still have been under way when the line of step 12 was
     written.
     """
-    found = [(save["step"], line) for line, saves in told(folder / name).items() for save in saves]
+    found = [(save["step"], line) for line, saves in saves_by_line(folder / name).items() for save in saves]
     assert {2, 4, 6, 8, 10, 12} - untold <= {step for step, _ in found} and all(
         step < line <= step + 4 for step, line in found
     )
-    for saves in told(folder / name).values():
+    for saves in saves_by_line(folder / name).values():
         for save in saves:
             assert 0 <= save["stall_s"] <= save["took_s"] and "not_saved" not in save
 
@@ -172,11 +172,11 @@ def test_a_last_step_that_is_not_worth_saving_ends_a_run_as_diverged(tmp_path, t
         optimizer_name="sgd", optimizer_momentum=0.0, optimizer_clip=0, optimizer_lr=1e5, schedule_warmup=0
     )
     done = run_tiny(1, tmp_path / "run", text, **SETTINGS | wild | dict(run_steps=3, run_eval_every=0))
-    sick = "its loss or its gradients are not finite"
-    assert f"step 3 is not saved: {sick}; the newest checkpoint is of step 2" in done.output, tail(
+    reason = "its loss or its gradients are not finite"
+    assert f"step 3 is not saved: {reason}; the newest checkpoint is of step 2" in done.output, tail(
         done.output
     )
-    assert done.returncode == 1 and f"diverged: {sick}" in done.output, tail(done.output)
+    assert done.returncode == 1 and f"diverged: {reason}" in done.output, tail(done.output)
     assert steps(tmp_path / "run" / "checkpoints") == [2]
 
 
@@ -201,7 +201,7 @@ def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, text):
     assert done.returncode == 1 and "step 12 could not be saved" in done.output, tail(done.output)
     assert list(digests(run_dir)) == list(range(2, first, 2)) and len(loss_lines(run_dir)) == 13
     assert not list((run_dir / "checkpoints").glob("*.tmp"))
-    assert "rank 1: " in json.dumps(told(run_dir))
+    assert "rank 1: " in json.dumps(saves_by_line(run_dir))
     done = run_tiny(2, run_dir, text, **SETTINGS, parallel_pp=2)  # there is room again
     assert done.returncode == 0 and f"going on after step {first - 2}" in done.output, tail(done.output)
     assert list(digests(run_dir)) == [2, 4, 6, 8, 10, 12]

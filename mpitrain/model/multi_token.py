@@ -101,7 +101,7 @@ class MultiTokenHead:
             x, of_join = yield from depth.join.forward((x, token), there)
             x, of_block = yield from forward(depth.block, x, there)
             loss, of_head = yield from forward(depth.head, x, there)
-            context.tell("mtp_loss", loss / len(self.depths))
+            context.record_metric("mtp_loss", loss / len(self.depths))
             of_depths.append((of_lookup, of_join, of_block, of_head))
             tokens = targets
         return y, (of_main, of_depths)

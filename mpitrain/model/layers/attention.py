@@ -59,7 +59,7 @@ class Attention:
     sinks: each head can attend to nothing.
     """
 
-    tells: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
     width: int
     heads: int
     kv_heads: int

@@ -22,7 +22,7 @@ EMBEDDING = "embedding.weight"
 class Embedding:
     """tied: the head uses the same weights."""
 
-    tells: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
     vocab: int
     width: int
     tied: bool
@@ -62,7 +62,7 @@ class Embedding:
 class Head:
     """tied: with the weights of the embedding.  eps: of the norm."""
 
-    tells: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
     vocab: int
     width: int
     tied: bool

@@ -57,7 +57,7 @@ class Experts:
     ranks (optim/expert_bias.py), how unequal loads are.
     """
 
-    tells: ClassVar[tuple[str, ...]] = ("balance_loss", "dropped", "load_cv", "load_entropy", "z_loss")
+    metrics: ClassVar[tuple[str, ...]] = ("balance_loss", "dropped", "load_cv", "load_entropy", "z_loss")
     width: int
     settings: Settings
     depth: int

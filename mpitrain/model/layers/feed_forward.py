@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class FeedForward:
     """depth, eps: as in layers/attention.py."""
 
-    tells: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
     width: int
     ffn: int
     depth: int

@@ -51,7 +51,7 @@ class LatentAttention:
     q_rank, kv_rank: widths of the latent vectors; q_rank 0: queries have none.
     """
 
-    tells: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
     width: int
     heads: int
     head_width: int

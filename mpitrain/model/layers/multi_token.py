@@ -58,8 +58,8 @@ class MultiToken:
     weight: float
 
     @property
-    def tells(self) -> tuple[str, ...]:
-        return "mtp_loss", *(name for layer in self.block for name in layer.tells)
+    def metrics(self) -> tuple[str, ...]:
+        return "mtp_loss", *(name for layer in self.block for name in layer.metrics)
 
     @cached_property
     def placed(self) -> list[list[Placed]]:
