@@ -111,7 +111,7 @@ def test_inspect_says_who_wrote_what_and_how_it_is(folder):
     assert found[0]["meta"] == meta_of(10) | {"val_loss": 3.0} and found[0]["writer"]["host"] == "node7"
 
 
-def test_inspect_names_damage_and_tells_of_the_newest_that_can_be_used(folder):
+def test_inspect_names_damage_and_the_newest_that_can_be_used(folder):
     checkpoints = folder / "run" / "checkpoints"
     (checkpoints / "step-00000030" / "shard-00001.h5").unlink()
     begin(checkpoints, 40)
@@ -178,7 +178,7 @@ def test_what_a_stranger_says_of_his_libraries_is_shown_not_obeyed(tmp_path):
 # ---------------------------------------------------------------- verify
 
 
-def test_ranks_that_see_different_checkpoints_are_told(folder, tmp_path):
+def test_ranks_that_see_different_checkpoints_are_reported(folder, tmp_path):
     """Folders of nodes that aren't shared, or a run that saves meanwhile.
 
     Of one only would be said that it is whole.

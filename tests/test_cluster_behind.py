@@ -85,7 +85,7 @@ HOW = {"T": "stopped by a signal", "R": "it computes or is stuck", "D": "held in
 
 
 @pytest.mark.parametrize(("condition", "how"), HOW.items())
-def test_the_rank_that_waits_for_nobody_is_behind_and_what_it_owes_is_told(condition, how):
+def test_the_rank_that_waits_for_nobody_is_behind_and_what_it_owes_is_reported(condition, how):
     found = report(pipeline(condition=condition))
     (named,) = [line for line in found.text.splitlines() if "first behind" in line]
     assert (
@@ -141,7 +141,7 @@ def test_a_message_that_was_sent_and_has_not_come_is_lost():
     assert "SEND_B0@2" not in found.text
 
 
-def test_a_node_that_tells_nothing_is_named_and_no_rank_is_blamed_for_it():
+def test_a_node_that_reports_nothing_is_named_and_no_rank_is_blamed_for_it():
     found = report(pipeline()[1:], silent=["node0"])
     assert "node node0 doesn't answer" in found.text and found.behind == ()
 
@@ -168,7 +168,7 @@ def test_a_rank_that_has_left_and_cannot_end_is_named():
     assert not at_fault([replace(ends, late=False), rank(0, (0, 0), "at work", state=BUSY)])
 
 
-def test_many_ranks_are_told_in_few_words():
+def test_many_ranks_are_named_in_few_words():
     ranks = [rank(0, (7, 4), "F1@0", condition="T")]
     ranks += [
         rank(n, (7, 9), "NORM", waiting_on=(0,), expected=("NORM", -1), gave_up=f"mpitrain: {n}")
@@ -417,12 +417,12 @@ def test_a_spoke_whose_token_is_wrong_reports_for_itself(hub):
     assert not spoke.links and not hub.links
 
 
-def test_a_watchdog_is_told_where_to_meet_however_many_nodes_there_are():
+def test_a_watchdog_learns_where_to_meet_however_many_nodes_there_are():
     meeting = Meeting(
         3, tuple(f"node{number}" for number in range(20_000)), ("10.0.0.1", "127.0.0.1"), 4242, "secret"
     )
     assert Meeting.read(meeting.written()) == meeting
 
 
-def test_nodes_of_one_name_are_told_apart():
+def test_nodes_of_one_name_get_unique_names():
     assert unique_names(["a", "a", "b"]) == ("a#0", "a#1", "b")

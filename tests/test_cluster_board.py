@@ -86,7 +86,7 @@ def test_no_reader_sees_a_slot_half_written():
     ] == []
 
 
-def test_a_report_tells_what_another_thread_does_meanwhile():
+def test_a_report_names_what_another_thread_does_meanwhile():
     place = RankStatus(1, "rank 1")
     place.meanwhile = "syncing shard-00001.h5"
     place.enter("step", "B2@1")

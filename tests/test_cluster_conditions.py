@@ -86,7 +86,7 @@ def test_a_file_system_that_cant_hold_a_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.sizes(2, 4)
-def test_what_ranks_that_agree_are_told(world, tmp_path_factory):
+def test_what_ranks_that_agree_hear(world, tmp_path_factory):
     from mpitrain.cluster.status_board import RankStatus
     from mpitrain.comm.world import World
 

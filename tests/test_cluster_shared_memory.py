@@ -36,7 +36,7 @@ def test_only_old_files_of_mpi_that_nobody_has_are_left_behind(tmp_path, make):
     assert left_behind(tmp_path) == [*old, used]
 
 
-def test_they_are_told_with_what_removes_them(tmp_path, make):
+def test_they_are_reported_with_what_removes_them(tmp_path, make):
     assert "left" not in describe(tmp_path) and f"GB free in {tmp_path}" in describe(tmp_path)
     for number in range(3):
         make(f"mpich_shm_{number}", 2 * YOUNG_S, 4 << 20)
@@ -52,7 +52,7 @@ def test_where_there_is_none_it_says_so(tmp_path):
     assert describe(tmp_path / "absent").startswith("none: ") and left_behind(tmp_path / "absent") == []
 
 
-def test_what_mpi_needs_is_told_where_it_isnt_there(tmp_path):
+def test_what_mpi_needs_is_reported_where_it_isnt_there(tmp_path):
     assert too_little(None, 16, tmp_path) == too_little(1 << 30, 16, tmp_path) == ""
     said = too_little(64 << 20, 16, tmp_path)
     here = f"{tmp_path} of {os.uname().nodename}"

@@ -124,7 +124,7 @@ def test_a_child_hears_nothing_of_the_launcher_and_all_of_the_user():
 
 
 @WAYS
-def test_how_a_child_ended_is_told(factory, expected):
+def test_how_a_child_ended_is_reported(factory, expected):
     from mpitrain.comm.gpu_probe import attempt
 
     assert attempt(f"trials:{factory}", "0") == expected

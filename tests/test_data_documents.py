@@ -11,7 +11,7 @@ from mpitrain.model.kv_history import mask
 END = 9
 
 
-def test_an_end_of_text_belongs_to_its_document_and_foretells_nothing():
+def test_an_end_of_text_belongs_to_its_document_and_predicts_nothing():
     documents, targets = separate(torch.tensor([[1, 2, 9, 3, 4, 5, 9, 9, 6]]), END)
     assert documents.tolist() == [[0, 0, 0, 1, 1, 1, 1, 2]]
     assert targets.tolist() == [[2, 9, IGNORED, 4, 5, 9, IGNORED, IGNORED]]

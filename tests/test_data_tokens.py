@@ -53,7 +53,7 @@ def ends_of(folder):
     return open_ends(folder).tolist()
 
 
-def test_ends_of_documents_lie_beside_the_tokens(corpus, tmp_path):
+def test_ends_of_documents_lie_next_to_the_tokens(corpus, tmp_path):
     (corpus / "3.txt").write_text("x")
     prepare("text", corpus, BYTES, tmp_path / "data")
     assert open_tokens(tmp_path / "data").tobytes() == "one\0zwölf\0x".encode()
@@ -107,7 +107,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     assert open_tokens(tmp_path.parent / "marks").tobytes() == b"a\xef\xbb\xbfy\r\n\0b\xef\xbb\xbfy\r\n"
 
 
-def test_description_tells_what_the_tokens_are(corpus, tmp_path):
+def test_description_says_what_the_tokens_are(corpus, tmp_path):
     prepare("text", corpus, BYTES, tmp_path / "data")
     description = json.loads((tmp_path / "data" / "tokens.json").read_text())
     assert (description["count"], description["dtype"]) == (10, "|u1")

@@ -159,7 +159,7 @@ def config_of(world, kind, layout):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("size", "kind", "layout"), CASES, ids=str)
-def test_no_operation_is_one_that_a_gpu_does_in_any_order_and_a_cpu_has_the_same_bits_when_told(
+def test_no_operation_is_one_that_a_gpu_does_in_any_order_and_a_cpu_has_the_same_bits_when_set(
     world, set_determinism, size, kind, layout
 ):
     """And nothing reads memory that nobody has written: it is filled with NaN meanwhile."""
@@ -207,7 +207,7 @@ def test_what_a_gpu_would_refuse_is_found(name):
 # ---------------------------------------------------------------- what torch is told
 
 
-def test_torch_is_told(set_determinism):
+def test_torch_is_set(set_determinism):
     import torch
 
     environment = {}
@@ -245,7 +245,7 @@ def test_a_workspace_of_the_users_own_is_kept_or_refused(set_determinism, value)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_rank_with_a_gpu_tells_torch_and_one_without_does_not(set_determinism, monkeypatch, deterministic):
+def test_a_rank_with_a_gpu_sets_torch_and_one_without_does_not(set_determinism, monkeypatch, deterministic):
     from mpitrain import config
     from mpitrain.training.machine import device_placement
     from mpitrain.training.machine.gpus import Gpu, Gpus

@@ -100,7 +100,7 @@ def test_bytes_are_divided_over_the_others_as_both_ends_count_them():
         )
 
 
-def test_bytes_are_told_with_three_digits_at_least():
+def test_bytes_are_shown_with_three_digits_at_least():
     from mpitrain.layout.formatting import megabytes
 
     assert [megabytes(number) for number in (0, 1234, 12_345_678, 12_345_678_900)] == [
@@ -286,7 +286,7 @@ def command(*settings, program=(MPITRAIN,)):
     return [*program, "run", "--dry-run", *(f"--set={each}" for each in (*SETTINGS, *LAYOUT, *settings))]
 
 
-def test_no_rank_loads_torch_and_what_was_sent_is_told(tmp_path):
+def test_no_rank_loads_torch_and_what_was_sent_is_reported(tmp_path):
     from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.comm.wire import sent_bytes
 

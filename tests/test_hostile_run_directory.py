@@ -570,7 +570,7 @@ def reported(case, *command):
 
 
 @pytest.mark.parametrize("number", range(0, COUNT, EVERY_GENERATE))
-def test_generate_tells_it_once(run_dir, tmp_path, number):
+def test_generate_reports_it_once(run_dir, tmp_path, number):
     case = Case(number, run_dir, tmp_path)
     reported(case, "generate", case.run, "--prompt", "def ", "--tokens", 3)
 
@@ -607,7 +607,7 @@ def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_
 
 
 @pytest.mark.parametrize("number", range(0, COUNT, EVERY_RUN))
-def test_resume_tells_it_once(run_dir, tmp_path, number):
+def test_resume_reports_it_once(run_dir, tmp_path, number):
     """The configuration is the user's own here: to start a stranger's is to trust it."""
     case = Case(number, run_dir, tmp_path)
     settings = tmp_path / "mine.toml"

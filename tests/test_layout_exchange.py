@@ -132,7 +132,7 @@ def test_nothing_is_open_where_all_was_said_or_one_node_has_all():
     ("parallel.zero=3", "parallel.reduce=microbatch", "parallel.gather=use"),
     ("parallel.pp=2",),
 ])  # fmt: skip
-def test_no_tail_is_told_where_none_is_walked(more):
+def test_no_tail_is_reported_where_none_is_walked(more):
     plan = planned("parallel.dp=2", *more, ranks=4 if "parallel.pp=2" in more else 2)
     assert left_open(plan) == ()
     several = plan.training.table.num_stages > 1

@@ -87,7 +87,7 @@ def test_what_does_not_fit_says_by_how_much_and_the_cheapest_change_that_does():
     assert "take more ranks" in fit_line(plan, usages, [0], {}, needed - 1)
 
 
-def test_the_table_at_the_end_has_the_peak_of_the_process_beside_its_prediction():
+def test_the_table_at_the_end_has_the_peak_of_the_process_next_to_its_prediction():
     usage = predict(planned())[0]
     text = compare(usage, usage._replace(activations=1_000_000), (0, 0), 170_000_000, 180_000_000)
     activations = next(line for line in text.splitlines() if "activations" in line)

@@ -126,7 +126,7 @@ def test_check_counts_what_zero_repeats_for_each_microbatch():
         assert f'(parallel.gather = "{gather}"): {fetches};' in done.output, done.output
 
 
-def test_generate_is_a_function_of_its_seed_and_one_rank_has_no_communication_to_tell_of(tmp_path):
+def test_generate_is_a_function_of_its_seed_and_one_rank_has_no_communication_to_report(tmp_path):
     run_dir = tmp_path / "run"
     sample = ("generate", str(run_dir), "--prompt", "def é", "--tokens", "40", "--seed")
     run = ("run", *tiny(run_dir, write_text(tmp_path / "text.txt"), run_steps=2))
@@ -168,7 +168,7 @@ def test_doctor_reports_once_and_names_the_mpi():
     assert "GB free in /dev/shm" in facts["shared memory"]
 
 
-def test_doctor_tells_how_hundreds_of_ranks_start_on_one_machine():
+def test_doctor_says_how_hundreds_of_ranks_start_on_one_machine():
     from mpitrain.commands.doctor import launcher_options
 
     assert "-launcher fork -hosts n0:64,n1:64," in launcher_options("MPICH", 4, 2)
@@ -176,7 +176,7 @@ def test_doctor_tells_how_hundreds_of_ranks_start_on_one_machine():
 
 
 @pytest.mark.parametrize("vendor", ["MPICH", "Open MPI"])
-def test_doctor_tells_how_more_ranks_than_cores_leave_them_to_others(monkeypatch, vendor):
+def test_doctor_says_how_more_ranks_than_cores_leave_them_to_others(monkeypatch, vendor):
     from mpitrain.cluster.crowding import HINTS, crowded
 
     variable, setting = HINTS[vendor]

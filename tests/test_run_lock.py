@@ -173,7 +173,7 @@ def test_of_many_at_once_one_gets_it(tmp_path, stale):
         assert not list(tmp_path.iterdir())
 
 
-def test_a_holder_whose_lock_was_taken_is_told(tmp_path, quick):
+def test_a_holder_whose_lock_was_taken_is_notified(tmp_path, quick):
     noted = threading.Event()
     lock = Lock(tmp_path, lambda text: noted.set())
     lock.take(nothing)

@@ -174,7 +174,7 @@ REQUESTS = {
 }
 
 
-def test_a_wish_that_cannot_be_granted_is_refused(tmp_path, text):
+def test_a_record_request_that_cannot_be_granted_is_refused(tmp_path, text):
     every = several(
         2, *(("run", "--record", request, *tiny(tmp_path / "run", text, **KEYS)) for request in REQUESTS)
     )

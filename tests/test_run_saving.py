@@ -59,7 +59,7 @@ def test_a_save_in_the_background_has_the_bits_of_its_own_step(folder):
 
 
 @pytest.mark.parametrize(("name", "untold"), [("background", {10, 12}), ("blocking", {12})])
-def test_a_save_is_told_in_a_later_line_if_there_is_one(folder, name, untold):
+def test_a_save_is_recorded_in_a_later_line_if_there_is_one(folder, name, untold):
     """In the background that of step 10 may still have been under way when the line of step 12 was
     written.
     """
@@ -96,7 +96,9 @@ def test_ranks_that_save_into_one_file_save_the_same(folder, name):
         assert {len(saved.array(array).pieces) for array in saved.names()} == {1}
 
 
-def test_damage_that_one_rank_finds_is_told_once_and_all_go_on_from_the_step_before(folder, tmp_path, text):
+def test_damage_that_one_rank_finds_is_reported_once_and_all_go_on_from_the_step_before(
+    folder, tmp_path, text
+):
     run_dir = shutil.copytree(folder / "staged", tmp_path / "run")
     shard = run_dir / "checkpoints" / "step-00000004" / "shard-00001.h5"
     content = bytearray(shard.read_bytes())
@@ -183,7 +185,7 @@ def test_a_last_step_that_is_not_worth_saving_ends_a_run_as_diverged(tmp_path, t
 # ---------------------------------------------------------------- a disk that fails
 
 
-def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, text):
+def test_a_save_that_fails_is_reported_and_training_goes_on(tmp_path, text):
     """Of rank 1, which writes nothing but its shard: from the second save on no file can grow there."""
     run_dir = tmp_path / "run"
     env = planted({"rank": 1, "phase": "saving", "call": 4000, "fault": "full disk"})

@@ -167,7 +167,7 @@ def wrong_in(found, expected, where):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("size", "number", "variant"), CASES)
-def test_a_step_tells_what_plain_torch_computes(world, size, number, variant):
+def test_metrics_of_a_step_are_what_plain_torch_computes(world, size, number, variant):
     import torch
     from oracle_metrics import one_step, validate
     from training import once

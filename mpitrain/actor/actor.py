@@ -40,7 +40,7 @@ from mpitrain.layout.pool_sizes import EVALUATION, TRAINING, needed_by
 from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.optim.expert_bias import inequality
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.norm import exact_sum, norm
@@ -145,7 +145,7 @@ class Actor:
         device: torch.device,
         recorder: Recorder | None = None,
         place: RankStatus | None = None,
-        build: Callable[[StagePlan, Sequence, Site], Blocks] = blocks_of,
+        build: Callable[[StagePlan, Sequence, BuildContext], Blocks] = blocks_of,
         measure: Measure | None = None,
     ):
         config = plan.config
@@ -166,7 +166,7 @@ class Actor:
         self.loss_scale = LossScale(config.precision)
         self.recorded: list | None = None  # the routing of a step is noted here
         axes = (mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far"))
-        self.site = Site(
+        self.site = BuildContext(
             plan, device, *axes, functions_of(config.run.compile, config.numerics.deterministic, device)
         )
         self._update_at = self.training.index(Action("UPDATE"))
@@ -207,7 +207,7 @@ class Actor:
             "SPREAD": self._spread,
         }
 
-    def _build(self, build: Callable[[StagePlan, Sequence, Site], Blocks]) -> dict[int, Stage]:
+    def _build(self, build: Callable[[StagePlan, Sequence, BuildContext], Blocks]) -> dict[int, Stage]:
         """Build the stages of this rank, by their number in the table.
 
         The stages of one rank share a tied embedding.

@@ -10,22 +10,22 @@ from mpitrain.actor.stage_state import StageState
 from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.offload import OffloadStore
 from mpitrain.parallel import walk
 from mpitrain.parallel.microbatch import Context, KeepAll, Keeping, Microbatch, ignored
 from mpitrain.parallel.streams import streams_of
 from mpitrain.parallel.walk import Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.parallel.zero.shards import Sharding, Weights
+from mpitrain.parallel.zero.shards import Weights, ZeroGroup
 
 
 def assemble(
     plan: StagePlan,
-    site: Site,
-    shardings: Mapping[str, Sharding] | None = None,
+    site: BuildContext,
+    shardings: Mapping[str, ZeroGroup] | None = None,
     embedding: Weights | None = None,
-    build: Callable[[StagePlan, Sequence[Sequence[Parameter]], Site], Blocks] = blocks_of,
+    build: Callable[[StagePlan, Sequence[Sequence[Parameter]], BuildContext], Blocks] = blocks_of,
 ) -> "Stage":
     """Return a stage with initial weights. Collective over the axes of `shardings`.
 

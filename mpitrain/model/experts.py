@@ -24,7 +24,7 @@ from mpitrain.comm.collectives import all_reduce
 from mpitrain.layout.dispatch import dispatch_of
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model import router
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
 from mpitrain.model.gates import Clamped, Gate, Silu
 from mpitrain.model.grouped import GroupedProduct, add_sums, grouped_product, of_rows
@@ -38,7 +38,7 @@ from mpitrain.parallel.walk import Addend, Begun, Item, Later, Residual, Shape, 
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def experts(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
+def experts(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
     """Return the items of the layer."""
     return [Residual([NormSegment(own["ffn.norm.weight"]), ExpertMixture(layer, own, site)])]
 
@@ -78,7 +78,7 @@ class ExpertMixture:
     Collective over the axis of the experts, and over the ranks with the same sequences.
     """
 
-    def __init__(self, layer: Layer, own: Mapping[str, Parameter], site: Site):
+    def __init__(self, layer: Layer, own: Mapping[str, Parameter], site: BuildContext):
         self.layer = layer
         self.settings = layer.settings
         self.site = site
