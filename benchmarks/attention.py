@@ -60,8 +60,8 @@ def row(dtype: torch.dtype, heads: int, kv_heads: int, width: int, length: int, 
     *backward, kept = timed(turns, *ways) if len(ways) == 3 else (*timed(turns, *ways), None)
     what = f"{str(dtype).removeprefix('torch.')}, {heads}/{kv_heads} heads of {width}, {length:5}"
     times = (f"{ours:8.2f}  {theirs:8.2f}  {theirs / ours:5.2f}" for ours, theirs in (forward, backward))
-    told = "  taken" * attention_cpu_fp32.fits(q, k) + (f"  kept {kept:.2f}" if kept else "")
-    return f"{what:36}" + "    ".join(times) + told
+    notes = "  taken" * attention_cpu_fp32.fits(q, k) + (f"  kept {kept:.2f}" if kept else "")
+    return f"{what:36}" + "    ".join(times) + notes
 
 
 def main() -> None:

@@ -105,12 +105,12 @@ class Machine:
         if done.returncode != 0:
             return {"failed": tail(done.output, 12), "code": done.returncode}
         steps = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()][1:]
-        told = [
+        lines = [
             line
             for line in done.output.splitlines()
             if line.startswith(("memory of", "torch counted", "device buffers", "MFU"))
         ]
-        return {"steps": steps, "told": told, "wall_s": done.wall_s}
+        return {"steps": steps, "told": lines, "wall_s": done.wall_s}
 
     def child(self, what: str, *words: str, limit: float) -> dict[str, object]:
         """Run a part of this file in a process of its own, which may crash; return the object that
@@ -204,14 +204,14 @@ def parity(machine, found):
             expected[precision] = machine.run(
                 1, {**common, "precision.compute": precision}, device="cpu", limit=90
             )
-        found[name] = beside(machine.run(num_ranks, {**common, **settings}, limit=90), expected[precision])
+        found[name] = compared(machine.run(num_ranks, {**common, **settings}, limit=90), expected[precision])
         print(f"    {name}: {found[name]}", flush=True)
         if name == "one rank again":
             first, second = (found[each].get("losses") for each in ("one rank", name))
             found["the same bits twice"] = first is not None and first == second
 
 
-def beside(run, expected):
+def compared(run, expected):
     """Return the largest relative difference of losses to another run's."""
     if "failed" in run or "failed" in expected:
         return run if "failed" in run else {"the CPU's failed": expected["failed"]}

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("mpitrain", "schedules", "comm", "jobs")
-BESIDE_CODE = ("tests", "benchmarks")
+OTHER_CODE = ("tests", "benchmarks")
 LONG, TOO_LONG = 100, 110  # characters
 LONGEST_FUNCTION, MOST_COMPLEX = 60, 15
 FORKS = (
@@ -262,7 +262,7 @@ def main() -> None:
         print(*listed(given.list, root, CODE), sep="\n")
         return
     print(f"{'':50}{'code':>14}{'tests':>14}")
-    for (what, code), (_, others) in zip(rows(root, CODE), rows(root, BESIDE_CODE), strict=True):
+    for (what, code), (_, others) in zip(rows(root, CODE), rows(root, OTHER_CODE), strict=True):
         print(f"{what:50}{code:>14}{others:>14}")
 
 

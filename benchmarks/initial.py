@@ -27,7 +27,7 @@ from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.zero.initial import Uniform, initialise
 from mpitrain.parallel.zero.inverse_normal import CHUNK, Rounded, exact, table
-from mpitrain.parallel.zero.shards import Sharding, Weights
+from mpitrain.parallel.zero.shards import Weights, ZeroGroup
 
 STD = 0.02
 
@@ -112,7 +112,7 @@ def model(layers: int, width: int) -> None:
     elements = 0
     for bucket in stage.buckets(WHOLE):
         elements += Weights(
-            layout_of(bucket.specs, 1), torch.float32, torch.device("cpu"), Sharding(), 1
+            layout_of(bucket.specs, 1), torch.float32, torch.device("cpu"), ZeroGroup(), 1
         ).layout.length
     clock = time.perf_counter() - clock
     processor = time.process_time() - processor

@@ -7,7 +7,7 @@ import numpy as np
 
 from mpitrain.comm import levels, messages, mpi_collectives, shared
 from mpitrain.comm.account import Account
-from mpitrain.comm.axis_operations import AUTO_SHARED, READING, Carried
+from mpitrain.comm.axis_operations import AUTO_SHARED, READING, AxisOperations
 from mpitrain.comm.buffers import NOTHING, Array, Scratch, on_device, require_memory
 from mpitrain.comm.device import reachable
 from mpitrain.comm.levels import carried_near_and_far
@@ -43,7 +43,7 @@ class Axis:
     """
 
     def __init__(
-        self, name: str, comm: MPI.Comm | None, rank: int, ranks: Sequence[int], carried: Carried,
+        self, name: str, comm: MPI.Comm | None, rank: int, ranks: Sequence[int], carried: AxisOperations,
         one_node: bool, mesh: Surroundings,
         nodes: Nodes | None = None, near_shares_memory: bool = False,
     ):  # fmt: skip
@@ -127,7 +127,7 @@ class Axis:
         given: slice = NOTHING,
         result: Array | None = None,
         what: object = "",
-        owed: ExpectedAction | None = None,
+        expected: ExpectedAction | None = None,
     ) -> Pending:
         """Call operation(*reads, *writes) and run its first steps, as far as its data is there.
 
@@ -138,7 +138,7 @@ class Axis:
         carried to the host.
         num_bytes: what an account calls the size of the operation `name`, see wire.py.  The
         Pending's result is `result`, and `what` names it in a hang report.
-        owed: the instruction by which other ranks do their part of it; the one that runs here, if
+        expected: the instruction by which other ranks do their part of it; the one that runs here, if
         not given.
         """
         assert self.carried.allows(name, self.size), (
@@ -154,7 +154,7 @@ class Axis:
             self._num_heard = self._num_heard + 1
             steps = followed(self.tap, which, steps, [*reads, *(x[given] for x in writes)], writes)
         what = what or f"{name} of {num_bytes} bytes on {self.name}"
-        return self.progress.start(steps, what, self.account, result, owed=owed)
+        return self.progress.start(steps, what, self.account, result, expected=expected)
 
     def listen(self, tap: Tap | None) -> None:
         """Let a tap hear what is started from now on, counted from 0; None: nobody."""
@@ -195,7 +195,7 @@ class Axis:
             shared if self.window and (self._transport == "shared" or num_bytes >= AUTO_SHARED) else messages
         )
 
-    def told(self, mine: Any) -> list:
+    def all_gather_objects(self, mine: Any) -> list:
         """Return what each rank of the axis gives, in their order.
 
         Collective, and blocks: not within a step.

@@ -32,7 +32,7 @@ READING = SUMS_AND_GATHERS | {"broadcast", "gather", "scatter"}
 TWO_PHASES = frozenset({"all_reduce", "reduce"})
 
 
-class Carried(NamedTuple):
+class AxisOperations(NamedTuple):
     """What is started on an axis.
 
     most_bytes: of the largest buffer, if that is known to be small; only speed depends on it.
@@ -50,12 +50,12 @@ class Carried(NamedTuple):
         large = self.most_bytes is None or self.most_bytes >= AUTO_SHARED
         return bool(self.operations & READING) and (transport == "shared" or (transport == "auto" and large))
 
-    def beside(self, other: "Carried") -> "Carried":
+    def combined(self, other: "AxisOperations") -> "AxisOperations":
         """Return what carries both."""
         if not (self.operations and other.operations):
             return self if self.operations else other
         known = None not in (self.most_bytes, other.most_bytes)
-        return Carried(
+        return AxisOperations(
             self.operations | other.operations, max(self.most_bytes, other.most_bytes) if known else None
         )
 
@@ -64,9 +64,9 @@ class Carried(NamedTuple):
         return size == 1 or operation in self.operations
 
 
-def carried(*operations: str, most_bytes: int | None = None) -> Carried:
+def carried(*operations: str, most_bytes: int | None = None) -> AxisOperations:
     """Return what carries these operations."""
-    return Carried(frozenset(operations), most_bytes)
+    return AxisOperations(frozenset(operations), most_bytes)
 
 
 NOTHING = carried()

@@ -75,7 +75,7 @@ def reduce(x_P: Array, axis: Axis, root: int = 0, out: Array | None = None) -> P
     writes = [] if out is None else [out]
 
     def operation(x: Array, out: Array | None = None) -> Steps:
-        return _beside(x, out, x, lambda found: axis.transport(x).reduce(x, found, root, axis))
+        return _without_overlap(x, out, x, lambda found: axis.transport(x).reduce(x, found, root, axis))
 
     return axis.start(operation, "reduce", x.nbytes, reads=[x], writes=writes, result=out)
 
@@ -97,7 +97,9 @@ def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
     same_kind(x, out)
 
     def operation(x: Array, out: Array) -> Steps:
-        return _beside(x, out, x[own], lambda found: axis.transport(x).reduce_scatter(x, found, axis))
+        return _without_overlap(
+            x, out, x[own], lambda found: axis.transport(x).reduce_scatter(x, found, axis)
+        )
 
     return axis.start(operation, "reduce_scatter", x.nbytes, reads=[x], writes=[out], result=out)
 
@@ -337,7 +339,9 @@ def _apart(x: Array, out: Array, allowed: Array | None) -> Array:
     return copied
 
 
-def _beside(x: Array, out: Array | None, allowed: Array, steps: Callable[[Array | None], Steps]) -> Steps:
+def _without_overlap(
+    x: Array, out: Array | None, allowed: Array, steps: Callable[[Array | None], Steps]
+) -> Steps:
     """Run steps that write to `out`, by way of other memory if it shares some with `x` and isn't
     `allowed` there.
 

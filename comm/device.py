@@ -30,7 +30,7 @@ class Written:
     def __call__(self) -> bool:
         return self._event.query()
 
-    def owing(self) -> tuple[()]:
+    def waiting_on(self) -> tuple[()]:
         """Return nobody: it is this rank's own device that is waited for."""
         return ()
 

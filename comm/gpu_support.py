@@ -110,23 +110,23 @@ def in_words(said: Mapping[str, bool]) -> str:
 
 
 def choose(
-    world: World, wish: str, said: Mapping[str, bool], trial: Callable[[], str], of_device: str = "the GPU"
+    world: World, wanted: str, said: Mapping[str, bool], trial: Callable[[], str], of_device: str = "the GPU"
 ) -> Way:
     """Return the way that messages take on all ranks: one, since both ends of a message have to agree.
 
     Collective over all ranks.
 
-    wish: comm.device.
+    wanted: comm.device.
     said: what this MPI says of the memory of the device.
     trial: has a child process try it, and returns how that failed, nothing if it didn't; it is
     called on the first rank of each node, once, if at all.  Raises MeshError, alike on all ranks.
     """
-    if wish == "staged":
+    if wanted == "staged":
         return Way(False, 'comm.device = "staged"')
     answer = verdict(said)
     words = in_words(said)
     doubtful = any(
-        world.all_gather("do they need to try", answer is None or (wish == "direct" and not answer))
+        world.all_gather("do they need to try", answer is None or (wanted == "direct" and not answer))
     )
     if not doubtful:
         mine = Way(answer is True, words)
@@ -140,7 +140,7 @@ def choose(
         mine = Way(not failed, f"{words}; {how}")
     every = world.all_gather("the way of their messages", mine)
     found = next((way for way in every if not way.direct), every[0])
-    if wish == "direct" and not found.direct:
+    if wanted == "direct" and not found.direct:
         error = MeshError(
             f'comm.device = "direct": this MPI doesn\'t take buffers of {of_device} ({found.reason}); use '
             '"auto" or "staged", or an MPI '

@@ -23,19 +23,19 @@ levels and are rounded once. Whatever doesn't divide into equal shards goes in o
 from itertools import chain
 
 from mpitrain.comm import messages
-from mpitrain.comm.axis_operations import READING, SUMS_AND_GATHERS, Carried
+from mpitrain.comm.axis_operations import READING, SUMS_AND_GATHERS, AxisOperations
 from mpitrain.comm.buffers import Array, copy, empty_like, is_narrow, widened_like
 from mpitrain.comm.device import settled
 from mpitrain.comm.progress import Steps
 from mpitrain.comm.wire import SMALL
 
 
-def carried_near_and_far(carried: Carried) -> Carried:
+def carried_near_and_far(carried: AxisOperations) -> AxisOperations:
     """Return what each level carries for an axis that carries this."""
     parts = {"all_reduce", "reduce_scatter", "all_gather"} if carried.operations & SUMS_AND_GATHERS else set()
     if "reduce" in carried.operations:
         parts |= {"gather"}
-    return Carried(frozenset(parts | carried.operations & READING), carried.most_bytes)
+    return AxisOperations(frozenset(parts | carried.operations & READING), carried.most_bytes)
 
 
 # ---------------------------------------------------------- operations, as the transports have them

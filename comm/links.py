@@ -59,13 +59,19 @@ class Links:
         return (KINDS.index(kind) * self.num_stages + stage) * self.num_microbatches + microbatch
 
     def send(
-        self, kind: str, stage: int, microbatch: int, x: Array, to: int, owed: ExpectedAction | None = None
+        self,
+        kind: str,
+        stage: int,
+        microbatch: int,
+        x: Array,
+        to: int,
+        expected: ExpectedAction | None = None,
     ) -> Pending:
         """Start sending `x`, which is for `stage`, to the rank with coordinate `to`.
 
         The Pending owns `x` until wait().
 
-        owed: what receives it, for a hang report.
+        expected: what receives it, for a hang report.
         """
         x = flat(x)
         tag = self.tag(kind, stage, microbatch)
@@ -75,7 +81,7 @@ class Links:
             yield messages.arrived(messages.send(self.axis, x, to, tag, synchronous=self.synchronous))
 
         what = Message(kind, stage, microbatch, to, leaving=True)
-        return self.axis.start(steps, "send", x.nbytes, reads=[x], what=what, owed=owed)
+        return self.axis.start(steps, "send", x.nbytes, reads=[x], what=what, expected=expected)
 
     def receive(
         self,
@@ -84,13 +90,13 @@ class Links:
         microbatch: int,
         out: Array,
         source: int,
-        owed: ExpectedAction | None = None,
+        expected: ExpectedAction | None = None,
     ) -> Pending:
         """Start receiving into `out` what the rank with coordinate `source` sends for `stage`.
 
         The Pending's result is `out`.
 
-        owed: what sends it, for a hang report.
+        expected: what sends it, for a hang report.
         """
         x = flat(out)
         tag = self.tag(kind, stage, microbatch)
@@ -100,4 +106,6 @@ class Links:
             yield messages.arrived(messages.receive(self.axis, x, source, tag))
 
         what = Message(kind, stage, microbatch, source, leaving=False)
-        return self.axis.start(steps, "receive", x.nbytes, writes=[x], result=out, what=what, owed=owed)
+        return self.axis.start(
+            steps, "receive", x.nbytes, writes=[x], result=out, what=what, expected=expected
+        )

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mpitrain.comm.account import AxisUsage
 from mpitrain.comm.axis import Axis
-from mpitrain.comm.axis_operations import EVERYTHING, NOTHING, Carried
+from mpitrain.comm.axis_operations import EVERYTHING, NOTHING, AxisOperations
 from mpitrain.comm.clocks import Clock
 from mpitrain.comm.gpu_support import STAGED, Way
 from mpitrain.comm.grid import Grid
@@ -58,7 +58,7 @@ class Mesh:
         comm: MPI.Comm,
         grid: Grid,
         axes: Mapping[str, Sequence[int]] | None = None,
-        carried: Mapping[str, Carried] | None = None,
+        carried: Mapping[str, AxisOperations] | None = None,
         *,
         transport: str = "auto",
         timeout_s: float | None = None,
@@ -135,7 +135,7 @@ class Mesh:
             )
         return progress == "thread"
 
-    def _add(self, name: str, comm: MPI.Comm, ranks: Sequence[int], carried: Carried) -> None:
+    def _add(self, name: str, comm: MPI.Comm, ranks: Sequence[int], carried: AxisOperations) -> None:
         """Add an axis.
 
         Of one that carries something, all ranks split `comm` alike: those of an axis have its first

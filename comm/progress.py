@@ -24,7 +24,7 @@ from mpitrain.comm.mpi import MPI
 from mpitrain.comm.world import NOWHERE, ExpectedAction, StatusReporter
 from mpitrain.errors import HangError, MessageError
 
-# one that has owing(), too, tells which ranks it waits for; any other is a turn in a queue
+# one that has waiting_on(), too, tells which ranks it waits for; any other is a turn in a queue
 Ready = Callable[[], bool]
 Steps = Iterator[Ready]
 
@@ -60,7 +60,7 @@ class Arrived:
     def __call__(self) -> bool:
         return MPI.Request.Testall(self._requests)
 
-    def owing(self) -> set[int]:
+    def waiting_on(self) -> set[int]:
         """Return the ranks whose messages haven't arrived, or that haven't taken theirs."""
         return {
             rank
@@ -75,7 +75,7 @@ def arrived(posted: Sequence[Posted]) -> Ready:
     return Arrived(posted)
 
 
-def _told(what: object, error: MPI.Exception) -> MessageError:
+def _message_error(what: object, error: MPI.Exception) -> MessageError:
     """Return an error of MPI with the operation that it came to."""
     text = str(error)
     if error.Get_error_class() in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
@@ -88,7 +88,7 @@ def _told(what: object, error: MPI.Exception) -> MessageError:
 class Pending:
     """A started operation. It owns its buffers until wait() returns.
 
-    account: of its axis.  owed: what other ranks have to do for it.
+    account: of its axis.  expected: what other ranks have to do for it.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class Pending:
         what: object,
         account: Account,
         result: Any,
-        owed: ExpectedAction,
+        expected: ExpectedAction,
     ):
         self.what = what
         self.done = False
         self.account = account
-        self.owed = owed
+        self.expected = expected
         self._steps = steps
         self._progress = progress
         self._result = result
@@ -119,7 +119,7 @@ class Pending:
             begin = self.account.clock.mark()
             self._advance()
         except MPI.Exception as error:
-            raise _told(self.what, error) from error
+            raise _message_error(self.what, error) from error
         self._progress.advanced(self, begin)
         return self.done
 
@@ -144,21 +144,21 @@ class Pending:
 
         This one or, while its turn hasn't come, the oldest in flight on its axis.
         """
-        if hasattr(self._ready, "owing"):
+        if hasattr(self._ready, "waiting_on"):
             return self
         return next(
             (each for each in self._progress.active if each.account is self.account and not each.done), self
         )
 
-    def owing(self) -> list[int]:
+    def waiting_on(self) -> list[int]:
         """Return the other ranks of the world that it waits for; none: it waits for this rank's own
         device.
         """
         try:
-            owing = getattr(self._ready, "owing", tuple)()
+            waiting_on = getattr(self._ready, "waiting_on", tuple)()
         except MPI.Exception as error:
-            raise _told(self.what, error) from error
-        return sorted(rank for rank in owing if rank != self._progress.rank)
+            raise _message_error(self.what, error) from error
+        return sorted(rank for rank in waiting_on if rank != self._progress.rank)
 
 
 class Progress:
@@ -195,13 +195,13 @@ class Progress:
         account: Account,
         result: Any = None,
         *,
-        owed: ExpectedAction | None = None,
+        expected: ExpectedAction | None = None,
     ) -> Pending:
         """Run the first phase of an operation now and return its Pending.
 
         `what` names it in a hang report, the rest as there.
         """
-        pending = Pending(steps, self, what, account, result, owed or ExpectedAction(self.place.what))
+        pending = Pending(steps, self, what, account, result, expected or ExpectedAction(self.place.what))
         account.begun(account.clock.mark())
         if not pending.test():
             self.active.append(pending)
@@ -235,9 +235,9 @@ class Progress:
         """
         return dict(self._waited_for)
 
-    def _blame(self, owing: Sequence[int], seconds: float) -> None:
-        for rank in owing:
-            self._waited_for[rank] += seconds / len(owing)
+    def _blame(self, waiting_on: Sequence[int], seconds: float) -> None:
+        for rank in waiting_on:
+            self._waited_for[rank] += seconds / len(waiting_on)
 
     def wait(self, pending: Pending) -> None:
         """Advance everything until `pending` is complete."""
@@ -275,11 +275,11 @@ class Progress:
                 raise HangError(f"waited {waited_s:.0f} s for {pending.what}")
             if waited_s > blamed_s + BLAME_S:
                 foremost = pending.foremost()
-                owing = foremost.owing()
-                self._blame(owing, waited_s - blamed_s)
+                waiting_on = foremost.waiting_on()
+                self._blame(waiting_on, waited_s - blamed_s)
                 blamed_s = waited_s
                 if waited_s > noted_s + NOTE_S:
-                    self.place.waits_for(str(foremost.what), owing, foremost.owed)
+                    self.place.waits_for(str(foremost.what), waiting_on, foremost.expected)
                     noted_s = waited_s
             if waited_s < SPIN_S and not self._crowded:
                 sched_yield()

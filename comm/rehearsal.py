@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.comm.account import Account
-from mpitrain.comm.axis_operations import NOTHING, Carried
+from mpitrain.comm.axis_operations import NOTHING, AxisOperations
 from mpitrain.comm.buffers import Array
 from mpitrain.comm.links import Message
 from mpitrain.comm.progress import Progress, Steps
@@ -55,13 +55,15 @@ class SilentPending:
         return self._result
 
 
-class SilentAxis:
+class RecordingAxis:
     """What mpitrain.comm.axis.Axis is to those who start operations.
 
     Of axes of several ranks, each is noted in the script.
     """
 
-    def __init__(self, name: str, rank: int, size: int, carried: Carried, progress: Progress, script: Script):
+    def __init__(
+        self, name: str, rank: int, size: int, carried: AxisOperations, progress: Progress, script: Script
+    ):
         self.name = name
         self.rank = rank
         self.size = size
@@ -96,9 +98,9 @@ class SilentAxis:
 class SilentMesh:
     """The axes of `rank`, by their names: axes and carried as for mpitrain.comm.mesh.Mesh."""
 
-    axis_type: type["SilentAxis"] = SilentAxis
+    axis_type: type["RecordingAxis"] = RecordingAxis
 
-    def __init__(self, rank: int, axes: Mapping[str, Sequence[int]], carried: Mapping[str, Carried]):
+    def __init__(self, rank: int, axes: Mapping[str, Sequence[int]], carried: Mapping[str, AxisOperations]):
         self.rank = rank
         self.progress = Progress()
         self.script = Script()
@@ -109,5 +111,5 @@ class SilentMesh:
             for name, ranks in axes.items()
         }
 
-    def __getitem__(self, name: str) -> SilentAxis:
+    def __getitem__(self, name: str) -> RecordingAxis:
         return self.axes[name]

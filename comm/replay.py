@@ -12,7 +12,7 @@ import numpy as np
 
 from mpitrain.comm.buffers import NOTHING, Array, copy, empty_like, is_tensor, typed_like
 from mpitrain.comm.progress import Pending, Steps
-from mpitrain.comm.rehearsal import SilentAxis, SilentMesh
+from mpitrain.comm.rehearsal import RecordingAxis, SilentMesh
 from mpitrain.comm.tap import Tap, TappedOperation
 from mpitrain.comm.world import NOWHERE, StatusReporter
 
@@ -20,7 +20,7 @@ from mpitrain.comm.world import NOWHERE, StatusReporter
 Came = Callable[[TappedOperation, Sequence[Array]], None]
 
 
-class ReplayAxis(SilentAxis):
+class ReplayAxis(RecordingAxis):
     """One axis.
 
     came: fills buffers.

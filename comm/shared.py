@@ -63,7 +63,7 @@ class Budget:
             self.refused[name] = self.refused.get(name, 0) + num_bytes
         return granted
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what there was too little for; "" if for nothing."""
         if not self.refused:
             return ""
@@ -162,7 +162,7 @@ class _Reached:
         self._window.Sync()
         return True
 
-    def owing(self) -> set[int]:
+    def waiting_on(self) -> set[int]:
         """Return the ranks whose counters haven't."""
         return {rank for rank, counter in zip(self._ranks, self._counters) if counter[0] < self._value}
 

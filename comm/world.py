@@ -54,7 +54,7 @@ class StatusReporter(Protocol):
 
     def waiting(self, what: str) -> AbstractContextManager[None]: ...
 
-    def waits_for(self, what: str, owing: Sequence[int], owed: ExpectedAction) -> None: ...
+    def waits_for(self, what: str, waiting_on: Sequence[int], expected: ExpectedAction) -> None: ...
 
     def waits_no_more(self) -> None: ...
 
@@ -67,7 +67,7 @@ class Nowhere:
     def waiting(self, what: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def waits_for(self, what: str, owing: Sequence[int], owed: ExpectedAction) -> None:
+    def waits_for(self, what: str, waiting_on: Sequence[int], expected: ExpectedAction) -> None:
         pass
 
     def waits_no_more(self) -> None:

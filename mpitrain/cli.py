@@ -120,14 +120,14 @@ def main() -> None:
         code = done.exit_code
     except click.ClickException as error:
         error.message = shown(error.message)  # what was typed, perhaps thousands of characters
-        code = _tell(error.show, error.exit_code)
+        code = _report(error.show, error.exit_code)
     except MpitrainError as error:
-        _tell_error(error)
+        _report_error(error)
         code = error.exit_code
     except ImportError as error:
         if (fault := library_fault(error)) is None:
             raise
-        _tell_error(fault)
+        _report_error(fault)
         code = fault.exit_code
     except click.Abort:
         code = FAILED
@@ -135,7 +135,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def _tell(show, code: int) -> int:
+def _report(show, code: int) -> int:
     """Show an error on the first rank only, if the launcher says which one it is.
 
     Open MPI's launcher ends a job with the first rank that fails, and what rank 0 was about to show
@@ -150,8 +150,8 @@ def _tell(show, code: int) -> int:
     return code
 
 
-def _tell_error(error: MpitrainError) -> None:
-    _tell(partial(click.echo, printable(str(error)), err=True), error.exit_code)
+def _report_error(error: MpitrainError) -> None:
+    _report(partial(click.echo, printable(str(error)), err=True), error.exit_code)
 
 
 def _answer(text: str) -> None:
@@ -221,16 +221,16 @@ def run(
     """
     from mpitrain.cluster.guard import Guard, guarded
     from mpitrain.cluster.status_board import BUSY
-    from mpitrain.training.replay.record_request import Wish
+    from mpitrain.training.replay.record_request import RecordRequest
 
-    wish = Wish.read(record)
+    record_request = RecordRequest.read(record)
 
     if time_limit is not None:
         overrides += (f"run.time_limit={time_limit}",)
 
     chosen = {name: value for name, value in dry.items() if value is not None}
     if dry_run:
-        return guarded(partial(_dry_run, config, overrides, chosen), _tell_error)
+        return guarded(partial(_dry_run, config, overrides, chosen), _report_error)
     if chosen:
         raise ConfigError(
             f"--{next(iter(chosen))} does nothing without --dry-run; add it, or leave --{next(iter(chosen))} "
@@ -241,14 +241,14 @@ def run(
         # here: what can't be imported on one node is reported as any other trouble
         from mpitrain.training.prepare import open_run
 
-        opened, world = open_run(config, overrides, guard, wish)
+        opened, world = open_run(config, overrides, guard, record_request)
         with opened.rundir:
             guard.place.enter("build", "loading torch", BUSY)
             from mpitrain.training.trainer import run as train
 
-            return train(opened, world, guard, wish)
+            return train(opened, world, guard, record_request)
 
-    return guarded(body, _tell_error)
+    return guarded(body, _report_error)
 
 
 def _dry_run(config: str | None, overrides: tuple[str, ...], chosen: dict[str, float], guard) -> int:
@@ -349,7 +349,7 @@ def verify(config: str | None, layout: str, overrides: tuple[str, ...]) -> int:
 
         return main(config, overrides, guard, click.echo)
 
-    return guarded(body, _tell_error)
+    return guarded(body, _report_error)
 
 
 @cli.group(short_help="Write, explain and submit the script of a scheduler's job.")
@@ -575,7 +575,7 @@ def doctor() -> int:
 
         return main(guard, click.echo)
 
-    return guarded(body, _tell_error)
+    return guarded(body, _report_error)
 
 
 @cli.group()
@@ -609,7 +609,7 @@ def inspect_checkpoints(path: str, step: int | None, arrays: bool, json: bool) -
         _answer(text)
         return code
 
-    return together(lambda team: team.on_first_rank("looking at checkpoints", on_first_rank), _tell_error)
+    return together(lambda team: team.on_first_rank("looking at checkpoints", on_first_rank), _report_error)
 
 
 @ckpt.command("verify", short_help="Read a step and hold every byte against its digests.")
@@ -631,7 +631,7 @@ def verify_checkpoints(path: str, step: int | None, every: bool, sample: float) 
     from mpitrain.commands.ckpt.team import together
     from mpitrain.commands.ckpt.verify import verify
 
-    return together(lambda team: verify(team, path, step, every, sample, _answer), _tell_error)
+    return together(lambda team: verify(team, path, step, every, sample, _answer), _report_error)
 
 
 @ckpt.command("diff")
@@ -649,7 +649,7 @@ def diff_checkpoints(one: str, other: str, only: str) -> int:
     from mpitrain.commands.ckpt.diff import diff
     from mpitrain.commands.ckpt.team import together
 
-    return together(lambda team: diff(team, one, other, only, _answer), _tell_error)
+    return together(lambda team: diff(team, one, other, only, _answer), _report_error)
 
 
 @ckpt.command("reshard", short_help="Write a step into another number of files.")
@@ -671,7 +671,7 @@ def reshard_checkpoint(path: str, target: str, step: int | None, shards: int) ->
     from mpitrain.commands.ckpt.reshard import reshard
     from mpitrain.commands.ckpt.team import together
 
-    return together(lambda team: reshard(team, path, target, step, shards, _answer), _tell_error)
+    return together(lambda team: reshard(team, path, target, step, shards, _answer), _report_error)
 
 
 @ckpt.command("repair", short_help="Mend the index of steps that HDF5 refuses.")
@@ -691,7 +691,7 @@ def repair_checkpoints(path: str, step: int | None) -> int:
 
     return together(
         lambda team: team.on_first_rank("writing indexes anew", lambda: repair(path, step, _answer)),
-        _tell_error,
+        _report_error,
     )
 
 
@@ -714,4 +714,4 @@ def prune_checkpoints(path: str, keep: int, every: int, best: int, dry_run: bool
     def on_first_rank() -> int:
         return prune(path, keep, every, best, dry_run, _answer)
 
-    return together(lambda team: team.on_first_rank("removing steps", on_first_rank), _tell_error)
+    return together(lambda team: team.on_first_rank("removing steps", on_first_rank), _report_error)

@@ -347,8 +347,8 @@ def as_argument(path: str | Path) -> str:
 
 def listed(items: Collection[object], most: int = 8) -> str:
     """Return a list for a message: the first few, and how many more there are."""
-    told = ", ".join(shown(each) for each in islice(items, most))
-    return told + (f" and {len(items) - most:,} more" if len(items) > most else "")
+    text = ", ".join(shown(each) for each in islice(items, most))
+    return text + (f" and {len(items) - most:,} more" if len(items) > most else "")
 
 
 def decoded(content: bytes, kind: type[T]) -> T:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mpitrain.schedules.search_progress import Told
+from mpitrain.schedules.search_progress import Notify
 
 
 class Times(NamedTuple):
@@ -32,11 +32,11 @@ class Options(NamedTuple):
     memory_limit: float | None = None
     # share of a stash that is still held between I and W, if memory_limit counts bytes
     weight_memory: float | None = None
-    told: Told | None = None  # hears how far a search is; changes nothing
+    notify: Notify | None = None  # hears how far a search is; changes nothing
 
     def given(self) -> list[str]:
         """Return the names of the options that are set."""
-        return [name for name, value in zip(self._fields, self) if value is not None and name != "told"]
+        return [name for name, value in zip(self._fields, self) if value is not None and name != "notify"]
 
     def strict(self) -> "Options":
         """Count whole stashes against a limit that a user asks for, unless it is said what is held

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 
-Told = Callable[[int, int], None]  # what is done, of how much
+Notify = Callable[[int, int], None]  # what is done, of how much
 
 
 class SearchProgress:
     """Counts the steps of a search and tells of them."""
 
-    def __init__(self, told: Told | None):
-        self._told = told
+    def __init__(self, notify: Notify | None):
+        self._notify = notify
         self._done = 0
         self._total = 0
 
@@ -19,5 +19,5 @@ class SearchProgress:
 
     def step(self) -> None:
         self._done += 1
-        if self._told is not None:
-            self._told(self._done, self._total)
+        if self._notify is not None:
+            self._notify(self._done, self._total)

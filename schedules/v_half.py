@@ -39,7 +39,7 @@ def v_half(num_ranks: int, num_microbatches: int, options: Options) -> list[list
     gap = 3 if num_ranks % 2 == 0 else 0
     p = num_ranks
     offsets = [(2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r) for r in range(p)]
-    return _from_building_block(offsets, num_microbatches, SearchProgress(options.told))
+    return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
 
 
 def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[Action]]:
@@ -53,7 +53,7 @@ def v_min(num_ranks: int, num_microbatches: int, options: Options) -> list[list[
     gap = 2 if num_ranks % 3 == 0 else 0
     p = num_ranks
     offsets = [(r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r) for r in range(p)]
-    return _from_building_block(offsets, num_microbatches, SearchProgress(options.told))
+    return _from_building_block(offsets, num_microbatches, SearchProgress(options.notify))
 
 
 def _from_building_block(

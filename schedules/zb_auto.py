@@ -54,7 +54,7 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
             f"zb-auto: found a memory limit of {options.memory_limit} stashes, needed at least 1, a "
             "microbatch in flight; raise the limit"
         )
-    progress = SearchProgress(options.told)
+    progress = SearchProgress(options.notify)
     shares = (1, SHARE) if options.weight_memory is None else (options.weight_memory,)
     progress.expect(len(shares) * CHOICES * (num_microbatches - 1))
     if options.weight_memory is not None:

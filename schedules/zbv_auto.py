@@ -44,7 +44,7 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
     options = planned("zbv-auto", options, memory_limit=num_ranks)
     if options.memory_limit >= num_microbatches:  # no rank ever holds more than all of them
         options = options._replace(memory_limit=max(options.memory_limit, num_ranks))
-    progress = SearchProgress(options.told)
+    progress = SearchProgress(options.notify)
     choices = [WeightPriority(*answers) for answers in product((True, False), repeat=2)]
     progress.expect(len(choices) * 2 * num_microbatches)
     searches = [_shortest(num_ranks, num_microbatches, options, choice, progress) for choice in choices]

@@ -21,7 +21,7 @@ EVERY = os.environ.get("MPITRAIN_LAYOUTS") == "all"  # take every layout, not th
 EVERY_SIZE = os.environ.get("MPITRAIN_SIZES") == "all"  # of a schedule
 MANY = 1000  # tests that take longer than a lane does
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-BESIDE = ("test_lane[1]", "test_lane[2]")
+ALONGSIDE = ("test_lane[1]", "test_lane[2]")
 EARLY = pytest.StashKey()
 UNDER_MPIRUN = any(name in os.environ for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"))
 
@@ -128,13 +128,13 @@ def _turn(item):
     0 with the serial ones, 1 for a lane beside them, 2 with the whole runs, 3 with the other lanes.
     """
     if item.path.name == "test_lanes.py":
-        return 1 if item.name in BESIDE else 3
+        return 1 if item.name in ALONGSIDE else 3
     return 2 * item.path.name.startswith("test_run_")
 
 
 def pytest_collection_finish(session):
     """Start the first lane now if there are many tests before it."""
-    lanes = [item for item in session.items if item.name in BESIDE]
+    lanes = [item for item in session.items if item.name in ALONGSIDE]
     if lanes and len(session.items) > MANY and not UNDER_MPIRUN:
         session.config.stash[EARLY] = lanes[0].module.EARLY
         lanes[0].module.EARLY.go_on()

@@ -21,22 +21,24 @@ import several
 from mpitrain.training.machine import gpus
 
 
-def plant(told: dict[str, object]) -> None:
+def plant(planted: dict[str, object]) -> None:
     """Have torch say this from now on."""
 
     def of_torch() -> gpus.Gpus:
         rank = int(
             next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ)
         )
-        seen = told["seen"][rank] if rank < len(told["seen"]) else told["seen"][0]
+        seen = planted["seen"][rank] if rank < len(planted["seen"]) else planted["seen"][0]
 
         def use(index: int) -> None:
-            with open(told["used"], "a", encoding="ascii") as file:
+            with open(planted["used"], "a", encoding="ascii") as file:
                 file.write(f"{rank} {index} {threading.current_thread().name}\n")
 
-        memory = int(told["memory_gib"] * 2**30)
-        found = tuple(gpus.Gpu(told["name"], identity, memory, told["architecture"]) for identity in seen)
-        return gpus.Gpus(told["vendor"] if found else None, found, "550.54.15", use, kind="cpu")
+        memory = int(planted["memory_gib"] * 2**30)
+        found = tuple(
+            gpus.Gpu(planted["name"], identity, memory, planted["architecture"]) for identity in seen
+        )
+        return gpus.Gpus(planted["vendor"] if found else None, found, "550.54.15", use, kind="cpu")
 
     gpus.of_torch = of_torch
 

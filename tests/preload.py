@@ -77,8 +77,8 @@ def stand_for(address: str, command: list[str]) -> None:
     ]
     for number in PASSED_ON:
         signal.signal(number, lambda which, _: connection.send(bytes([which])))
-    told = {"command": command, "folder": os.getcwd(), "environment": dict(os.environ), "numbers": numbers}
-    socket.send_fds(connection, [json.dumps(told).encode()], numbers)
+    request = {"command": command, "folder": os.getcwd(), "environment": dict(os.environ), "numbers": numbers}
+    socket.send_fds(connection, [json.dumps(request).encode()], numbers)
     # What the rank writes to stays open here, too, until this ends: a launcher sees both at once,
     # as of a rank that is no fork.
     ended = int(connection.recv(16) or 1)
@@ -120,7 +120,7 @@ def serve(address: str) -> None:
         ready = dict(poll.poll())
         if wakes in ready:
             os.read(wakes, 4096)
-            _tell_ended(forks, poll)
+            _report_ended(forks, poll)
         for pid in [
             pid for pid, connection in forks.items() if ready.get(connection.fileno(), 0) & select.POLLHUP
         ]:
@@ -145,7 +145,7 @@ def serve(address: str) -> None:
             os._exit(0)
 
 
-def _tell_ended(forks: dict[int, socket.socket], poll: select.poll) -> None:
+def _report_ended(forks: dict[int, socket.socket], poll: select.poll) -> None:
     while forks:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -163,22 +163,22 @@ def _become(connection: socket.socket) -> None:
     """Take over what the other has, and listen to it."""
     os.setsid()
     text, received, _, _ = socket.recv_fds(connection, MOST_BYTES, MOST_DESCRIPTORS)
-    told = json.loads(text)
+    request = json.loads(text)
     import fcntl
 
     high = [
         fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for number in (connection.detach(), *received)
     ]
     os.closerange(0, FIRST_FREE)
-    for number, here in zip(told["numbers"], high[1:], strict=True):
+    for number, here in zip(request["numbers"], high[1:], strict=True):
         os.dup2(here, number)
         os.close(here)
-    os.chdir(told["folder"])
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(told["environment"])
+    os.environ.update(request["environment"])
     with open("/proc/self/comm", "w") as name:
         name.write(name_of(os.environ.get(MARK, "")) + os.environ.get("PMI_RANK", "0"))
-    sys.argv = told["command"]
+    sys.argv = request["command"]
     sys.path[0] = os.path.dirname(sys.argv[0])
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.stdin, sys.stdout = (open(number, mode, closefd=False) for number, mode in ((0, "r"), (1, "w")))  # noqa: SIM115 - they stay

@@ -166,12 +166,12 @@ class Slurm:
         return {pid: name for pid, name in found.items() if not name.startswith(("slurmstepd", "slurmd"))}
 
     def wait_for(
-        self, what: str, ready: Callable[[], object], timeout: float, told: Callable[[], str] = lambda: ""
+        self, what: str, ready: Callable[[], object], timeout: float, describe: Callable[[], str] = lambda: ""
     ) -> None:
         faulthandler.cancel_dump_traceback_later()  # pytest's: a wait has a limit of its own
         end = time.monotonic() + timeout
         while not ready():
-            assert time.monotonic() < end, f"waited {timeout} s for {what}\n{told()}\n{self.logs()}"
+            assert time.monotonic() < end, f"waited {timeout} s for {what}\n{describe()}\n{self.logs()}"
             time.sleep(0.2)
 
     def logs(self) -> str:

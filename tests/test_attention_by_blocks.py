@@ -90,7 +90,7 @@ def test_bf16_is_as_near_as_torchs_own(shape):
         assert (found - right).norm() <= 1.5 * (other - right).norm() + 2**-9 * right.norm()
 
 
-def test_the_same_bits_kept_or_made_again_and_beside_other_sequences():
+def test_the_same_bits_kept_or_recomputed_and_among_other_sequences():
     q, k, v, grad = made((4, 6, 2, 200, 32), torch.float32)
     once, again = (by_ourselves(q, k, v, grad, None, keep) for keep in (False, True))
     assert all(map(torch.equal, once, again))

@@ -121,7 +121,7 @@ def test_tiles_add_up_to_the_whole():
         assert (found - exact).norm() <= 2e-6 * exact.norm()
 
 
-def test_a_sequence_has_the_same_bits_beside_others():
+def test_a_sequence_has_the_same_bits_among_others():
     q, k, v, _ = made((4, 6, 2, 200, 32, 32))
     together = attention_cpu_fp32.attend(q, k, v, True)
     alone = attention_cpu_fp32.attend(*(x[1:2] for x in (q, k, v)), True)

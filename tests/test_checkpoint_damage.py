@@ -168,7 +168,7 @@ def test_leftovers_and_strangers_are_ignored(folder):
     assert refused(folder, expected_step=30) == [] and steps(folder) == [10, 20, 30]
 
 
-def test_stray_files_beside_the_shards_do_no_harm(folder):
+def test_stray_files_next_to_the_shards_do_no_harm(folder):
     (folder / "step-00000030" / "shard-00007.h5").write_bytes(b"stray")
     (folder / "step-00000030" / ".DS_Store").write_bytes(b"stray")
     assert refused(folder, expected_step=30) == []

@@ -101,12 +101,12 @@ def with_shard(folder, change):
     with h5py.File(shard, "r+", libver=FORMAT) as file:
         change(file)
 
-    def tell(index):
+    def edit(index):
         table = index["checkpoint/shards"][...]
         table["bytes"][0] = shard.stat().st_size
         index["checkpoint/shards"][...] = table
 
-    with_index(folder, tell)
+    with_index(folder, edit)
 
 
 # ---------------------------------------------------------------- links, storage, filters, types

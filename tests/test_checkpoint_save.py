@@ -227,7 +227,7 @@ def test_full_disk_is_an_error_and_not_a_crash(tmp_path):
     assert newest(tmp_path) == (20, 1.0)
 
 
-def test_too_little_space_is_told_before_anything_is_written(tmp_path):
+def test_too_little_space_is_reported_before_anything_is_written(tmp_path):
     save(tmp_path, 20, 1.0)
     with pytest.raises(
         CheckpointError,

@@ -264,7 +264,7 @@ def test_a_damaged_step_is_not_repaired(old):
     assert said == ["step-00000002: index.h5 or index.xxh3 is altered"] and sorted(old.rglob("*")) == before
 
 
-def test_what_lies_beside_the_index_stays(old):
+def test_what_lies_next_to_the_index_stays(old):
     step = old / "step-00000002"
     (step / "notes.txt").write_text("mine")
     rewrite_index(step)
@@ -286,7 +286,7 @@ def test_no_index_is_written_anew_under_a_run(old):
     assert repair(str(old.parent), None, lambda text: None) == 0 and not list(old.parent.glob("run.lock*"))
 
 
-def test_a_file_system_without_hard_links_is_told(old, monkeypatch):
+def test_a_file_system_without_hard_links_is_reported(old, monkeypatch):
     def link(source, target, **how):
         raise PermissionError(1, "Operation not permitted")
 

@@ -111,7 +111,7 @@ def test_inspect_says_who_wrote_what_and_how_it_is(folder):
     assert found[0]["meta"] == meta_of(10) | {"val_loss": 3.0} and found[0]["writer"]["host"] == "node7"
 
 
-def test_inspect_names_damage_and_tells_of_the_newest_that_can_be_used(folder):
+def test_inspect_names_damage_and_the_newest_that_can_be_used(folder):
     checkpoints = folder / "run" / "checkpoints"
     (checkpoints / "step-00000030" / "shard-00001.h5").unlink()
     begin(checkpoints, 40)
@@ -178,7 +178,7 @@ def test_what_a_stranger_says_of_his_libraries_is_shown_not_obeyed(tmp_path):
 # ---------------------------------------------------------------- verify
 
 
-def test_ranks_that_see_different_checkpoints_are_told(folder, tmp_path):
+def test_ranks_that_see_different_checkpoints_are_reported(folder, tmp_path):
     """Folders of nodes that aren't shared, or a run that saves meanwhile.
 
     Of one only would be said that it is whole.
@@ -426,10 +426,10 @@ def test_prune_removes_nothing_where_nothing_is_whole(folder):
 
 
 @pytest.mark.parametrize(
-    ("version", "about", "told"),
+    ("version", "about", "words"),
     [(1, StepInfo(), "version 1 of the format"), (2, StepInfo("[run]\n", {"layout": "dp(2)"}), "dp(2)")],
 )
-def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, about, told):
+def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, about, words):
     shutil.copytree(OLD[version], tmp_path / "old")
     with open_step(tmp_path / "old", 2) as old:
         assert (old.read("parameters/w") == np.arange(60, dtype=np.float32).reshape(12, 5)).all()
@@ -438,7 +438,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, a
     inspected, checked = run(("inspect", tmp_path / "old"), ("verify", tmp_path / "old"))
     assert (
         inspected.returncode == checked.returncode == 0
-        and told in inspected.output
+        and words in inspected.output
         and "whole" in checked.output
     )
     reshard(TeamOfOne(), str(tmp_path / "old"), str(tmp_path / "new"), None, 1, lambda text: None)

@@ -98,14 +98,14 @@ def test_a_scheduler_is_asked(path, variables, name, answer, asked, left_s):
     assert (path / f"{name}.called").read_text() == f"{asked}\n"
 
 
-def test_pbs_tells_the_start_and_the_walltime(path):
+def test_pbs_reports_the_start_and_the_walltime(path):
     start = time.time() - 600
     command(path, "qstat", QSTAT.format(limit="04:00:00", start=time.ctime(start)))
     end = end_of_allocation("", {"PBS_JOBID": "12.server"})
     assert end.source == "qstat" and abs(end.left_s - (start + 14400 - time.time())) < 1
 
 
-def test_torque_tells_the_walltime_only():
+def test_torque_reports_the_walltime_only():
     end = end_of_allocation("", {"PBS_WALLTIME": "3600"})
     assert abs(end.left_s - (3600 - age_s())) < 1 and end.source == "PBS_WALLTIME"
 

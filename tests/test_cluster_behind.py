@@ -16,7 +16,7 @@ from watched import Played, listener_at
 from mpitrain.cluster import nodes, watchdog
 from mpitrain.cluster.hang_analysis import Rank, at_fault, report
 from mpitrain.cluster.limit import FIRST_S, LEAST_S, Limit
-from mpitrain.cluster.nodes import Meeting, WatchdogNodes, addresses_here, told_apart
+from mpitrain.cluster.nodes import Meeting, WatchdogNodes, addresses_here, unique_names
 from mpitrain.cluster.status_board import (
     BUSY,
     HUNG,
@@ -37,17 +37,17 @@ def rank(
     what: str,
     *,
     wait="",
-    owing=(),
-    owed=("", -1),
+    waiting_on=(),
+    expected=("", -1),
     condition="S",
     state=WORKING,
     **more,
 ) -> Rank:
-    """A rank at (step, position), which waits for the ranks `owing` to run `owed`.
+    """A rank at (step, position), which waits for the ranks `waiting_on` to run `expected`.
 
     Or for its own device, then `wait` says what for.
     """
-    wait = f"a message of {owed[0]}" if owing else wait
+    wait = f"a message of {expected[0]}" if waiting_on else wait
     where = Where(
         state,
         number,
@@ -59,8 +59,8 @@ def rank(
         "step",
         what,
         wait,
-        owing,
-        ExpectedInstruction(*owed),
+        waiting_on,
+        ExpectedInstruction(*expected),
     )
     return Rank(where, f"node{number // 2}", condition, "", 7.0, **more)
 
@@ -69,7 +69,12 @@ def pipeline(**first) -> list[Rank]:
     """Ranks 3, 2 and 1 each wait for the one before, and rank 0 for nobody."""
     behind = [
         rank(
-            n, (7, 10), f"RECV_F1@{n}", owing=(n - 1,), owed=(f"SEND_F1@{n - 1}", 8), gave_up=f"mpitrain: {n}"
+            n,
+            (7, 10),
+            f"RECV_F1@{n}",
+            waiting_on=(n - 1,),
+            expected=(f"SEND_F1@{n - 1}", 8),
+            gave_up=f"mpitrain: {n}",
         )
         for n in (1, 2, 3)
     ]
@@ -80,7 +85,7 @@ HOW = {"T": "stopped by a signal", "R": "it computes or is stuck", "D": "held in
 
 
 @pytest.mark.parametrize(("condition", "how"), HOW.items())
-def test_the_rank_that_waits_for_nobody_is_behind_and_what_it_owes_is_told(condition, how):
+def test_the_rank_that_waits_for_nobody_is_behind_and_what_it_owes_is_reported(condition, how):
     found = report(pipeline(condition=condition))
     (named,) = [line for line in found.text.splitlines() if "first behind" in line]
     assert (
@@ -97,9 +102,17 @@ def test_a_stopped_rank_is_behind_though_it_had_been_waiting():
 
     Its note is old, those who could go on say so.
     """
-    ranks = [rank(0, (7, 6), "RECV_B0@0", owing=(1,), owed=("SEND_B0@1", 5), condition="T")]
+    ranks = [rank(0, (7, 6), "RECV_B0@0", waiting_on=(1,), expected=("SEND_B0@1", 5), condition="T")]
     ranks += [
-        rank(1, (7, 9), "RECV_F1@1", owing=(0,), owed=("SEND_F1@0", 8), state=HUNG, gave_up="mpitrain: 1")
+        rank(
+            1,
+            (7, 9),
+            "RECV_F1@1",
+            waiting_on=(0,),
+            expected=("SEND_F1@0", 8),
+            state=HUNG,
+            gave_up="mpitrain: 1",
+        )
     ]
     found = report(ranks)
     assert found.behind == (0,) and "rank 0 owes SEND_F1@0" in found.text
@@ -118,8 +131,8 @@ def test_a_rank_that_nobody_waits_for_is_not_behind():
 
 
 def test_a_message_that_was_sent_and_has_not_come_is_lost():
-    waiting = rank(2, (7, 10), "RECV_F1@2", owing=(1,), owed=("SEND_F1@1", 8), gave_up="mpitrain: 2")
-    sender = rank(1, (7, 11), "RECV_B0@1", owing=(2,), owed=("SEND_B0@2", 14), gave_up="mpitrain: 1")
+    waiting = rank(2, (7, 10), "RECV_F1@2", waiting_on=(1,), expected=("SEND_F1@1", 8), gave_up="mpitrain: 2")
+    sender = rank(1, (7, 11), "RECV_B0@1", waiting_on=(2,), expected=("SEND_B0@2", 14), gave_up="mpitrain: 1")
     found = report([waiting, sender])
     assert (
         found.behind == ()
@@ -128,7 +141,7 @@ def test_a_message_that_was_sent_and_has_not_come_is_lost():
     assert "SEND_B0@2" not in found.text
 
 
-def test_a_node_that_tells_nothing_is_named_and_no_rank_is_blamed_for_it():
+def test_a_node_that_reports_nothing_is_named_and_no_rank_is_blamed_for_it():
     found = report(pipeline()[1:], silent=["node0"])
     assert "node node0 doesn't answer" in found.text and found.behind == ()
 
@@ -155,10 +168,10 @@ def test_a_rank_that_has_left_and_cannot_end_is_named():
     assert not at_fault([replace(ends, late=False), rank(0, (0, 0), "at work", state=BUSY)])
 
 
-def test_many_ranks_are_told_in_few_words():
+def test_many_ranks_are_named_in_few_words():
     ranks = [rank(0, (7, 4), "F1@0", condition="T")]
     ranks += [
-        rank(n, (7, 9), "NORM", owing=(0,), owed=("NORM", -1), gave_up=f"mpitrain: {n}")
+        rank(n, (7, 9), "NORM", waiting_on=(0,), expected=("NORM", -1), gave_up=f"mpitrain: {n}")
         for n in range(1, 500)
     ]
     found = report(ranks).text
@@ -182,14 +195,14 @@ def test_a_wait_that_lasts_is_on_the_board_and_does_not_move_the_rank():
     since = read_slot(slot).since
     place.waits_for("F1 for stage 1", [0], ("SEND_F1@0", 4))
     where = read_slot(slot)
-    assert (where.since, where.waits_for, where.owing, where.owed) == (
+    assert (where.since, where.waits_for, where.waiting_on, where.expected) == (
         since,
         "F1 for stage 1",
         (0,),
         ("SEND_F1@0", 4),
     )
     place.moved(2, 10, "F1@1")
-    assert (read_slot(slot).waits_for, read_slot(slot).owing) == ("", ())
+    assert (read_slot(slot).waits_for, read_slot(slot).waiting_on) == ("", ())
 
 
 def test_a_limit_follows_the_steps_unless_it_is_given():
@@ -228,13 +241,13 @@ def test_watchdogs_of_two_nodes_talk(hub):
     assert (hub.reached, spoke.reached) == ({1}, {0})
     long = "x" * 300_000
     (at_spoke,) = spoke.links
-    sending = threading.Thread(target=spoke.tell, args=({"say": "board", "ranks": [long]},))
+    sending = threading.Thread(target=spoke.broadcast, args=({"say": "board", "ranks": [long]},))
     sending.start()
     heard = []
     while not heard:
         heard = hub.hear(at_hub)
     sending.join(patience(10))
-    hub.tell({"say": "over"})
+    hub.broadcast({"say": "over"})
     assert heard == [(1, {"say": "board", "ranks": [long]})] and spoke.hear(at_spoke) == [
         (0, {"say": "over"})
     ]
@@ -244,7 +257,7 @@ def test_a_link_that_took_half_a_line_is_closed(hub, monkeypatch):
     """The next line would follow the half one."""
     monkeypatch.setattr(nodes, "SEND_S", 0.1)
     spoke, at_hub = connected(hub, "secret")
-    hub.tell({"say": "board", "ranks": ["x" * 100_000_000]})
+    hub.broadcast({"say": "board", "ranks": ["x" * 100_000_000]})
     poll = select.poll()
     poll.register(at_hub, select.POLLIN)
     assert poll.poll(0) and hub.hear(at_hub) is None and not hub.links
@@ -268,7 +281,7 @@ def test_what_a_hub_says_with_its_welcome_is_heard(hub, monkeypatch):
 
     def answer():
         hub.hear(hub.accept())
-        hub.tell({"say": "where"})
+        hub.broadcast({"say": "where"})
         sent.set()
 
     monkeypatch.setattr(nodes.WatchdogLink, "send", send_and_wait)
@@ -301,7 +314,7 @@ class Node:
         played.connection.settimeout(0.1)
         return played
 
-    def told_to_end(self) -> bool:
+    def asked_to_end(self) -> bool:
         try:
             return bool(self.rank.connection.recv(16))
         except TimeoutError:
@@ -323,11 +336,11 @@ def test_ranks_that_wait_for_one_at_work_on_another_node_wait_on(hub, monkeypatc
     nodes = [Node(hub, 0, WORKING, 60.0), Node(spoke, 1, WAITING, 0.2)]
     until = time.monotonic() + 3
     while time.monotonic() < until:
-        assert not any(node.told_to_end() for node in nodes)
+        assert not any(node.asked_to_end() for node in nodes)
     nodes[0].rank.place.enter("save", "for all ranks", WAITING)
     nodes[0].rank.place.name("rank 0", 0.2)
     until = time.monotonic() + patience(30)
-    while not any(node.told_to_end() for node in nodes):
+    while not any(node.asked_to_end() for node in nodes):
         assert time.monotonic() < until
     for node in nodes:
         node.rank.die()
@@ -344,7 +357,7 @@ def test_a_rank_that_gave_up_a_wait_and_is_gone_is_not_the_trouble(monkeypatch, 
     gone.connection.send(watchdog.GAVE_UP + b"1 mpitrain: rank 1 waits for rank 0")
     gone.die()
     until = time.monotonic() + patience(30)
-    while not node.told_to_end():
+    while not node.asked_to_end():
         assert time.monotonic() < until
     node.rank.die()
     node.thread.join(patience(10))
@@ -404,12 +417,12 @@ def test_a_spoke_whose_token_is_wrong_reports_for_itself(hub):
     assert not spoke.links and not hub.links
 
 
-def test_a_watchdog_is_told_where_to_meet_however_many_nodes_there_are():
+def test_a_watchdog_learns_where_to_meet_however_many_nodes_there_are():
     meeting = Meeting(
         3, tuple(f"node{number}" for number in range(20_000)), ("10.0.0.1", "127.0.0.1"), 4242, "secret"
     )
     assert Meeting.read(meeting.written()) == meeting
 
 
-def test_nodes_of_one_name_are_told_apart():
-    assert told_apart(["a", "a", "b"]) == ("a#0", "a#1", "b")
+def test_nodes_of_one_name_get_unique_names():
+    assert unique_names(["a", "a", "b"]) == ("a#0", "a#1", "b")

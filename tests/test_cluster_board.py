@@ -86,13 +86,14 @@ def test_no_reader_sees_a_slot_half_written():
     ] == []
 
 
-def test_a_report_tells_what_another_thread_does_meanwhile():
+def test_a_report_names_what_another_thread_does_meanwhile():
     place = RankStatus(1, "rank 1")
-    place.beside = "syncing shard-00001.h5"
+    place.meanwhile = "syncing shard-00001.h5"
     place.enter("step", "B2@1")
     assert (
-        place.read().told(" failed") == "rank 1 failed in phase step, B2@1, meanwhile syncing shard-00001.h5"
+        place.read().describe(" failed")
+        == "rank 1 failed in phase step, B2@1, meanwhile syncing shard-00001.h5"
     )
-    place.beside = ""
+    place.meanwhile = ""
     place.enter("step", "B3@1")
     assert str(place.read()) == "rank 1 in phase step, B3@1"

@@ -10,9 +10,9 @@ from mpitrain.cluster.preflight import (
     _devices,
     _space,
     bandwidth,
+    describe,
     look,
     receiver,
-    told,
 )
 from mpitrain.commands.inspect import planned
 from mpitrain.errors import CheckpointError
@@ -86,7 +86,7 @@ def test_a_file_system_that_cant_hold_a_checkpoint_is_refused(tmp_path):
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.sizes(2, 4)
-def test_what_ranks_that_agree_are_told(world, tmp_path_factory):
+def test_what_ranks_that_agree_hear(world, tmp_path_factory):
     from mpitrain.cluster.status_board import RankStatus
     from mpitrain.comm.world import World
 
@@ -94,8 +94,8 @@ def test_what_ranks_that_agree_are_told(world, tmp_path_factory):
     plan = planned(None, (*TINY, f"parallel.tp={2 if size == 4 else 1}", "parallel.zero=1"), size)
     of_job = World(world, RankStatus())
     found = {
-        name: (told, fine)
-        for name, told, fine in look(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=True)
+        name: (text, fine)
+        for name, text, fine in look(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=True)
     }
     axes = {"axis shard", "axis data"} if size == 2 else {"axis tp", "axis shard", "axis data", "axis model"}
     problems = []
@@ -111,7 +111,7 @@ def test_what_ranks_that_agree_are_told(world, tmp_path_factory):
         if axis in found and " GB/s, the least " not in found[axis][0]
     ]
     quiet, said = (
-        told(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=measure)
+        describe(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=measure)
         for measure in (False, True)
     )
     if quiet or not said.startswith("preflight, in "):  # one node, and nothing is wrong

@@ -131,7 +131,7 @@ os._exit(3) if world.rank == 1 else world.barrier("none comes")
 
 
 @pytest.mark.parametrize("to", ["> log 2>&1", ">> log 2>&1", "2>&1 | cat > log", "a terminal"])
-def test_a_rank_that_exits_is_told_once_wherever_the_output_goes(tmp_path, to):
+def test_a_rank_that_exits_is_reported_once_wherever_the_output_goes(tmp_path, to):
     """Launchers may read no more of what ranks say then."""
     (tmp_path / "exits.py").write_text(EXITS)
     command = f"{MPIRUN} -n 2 {sys.executable} exits.py"
@@ -144,7 +144,7 @@ def test_a_rank_that_exits_is_told_once_wherever_the_output_goes(tmp_path, to):
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_a_rank_that_is_killed_in_mpi_init_is_told(tmp_path, number):
+def test_a_rank_that_is_killed_in_mpi_init_is_reported(tmp_path, number):
     """MPICH's proxy is then about to answer it now and then, and ends with what it has not forwarded."""
     (tmp_path / "killed.py").write_text(
         EXITS.replace("world = ", "os.kill(os.getpid(), 9) if guard.place.rank == 2 else None\nworld = ")

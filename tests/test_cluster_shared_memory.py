@@ -8,7 +8,7 @@ import pytest
 from launch import MPIRUN, MPITRAIN, environment, tail
 from test_comm_shared_memory import CONTAINER, may_mount
 
-from mpitrain.cluster.shared_memory import YOUNG_S, left_behind, told, too_little
+from mpitrain.cluster.shared_memory import YOUNG_S, describe, left_behind, too_little
 
 
 @pytest.fixture
@@ -36,23 +36,23 @@ def test_only_old_files_of_mpi_that_nobody_has_are_left_behind(tmp_path, make):
     assert left_behind(tmp_path) == [*old, used]
 
 
-def test_they_are_told_with_what_removes_them(tmp_path, make):
-    assert "left" not in told(tmp_path) and f"GB free in {tmp_path}" in told(tmp_path)
+def test_they_are_reported_with_what_removes_them(tmp_path, make):
+    assert "left" not in describe(tmp_path) and f"GB free in {tmp_path}" in describe(tmp_path)
     for number in range(3):
         make(f"mpich_shm_{number}", 2 * YOUNG_S, 4 << 20)
     make("sm_segment.node.0", 2 * YOUNG_S, 0)
     other = make("of another program", 2 * YOUNG_S)
-    words, _, command = told(tmp_path).partition(": when none of yours runs here, ")
+    words, _, command = describe(tmp_path).partition(": when none of yours runs here, ")
     assert words.endswith("; 4 files of 0.013 GB are left of jobs that were killed"), words
     subprocess.run(command, shell=True, check=True)
     assert list(tmp_path.iterdir()) == [other]
 
 
 def test_where_there_is_none_it_says_so(tmp_path):
-    assert told(tmp_path / "absent").startswith("none: ") and left_behind(tmp_path / "absent") == []
+    assert describe(tmp_path / "absent").startswith("none: ") and left_behind(tmp_path / "absent") == []
 
 
-def test_what_mpi_needs_is_told_where_it_isnt_there(tmp_path):
+def test_what_mpi_needs_is_reported_where_it_isnt_there(tmp_path):
     assert too_little(None, 16, tmp_path) == too_little(1 << 30, 16, tmp_path) == ""
     said = too_little(64 << 20, 16, tmp_path)
     here = f"{tmp_path} of {os.uname().nodename}"

@@ -35,10 +35,10 @@ def watched():
     address = f"\0mpitrain-test-{os.urandom(8).hex()}"
     dog = Held(listener_at(address))
     ranks = [Played(address, number) for number in range(2)]
-    told = Meeting(names=("here",)).written()
+    meeting_fd = Meeting(names=("here",)).written()
     stderr = os.dup(2)
-    socket.send_fds(ranks[0].connection, [MEET + b"2"], [stderr, told])
-    os.close(told)
+    socket.send_fds(ranks[0].connection, [MEET + b"2"], [stderr, meeting_fd])
+    os.close(meeting_fd)
     os.close(stderr)
     dog.reports = []
     return dog, ranks
@@ -78,7 +78,7 @@ def test_what_a_rank_said_before_it_was_gone_counts(watched):
     assert dog.reports[0] == "mpitrain: rank 1: why"
 
 
-class Told:
+class Events:
     """A poll that tells what it is given to tell, a batch at a time."""
 
     def __init__(self, batches):
@@ -120,7 +120,7 @@ def test_a_number_that_is_anothers_by_now_is_not_taken_for_its_first_owner(monke
         others[0].send(BYE)
         yield [(there[0], 1)]
 
-    monkeypatch.setattr("mpitrain.cluster.watchdog.select.epoll", lambda: Told(batches()))
+    monkeypatch.setattr("mpitrain.cluster.watchdog.select.epoll", lambda: Events(batches()))
     dog.run()
     for descriptor in filled:
         os.close(descriptor)
@@ -128,7 +128,7 @@ def test_a_number_that_is_anothers_by_now_is_not_taken_for_its_first_owner(monke
 
 
 def started_with(ulimit: str, address: str) -> None:
-    script = f"from mpitrain.cluster import finding; finding.start({address!r})"
+    script = f"from mpitrain.cluster.watchdog_rendezvous import start; start({address!r})"
     finished(
         ["bash", "-c", f'ulimit {ulimit}; exec "$0" -c "$1"', sys.executable, script], check=True, timeout=60
     )
@@ -158,11 +158,11 @@ def test_a_watchdog_that_can_have_no_more_descriptors_turns_away_and_goes_on(mos
             rank = Played(address, number)
             rank.connection.settimeout(20)
             known += [rank] if rank.connection.recv(16).startswith(READY) else []
-    told = Meeting(names=("here", "there")).written()
+    meeting_fd = Meeting(names=("here", "there")).written()
     door = socket.create_server(("", 0))
-    socket.send_fds(known[0].connection, [MEET + b"%d" % len(known)], [2, told, door.fileno()])
+    socket.send_fds(known[0].connection, [MEET + b"%d" % len(known)], [2, meeting_fd, door.fileno()])
     assert 5 < len(known) < 15 and known[0].connection.recv(16) in (READY, REFUSED)
-    os.close(told)
+    os.close(meeting_fd)
     door.close()
     for rank in known:
         rank.connection.send(BYE)

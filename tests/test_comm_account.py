@@ -258,7 +258,7 @@ def test_side_by_side_counts_once_and_a_wait_belongs_to_what_is_waited_for(clock
     assert other.read()[2:4] == (0, 11)
 
 
-def test_a_mesh_tells_of_axes_that_have_others(mesh):
+def test_a_mesh_reports_axes_that_have_others(mesh):
     from mpi4py.MPI import COMM_WORLD
 
     usage = mesh.usage()

@@ -124,7 +124,7 @@ def test_a_child_hears_nothing_of_the_launcher_and_all_of_the_user():
 
 
 @WAYS
-def test_how_a_child_ended_is_told(factory, expected):
+def test_how_a_child_ended_is_reported(factory, expected):
     from mpitrain.comm.gpu_probe import attempt
 
     assert attempt(f"trials:{factory}", "0") == expected
@@ -169,7 +169,7 @@ BOTH = {"a = 1": True, "b = 0": False}
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("wish", "said", "tries", "direct_if_it_works", "direct_if_not"),
+    ("asked", "said", "tries", "direct_if_it_works", "direct_if_not"),
     [
         ("auto", YES, False, True, True),
         ("auto", NO, False, False, False),
@@ -184,7 +184,7 @@ BOTH = {"a = 1": True, "b = 0": False}
     ],
 )
 @pytest.mark.parametrize("works", [True, False])
-def test_the_table_in_awareness(ranks, wish, said, tries, direct_if_it_works, direct_if_not, works):
+def test_the_table_in_awareness(ranks, asked, said, tries, direct_if_it_works, direct_if_not, works):
     from mpitrain.comm.gpu_support import choose
     from mpitrain.errors import MeshError
 
@@ -195,12 +195,12 @@ def test_the_table_in_awareness(ranks, wish, said, tries, direct_if_it_works, di
         return "" if works else "was killed by SIGSEGV"
 
     try:
-        found = choose(ranks, wish, said, trial)
+        found = choose(ranks, asked, said, trial)
         direct = found.direct
     except MeshError as error:
         found = str(error)
-        told = 'comm.device = "direct"' in found and "SIGSEGV" in found and '"auto" or "staged"' in found
-        direct = "refused" if error.everywhere and told else "told badly"
+        words = 'comm.device = "direct"' in found and "SIGSEGV" in found and '"auto" or "staged"' in found
+        direct = "refused" if error.everywhere and words else "told badly"
     wanted = direct_if_it_works if works else direct_if_not
     first = ranks.node.rank == 0
     agree(ranks.comm, direct == wanted and bool(tried) == (tries and first), f"{found} {tried}")

@@ -625,11 +625,11 @@ def test_who_waits_for_its_own_device_blames_nobody_and_is_behind(setting, monke
         for _ in range(20):  # at first rank 1, too, has a device to wait for
             with suppress(HangError):
                 pending.wait()
-            if place.read().waits_for and (late or place.read().owing):
+            if place.read().waits_for and (late or place.read().waiting_on):
                 break
         places.append(place.read())
         place.waits_no_more()
-    wrong = [] if {where.owing for where in places} == ({()} if late else {(0,)}) else [f"{places}"]
+    wrong = [] if {where.waiting_on for where in places} == ({()} if late else {(0,)}) else [f"{places}"]
     wrong += [] if late == (progress.waited_for() == before) else [f"{before} {progress.waited_for()}"]
     every = axis.comm.allgather(places)
     device.streams[0].held = False

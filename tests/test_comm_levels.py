@@ -146,13 +146,13 @@ def in_one_level():
 
     comm = MPI.COMM_WORLD.Dup()
     mesh = build(comm, [0] * comm.size, "messages", levels=False)
-    told = [
+    all_expected = [
         [(operation, bits(found)) for operation, found, _ in results(mesh["dp"], length, dtype)]
         for dtype, length in BUFFERS
     ]
     mesh.free()
     comm.Free()
-    return told
+    return all_expected
 
 
 @pytest.mark.mpi
@@ -174,9 +174,9 @@ def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, numbe
     mesh = build(world, maps[number], transport)
     wrong = []
     axis = mesh["dp"]
-    for (dtype, length), told in zip(BUFFERS, in_one_level, strict=True):
+    for (dtype, length), all_expected in zip(BUFFERS, in_one_level, strict=True):
         ours = results(axis, length, dtype)
-        for expected in told:
+        for expected in all_expected:
             before = mesh.usage()["dp"]
             operation, found, x = next(ours)
             used = mesh.usage()["dp"].minus(before)

@@ -101,9 +101,9 @@ def test_a_message_that_never_comes_is_named(world):
     mesh.free()
 
 
-@pytest.mark.parametrize("looks", ["test", "owing"])
+@pytest.mark.parametrize("looks", ["test", "waiting_on"])
 def test_a_message_longer_than_was_due_is_named_whoever_finds_it(mesh, looks):
-    """owing() asks MPI, too, while somebody waits."""
+    """waiting_on() asks MPI, too, while somebody waits."""
     import torch
 
     from mpitrain.comm.links import Links

@@ -10,7 +10,7 @@ class Slow:
     """An operation of which each look takes some seconds, and that is over after some looks."""
 
     what = "a message"
-    owed = ("", -1)
+    expected = ("", -1)
 
     def __init__(self, seconds, looks):
         self.seconds = seconds
@@ -25,7 +25,7 @@ class Slow:
     def foremost(self):
         return self
 
-    def owing(self):
+    def waiting_on(self):
         return ()
 
 

@@ -87,10 +87,10 @@ def test_axes_without_a_window_send_messages(world, monkeypatch, free):
     windows = bool(free) and world.size > 1
     ok = (x == world.size).all() and not lent.any() and bool(axis.window) == bool(axis.views(lent)) == windows
     ok = ok and (axis.by_size(1 << 20) is (shared if windows else messages))
-    told = mesh.budget.told()
-    ok = ok and (told == "" if windows or world.size == 1 else "for axes dp (2.1 MB a rank)" in told)
+    shortage = mesh.budget.describe()
+    ok = ok and (shortage == "" if windows or world.size == 1 else "for axes dp (2.1 MB a rank)" in shortage)
     mesh.free()
-    agree(world, ok, f"window {axis.window}, told {told}")
+    agree(world, ok, f"window {axis.window}, told {shortage}")
 
 
 @pytest.mark.mpi

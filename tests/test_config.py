@@ -600,7 +600,7 @@ def test_a_base_is_overridden_key_by_key_and_loops_are_refused(tmp_path):
 def test_a_key_that_does_nothing_is_refused_where_it_does_nothing(idle, because, active):
     """The same key is taken where it does something: beside `active`."""
     table = idle.partition(".")[0]
-    beside = {
+    others = {
         "data": ["data.source=text", "data.path=y", "data.val_path=x"],
         "experts": ["model.family=mixtral", "experts.count=4"],
         "pipeline": ["pipeline.schedule=zb-auto", "parallel.pp=2"] if "weight" in idle else ["parallel.pp=2"],
@@ -608,13 +608,13 @@ def test_a_key_that_does_nothing_is_refused_where_it_does_nothing(idle, because,
         "schedule": [] if "decay" in idle else ["schedule.name=constant"],
         "precision": ["parallel.dp=1"],
     }.get(table, [])
-    ranks = 2 if "parallel.pp=2" in beside else 1
+    ranks = 2 if "parallel.pp=2" in others else 1
     key = idle.partition("=")[0]
     with pytest.raises(
         ConfigError, match=rf"{re.escape(key)} = \S+ does nothing with {re.escape(because)}; leave it out"
     ):
-        resolved(*beside, idle, ranks=ranks)
-    resolved(*beside, idle, active, ranks=2)
+        resolved(*others, idle, ranks=ranks)
+    resolved(*others, idle, active, ranks=2)
 
 
 @pytest.mark.parametrize(
@@ -867,7 +867,7 @@ def test_the_rate_is_a_function_of_the_step_alone():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (("numerics.rerun_every=5", "numerics.deterministic=false"), "numerics.deterministic = false"),
         (("numerics.check_every=-1",), "numerics.check_every"),
@@ -879,8 +879,8 @@ def test_the_rate_is_a_function_of_the_step_alone():
         (("comm.timeout_s=0.0",), "comm.timeout_s"),
     ],
 )
-def test_checks_that_make_no_sense_are_refused(overrides, told):
-    with pytest.raises(ConfigError, match=told):
+def test_checks_that_make_no_sense_are_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
         resolved(*overrides)
 
 

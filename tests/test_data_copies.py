@@ -67,7 +67,9 @@ def test_what_is_left_to_train_on_has_no_token_of_them():
     assert np.array_equal(after.validation, before.validation)
     sizes = [(part[:, 1] - part[:, 0]).sum() for part in (before.train, after.train)]
     assert sizes[0] - sizes[1] == sum(ends[number] - [0, *ends][number] for number in copies)
-    assert after.told.endswith(f"; {len(copies)} documents that are copies of them are left out of training")
+    assert after.description.endswith(
+        f"; {len(copies)} documents that are copies of them are left out of training"
+    )
 
 
 def _within(stretches, begin, end):
@@ -80,7 +82,7 @@ def test_a_text_of_nothing_but_copies_is_trained_on_and_said_to_be_one():
     copies = copies_of(tokens, ends, before.validation, 1)
     after = without(before, ends, copies, 4)
     assert np.array_equal(after.train, before.train)
-    assert after.told.endswith(
+    assert after.description.endswith(
         f"; of the training text {len(copies)} documents are copies of them, without which it is too short"
     )
 

@@ -11,7 +11,7 @@ from mpitrain.model.kv_history import mask
 END = 9
 
 
-def test_an_end_of_text_belongs_to_its_document_and_foretells_nothing():
+def test_an_end_of_text_belongs_to_its_document_and_predicts_nothing():
     documents, targets = separate(torch.tensor([[1, 2, 9, 3, 4, 5, 9, 9, 6]]), END)
     assert documents.tolist() == [[0, 0, 0, 1, 1, 1, 1, 2]]
     assert targets.tolist() == [[2, 9, IGNORED, 4, 5, 9, IGNORED, IGNORED]]
@@ -28,9 +28,9 @@ def test_a_row_without_an_end_is_one_document():
 def test_rows_are_numbered_apart_from_each_other(rows):
     tokens = torch.tensor(rows)
     documents, targets = separate(tokens, END)
-    for row, numbers, foretold in zip(rows, documents.tolist(), targets.tolist()):
+    for row, numbers, predicted in zip(rows, documents.tolist(), targets.tolist()):
         assert numbers == [row[:t].count(END) for t in range(8)]
-        assert foretold == [IGNORED if row[t] == END else row[t + 1] for t in range(8)]
+        assert predicted == [IGNORED if row[t] == END else row[t + 1] for t in range(8)]
     assert torch.equal(tokens, torch.tensor(rows))
     shaped, _ = separate(tokens.unflatten(0, (1, -1)), END)
     assert shaped[0].equal(documents)

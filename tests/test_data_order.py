@@ -158,13 +158,13 @@ def test_whole_documents_are_held_out_and_no_token_is_in_both(lengths, val_fract
     ends = np.cumsum(lengths)
     if val_fraction * ends[-1] < max(*lengths, 9):
         return
-    train, validation, told = split(ends, val_fraction, 8, seed)
+    train, validation, description = split(ends, val_fraction, 8, seed)
     trained = documents_in(train, ends)
     validated = documents_in(validation, ends)
     assert sorted(trained + validated) == list(range(len(lengths)))
     held_out = sum(lengths[each] for each in validated)
     assert 0 <= held_out - val_fraction * ends[-1] < max(lengths)
-    assert told.startswith(f"{held_out:,} tokens: {len(validated):,} whole documents")
+    assert description.startswith(f"{held_out:,} tokens: {len(validated):,} whole documents")
     assert (train[1:, 0] > train[:-1, 1]).all() and (validation[1:, 0] > validation[:-1, 1]).all()
 
 
@@ -191,11 +191,11 @@ def test_which_documents_are_held_out_is_the_same_in_every_version():
 
 def test_of_long_documents_the_end_is_held_out():
     """Each of them, in its part: three files, one of each source."""
-    train, validation, told = split(np.array([1000, 1500, 3000]), 0.1, 8, 1)
+    train, validation, description = split(np.array([1000, 1500, 3000]), 0.1, 8, 1)
     assert validation.tolist() == [[900, 1000], [1450, 1500], [2850, 3000]]
     assert (
         train.tolist() == [[0, 900], [1000, 1450], [1500, 2850]]
-        and told == "300 tokens: the end of 3 long documents"
+        and description == "300 tokens: the end of 3 long documents"
     )
     one = split(np.array([1000]), 0.05, 10, 7)
     assert [one.train.tolist(), one.validation.tolist()] == [
@@ -206,11 +206,16 @@ def test_of_long_documents_the_end_is_held_out():
 def test_a_giant_document_among_short_ones_gives_its_part():
     ends = np.cumsum([10] * 50 + [10_000] + [10] * 50)
     found = split(ends, 0.05, 8, 3)
-    assert [10_500 - 500, 10_500] in found.validation.tolist() and "the end of 1 long document" in found.told
+    assert [
+        10_500 - 500,
+        10_500,
+    ] in found.validation.tolist() and "the end of 1 long document" in found.description
     assert 500 + 50 <= sum(end - begin for begin, end in found.validation.tolist()) <= 500 + 60
 
 
 @pytest.mark.parametrize("val_fraction", [0.001, 0.999])
 def test_where_documents_give_too_little_the_tail_is_held_out(val_fraction):
     found = split(np.arange(1, 101) * 10, val_fraction, 99, 1)
-    assert found.told.endswith("the end of the text") and len(found.train) == len(found.validation) == 1
+    assert (
+        found.description.endswith("the end of the text") and len(found.train) == len(found.validation) == 1
+    )

@@ -345,7 +345,7 @@ def test_documents_are_parted_as_in_pretraining(tmp_path, model, as_object):
     assert found == wanted
     assert (
         f"{wanted} ({tokenizer.end_of_text}, " if wanted else "nothing between documents: "
-    ) in tokenizer.told
+    ) in tokenizer.description
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_documents_are_parted_as_in_pretraining(tmp_path, model, as_object):
 def test_an_odd_tokenizer_config_says_nothing(tmp_path, content):
     file = model_file(tmp_path, ["</s>", "<fin>"])
     (tmp_path / "tokenizer_config.json").write_text(content)
-    assert load_tokenizer(file).told.startswith("</s> (")
+    assert load_tokenizer(file).description.startswith("</s> (")
 
 
 @pytest.mark.parametrize(
@@ -371,9 +371,9 @@ def test_an_odd_tokenizer_config_says_nothing(tmp_path, content):
 def test_a_token_before_each_document_is_that_of_the_family(tmp_path, special, first, config, wanted):
     tokenizer = load_tokenizer(model_file(tmp_path, special, first=first, **config))
     found = None if tokenizer.begin_of_text is None else tokenizer.decode([tokenizer.begin_of_text])
-    assert found == wanted and (f"{wanted} (" in tokenizer.told and "before each" in tokenizer.told) == bool(
-        wanted
-    )
+    assert found == wanted and (
+        f"{wanted} (" in tokenizer.description and "before each" in tokenizer.description
+    ) == bool(wanted)
     assert tokenizer.encode(b"a").size == 1
 
 
@@ -382,7 +382,11 @@ def test_both_can_be_named_or_left_out(tmp_path):
     named = load_tokenizer(file, "<turn>", "<eos>")
     assert [named.decode([each]) for each in (named.end_of_text, named.begin_of_text)] == ["<turn>", "<eos>"]
     none = load_tokenizer(file, "", "")
-    assert (none.end_of_text, none.begin_of_text, none.told) == (None, None, "nothing between documents")
+    assert (none.end_of_text, none.begin_of_text, none.description) == (
+        None,
+        None,
+        "nothing between documents",
+    )
     for key, given in (("end_of_text", ("<gone>", None)), ("begin_of_text", (None, "<gone>"))):
         with pytest.raises(
             DataError, match=f'data.{key} = "<gone>" is no token .*: it has <bos>, <eos>, <turn>; name one'

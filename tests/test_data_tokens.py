@@ -53,7 +53,7 @@ def ends_of(folder):
     return open_ends(folder).tolist()
 
 
-def test_ends_of_documents_lie_beside_the_tokens(corpus, tmp_path):
+def test_ends_of_documents_lie_next_to_the_tokens(corpus, tmp_path):
     (corpus / "3.txt").write_text("x")
     prepare("text", corpus, BYTES, tmp_path / "data")
     assert open_tokens(tmp_path / "data").tobytes() == "one\0zwölf\0x".encode()
@@ -107,7 +107,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     assert open_tokens(tmp_path.parent / "marks").tobytes() == b"a\xef\xbb\xbfy\r\n\0b\xef\xbb\xbfy\r\n"
 
 
-def test_description_tells_what_the_tokens_are(corpus, tmp_path):
+def test_description_says_what_the_tokens_are(corpus, tmp_path):
     prepare("text", corpus, BYTES, tmp_path / "data")
     description = json.loads((tmp_path / "data" / "tokens.json").read_text())
     assert (description["count"], description["dtype"]) == (10, "|u1")
@@ -533,10 +533,10 @@ def test_a_long_text_leaves_other_threads_their_time(tmp_path):
 # -------------------------------------------------------------- what was read and what was left out
 
 
-def told(path, source, folder, **options):
+def reported(path, source, folder, **options):
     prepare(source, path, BYTES, folder, **options)
     found = describe(folder)
-    return found.tally.told(found.count)
+    return found.tally.describe(found.count)
 
 
 def test_everything_that_is_not_read_is_counted_by_its_reason(tmp_path):
@@ -551,7 +551,7 @@ def test_everything_that_is_not_read_is_counted_by_its_reason(tmp_path):
     for name in ("c.json", "d.jsonl.gz", ".hidden.jsonl"):
         (folder / name).write_text("{}")
     os.mkfifo(folder / "pipe.jsonl")
-    found = told(folder, "jsonl", tmp_path / "data")
+    found = reported(folder, "jsonl", tmp_path / "data")
     assert found.startswith("4 files, 4 documents, 30 bytes, 33 tokens; left out: ")
     assert sorted(found.partition("left out: ")[2].split(", ")) == sorted(
         [
@@ -575,7 +575,7 @@ def test_linked_folders_are_read_once_and_links_that_lead_back_are_not_followed(
     (tmp_path / "corpus" / "part").symlink_to("../disk/part")
     (tmp_path / "corpus" / "twice").symlink_to("../disk/part")
     (tmp_path / "disk" / "part" / "back").symlink_to(tmp_path / "corpus")
-    found = told(tmp_path / "corpus", "text", tmp_path / "data")
+    found = reported(tmp_path / "corpus", "text", tmp_path / "data")
     assert found == "4 files, 4 documents, 19 bytes, 22 tokens; left out: 2 the same as a file before (twice)"
 
 
@@ -584,7 +584,7 @@ def test_linked_folders_are_read_once_and_links_that_lead_back_are_not_followed(
 )
 def test_what_is_no_text_in_a_folder_of_text_is_left_out(corpus, tmp_path, head):
     (corpus / "0.bin").write_bytes(head + bytes(range(256)))
-    found = told(corpus, "text", tmp_path / "data")
+    found = reported(corpus, "text", tmp_path / "data")
     assert found.startswith("3 files, 2 documents, ") and "1 no text but " in found and "(0.bin)" in found
     with pytest.raises(DataError, match="not UTF-8 text"):
         prepare("text", corpus / "0.bin", BYTES, tmp_path / "one")
@@ -609,7 +609,7 @@ def test_unknown_tokens_are_counted(corpus, tmp_path):
     prepare("text", corpus, load_tokenizer(tmp_path / "t.json"), tmp_path / "data")
     assert "2 tokens; 1 tokens (50.0%) are unknown to the tokenizer" in describe(
         tmp_path / "data"
-    ).tally.told(2)
+    ).tally.describe(2)
 
 
 def test_each_document_begins_and_ends_as_it_is_asked_for(tmp_path):

@@ -130,7 +130,7 @@ def wrong(found):
 
 
 @pytest.fixture
-def told():
+def set_determinism():
     """Tell torch, as a run on a GPU does, and take it back."""
     import torch
 
@@ -159,8 +159,8 @@ def config_of(world, kind, layout):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("size", "kind", "layout"), CASES, ids=str)
-def test_no_operation_is_one_that_a_gpu_does_in_any_order_and_a_cpu_has_the_same_bits_when_told(
-    world, told, size, kind, layout
+def test_no_operation_is_one_that_a_gpu_does_in_any_order_and_a_cpu_has_the_same_bits_when_set(
+    world, set_determinism, size, kind, layout
 ):
     """And nothing reads memory that nobody has written: it is filled with NaN meanwhile."""
     import torch
@@ -172,7 +172,7 @@ def test_no_operation_is_one_that_a_gpu_does_in_any_order_and_a_cpu_has_the_same
     expected = []
     found = dispatched(lambda: expected.append(train(world, config)))
     agree(world, "mm" in found and not wrong(found), f"{wrong(found)}")
-    told(True)
+    set_determinism(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     agree(world, same(train(world, config), expected[0]), f"{kind} {layout}")
 
@@ -207,11 +207,11 @@ def test_what_a_gpu_would_refuse_is_found(name):
 # ---------------------------------------------------------------- what torch is told
 
 
-def test_torch_is_told(told):
+def test_torch_is_set(set_determinism):
     import torch
 
     environment = {}
-    told(True, environment)
+    set_determinism(True, environment)
     assert (
         torch.are_deterministic_algorithms_enabled()
         and not torch.is_deterministic_algorithms_warn_only_enabled()
@@ -221,7 +221,7 @@ def test_torch_is_told(told):
         and not torch.utils.deterministic.fill_uninitialized_memory
     )
     assert not torch.backends.cuda.cudnn_sdp_enabled()
-    told(False, environment := {})
+    set_determinism(False, environment := {})
     assert (
         not torch.are_deterministic_algorithms_enabled()
         and torch.backends.cuda.cudnn_sdp_enabled()
@@ -230,22 +230,22 @@ def test_torch_is_told(told):
 
 
 @pytest.mark.parametrize("value", [":4096:8", ":16:8", ":0:0", ""])
-def test_a_workspace_of_the_users_own_is_kept_or_refused(told, value):
+def test_a_workspace_of_the_users_own_is_kept_or_refused(set_determinism, value):
     from mpitrain.errors import ConfigError
 
     environment = {"CUBLAS_WORKSPACE_CONFIG": value}
     if value in (":4096:8", ":16:8"):
-        told(True, environment)
+        set_determinism(True, environment)
     else:
         with pytest.raises(
             ConfigError, match=r"with :4096:8 or :16:8 only; unset it, or set numerics\.deterministic=false"
         ):
-            told(True, environment)
+            set_determinism(True, environment)
     assert environment == {"CUBLAS_WORKSPACE_CONFIG": value}
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_rank_with_a_gpu_tells_torch_and_one_without_does_not(told, monkeypatch, deterministic):
+def test_a_rank_with_a_gpu_sets_torch_and_one_without_does_not(set_determinism, monkeypatch, deterministic):
     from mpitrain import config
     from mpitrain.training.machine import device_placement
     from mpitrain.training.machine.gpus import Gpu, Gpus

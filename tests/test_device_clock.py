@@ -137,12 +137,12 @@ def test_the_ledger_of_a_mesh_has_the_times_of_the_device(world):
     device.busy(5)
     pending.wait()
     waits = device.num_waits
-    told = ledger.end()["dp"]
+    account = ledger.end()["dp"]
     mesh.free()
     agree(
         world,
-        waits == 0 and (told["blocked_s"], told["overlapped_s"]) == (0, 5 * travels),
-        f"{waits} waits, {told}",
+        waits == 0 and (account["blocked_s"], account["overlapped_s"]) == (0, 5 * travels),
+        f"{waits} waits, {account}",
     )
 
 

@@ -100,7 +100,7 @@ def test_bytes_are_divided_over_the_others_as_both_ends_count_them():
         )
 
 
-def test_bytes_are_told_with_three_digits_at_least():
+def test_bytes_are_shown_with_three_digits_at_least():
     from mpitrain.layout.formatting import megabytes
 
     assert [megabytes(number) for number in (0, 1234, 12_345_678, 12_345_678_900)] == [
@@ -250,7 +250,7 @@ def test_a_dry_run_sends_what_training_sends(world, monkeypatch, layout, share, 
 
 # ---------------------------------------------------------------- as a user starts it
 
-ONLY_BESIDE_RANKS = """
+ONLY_WITH_RANKS = """
 import os, sys
 if {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"} & {*os.environ}:
     raise ImportError("a rank loads torch")
@@ -286,12 +286,12 @@ def command(*settings, program=(MPITRAIN,)):
     return [*program, "run", "--dry-run", *(f"--set={each}" for each in (*SETTINGS, *LAYOUT, *settings))]
 
 
-def test_no_rank_loads_torch_and_what_was_sent_is_told(tmp_path):
+def test_no_rank_loads_torch_and_what_was_sent_is_reported(tmp_path):
     from mpitrain.actor.rehearsal import Rehearsal
     from mpitrain.comm.wire import sent_bytes
 
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(ONLY_BESIDE_RANKS)
+    (tmp_path / "torch" / "__init__.py").write_text(ONLY_WITH_RANKS)
     transport = "comm.transport=messages"
     words = command(transport)
     env = {"PYTHONPATH": str(tmp_path)}
@@ -335,8 +335,8 @@ PLANTS = [
 ]
 
 
-@pytest.mark.parametrize(("planted", "told"), PLANTS if EVERY else PLANTS[:1])
-def test_one_message_of_another_size_is_named_and_ends_the_job(tmp_path, planted, told):
+@pytest.mark.parametrize(("planted", "message"), PLANTS if EVERY else PLANTS[:1])
+def test_one_message_of_another_size_is_named_and_ends_the_job(tmp_path, planted, message):
     (tmp_path / "planted.py").write_text(PLANTED)
     program = sys.executable, str(tmp_path / "planted.py")
     with started(
@@ -349,7 +349,7 @@ def test_one_message_of_another_size_is_named_and_ends_the_job(tmp_path, planted
         r".*MessageError: "
     )
     assert re.search(named, done.output), done.output
-    assert re.search(told, done.output), done.output
+    assert re.search(message, done.output), done.output
 
 
 def test_one_rank_with_another_configuration_is_named():

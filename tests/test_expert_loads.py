@@ -44,7 +44,7 @@ def test_without_loads_there_is_none(tmp_path):
     )
 
 
-def test_what_prevents_it_is_told(metrics, monkeypatch):
+def test_what_prevents_it_is_reported(metrics, monkeypatch):
     assert "can't be drawn: No such file or directory" in draw(
         metrics, metrics.parent / "nowhere" / "loads.svg"
     )
@@ -67,11 +67,15 @@ ODD += [
 
 
 @pytest.mark.parametrize("line", ODD, ids=range(len(ODD)))
-def test_a_line_of_somebody_else_is_told(metrics, line):
+def test_a_line_of_somebody_else_is_reported(metrics, line):
     with metrics.open("a") as file:
         file.write(line + "\n")
-    told = draw(metrics, metrics.with_name("loads.svg"))
-    assert "can't be drawn: line 6 of metrics.jsonl: " in told and told.isprintable() and len(told) < 600
+    message = draw(metrics, metrics.with_name("loads.svg"))
+    assert (
+        "can't be drawn: line 6 of metrics.jsonl: " in message
+        and message.isprintable()
+        and len(message) < 600
+    )
     assert not metrics.with_name("loads.svg").exists()
 
 

@@ -133,7 +133,7 @@ def test_expected_crossings_are_those_of_even_choices(groups, open_groups):
     assert dispatch_of(config)._expected_crossings() == pytest.approx(1200 * mean, rel=tolerance)
 
 
-def test_a_row_crosses_with_what_is_needed_beside_it():
+def test_a_row_crosses_with_what_is_needed_with_it():
     """Forward: fp64 weights and numbers of 2 experts go along, nothing comes back.
 
     Backward: their numbers, then weights' gradients.

@@ -9,13 +9,13 @@ def our_logits(name, tokens=TOKENS):
     import torch
 
     from mpitrain.actor.stage import assemble
-    from mpitrain.model.build_context import Site
+    from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
 
     whole = plan(name)
     given = weights(name)
-    stage = assemble(whole.stages[0], Site(whole, torch.device("cpu")))
+    stage = assemble(whole.stages[0], BuildContext(whole, torch.device("cpu")))
     for spec, data in stage.state.weights():
         data.copy_(given[spec.name])
     with torch.no_grad():

@@ -118,8 +118,8 @@ def test_both_forms_are_plain_torch_in_fp64_but_for_rounding(fused, kind):
         for form, functions in (("as it is", EAGER), ("compiled", fused)):
             for found, wanted in zip(called(functions, name, arguments), expected):
                 error = ((found.double() - wanted).abs() / (wanted.abs() + wanted.abs().mean())).max().item()
-                told = f"{name} {form}: {error / torch.finfo(kind).eps:.1f} units in the last place"
-                assert error < MOST_OFF * torch.finfo(kind).eps, told
+                message = f"{name} {form}: {error / torch.finfo(kind).eps:.1f} units in the last place"
+                assert error < MOST_OFF * torch.finfo(kind).eps, message
                 assert found.dtype == (wide(kind) if found.shape[-1] == 1 or name == "log_sums" else kind), (
                     name
                 )

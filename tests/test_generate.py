@@ -445,7 +445,7 @@ def test_a_tokenizer_within_or_given_is_read(copied, words, monkeypatch):
     assert done.returncode == 0 and done.stdout.startswith("one"), done
 
 
-def test_another_tokenizer_than_the_runs_is_told_of(copied, words, tmp_path, capsys):
+def test_another_tokenizer_than_the_runs_is_reported(copied, words, tmp_path, capsys):
     """The run's data say which it was; without them nothing is said."""
     text(copied, tokens=1, prompt="one", tokenizer=str(words))
     prepare("text", write_text(tmp_path / "text.txt"), load_tokenizer("bytes"), copied / "data")

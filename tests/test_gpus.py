@@ -230,11 +230,11 @@ def test_the_peak_of_a_cpu_leaves_out_what_others_do_meanwhile():
         return lambda: (time.sleep(0.03), a @ a)
 
     alone = ProcessorTime()
-    beside = ProcessorTime()
+    alongside = ProcessorTime()
     a = torch.ones(512, 512)
     rate, *_ = fastest([torch.float32], [512], lambda n, dtype: lambda: a @ a, alone)
-    slower, *_ = fastest([torch.float32], [512], disturbed, beside)
-    assert slower / rate > 0.2 and "of a core)" in beside.disturbed()
+    slower, *_ = fastest([torch.float32], [512], disturbed, alongside)
+    assert slower / rate > 0.2 and "of a core)" in alongside.disturbed()
 
 
 # ---------------------------------------------------------------- its memory

@@ -553,7 +553,7 @@ def test_hostile_run_directory(run_dir, tmp_path, monkeypatch, number):
     }
 
 
-def told(case, *command):
+def reported(case, *command):
     """Run a command on the case.
 
     Check the exit code, and of a refusal that it is one message and has written nothing.
@@ -570,9 +570,9 @@ def told(case, *command):
 
 
 @pytest.mark.parametrize("number", range(0, COUNT, EVERY_GENERATE))
-def test_generate_tells_it_once(run_dir, tmp_path, number):
+def test_generate_reports_it_once(run_dir, tmp_path, number):
     case = Case(number, run_dir, tmp_path)
-    told(case, "generate", case.run, "--prompt", "def ", "--tokens", 3)
+    reported(case, "generate", case.run, "--prompt", "def ", "--tokens", 3)
 
 
 def test_a_run_goes_on_from_the_step_before(run_dir, tmp_path):
@@ -607,13 +607,13 @@ def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_
 
 
 @pytest.mark.parametrize("number", range(0, COUNT, EVERY_RUN))
-def test_resume_tells_it_once(run_dir, tmp_path, number):
+def test_resume_reports_it_once(run_dir, tmp_path, number):
     """The configuration is the user's own here: to start a stranger's is to trust it."""
     case = Case(number, run_dir, tmp_path)
     settings = tmp_path / "mine.toml"
     mine = (run_dir / "config.toml").read_text().replace(str(run_dir), str(case.run))
     settings.write_text(mine)
-    told(case, "run", settings, "--set", "run.steps=4")
+    reported(case, "run", settings, "--set", "run.steps=4")
 
 
 def test_refusals_name_every_reason(run_dir, tmp_path):

@@ -27,7 +27,7 @@ TESTS = os.environ.get("MPITRAIN_TESTS", "*")
 SLOWEST_S = 900
 LIMIT_S = 100  # as in setup.cfg
 LANE = (sys.executable, str(ROOT / "tests" / "lane.py"), "--only-mpi", "-p", "no:cacheprovider", "-q")
-TOLD_BY_FEWER = [  # what eight ranks don't show, or on two cores too slowly
+SHOWN_BY_FEWER = [  # what eight ranks don't show, or on two cores too slowly
     "comm_account",
     "comm_clock",
     "comm_device",
@@ -116,7 +116,7 @@ def asked(num_ranks, report):
     """Return the options of a lane: what is to be told, and its files."""
     files = [path for name in TESTS.split() for path in sorted(Path(ROOT, "tests").glob(f"test_{name}.py"))]
     if num_ranks == 8 and TESTS == "*" and not EVERY_LAYOUT:
-        files = [path for path in files if path.stem.removeprefix("test_") not in TOLD_BY_FEWER]
+        files = [path for path in files if path.stem.removeprefix("test_") not in SHOWN_BY_FEWER]
     # the others take seconds to skip
     files = [str(path) for path in files if "pytest.mark.mpi" in path.read_text(encoding="utf-8")]
     assert files, f"MPITRAIN_TESTS={TESTS!r}: no such files"

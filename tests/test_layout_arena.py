@@ -64,8 +64,8 @@ def test_zero_3_lends_the_largest_bucket_and_its_neighbour(layers, num_microbatc
     assert head >= embedding > block and len(set(lengths[1:-1])) == 1
     assert needed.gradients["dense"].length == head + block
     # where a validation's next microbatch begins, or not
-    beside = embedding if num_microbatches > 1 else block
-    assert needed.weights["dense"].length == head + beside
+    rest = embedding if num_microbatches > 1 else block
+    assert needed.weights["dense"].length == head + rest
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
 from mpitrain.layout.domains import gather_of
-from mpitrain.layout.idle import told_of_idle
+from mpitrain.layout.idle import idle_settings
 from mpitrain.layout.link_choices import Machine, axes_between, choose, exchanged, left_open, took
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
@@ -132,7 +132,7 @@ def test_nothing_is_open_where_all_was_said_or_one_node_has_all():
     ("parallel.zero=3", "parallel.reduce=microbatch", "parallel.gather=use"),
     ("parallel.pp=2",),
 ])  # fmt: skip
-def test_no_tail_is_told_where_none_is_walked(more):
+def test_no_tail_is_reported_where_none_is_walked(more):
     plan = planned("parallel.dp=2", *more, ranks=4 if "parallel.pp=2" in more else 2)
     assert left_open(plan) == ()
     several = plan.training.table.num_stages > 1
@@ -174,10 +174,10 @@ def test_a_key_that_a_run_wrote_down_is_no_choice_of_its_user():
     """config.toml of a run before has parallel.gather = "use", whatever ZeRO it was of."""
     plan = planned("parallel.zero=1", "parallel.gather=use")
     assert plan.config.parallel.gather == "use"
-    assert told_of_idle(plan.config) == [
+    assert idle_settings(plan.config) == [
         'parallel.gather = "use" does nothing with parallel.zero = 1: weights are whole'
     ]
-    assert not told_of_idle(planned("parallel.zero=3", "parallel.gather=use").config) + told_of_idle(
+    assert not idle_settings(planned("parallel.zero=3", "parallel.gather=use").config) + idle_settings(
         planned("parallel.zero=1").config
     )
 
@@ -187,6 +187,6 @@ def test_a_size_of_buckets_that_zero_3_doesnt_have_is_said_to_do_nothing():
     the size.
     """
     sized, plain = (planned("parallel.zero=3", *more) for more in (["comm.bucket_mb=0.5"], []))
-    assert sized.training.ranks == plain.training.ranks and not told_of_idle(plain.config)
-    assert "comm.bucket_mb = 0.5 does nothing with parallel.zero = 3" in told_of_idle(sized.config)[0]
-    assert not told_of_idle(planned("parallel.zero=2", "comm.bucket_mb=0.5").config)
+    assert sized.training.ranks == plain.training.ranks and not idle_settings(plain.config)
+    assert "comm.bucket_mb = 0.5 does nothing with parallel.zero = 3" in idle_settings(sized.config)[0]
+    assert not idle_settings(planned("parallel.zero=2", "comm.bucket_mb=0.5").config)

@@ -77,19 +77,19 @@ def test_memory_falls_from_zero_0_to_3(model, layout, ranks, batches):
     values = list(found.values())
     assert list(found) == [0, 1, 2, 3]
     falls = values == sorted(values, reverse=True) and len(set(values)) == 4
-    told = out_of_order(plan, found)
+    notes = out_of_order(plan, found)
     divided = any(word in layout for word in ("zb", "v-half"))
     if model == "mixtral" and divided:  # rows of experts come in rounds
-        assert not falls and all("such as 1f1b" in line for line in told) and told
+        assert not falls and all("such as 1f1b" in line for line in notes) and notes
     elif layout == "dp=4 ep=4":  # a rank has its experts alone
         assert values[1] < values[0] and values[3] < values[2]
-        assert [line[:17] for line in told] == ["parallel.zero = 2"]
-        assert "no two ranks have the same experts (parallel.ep = 4)" in told[0]
+        assert [line[:17] for line in notes] == ["parallel.zero = 2"]
+        assert "no two ranks have the same experts (parallel.ep = 4)" in notes[0]
     elif (model, layout) == ("llama3.2-1b", "dp=2 pp=2 schedule=v-half"):
         # both ends on one rank, and half of them is saved
-        assert not falls and all("two neighbours at most" in line for line in told) and told
+        assert not falls and all("two neighbours at most" in line for line in notes) and notes
     else:
-        assert falls and not told, (found, told)
+        assert falls and not notes, (found, notes)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -188,18 +188,18 @@ def test_each_saving_saves(model, layout, ranks, more, less, common):
         pytest.skip("refused")
     most, least = (most_bytes(planned(model, layout, ranks, *common, *each)) for each in (more, less))
     plan = planned(model, layout, ranks, *common, *less)
-    told = [
+    notes = [
         line
         for line in idle_recompute(plan, by_recompute(plan))
         if f'"{plan.config.memory.recompute}" holds' in line
     ]
     if "parallel.gather=step" in more:
-        told = [
+        notes = [
             line for line in costs(planned(model, layout, ranks, *common, *more)) if "holds no more" in line
         ]
-    assert least < most or told
+    assert least < most or notes
     # what waits for its weight gradients isn't recomputed
-    assert not told or "zbv" in layout or "v-half" in layout
+    assert not notes or "zbv" in layout or "v-half" in layout
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from mpitrain import config as settings
 from mpitrain.cluster.resident import peak_resident, resident
 from mpitrain.commands.inspect import show_memory
 from mpitrain.layout.memory import predict
-from mpitrain.layout.memory_table import LIBRARY, compare, told_of_fit, told_of_parameters
+from mpitrain.layout.memory_table import LIBRARY, compare, fit_line, parameter_line
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 
@@ -63,10 +63,10 @@ def test_every_part_of_a_process_has_a_row():
 )
 def test_bytes_of_a_parameter_are_what_its_state_takes(given, begins):
     plan = planned("parallel.zero=0", "model.preset=smollm2-135m", *given)
-    assert begins in told_of_parameters(plan)
+    assert begins in parameter_line(plan)
     usage = predict(plan)[0]
     count = sum(spec.numel for spec in plan.parameters())
-    stated = int(told_of_parameters(plan).split(" parameters, ")[1].split()[0])
+    stated = int(parameter_line(plan).split(" parameters, ")[1].split()[0])
     # buffers are padded, tied gradients two
     assert 1 <= (usage.weights + usage.gradients + usage.moments) / (stated * count) < 1.15
 
@@ -76,18 +76,18 @@ def test_what_does_not_fit_says_by_how_much_and_the_cheapest_change_that_does():
     usages = predict(plan)
     others = {"parallel.zero = 1": predict(plan)[0].on_device - 400_000_000, "parallel.zero = 2": 10}
     needed = 2 * (sum(usages[0]) + LIBRARY)
-    assert f"fit, with {1.0:,.2f} MB to spare" in told_of_fit(plan, usages, [0], others, needed + 1_000_000)
-    assert "the cheapest change that fits: parallel.zero = 1" in told_of_fit(
+    assert f"fit, with {1.0:,.2f} MB to spare" in fit_line(plan, usages, [0], others, needed + 1_000_000)
+    assert "the cheapest change that fits: parallel.zero = 1" in fit_line(
         plan, usages, [0], others, needed - 700_000_000
     )
-    assert "the cheapest change that fits: parallel.zero = 2" in told_of_fit(
+    assert "the cheapest change that fits: parallel.zero = 2" in fit_line(
         plan, usages, [0], others, needed - 900_000_000
     )
-    assert "900.00 MB too much" in told_of_fit(plan, usages, [0], others, needed - 900_000_000)
-    assert "take more ranks" in told_of_fit(plan, usages, [0], {}, needed - 1)
+    assert "900.00 MB too much" in fit_line(plan, usages, [0], others, needed - 900_000_000)
+    assert "take more ranks" in fit_line(plan, usages, [0], {}, needed - 1)
 
 
-def test_the_table_at_the_end_has_the_peak_of_the_process_beside_its_prediction():
+def test_the_table_at_the_end_has_the_peak_of_the_process_next_to_its_prediction():
     usage = predict(planned())[0]
     text = compare(usage, usage._replace(activations=1_000_000), (0, 0), 170_000_000, 180_000_000)
     activations = next(line for line in text.splitlines() if "activations" in line)

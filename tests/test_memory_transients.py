@@ -11,7 +11,7 @@ from conftest import EVERY
 from mpitrain import config as settings
 from mpitrain.layout.alternatives import most_bytes
 from mpitrain.layout.memory import predict
-from mpitrain.layout.recompute import told_of_every
+from mpitrain.layout.recompute import recompute_line
 from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 
@@ -110,7 +110,7 @@ def test_the_number_of_blocks_that_is_chosen_holds_least(layout, model, batches)
     ranks = 4 if layout else 1
     given = model, *layout.split(), f"batch.global={batches}", "batch.micro=1", "memory.recompute=every-k"
     plan = planned(*given, ranks=ranks)
-    (line,) = told_of_every(plan.stages).splitlines()
+    (line,) = recompute_line(plan.stages).splitlines()
     assert line.startswith("memory.every = ")
     others = [
         _computing(planned(*given, f"memory.every={every}", ranks=ranks)) for every in (1, 2, 3, 4, 6, 8)
@@ -128,4 +128,4 @@ def test_more_blocks_are_recomputed_together_the_more_microbatches_are_in_flight
     )
     few, many = (planned(*given, f"batch.global={n}", ranks=2) for n in (2, 512))
     assert few.stages[0].every < many.stages[0].every
-    assert not told_of_every(planned(*given, "memory.every=3", ranks=2).stages)
+    assert not recompute_line(planned(*given, "memory.every=3", ranks=2).stages)

@@ -297,7 +297,7 @@ def test_a_rank_makes_what_it_holds_once_and_nothing_else(ranks, keys, monkeypat
     Else of whole buckets.
     """
     from mpitrain.actor.stage_state import StageState
-    from mpitrain.parallel.zero.shards import Sharding, shardings_of
+    from mpitrain.parallel.zero.shards import ZeroGroup, shardings_of
 
     asked = {}
     fill = initial.Uniform.fill
@@ -314,7 +314,7 @@ def test_a_rank_makes_what_it_holds_once_and_nothing_else(ranks, keys, monkeypat
 
     monkeypatch.setattr(initial.Uniform, "fill", noted)
     monkeypatch.setattr(
-        Sharding, "allocate", lambda self, length, dtype, device: torch.zeros(length, dtype=dtype)
+        ZeroGroup, "allocate", lambda self, length, dtype, device: torch.zeros(length, dtype=dtype)
     )
     sizes = (
         "model.layers=4",
@@ -365,11 +365,11 @@ MEMORY = """
 import re, sys, torch
 from mpitrain.layout.buckets import layout_of
 from mpitrain.layout.parameters import Spec
-from mpitrain.parallel.zero.shards import Sharding, Weights
+from mpitrain.parallel.zero.shards import ZeroGroup, Weights
 
 def weights_of(length):
     spec = Spec("w", (length // 2048, 2048), std=0.02, whole=(length // 2048, 4096), offset=(0, 1024))
-    return Weights(layout_of((spec,), 1), getattr(torch, sys.argv[1]), torch.device("cpu"), Sharding(), 1)
+    return Weights(layout_of((spec,), 1), getattr(torch, sys.argv[1]), torch.device("cpu"), ZeroGroup(), 1)
 
 def kilobytes(name):
     return int(re.search(name + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1])

@@ -46,7 +46,7 @@ class BiasedUnit:
     width: int
     units: int
     depth: int
-    tells: ClassVar[tuple[str, ...]] = ("gates",)
+    metrics: ClassVar[tuple[str, ...]] = ("gates",)
 
     def parameters(self):
         return (
@@ -105,7 +105,7 @@ class BiasedUnit:
                 h_BTD, again = tape.normed(x_BTD, None if site.tp else norm)
                 gate_BTF, up_BTF = tape.linears(h_BTD, (gate, up), again)
                 open_BTF = torch.sigmoid(AddBias.apply(gate_BTF, bias, tape.small))
-                context.tell("gates", open_BTF.mean())
+                context.record_metric("gates", open_BTF.mean())
                 return tape.linears(open_BTF * up_BTF, (down,))[0]
 
         return site.residual(Unit(), own["unit.norm.weight"])
@@ -200,7 +200,7 @@ def test_a_new_layer_trains_like_plain_torch_holds_and_sends_what_it_declares(wo
             expected = part({name: weight.grad for name, weight in weights.items()}, piece)
             error = (piece.grad - expected).abs().max() / expected.abs().max()
             wrong += [f"gradient of {piece.spec.name}: {error:.1e}"] if not error < 1e-10 else []
-        gates = results[0].told["gates"] / (LAYERS * plan.num_microbatches * dp * plan.config.parallel.cp)
+        gates = results[0].metrics["gates"] / (LAYERS * plan.num_microbatches * dp * plan.config.parallel.cp)
         wrong += [f"gates {gates}"] if abs(gates - 0.5) > 0.05 else []  # half open at first
         with torch.no_grad():
             for weight in weights.values():

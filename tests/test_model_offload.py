@@ -32,7 +32,7 @@ class Play:
         import torch
         from late_device import Device
 
-        from mpitrain.model.offload import Shelves
+        from mpitrain.model.offload import OffloadStore
 
         self.torch = torch
         self.random = np.random.default_rng([seed, 1])
@@ -41,7 +41,7 @@ class Play:
         self.order = ORDERS[seed % len(ORDERS)]
         self.wrong = []
         self.constant = self.device.put(torch.ones(8))
-        self.shelves = Shelves(self.device, [self.constant])
+        self.shelves = OffloadStore(self.device, [self.constant])
         self.kept = {}
 
     def run(self):
@@ -139,9 +139,12 @@ def over(read):
 
 
 FAULTS = {
-    "a block doesn't wait until it is there": ("Parcel.arrive", lambda self: None),
+    "a block doesn't wait until it is there": ("OffloadedBlock.arrive", lambda self: None),
     "a buffer is written while it is read": ("Host.take", newest(over)),
-    "memory is free before it is copied": ("Parcel.leave", lambda self: setattr(self, "_leaving", None)),
+    "memory is free before it is copied": (
+        "OffloadedBlock.leave",
+        lambda self: setattr(self, "_leaving", None),
+    ),
     "the host is ahead": ("Host.begin", lambda self: None),
 }
 

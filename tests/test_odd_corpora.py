@@ -307,7 +307,7 @@ def test_the_line_and_the_ends_are_those_counted_by_hand(tmp_path, name):
     case = READ[name]
     found = read(case, tmp_path)
     expected = line_of(case)
-    assert found.tally.told(found.count) == expected
+    assert found.tally.describe(found.count) == expected
     assert open_ends(tmp_path / "data").tolist() == case.ends
 
 
@@ -325,7 +325,7 @@ def test_there_are_as_many_cases_as_were_asked_for():
 # ---------------------------------------------------------------- through the whole program
 
 
-def told_in(done, case):
+def reported_in(done, case):
     return done.output.splitlines().count(f"text: {line_of(case)}") == 1
 
 
@@ -384,7 +384,7 @@ def test_a_run_says_it_in_one_line(tmp_path, name):
     if case.tokenizer != "bytes":
         more = more | dict(data_tokenizer=letters(tmp_path / "t.json", case.tokenizer))
     done = run_tiny(2, tmp_path / "run", corpus / case.path, data_source=case.source, **SHORT, **more)
-    assert done.returncode == 0 and told_in(done, case), tail(done.output)
+    assert done.returncode == 0 and reported_in(done, case), tail(done.output)
     assert open_ends(tmp_path / "run" / "data").tolist() == case.ends
     assert [line.partition(" ")[0] for line in done.output.splitlines()][:3] == [
         "tokenizing:",
@@ -397,14 +397,14 @@ def test_a_corpus_is_moved_and_then_removed(tmp_path):
     case = text({"a": b"x" * 800, "b": b"y" * 400}, (2, 2, 1200, 1201), "nothing", [801, 1201])
     corpus = laid(tmp_path / "corpus", case.files)
     done = run_tiny(2, tmp_path / "run", corpus, **SHORT)
-    assert done.returncode == 0 and told_in(done, case), tail(done.output)
+    assert done.returncode == 0 and reported_in(done, case), tail(done.output)
     corpus.rename(tmp_path / "moved")
     done = run_tiny(2, tmp_path / "run", tmp_path / "moved", **SHORT | dict(run_steps=3))
-    assert done.returncode == 0 and told_in(done, case) and "going on after step 2" in done.output, tail(
+    assert done.returncode == 0 and reported_in(done, case) and "going on after step 2" in done.output, tail(
         done.output
     )
     done = run_tiny(2, tmp_path / "run", tmp_path / "gone", **SHORT | dict(run_steps=4))
-    assert done.returncode == 0 and told_in(done, case) and "gone cannot be read" in done.output, tail(
+    assert done.returncode == 0 and reported_in(done, case) and "gone cannot be read" in done.output, tail(
         done.output
     )
 

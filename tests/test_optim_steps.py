@@ -205,7 +205,7 @@ def test_a_step_of_muon_is_that_of_torch(alone):
         "name=sgd moments=bf16",
     ],
 )
-def test_bits_do_not_tell_where_a_parameter_is_cut(alone, given, dtype):
+def test_bits_do_not_depend_on_where_a_parameter_is_cut(alone, given, dtype):
     config = resolved(*(f"optimizer.{key}" for key in given.split()))
     whole = Optimising(config, alone, dtype)
     weights = whole.steps((1, 2, 3))

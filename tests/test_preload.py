@@ -9,7 +9,7 @@ import launch
 import pytest
 from launch import mpirun, patience, preloaded, started, tail
 
-TELLS = """
+REPORTS = """
 import os, sys
 assert "torch" in sys.modules and __name__ == "__main__"
 from mpi4py import MPI
@@ -48,7 +48,7 @@ def program(folder, text):
 
 
 def test_it_has_what_the_launcher_gave_and_ends_with_its_own_code(tmp_path):
-    done = mpirun(2, *program(tmp_path, TELLS), "a b", env={"SAID": "x=ü"}, cwd=tmp_path)
+    done = mpirun(2, *program(tmp_path, REPORTS), "a b", env={"SAID": "x=ü"}, cwd=tmp_path)
     assert done.returncode == 7, tail(done.output)
     assert f"(['a b'], '{tmp_path}', 'x=ü') 2" in done.output
 
@@ -60,14 +60,14 @@ def test_a_signal_that_ends_it_ends_the_one_that_stands_for_it(tmp_path, number)
 
 
 def test_it_hears_signals_and_dies_with_the_other(tmp_path):
-    told = tmp_path / "pid"
-    with started(0, *preloaded([*program(tmp_path, STAYS), str(told)])) as job:
-        job.wait_for(lambda: told.exists() and told.read_text(), 30)
+    pid_file = tmp_path / "pid"
+    with started(0, *preloaded([*program(tmp_path, STAYS), str(pid_file)])) as job:
+        job.wait_for(lambda: pid_file.exists() and pid_file.read_text(), 30)
         job.signal(job.process.pid, signal.SIGUSR1)
         job.wait_for(lambda: "heard" in job.text(), 10)
     limit = time.monotonic() + patience(10)
     while time.monotonic() < limit:
-        if not os.path.exists(f"/proc/{told.read_text()}"):
+        if not os.path.exists(f"/proc/{pid_file.read_text()}"):
             return
         time.sleep(0.01)
     pytest.fail("it lives on")

@@ -27,7 +27,7 @@ def chosen(output):
 KEYS = "parallel.gather", "pipeline.tail"
 
 
-def test_the_choice_is_told_and_gives_the_same_bits(tmp_path):
+def test_the_choice_is_reported_and_gives_the_same_bits(tmp_path):
     text = write_text(tmp_path / "text.txt")
     runs = {
         "few": {**FEW, "parallel_zero": 3, "comm_node_ranks": 1},

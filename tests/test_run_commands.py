@@ -126,7 +126,7 @@ def test_check_counts_what_zero_repeats_for_each_microbatch():
         assert f'(parallel.gather = "{gather}"): {fetches};' in done.output, done.output
 
 
-def test_generate_is_a_function_of_its_seed_and_one_rank_has_no_communication_to_tell_of(tmp_path):
+def test_generate_is_a_function_of_its_seed_and_one_rank_has_no_communication_to_report(tmp_path):
     run_dir = tmp_path / "run"
     sample = ("generate", str(run_dir), "--prompt", "def é", "--tokens", "40", "--seed")
     run = ("run", *tiny(run_dir, write_text(tmp_path / "text.txt"), run_steps=2))
@@ -168,7 +168,7 @@ def test_doctor_reports_once_and_names_the_mpi():
     assert "GB free in /dev/shm" in facts["shared memory"]
 
 
-def test_doctor_tells_how_hundreds_of_ranks_start_on_one_machine():
+def test_doctor_says_how_hundreds_of_ranks_start_on_one_machine():
     from mpitrain.commands.doctor import launcher_options
 
     assert "-launcher fork -hosts n0:64,n1:64," in launcher_options("MPICH", 4, 2)
@@ -176,7 +176,7 @@ def test_doctor_tells_how_hundreds_of_ranks_start_on_one_machine():
 
 
 @pytest.mark.parametrize("vendor", ["MPICH", "Open MPI"])
-def test_doctor_tells_how_more_ranks_than_cores_leave_them_to_others(monkeypatch, vendor):
+def test_doctor_says_how_more_ranks_than_cores_leave_them_to_others(monkeypatch, vendor):
     from mpitrain.cluster.crowding import HINTS, crowded
 
     variable, setting = HINTS[vendor]
@@ -189,7 +189,7 @@ def test_doctor_tells_how_more_ranks_than_cores_leave_them_to_others(monkeypatch
 
 
 def test_memory_says_what_only_a_run_settles():
-    def told(*settings):
+    def idle_keys(*settings):
         command = [
             "memory",
             "--ranks",
@@ -201,12 +201,14 @@ def test_memory_says_what_only_a_run_settles():
         last = mpirun(0, MPITRAIN, *command).output.splitlines()[-1]
         return last.partition(": as within a node")[0] if "as within a node" in last else ""
 
-    assert told("parallel.zero=3", "parallel.reduce=step") == "parallel.gather and pipeline.tail"
-    assert told("parallel.zero=3", "parallel.gather=step", "parallel.reduce=step") == "pipeline.tail"
+    assert idle_keys("parallel.zero=3", "parallel.reduce=step") == "parallel.gather and pipeline.tail"
+    assert idle_keys("parallel.zero=3", "parallel.gather=step", "parallel.reduce=step") == "pipeline.tail"
     # with a reduction for each microbatch none is walked with another
-    assert told("parallel.zero=3") == "parallel.gather"
-    assert told("parallel.zero=3", "parallel.gather=use", "parallel.reduce=step", "pipeline.tail=2") == ""
-    assert told("parallel.pp=2") == ""
+    assert idle_keys("parallel.zero=3") == "parallel.gather"
+    assert (
+        idle_keys("parallel.zero=3", "parallel.gather=use", "parallel.reduce=step", "pipeline.tail=2") == ""
+    )
+    assert idle_keys("parallel.pp=2") == ""
     assert (
         "the order of an epoch, for each sequence of the corpus 8 bytes, 22 while"
         in mpirun(0, MPITRAIN, "memory").output

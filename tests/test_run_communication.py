@@ -19,7 +19,7 @@ def steps_of(run_dir):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()][1:]
 
 
-def test_each_step_tells_what_rank_0_sent_and_the_end_what_all_did(tmp_path, text):
+def test_each_step_reports_what_rank_0_sent_and_the_end_what_all_did(tmp_path, text):
     """8 microbatches of one sequence of 32 tokens, width 32.
 
     So many activations go one way, so many gradients come back.

@@ -34,11 +34,11 @@ def test_a_bit_flipped_in_the_weights_of_a_replica_ends_the_run_before_it_is_sav
     plan = {"rank": 2, "step": 6, "what": "weight"}
     done = run(tmp_path / "run", text, plan, parallel_dp=4, parallel_zero=0, numerics_check_every=2)
     assert done.returncode == 1 and "flipped a bit" in done.output, tail(done.output)
-    (told,) = [line for line in done.output.splitlines() if line.startswith("corrupted after step 6")]
+    (message,) = [line for line in done.output.splitlines() if line.startswith("corrupted after step 6")]
     assert re.search(
         rf"(weights|master)/\S+ of rank 2 on {re.escape(os.uname().nodename)} is not that of the other 3",
-        told,
-    ), told
+        message,
+    ), message
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")) == [
         "step-00000004"
     ]
@@ -66,10 +66,10 @@ def test_a_bit_flipped_in_the_gradient_of_one_step_is_found_and_put_right(tmp_pa
     plan = {"rank": 1, "step": 6, "what": "gradient"}
     done = run(tmp_path / "run", text, plan, **keys, numerics_rerun_every=3)
     assert done.returncode == 0 and "flipped a bit" in done.output, tail(done.output)
-    (told,) = [line for line in done.output.splitlines() if "computed again" in line]
+    (message,) = [line for line in done.output.splitlines() if "computed again" in line]
     assert re.search(
-        rf"step 6: .*: rank 1 on {re.escape(os.uname().nodename)}, in REDUCE.*transient", told
-    ), told
+        rf"step 6: .*: rank 1 on {re.escape(os.uname().nodename)}, in REDUCE.*transient", message
+    ), message
     clean = run_tiny(4, tmp_path / "clean", text, **SETTINGS, **keys)
     assert clean.returncode == 0 and loss_lines(tmp_path / "run") == loss_lines(tmp_path / "clean"), tail(
         clean.output

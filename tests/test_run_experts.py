@@ -74,7 +74,7 @@ def test_goes_on_from_the_middle_on_other_ranks(tmp_path, text, whole, num_ranks
     assert losses(tmp_path / "run") == pytest.approx(losses(whole), rel=1e-10)
 
 
-def test_loads_are_told_and_drawn(whole):
+def test_loads_are_recorded_and_drawn(whole):
     last = metrics(whole)[-1]
     assert list(last["expert_loads"]) == ["0", "1", "2", "3"] and last["dropped"] == 0
     for shares in last["expert_loads"].values():

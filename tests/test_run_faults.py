@@ -138,18 +138,18 @@ def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, counte
         return
     assert done.returncode not in (0, None), f"{plan}\n{tail(done.output)}"
     reports = [line for line in done.output.splitlines() if line.startswith(("mpitrain: ", *INPUT_ERRORS))]
-    told = " ".join(reports)
+    message = " ".join(reports)
     # what is wrong with a file is told as bad input, whoever finds it
     if reports and reports[0].startswith(INPUT_ERRORS):
-        assert done.returncode == 2 and len(reports) == 1 and re.search(CAUSES[fault], told), (
+        assert done.returncode == 2 and len(reports) == 1 and re.search(CAUSES[fault], message), (
             f"{plan}\n{tail(done.output)}"
         )
         return
     assert (
         len([line for line in reports if " failed" in line or "is gone" in line or "stuck" in line]) <= 1
-    ), f"{plan}\n{told}"
+    ), f"{plan}\n{message}"
     where = "in phase" if phase == "saving" else f"in phase {phase}"
-    named = re.search(rf"rank {rank}\b", told) and where in told and re.search(CAUSES[fault], told)
+    named = re.search(rf"rank {rank}\b", message) and where in message and re.search(CAUSES[fault], message)
     assert named, f"{plan}\n{tail(done.output)}"
 
 

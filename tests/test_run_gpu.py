@@ -8,7 +8,7 @@ A function of the device, as in tests/test_gpu_steps.py: the CPU's turn shows th
 import pytest
 from launch import WITH_GPU, loss_lines, run_tiny, tail, write_text
 
-TOLD = {
+MESSAGES = {
     "cpu": ["; cpu, threads a rank"],
     "cuda": [
         "; cuda, threads a rank",
@@ -51,7 +51,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_bits_of_one_that_was_not(tmp_pa
         return done.output
 
     said = run("whole", 6)
-    assert all(words in said for words in TOLD[device]), tail(said)
+    assert all(words in said for words in MESSAGES[device]), tail(said)
     run("again", 6)
     run("stopped", 4)
     assert "going on after step 4" in run("stopped", 6)

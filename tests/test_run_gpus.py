@@ -29,12 +29,12 @@ def run(tmp_path, num_ranks, *commands, each=(), **planted):
     """
     used = tmp_path / "used"
     used.write_text("")
-    told = json.dumps([planted | others | {"used": str(used)} for others in each or ({},)])
-    done = several(num_ranks, *commands, program=PROGRAM, env={"GPUS": told})
+    gpus = json.dumps([planted | others | {"used": str(used)} for others in each or ({},)])
+    done = several(num_ranks, *commands, program=PROGRAM, env={"GPUS": gpus})
     return done, {tuple(line.split()) for line in used.read_text().splitlines()}
 
 
-def test_ranks_that_share_gpus_are_told_so_and_count_each_once(tmp_path, text):
+def test_ranks_that_share_gpus_are_reported_and_count_each_once(tmp_path, text):
     commands = ["run", *tiny(tmp_path / "run", text, run_steps=2, comm_progress="thread")], ["doctor"]
     done, used = run(tmp_path, 4, *commands, seen=[["GPU-a", "GPU-b"]], **H100)
     trained, doctor = done
@@ -142,7 +142,7 @@ def test_what_a_gpu_cannot_is_one_message(tmp_path, text):
         assert not (changes and (tmp_path / str(number)).exists())
 
 
-def test_fp8_is_taken_where_a_gpu_has_it_and_a_key_that_does_nothing_is_told(tmp_path, text):
+def test_fp8_is_taken_where_a_gpu_has_it_and_a_key_that_does_nothing_is_reported(tmp_path, text):
     architectures = ("8.9", "10.0")
     changes = [dict(precision_compute="fp8", model_vocab=512)] * 2 + [
         dict(comm_device="staged", run_device="cpu")

@@ -232,5 +232,9 @@ def test_once_it_is_time_it_stays_so_and_a_signal_is_as_urgent_as_often_as_it_ca
     assert late.urgency() == LEAVE
     late.validated(0)
     assert late.urgency() == LEAVE
-    assert "stopped after step 7 with a checkpoint, " in late.told(7) and " (a test); start " in late.told(7)
-    assert leaving.told(7) == "stopped after step 7 with a checkpoint; start the same command again to go on"
+    assert "stopped after step 7 with a checkpoint, " in late.describe(
+        7
+    ) and " (a test); start " in late.describe(7)
+    assert (
+        leaving.describe(7) == "stopped after step 7 with a checkpoint; start the same command again to go on"
+    )

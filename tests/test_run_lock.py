@@ -173,17 +173,17 @@ def test_of_many_at_once_one_gets_it(tmp_path, stale):
         assert not list(tmp_path.iterdir())
 
 
-def test_a_holder_whose_lock_was_taken_is_told(tmp_path, quick):
-    told = threading.Event()
-    lock = Lock(tmp_path, lambda text: told.set())
+def test_a_holder_whose_lock_was_taken_is_notified(tmp_path, quick):
+    noted = threading.Event()
+    lock = Lock(tmp_path, lambda text: noted.set())
     lock.take(nothing)
     left_behind(tmp_path, host="far")
-    assert told.wait(patience(5))
+    assert noted.wait(patience(5))
 
 
 def test_a_sign_of_life_is_not_written_over_another_lock(tmp_path, quick, monkeypatch):
     """It is taken after the holder has looked whose it is, and before it writes."""
-    told, lock, decode = threading.Event(), Lock(tmp_path, lambda text: told.set()), msgspec.json.decode
+    noted, lock, decode = threading.Event(), Lock(tmp_path, lambda text: noted.set()), msgspec.json.decode
     fresh = msgspec.json.encode(
         msgspec.structs.replace(lock._owner, token="another", host="far", job="a longer record")
     )
@@ -197,7 +197,7 @@ def test_a_sign_of_life_is_not_written_over_another_lock(tmp_path, quick, monkey
 
     lock.take(nothing)
     monkeypatch.setattr(locks.msgspec.json, "decode", decode_and_be_taken)
-    assert told.wait(patience(5))
+    assert noted.wait(patience(5))
     assert (tmp_path / NAME).read_bytes() == fresh
 
 

@@ -16,7 +16,7 @@ def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("logs") / "text.txt")
 
 
-def test_each_start_adds_to_the_log_of_each_rank_and_the_end_is_told_on_the_console(tmp_path, text):
+def test_each_start_adds_to_the_log_of_each_rank_and_the_end_is_reported_on_the_console(tmp_path, text):
     run_dir = tmp_path / "run"
     done = run_tiny(2, run_dir, text, **SETTINGS, env={"SLURM_JOB_ID": "17"})
     assert done.returncode == 0 and "\x1b" not in done.output, tail(done.output)

@@ -302,11 +302,11 @@ def test_a_run_trains_on_without_the_files_that_it_can_do_without(tmp_path, text
     experts = dict(model_family="mixtral", experts_count=4, experts_active=2, parallel_ep=2, parallel_dp=2)
     done = mpirun(2, MPITRAIN, "run", "--record", "1:2", *tiny(run_dir, text, **SETTINGS | steps | experts))
     assert done.returncode == 0 and lines_in(run_dir) == 3, tail(done.output)
-    told = [f"{run_dir / name} can't be written: Is a directory" for name in names[:3]] + [
+    messages = [f"{run_dir / name} can't be written: Is a directory" for name in names[:3]] + [
         "can't be drawn: Is a directory"
     ]
-    assert [done.output.count(each) for each in told] == [1] * 4 and "look closer" not in done.output, tail(
-        done.output
+    assert [done.output.count(each) for each in messages] == [1] * 4 and "look closer" not in done.output, (
+        tail(done.output)
     )
     assert not [name for name in names if (run_dir / name).exists()]
 

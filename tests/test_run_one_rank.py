@@ -136,11 +136,11 @@ def test_a_library_that_one_node_lacks(folder):
     shadow = ONLY_RANK_1 % f"export PYTHONPATH='{folder / 'there'}'"
     done = mpirun(2, "sh", "-c", shadow, MPITRAIN, "run", *usual(folder), timeout=15)
     assert done.returncode == 2 and "Traceback" not in done.output, tail(done.output)
-    told = (
+    message = (
         "mpitrain: rank 1 of 2 failed in phase start, starting: LibraryError: a library can't be loaded: "
         "libmsgspec.so: cannot open"
     )
-    assert told in done.output, tail(done.output)
+    assert message in done.output, tail(done.output)
 
 
 # ---------------------------------------------------------------- ranks that say nothing any more
@@ -205,7 +205,7 @@ def test_a_killed_rank_is_named_with_its_phase(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("phase", "call", "fault", "told"),
+    ("phase", "call", "fault", "message"),
     [
         ("tokens", 5, "slow", r"rank 0 of 2 in phase tokens, .*: is stuck, for \d+ s"),
         (
@@ -217,7 +217,7 @@ def test_a_killed_rank_is_named_with_its_phase(tmp_path):
         ("build", 3000, "exception", r"rank 0 \(pp 0,.* failed in phase build, .*: RuntimeError: planted"),
     ],
 )
-def test_without_a_watchdog_ranks_watch_themselves(tmp_path, phase, call, fault, told):
+def test_without_a_watchdog_ranks_watch_themselves(tmp_path, phase, call, fault, message):
     plan = {"rank": 0, "phase": phase, "call": call, "fault": fault, "blind": True}
     env = planted(plan)
     text = write_text(tmp_path / "text.txt", 6000)
@@ -225,7 +225,7 @@ def test_without_a_watchdog_ranks_watch_themselves(tmp_path, phase, call, fault,
         2, tmp_path / "run", text, run_steps=4, parallel_pp=2, comm_timeout_s=short(3), env=env, timeout=40
     )
     assert done.returncode not in (0, None) and "no watchdog on this node" in done.output, tail(done.output)
-    assert re.search(told, done.output), tail(done.output)
+    assert re.search(message, done.output), tail(done.output)
 
 
 def test_a_run_outlives_its_watchdog(tmp_path):

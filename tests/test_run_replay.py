@@ -166,7 +166,7 @@ def test_other_files_are_refused(tmp_path, content):
     )
 
 
-WISHES = {
+REQUESTS = {
     "5:1": "found 2 ranks",
     "0:9": "run.steps = 3",
     "x": "expected RANK:STEP",
@@ -174,11 +174,13 @@ WISHES = {
 }
 
 
-def test_a_wish_that_cannot_be_granted_is_refused(tmp_path, text):
-    every = several(2, *(("run", "--record", wish, *tiny(tmp_path / "run", text, **KEYS)) for wish in WISHES))
-    for done, told in zip(every, WISHES.values(), strict=True):
-        assert done.returncode == 2 and told in done.output and done.output.count("ConfigError") == 1, tail(
-            done.output
+def test_a_record_request_that_cannot_be_granted_is_refused(tmp_path, text):
+    every = several(
+        2, *(("run", "--record", request, *tiny(tmp_path / "run", text, **KEYS)) for request in REQUESTS)
+    )
+    for done, message in zip(every, REQUESTS.values(), strict=True):
+        assert done.returncode == 2 and message in done.output and done.output.count("ConfigError") == 1, (
+            tail(done.output)
         )
     assert not (tmp_path / "run").exists()
 
@@ -188,7 +190,7 @@ def test_a_step_that_is_over_is_not_recorded(recorded, tmp_path, text):
     folder = shutil.copytree(recorded["tp"].parent, tmp_path / "run")
     keys = KEYS | LAYOUTS["tp"][0] | {"run_steps": 4}
     past, again = several(
-        2, *(("run", "--record", wish, *tiny(folder, text, **keys)) for wish in ("0:3", "1:2"))
+        2, *(("run", "--record", request, *tiny(folder, text, **keys)) for request in ("0:3", "1:2"))
     )
     assert (
         past.returncode == 2

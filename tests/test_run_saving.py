@@ -45,7 +45,7 @@ def digests(run_dir):
     return {step: digest_of(run_dir / "checkpoints", step) for step in steps(run_dir / "checkpoints")}
 
 
-def told(run_dir):
+def saves_by_line(run_dir):
     """Return what metrics.jsonl tells of saves: {the step of the line: saves}."""
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line["saves"] for line in lines if "saves" in line}
@@ -59,15 +59,15 @@ def test_a_save_in_the_background_has_the_bits_of_its_own_step(folder):
 
 
 @pytest.mark.parametrize(("name", "untold"), [("background", {10, 12}), ("blocking", {12})])
-def test_a_save_is_told_in_a_later_line_if_there_is_one(folder, name, untold):
+def test_a_save_is_recorded_in_a_later_line_if_there_is_one(folder, name, untold):
     """In the background that of step 10 may still have been under way when the line of step 12 was
     written.
     """
-    found = [(save["step"], line) for line, saves in told(folder / name).items() for save in saves]
+    found = [(save["step"], line) for line, saves in saves_by_line(folder / name).items() for save in saves]
     assert {2, 4, 6, 8, 10, 12} - untold <= {step for step, _ in found} and all(
         step < line <= step + 4 for step, line in found
     )
-    for saves in told(folder / name).values():
+    for saves in saves_by_line(folder / name).values():
         for save in saves:
             assert 0 <= save["stall_s"] <= save["took_s"] and "not_saved" not in save
 
@@ -96,7 +96,9 @@ def test_ranks_that_save_into_one_file_save_the_same(folder, name):
         assert {len(saved.array(array).pieces) for array in saved.names()} == {1}
 
 
-def test_damage_that_one_rank_finds_is_told_once_and_all_go_on_from_the_step_before(folder, tmp_path, text):
+def test_damage_that_one_rank_finds_is_reported_once_and_all_go_on_from_the_step_before(
+    folder, tmp_path, text
+):
     run_dir = shutil.copytree(folder / "staged", tmp_path / "run")
     shard = run_dir / "checkpoints" / "step-00000004" / "shard-00001.h5"
     content = bytearray(shard.read_bytes())
@@ -172,18 +174,18 @@ def test_a_last_step_that_is_not_worth_saving_ends_a_run_as_diverged(tmp_path, t
         optimizer_name="sgd", optimizer_momentum=0.0, optimizer_clip=0, optimizer_lr=1e5, schedule_warmup=0
     )
     done = run_tiny(1, tmp_path / "run", text, **SETTINGS | wild | dict(run_steps=3, run_eval_every=0))
-    sick = "its loss or its gradients are not finite"
-    assert f"step 3 is not saved: {sick}; the newest checkpoint is of step 2" in done.output, tail(
+    reason = "its loss or its gradients are not finite"
+    assert f"step 3 is not saved: {reason}; the newest checkpoint is of step 2" in done.output, tail(
         done.output
     )
-    assert done.returncode == 1 and f"diverged: {sick}" in done.output, tail(done.output)
+    assert done.returncode == 1 and f"diverged: {reason}" in done.output, tail(done.output)
     assert steps(tmp_path / "run" / "checkpoints") == [2]
 
 
 # ---------------------------------------------------------------- a disk that fails
 
 
-def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, text):
+def test_a_save_that_fails_is_reported_and_training_goes_on(tmp_path, text):
     """Of rank 1, which writes nothing but its shard: from the second save on no file can grow there."""
     run_dir = tmp_path / "run"
     env = planted({"rank": 1, "phase": "saving", "call": 4000, "fault": "full disk"})
@@ -201,7 +203,7 @@ def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, text):
     assert done.returncode == 1 and "step 12 could not be saved" in done.output, tail(done.output)
     assert list(digests(run_dir)) == list(range(2, first, 2)) and len(loss_lines(run_dir)) == 13
     assert not list((run_dir / "checkpoints").glob("*.tmp"))
-    assert "rank 1: " in json.dumps(told(run_dir))
+    assert "rank 1: " in json.dumps(saves_by_line(run_dir))
     done = run_tiny(2, run_dir, text, **SETTINGS, parallel_pp=2)  # there is room again
     assert done.returncode == 0 and f"going on after step {first - 2}" in done.output, tail(done.output)
     assert list(digests(run_dir)) == [2, 4, 6, 8, 10, 12]

@@ -23,20 +23,20 @@ KEYS |= dict(spikes_window=16, spikes_threshold=5.0)
 def test_a_spike_is_a_loss_far_above_the_median_once_enough_are_known():
     spikes = Spikes(Settings(do="skip", window=8, threshold=5.0))
     for step, loss in enumerate((4.0, 3.9, 3.8)):
-        assert spikes.told(step, loss) == "" and spikes.limit == math.inf
-    spikes.told(4, 3.7)
+        assert spikes.observe(step, loss) == "" and spikes.limit == math.inf
+    spikes.observe(4, 3.7)
     assert 3.85 < spikes.limit < 5 and spikes.leaves_out(5.0) and not spikes.leaves_out(3.9)
-    assert "left out" in spikes.told(5, 9.0) and len(spikes.state["losses"]) == 4
+    assert "left out" in spikes.observe(5, 9.0) and len(spikes.state["losses"]) == 4
     assert not spikes.leaves_out(math.nan)
 
 
 def test_flat_losses_have_a_margin_and_counting_leaves_nothing_out():
     spikes = Spikes(Settings(do="count", window=4, threshold=10.0))
     for step in range(4):
-        spikes.told(step, 2.0)
+        spikes.observe(step, 2.0)
     assert (
         spikes.limit == pytest.approx(2.2)
-        and "counted only" in spikes.told(5, 2.3)
+        and "counted only" in spikes.observe(5, 2.3)
         and not spikes.leaves_out(9.0)
     )
 
@@ -44,7 +44,7 @@ def test_flat_losses_have_a_margin_and_counting_leaves_nothing_out():
 def test_what_a_checkpoint_holds_brings_back_the_same_decisions():
     spikes = Spikes(Settings(do="rollback", window=8))
     for step, loss in enumerate((4.0, 3.9, 3.8, 3.7, 3.5)):
-        spikes.told(step, loss)
+        spikes.observe(step, loss)
     spikes.rolled_back(21, 16, {"rollbacks": 1, "batches_skipped": 3})
     again = Spikes(Settings(do="rollback", window=8))
     again.state = json.loads(json.dumps(spikes.state))

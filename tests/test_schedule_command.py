@@ -221,7 +221,7 @@ def test_help_shows_the_form_of_a_table(tmp_path):
     assert len(lines) == 2 and as_json(tmp_path / "mine.txt")["proved"]
 
 
-def test_a_deadlock_is_told_with_the_files_name(tmp_path):
+def test_a_deadlock_is_reported_with_the_files_name(tmp_path):
     path = tmp_path / "mine.txt"
     path.write_text("rank 0: F0@0 B0@0 F1@0 B1@0\nrank 1: F1@1 F0@1 B0@1 B1@1\n")
     with pytest.raises(InputError, match=r"mine\.txt: rank 0, position .*: deadlock"):

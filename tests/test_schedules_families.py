@@ -260,9 +260,9 @@ def test_zbv_auto_takes_the_table_whose_longest_wait_is_shortest(times, limit, l
 
 
 @pytest.mark.parametrize("name", ["zbv-auto", "v-half", "v-min"])
-def test_a_long_search_tells_of_each_step(name):
+def test_a_long_search_notifies_of_each_step(name):
     heard = []
-    build(name, 2, 4, Options(told=lambda done, total: heard.append((done, total))))
+    build(name, 2, 4, Options(notify=lambda done, total: heard.append((done, total))))
     assert [done for done, _ in heard] == list(range(1, len(heard) + 1))
     assert all(done <= total for done, total in heard)
 

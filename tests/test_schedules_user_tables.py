@@ -230,7 +230,7 @@ def test_other_forms_are_refused_with_the_right_one(text, found):
         ("rank 0: F01@0", "mine, line 1: 'F01@0' is no instruction; write for example F3@1 or B3@1$"),
     ],
 )
-def test_flaws_of_a_table_are_told_in_its_own_words(text, message):
+def test_flaws_of_a_table_are_reported_in_its_own_words(text, message):
     """Not in those of the programs that are made of it, with their messages and positions."""
     with pytest.raises(ScheduleError, match=message):
         read_any(text, "mine")

@@ -53,7 +53,7 @@ def test_noise_names_nobody():
         assert slow_ranks(every) == []
 
 
-def test_a_link_is_slow_beside_others_and_beside_its_own_past():
+def test_a_link_is_slow_compared_with_others_and_with_its_own_past():
     assert slow_links([(0, 2, 1e8), (2, 4, 1e7), (4, 6, 1.2e8), (6, 0, 9e7)], {}) == [(2, 4, 1e7, 1e8)]
     assert slow_links([(0, 2, 1e7)], {(0, 2): [1e8, 1.1e8]}) == [(0, 2, 1e7, 1e8)]
     assert slow_links([(0, 2, 6e7)], {(0, 2): [1e8, 1.1e8]}) == [] == slow_links([(0, 2, 1e7)], {})

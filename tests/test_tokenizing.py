@@ -130,7 +130,7 @@ def piece(text, after, is_last=True):
     return DocumentPiece(Document("x", text, after), text, is_last)
 
 
-def test_the_pace_is_told_every_few_seconds():
+def test_the_pace_is_reported_every_few_seconds():
     now = [100.0]
     said = []
     pace = Pace(said.append, [4_000_000, 6_000_000], Position(0, 1_000_000), "on 2 ranks", lambda: now[0])

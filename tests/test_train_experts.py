@@ -258,12 +258,12 @@ def require_as_plain_torch(world, layout, variant):
     for step, (rows, loss, routing, norm, grads, after) in enumerate(expected, start=1):
         mine = actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp])
         result = actor.run_step(step, mine, LR)
-        wrong += ["nothing was dropped"] if variant == "capacity" and not result.told["dropped"] else []
+        wrong += ["nothing was dropped"] if variant == "capacity" and not result.metrics["dropped"] else []
         wrong += [f"step {step}: loss {result.loss}, not {loss}"] if abs(result.loss - loss) > 1e-10 else []
-        told = result.told["balance_loss"] + result.told["z_loss"]
+        of_router = result.metrics["balance_loss"] + result.metrics["z_loss"]
         wrong += (
-            [f"step {step}: losses of the router {told}, not {routing}"]
-            if abs(told - routing) > 1e-10
+            [f"step {step}: losses of the router {of_router}, not {routing}"]
+            if abs(of_router - routing) > 1e-10
             else []
         )
         wrong += (
@@ -313,9 +313,9 @@ def test_the_losses_of_a_router_that_are_reported_are_those_that_are_trained(wor
         plain, whole = microbatch_loss(weights, microbatch, LAYERS, HEADS, KV_HEADS, settings, {})
         expected += (whole - plain).item()
     mine = actor.cut(rows.chunk(config.parallel.dp)[mesh["data"].rank // config.parallel.cp], end)
-    told = actor.run_step(1, mine, LR).told
+    metrics = actor.run_step(1, mine, LR).metrics
     mesh.free()
-    found = told["balance_loss"] + told["z_loss"]
+    found = metrics["balance_loss"] + metrics["z_loss"]
     expected = expected / (8 * 8 - 6)
     agree(world, abs(found - expected) < 1e-12 * expected, f"{layout}: {found}, not {expected}")
 

@@ -294,7 +294,7 @@ def test_attention_trains_like_plain_torch_holds_and_sends_what_it_declares(worl
         )
         wrong += [f"loss {results[0].loss}, not {loss}"] if not abs(results[0].loss - loss) < 1e-10 else []
         if mtp:
-            error = abs(results[0].told["mtp_loss"] - more)
+            error = abs(results[0].metrics["mtp_loss"] - more)
             wrong += [f"loss of further tokens is off by {error}"] if not error < 1e-10 else []
         trained = [piece for piece in actor.gradients.pieces if piece.spec.trained]
         for piece in trained:

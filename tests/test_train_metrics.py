@@ -167,7 +167,7 @@ def wrong_in(found, expected, where):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("size", "number", "variant"), CASES)
-def test_a_step_tells_what_plain_torch_computes(world, size, number, variant):
+def test_metrics_of_a_step_are_what_plain_torch_computes(world, size, number, variant):
     import torch
     from oracle_metrics import one_step, validate
     from training import once
@@ -202,7 +202,7 @@ def test_a_step_tells_what_plain_torch_computes(world, size, number, variant):
 
     for step, (line, _, val_loss) in enumerate(once(world, ("metrics", variant), expected_lines), start=1):
         result = actor.run_step(step, cut(step), 1e-2)
-        found = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": 1e-2} | result.told
+        found = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": 1e-2} | result.metrics
         wrong += wrong_in(found, line, f"step {step}")
         loss, count, _ = actor.evaluate(step, cut(9))
         wrong += wrong_in({"val_loss": loss / count}, {"val_loss": val_loss}, f"step {step}")

@@ -85,11 +85,11 @@ def held(plan, mesh):
 
     from mpitrain.actor.memory_meter import Watch
     from mpitrain.actor.stage import assemble
-    from mpitrain.model.build_context import Site
+    from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
 
-    site = Site(plan, torch.device("cpu"), mesh["tp"], mesh["cp"])
+    site = BuildContext(plan, torch.device("cpu"), mesh["tp"], mesh["cp"])
     stage = assemble(plan.stages[0], site)
     tokens = torch.zeros(plan.config.batch.micro, len(plan.positions(mesh["cp"].rank)), dtype=torch.int64)
     watch = Watch([stage], site.constants())

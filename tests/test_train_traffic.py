@@ -76,7 +76,7 @@ def resolved(world, settings):
     return resolve(parsed, world.size, VOCAB)
 
 
-def told(settings, dp):
+def is_needed(settings, dp):
     """Whether so many data-parallel ranks tell what two don't.
 
     Of a shard on some of them, and of what no stage of ZeRO changes.
@@ -133,8 +133,8 @@ def check(world, settings, expected):
     found = {axis: posted.get(axis, 0) for axis in wanted}
     agree(world, found == wanted, f"sent {found}, by the formula {wanted}")
     if "shard" in wanted:
-        told = said_before(config, rank)
-        agree(world, told == found, f"sent {found}, said before {told}")
+        predicted = said_before(config, rank)
+        agree(world, predicted == found, f"sent {found}, said before {predicted}")
 
 
 def said_before(config, rank):
@@ -192,7 +192,7 @@ ZERO = [
 
 @pytest.mark.parametrize(
     ("settings", "expected", "dp"),
-    [(*case, dp) for case in ZERO for dp in (2, 4) if told(case[0], dp)],
+    [(*case, dp) for case in ZERO for dp in (2, 4) if is_needed(case[0], dp)],
     ids=short,
 )
 def test_zero_sends_gradients_once_and_weights_once(world, settings, expected, dp):
@@ -246,7 +246,7 @@ ZERO_3 = [
 
 @pytest.mark.parametrize(
     ("settings", "facts", "dp"),
-    [(*case, dp) for case in ZERO_3 for dp in (2, 4) if told(case[0], dp)],
+    [(*case, dp) for case in ZERO_3 for dp in (2, 4) if is_needed(case[0], dp)],
     ids=short,
 )
 def test_zero_3_fetches_weights_for_every_use(world, settings, facts, dp):

@@ -61,7 +61,7 @@ def test_right_layouts_are_found_right(world, settings):
         ("pipeline.stages", ("parallel.pp=2", "pipeline.stages=[5,1]")),
     ],
 )
-def test_what_another_layout_has_otherwise_by_definition_is_left_out_and_told(world, left_out, settings):
+def test_what_another_layout_has_otherwise_by_definition_is_left_out_and_reported(world, left_out, settings):
     if world.size != 2:
         pytest.skip("2 ranks tell")
     differences, text = verified(world, *settings)

@@ -23,14 +23,14 @@ needs_cuda = pytest.mark.skipif(
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA's headers beside it")
-def test_a_torch_for_cpus_is_told_what_is_needed():
+def test_a_torch_for_cpus_is_named_with_what_is_needed():
     done = mpirun(0, sys.executable, RUN, "true")
     assert done.returncode == 2 and "needed torch's CUDA build; pip install torch==2.11.0" in done.output, (
         done.output
     )
 
 
-def test_no_command_is_told():
+def test_no_command_is_reported():
     done = mpirun(0, sys.executable, RUN, "--late", "1")
     assert done.returncode == 2 and "found no command; needed one to run" in done.output, done.output
 

@@ -111,7 +111,7 @@ def test_what_needs_one_says_so_once(python, tmp_path, words):
     ), text
 
 
-def test_doctor_tells_all_else_first(python):
+def test_doctor_reports_all_else_first(python):
     done = call(python, *MPITRAIN, "doctor")
     assert "no MPI library" in fault(done)
     for name in ("launcher", "cores", "shared memory", "torch", "CPU products", "GPU driver"):

@@ -11,7 +11,7 @@ from mpitrain.layout.buckets import layout_of
 from mpitrain.layout.parameters import Spec
 from mpitrain.model.linear import WeightGradient, add_product
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.parallel.zero.shards import Gradient, Sharding
+from mpitrain.parallel.zero.shards import Gradient, ZeroGroup
 
 SHAPES = {"w": (48, 32), "v": (40,), "none": (64, 32), "again": (48, 32)}
 
@@ -21,7 +21,7 @@ def gradient_of(stage):
     everywhere, and its parameters by name.
     """
     layout = layout_of(tuple(Spec(name, shape) for name, shape in SHAPES.items()), 1)
-    sharding = Sharding(stage)
+    sharding = ZeroGroup(stage)
     gradient = Gradient(layout, torch.float32, torch.device("cpu"), sharding)
     parameters = {spec.name: Parameter(spec) for spec in layout.specs}
     for parameter in parameters.values():

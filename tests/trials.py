@@ -18,11 +18,11 @@ def asks_for_its_world(argument):
     """The same, after a look at who the child is: alone, and no rank of the job that started it."""
     from mpi4py import MPI
 
-    told = sorted(
+    names = sorted(
         name for name in os.environ if name.startswith(("PMI_", "PMIX_RANK", "OMPI_COMM_WORLD", "SLURM_"))
     )
     if (MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank) != (1, 0) or os.environ.get("OMPI_MCA_KEPT") != argument:
-        sys.exit(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, told {told}")
+        sys.exit(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}, told {names}")
     return host(argument)
 
 

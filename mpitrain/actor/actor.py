@@ -40,7 +40,7 @@ from mpitrain.layout.pool_sizes import EVALUATION, TRAINING, needed_by
 from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.optim.expert_bias import inequality
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.optim.norm import exact_sum, norm
@@ -63,12 +63,12 @@ class StepRequests:
 
     stop: asked when the gradients are there, tells how urgently this rank is to stop, 0 for not at
     all; the result tells it of the rank for which it is most urgent.
-    beside: a number below 2**53; the result tells the highest that a rank gave.
+    save_progress: a number below 2**53; the result tells the highest that a rank gave.
     leaves_out: tells of the loss whether no update is to be made, alike on all ranks.
     """
 
     stop: Callable[[], int] = lambda: 0
-    beside: int = 0
+    save_progress: int = 0
     leaves_out: Callable[[float], bool] = lambda loss: False
 
 
@@ -81,8 +81,8 @@ class StepResult:
 
     num_tokens: those whose prediction counts for the loss.
     peak_in_flight: the most stashes that each pipeline rank held at once.
-    beside: the highest number that a rank was given.
-    told: by name, what layers made besides their outputs, summed over layers and microbatches.
+    save_progress: the highest number that a rank was given.
+    metrics: by name, what layers made besides their outputs, summed over layers and microbatches.
     skipped, spike: no update was made, because gradients weren't finite, or because of the loss; it
     can be both.
     """
@@ -93,9 +93,9 @@ class StepResult:
     skipped: bool = False
     spike: bool = False
     stop: int = 0
-    beside: int = 0
+    save_progress: int = 0
     peak_in_flight: list[int] = field(default_factory=list)
-    told: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Work:
     sending: list[Pending] = field(default_factory=list)
     losses: dict[Key, torch.Tensor] = field(default_factory=dict)
     # by name: what layers made besides their outputs
-    told: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    metrics: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     result: StepResult = field(default_factory=StepResult)
 
 
@@ -145,7 +145,7 @@ class Actor:
         device: torch.device,
         recorder: Recorder | None = None,
         place: RankStatus | None = None,
-        build: Callable[[StagePlan, Sequence, Site], Blocks] = blocks_of,
+        build: Callable[[StagePlan, Sequence, BuildContext], Blocks] = blocks_of,
         measure: Measure | None = None,
     ):
         config = plan.config
@@ -166,7 +166,7 @@ class Actor:
         self.loss_scale = LossScale(config.precision)
         self.recorded: list | None = None  # the routing of a step is noted here
         axes = (mesh[name] for name in ("tp", "cp", "experts", "tokens", "experts_near", "experts_far"))
-        self.site = Site(
+        self.site = BuildContext(
             plan, device, *axes, functions_of(config.run.compile, config.numerics.deterministic, device)
         )
         self._update_at = self.training.index(Action("UPDATE"))
@@ -207,7 +207,7 @@ class Actor:
             "SPREAD": self._spread,
         }
 
-    def _build(self, build: Callable[[StagePlan, Sequence, Site], Blocks]) -> dict[int, Stage]:
+    def _build(self, build: Callable[[StagePlan, Sequence, BuildContext], Blocks]) -> dict[int, Stage]:
         """Build the stages of this rank, by their number in the table.
 
         The stages of one rank share a tied embedding.
@@ -386,7 +386,7 @@ class Actor:
             self._pass_on(action, made, work)
 
     def _hear(self, name: str, value: torch.Tensor, work: Work) -> None:
-        work.told.setdefault(name, []).append(value.detach())
+        work.metrics.setdefault(name, []).append(value.detach())
 
     def _backward(self, action: Action, work: Work) -> None:
         self._end_backward(action, run(self._backward_walk(action, work), work.between), work)
@@ -483,7 +483,7 @@ class Actor:
         kind, m, stage, _ = action
         to = stage + 1 if kind == "SEND_F" else stage - 1
         pending = self.links.send(
-            kind[-1], to, m, work.outputs.pop(action), self.table.rank_of[to], self._owed(action, work)
+            kind[-1], to, m, work.outputs.pop(action), self.table.rank_of[to], self._expected(action, work)
         )
         # what has left is freed
         work.sending = [*(earlier for earlier in work.sending if not earlier.done), pending]
@@ -500,10 +500,10 @@ class Actor:
             source = stage - 1 if kind == "RECV_F" else stage + 1
             buffer = torch.empty(self.plan.activation_shape(), dtype=self.site.dtype, device=self.site.device)
             work.receiving[action] = self.links.receive(
-                kind[-1], stage, m, buffer, self.table.rank_of[source], self._owed(action, work)
+                kind[-1], stage, m, buffer, self.table.rank_of[source], self._expected(action, work)
             )
 
-    def _owed(self, action: Action, work: Work) -> ExpectedAction:
+    def _expected(self, action: Action, work: Work) -> ExpectedAction:
         """Return what another rank has to do so that a message of this one arrives."""
         end = partner(action)
         return ExpectedAction(str(end), work.ends[end])
@@ -536,12 +536,12 @@ class Actor:
         result.loss = math.fsum(total.loss) / count
         result.grad_norm = norm(total.squares) / (count * self.loss_scale.value)
         result.stop = total.stop
-        result.beside = total.beside
+        result.save_progress = total.save_progress
         result.peak_in_flight = [part.peak for part in parts[:: self.tp.size]]
-        sums = {name: math.fsum(numbers) for name, numbers in zip(self.plan.tells, total.told)}
+        sums = {name: math.fsum(numbers) for name, numbers in zip(self.plan.metrics, total.metrics)}
         # A layer's losses are divided as training divides them: by the targets that carry loss, not
         # by all tokens.
-        result.told = {name: value / (count if is_loss(name) else 1) for name, value in sums.items()}
+        result.metrics = {name: value / (count if is_loss(name) else 1) for name, value in sums.items()}
         result.skipped = not math.isfinite(result.grad_norm)
         result.spike = work.asked.leaves_out(result.loss)
 
@@ -610,11 +610,17 @@ class Actor:
         Of all microbatches, on all ranks.
         """
         # the ranks of tp have the same
-        losses, told = (work.losses, work.told) if self.tp.rank == 0 else ({}, {})
+        losses, metrics = (work.losses, work.metrics) if self.tp.rank == 0 else ({}, {})
         loss = exact_sum(self.measure.numbers(losses[key] for key in sorted(losses)))
         count = self.measure.count(self._microbatch(*key, work).targets for key in losses)
-        told = tuple(exact_sum(self.measure.numbers(told.get(name, ()))) for name in self.plan.tells)
+        metrics = tuple(exact_sum(self.measure.numbers(metrics.get(name, ()))) for name in self.plan.metrics)
         mine = Totals(
-            loss, exact_sum(squares), told, count, work.asked.stop(), work.peak_in_flight, work.asked.beside
+            loss,
+            exact_sum(squares),
+            metrics,
+            count,
+            work.asked.stop(),
+            work.peak_in_flight,
+            work.asked.save_progress,
         )
         return exchange(together(exchange(mine, self.data)), self.model)

@@ -5,7 +5,7 @@ Where a segment starts, what came before it, what is visible.
 
 import torch
 
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.kv_history import History, mask
 from mpitrain.parallel.microbatch import Context, Microbatch
 
@@ -13,7 +13,7 @@ from mpitrain.parallel.microbatch import Context, Microbatch
 class Contexts:
     """Of one stage. Microbatch `index` is segment index % segments of one that is cut into segments."""
 
-    def __init__(self, site: Site):
+    def __init__(self, site: BuildContext):
         self._site = site
         self._segments = site.plan.table.segments
         # by microbatch, of which the last segment isn't done

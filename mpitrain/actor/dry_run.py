@@ -141,7 +141,7 @@ def _counts(recipe: Iterable[Event], mesh: Mesh) -> dict[str, list[list[int]]]:
     for event in recipe:
         if isinstance(event, Start) and event.operation == "all_to_all_v":
             mine[event.axis].append(event.num_bytes)
-    return {name: list(zip(*mesh[name].told(counts))) for name, counts in mine.items()}
+    return {name: list(zip(*mesh[name].all_gather_objects(counts))) for name, counts in mine.items()}
 
 
 def seconds_of(plan: Plan, flops_per_s: float) -> Callable[[Action], float]:

@@ -32,7 +32,7 @@ from mpitrain.layout.plan import Plan
 from mpitrain.layout.stages import StagePlan
 from mpitrain.layout.traffic import Started
 from mpitrain.model.blocks import Blocks, built, joined
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.microbatch import Context, Microbatch
@@ -180,7 +180,7 @@ class _Nothing(Measure):
         return parts[0]._replace(count=1.0)
 
 
-def empty_blocks(stage: StagePlan, parameters: Sequence, site: Site) -> Blocks:
+def empty_blocks(stage: StagePlan, parameters: Sequence, site: BuildContext) -> Blocks:
     """Return blocks whose items only start what they declare."""
     every = site.tp, site.cp, site.experts, site.tokens, site.experts_near, site.experts_far
     axes = {axis.name: axis for axis in every if axis}

@@ -115,10 +115,10 @@ class Signed:
                 self.header.packed() if source is not None else self.header.packed() * self.axis.size % SUM
             )
             if word not in (wanted, None):
-                raise MessageError(self._told(source, word))
+                raise MessageError(self._mismatch(source, word))
         return numbers[0], numbers[1]
 
-    def _told(self, source: int | None, word: int) -> str:
+    def _mismatch(self, source: int | None, word: int) -> str:
         event = self.event
         hint = "all ranks need the same configuration and code"
         if source is None:

@@ -10,22 +10,22 @@ from mpitrain.actor.stage_state import StageState
 from mpitrain.layout.routing import Routes
 from mpitrain.layout.stages import StagePlan
 from mpitrain.model.blocks import Blocks, blocks_of
-from mpitrain.model.build_context import Site
-from mpitrain.model.offload import Shelves
+from mpitrain.model.build_context import BuildContext
+from mpitrain.model.offload import OffloadStore
 from mpitrain.parallel import walk
 from mpitrain.parallel.microbatch import Context, KeepAll, Keeping, Microbatch, ignored
 from mpitrain.parallel.streams import streams_of
 from mpitrain.parallel.walk import Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.parallel.zero.shards import Sharding, Weights
+from mpitrain.parallel.zero.shards import Weights, ZeroGroup
 
 
 def assemble(
     plan: StagePlan,
-    site: Site,
-    shardings: Mapping[str, Sharding] | None = None,
+    site: BuildContext,
+    shardings: Mapping[str, ZeroGroup] | None = None,
     embedding: Weights | None = None,
-    build: Callable[[StagePlan, Sequence[Sequence[Parameter]], Site], Blocks] = blocks_of,
+    build: Callable[[StagePlan, Sequence[Sequence[Parameter]], BuildContext], Blocks] = blocks_of,
 ) -> "Stage":
     """Return a stage with initial weights. Collective over the axes of `shardings`.
 
@@ -41,7 +41,7 @@ def assemble(
         blocks,
         state,
         Contexts(site),
-        Shelves(streams_of(site.device), site.constants()) if offloaded else None,
+        OffloadStore(streams_of(site.device), site.constants()) if offloaded else None,
     )
 
 
@@ -60,7 +60,7 @@ class Stage:
         blocks: Blocks,
         state: StageState,
         contexts: Contexts,
-        shelves: Shelves | None = None,
+        shelves: OffloadStore | None = None,
     ):
         self.plan = plan
         self.blocks = blocks
@@ -83,7 +83,7 @@ class Stage:
         x: torch.Tensor | None,
         microbatch: Microbatch,
         part: int | None = None,
-        tell: Callable[[str, torch.Tensor], None] = ignored,
+        record_metric: Callable[[str, torch.Tensor], None] = ignored,
         scale: float = 1.0,
         routes: Routes | None = None,
     ) -> Walk:
@@ -93,13 +93,13 @@ class Stage:
 
         That is [B, T, D], of the last stage the loss, without targets the logits. Without gradients
         enabled nothing is stashed.
-        tell: takes what layers make besides their outputs.
+        record_metric: takes what layers make besides their outputs.
         scale: of the loss.
         routes: of its tokens, to experts.
         """
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index] if index in self.stashes and parts[0] else []
-        lent = {"tell": tell, "scale": scale, "routes": routes}
+        lent = {"record_metric": record_metric, "scale": scale, "routes": routes}
         context = self._under_way.pop(index, None) or replace(self.contexts.of(index, microbatch), **lent)
         for number in parts:
             number = len(self.parts) - 1 - number

@@ -12,7 +12,7 @@ from mpitrain.layout.parameters import Shard, Spec
 from mpitrain.layout.stages import StagePlan
 from mpitrain.parallel.precision import TYPES, rounds_products
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.parallel.zero.shards import Gradient, Sharding, Weights
+from mpitrain.parallel.zero.shards import Gradient, Weights, ZeroGroup
 from mpitrain.parallel.zero.tree_accumulation import TreeGradient
 
 
@@ -44,7 +44,7 @@ class StageState:
         stage: StagePlan,
         shard: Shard,
         device: torch.device,
-        shardings: Mapping[str, Sharding] | None = None,
+        shardings: Mapping[str, ZeroGroup] | None = None,
         embedding: Weights | None = None,
     ):
         config = stage.config
@@ -53,7 +53,7 @@ class StageState:
         self.by_block = [[Parameter(spec, rounded=rounded) for spec in block] for block in stage.specs(shard)]
         self.buckets: list[BucketState] = []
         for plan in stage.buckets(shard):
-            sharding = shardings[plan.domain] if shardings else Sharding(exact=plan.domain == COUNTED)
+            sharding = shardings[plan.domain] if shardings else ZeroGroup(exact=plan.domain == COUNTED)
             bucket = self._make_bucket(stage, plan, sharding, device)
             self.buckets.append(bucket)
             if plan.tied:
@@ -63,7 +63,7 @@ class StageState:
         self.weights_of = [[b.weights for b in self.buckets if number in b.plan.parts] for number in parts]
 
     def _make_bucket(
-        self, stage: StagePlan, plan: Plan, sharding: Sharding, device: torch.device
+        self, stage: StagePlan, plan: Plan, sharding: ZeroGroup, device: torch.device
     ) -> BucketState:
         """Allocate a bucket's weights and gradients, and bind its parameters to them.
 

@@ -43,26 +43,26 @@ class Measure:
 class Totals(NamedTuple):
     """Of one rank, of some, or of all.
 
-    loss, squares, told: exact sums.
+    loss, squares, metrics: exact sums.
     count: targets that carry loss.
     stop: how urgently a rank was asked to stop, 0: not at all.
     peak: the most stashes a rank held at once.
-    beside: the highest of the numbers that ranks tell of what they do beside the step
+    save_progress: the highest of the numbers that ranks tell of what they do beside the step
     (training/saving/saver.py).
     """
 
     loss: list[float]
     squares: list[float]
-    told: tuple[list[float], ...] = ()
+    metrics: tuple[list[float], ...] = ()
     count: float = 0.0
     stop: int = 0
     peak: int = 0
-    beside: int = 0
+    save_progress: int = 0
 
 
 def exchange(mine: Totals, axis: Axis) -> list[Totals]:
     """Return the totals of all ranks of `axis`, in their order. Collective over it."""
-    sums = (mine.loss, mine.squares, *mine.told)
+    sums = (mine.loss, mine.squares, *mine.metrics)
     others = mine[3:]
     numbers = np.array([*chain(*sums), *others], np.float64)
     every = all_gather(numbers, axis, np.empty(axis.size * len(numbers))).wait().reshape(axis.size, -1)
@@ -72,15 +72,15 @@ def exchange(mine: Totals, axis: Axis) -> list[Totals]:
     ]
 
 
-def _read(sums: list[list[float]], count: float, stop: float, peak: float, beside: float) -> Totals:
-    loss, squares, *told = sums
-    return Totals(loss, squares, tuple(told), count, int(stop), int(peak), int(beside))
+def _read(sums: list[list[float]], count: float, stop: float, peak: float, save_progress: float) -> Totals:
+    loss, squares, *metrics = sums
+    return Totals(loss, squares, tuple(metrics), count, int(stop), int(peak), int(save_progress))
 
 
 def together(several: list[Totals]) -> Totals:
     """Return the totals of several ranks."""
-    loss, squares, told, count, stop, peak, beside = zip(*several)
-    told = tuple(norm.exact_sum([*chain(*sums)]) for sums in zip(*told))
+    loss, squares, metrics, count, stop, peak, save_progress = zip(*several)
+    metrics = tuple(norm.exact_sum([*chain(*sums)]) for sums in zip(*metrics))
     loss = norm.exact_sum([*chain(*loss)])
     squares = norm.exact_sum([*chain(*squares)])
-    return Totals(loss, squares, told, sum(count), max(stop), max(peak), max(beside))
+    return Totals(loss, squares, metrics, sum(count), max(stop), max(peak), max(save_progress))

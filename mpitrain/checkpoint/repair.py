@@ -52,7 +52,7 @@ def rewrite_index(path: Path) -> Path:
         check_sizes(source)
         check_index(source)
         arrays = [source.array(name) for name in source.names()]
-        others = _files_beside_the_index(path)
+        others = _files_next_to_the_index(path)
         tmp = begin(path.parent, source.step)
         try:
             for file in others:
@@ -70,7 +70,7 @@ def rewrite_index(path: Path) -> Path:
         return publish(tmp)
 
 
-def _files_beside_the_index(path: Path) -> list[str]:
+def _files_next_to_the_index(path: Path) -> list[str]:
     """Return the files that the new folder takes over. Raises CheckpointError if there is what it can't."""
     names = sorted({name for name, _ in names_in(path)} - {INDEX, SEAL})
     for name in names:

@@ -245,10 +245,10 @@ def _sees_all_processes() -> bool:
     return False  # no Linux
 
 
-def _of_pbs(told: str) -> Iterator[End]:
+def _of_pbs(output: str) -> Iterator[End]:
     """Yield the end of a PBS job: the start that `qstat -f` tells, and the walltime after it."""
-    start = re.search(r"^\s*(?:stime|start_time) = (.+)$", told, re.MULTILINE)
-    limit = re.search(r"^\s*Resource_List\.walltime = (\S+)$", told, re.MULTILINE)
+    start = re.search(r"^\s*(?:stime|start_time) = (.+)$", output, re.MULTILINE)
+    limit = re.search(r"^\s*Resource_List\.walltime = (\S+)$", output, re.MULTILINE)
     seconds = _clock(limit[1]) if limit else None
     if start and seconds is not None:
         with suppress(ValueError, OverflowError):
@@ -257,13 +257,13 @@ def _of_pbs(told: str) -> Iterator[End]:
             )
 
 
-def _line_of(job: str, told: str) -> str:
+def _line_of(job: str, output: str) -> str:
     """Return what squeue tells of one job; "" if nothing.
 
     The last task of an array has the array's id, and the first component of a heterogeneous job
     that of the whole: asked for it, squeue tells of all the others, too.
     """
-    found = re.search(rf"^{re.escape(job)} (.+)$", told, re.MULTILINE)
+    found = re.search(rf"^{re.escape(job)} (.+)$", output, re.MULTILINE)
     return found[1] if found else ""
 
 

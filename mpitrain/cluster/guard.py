@@ -1,11 +1,11 @@
 """Around each rank from its first line to its last: where it is, signals, and an end with one report.
 
-    guarded(body, tell)  runs body(guard); whatever happens, this rank ends in one of three ways:
-        done             MPI is finalised, the exit code returned
-        an error of all  the same, after the first rank has told it: an InputError, or a
-                         StoppedEarly
-        anything else    one report that names rank, phase and cause, then the whole job is ended
-                         (MPI_Abort)
+    guarded(body, report)  runs body(guard); whatever happens, this rank ends in one of three ways:
+          done             MPI is finalised, the exit code returned
+          an error of all  the same, after the first rank has told it: an InputError, or a
+                           StoppedEarly
+          anything else    one report that names rank, phase and cause, then the whole job is ended
+                           (MPI_Abort)
 
 A failing rank frees nothing on its way out: communicators are freed by all ranks together, and the
 others are elsewhere.
@@ -32,7 +32,7 @@ from mpitrain.cluster import console, watchdog, watchdog_rendezvous
 from mpitrain.cluster.allocation import Allotted
 from mpitrain.cluster.hang_analysis import MOST_NAMED
 from mpitrain.cluster.launch import elsewhere, launched, launcher_above, rank_of_launcher
-from mpitrain.cluster.nodes import Meeting, addresses_here, told_apart
+from mpitrain.cluster.nodes import Meeting, addresses_here, unique_names
 from mpitrain.cluster.processes import condition, condition_of, no_more, peer_of, send_signal
 from mpitrain.cluster.status_board import (
     HUNG,
@@ -218,16 +218,16 @@ class Guard:
         if connection is None:
             return False
         try:
-            told = meeting.written()
+            meeting_fd = meeting.written()
         except OSError:
             return False
         try:
-            given = self._console, told, *([] if door is None else [door.fileno()])
+            given = self._console, meeting_fd, *([] if door is None else [door.fileno()])
             return self._answer_of(connection, watchdog.MEET + b"%d" % num_ranks, *given) == watchdog.READY
         except (OSError, queue.Empty):
             return False
         finally:
-            os.close(told)
+            os.close(meeting_fd)
 
     def _anew(self, world: World) -> bool:
         """Start a watchdog for the ranks of this node; return whether all are connected.
@@ -326,9 +326,9 @@ class Guard:
                 return
             self._watchdog, self._watchdog_pid, self._joined = connection, int(answer.split()[1]), self._alone
             if self._meeting:
-                told = Meeting(names=(os.uname().nodename,)).written()
-                socket.send_fds(connection, [self._meeting], [self._console, told])
-                os.close(told)
+                meeting_fd = Meeting(names=(os.uname().nodename,)).written()
+                socket.send_fds(connection, [self._meeting], [self._console, meeting_fd])
+                os.close(meeting_fd)
                 console.write(
                     self._console, "mpitrain: the watchdog of this node was killed: there is another"
                 )
@@ -444,7 +444,7 @@ class Guard:
         where = self.place.read()
         why = " was asked to leave" if self.num_asked else f" is out of time, {self.time.end.distance()},"
         self._end(
-            f"mpitrain: {where.told(why)}; what was saved is whole, start again to go on", STOPPED_EARLY
+            f"mpitrain: {where.describe(why)}; what was saved is whole, start again to go on", STOPPED_EARLY
         )
 
     # ------------------------------------------------------------ waits that take too long
@@ -455,7 +455,7 @@ class Guard:
         if for_s > where.limit_s + STAGGER_S * (self.place.rank.bit_length() + (where.state == WAITING)):
             how = f"waits for other ranks{_absent()}" if where.state == WAITING else "is stuck"
             report = (
-                f"mpitrain: {where.told('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s "
+                f"mpitrain: {where.describe('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s "
                 "(comm.timeout_s)"
             )
             self._end(report, FAILED)
@@ -508,11 +508,11 @@ class Guard:
                 self.place.enter(where.phase, where.what, HUNG)
                 self._end(f"mpitrain: {where}: {error.args[0]}", FAILED, watchdog.GAVE_UP)
             elif isinstance(error, KeyboardInterrupt):
-                self._end(f"mpitrain: {where.told(' was interrupted')}", FAILED)
+                self._end(f"mpitrain: {where.describe(' was interrupted')}", FAILED)
             else:
                 early = where.phase in BEFORE_STEPS and isinstance(error, MpitrainError)
                 self._end(
-                    f"{_traceback(error)}mpitrain: {where.told(' failed')}: {_cause(error)}",
+                    f"{_traceback(error)}mpitrain: {where.describe(' failed')}: {_cause(error)}",
                     error.exit_code if early else FAILED,
                 )
             if self._unheard is not None:
@@ -523,7 +523,7 @@ class Guard:
 
     def end(self, cause: str) -> None:
         """Report trouble that a thread of this rank has found, and end the job."""
-        self._end(f"mpitrain: {self.place.read().told(' failed')}: {cause}", FAILED)
+        self._end(f"mpitrain: {self.place.read().describe(' failed')}: {cause}", FAILED)
 
     def _end(self, report: str, code: int, kind: bytes = watchdog.FAILED) -> None:
         """Have the report printed and the job ended.
@@ -582,13 +582,13 @@ def _meet(world: World) -> tuple[Meeting, socket.socket | None]:
     names = [name for _, name, first in every if first]
     # right on the first rank of each node, which is asked
     node = sum(first for _, _, first in every[: world.rank + 1]) - 1
-    return Meeting(node, told_apart(names), *every[0][0]), door
+    return Meeting(node, unique_names(names), *every[0][0]), door
 
 
-def guarded(body: Callable[[Guard], int], tell: Callable[[MpitrainError], None]) -> int:
+def guarded(body: Callable[[Guard], int], report: Callable[[MpitrainError], None]) -> int:
     """Run body(guard) and return the exit code.
 
-    `tell` shows an error that all ranks have, on the first of them. Collective.
+    `report` shows an error that all ranks have, on the first of them. Collective.
     """
     guard = Guard()
     try:
@@ -597,7 +597,7 @@ def guarded(body: Callable[[Guard], int], tell: Callable[[MpitrainError], None])
         error = library_fault(error) or error
         if not (isinstance(error, MpitrainError) and error.everywhere):
             guard.fail(error)
-        tell(error)
+        report(error)
         code = error.exit_code
     guard.leave(code)
     return code

@@ -22,6 +22,9 @@ from mpitrain.cluster.processes import CONDITIONS, DEAF
 from mpitrain.cluster.status_board import BUSY, HUNG, LEFT, WAITING, WORKING, ExpectedInstruction, Where
 
 MOST_NAMED = 8
+# fields of Where that messages between watchdogs have under other keys, and the way back
+KEYS = {"waiting_on": "owing", "expected": "owed", "meanwhile": "beside"}
+NAMES = {key: name for name, key in KEYS.items()}
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Rank:
     @property
     def waits(self) -> bool:
         """Whether it waits for others, as far as it could say."""
-        return bool(self.where.owing) if self.where.waits_for else self.where.state in (WAITING, HUNG)
+        return bool(self.where.waiting_on) if self.where.waits_for else self.where.state in (WAITING, HUNG)
 
     @property
     def how(self) -> str:
@@ -69,13 +72,15 @@ class Rank:
         return f"{CONDITIONS.get(self.condition, does)}{held}{stack}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        found = asdict(self)
+        return {**found, "where": {KEYS.get(name, name): value for name, value in found["where"].items()}}
 
     @staticmethod
     def from_json(found: dict[str, Any]) -> "Rank":
-        where = found["where"]
-        owed = ExpectedInstruction(*where["owed"])
-        return Rank(**{**found, "where": Where(**{**where, "owing": tuple(where["owing"]), "owed": owed})})
+        where = {NAMES.get(key, key): value for key, value in found["where"].items()}
+        where["waiting_on"] = tuple(where["waiting_on"])
+        where["expected"] = ExpectedInstruction(*where["expected"])
+        return Rank(**{**found, "where": Where(**where)})
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,10 @@ def _behind(every: Mapping[int, Rank]) -> list[Rank]:
     """
     free = [rank for rank in every.values() if rank.stopped or not rank.waits]
     awaited = {
-        number for rank in every.values() if rank.waits and not rank.stopped for number in rank.where.owing
+        number
+        for rank in every.values()
+        if rank.waits and not rank.stopped
+        for number in rank.where.waiting_on
     }
     free = [rank for rank in free if rank.where.rank in awaited] or free
     return sorted([rank for rank in free if rank.stopped] or free, key=_cursor)
@@ -161,17 +169,20 @@ def _cursor(rank: Rank) -> tuple[int, bool, int]:
 
 def _owes(rank: Rank, every: Mapping[int, Rank]) -> list[str]:
     """Say what a rank owes, to whom, and who waits for it in the end."""
-    waiting = [each for each in every.values() if rank.where.rank in each.where.owing and each is not rank]
+    waiting = [
+        each for each in every.values() if rank.where.rank in each.where.waiting_on and each is not rank
+    ]
     if not waiting:
         return []
     first = min(
-        waiting, key=lambda each: (each.where.owed.position < 0, each.where.owed.position, each.where.rank)
+        waiting,
+        key=lambda each: (each.where.expected.position < 0, each.where.expected.position, each.where.rank),
     )
-    owed = first.where.owed
-    same = [each for each in waiting if each.where.owed == first.where.owed]
-    at = f", position {owed.position} of its program" if owed.position >= 0 else ""
+    expected = first.where.expected
+    same = [each for each in waiting if each.where.expected == first.where.expected]
+    at = f", position {expected.position} of its program" if expected.position >= 0 else ""
     what = (
-        f"  rank {rank.where.rank} owes {owed.instruction}{at}, to "
+        f"  rank {rank.where.rank} owes {expected.instruction}{at}, to "
         f"{_names(each.where.rank for each in same)}: {first.where.waits_for}"
     )
     after = _transitively(rank.where.rank, every)
@@ -184,7 +195,7 @@ def _transitively(number: int, every: Mapping[int, Rank]) -> set[int]:
     new = {number}
     while new:
         new = (
-            {each.where.rank for each in every.values() if new.intersection(each.where.owing)}
+            {each.where.rank for each in every.values() if new.intersection(each.where.waiting_on)}
             - found
             - {number}
         )
@@ -196,17 +207,17 @@ def _lost(every: Mapping[int, Rank]) -> list[str]:
     """Name the messages that were sent, and have not come."""
     lines = []
     for rank in every.values():
-        owed = rank.where.owed
-        senders = [every[number] for number in rank.where.owing if number in every]
+        expected = rank.where.expected
+        senders = [every[number] for number in rank.where.waiting_on if number in every]
         for sender in senders:
             if (
-                owed.position >= 0
+                expected.position >= 0
                 and sender.where.phase == rank.where.phase == "step"
-                and _passed(sender, rank.where.step, owed.position)
+                and _passed(sender, rank.where.step, expected.position)
             ):
                 lines.append(
                     f"mpitrain: first behind: nobody: rank {sender.where.rank} on {sender.node} has run "
-                    f"{owed.instruction}, and rank {rank.where.rank} on {rank.node} waits for it: the "
+                    f"{expected.instruction}, and rank {rank.where.rank} on {rank.node} waits for it: the "
                     "message is lost, or the link between them is down"
                 )
     return lines[:MOST_NAMED]

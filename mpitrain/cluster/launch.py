@@ -156,8 +156,8 @@ def start(num_ranks: int, arguments: list[str]) -> int:
     import shutil
     import subprocess
 
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    sibling = Path(sys.executable).with_name("mpirun")
+    mpirun = str(sibling) if sibling.exists() else shutil.which("mpirun")
     if mpirun is None:
         command = f"mpirun -n {num_ranks} mpitrain {' '.join(arguments)}"
         raise MeshError(f"found no mpirun to start {num_ranks} ranks with; start it yourself: {command}")

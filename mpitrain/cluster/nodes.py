@@ -85,7 +85,7 @@ def addresses_here() -> tuple[str, ...]:
     )
 
 
-def told_apart(names: list[str]) -> tuple[str, ...]:
+def unique_names(names: list[str]) -> tuple[str, ...]:
     """Return names of nodes, with their number where several have one, as they do when one machine
     plays them.
     """
@@ -190,7 +190,7 @@ class WatchdogNodes:
             return None
         return [(link.node, message) for message in messages]
 
-    def tell(self, message: dict[str, Any], but: int = -1) -> None:
+    def broadcast(self, message: dict[str, Any], but: int = -1) -> None:
         """Send a message over all links, but to one node."""
         for link in list(self.links.values()):
             if link.node not in (-1, but):

@@ -60,7 +60,7 @@ class MeasuredLink(NamedTuple):
     bytes_per_s: float
 
 
-def told(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> str:
+def describe(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> str:
     """Return the table of look(), or nothing where nothing is marked, nothing was measured, and
     there is one node.
 
@@ -142,11 +142,11 @@ def _space(plan: Plan, folder: Path) -> Finding:
     total, _, free = shutil.disk_usage(folder)
     if not total:
         return Finding("space", f"{folder} doesn't say how much is free")
-    told = f"{free / 1e9:.1f} GB free, a checkpoint takes up to {needed / 1e9:.2g} GB"
+    text = f"{free / 1e9:.1f} GB free, a checkpoint takes up to {needed / 1e9:.2g} GB"
     if free < needed:
-        raise CheckpointError(f"run.dir = {folder}: {told}; free some space, or choose another run.dir")
+        raise CheckpointError(f"run.dir = {folder}: {text}; free some space, or choose another run.dir")
     # the last one, the next, and one more
-    return Finding("space", f"{folder}: {told}", fine=free > 3 * needed)
+    return Finding("space", f"{folder}: {text}", fine=free > 3 * needed)
 
 
 # ---------------------------------------------------------------- what all ranks know together
@@ -175,19 +175,19 @@ def _clocks(hosts: Sequence[str], stamps: Sequence[Sequence[float]]) -> Finding:
     least = {host: min(differences, key=abs) for host, differences in apart.items()}
     worst = max(least, key=lambda host: abs(least[host]))
     off = [f"{host} by {seconds:+.1f} s" for host, seconds in least.items() if abs(seconds) > SKEW_S]
-    told = f"within {abs(least[worst]):.3f} s of rank 0's"
-    return Finding("clocks", f"{_few(off)} off rank 0's: synchronise them" if off else told, fine=not off)
+    text = f"within {abs(least[worst]):.3f} s of rank 0's"
+    return Finding("clocks", f"{_few(off)} off rank 0's: synchronise them" if off else text, fine=not off)
 
 
 def _devices(hosts: Sequence[str], devices: Sequence[str]) -> Finding:
     """Count devices; those that are fewer than others are named with their nodes."""
     counts = Counter(devices)
     (most, _), *others = counts.most_common()
-    told = ", ".join(f"{count} x {device}" for device, count in counts.items())
+    text = ", ".join(f"{count} x {device}" for device, count in counts.items())
     if not others:
-        return Finding("devices", told)
+        return Finding("devices", text)
     nodes = dict.fromkeys(host for host, device in zip(hosts, devices) if device != most)
-    return Finding("devices", f"{told}; not {most} on {_few(nodes)}", fine=False)
+    return Finding("devices", f"{text}; not {most} on {_few(nodes)}", fine=False)
 
 
 def slowest_links(world: World, plan: Plan, names: Sequence[str]) -> dict[str, float]:
@@ -303,11 +303,11 @@ def bandwidth(axis: str, links: Sequence[MeasuredLink]) -> Finding:
             best[node] = max(best[node], link.bytes_per_s)
     slow = [f"{node} {speed / 1e9:.2g}" for node, speed in best.items() if speed < SLOW * median]
     worst = min(links, key=lambda link: link.bytes_per_s)
-    told = (
+    text = (
         f"{median / 1e9:.2g} GB/s, the least {worst.bytes_per_s / 1e9:.2g} from rank {worst.ranks[0]} to "
         f"{worst.ranks[1]}"
     )
-    return Finding(f"axis {axis}", told + (f"; slow: {_few(slow)} GB/s" if slow else ""), fine=not slow)
+    return Finding(f"axis {axis}", text + (f"; slow: {_few(slow)} GB/s" if slow else ""), fine=not slow)
 
 
 def _few(names: Sequence[str] | Mapping[str, object]) -> str:

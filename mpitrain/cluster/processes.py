@@ -110,10 +110,14 @@ def no_more() -> str:
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     user = "unlimited" if most == resource.RLIM_INFINITY else f"{most:,}"
     group = _of_cgroup("max")
-    told = ""
+    cgroup_limit = ""
     if group not in ("", "max"):
-        told = f", of its cgroup {int(group):,} (pids.max), of which {_of_cgroup('current')} are there"
-    return f"this user may have {user} threads (ulimit -u){told}; raise the limit, or start fewer ranks"
+        cgroup_limit = (
+            f", of its cgroup {int(group):,} (pids.max), of which {_of_cgroup('current')} are there"
+        )
+    return (
+        f"this user may have {user} threads (ulimit -u){cgroup_limit}; raise the limit, or start fewer ranks"
+    )
 
 
 def _of_cgroup(name: str) -> str:

@@ -268,17 +268,17 @@ class RunDir:
                         os.truncate(file.fileno(), whole)
                     raise
         except OSError as error:
-            told = not self._failing
+            changed = not self._failing
             self._failing = True
             why = (
                 f"{shown(self.metrics)} can't be written: {error.strerror}; its lines are kept until they "
                 "can be"
             )
-            return why if told else ""
-        told = self._failing
+            return why if changed else ""
+        changed = self._failing
         self._failing = False
         self._unwritten = b""
-        return f"{shown(self.metrics)} has all lines again" if told else ""
+        return f"{shown(self.metrics)} has all lines again" if changed else ""
 
     def sync_metrics(self) -> None:
         """Bring the lines that are written to the disk.

@@ -57,7 +57,7 @@ def too_little(free: int | None, num_ranks: int, folder: Path = FOLDER) -> str:
     )
 
 
-def told(folder: Path = FOLDER) -> str:
+def describe(folder: Path = FOLDER) -> str:
     """Say how much shared memory there is, and what takes it without use."""
     try:
         room = os.statvfs(folder)

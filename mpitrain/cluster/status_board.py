@@ -36,7 +36,7 @@ _TEXT = _NOTE - _CHECKSUM.size - _HEAD.size
 
 # WORKING: may take its limit. BUSY: as long as it computes, reads or writes. WAITING: for other
 # ranks. HUNG: gave up a wait. LEFT: ends in good order.
-MOST_OWING = 64  # ranks that a wait names
+MOST_WAITED_ON = 64  # ranks that a wait names
 ABSENT, WORKING, BUSY, WAITING, HUNG, LEFT = range(6)
 NOT_KNOWN = -1  # which step is saved: a command without checkpoints, or nobody has looked yet
 PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "end")
@@ -52,7 +52,7 @@ class ExpectedInstruction(NamedTuple):
     position: int = -1
 
 
-NOTHING_OWED = ExpectedInstruction()
+NOTHING_EXPECTED = ExpectedInstruction()
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Where:
     """A slot as it was read. since: seconds of time.monotonic(), which all processes of a machine share.
 
     waits_for: the message or the sum that it has waited for, for a while.
-    owing: ranks that have to do something for it; none: its own device has.
-    owed: what.
+    waiting_on: ranks that have to do something for it; none: its own device has.
+    expected: what.
     saved: the newest step that is saved, 0 if none is.
     """
 
@@ -76,25 +76,25 @@ class Where:
     phase: str
     what: str
     waits_for: str = ""
-    owing: tuple[int, ...] = ()
-    owed: ExpectedInstruction = NOTHING_OWED
-    beside: str = ""
+    waiting_on: tuple[int, ...] = ()
+    expected: ExpectedInstruction = NOTHING_EXPECTED
+    meanwhile: str = ""
     saved: int = NOT_KNOWN
 
     def __str__(self) -> str:
-        return self.told("")
+        return self.describe("")
 
-    def told(self, verb: str) -> str:
+    def describe(self, verb: str) -> str:
         """Return the place in words, with what the rank did there."""
         at = f" at step {self.step}, position {self.position}," if self.step else ""
-        beside = f", meanwhile {self.beside}" if self.beside else ""
-        return f"{self.who}{verb}{at} in phase {self.phase}, {self.what}{beside}"
+        meanwhile = f", meanwhile {self.meanwhile}" if self.meanwhile else ""
+        return f"{self.who}{verb}{at} in phase {self.phase}, {self.what}{meanwhile}"
 
 
 class RankStatus:
     """Where this rank is. `take` moves it to a slot that others can see.
 
-    beside: what a thread of this rank does meanwhile.
+    meanwhile: what a thread of this rank does at the same time.
     saved: the newest step that is saved.  Another thread may set them; the next note tells them.
     """
 
@@ -108,7 +108,7 @@ class RankStatus:
         self.phase = PHASES[0]
         self.what = "starting"
         self.state = WORKING
-        self.beside = ""
+        self.meanwhile = ""
         self.saved = NOT_KNOWN
         self.step = self.position = 0
         self._waits_no_more()
@@ -133,11 +133,11 @@ class RankStatus:
         self._waits_no_more()
         self._write()
 
-    def waits_for(self, what: str, owing: Sequence[int], owed: tuple[str, int]) -> None:
+    def waits_for(self, what: str, waiting_on: Sequence[int], expected: tuple[str, int]) -> None:
         """Note what this rank has waited for, for a while. It doesn't move by that."""
         self._waits = what
-        self._owing = tuple(owing[:MOST_OWING])
-        self._owed = ExpectedInstruction(*owed)
+        self._waiting_on = tuple(waiting_on[:MOST_WAITED_ON])
+        self._expected = ExpectedInstruction(*expected)
         self._write(self._since)
 
     def waits_no_more(self) -> None:
@@ -147,8 +147,8 @@ class RankStatus:
 
     def _waits_no_more(self) -> None:
         self._waits = ""
-        self._owing = ()
-        self._owed = NOTHING_OWED
+        self._waiting_on = ()
+        self._expected = NOTHING_EXPECTED
 
     def enter(self, phase: str, what: str, state: int = WORKING) -> None:
         """Note what this rank does from now on."""
@@ -175,8 +175,16 @@ class RankStatus:
         return read_slot(self._slot)
 
     def _write(self, since: int | None = None) -> None:
-        owing = " ".join(map(str, self._owing))
-        texts = self.who, self.phase, owing, self._owed.instruction, self.beside, self._waits, self.what
+        waiting_on = " ".join(map(str, self._waiting_on))
+        texts = (
+            self.who,
+            self.phase,
+            waiting_on,
+            self._expected.instruction,
+            self.meanwhile,
+            self._waits,
+            self.what,
+        )
         text = "\0".join(texts).encode(errors="replace")[:_TEXT]
         self._number = self._number + 1
         self._since = since or time.monotonic_ns()
@@ -189,7 +197,7 @@ class RankStatus:
             self.limit_s,
             self.step,
             self.position,
-            self._owed.position,
+            self._expected.position,
         )
         content = _HEAD.pack(*head, self.saved, len(text)) + text
         begin = self._number % 2 * _NOTE
@@ -220,14 +228,26 @@ def read_slot(slot: memoryview) -> Where:
     for _ in range(RETRIES):  # both notes are torn only where the rank wrote twice meanwhile
         notes = [note for note in (_whole(slot[:_NOTE]), _whole(slot[_NOTE:])) if note]
         if notes:
-            _number, state, rank, pid, since, limit_s, step, position, owed_at, saved, text = max(notes)
-            who, phase, owing, owed, beside, waits, what = (
+            _number, state, rank, pid, since, limit_s, step, position, expected_at, saved, text = max(notes)
+            who, phase, waiting_on, expected, meanwhile, waits, what = (
                 *text.decode(errors="replace").split("\0"),
                 *[""] * 7,
             )[:7]
-            wait = waits, tuple(map(int, owing.split())), ExpectedInstruction(owed, owed_at)
+            wait = waits, tuple(map(int, waiting_on.split())), ExpectedInstruction(expected, expected_at)
             return Where(
-                state, rank, pid, since / 1e9, limit_s, step, position, who, phase, what, *wait, beside, saved
+                state,
+                rank,
+                pid,
+                since / 1e9,
+                limit_s,
+                step,
+                position,
+                who,
+                phase,
+                what,
+                *wait,
+                meanwhile,
+                saved,
             )
     return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that said nothing yet", PHASES[0], "")
 

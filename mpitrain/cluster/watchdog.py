@@ -382,7 +382,7 @@ class Watchdog:
 
         Refuse where there are more, of another one.
         """
-        rank, num_ranks, (stderr, told, *door) = self.meeting
+        rank, num_ranks, (stderr, meeting_fd, *door) = self.meeting
         if len(self._ranks) < num_ranks:
             return
         self.met = len(self._ranks) == num_ranks
@@ -393,11 +393,13 @@ class Watchdog:
             os.close(stderr)
             self._shut(self.listener)
             self.listener = None
-            self.nodes = WatchdogNodes(Meeting.read(told), socket.socket(fileno=door[0]) if door else None)
+            self.nodes = WatchdogNodes(
+                Meeting.read(meeting_fd), socket.socket(fileno=door[0]) if door else None
+            )
             self.nodes.connect()
             self._listen_to_nodes()
         else:
-            _close((stderr, told, *door))
+            _close((stderr, meeting_fd, *door))
         self._send(rank, READY if self.met else REFUSED)
 
     def _miss(self, rank: Seen) -> None:
@@ -510,7 +512,7 @@ class Watchdog:
         if self.nodes.alone or (not self.nodes.is_hub and not self.nodes.links):
             self._report()
             return
-        self.nodes.tell({"say": "where" if self.nodes.is_hub else "trouble"})
+        self.nodes.broadcast({"say": "where" if self.nodes.is_hub else "trouble"})
         self.report_at = now + ASK_S + (0.0 if self.nodes.is_hub else ELSEWHERE_S)
 
     def _hear_node(self, descriptor: int) -> None:
@@ -527,7 +529,7 @@ class Watchdog:
             self._ask_around()
         elif said == "where":
             self.report_at = min(self.report_at, time.monotonic() + ASK_S + ELSEWHERE_S)
-            self.nodes.tell({"say": "board", "ranks": [rank.to_json() for rank in self._board()]})
+            self.nodes.broadcast({"say": "board", "ranks": [rank.to_json() for rank in self._board()]})
         elif said == "board":
             self.boards[node] = [Rank.from_json(rank) for rank in message["ranks"]]
             if len(self.boards) == len(self.nodes.meeting.names) - 1 and self.report_at < float("inf"):
@@ -539,7 +541,7 @@ class Watchdog:
             self.ended_at = time.monotonic()
             self.code = message["code"]
             if self.nodes.is_hub:
-                self.nodes.tell(message, but=node)
+                self.nodes.broadcast(message, but=node)
 
     def _report(self) -> None:
         names = self.nodes.meeting.names
@@ -553,7 +555,7 @@ class Watchdog:
         if silent or self.gave_up or at_fault(every):
             self._end(report(every, [] if self.nodes.alone else silent))
         else:
-            self.nodes.tell({"say": "go on"})
+            self.nodes.broadcast({"say": "go on"})
             self._forget()
 
     def _forget(self) -> None:
@@ -576,7 +578,7 @@ class Watchdog:
             time.sleep(FORWARD_S)  # it prints what ranks have said before
         saved = NOT_KNOWN if code == BAD_INPUT else self._saved()
         self.console.say(found.text if found.behind else with_saved(found.text + stopped, saved))
-        self.nodes.tell({"say": "over", "code": code, "behind": found.behind})
+        self.nodes.broadcast({"say": "over", "code": code, "behind": found.behind})
         if not self.met:
             self.console.close_own()
         # launchers forward what they have read of each process, be it half a line: one after the

@@ -77,7 +77,7 @@ def _without_mpi() -> Iterator[tuple[str, str]]:
     started = launchers.launch()
     yield "launcher", _launcher(started.name if started else None)
     yield "cores", str(len(os.sched_getaffinity(0)))
-    yield "shared memory", shared_memory.told()
+    yield "shared memory", shared_memory.describe()
     try:
         from mpitrain.training.machine import gpus
     except ImportError as error:
@@ -121,7 +121,7 @@ def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
     )
     if many := launcher_options(library.vendor(), world.node.size, cores):
         yield "many ranks", many
-    yield "shared memory", shared_memory.told()
+    yield "shared memory", shared_memory.describe()
     yield "largest tag", str(mesh["world"].num_tags)
     yield "bandwidth", bandwidth
 

@@ -26,7 +26,7 @@ from mpitrain.inputs import kind_of, obeyed, shown
 from mpitrain.layout.node_memory import require_memory
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.resolve import on_one_rank, resolve
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.walk import run
@@ -232,7 +232,7 @@ def _load(rundir: RunDir, plan: Plan) -> Stage:
     with saved:
         set_threads(plan.config.run)
         (whole,) = plan.stages
-        stage = assemble(whole, Site(plan, torch.device("cpu")))
+        stage = assemble(whole, BuildContext(plan, torch.device("cpu")))
         _fill(stage, saved)
     return stage
 

@@ -21,14 +21,14 @@ from mpitrain.layout.alternatives import (
     idle_here,
     idle_recompute,
     out_of_order,
-    told_of_zero,
+    zero_line,
 )
-from mpitrain.layout.idle import told_of_idle
+from mpitrain.layout.idle import idle_settings
 from mpitrain.layout.link_choices import left_open
 from mpitrain.layout.memory import predict
-from mpitrain.layout.memory_table import table_of_usage, told_of_fit, told_of_parameters
+from mpitrain.layout.memory_table import fit_line, parameter_line, table_of_usage
 from mpitrain.layout.plan import Plan
-from mpitrain.layout.recompute import told_of_every
+from mpitrain.layout.recompute import recompute_line
 from mpitrain.layout.resolve import resolve
 from mpitrain.layout.snapshot_bytes import copy_bytes
 from mpitrain.model.families.catalog import plan_of
@@ -114,11 +114,11 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     lines = [
         "Of each pipeline rank, the one with the largest shard of its state; MB are 10**6 bytes:",
         table_of_usage(usages, copies),
-        told_of_parameters(plan),
-        told_of_fit(plan, usages, copies, _cheapest_first(plan, stages, modes)),
-        told_of_zero(given, plan.config),
-        told_of_every(plan.stages),
-        *told_of_idle(plan.config),
+        parameter_line(plan),
+        fit_line(plan, usages, copies, _cheapest_first(plan, stages, modes)),
+        zero_line(given, plan.config),
+        recompute_line(plan.stages),
+        *idle_settings(plan.config),
         *costs(plan),
         *(_compared("parallel.zero", stages) if len(stages) > 1 else ()),
         *out_of_order(plan, stages),
@@ -174,7 +174,7 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
     plan = _plan_of(given, num_ranks)
     with Waiting("mpitrain check"):
         _, programs, report = plan.training
-        said = [told_of_zero(given, plan.config), *told_of_idle(plan.config), *costs(plan), *idle_here(plan)]
+        said = [zero_line(given, plan.config), *idle_settings(plan.config), *costs(plan), *idle_here(plan)]
     peaks = ", ".join(map(str, report.peak_in_flight))
     parallel = plan.config.parallel
     name = plan.config.pipeline.schedule

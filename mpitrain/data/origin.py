@@ -79,7 +79,7 @@ class ReadCounts(msgspec.Struct, frozen=True):
         more = LeftOut(before.count + len(names), before.first)
         return msgspec.structs.replace(self, left_out={**self.left_out, reason: more})
 
-    def told(self, count: int) -> str:
+    def describe(self, count: int) -> str:
         """Return what was read, in one line. count: of tokens."""
         read = f"{self.files:,} files, {self.documents:,} documents, {self.size:,} bytes, {count:,} tokens"
         unknown = (

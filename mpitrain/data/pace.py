@@ -40,9 +40,9 @@ class Pace:
         now = self._clock()
         if now - self._said >= SAY_S:
             self._said = now
-            self._say(self._told(now))
+            self._say(self._line(now))
 
-    def _told(self, now: float) -> str:
+    def _line(self, now: float) -> str:
         total = self._offsets[-1]
         done = min(self._done + self._within, total)
         rate = max(done - self._first, 1) / (now - self._began)

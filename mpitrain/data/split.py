@@ -17,7 +17,7 @@ class Split(NamedTuple):
 
     train: np.ndarray
     validation: np.ndarray
-    told: str
+    description: str
 
 
 def split(ends: np.ndarray, val_fraction: float, sequence: int, seed: int) -> Split:
@@ -60,9 +60,9 @@ def without(found: Split, ends: np.ndarray, copies: np.ndarray, sequence: int) -
     many = f"{len(copies):,} document{'s' * (len(copies) > 1)}"
     if (train[:, 1] - train[:, 0]).sum() <= sequence:
         why = "are copies of them, without which it is too short"
-        return found._replace(told=f"{found.told}; of the training text {many} {why}")
-    told = f"{found.told}; {many} that are copies of them are left out of training"
-    return found._replace(train=train, told=told)
+        return found._replace(description=f"{found.description}; of the training text {many} {why}")
+    description = f"{found.description}; {many} that are copies of them are left out of training"
+    return found._replace(train=train, description=description)
 
 
 def _minus(stretches: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -100,8 +100,10 @@ def apart(ends: np.ndarray, num_training: int, sequence: int) -> Split:
     return _at(count, place, "those of data.val_path")
 
 
-def _at(count: int, place: int, told: str) -> Split:
-    return Split(np.array([[0, place]]), np.array([[place, count]]), f"{count - place:,} tokens: {told}")
+def _at(count: int, place: int, description: str) -> Split:
+    return Split(
+        np.array([[0, place]]), np.array([[place, count]]), f"{count - place:,} tokens: {description}"
+    )
 
 
 def _require_enough(count: int, val_fraction: float, sequence: int) -> None:

@@ -22,7 +22,7 @@ class Tokenizer(Protocol):
     begin_of_text: the same, before each.
     older_end_of_text: that of tokens of form 1.
     unknown: the id of what it has no token for.
-    told: which these are, for a line.
+    description: which these are, for a line.
     memory_per_byte: what it takes for each byte of a text, at most.
     memory: what it takes itself, about.
     """
@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
     older_end_of_text: int | None
     unknown: int | None
     identity: str
-    told: str
+    description: str
     memory_per_byte: int
     memory: int
 
@@ -62,7 +62,7 @@ class Vocabulary(NamedTuple):
     begin_of_text: int | None
     older_end_of_text: int | None
     identity: str
-    told: str
+    description: str
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
@@ -141,7 +141,7 @@ class ByteTokenizer:
                 found = f'{key} = "{shown(name)}": data.tokenizer = "bytes" has no tokens with names'
                 raise DataError(f'{found}; leave it out for byte 0 between documents, or "" for none')
         self.end_of_text = None if end_of_text == "" else 0
-        self.told = "nothing between documents" if end_of_text == "" else "byte 0 between documents"
+        self.description = "nothing between documents" if end_of_text == "" else "byte 0 between documents"
 
     def files(self) -> dict[str, bytes]:
         return {}

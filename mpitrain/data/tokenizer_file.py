@@ -112,7 +112,7 @@ class FileTokenizer:
             + ": the tokenizer has no special token known for it (data.end_of_text)" * (end is None)
         )
         between, before = (f"{shown(each.name)} ({each.id}, {each.why})" if each else "" for each in found)
-        self.told = (
+        self.description = (
             f"{between} between documents" if between else nothing
         ) + f", {before} before each" * bool(before)
 

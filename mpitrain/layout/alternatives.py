@@ -70,7 +70,7 @@ def _allowed(config: Config) -> bool:
 # ---------------------------------------------------------------- what is said
 
 
-def told_of_zero(given: Config, resolved: Config) -> str:
+def zero_line(given: Config, resolved: Config) -> str:
     """Say so if ZeRO was asked for, and there is one data rank, over which nothing is divided."""
     if not given.parallel.zero or resolved.parallel.zero:
         return ""

@@ -57,8 +57,8 @@ def by_size(stays: Sequence[Stay]) -> list[int]:
     begun: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of those that it takes
     for number in sorted(range(len(stays)), key=lambda number: (-stays[number].length, stays[number].begin)):
         length, begin, end = stays[number]
-        beside = [*there[begin], *(memory for taking in range(begin + 1, end) for memory in begun[taking])]
-        at = _lowest(length, sorted(beside))
+        taken = [*there[begin], *(memory for taking in range(begin + 1, end) for memory in begun[taking])]
+        at = _lowest(length, sorted(taken))
         offsets[number] = at
         begun[begin].append((at, at + length))
         for taking in range(begin, end):

@@ -25,7 +25,7 @@ expert_shard, expert_replicate, expert_matrix      for experts what shard, repli
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mpitrain.comm.axis_operations import NOTHING, Carried, carried
+from mpitrain.comm.axis_operations import NOTHING, AxisOperations, carried
 from mpitrain.comm.grid import Grid
 from mpitrain.config import Config
 from mpitrain.layout.dispatch import near_ranks
@@ -36,7 +36,7 @@ from mpitrain.schedules.table import Table
 # bytes that a rank tells all others at the end of a step, or less, and more for each number that
 # layers tell
 TOTALS = 1024
-TOLD = 320
+METRIC_BYTES = 320
 # what an axis shared by several ranks carries; `data` and `model` by their size, `cp` by the kind
 # of its attention
 CARRIED = {
@@ -94,7 +94,7 @@ class Axes:
     mirrored: there are two copies of the model.
     matrices: parts of matrices are exchanged.
     context: the kind of attention over cp.
-    num_told: numbers that layers make besides their outputs (actor/step_totals.py).
+    num_metrics: numbers that layers make besides their outputs (actor/step_totals.py).
     folded: ep, etp, and ranks that divide the state of experts among them; None: there are no
     experts.
     near: ranks of the experts on one node, if rows are sent to nodes first; else 0.
@@ -107,7 +107,7 @@ class Axes:
     mirrored: bool
     matrices: bool
     context: str
-    num_told: int = 0
+    num_metrics: int = 0
     folded: tuple[int, int, int] | None = None
     near: int = 0
 
@@ -168,7 +168,7 @@ class Axes:
         return tuple(rank + (other - pp) * stride for other in others) if pp in others else (rank,)
 
     @property
-    def carried(self) -> dict[str, Carried]:
+    def carried(self) -> dict[str, AxisOperations]:
         """What each axis carries, alike for all ranks: nothing, if no two ranks share it."""
         tp, cp, dp, pp = self.grid.degrees.values()
         sizes = {
@@ -191,20 +191,20 @@ class Axes:
             of_state = shards, tp * cp * dp // (ep * etp * shards), etp * shards if self.matrices else 1
             sizes |= dict(zip(OF_EXPERTS, (*spread, *of_state)))
         totals = {
-            name: carried("all_gather", most_bytes=(TOTALS + TOLD * self.num_told) * sizes[name])
+            name: carried("all_gather", most_bytes=(TOTALS + METRIC_BYTES * self.num_metrics) * sizes[name])
             for name in ("data", "model")
         }
         found = CARRIED | totals | {"cp": ATTENTION[self.context]}
         for domain in DOMAINS.values():
             for name, more in zip(domain, OF_DOMAIN):
-                found[name] = found.get(name, NOTHING).beside(more)
+                found[name] = found.get(name, NOTHING).combined(more)
         return {
             name: found.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING
             for name in (*sizes, *OF_EXPERTS)
         }
 
 
-def axes_of(config: Config, table: Table, tied: bool, num_told: int = 0) -> Axes:
+def axes_of(config: Config, table: Table, tied: bool, num_metrics: int = 0) -> Axes:
     """Return the axes of a layout. tied: the first and the last stage have the same embedding."""
     parallel = config.parallel
     ends = dict.fromkeys((table.rank_of[0], table.rank_of[table.depth - 1]))
@@ -216,7 +216,7 @@ def axes_of(config: Config, table: Table, tied: bool, num_told: int = 0) -> Axes
         mirrored=table.copies == 2,
         matrices=config.optimizer.name == "muon",
         context=parallel.context,
-        num_told=num_told,
+        num_metrics=num_metrics,
         folded=(parallel.ep, parallel.etp, DOMAINS[EXPERT].num_shards(config))
         if config.experts.count
         else None,

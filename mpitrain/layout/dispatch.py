@@ -199,10 +199,10 @@ class Dispatch:
         near = self._exchanges("experts_near", self.near, [there + wide, back, there, back + wide])
         crossing = self._expected_crossings()
         many = self.columns
-        beside = [many * (wide + 4), 0, many * 4, many * wide]
+        extra_bytes = [many * (wide + 4), 0, many * 4, many * wide]
         far = [
             Started("all_to_all_v", "experts_far", crossing * (a + b))
-            for a, b in zip((there, back, there, back), beside)
+            for a, b in zip((there, back, there, back), extra_bytes)
         ]
         near += [None] * (4 - len(near))
         first, second, third, fourth = zip(far, near)

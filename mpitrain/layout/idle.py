@@ -120,7 +120,7 @@ def refuse_idle_keys(config: Config) -> None:
             raise ConfigError(f"{found}; leave it out, or {rule.instead}")
 
 
-def told_of_idle(config: Config) -> list[str]:
+def idle_settings(config: Config) -> list[str]:
     """Say which keys of a resolved configuration are set and do nothing, of those that aren't refused.
 
     A run before wrote parallel.gather = "use" down whatever its ZeRO was, and a bucket's size is

@@ -35,11 +35,11 @@ class Working(NamedTuple):
 class Layer(Protocol):
     """A part of a block, or an end of the model. Counts are of one token or of one microbatch on one rank.
 
-    tells: names of the numbers that it makes besides its output (Context.tell,
+    metrics: names of the numbers that it makes besides its output (Context.record_metric,
     parallel/microbatch.py). A loss is a sum over tokens, and its name ends with `_loss`.
     """
 
-    tells: tuple[str, ...]
+    metrics: tuple[str, ...]
 
     def parameters(self) -> tuple[Spec, ...]:
         """Return the whole parameters, by names within the block, in the order of the forward."""

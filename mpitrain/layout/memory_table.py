@@ -42,7 +42,7 @@ def table_of_usage(usages: Sequence[MemoryUsage], copies: Sequence[int]) -> str:
     return aligned(rows)
 
 
-def told_of_parameters(plan: Plan) -> str:
+def parameter_line(plan: Plan) -> str:
     """Say how many parameters there are, and how many bytes of state each has and why."""
     config, (narrow, wide) = plan.config, itemsizes_of(plan.config)
     count = sum(spec.numel for spec in plan.parameters())
@@ -68,7 +68,7 @@ def told_of_parameters(plan: Plan) -> str:
     )
 
 
-def told_of_fit(
+def fit_line(
     plan: Plan, usages: Sequence[MemoryUsage], copies: Sequence[int], others: dict[str, int], found: int = 0
 ) -> str:
     """Say whether the ranks of a node fit into this one, by how much, and the cheapest change that does.

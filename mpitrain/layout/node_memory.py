@@ -40,7 +40,7 @@ def require_memory(plan: Plan) -> None:
     needed = round(max(of_each) + gathered)
     if needed <= found or (config.run.device != "cpu" and _finds_a_gpu()):
         return
-    copy, without = _told_of_the_copy(config)
+    copy, without = _copy_phrases(config)
     raise ConfigError(
         f"the largest of {len(stages)} stages needs {needed / 2**30:,.0f} GiB for weights, gradients and "
         f"moments{copy}, this node has {found / 2**30:,.0f} GiB; choose a smaller model or more stages "
@@ -108,7 +108,7 @@ def _bytes_saved(config: Config) -> int:
     )
 
 
-def _told_of_the_copy(config: Config) -> tuple[str, str]:
+def _copy_phrases(config: Config) -> tuple[str, str]:
     """Return what a message says of the copy to save from, and what to do without it."""
     if config.run.shards == "one":
         return ", and a copy of the whole model to save from", ', or run.shards = "rank"'

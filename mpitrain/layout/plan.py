@@ -73,7 +73,7 @@ class Plan:
 
     @cached_property
     def axes(self) -> Axes:
-        return axes_of(self.config, self.table, self.tied, len(self.tells))
+        return axes_of(self.config, self.table, self.tied, len(self.metrics))
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -117,9 +117,9 @@ class Plan:
         return self.config.batch.micro, self.config.data.sequence // divided, self.config.model.width
 
     @cached_property
-    def tells(self) -> tuple[str, ...]:
+    def metrics(self) -> tuple[str, ...]:
         """Names of the numbers that layers make besides their outputs."""
-        return tuple(sorted({name for layer in self._layers for name in layer.tells}))
+        return tuple(sorted({name for layer in self._layers for name in layer.metrics}))
 
     @property
     def tied(self) -> bool:

@@ -40,7 +40,7 @@ def _most(stages: Sequence[StagePlan], table: Table, sizes: Sizes) -> int:
     return max(sum(peak_of(actions, table, own)) for actions, own in zip(table.ranks, each))
 
 
-def told_of_every(stages: Sequence[StagePlan]) -> str:
+def recompute_line(stages: Sequence[StagePlan]) -> str:
     """Say how many blocks are recomputed together, if nobody has said."""
     memory = stages[0].config.memory
     if memory.recompute != "every-k" or memory.every:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from mpitrain.layout.traffic import Traffic
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.kv_history import attend
 from mpitrain.model.layers.attention import Attention as Layer
 from mpitrain.model.offload import restored
@@ -23,7 +23,7 @@ from mpitrain.parallel.walk import Addend, Item, Later, Residual, Shape, Walk, W
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def attention(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
+def attention(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
     """Return the items of the layer: on one rank, one segment from the norm to the output."""
     norm, *weights, output = (own[f"attention.{name}.weight"] for name in ("norm", "q", "k", "v", "output"))
     biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if layer.biased else ()
@@ -43,7 +43,7 @@ def attention(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[It
 
 
 def attended(
-    projection: Segment, core: "Core", over_cp: ContextAttention | None, output: "Output", site: Site
+    projection: Segment, core: "Core", over_cp: ContextAttention | None, output: "Output", site: BuildContext
 ) -> list[Item]:
     """Return projection, attention proper and output, with what tp sends before and behind them.
 

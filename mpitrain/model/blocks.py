@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mpitrain.layout.layer import Placed
 from mpitrain.layout.stages import StagePlan
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.recompute import Recomputed
 from mpitrain.parallel.walk import Item
 from mpitrain.parallel.zero.parameters import Parameter
@@ -12,12 +12,12 @@ from mpitrain.parallel.zero.parameters import Parameter
 Blocks = list[list[Item]]
 
 
-def blocks_of(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site: Site) -> Blocks:
+def blocks_of(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site: BuildContext) -> Blocks:
     """Return what computes each block. parameters: of each block."""
     return joined(stage, built(stage, parameters, site))
 
 
-def built(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site: Site) -> Blocks:
+def built(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site: BuildContext) -> Blocks:
     """Return the items of each block."""
     return [
         [item for layer in block for item in _built(layer, own, site)]
@@ -36,6 +36,6 @@ def joined(stage: StagePlan, blocks: Blocks) -> Blocks:
     return blocks
 
 
-def _built(placed: Placed, parameters: Sequence[Parameter], site: Site) -> list[Item]:
+def _built(placed: Placed, parameters: Sequence[Parameter], site: BuildContext) -> list[Item]:
     own = {parameter.name.removeprefix(placed.prefix): parameter for parameter in parameters}
     return placed.layer.items(own, site)

@@ -20,7 +20,7 @@ SEQUENCE = 1  # dim of activations [B, T, D]
 
 
 @dataclass
-class Site:
+class BuildContext:
     """tp, cp: the axes, or None where all of each layer, or of the sequence, is here.
 
     rotaries: the tables of each kind.

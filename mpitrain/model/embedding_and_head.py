@@ -16,7 +16,7 @@ from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_gather
 from mpitrain.data.documents import IGNORED
 from mpitrain.layout.traffic import Started, Traffic
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.linear import WeightGradient, product
 from mpitrain.model.segment import NormSegment, Segment, Tape
 from mpitrain.parallel.functions import Functions
@@ -25,12 +25,12 @@ from mpitrain.parallel.walk import Item, Later, Local, Shape, Walk, WeightGradie
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def embedding(weight: Parameter, site: Site) -> list[Item]:
+def embedding(weight: Parameter, site: BuildContext) -> list[Item]:
     """Return the items of the first layer."""
     return [VocabularyEmbedding(weight), site.out()] if site.tp else [EmbeddingLookup(weight)]
 
 
-def head(norm: Parameter, weight: Parameter, site: Site) -> list[Item]:
+def head(norm: Parameter, weight: Parameter, site: BuildContext) -> list[Item]:
     """Return the items of the last layer."""
     return (
         [NormSegment(norm), site.into(), VocabularyHead(weight, site.tp, site.functions)]

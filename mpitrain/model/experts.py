@@ -24,7 +24,7 @@ from mpitrain.comm.collectives import all_reduce
 from mpitrain.layout.dispatch import dispatch_of
 from mpitrain.layout.traffic import Started, Traffic
 from mpitrain.model import router
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
 from mpitrain.model.gates import Clamped, Gate, Silu
 from mpitrain.model.grouped import GroupedProduct, add_sums, grouped_product, of_rows
@@ -38,7 +38,7 @@ from mpitrain.parallel.walk import Addend, Begun, Item, Later, Residual, Shape, 
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def experts(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
+def experts(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
     """Return the items of the layer."""
     return [Residual([NormSegment(own["ffn.norm.weight"]), ExpertMixture(layer, own, site)])]
 
@@ -78,7 +78,7 @@ class ExpertMixture:
     Collective over the axis of the experts, and over the ranks with the same sequences.
     """
 
-    def __init__(self, layer: Layer, own: Mapping[str, Parameter], site: Site):
+    def __init__(self, layer: Layer, own: Mapping[str, Parameter], site: BuildContext):
         self.layer = layer
         self.settings = layer.settings
         self.site = site
@@ -147,7 +147,7 @@ class ExpertMixture:
             visit = run(self.exchange.there(trip, number, x_ND, chosen.weights))
             homes.append(run(self.exchange.back(visit, self._made(run(self._enter(visit))))))
         statistics = here if everywhere is None else router.Statistics((yield everywhere), len(here.counts))
-        sums = self._tell(statistics, context)
+        sums = self._record_metrics(statistics, context)
         routed_BTD = self._summed(homes, len(x_ND)).view_as(x_BTD)
         y_BTD = routed_BTD if y_BTD is None else y_BTD + routed_BTD
         return y_BTD, SavedMixture(
@@ -219,7 +219,7 @@ class ExpertMixture:
             made[:, _features(bias)] += of_rows(bias.data, rows.loads) * weights
         return made
 
-    def _tell(self, statistics: router.Statistics, context: Context) -> list[torch.Tensor]:
+    def _record_metrics(self, statistics: router.Statistics, context: Context) -> list[torch.Tensor]:
         """Say how well the loads are balanced, that of a whole microbatch with its last segment.
 
         Return the sums of its segments.
@@ -233,8 +233,8 @@ class ExpertMixture:
             losses["balance_loss"] = router.balance_loss(self._shares(whole), whole.scores, self.settings)
         ranks = self.site.cp.size if self.site.cp else 1  # each of these tells, and they are summed
         for name, value in losses.items():
-            context.tell(name, value / ranks)
-        context.tell("dropped", statistics.dropped / ranks)
+            context.record_metric(name, value / ranks)
+        context.record_metric("dropped", statistics.dropped / ranks)
         return sums
 
     def _sets(self, x_BTD: torch.Tensor) -> int:

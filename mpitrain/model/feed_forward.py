@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.segment import NormSegment, Segment, Tape
 from mpitrain.parallel.async_tp import Chunked
 from mpitrain.parallel.microbatch import Context
@@ -15,7 +15,7 @@ from mpitrain.parallel.walk import Item, Residual
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def feed_forward(own: Mapping[str, Parameter], site: Site) -> list[Item]:
+def feed_forward(own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
     """Return the items of the layer."""
     norm, *weights = (own[f"ffn.{name}.weight"] for name in ("norm", "gate", "up", "down"))
     inner = FeedForwardSegment(None if site.tp else norm, *weights, site.fp8)

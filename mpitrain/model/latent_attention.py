@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from mpitrain.layout.traffic import Traffic
 from mpitrain.model.attention import Core, Output, attended
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.layers.latent_attention import LatentAttention as Layer
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Segment, Tape
@@ -22,7 +22,7 @@ from mpitrain.parallel.walk import Item, Residual, Shape
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def latent_attention(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
+def latent_attention(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
     """Return the items of the layer.
 
     With tp, Down of the positions that are here, and the rest of all positions and some heads.

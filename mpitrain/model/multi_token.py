@@ -16,7 +16,7 @@ import torch
 
 from mpitrain.layout.traffic import Traffic
 from mpitrain.model import embedding_and_head
-from mpitrain.model.build_context import Site
+from mpitrain.model.build_context import BuildContext
 from mpitrain.model.layers.embedding_and_head import EMBEDDING
 from mpitrain.model.layers.multi_token import MultiToken as Layer
 from mpitrain.model.segment import Segment, Tape
@@ -26,7 +26,7 @@ from mpitrain.parallel.walk import Item, Later, Shape, Walk, backward, forward, 
 from mpitrain.parallel.zero.parameters import Parameter
 
 
-def multi_token(layer: Layer, own: Mapping[str, Parameter], site: Site) -> list[Item]:
+def multi_token(layer: Layer, own: Mapping[str, Parameter], site: BuildContext) -> list[Item]:
     """Return the item of the last layer."""
     main = embedding_and_head.head(own["head.norm.weight"], own[layer.head.weight], site)
     lookup = embedding_and_head.embedding(own[EMBEDDING], site)
@@ -79,7 +79,7 @@ class MultiTokenHead:
     weight: of each depth's loss.
     """
 
-    def __init__(self, main: Sequence[Item], depths: Sequence[Depth], weight: float, site: Site):
+    def __init__(self, main: Sequence[Item], depths: Sequence[Depth], weight: float, site: BuildContext):
         self.main = main
         self.depths = depths
         self.weight = weight
@@ -101,7 +101,7 @@ class MultiTokenHead:
             x, of_join = yield from depth.join.forward((x, token), there)
             x, of_block = yield from forward(depth.block, x, there)
             loss, of_head = yield from forward(depth.head, x, there)
-            context.tell("mtp_loss", loss / len(self.depths))
+            context.record_metric("mtp_loss", loss / len(self.depths))
             of_depths.append((of_lookup, of_join, of_block, of_head))
             tokens = targets
         return y, (of_main, of_depths)

@@ -42,7 +42,7 @@ class Host:
         self.back = streams.further()
         self._free: dict[tuple[int, torch.dtype], deque[tuple[torch.Tensor, QueueEvent]]] = defaultdict(deque)
         # by block, the last one's forward is running
-        self._leaving: deque[list[ReferenceType[Parcel]]] = deque([[]])
+        self._leaving: deque[list[ReferenceType[OffloadedBlock]]] = deque([[]])
         self.num_bytes = 0
 
     def take(self, length: int, dtype: torch.dtype) -> tuple[torch.Tensor, QueueEvent]:
@@ -57,7 +57,7 @@ class Host:
         """Take a buffer back. read: when the last one that reads it, or writes, is done."""
         self._free[len(buffer), buffer.dtype].append((buffer, read))
 
-    def leaving(self, parcel: "Parcel") -> None:
+    def leaving(self, parcel: "OffloadedBlock") -> None:
         """Take note that a parcel of the current block is on its way."""
         self._leaving[-1].append(ref(parcel))
 
@@ -69,7 +69,7 @@ class Host:
         self._leaving.append([])
 
 
-class Parcel:
+class OffloadedBlock:
     """The memory of a tensor, whole, that waits on the host."""
 
     def __init__(self, tensor: torch.Tensor, host: Host):
@@ -139,7 +139,7 @@ class OffloadedTensor:
     It comes back with the strides it had, for kernels may depend on them.
     """
 
-    parcel: Parcel
+    parcel: OffloadedBlock
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -162,8 +162,8 @@ class Shelf:
     host: Host
     stays: dict[int, torch.Tensor] = field(default_factory=dict)
     block: int = 0
-    parcels: dict[int, list[Parcel]] = field(default_factory=dict)
-    sent: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, ReferenceType[Parcel]]] = field(
+    parcels: dict[int, list[OffloadedBlock]] = field(default_factory=dict)
+    sent: dict[tuple[int, int, torch.dtype], tuple[StorageWeakRef, ReferenceType[OffloadedBlock]]] = field(
         default_factory=dict
     )
 
@@ -178,7 +178,7 @@ class Shelf:
         # expired: the address became another's
         parcel = sent() if memory is not None and not memory.expired() else None
         if parcel is None:
-            parcel = Parcel(tensor.detach(), self.host)
+            parcel = OffloadedBlock(tensor.detach(), self.host)
             self.sent[key] = StorageWeakRef(storage), ref(parcel)
             self.parcels.setdefault(self.block, []).append(parcel)
         return OffloadedTensor(parcel, tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -228,7 +228,7 @@ def restored(kept: Any) -> Any:
     return kept._make(map(opened, kept)) if isinstance(kept, tuple) else opened(kept)
 
 
-class Shelves:
+class OffloadStore:
     """What a stage keeps in host memory, by microbatch. constants: tensors that are in memory anyway."""
 
     def __init__(self, streams: Streams, constants: Sequence[torch.Tensor]):

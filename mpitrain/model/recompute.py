@@ -37,7 +37,7 @@ class Recomputed:
         y = x
         for block in self.blocks:
             y, _ = yield from forward(block, y, context)
-        return y, (kept, replace(context, tell=ignored)) if torch.is_grad_enabled() else None
+        return y, (kept, replace(context, record_metric=ignored)) if torch.is_grad_enabled() else None
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         """Walk forward again, then backward."""

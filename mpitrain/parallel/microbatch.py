@@ -64,7 +64,7 @@ class Context:
     history: of the segments so far (model/kv_history.py).
     visible: what attention adds to its scores, if causality isn't all there is to it.
     keeping: what is kept for the backward, and where.
-    tell: takes numbers that a layer makes besides its output, by their names.
+    record_metric: takes numbers that a layer makes besides its output, by their names.
     scale: what the loss is multiplied by, for layers that have one of their own.
     routes: to experts, recorded or replayed.
     functions: what segments call between products.
@@ -76,7 +76,7 @@ class Context:
     history: dict[object, list] | None = None
     visible: torch.Tensor | None = None
     keeping: Keeping = field(default=KeepAll())
-    tell: Callable[[str, torch.Tensor], None] = ignored
+    record_metric: Callable[[str, torch.Tensor], None] = ignored
     scale: float = 1.0
     routes: Routes | None = None
     functions: Functions = EAGER

@@ -97,7 +97,7 @@ def run(
     guard.join(world)
     plan = _agreed_plan(read, world, rehearsals, guard)
     phases = Phases(plan, world, options, guard, say)
-    phases.tell_start(start_s)
+    phases.report_start(start_s)
     recipe = phases.rehearse(rehearsals)
     mesh = phases.build_mesh()
     phases.walk(mesh, recipe)
@@ -146,7 +146,7 @@ class Phases:
     guard: Guard
     say: Callable[[str], None]
 
-    def tell_start(self, start_s: float) -> None:
+    def report_start(self, start_s: float) -> None:
         """Say what is run, and how long the slowest rank took to join MPI."""
         times = self.world.gather("how long they took to start", start_s)
         if times is not None:
@@ -161,7 +161,7 @@ class Phases:
         begin = time.monotonic()
         text = self.world.scatter("rehearsing the ranks", lambda: rehearsals.recipes(self.world.size, place))
         recipe = decoded(msgspec.json.decode(text))
-        self._tell("recipes", time.monotonic() - begin)
+        self._report("recipes", time.monotonic() - begin)
         return recipe
 
     def build_mesh(self) -> Mesh:
@@ -171,7 +171,7 @@ class Phases:
         with place.at("build", "making the communicators", WAITING):
             mesh = build_mesh(self.plan, self.world.comm, place)
         place.name(f"{mesh} on {os.uname().nodename}", Limit(self.plan.config.comm.timeout_s).seconds)
-        self._tell("communicators", time.monotonic() - begin)
+        self._report("communicators", time.monotonic() - begin)
         self.guard.leave_if_asked(self.world, NOTHING)
         return mesh
 
@@ -188,7 +188,7 @@ class Phases:
         steps_s = []
         for step in range(1, options.steps + 1):
             steps_s.append(_timed_step(walk, step, self.world))
-            self._tell(f"step {step}", steps_s[-1])
+            self._report(f"step {step}", steps_s[-1])
             self.guard.leave_if_asked(self.world, NOTHING)
         walk.finish()
         _require_predicted(walk, mesh.usage())
@@ -198,7 +198,7 @@ class Phases:
         if every is not None:
             self.say(report(options, every))
 
-    def _tell(self, what: str, seconds: float) -> None:
+    def _report(self, what: str, seconds: float) -> None:
         """Say how long the slowest rank took."""
         every = self.world.gather("how long it took", seconds)
         if every is not None:

@@ -90,7 +90,7 @@ class Leaving:
             "a checkpoint"
         )
 
-    def told(self, step: int) -> str:
+    def describe(self, step: int) -> str:
         """Return why the run has left after `step`."""
         return (
             f"stopped after step {step} with a checkpoint{self._distance}; start the same command again to "

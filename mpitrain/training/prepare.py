@@ -41,8 +41,8 @@ from mpitrain.data.tokens import (
 )
 from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly
 from mpitrain.inputs import is_there, kind_of, shown
-from mpitrain.layout.alternatives import told_of_zero
-from mpitrain.layout.idle import told_of_idle
+from mpitrain.layout.alternatives import zero_line
+from mpitrain.layout.idle import idle_settings
 from mpitrain.layout.log_pace import log_pace
 from mpitrain.layout.node_memory import require_memory
 from mpitrain.layout.plan import Plan
@@ -50,7 +50,7 @@ from mpitrain.layout.resolve import resolve
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.training.agreement import attempt, require_same_configuration, require_time, watch_time
 from mpitrain.training.going_on import change_of_rate, prompt_for
-from mpitrain.training.replay.record_request import Wish
+from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving.newest import VERIFYING, Newest, newest_whole
 from mpitrain.training.tokenizing import OneTokenizer
@@ -63,7 +63,7 @@ class Corpora:
     """The tokens of a run, in an order that is a pure function of seed and slot.
 
     separate: rows say where documents end.
-    told: how validation was chosen.
+    validation_description: how it was chosen.
     by_documents: not as of old.
     """
 
@@ -71,7 +71,7 @@ class Corpora:
     validation: Sampler
     digest: str
     separate: bool
-    told: str
+    validation_description: str
     by_documents: bool
 
 
@@ -91,7 +91,7 @@ class PreparedRun:
 
 
 def open_run(
-    path: str | None, overrides: tuple[str, ...], guard: Guard, record: Wish | None = None
+    path: str | None, overrides: tuple[str, ...], guard: Guard, record: RecordRequest | None = None
 ) -> tuple[PreparedRun, World]:
     """Start MPI, check everything that needs no device, take the run directory, and prepare the
     tokens on rank 0.
@@ -130,12 +130,12 @@ def open_run(
     guard.leave_if_asked(world)
     _require_device(plan, world)
     guard.leave_if_asked(world)
-    notes += _told_of_moved(path, overrides, plan.config.run.dir)
-    notes += filter(None, [told_of_zero(config, plan.config), *told_of_idle(plan.config)])
+    notes += _moved_lines(path, overrides, plan.config.run.dir)
+    notes += filter(None, [zero_line(config, plan.config), *idle_settings(plan.config)])
     return _Opening(config, plan, tokenizer, vocabulary, world, guard, record, notes).open(), world
 
 
-def _told_of_moved(path: str | None, overrides: tuple[str, ...], run_dir: str) -> list[str]:
+def _moved_lines(path: str | None, overrides: tuple[str, ...], run_dir: str) -> list[str]:
     """Say so if the configuration is that of a run directory, which was moved or copied, and names
     another one.
     """
@@ -160,7 +160,7 @@ def _checked(read: Config | InputError) -> Config:
 
 
 def _plan(
-    config: Config, world: World, record: Wish | None, vocabulary: Vocabulary
+    config: Config, world: World, record: RecordRequest | None, vocabulary: Vocabulary
 ) -> tuple[Plan, dict[str, str]]:
     """Resolve the configuration and prove its schedule; return also what all ranks need alike.
 
@@ -243,7 +243,7 @@ class _Opening:
         vocabulary: Vocabulary,
         world: World,
         guard: Guard,
-        record: Wish | None,
+        record: RecordRequest | None,
         notes: list[str],
     ):
         self.plan = plan
@@ -284,7 +284,7 @@ class _Opening:
                         "looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path)
                     )
                 self.guard.leave_if_asked(world)
-            self.notes += self._told_of_replay(newest)
+            self.notes += self._replay_lines(newest)
             if self.before is not None and newest.step:
                 self.notes += filter(None, [change_of_rate(self.before, self.config, newest.step)])
             with place.at("tokens", "preparing the tokens", BUSY):
@@ -295,7 +295,7 @@ class _Opening:
                 world.on_first_rank("keeping the tokenizer", self._keep_tokenizer)
                 corpora = world.on_every_rank("opening the tokens", self._corpora)
                 world.require_same({"the tokens": corpora.digest})
-                self.notes += [self._told_of_text()] * (world.rank == 0)
+                self.notes += [self._describe_text()] * (world.rank == 0)
                 self.guard.leave_if_asked(world, "the tokens are prepared")
             if self.config.run.logs:
                 with place.at("start", "opening the logs", BUSY):
@@ -325,15 +325,17 @@ class _Opening:
             self.gone = error  # the run directory may have what it needs of it
         return token
 
-    def _told_of_text(self) -> str:
+    def _describe_text(self) -> str:
         """Say what was read and what wasn't: files that are passed over without a word are missed
         by nobody.
         """
         found = describe(self.rundir.data)
-        special = f"{self.vocabulary.told}; special tokens that are spelled out in a text are text"
-        return f"text: {found.tally.told(found.count)}\ntokens: {special}" if found.tally.documents else ""
+        special = f"{self.vocabulary.description}; special tokens that are spelled out in a text are text"
+        return (
+            f"text: {found.tally.describe(found.count)}\ntokens: {special}" if found.tally.documents else ""
+        )
 
-    def _told_of_replay(self, newest: Newest) -> list[str]:
+    def _replay_lines(self, newest: Newest) -> list[str]:
         routing = self.plan.routing
         steps = range(newest.step + 1, self.config.run.steps + 1)
         return [said] if routing and (said := routing.lacks(steps)) else []
@@ -396,10 +398,12 @@ class _Opening:
     def _corpora(self) -> Corpora:
         ends = open_ends(self.rundir.data)
         training = describe(self.rundir.data).tally.training
-        train, validation, told = self._samplers(open_tokens(self.rundir.data), ends, training)
+        train, validation, validation_description = self._samplers(
+            open_tokens(self.rundir.data), ends, training
+        )
         content = describe(self.rundir.data).content
         separate = self.config.data.documents == "separate"
-        return Corpora(train, validation, content, separate, told, bool(ends.size))
+        return Corpora(train, validation, content, separate, validation_description, bool(ends.size))
 
     def _keep_tokenizer(self) -> None:
         keep_tokenizer(self.rundir.data, self.tokenizer.whole)
@@ -426,7 +430,7 @@ class _Opening:
             else None
         )
         texts = [Text(tokens, stretches, known) for stretches in (found.train, found.validation)]
-        return Sampler(texts[0], data.sequence, seed), Sampler(texts[1], data.sequence), found.told
+        return Sampler(texts[0], data.sequence, seed), Sampler(texts[1], data.sequence), found.description
 
     def _split(self, num_tokens: int, ends: np.ndarray, training: int | None) -> Split:
         data = self.config.data

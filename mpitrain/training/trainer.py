@@ -40,7 +40,7 @@ from mpitrain.layout.alternatives import costs, idle_here
 from mpitrain.layout.log_pace import log_pace
 from mpitrain.layout.memory import predict
 from mpitrain.layout.memory_table import compare
-from mpitrain.layout.recompute import told_of_every
+from mpitrain.layout.recompute import recompute_line
 from mpitrain.layout.routing import joined
 from mpitrain.layout.snapshot_bytes import copy_bytes
 from mpitrain.optim.rates import learning_rate
@@ -55,20 +55,20 @@ from mpitrain.training.compile_warmup import practise
 from mpitrain.training.early_exit import HURRY, LEAVE, STAY, Leaving
 from mpitrain.training.going_on import commands
 from mpitrain.training.machine.between_nodes import settled
-from mpitrain.training.machine.determinism import TOLD
+from mpitrain.training.machine.determinism import DETERMINISM_MESSAGES
 from mpitrain.training.machine.device_placement import DevicePlacement, shared, way_of_messages
 from mpitrain.training.machine.device_placement import place as choose_place
 from mpitrain.training.machine.peak_flops import DEFINITION, peak_of_all
 from mpitrain.training.microbatches import microbatches_of, needs_tokens
 from mpitrain.training.prepare import PreparedRun
-from mpitrain.training.replay.record_request import Wish
+from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving import state_io
 from mpitrain.training.saving.newest import VERIFYING, newest_whole
 from mpitrain.training.saving.saver import saver_of
 
 
-def run(opened: PreparedRun, world: World, guard: Guard, record: Wish | None = None) -> int:
+def run(opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None) -> int:
     """Train what was opened, and return the exit code.
 
     Collective over `world`.
@@ -107,7 +107,7 @@ def _built(
     guard: Guard,
     limit: Limit,
     report: RunReport,
-    record: Wish | None,
+    record: RecordRequest | None,
 ) -> "Trainer":
     """Look at the machine, build the model and read the newest checkpoint.
 
@@ -119,7 +119,7 @@ def _built(
         with place.at("build", "looking at space, clocks and devices", BUSY):
             device = str(placement.gpu or "CPU")
             measure = config.run.preflight == "full"
-            report.say(preflight.told(world, opened.plan, opened.rundir.path, device, measure=measure))
+            report.say(preflight.describe(world, opened.plan, opened.rundir.path, device, measure=measure))
     with place.at("build", "measuring links between nodes", BUSY):
         plan, why = settled(opened.plan, world, placement)
         report.say(why)
@@ -143,7 +143,7 @@ class Trainer:
         placement: DevicePlacement,
         guard: Guard,
         limit: Limit,
-        record: Wish | None,
+        record: RecordRequest | None,
     ):
         self.config = opened.plan.config
         self.rundir = opened.rundir
@@ -235,7 +235,7 @@ class Trainer:
                 "reserved by torch"
             )
         self._say_how_to_go_on()
-        self.report.say(self.checks.told())
+        self.report.say(self.checks.describe())
         return DONE
 
     def _steps(self) -> int:
@@ -293,11 +293,11 @@ class Trainer:
         without = result.skipped or result.spike
         self.updates += not without
         self.skipped += without
-        self.saver.advance(result.beside)
+        self.saver.advance(result.save_progress)
 
     def _line_of_step(self, result: StepResult, lr: float, step_s: float) -> dict:
         """Return what metrics.jsonl has of a step besides validation, when its costs are all there."""
-        spike = self.spikes.told(self.step, result.loss)
+        spike = self.spikes.observe(self.step, result.loss)
         self.report.say(spike)
         line = self._line(result, lr, step_s)
         if spike:
@@ -337,10 +337,10 @@ class Trainer:
         last = self._last_saved() if result.spike and self.config.spikes.do == "rollback" else 0
         if last:
             return self._roll_back(last, self.urgency > STAY)
-        sick = self._count_skips(result)
-        if not sick and saving:
+        reason = self._count_skips(result)
+        if not reason and saving:
             self._save(result, val_loss)
-        return self._end(sick) if over or sick else None
+        return self._end(reason) if over or reason else None
 
     def _is_alone(self, step: int, stop: int) -> bool:
         """Return whether the next step doesn't follow at once.
@@ -355,22 +355,22 @@ class Trainer:
         due = any(every and step % every == 0 for every in (run.eval_every, run.save_every, check_every))
         return due or step in (self.watched, run.steps) or stop > STAY
 
-    def _end(self, sick: str) -> int:
+    def _end(self, reason: str) -> int:
         """Return the exit code after the last step, when nothing is being saved any more.
 
-        sick: why it isn't worth saving.
+        reason: why it isn't worth saving.
         """
         self.saver.finish()
         last = self.saver.last
-        if sick or last.sick:
-            return self._diverged(sick or last.reason)
+        if reason or last.unhealthy:
+            return self._diverged(reason or last.reason)
         if last.reason:
             self.last_words = (
                 f"step {self.step} could not be saved: start the same command again when it can be"
             )
             return FAILED
         if self.step < self.config.run.steps:
-            self.last_words = self.leaving.told(self.step)
+            self.last_words = self.leaving.describe(self.step)
             return STOPPED_EARLY
         return DONE
 
@@ -383,9 +383,9 @@ class Trainer:
         )
         return FAILED
 
-    def _diverged(self, sick: str) -> int:
+    def _diverged(self, reason: str) -> int:
         advice = "lower optimizer.lr, or look at the data, and start again"
-        self.last_words = f"diverged: {sick}; the last good checkpoint is kept: {advice}"
+        self.last_words = f"diverged: {reason}; the last good checkpoint is kept: {advice}"
         return FAILED
 
     def _limit_waits(self, step_s: float) -> None:
@@ -490,7 +490,7 @@ class Trainer:
             **({"loss_scale": self.actor.loss_scale.value} if self.actor.loss_scale.dynamic else {}),
             "peak_in_flight": result.peak_in_flight,
             **({"rollbacks": self.spikes.rollbacks} if self.spikes.rollbacks else {}),
-            **result.told,
+            **result.metrics,
         }
 
     def _log(self, line: dict, waited_share: float = 0.0) -> None:
@@ -522,7 +522,7 @@ class Trainer:
             f"{config.batch.global_} sequences of {config.data.sequence} tokens a step, training on "
             f"{self.corpora.train.num_sequences:,} sequences of {config.data.source}"
         )
-        self.report.say(self._told_of_validation())
+        self.report.say(self._describe_validation())
         self.report.say("\n".join(f"{self.plan.table.name}: {note}" for note in self.plan.table.notes))
         self.report.say(crowded(library.vendor(), self.world.node.size))
         if not self.mesh["tp"].one_node:
@@ -532,9 +532,9 @@ class Trainer:
             )
         for line in (*costs(self.plan), *(idle_here(self.plan) if self.world.rank == 0 else ())):
             self.report.say(line)
-        self.report.say(told_of_every(self.plan.stages))
-        told = self.world.all_gather("which axes lack shared memory", self.mesh.budget.told())
-        self.report.say(next(filter(None, told), ""))
+        self.report.say(recompute_line(self.plan.stages))
+        texts = self.world.all_gather("which axes lack shared memory", self.mesh.budget.describe())
+        self.report.say(next(filter(None, texts), ""))
         self.report.say(f"MFU: {DEFINITION}, {self.peak.source}")
         if config.run.compile:
             self.report.say(
@@ -544,7 +544,7 @@ class Trainer:
         self.report.say(self.leaving.announced())
         self._announce_devices()
 
-    def _told_of_validation(self) -> str:
+    def _describe_validation(self) -> str:
         asked = self.config.run.eval_batches * self.config.batch.global_
         known = self.corpora.validation.num_sequences
         fewer = (
@@ -553,19 +553,22 @@ class Trainer:
             else ""
         )
         used = fewer or f" of {known:,}"
-        return f"validation on {self.num_validated:,} sequences{used}; held out are {self.corpora.told}"
+        held_out = self.corpora.validation_description
+        return f"validation on {self.num_validated:,} sequences{used}; held out are {held_out}"
 
     def _announce_devices(self) -> None:
         """Say which GPU, who shares one, and how messages get there. Collective over all ranks."""
         gpu = self.placement.gpu
-        wish = self.config.comm.device
+        wanted = self.config.comm.device
         if gpu is None:
             self.report.say(
-                "" if wish == "auto" else f'comm.device = "{wish}" has no effect: this run computes on CPUs'
+                ""
+                if wanted == "auto"
+                else f'comm.device = "{wanted}" has no effect: this run computes on CPUs'
             )
             return
         self.report.say(f"GPU of rank 0: {gpu}; {self.mesh.way}")
-        self.report.say(TOLD[self.config.numerics.deterministic])
+        self.report.say(DETERMINISM_MESSAGES[self.config.numerics.deterministic])
         said = shared(self.placement, self.world)
         self.report.say(f"{said}: they take turns, and have its memory and its peak together" if said else "")
 
@@ -579,31 +582,31 @@ class Trainer:
         self.recorded[step] = [each for part in every for each in part]
         if step == self.to_record[-1] and self.mesh.rank == 0:
             replayed = as_override("experts.replay", str(self.rundir.routing))
-            told = f"recorded the routing of steps {min(self.recorded)} to {step}: --set {replayed}"
-            self._write(self.rundir.routing, joined(self.config, self.recorded).write, told)
+            message = f"recorded the routing of steps {min(self.recorded)} to {step}: --set {replayed}"
+            self._write(self.rundir.routing, joined(self.config, self.recorded).write, message)
 
     def _write_trace(self) -> None:
         with self.place.waiting("for all ranks: their part of the trace"):
             events = gather_events(self.recorder, self.mesh, self.world)
         if events is not None:
-            told = (
+            message = (
                 f"traced {len(self.recorder.steps)} steps: mpitrain schedule compare --trace "
                 f"{as_argument(self.rundir.trace)}"
             )
             self._write(
                 self.rundir.trace,
                 lambda path: write_trace(path, events, self.actor.table, self.mesh["dp"].size),
-                told,
+                message,
             )
 
-    def _write(self, path: Path, write: Callable[[Path], None], told: str) -> None:
+    def _write(self, path: Path, write: Callable[[Path], None], message: str) -> None:
         """Write a file that training can do without, and say so; or why it isn't there."""
         try:
             with self.place.at("step", f"writing {path}", BUSY):
                 write(path)
         except OSError as error:
-            told = f"{path} can't be written: {error.strerror}"
-        self.report.say(told)
+            message = f"{path} can't be written: {error.strerror}"
+        self.report.say(message)
 
     def _say_how_to_go_on(self) -> None:
         path = self.rundir.path

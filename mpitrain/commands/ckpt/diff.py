@@ -62,7 +62,7 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
             same_everywhere(team, checkpoint)
         team.on_every_rank("looking for names", lambda: _require_some(a, b, only))
         names = _compared(a, b, only)
-        lines = [*_about(a, b), *_told_of_names(a, b, names)]
+        lines = [*_about(a, b), *_name_lines(a, b, names)]
         try:
             found = _measure(team, a, b, names.differing)
         except CheckpointError as error:
@@ -76,7 +76,7 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
                 "were committed; mpitrain ckpt verify reads them"
             )
         else:
-            for text in _told(lines, names, found):
+            for text in _report_lines(lines, names, found):
                 say(text)
     return FAILED if names.lone or names.unlike or names.differing else DONE
 
@@ -99,7 +99,7 @@ def _compared(a: Checkpoint, b: Checkpoint, only: str) -> Names:
     return names
 
 
-def _told_of_names(a: Checkpoint, b: Checkpoint, names: Names) -> Iterator[str]:
+def _name_lines(a: Checkpoint, b: Checkpoint, names: Names) -> Iterator[str]:
     """Yield what differs in names, dtypes and shapes."""
     for name in names.lone:
         yield f"only in {'the first' if name in a.names() else 'the second'}: {name}"
@@ -107,7 +107,7 @@ def _told_of_names(a: Checkpoint, b: Checkpoint, names: Names) -> Iterator[str]:
         yield f"{name}: {_kind(a.array(name))} in the first, {_kind(b.array(name))} in the second"
 
 
-def _told(lines: list[str], names: Names, found: list[ArrayDifference]) -> Iterator[str]:
+def _report_lines(lines: list[str], names: Names, found: list[ArrayDifference]) -> Iterator[str]:
     """Yield what differs, as texts; lines are about other things than numbers."""
     yield from lines[:MOST_SHOWN]
     if len(lines) > MOST_SHOWN:

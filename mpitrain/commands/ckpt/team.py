@@ -42,10 +42,10 @@ class TeamOfOne:
         return action()
 
 
-def together(body: Callable[[Team], int], tell: Callable[[InputError], None]) -> int:
+def together(body: Callable[[Team], int], report: Callable[[InputError], None]) -> int:
     """Run body(team) and return the exit code: with the ranks that a launcher started, or alone.
 
-    tell: shows an error of all, once.
+    report: shows an error of all, once.
     """
     if is_single():
         return body(TeamOfOne())
@@ -60,7 +60,7 @@ def together(body: Callable[[Team], int], tell: Callable[[InputError], None]) ->
         guard.place.enter("start", "at work on checkpoints", BUSY)
         return body(world)
 
-    return guarded(on_ranks, tell)
+    return guarded(on_ranks, report)
 
 
 def same_everywhere(team: Team, checkpoint: Checkpoint | None) -> None:
@@ -73,9 +73,9 @@ def same_everywhere(team: Team, checkpoint: Checkpoint | None) -> None:
 
     def require() -> None:
         if len(found) > 1:
-            told = ", ".join(f"step {step} with root digest {digest}" for step, digest in found[:4])
+            steps = ", ".join(f"step {step} with root digest {digest}" for step, digest in found[:4])
             raise CheckpointError(
-                f"ranks see different checkpoints: {told}; give a folder that all of them share"
+                f"ranks see different checkpoints: {steps}; give a folder that all of them share"
             )
 
     team.on_every_rank("comparing what they see", require)

@@ -46,8 +46,8 @@ def answer(name: str, asked: dict[str, Any], trace: str | None, files: Files, js
     """Return what the command prints. `asked` are its options as they were typed."""
     if trace is None:
         request = read_request(name, **asked)
-        with Waiting(f"mpitrain schedule {shown(name)}") as told:
-            request = request._replace(told=told)
+        with Waiting(f"mpitrain schedule {shown(name)}") as notify:
+            request = request._replace(notify=notify)
             return show_all(request, files, json) if name == "compare" else show(request, files, json)
     given = [
         f"--{option.replace('_', '-')}"

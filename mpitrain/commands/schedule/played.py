@@ -16,7 +16,7 @@ from mpitrain.schedules.check import Proof, check
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.lower import Reduction, lower
 from mpitrain.schedules.options import UNIT_TIMES, Options, Times
-from mpitrain.schedules.search_progress import Told
+from mpitrain.schedules.search_progress import Notify
 from mpitrain.schedules.simulate import Timeline, simulate_table
 from mpitrain.schedules.table import Table
 from mpitrain.schedules.user_table import read_any
@@ -41,7 +41,7 @@ class Request(NamedTuple):
     times: Times = UNIT_TIMES
     memory_limit: float | None = None
     weight_memory: float | None = None
-    told: Told | None = None
+    notify: Notify | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _options(request: Request) -> Options:
     if family and "chunks" not in family.takes:
         chunks_of(request.name, chunks)  # refuses another number than the schedule's own
         chunks = None
-    return Options(chunks, request.group, request.segments, told=request.told)._replace(**plans).strict()
+    return Options(chunks, request.group, request.segments, notify=request.notify)._replace(**plans).strict()
 
 
 def _own_table(request: Request) -> Table:

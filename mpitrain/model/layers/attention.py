@@ -40,7 +40,7 @@ from mpitrain.layout.parameters import (
 from mpitrain.model.layers.rope import Rope
 
 if TYPE_CHECKING:
-    from mpitrain.model.build_context import Site
+    from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 
@@ -59,7 +59,7 @@ class Attention:
     sinks: each head can attend to nothing.
     """
 
-    tells: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
     width: int
     heads: int
     kv_heads: int
@@ -138,7 +138,7 @@ class Attention:
         """Of this rank; fewer than ranks are repeated."""
         return max(1, self.kv_heads // sizes.tp)
 
-    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+    def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.attention import attention  # torch
 
         return attention(self, own, site)

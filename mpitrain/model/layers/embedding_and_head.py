@@ -11,7 +11,7 @@ from mpitrain.layout.parameters import EPS, ROWS, Spec, matrix, vector
 from mpitrain.layout.probabilities import LOGITS, LOGITS_ON_A_DEVICE
 
 if TYPE_CHECKING:
-    from mpitrain.model.build_context import Site
+    from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 
@@ -22,7 +22,7 @@ EMBEDDING = "embedding.weight"
 class Embedding:
     """tied: the head uses the same weights."""
 
-    tells: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
     vocab: int
     width: int
     tied: bool
@@ -52,7 +52,7 @@ class Embedding:
     def history(self, sizes: Sizes) -> int:
         return 0
 
-    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+    def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import embedding  # torch
 
         return embedding(own[EMBEDDING], site)
@@ -62,7 +62,7 @@ class Embedding:
 class Head:
     """tied: with the weights of the embedding.  eps: of the norm."""
 
-    tells: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
     vocab: int
     width: int
     tied: bool
@@ -109,7 +109,7 @@ class Head:
     def history(self, sizes: Sizes) -> int:
         return 0
 
-    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+    def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.embedding_and_head import head  # torch
 
         return head(own["head.norm.weight"], own[self.weight], site)

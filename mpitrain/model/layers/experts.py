@@ -40,7 +40,7 @@ from mpitrain.layout.parameters import (
 )
 
 if TYPE_CHECKING:
-    from mpitrain.model.build_context import Site
+    from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 
@@ -57,7 +57,7 @@ class Experts:
     ranks (optim/expert_bias.py), how unequal loads are.
     """
 
-    tells: ClassVar[tuple[str, ...]] = ("balance_loss", "dropped", "load_cv", "load_entropy", "z_loss")
+    metrics: ClassVar[tuple[str, ...]] = ("balance_loss", "dropped", "load_cv", "load_entropy", "z_loss")
     width: int
     settings: Settings
     depth: int
@@ -178,7 +178,7 @@ class Experts:
         rows = sizes.config.batch.micro if self.by_sequence else 1
         return (2 * rows * self.settings.count + 2) * max(4, sizes.itemsize)
 
-    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+    def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.experts import experts  # torch
 
         return experts(self, own, site)

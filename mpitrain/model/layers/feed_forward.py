@@ -20,7 +20,7 @@ from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
 
 if TYPE_CHECKING:
-    from mpitrain.model.build_context import Site
+    from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class FeedForward:
     """depth, eps: as in layers/attention.py."""
 
-    tells: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
     width: int
     ffn: int
     depth: int
@@ -69,7 +69,7 @@ class FeedForward:
     def history(self, sizes: Sizes) -> int:
         return 0
 
-    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+    def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.feed_forward import feed_forward  # torch
 
         return feed_forward(own, site)

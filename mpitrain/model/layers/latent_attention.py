@@ -36,7 +36,7 @@ from mpitrain.model.layers.attention import kept_by_core, seen, working_of_core
 from mpitrain.model.layers.rope import Rope
 
 if TYPE_CHECKING:
-    from mpitrain.model.build_context import Site
+    from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 
@@ -51,7 +51,7 @@ class LatentAttention:
     q_rank, kv_rank: widths of the latent vectors; q_rank 0: queries have none.
     """
 
-    tells: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
     width: int
     heads: int
     head_width: int
@@ -138,7 +138,7 @@ class LatentAttention:
         """Keys and padded values."""
         return 2 * sizes.positions * self.heads // sizes.tp * self.key_width * sizes.itemsize
 
-    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+    def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.latent_attention import latent_attention  # torch
 
         return latent_attention(self, own, site)

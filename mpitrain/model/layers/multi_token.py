@@ -28,7 +28,7 @@ from mpitrain.layout.parameters import STD, Spec, vector
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 
 if TYPE_CHECKING:
-    from mpitrain.model.build_context import Site
+    from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
 
@@ -58,8 +58,8 @@ class MultiToken:
     weight: float
 
     @property
-    def tells(self) -> tuple[str, ...]:
-        return "mtp_loss", *(name for layer in self.block for name in layer.tells)
+    def metrics(self) -> tuple[str, ...]:
+        return "mtp_loss", *(name for layer in self.block for name in layer.metrics)
 
     @cached_property
     def placed(self) -> list[list[Placed]]:
@@ -123,7 +123,7 @@ class MultiToken:
     def history(self, sizes: Sizes) -> int:
         return self.depths * sum(layer.history(sizes) for layer in self.block)
 
-    def items(self, own: Mapping[str, "Parameter"], site: "Site") -> list["Item"]:
+    def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.multi_token import multi_token  # torch
 
         return multi_token(self, own, site)

@@ -178,12 +178,12 @@ class Flat:
         width = x_ND.shape[1]
         form = self.forms.there
         choices = trip.choices.order if this.rows is None else trip.choices.order[index(this.rows, x_ND)]
-        beside = () if weights_NK is None else (weights_NK.flatten()[choices].unsqueeze(-1),)
+        extra = () if weights_NK is None else (weights_NK.flatten()[choices].unsqueeze(-1),)
         x = x_ND.index_select(0, choices.div(self.slots, rounding_mode="floor"))
         if self.axis is None:  # in the order of the experts already
-            return Visit(x, beside[0] if beside else None, this.loads, (this, choices))
-        rows = yield from self.hop.there(packed(x, form, *beside), this)
-        x, *weights = unpacked(rows, form, width, x_ND.dtype, *((weights.dtype, 1) for weights in beside))
+            return Visit(x, extra[0] if extra else None, this.loads, (this, choices))
+        rows = yield from self.hop.there(packed(x, form, *extra), this)
+        x, *weights = unpacked(rows, form, width, x_ND.dtype, *((weights.dtype, 1) for weights in extra))
         return Visit(x, weights[0] if weights else None, this.loads, (this, choices))
 
     def back(self, visit: Visit, made_RD: torch.Tensor, of_weights_R1: torch.Tensor | None = None) -> Walk:
@@ -191,14 +191,14 @@ class Flat:
         this, choices = visit.way
         if self.axis is None:
             return Home(choices, made_RD, choices, None if of_weights_R1 is None else of_weights_R1.flatten())
-        beside = () if of_weights_R1 is None else (of_weights_R1,)
-        rows = yield from self.hop.back(packed(made_RD, self.forms.back, *beside), this)
+        extra = () if of_weights_R1 is None else (of_weights_R1,)
+        rows = yield from self.hop.back(packed(made_RD, self.forms.back, *extra), this)
         parts = unpacked(
             rows,
             self.forms.back,
             made_RD.shape[1],
             made_RD.dtype,
-            *((wide(made_RD.dtype), 1) for _ in beside),
+            *((wide(made_RD.dtype), 1) for _ in extra),
         )
         made, *weights = (self.hop.added(part, this) for part in parts)
         return Home(choices, made, choices, weights[0].flatten() if weights else None)

@@ -124,11 +124,11 @@ class Hierarchical:
         local = torch.where(
             sent.choices < 0, NOBODY, trip.choices.experts.flatten()[sent.choices] % self.per_node
         )
-        beside = [local.to(torch.int32)]
-        beside += [] if weights_NK is None else [weights_NK.flatten()[sent.choices]]
-        rows = packed(x_ND[sent.tokens], form, *beside)
+        extra = [local.to(torch.int32)]
+        extra += [] if weights_NK is None else [weights_NK.flatten()[sent.choices]]
+        rows = packed(x_ND[sent.tokens], form, *extra)
         rows = as_rows((yield exchanged(rows, this.sent, this.received, self.far)), rows.shape[1])
-        sizes = num_bytes(form, width, x_ND.itemsize), *(self.columns * part.itemsize for part in beside)
+        sizes = num_bytes(form, width, x_ND.itemsize), *(self.columns * part.itemsize for part in extra)
         x, local, *weights = split(rows, sizes)
         local = typed(local, torch.int32).flatten()
         places = (local >= 0).nonzero().flatten()
@@ -146,9 +146,9 @@ class Hierarchical:
     def back(self, visit: Visit, made_RD: torch.Tensor, of_weights_R1: torch.Tensor | None = None) -> Walk:
         """As parallel/expert/exchange.py: Exchange has it."""
         (this, sent, places), form, dtype, width = visit.way, self.forms.back, made_RD.dtype, made_RD.shape[1]
-        beside = () if of_weights_R1 is None else (of_weights_R1,)
-        returned = yield from self.hop.back(packed(made_RD, form, *beside), this.inside)
-        parts = unpacked(returned, form, width, dtype, *((wide(dtype), 1) for _ in beside))
+        extra = () if of_weights_R1 is None else (of_weights_R1,)
+        returned = yield from self.hop.back(packed(made_RD, form, *extra), this.inside)
+        parts = unpacked(returned, form, width, dtype, *((wide(dtype), 1) for _ in extra))
         made, *weights = (self.hop.added(part, this.inside) for part in parts)
         total = self._summed(made, places, sum(this.received))
         weights = [self._placed(part, places, len(total)) for part in weights]

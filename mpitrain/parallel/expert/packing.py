@@ -21,21 +21,21 @@ E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
 
 
-def packed(x_RD: torch.Tensor, form: str, *beside: torch.Tensor) -> torch.Tensor:
+def packed(x_RD: torch.Tensor, form: str, *extra: torch.Tensor) -> torch.Tensor:
     """Return rows of bytes [R, B]. beside: [R, any], contiguous."""
-    return torch.cat([*_encoded(x_RD, form), *(part.view(torch.uint8) for part in beside)], 1)
+    return torch.cat([*_encoded(x_RD, form), *(part.view(torch.uint8) for part in extra)], 1)
 
 
 def unpacked(
-    rows_RB: torch.Tensor, form: str, width: int, dtype: torch.dtype, *beside: tuple[torch.dtype, int]
+    rows_RB: torch.Tensor, form: str, width: int, dtype: torch.dtype, *extra: tuple[torch.dtype, int]
 ) -> tuple[torch.Tensor, ...]:
     """Return the activations [R, width] in `dtype`, and what is beside them.
 
     For each a type and how many of it a row has.
     """
-    sizes = [num_bytes(form, width, dtype.itemsize), *(kind.itemsize * count for kind, count in beside)]
+    sizes = [num_bytes(form, width, dtype.itemsize), *(kind.itemsize * count for kind, count in extra)]
     first, *rest = split(rows_RB, sizes)
-    return _decoded(first, form, width, dtype), *(typed(part, kind) for part, (kind, _) in zip(rest, beside))
+    return _decoded(first, form, width, dtype), *(typed(part, kind) for part, (kind, _) in zip(rest, extra))
 
 
 def split(rows_RB: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, ...]:

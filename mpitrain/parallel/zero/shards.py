@@ -44,7 +44,7 @@ from mpitrain.parallel.zero.pinned import on_host
 from mpitrain.parallel.zero.pool import Pool
 
 
-class Sharding:
+class ZeroGroup:
     """How far the state of a domain is divided, and over which ranks. Without axes, this rank has everything.
 
     each: gradients are reduced after every microbatch.
@@ -102,7 +102,7 @@ class Sharding:
         return torch.from_numpy(self._reduced.allocate(length * dtype.itemsize)).view(dtype)
 
 
-def shardings_of(config: Config, mesh: Mesh) -> dict[str, Sharding]:
+def shardings_of(config: Config, mesh: Mesh) -> dict[str, ZeroGroup]:
     """Return how a rank divides the state of each domain."""
     facts = {
         "each": config.parallel.reduce == "microbatch",
@@ -118,12 +118,12 @@ def shardings_of(config: Config, mesh: Mesh) -> dict[str, Sharding]:
         wire = wire_type(config.precision) if sent and not exact else None
         drops = drops_weights(config, name)
         more = {"wire": wire, "exact": exact, "drops": drops}
-        found[name] = Sharding(config.parallel.zero, shard, replicate, **more, **facts)
+        found[name] = ZeroGroup(config.parallel.zero, shard, replicate, **more, **facts)
     return found
 
 
 def reserve(
-    shardings: Mapping[str, Sharding], needed: Needed, dtype: torch.dtype, device: torch.device
+    shardings: Mapping[str, ZeroGroup], needed: Needed, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Allocate what programs will borrow.
 
@@ -159,7 +159,7 @@ class Weights:
     """
 
     def __init__(
-        self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: Sharding, seed: int
+        self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: ZeroGroup, seed: int
     ):
         self.layout = layout
         self._sharding = sharding
@@ -286,7 +286,7 @@ class Gradient:
     zeros before that would take as long as adding them.
     """
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: Sharding):
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, sharding: ZeroGroup):
         self.layout = layout
         self.sharding = sharding
         self._bound = []

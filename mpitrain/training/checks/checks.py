@@ -23,7 +23,7 @@ from mpitrain.data.token_rows import TokenRows
 from mpitrain.inputs import as_argument
 from mpitrain.training.checks.replicas import different
 from mpitrain.training.checks.rerun import Twice
-from mpitrain.training.replay.record_request import Wish
+from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.replay.recording import Recording
 
 Sure = Callable[[Callable[[], Work]], Work]
@@ -40,7 +40,7 @@ class Checks:
         place: RankStatus,
         rundir: RunDir,
         say: Callable[[str], None],
-        record: Wish | None,
+        record: RecordRequest | None,
     ):
         self._actor = actor
         self._mesh = mesh
@@ -99,7 +99,7 @@ class Checks:
         with self._place.at("step", "comparing replicas", BUSY):
             return different(self._actor, self._world)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say where a recording is, when a run is over."""
         return (
             f"  look closer     mpitrain replay {as_argument(self._record.path_in(self._rundir.path))}"

@@ -55,7 +55,7 @@ def different(actor: Actor, world: World) -> str:
         dealt[key % world.size].append((key, found))
     odd = _judge(world.all_to_all("comparing replicas", dealt))
     every = [each for part in world.all_gather("comparing replicas", odd) for each in part]
-    return _told(every, names, world) if every else ""
+    return _describe(every, names, world) if every else ""
 
 
 def _judge(by_rank: list[list[tuple[int, int]]]) -> list[Odd]:
@@ -73,7 +73,7 @@ def _judge(by_rank: list[list[tuple[int, int]]]) -> list[Odd]:
     return odd
 
 
-def _told(every: list[Odd], names: dict[int, str], world: World) -> str:
+def _describe(every: list[Odd], names: dict[int, str], world: World) -> str:
     """Name ranks, nodes and tensors. Collective over all ranks."""
     known = world.all_gather(
         "naming replicas that differ", (os.uname().nodename, {odd.key: names.get(odd.key) for odd in every})

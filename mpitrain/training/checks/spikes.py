@@ -60,7 +60,7 @@ class Spikes:
         """Tell whether the update of a step with this loss is left out."""
         return self.settings.do in ("skip", "rollback") and loss > self.limit
 
-    def told(self, step: int, loss: float) -> str:
+    def observe(self, step: int, loss: float) -> str:
         """Take note of the loss of a step; return what is to be said of it."""
         limit = self.limit
         if loss > limit:

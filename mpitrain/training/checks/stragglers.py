@@ -117,13 +117,13 @@ def slow_ranks(every: Sequence[Busy]) -> list[str]:
         for rank, busy in enumerate(every)
         if busy.often / busy.work > FACTOR * usual[busy.group]
     ]
-    return [_told(rank, times, every) for times, rank in sorted(found, reverse=True)[:MOST_NAMED]]
+    return [_describe(rank, times, every) for times, rank in sorted(found, reverse=True)[:MOST_NAMED]]
 
 
-def _told(rank: int, times: float, every: Sequence[Busy]) -> str:
+def _describe(rank: int, times: float, every: Sequence[Busy]) -> str:
     waits = {other: seconds for other, busy in enumerate(every) for who, seconds in busy.waits if who == rank}
     longest = sorted(waits, key=waits.get, reverse=True)[:3]
-    told = (
+    longest_waits = (
         "; waited for it: "
         + ", ".join(f"rank {other} {waits[other] * 1e3:.0f} ms a step" for other in longest)
         if waits
@@ -131,7 +131,7 @@ def _told(rank: int, times: float, every: Sequence[Busy]) -> str:
     )
     return (
         f"rank {rank} on {every[rank].node} is slow: busy {times:.1f} times as long as others with its "
-        f"work{told}"
+        f"work{longest_waits}"
     )
 
 

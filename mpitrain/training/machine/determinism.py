@@ -31,7 +31,7 @@ from mpitrain.errors import ConfigError
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 # docs.nvidia.com/cuda/cublas, results reproducibility; the first is the faster one
 FITTING = (":4096:8", ":16:8")
-TOLD = {
+DETERMINISM_MESSAGES = {
     True: "the same bits every time: deterministic kernels (numerics.deterministic; false may be faster)",
     False: "not the same bits every time: the fastest kernels (numerics.deterministic = false)",
 }

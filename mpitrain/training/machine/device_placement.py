@@ -24,7 +24,7 @@ from mpitrain.training.machine.gpus import VENDORS, Gpu, Gpus, share_out
 FP8_CAPABILITY = (8, 9)  # of NVIDIA's first GPUs that multiply it
 # AMD's with everybody's e4m3 (OCP): gfx942 has one of its own, e4m3fnuz
 FP8_ARCHITECTURES = ("gfx950", "gfx1200", "gfx1201")
-MOST_TOLD = 4  # shared GPUs in a message
+MOST_LISTED = 4  # shared GPUs in a message
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,15 @@ def shared(placement: DevicePlacement, world: World) -> str:
             f"ranks {' '.join(map(str, placement.sharers))} share {placement.gpu.identity} of "
             f"{library.host()}"
         )
-    told = [text for text in world.all_gather("who shares a GPU", mine) if text]
-    more = f"; and {len(told) - MOST_TOLD} more like that" if len(told) > MOST_TOLD else ""
-    return "; ".join(told[:MOST_TOLD]) + more
+    texts = [text for text in world.all_gather("who shares a GPU", mine) if text]
+    more = f"; and {len(texts) - MOST_LISTED} more like that" if len(texts) > MOST_LISTED else ""
+    return "; ".join(texts[:MOST_LISTED]) + more
 
 
-def way_of_messages(placement: DevicePlacement, world: World, wish: str, timeout_s: float) -> Way:
+def way_of_messages(placement: DevicePlacement, world: World, wanted: str, timeout_s: float) -> Way:
     """Return the way that messages take from and to devices. Collective over all ranks.
 
-    wish: comm.device.
+    wanted: comm.device.
     timeout_s: of others that wait for a child process, if one has to try. Raises MeshError, alike
     on all ranks.
     """
@@ -145,7 +145,7 @@ def way_of_messages(placement: DevicePlacement, world: World, wish: str, timeout
     limit_s = min(gpu_probe.LIMIT_S, timeout_s / 2)
     return gpu_support.choose(
         world,
-        wish,
+        wanted,
         said,
         lambda: gpu_probe.attempt("mpitrain.training.machine.gpus:buffers", index, limit_s),
         placement.gpu.name,

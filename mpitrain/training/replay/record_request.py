@@ -11,14 +11,14 @@ from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
 
-class Wish(NamedTuple):
+class RecordRequest(NamedTuple):
     """Which rank and step are to be recorded."""
 
     rank: int
     step: int
 
     @staticmethod
-    def read(text: str | None) -> "Wish | None":
+    def read(text: str | None) -> "RecordRequest | None":
         """Read RANK:STEP. Raises ConfigError."""
         if text is None:
             return None
@@ -28,7 +28,7 @@ class Wish(NamedTuple):
                 f"--record {shown(text)}: expected RANK:STEP, ranks counted from 0 and steps from 1, such as "
                 "--record 3:120"
             )
-        return Wish(int(found[1]), int(found[2]))
+        return RecordRequest(int(found[1]), int(found[2]))
 
     def require(self, num_ranks: int, num_steps: int) -> None:
         """Raise ConfigError if there is no such rank or step."""

@@ -73,7 +73,7 @@ class Gathered:
         return self._parts
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Say what this rank holds."""
         return (
             f"{self.num_bytes / 1e6:.2f} MB are what rank 0 holds to save {self._group.size} ranks in one "

@@ -53,7 +53,7 @@ LOOK_S = 0.25
 SLOW_S = 1.0  # for which a step may wait for an earlier save without a word
 
 
-class Sick(CheckpointError):
+class Unhealthy(CheckpointError):
     """A step with weights that aren't worth saving."""
 
 
@@ -64,14 +64,14 @@ class Task:
 
     over: is set at the end.
     what: it does now.
-    failed: why it could not be done, if the system or the weights (`sick`) are why.
+    failed: why it could not be done, if the system or the weights (`unhealthy`) are why.
     """
 
     def __init__(self, place: RankStatus, what: str, action: Callable[[Callable[[str], None]], Any]):
         self.over = threading.Event()
         self.what = what
         self.failed = ""
-        self.sick = False
+        self.unhealthy = False
         self.result = None
         self._place = place
         self._action = action
@@ -102,21 +102,21 @@ class Task:
             self.result = self._action(self._note)
         except CheckpointError as error:
             self.failed = error.args[0]
-            self.sick = isinstance(error, Sick)
+            self.unhealthy = isinstance(error, Unhealthy)
         except BaseException as error:
             # to be raised where it ends the job: a thread that ends is missed by nobody
             self._error = error
         finally:
-            self._place.beside = ""
+            self._place.meanwhile = ""
             self.over.set()
 
     def _note(self, what: str) -> None:
-        self.what = self._place.beside = what
+        self.what = self._place.meanwhile = what
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the save of a step went. reason: why it isn't saved, else "".  sick: it isn't worth it.
+    """How the save of a step went. reason: why it isn't saved, else "".  unhealthy: it isn't worth it.
 
     removed: earlier steps that are not kept.
     kept: why some of them could not be removed.
@@ -127,7 +127,7 @@ class Outcome:
 
     step: int
     reason: str = ""
-    sick: bool = False
+    unhealthy: bool = False
     removed: tuple[int, ...] = ()
     kept: str = ""
     stall_s: float = 0.0
@@ -136,9 +136,9 @@ class Outcome:
 
     def line(self) -> dict:
         """Return it for metrics.jsonl."""
-        told = {"step": self.step, "took_s": self.took_s, "stall_s": self.stall_s, "waited_s": self.waited_s}
+        times = {"step": self.step, "took_s": self.took_s, "stall_s": self.stall_s, "waited_s": self.waited_s}
         return (
-            told
+            times
             | ({"removed": self.removed} if self.removed else {})
             | ({"not_saved": self.reason} if self.reason else {})
         )
@@ -274,7 +274,7 @@ class Saver:
     @property
     def gathered(self) -> str:
         """Say what this rank holds to save it for others, if there are any."""
-        return self._snapshot.told if isinstance(self._snapshot, Gathered) else ""
+        return self._snapshot.description if isinstance(self._snapshot, Gathered) else ""
 
     def start(self, step: int, meta: dict) -> None:
         """Take a snapshot, and have it written; without copies, wait until it is.
@@ -291,7 +291,7 @@ class Saver:
         with self._place.at("save", f"making the folder of step {step}", BUSY):
             reason = self._world.from_first_rank("making the folder", lambda: self._begin(step))
         if reason:
-            return self._tell(Outcome(step, reason))
+            return self._record(Outcome(step, reason))
         begun = time.monotonic()
         with self.patiently(), self._place.at("save", f"copying step {step} to host memory", BUSY):
             self._snapshot.take()
@@ -312,7 +312,7 @@ class Saver:
         What was under way is waited for first: its outcome is the earlier one.
         """
         self.finish()
-        self._tell(Outcome(step, reason, sick=True))
+        self._record(Outcome(step, reason, unhealthy=True))
 
     def lines(self) -> dict:
         """Return how saves went that are over since the last call, for a line of metrics.jsonl."""
@@ -369,7 +369,7 @@ class Saver:
         parts = self._snapshot.parts()
         each("looking for weights that are not finite")
         if (name := state_io.not_finite(parts)) is not None:
-            raise Sick(f"{name} is not finite")
+            raise Unhealthy(f"{name} is not finite")
         with saving(self._folder):
             save.write_shard(self._save.tmp, self._number, parts, each, self._staging)
 
@@ -413,22 +413,25 @@ class Saver:
 
     def _give_up(self) -> None:
         """Forget a save that failed on a rank; the steps before it are as they were."""
-        mine = (self._task.failed, self._task.sick) if self._task else ("", False)
+        mine = (self._task.failed, self._task.unhealthy) if self._task else ("", False)
         every = self._world.all_gather("why a step isn't saved", mine)
-        rank, (reason, sick) = next((rank, found) for rank, found in enumerate(every) if found[0])
+        rank, (reason, unhealthy) = next((rank, found) for rank, found in enumerate(every) if found[0])
         if self._world.rank == 0:
             with suppress(OSError):  # then the next save does
                 remove(self._save.tmp, STEP)
-        self._end(reason=reason if sick or self._world.size == 1 else f"rank {rank}: {reason}", sick=sick)
+        self._end(
+            reason=reason if unhealthy or self._world.size == 1 else f"rank {rank}: {reason}",
+            unhealthy=unhealthy,
+        )
 
     def _end(self, **found: Any) -> None:
         over = self._save
         self._save = None
         self._task = None
         times = {"stall_s": over.stall_s, "took_s": time.monotonic() - over.begun, "waited_s": over.waited_s}
-        self._tell(Outcome(over.step, **found, **times))
+        self._record(Outcome(over.step, **found, **times))
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _record(self, outcome: Outcome) -> None:
         self._over.append(outcome)
         self.last = outcome
         self.newest = self._place.saved = self.newest if outcome.reason else outcome.step
