@@ -1,4 +1,4 @@
-"""May MPI be handed buffers of a device?
+"""CUDA-aware MPI: may it be handed buffers of a device?
 
 What the library says of itself, what the user says, and a child process that settles doubt.
 

@@ -1,5 +1,6 @@
-"""Two levels: an axis over several nodes moves data inside each node and, each byte once for each
-node, between nodes.
+"""Hierarchical collectives: an axis over several nodes moves data inside of nodes and between them.
+
+Each byte crosses once for each node.
 
     axis     0 1 2 3 | 4 5 6 7        8 ranks on 2 nodes
     near    [0 1 2 3] [4 5 6 7]       neighbours: the ranks of a node

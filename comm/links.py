@@ -1,4 +1,4 @@
-"""Point-to-point messages between pipeline stages.
+"""Point-to-point messages between the stages of pipeline parallelism.
 
 Every message has a tag of its own, made from what it carries: (kind, stage, microbatch). Schedules
 consume messages in another order than they were sent (all V-shaped ones do), so the order of

@@ -1,4 +1,4 @@
-"""How the ranks of an axis lie on nodes. Integers only: no MPI."""
+"""Topology: how the ranks of an axis lie on nodes. Integers only: no MPI."""
 
 from collections.abc import Sequence
 from itertools import groupby

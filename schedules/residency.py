@@ -1,6 +1,6 @@
 """Have only those parameters whole that are needed now or next (ZeRO-3).
 
-When buckets are gathered and released.
+When buckets are gathered (prefetch, PyTorch's UNSHARD) and released (RESHARD).
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The gradients of one rank, summed over ranks as the instructions of its program say.
+"""Data parallelism: the gradients of one rank, summed over ranks as its program says.
 
     REDUCE  over the data axis, which is shard x replicate of the bucket's domain: a reduce-scatter,
             and an all-reduce of the shard

@@ -1,4 +1,4 @@
-"""One pipeline stage: its blocks, and what each microbatch left behind for its backward."""
+"""One stage of pipeline parallelism: its blocks, and what each microbatch left for its backward."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

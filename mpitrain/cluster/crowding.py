@@ -1,4 +1,4 @@
-"""More ranks on a node than it has cores: a rank that waits then has to leave its core to one that works."""
+"""Oversubscription: more ranks on a node than cores. A rank that waits leaves its core to one that works."""
 
 import os
 

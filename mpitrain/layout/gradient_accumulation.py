@@ -1,5 +1,6 @@
-"""Which instructions of a program add to which gradients, when a group of microbatches is complete,
-and what a sum takes.
+"""Gradient accumulation: which instructions of a program add to which gradients.
+
+When a group of microbatches is complete, and what a sum takes.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How many blocks are recomputed together, where nobody has said.
+"""Activation recomputation: how many blocks are recomputed together, where nobody has said.
 
 The number k with which the rank that holds most holds least.
 

@@ -1,5 +1,6 @@
-"""Which experts a token is sent to, with which weights, and what makes loads equal. n positions, E
-experts, K of them for a token.
+"""The router: which experts a token is sent to, with which weights; and load balancing by losses.
+
+n positions, E experts, K of them for a token.
 
 Logits, scores and losses are of fp32 at least. Losses are sums over tokens, as that of the head is,
 and divided with it: by the tokens of the step. What is not differentiable, which experts were

@@ -1,6 +1,6 @@
-"""Functions whose result can be made again instead of being kept.
+"""Selective activation recomputation: functions whose result is computed again instead of being kept.
 
-norm, attention, and the gated product of the feed-forward.
+Norm, attention, and the gated product of the feed-forward.
 
 Each has `again(node)`: the result once more, from what its node in the graph saved. The product
 that follows asks for it in the backward, before the node's own turn comes; what was made is held

@@ -1,4 +1,4 @@
-"""What isn't trained but counted: the loads of experts.
+"""Load balancing without a loss: the bias of each expert, from the loads that are counted.
 
 Their gradients are how many tokens of a step have chosen each expert.
 

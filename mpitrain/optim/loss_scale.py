@@ -1,4 +1,4 @@
-"""The scale of a loss whose gradients are fp16.
+"""Loss scaling, for gradients in fp16.
 
 fp16 gradients below 6e-8 vanish, so the loss is multiplied by a scale before the backward and the
 gradients divided by it after it (arXiv:1710.03740, section 3.2). The scale is halved when a

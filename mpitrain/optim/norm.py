@@ -1,4 +1,6 @@
-"""The global gradient norm, the same bits in every pipeline layout and however the gradients are sharded.
+"""The global gradient norm, for gradient clipping.
+
+It has the same bits in every pipeline layout and however the gradients are sharded.
 
 Squares are summed block by block of each parameter, on the rank that has the block, and the sums of
 blocks are then added exactly: in whichever order and grouping they meet. An exact sum is a few

@@ -1,4 +1,4 @@
-"""Which number types a run computes, sums and sends with.
+"""Mixed precision: which number types a run computes, sums and sends with.
 
     precision.compute  activations, weights  master weights, gradients, moments, norms' statistics,
                                              softmax, loss

@@ -1,4 +1,4 @@
-"""How evenly experts are used.
+"""Load balancing of experts: how evenly they are used.
 
 What the lines of metrics.jsonl say of it, and a picture of them in the run directory.
 """

@@ -1,5 +1,6 @@
-"""ZeRO (arXiv:1910.02054): weights, gradients and the optimiser's state of each bucket, divided
-over the shard axis.
+"""ZeRO (arXiv:1910.02054; FSDP): weights, gradients and optimizer state of each bucket in shards.
+
+They are divided over the shard axis.
 
     parallel.zero  weights  gradients                                optimiser
     0              whole    whole                                    whole: the shard axis has size

@@ -1,5 +1,6 @@
-"""Gradients summed over microbatches in one tree, whatever their division over ranks
-(`numerics.reproducible = "layout"`).
+"""Gradient accumulation in one tree: the same bits for every division of microbatches over ranks.
+
+That is `numerics.reproducible = "layout"`.
 
 The slots of a step are its microbatches, in the order of its sequences; a data-parallel rank has a
 run of them. Their number is odd * 2**k: groups of `odd` neighbours are summed one after the other,

@@ -1,4 +1,4 @@
-"""Are the copies of what several ranks have alike still alike?
+"""Silent data corruption: are the copies of what several ranks have alike still alike?
 
 A processor or a memory that errs now and then says nothing of it.
 

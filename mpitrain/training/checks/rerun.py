@@ -1,4 +1,4 @@
-"""Does a step compute the same when it is computed again?
+"""Silent data corruption: does a step compute the same when it is computed again?
 
 Forward and backward run twice, before the update, from the same weights.
 
