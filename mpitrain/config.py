@@ -185,7 +185,7 @@ class Data(ConfigTable):
     # the token between documents; "": none; absent: as the tokenizer's model was trained
     end_of_text: str | None = None
     begin_of_text: str | None = None  # the token before each document, likewise
-    # separate: attention stays within a document, and none foretells the next
+    # separate: attention stays within a document, and none predicts the next
     documents: Literal["joined", "separate"] = "joined"
     sequence: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 128  # tokens
     val_fraction: Fraction = 0.05

@@ -460,6 +460,14 @@ def write_text(path: Path, size: int = 60_000) -> Path:
     return path
 
 
+def two_texts(folder: Path) -> Path:
+    """Write a corpus of two files, which have 3 and 6 bytes."""
+    folder.mkdir()
+    (folder / "1.txt").write_text("one")
+    (folder / "2.txt").write_text("zwölf")
+    return folder
+
+
 def words_file(path: Path, vocab: Mapping[str, int]) -> Path:
     """Write a tokenizer of whole words; it has no end of text."""
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -88,7 +88,7 @@ def loss_and_grads(weights, rows, layers, heads, kv_heads, end_of_text=None):
 def documents(row, end_of_text):
     """Return the documents of a row of tokens, each with the token that ends it.
 
-    One without a token to foretell is left out.
+    One without a token to predict is left out.
     """
     found = [[]]
     for token in row:

@@ -1,6 +1,6 @@
 """Every number that a line of metrics.jsonl says of a model, by plain torch in fp64, to compare with.
 
-A decoder with experts in each block, and modules that foretell further tokens, written apart from
+A decoder with experts in each block, and modules that predict further tokens, written apart from
 mpitrain. The mask of attention is written out, and there is one backward of the whole batch. No
 code of the package is used; initial weights and rows are handed in.
 """
@@ -141,7 +141,7 @@ def one_step(weights, moments, microbatches, step, has, experts, lr, optimizer):
 
 
 def validate(weights, microbatches, has, experts):
-    """Return the mean loss of the next token: nothing is dropped, and nothing further is foretold."""
+    """Return the mean loss of the next token: nothing is dropped, and nothing further is predicted."""
     batch = Batch(weights, has | {"depths": 0}, experts | {"capacity": 0.0})
     for rows, ends in microbatches:
         batch.add(rows, ends)

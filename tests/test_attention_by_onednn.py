@@ -161,10 +161,10 @@ def trained(q, k, v, grad, visible, again):
     kept = {}
     note = lambda x: kept.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) and x  # noqa: E731
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        out, once_more = selective.attention(*leaves, visible, again, selective=again)
-    assert (once_more is not None) == again
+        out, recompute = selective.attention(*leaves, visible, again, selective=again)
+    assert (recompute is not None) == again
     if again:
-        assert torch.equal(once_more(), out)
+        assert torch.equal(recompute(), out)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)], sum(kept.values())
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from launch import words_file
+from launch import two_texts, words_file
 
 from mpitrain.data import shared_tokens as shared_module
 from mpitrain.data import tokens as tokens_module
@@ -21,11 +21,7 @@ BYTES = load_tokenizer("bytes")
 
 @pytest.fixture
 def corpus(tmp_path):
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    (folder / "1.txt").write_text("one")
-    (folder / "2.txt").write_text("zwölf")
-    return folder
+    return two_texts(tmp_path / "corpus")
 
 
 @pytest.fixture

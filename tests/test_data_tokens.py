@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import xxhash
-from launch import words_file
+from launch import two_texts, words_file
 
 from mpitrain.data import draft as draft_module
 from mpitrain.data import tokens as tokens_module
@@ -24,11 +24,7 @@ BYTES = load_tokenizer("bytes")
 
 @pytest.fixture
 def corpus(tmp_path):
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    (folder / "1.txt").write_text("one")
-    (folder / "2.txt").write_text("zwölf")
-    return folder
+    return two_texts(tmp_path / "corpus")
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ def test_a_spike_is_a_loss_far_above_the_median_once_enough_are_known():
     for step, loss in enumerate((4.0, 3.9, 3.8)):
         assert spikes.observe(step, loss) == "" and spikes.limit == math.inf
     spikes.observe(4, 3.7)
-    assert 3.85 < spikes.limit < 5 and spikes.leaves_out(5.0) and not spikes.leaves_out(3.9)
+    assert 3.85 < spikes.limit < 5 and spikes.skip_update(5.0) and not spikes.skip_update(3.9)
     assert "left out" in spikes.observe(5, 9.0) and len(spikes.state["losses"]) == 4
-    assert not spikes.leaves_out(math.nan)
+    assert not spikes.skip_update(math.nan)
 
 
 def test_flat_losses_have_a_margin_and_counting_leaves_nothing_out():
@@ -37,7 +37,7 @@ def test_flat_losses_have_a_margin_and_counting_leaves_nothing_out():
     assert (
         spikes.limit == pytest.approx(2.2)
         and "counted only" in spikes.observe(5, 2.3)
-        and not spikes.leaves_out(9.0)
+        and not spikes.skip_update(9.0)
     )
 
 

@@ -101,7 +101,7 @@ FOLDED = {
     4: ("tp=2 ep=4 experts.buffer=0.4", "ep=2 etp=2 tp=2", "tp=2 pp=2 ep=2 pipeline.schedule=zb-h1"),
 }
 CASES += [(kind, size, layout) for kind in SPARSE for size, layouts in FOLDED.items() for layout in layouts]
-FURTHER = {  # foretold tokens besides the next
+FURTHER = {  # predicted tokens besides the next
     ("sinking", 1): ("model.mtp=2 model.mtp_weight=0.7", "model.mtp=1 "
                                                          "memory.recompute=selective",
                                                          "model.mtp=1 pipeline.schedule=seq1f1b"),

@@ -64,12 +64,12 @@ class StepRequests:
     stop: asked when the gradients are there, tells how urgently this rank is to stop, 0 for not at
     all; the result tells it of the rank for which it is most urgent.
     save_progress: a number below 2**53; the result tells the highest that a rank gave.
-    leaves_out: tells of the loss whether no update is to be made, alike on all ranks.
+    skip_update: tells of the loss whether no update is to be made, alike on all ranks.
     """
 
     stop: Callable[[], int] = lambda: 0
     save_progress: int = 0
-    leaves_out: Callable[[float], bool] = lambda loss: False
+    skip_update: Callable[[float], bool] = lambda loss: False
 
 
 NOTHING = StepRequests()
@@ -543,7 +543,7 @@ class Actor:
         # by all tokens.
         result.metrics = {name: value / (count if is_loss(name) else 1) for name, value in sums.items()}
         result.skipped = not math.isfinite(result.grad_norm)
-        result.spike = work.asked.leaves_out(result.loss)
+        result.spike = work.asked.skip_update(result.loss)
 
     def _compare_loads(self, work: Work) -> None:
         """Tell how unequal the loads of experts are, a mean over blocks."""

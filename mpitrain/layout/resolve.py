@@ -232,7 +232,7 @@ def _refuse_idle(memory: Memory, zero: int) -> None:
 
 
 def _refuse_unseen(model: Model, sequence: int) -> None:
-    """Raise ConfigError for tokens that are never foretold, and for a weight of none."""
+    """Raise ConfigError for tokens that are never predicted, and for a weight of none."""
     if model.mtp >= sequence:
         raise ConfigError(
             f"model.mtp = {model.mtp} with data.sequence = {sequence}: no position has so many tokens after "

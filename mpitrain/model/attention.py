@@ -89,8 +89,8 @@ class Projection(Segment):
     def compute(
         self, x_BTD: torch.Tensor, context: Context, tape: Tape
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        h_BTD, once_more = tape.normed(x_BTD, self.norm)
-        flat = tape.linears(h_BTD, self.weights, once_more, self.fp8)
+        h_BTD, recompute = tape.normed(x_BTD, self.norm)
+        flat = tape.linears(h_BTD, self.weights, recompute, self.fp8)
         if self.biases:
             flat = [tape.plus(x, bias) for x, bias in zip(flat, self.biases)]
         q_BTHC, k_BTKC, v_BTKC = (x.unflatten(-1, (-1, self.rotary.width)) for x in flat)
@@ -114,9 +114,9 @@ class Output(Segment):
     def compute(self, a_BHTC: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         return self.of(a_BHTC, None, tape)
 
-    def of(self, a_BHTC: torch.Tensor, once_more: Again | None, tape: Tape) -> torch.Tensor:
-        """Multiply. once_more: makes attention's result again."""
-        again = None if once_more is None else lambda: self._side_by_side(once_more())
+    def of(self, a_BHTC: torch.Tensor, recompute: Again | None, tape: Tape) -> torch.Tensor:
+        """Multiply. recompute: makes attention's result again."""
+        again = None if recompute is None else lambda: self._side_by_side(recompute())
         return tape.linears(self._side_by_side(a_BHTC), (self.output,), again, self.fp8)[0]
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
@@ -177,8 +177,8 @@ class AttentionSegment(Segment):
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         qkv = self.projection.compute(x_BTD, context, tape)
-        a_BHTC, once_more = self.core.attend(qkv, context, tape, again=True)
-        return self.output.of(a_BHTC, once_more, tape)
+        a_BHTC, recompute = self.core.attend(qkv, context, tape, again=True)
+        return self.output.of(a_BHTC, recompute, tape)
 
     def sends(self, shape: Shape, itemsize: int) -> tuple[Traffic, Shape]:
         return self.output.sends(shape, itemsize)

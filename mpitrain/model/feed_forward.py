@@ -42,6 +42,6 @@ class FeedForwardSegment(Segment):
         self.fp8 = fp8
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
-        h_BTD, once_more = tape.normed(x_BTD, self.norm)
-        h_BTF, gated_once_more = tape.gated(*tape.linears(h_BTD, (self.gate, self.up), once_more, self.fp8))
-        return tape.linears(h_BTF, (self.down,), gated_once_more, self.fp8)[0]
+        h_BTD, recompute = tape.normed(x_BTD, self.norm)
+        h_BTF, gated_recompute = tape.gated(*tape.linears(h_BTD, (self.gate, self.up), recompute, self.fp8))
+        return tape.linears(h_BTF, (self.down,), gated_recompute, self.fp8)[0]

@@ -99,7 +99,7 @@ class Fp8Products(torch.autograd.Function):
     """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves
     those of the weights for later.
 
-    x is kept in fp8, once for all weights; or `once_more` makes it, and it isn't kept. Weights are
+    x is kept in fp8, once for all weights; or `recompute` makes it, and it isn't kept. Weights are
     rounded again in the backward.
     """
 
@@ -109,15 +109,15 @@ class Fp8Products(torch.autograd.Function):
         x,
         parameters: tuple[Parameter, ...],
         deferred: list,
-        once_more: Callable[[], torch.Tensor] | None,
+        recompute: Callable[[], torch.Tensor] | None,
     ):
         quantised = quantise(x.flatten(0, -2), E4M3)
-        if once_more is None:
+        if recompute is None:
             ctx.save_for_backward(quantised.values)
             ctx.scale = quantised.scale
         ctx.parameters = parameters
         ctx.deferred = deferred
-        ctx.once_more = once_more
+        ctx.recompute = recompute
         products = (
             multiply(quantised, quantise(parameter.data, E4M3).t(), x.dtype) for parameter in parameters
         )
@@ -126,8 +126,8 @@ class Fp8Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads_of_outputs):
         x = (
-            quantise(ctx.once_more().flatten(0, -2), E4M3)
-            if ctx.once_more
+            quantise(ctx.recompute().flatten(0, -2), E4M3)
+            if ctx.recompute
             else Quantised(*ctx.saved_tensors, ctx.scale)
         )
         grad_of_x = None

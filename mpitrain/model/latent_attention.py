@@ -58,11 +58,11 @@ class Down(Segment):
         self.kv_norm = kv_norm
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
-        h_BTD, once_more = tape.normed(x_BTD, self.norm)
+        h_BTD, recompute = tape.normed(x_BTD, self.norm)
         if self.q_down is None:
-            queries, (of_kv,) = h_BTD, tape.linears(h_BTD, (self.kv_down,), once_more)
+            queries, (of_kv,) = h_BTD, tape.linears(h_BTD, (self.kv_down,), recompute)
         else:
-            queries, of_kv = tape.linears(h_BTD, (self.q_down, self.kv_down), once_more)
+            queries, of_kv = tape.linears(h_BTD, (self.q_down, self.kv_down), recompute)
             queries = tape.norm(queries, self.q_norm)
         of_kv, rotary = of_kv.split(self.layer.latent_widths[1:], -1)
         return torch.cat((queries, tape.norm(of_kv, self.kv_norm), rotary), -1)

@@ -127,7 +127,7 @@ class Products(torch.autograd.Function):
     """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves
     those of the weights for later.
 
-    The weights themselves aren't saved: with ZeRO-3 they are dropped and fetched again. `once_more`
+    The weights themselves aren't saved: with ZeRO-3 they are dropped and fetched again. `recompute`
     makes x, if it isn't kept.
     """
 
@@ -137,18 +137,18 @@ class Products(torch.autograd.Function):
         x,
         parameters: tuple[Parameter, ...],
         deferred: list,
-        once_more: Callable[[], torch.Tensor] | None,
+        recompute: Callable[[], torch.Tensor] | None,
     ):
-        if once_more is None:
+        if recompute is None:
             ctx.save_for_backward(x)
         ctx.parameters = parameters
         ctx.deferred = deferred
-        ctx.once_more = once_more
+        ctx.recompute = recompute
         return tuple(product(x, parameter.data) for parameter in parameters)
 
     @staticmethod
     def backward(ctx, *grads_of_outputs):
-        x = ctx.once_more() if ctx.once_more else ctx.saved_tensors[0]
+        x = ctx.recompute() if ctx.recompute else ctx.saved_tensors[0]
         grads = [grad.flatten(0, -2) for grad in grads_of_outputs]
         ctx.deferred.append(WeightGradient(ctx.parameters, x.flatten(0, -2), grads))
         return _sum_of_products(grads, ctx.parameters).view(x.shape), None, None, None

@@ -1,8 +1,8 @@
-"""What computes the end of a model that foretells further tokens.
+"""What computes the end of a model that predicts further tokens.
 
 model/layers/multi_token.py says what that is.
 
-A depth looks up the tokens that the depth before it had to foretell. A position has none where its
+A depth looks up the tokens that the depth before it had to predict. A position has none where its
 row ends, or its document: its target is IGNORED, and its input any token, which no position with a
 loss sees.
 """
@@ -64,7 +64,7 @@ class Join(Segment):
 
 
 class Depth(NamedTuple):
-    """What foretells one token further."""
+    """What predicts one token further."""
 
     lookup: Sequence[Item]
     join: Join

@@ -81,17 +81,17 @@ class Tape:
         self,
         x: torch.Tensor,
         parameters: tuple[Parameter, ...],
-        once_more: Again | None = None,
+        recompute: Again | None = None,
         fp8_products: bool = False,
     ) -> tuple[torch.Tensor, ...]:
         """Return x @ parameter.T for each parameter; their gradients are deferred.
 
-        once_more: makes x again, so that it needn't be kept.
+        recompute: makes x again, so that it needn't be kept.
 
         fp8_products: multiply in fp8.
         """
         products = fp8.Fp8Products if fp8_products else linear.Products
-        return products.apply(x, parameters, self.deferred, once_more)
+        return products.apply(x, parameters, self.deferred, recompute)
 
     def plus(self, x: torch.Tensor, bias: Parameter) -> torch.Tensor:
         """Return x + bias."""

@@ -18,7 +18,7 @@ class Microbatch:
 
     documents: the number of each position's document in the whole sequence, [B, T], if attention
     stays within documents.
-    further: targets of each further token that is foretold (model/multi_token.py), [B, T] each.
+    further: targets of each further token that is predicted (model/multi_token.py), [B, T] each.
     """
 
     tokens: torch.Tensor | None = None

@@ -17,7 +17,7 @@ def practise(actor: Actor, step: int, microbatches: list[Microbatch]) -> None:
     scale = actor.loss_scale.state
     with _patiently(actor), actor.place.at("build", "compiling", BUSY):
         actor.evaluate(step, microbatches)
-        actor.run_step(step, microbatches, 0.0, asked=StepRequests(leaves_out=lambda loss: True))
+        actor.run_step(step, microbatches, 0.0, asked=StepRequests(skip_update=lambda loss: True))
     actor.loss_scale.state = scale
 
 

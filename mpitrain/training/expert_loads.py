@@ -31,7 +31,7 @@ def shares(actor: Actor) -> dict[str, list[float]]:
 def together(every: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
     """Return the loads of all ranks, in the order of the blocks.
 
-    "0", "1", ..., and those that foretell further tokens, "mtp.0", ...
+    "0", "1", ..., and those that predict further tokens, "mtp.0", ...
     """
 
     def place(item: tuple[str, list[float]]) -> tuple[bool, int]:

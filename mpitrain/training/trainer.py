@@ -283,7 +283,7 @@ class Trainer:
         microbatches = self._microbatches(self.corpora.train, self.step + self.spikes.batches_skipped)
         self.actor.recorded = [] if step in self.to_record else None
         sure = self.checks.sure_of(step, self._rows_of_step, {"lr": lr, "updates": self.updates})
-        asked = StepRequests(self.leaving.urgency, self.saver.number, self.spikes.leaves_out)
+        asked = StepRequests(self.leaving.urgency, self.saver.number, self.spikes.skip_update)
         return self.actor.run_step(step, microbatches, lr, asked=asked, watch=watch, sure=sure)
 
     def _count(self, result: StepResult) -> None:

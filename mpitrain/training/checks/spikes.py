@@ -56,7 +56,7 @@ class Spikes:
         deviation = NORMAL * median(abs(loss - middle) for loss in self._losses)
         return middle + self.settings.threshold * max(deviation, LEAST * abs(middle))
 
-    def leaves_out(self, loss: float) -> bool:
+    def skip_update(self, loss: float) -> bool:
         """Tell whether the update of a step with this loss is left out."""
         return self.settings.do in ("skip", "rollback") and loss > self.limit
 
