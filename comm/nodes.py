@@ -18,9 +18,9 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(numbers: Sequence[int]) -> Nodes | None:
-    """Return how an axis lies on nodes, given the node of each of its ranks; None.
+    """Return how an axis lies on nodes, given the node of each of its ranks.
 
-    In one level, or not evenly in neighbours.
+    None: in one level, or not evenly in neighbours.
     """
     runs = [len(list(run)) for _, run in groupby(numbers)]
     even = len(set(runs)) == 1 and len(runs) == len(set(numbers))

@@ -208,6 +208,24 @@ def test_nobody_imports_the_bare_packages():
             assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
+def defined_twice(source: str) -> list[str]:
+    """Return the functions of a file that a later one of the same name in the same place replaces."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef | ast.Module):
+            functions = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+            names = [each.name for each in functions if not each.decorator_list]  # setters, overloads
+            found += sorted({name for name in names if names.count(name) > 1})
+    return found
+
+
+def test_no_function_replaces_another_of_its_name():
+    """ruff says nothing of a method that is used in between."""
+    assert defined_twice("class A:\n    def take(self): ...\n    def take(self): ...") == ["take"]
+    every = [path for top in ("mpitrain", *HEAVY, "tests", "benchmarks") for path in files(top)]
+    assert {str(path): found for path in every if (found := defined_twice(path.read_text()))} == {}
+
+
 def test_package_init_holds_only_the_version():
     """It runs before every submodule, on every rank."""
     (assignment,) = ast.parse(Path(mpitrain.__file__).read_text()).body

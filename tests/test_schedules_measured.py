@@ -28,9 +28,9 @@ def played(
     zero: bool = False,
     pairs: str = "whole",
 ) -> Timeline:
-    """Play a step of 4 ranks and 8 microbatches, each instruction up to `jitter` longer; zero.
+    """Play a step of 4 ranks and 8 microbatches, each instruction up to `jitter` longer.
 
-    With neither weights nor gradients whole.
+    zero: with neither weights nor gradients whole.
     """
     table = build(name, 4, 8)
     rng = random.Random(seed)

@@ -43,9 +43,9 @@ PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "e
 
 
 class ExpectedInstruction(NamedTuple):
-    """An instruction that other ranks have to run, and where it stands in their programs; -1.
+    """An instruction that other ranks have to run, and where it stands in their programs.
 
-    That isn't known.
+    -1: that isn't known.
     """
 
     instruction: str = ""

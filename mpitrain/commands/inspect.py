@@ -49,9 +49,9 @@ ORDER = (
 def planned(
     path: str | None, overrides: tuple[str, ...], num_ranks: int, num_nodes: int = 1, node_ranks: int = 0
 ) -> Plan:
-    """Read a configuration and plan it for a number of ranks. num_nodes, node_ranks.
+    """Read a configuration and plan it for a number of ranks.
 
-    As layout/resolve.py: resolve has them.
+    num_nodes, node_ranks: as resolve() of layout/resolve.py takes them.
     """
     return _plan_of(settings.load(path, overrides), num_ranks, num_nodes, node_ranks)
 

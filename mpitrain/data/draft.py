@@ -29,9 +29,10 @@ KEEP_S = 20.0  # of work that a kill can cost
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What is on disk of a draft. digest, ends.
+    """What is on disk of a draft.
 
-    xxh3-128 of the first `count` tokens, and of the ends of all documents but the last.
+    digest, ends: xxh3-128 of the first `count` tokens, and of the ends of all documents but the
+    last.
 
     after: where the next document begins.
     """

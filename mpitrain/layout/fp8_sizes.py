@@ -33,9 +33,9 @@ class Side(NamedTuple):
 def refuse_odd_sides(
     model: Model, head_width: int, sequence: int, micro: int, parallel: Parallel, segments: int = 1
 ) -> None:
-    """Raise ConfigError for the first side that isn't a multiple of 16. segments.
+    """Raise ConfigError for the first side that isn't a multiple of 16.
 
-    Into which the schedule cuts a sequence.
+    segments: into which the schedule cuts a sequence.
     """
     for side in (
         *_of_weights(model, head_width, parallel.tp),

@@ -83,9 +83,9 @@ def _scratch(plan: Plan, rank: int) -> int:
 
 
 def _gathers_at_once(plan: Plan) -> int | None:
-    """Return how many buckets of weights are on their way at most; None.
+    """Return how many buckets of weights are on their way at most.
 
-    All of them, as soon as they are updated.
+    None: all of them, as soon as they are updated.
     """
     parallel = plan.config.parallel
     return parallel.ahead + 1 if parallel.zero == 3 else None

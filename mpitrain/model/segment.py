@@ -123,9 +123,9 @@ class Tape:
         sinks: Parameter | None,
         again: bool,
     ) -> tuple[torch.Tensor, Again | None]:
-        """Return attention [B, H, T, C], and how to make it again, if asked for that. window, sinks.
+        """Return attention [B, H, T, C], and how to make it again, if asked for that.
 
-        As in model/window.py.
+        window, sinks: as in model/window.py.
         """
         again = again and self.selective
         if window or sinks is not None:

@@ -60,9 +60,9 @@ class DryRunOptions:
 
 
 class Measured(NamedTuple):
-    """What one rank has measured. resident, own.
+    """What one rank has measured.
 
-    Bytes of memory; of its own are an n-th of what n processes share.
+    resident, own: bytes of memory; of its own are an n-th of what n processes share.
 
     headers: of messages, that were right.
     short: parts of messages without one.

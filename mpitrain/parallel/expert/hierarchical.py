@@ -50,10 +50,10 @@ class Sent(NamedTuple):
 
 
 class Hierarchical:
-    """See above. every, far, near.
+    """See above.
 
-    Of all ranks of the experts; with this place on the nodes; on this node, None if it is alone
-    there.
+    every, far, near: of all ranks of the experts; with this place on the nodes; on this node, None
+    if it is alone there.
     """
 
     def __init__(self, every: Axis, far: Axis, near: Axis | None, dispatch: Dispatch, itemsize: int):

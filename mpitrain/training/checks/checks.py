@@ -54,9 +54,9 @@ class Checks:
         self._has_recorded = False
 
     def sure_of(self, step: int, rows: Callable[[], TokenRows], facts: dict[str, Any]) -> Sure:
-        """Return how the gradients of a step are computed, once if it is recorded. rows, facts.
+        """Return how the gradients of a step are computed, once if it is recorded.
 
-        For a recording.
+        rows, facts: for a recording.
         """
         self._twice, every = None, self._keys.rerun_every
         if self._record and step == self._record.step:
