@@ -22,9 +22,6 @@ from mpitrain.cluster.processes import CONDITIONS, DEAF
 from mpitrain.cluster.status_board import BUSY, HUNG, LEFT, WAITING, WORKING, ExpectedInstruction, Where
 
 MOST_NAMED = 8
-# fields of Where that messages between watchdogs have under other keys, and the way back
-KEYS = {"waiting_on": "owing", "expected": "owed", "meanwhile": "beside"}
-NAMES = {key: name for name, key in KEYS.items()}
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,11 @@ class Rank:
         return f"{CONDITIONS.get(self.condition, does)}{held}{stack}"
 
     def to_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        return {**found, "where": {KEYS.get(name, name): value for name, value in found["where"].items()}}
+        return asdict(self)
 
     @staticmethod
     def from_json(found: dict[str, Any]) -> "Rank":
-        where = {NAMES.get(key, key): value for key, value in found["where"].items()}
+        where = dict(found["where"])
         where["waiting_on"] = tuple(where["waiting_on"])
         where["expected"] = ExpectedInstruction(*where["expected"])
         return Rank(**{**found, "where": Where(**where)})
