@@ -143,24 +143,47 @@ def test_a_rank_that_exits_is_reported_once_wherever_the_output_goes(tmp_path, t
     ), tail(output)
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_a_rank_that_is_killed_in_mpi_init_is_reported(tmp_path, number):
-    """MPICH's proxy is then about to answer it now and then, and ends with what it has not forwarded."""
-    (tmp_path / "killed.py").write_text(
-        EXITS.replace("world = ", "os.kill(os.getpid(), 9) if guard.place.rank == 2 else None\nworld = ")
+KILLED = """
+def killed(pid):
+    os.kill(os.getpid(), 9)
+def killed_with_launcher(pid):
+    subprocess.Popen(["sh", "-c", f"sleep 0.01; kill -9 {pid}"], start_new_session=True)
+    killed(pid)
+if guard.place.rank == 2:
+    WHAT(next(pid for pid, name in parents_of(os.getpid()) if name in ("mpirun", "mpiexec", "prterun")))
+"""
+
+
+def report_of_killed(path, what):
+    """Return the line that is said when a rank ends so in MPI_Init."""
+    imports = "import subprocess\nfrom mpitrain.cluster.processes import parents_of\n"
+    (path / "killed.py").write_text(
+        imports + EXITS.replace("world = ", KILLED.replace("WHAT", what) + "world = ", 1)
     )
-    with open(tmp_path / "log", "w") as log:
+    with open(path / "log", "w") as log:
         command = MPIRUN, "-n", "4", sys.executable, "killed.py"
         finished(
             command,
-            cwd=tmp_path,
+            cwd=path,
             env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             timeout=60,
         )
-    output = (tmp_path / "log").read_text(errors="replace")
-    assert (
-        len(re.findall("mpitrain: rank 2 of 4 in phase build, .*: the process is gone: killed", output)) == 1
-    ), tail(output)
+    output = (path / "log").read_text(errors="replace")
+    found = re.findall("mpitrain: rank 2 of 4 in phase build, .*: the process is gone: killed.*", output)
+    assert len(found) == 1 and output.count("mpitrain: ") == 1, tail(output)
+    return found[0]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_rank_that_is_killed_in_mpi_init_is_reported(tmp_path, number):
+    """MPICH's proxy is then about to answer it now and then, and ends with what it has not forwarded."""
+    report_of_killed(tmp_path, "killed")
+
+
+def test_a_rank_is_reported_though_the_launcher_ends_with_it(tmp_path):
+    """MPICH's may crash of a rank that is killed; here it is killed 10 ms later."""
+    reports = (report_of_killed(tmp_path, "killed_with_launcher") for _ in range(5))
+    assert any("and so is the launcher (" in report for report in reports)

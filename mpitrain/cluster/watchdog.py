@@ -411,17 +411,21 @@ class Watchdog:
             or (self.in_order and where.phase == "end")
         ):
             return
-        if self.launcher.is_gone(LAUNCHER_S):
+        if self.launcher.is_gone(LAUNCHER_S if self.met else 0.0):
             self._lose_launcher()
             return
         text = (
             f"mpitrain: {self._asked}{where}: the process is gone: killed, out of memory, or crashed in "
             "native code"
         )
+        if self.launcher.is_gone(LAUNCHER_S):
+            # MPICH's crashes when it can't answer a rank that was killed in MPI_Init
+            self._forget_launcher()
+            text += f"; and so is the launcher ({self.launcher}): either may have been the first"
         if not self.met and (little := too_little(self.shared_bytes, self.num_ranks)):
             text += f"; {little}"
         found = HangReport(text)
-        if self.met or (self.sure and not self.asked_by):
+        if self.met or self.launcher_lost or (self.sure and not self.asked_by):
             self._end(found)
         elif not self.asked_by and self.unsure is None:
             self.unsure = time.monotonic() + APART_S, found
@@ -432,8 +436,7 @@ class Watchdog:
         """
         if self.launcher_lost:
             return
-        self.launcher_lost = True
-        self._poll.unregister(self.launcher.descriptor)
+        self._forget_launcher()
         if not self.in_order and any(self._where(rank).state not in (ABSENT, LEFT) for rank in self._ranks):
             how = (
                 "ended before its ranks had left"
@@ -441,6 +444,10 @@ class Watchdog:
                 else "is gone: killed, crashed, or its terminal was closed"
             )
             self._end(HangReport(f"mpitrain: {self._asked}the launcher ({self.launcher}) {how}"))
+
+    def _forget_launcher(self) -> None:
+        self.launcher_lost = True
+        self._poll.unregister(self.launcher.descriptor)
 
     def _be_asked(self, number: int, text: str) -> None:
         """Take note that a signal asks ranks to leave, and say so."""
