@@ -11,7 +11,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -19,7 +19,7 @@ import msgspec
 import tomli_w
 from msgspec import Meta
 
-from mpitrain import config_hints
+from mpitrain import config_hints, plugins
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import as_argument, is_one_line, read_text, shown
 
@@ -569,10 +569,14 @@ def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Config:
 
     Raises ConfigError naming file and key.
     """
-    tree = {} if path is None else _read(Path(path), {})
+    typed: set[str] = set()
+    tree = {} if path is None else _read(Path(path), {}, typed)
+    own: dict[str, Any] = {}
     for override in overrides:
+        _override(own, override)
         _override(tree, override)
-    config = parse(tree)
+    typed |= _plugins(own)
+    config = parse(tree, typed)
     if config.run.dir:
         return config
     named = msgspec.structs.replace(config.run, dir=f"runs/{Path(path).stem if path else 'quickstart'}")
@@ -580,9 +584,13 @@ def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Config:
     return msgspec.structs.replace(config, run=named)
 
 
-def parse(tree: Mapping[str, Any]) -> Config:
-    """Check a tree of tables against the typed keys and return the Config."""
+def parse(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Config:
+    """Check a tree of tables against the typed keys and return the Config.
+
+    typed: plug-ins that the user named in this command; another one is refused (plugins.py).
+    """
     _refuse_unknown(tree, Config, "")
+    plugins.refuse_untyped(tree, typed)
     try:
         config = msgspec.convert(_at_home(tree), Config, strict=True)
     except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
@@ -681,10 +689,21 @@ def _require_writable(key: str, value: str) -> None:
         ) from None
 
 
-def _read(path: Path, seen: dict[str, Path]) -> dict[str, Any]:
+def _plugins(tree: Mapping[str, Any]) -> set[str]:
+    return {name for _, name in plugins.names_in(tree)}
+
+
+def _is_of_a_run(tree: Mapping[str, Any], real: str) -> bool:
+    """Return whether a file is the config.toml of a run directory, which a run has written."""
+    beside = Path(real).name == "config.toml" and config_hints.recognised(Path(real).parent)
+    return DERIVED in tree or beside == config_hints.RUN_DIRECTORY
+
+
+def _read(path: Path, seen: dict[str, Path], typed: set[str]) -> dict[str, Any]:
     """Read a file over its bases.
 
     `seen`: those that led here, by their real paths: one file can have many names.
+    `typed`: takes the plug-ins that files of the user's own name.
     """
     try:
         text = read_text(path, MOST_BYTES)
@@ -702,6 +721,8 @@ def _read(path: Path, seen: dict[str, Path]) -> dict[str, Any]:
             "some of them"
         )
     tree = _toml(text, path)
+    if not _is_of_a_run(tree, real):
+        typed |= _plugins(tree)
     base = tree.pop("base", None)
     tree.pop(DERIVED, None)  # another number of ranks gives others
     _refuse_unknown(tree, Config, "", f" in {shown(path)}")
@@ -709,7 +730,7 @@ def _read(path: Path, seen: dict[str, Path]) -> dict[str, Any]:
         return tree
     if not isinstance(base, str):
         raise ConfigError(f"{shown(path)}: base: expected the path of a TOML file, got {shown(base)}")
-    return _merged(_read(path.parent / base, {**seen, real: path}), tree)
+    return _merged(_read(path.parent / base, {**seen, real: path}, typed), tree)
 
 
 def _to_give(path: Path) -> str:
@@ -837,6 +858,11 @@ def flatten(config: Config) -> dict[str, Any]:
     return {f"{table}.{key}": value for table, keys in tree.items() for key, value in keys.items()}
 
 
+def plugins_of(config: Config) -> set[str]:
+    """Return the plug-ins that a configuration names, as `module:name`."""
+    return _plugins(msgspec.to_builtins(config))
+
+
 def to_toml(config: Config) -> str:
     """Write the configuration as TOML that load() reads back to the same Config."""
     return tomli_w.dumps(_as_tables(config))
@@ -865,15 +891,17 @@ def to_toml_with_derived(asked: Config, resolved: Config) -> str:
     )
 
 
-def parse_resolved(tree: Mapping[str, Any]) -> Config:
+def parse_resolved(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Config:
     """Check what a run has written to its directory, its derived keys included, and return the
     resolved Config.
+
+    typed: as parse() takes it.
     """
     asked = dict(tree)
     derived = asked.pop(DERIVED, {})
     if not isinstance(derived, Mapping):
         raise ConfigError(f"{DERIVED}: expected a table, got {shown(derived)}")
-    return parse(_merged(asked, dict(derived)))
+    return parse(_merged(asked, dict(derived)), typed)
 
 
 def _as_tables(config: Config) -> dict[str, dict[str, Any]]:

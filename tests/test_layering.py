@@ -33,13 +33,14 @@ FLOORS = {  # from the roof to the ground: a room imports rooms further down onl
     "layout": "what a configuration means, in integers: who holds, computes and sends what",
     "data": "corpora, tokenizers, tokens and their order",
     "config": "typed keys",
+    "plugins": "code of the user's own that a configuration names",
     "config_hints": "what people type instead of keys and TOML",
     "inputs": "what others wrote, read with limits",
     "comm": "MPI: mesh, collectives, links, transports",
     "schedules": "tables of instructions: families, lowering, proof, simulator",
     "errors": "every error a user can see",
 }
-MOST_ROOMS = 15  # in mpitrain/: folders and files
+MOST_ROOMS = 16  # in mpitrain/: folders and files
 
 
 def imported_names(path: Path) -> list[str]:

@@ -20,14 +20,14 @@ import shutil
 import socket
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.cluster.lock import Lock, read_owner
-from mpitrain.config import Config, identity, parse_resolved, to_toml_with_derived
+from mpitrain.config import Config, identity, parse_resolved, plugins_of, to_toml_with_derived
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, shown
 
@@ -214,7 +214,7 @@ class RunDir:
                 "its own"
             )
             raise CheckpointError(f"{found}; move the file away, or choose another run.dir")
-        before = read_config(self.config)
+        before = read_config(self.config, plugins_of(config))
         found = identity(before)
         wanted = identity(config)
         for key, value in wanted.items():
@@ -229,7 +229,7 @@ class RunDir:
     def _is_of(self, config: Config) -> bool:
         """Return whether config.toml is what a run writes, and of a run like this one."""
         try:
-            return identity(read_config(self.config)) == identity(config)
+            return identity(read_config(self.config, plugins_of(config))) == identity(config)
         except (ConfigError, CheckpointError):
             return False
 
@@ -421,14 +421,15 @@ def number_in(line: bytes, key: str) -> int | None:
     return number if type(number) is int else None
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path, typed: Collection[str] = ()) -> Config:
     """Read the resolved configuration of a run directory, which may be a stranger's.
 
     Nothing in it may lead elsewhere.
+    typed: plug-ins that the user named in this command; another one is refused.
     """
     try:
         require_own(path.parent)
-        return parse_resolved(tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode()))
+        return parse_resolved(tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode()), typed)
     except ConfigError as error:
         raise ConfigError(f"{shown(path)}: {shown(error.args[0])}") from None
     except OSError as error:

@@ -1,0 +1,115 @@
+"""Plug-ins: code of the user's own, which a configuration names as `module:name`.
+
+    model.family = "my_models:GEMMA"        the object GEMMA of my_models.py, on Python's path (PYTHONPATH)
+    optimizer.name = "my_optimizers:LION"   likewise; so do data.source and pipeline.schedule
+
+To load a module is to run it. So only a name that the user typed in this command is loaded: in a
+configuration file of his own, in --set, or in the variable MPITRAIN_PLUGINS. The config.toml of a run
+directory is often a stranger's: a name that stands only there is refused (config.parse).
+"""
+
+import importlib
+import os
+import re
+import traceback
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
+
+T = TypeVar("T")
+KEYS = ("model.family", "optimizer.name", "data.source", "pipeline.schedule")
+VARIABLE = "MPITRAIN_PLUGINS"  # names that may be loaded wherever they stand, with commas or spaces between
+NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+MOST_SHOWN = 8  # names in a message
+
+
+def is_plugin(name: object) -> bool:
+    """Return whether the value of a key names an object of a module: `module:name`."""
+    return isinstance(name, str) and NAME.fullmatch(name) is not None
+
+
+def names_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (key, name) of each plug-in in a tree of tables, {"model": {"family": ...}}."""
+    for key in KEYS:
+        table, _, name = key.partition(".")
+        keys = tree.get(table)
+        value = keys.get(name) if isinstance(keys, Mapping) else None
+        if is_plugin(value):
+            yield key, value
+
+
+def refuse_untyped(tree: Mapping[str, Any], typed: Collection[str] = ()) -> None:
+    """Raise ConfigError for a plug-in that the user didn't name in this command. Loads nothing.
+
+    typed: the names in files of the user's own and in --set.
+    """
+    allowed = {*typed, *re.split(r"[,\s]+", os.environ.get(VARIABLE, ""))}
+    for key, name in names_in(tree):
+        if name not in allowed:
+            raise ConfigError(
+                f'{key} = "{shown(name)}" stands in a run directory and names code, which would be run; if '
+                f"you trust it, set the variable {VARIABLE}={shown(name)} in front of the command"
+            )
+
+
+def load(key: str, name: str, kind: type[T], needed: str) -> T:
+    """Import the module of `module:name` and return the object, an instance of `kind`.
+
+    needed: what the key needs, in words.
+    Raises ConfigError for a module that can't be imported, and for an object that isn't there or is
+    another. Runs the module: whoever read the name has refused what the user didn't type.
+    """
+    module_name, _, attribute = name.partition(":")
+    module = _imported(key, name, module_name)
+    found = getattr(module, attribute, None)
+    if isinstance(found, kind):
+        return found
+    what = "nothing of this name" if found is None else f"{_article(type(found).__name__)}"
+    fitting = [each for each, value in vars(module).items() if isinstance(value, kind)]
+    instead = ", ".join(f"{module_name}:{each}" for each in fitting[:MOST_SHOWN])
+    change = f"use {instead}" if instead else f"define it in {shown(_place(module))}"
+    raise ConfigError(f'{key} = "{shown(name)}": found {what}, needed {needed}; {change}')
+
+
+def _imported(key: str, name: str, module_name: str) -> ModuleType:
+    """Return a module. Raises ConfigError if there is none, or for whatever it raises itself."""
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name != missing and not module_name.startswith(f"{missing}."):
+            raise _failed(key, name, module_name, error) from error
+        file = f"{module_name.partition('.')[0]}.py"
+        here = (
+            "it is in this folder: set PYTHONPATH=."
+            if Path(file).is_file()
+            else "set PYTHONPATH to its folder"
+        )
+        raise ConfigError(
+            f'{key} = "{shown(name)}": found no module {shown(missing)}, needed one on Python\'s path, on '
+            f"every node; {here}"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise _failed(key, name, module_name, error) from error
+
+
+def _failed(key: str, name: str, module_name: str, error: BaseException) -> ConfigError:
+    """Return what to raise for an error in a module of the user's, with the last place in it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename not in (__file__, importlib.__file__)]
+    outside = [frame for frame in own if not frame.filename.startswith("<frozen ")]
+    where = f" at {outside[-1].filename}:{outside[-1].lineno}" if outside else ""
+    what = f"{module_name} raises {type(error).__name__}{where}: {shown(str(error) or 'no message')}"
+    return ConfigError(f'{key} = "{shown(name)}": {what}; mend the module')
+
+
+def _place(module: ModuleType) -> str:
+    return getattr(module, "__file__", None) or module.__name__
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"
