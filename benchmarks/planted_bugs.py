@@ -31,7 +31,13 @@ from launch import started  # noqa: E402
 from preload import LIBRARIES, WHAT  # noqa: E402
 
 FOUND = Path(__file__).with_suffix(".txt")
-LIMIT_S = {"one process": 600, "1 rank": 600, "2 ranks": 600, "4 ranks": 600, "runs": 900}  # who takes longer has found it: it hangs
+LIMIT_S = {
+    "one process": 600,
+    "1 rank": 600,
+    "2 ranks": 600,
+    "4 ranks": 600,
+    "runs": 900,
+}  # who takes longer has found it: it hangs
 
 # ruff: noqa: E501  a bug is a line
 # Which tests are asked about a room: names of files in tests/, without test_ and .py.
@@ -58,6 +64,7 @@ ASKED = {
     "mpitrain/cli": "generate odd_input schedule_command fuzz_command_lines run_commands run_bad_input",
     "mpitrain/errors": "config odd_input run_bad_input",
     "mpitrain/config": "config fuzz_configurations odd_input generate run_bad_input run_nothing_lost",
+    "mpitrain/plugins": "plugins families_presets",
     "mpitrain/inputs": "odd_input hostile_files hostile_run_directory data_* checkpoint_* run_nothing_lost",
     "mpitrain/data/": "data_* fuzz_corpora train_documents run_documents run_nothing_lost",
     "mpitrain/layout/": "gpus config slicing layout_axes parallel_placement node_memory schedules_* rehearsal model_* verify train_* optim_* run_bad_input",
@@ -67,6 +74,7 @@ ASKED = {
     "mpitrain/layout/formatting": "dry_run",
     "mpitrain/training/machine/between_nodes": "run_between_nodes",
     "mpitrain/layout/attention": "config families_presets train_families",
+    "mpitrain/layout/identity": "config families_presets",
     "mpitrain/layout/dispatch": "experts_exchange layout_experts rehearsal train_experts",
     "mpitrain/model/families/": "config families_* layout_experts model_* train_families train_experts",
     "mpitrain/model/gates": "families_logits train_families",
@@ -271,7 +279,7 @@ BUGS = [
     ("mpitrain/commands/schedule/text.py", "if whole or lines <= MOST_LINES:", "if True:"),
     # ------------------------------------------------------------ configuration, data
     ("mpitrain/errors.py", "    exit_code = BAD_INPUT", "    exit_code = FAILED"),
-    ("mpitrain/config.py", 'if key in IDENTITY or key.split(".")[0] in IDENTITY}', "if key in IDENTITY}"),
+    ("mpitrain/layout/identity.py", 'if key in IDENTITY or key.split(".")[0] in IDENTITY}', "if key in IDENTITY}"),
     ("mpitrain/inputs.py", "os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC", "os.O_RDONLY | os.O_CLOEXEC"),
     ("mpitrain/inputs.py", "flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder", "flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder"),
     ("mpitrain/data/documents.py", "targets.masked_fill(ends_BT, IGNORED)", "targets"),
@@ -283,8 +291,8 @@ BUGS = [
     ("mpitrain/data/tokens.py", "needed = count * dtype.itemsize", "needed = count"),
     # ------------------------------------------------------------ layout
     ("mpitrain/layout/activations.py", "return self._inner(segment, self.blocks) if self.offloaded else 0", "return 0"),
-    ("mpitrain/layout/attention.py", '"kv_rank": 4 * width', '"kv_rank": 2 * width'),
-    ("mpitrain/layout/attention.py", 'if found["value_width"] > together:', "if False:"),
+    ("mpitrain/model/layers/latent_attention.py", '"kv_rank": 4 * width', '"kv_rank": 2 * width'),
+    ("mpitrain/model/layers/latent_attention.py", 'if found["value_width"] > together:', "if False:"),
     ("mpitrain/layout/axes.py", '"replicate": cp * dp // self.divided,', '"replicate": dp // self.divided or 1,'),
     ("mpitrain/layout/stage_balance.py", "loads[ranks[-1]] += head", "loads[ranks[-1]] += 0"),
     ("mpitrain/layout/buckets.py", "if (size >= limit and index not in joined) or index == 0:", "if size >= limit or index == 0:"),
@@ -319,7 +327,7 @@ BUGS = [
     ("mpitrain/model/blocks.py", "blocks[group[0] + 1 : group[-1] + 1] = [[] for _ in group[1:]]", "pass"),
     ("mpitrain/model/embedding_and_head.py", ".squeeze(1) * here_N", ".squeeze(1)"),
     ("mpitrain/parallel/functions.py", "targets_N[rows]] -= here_N[rows].to(grad_RV.dtype)", "targets_N[rows]] -= 0.99"),
-    ("mpitrain/model/families/catalog.py", "if name not in FAMILIES:", "if False:"),
+    ("mpitrain/plugins.py", "if name in known:", "if True:"),
     ("mpitrain/model/families/deepseek.py", "own.q_rank, own.kv_rank", "own.kv_rank, own.q_rank"),
     ("mpitrain/model/families/gpt_oss.py", "(config.attention.window, 0)", "(0, config.attention.window)"),
     ("mpitrain/model/families/gpt_oss.py", "if model.width % etp:", "if False:"),
@@ -334,7 +342,7 @@ BUGS = [
     ("mpitrain/model/latent_attention.py", "q * layer.rope.magnitude**2", "q * layer.rope.magnitude"),
     ("mpitrain/model/latent_attention.py", "self.rotary(k_turned.unsqueeze(1), context.start)", "self.rotary(k_turned.unsqueeze(1), 0)"),
     ("mpitrain/model/layers/latent_attention.py", "latent -= self.rope.width", "latent -= 0"),
-    ("mpitrain/model/layers/multi_token.py", "first = replace(family.first, tied=True)", "first = family.first"),
+    ("mpitrain/model/layers/multi_token.py", "first = replace(model.first, tied=True)", "first = model.first"),
     ("mpitrain/model/layers/multi_token.py", "return (1 + self.depths) * self.head.kept(", "return self.depths * self.head.kept("),
     ("mpitrain/model/layers/rope.py", "0.1 * self.mscale * math.log", "0.1 * math.log"),
     ("mpitrain/model/layers/attention.py", "kept = width * (heads + 2 * kv_heads) * sizes.itemsize", "kept = width * (heads + kv_heads) * sizes.itemsize"),
@@ -484,14 +492,20 @@ class Copy:
         self.folder = folder
         self._writes = 1_000_000_000
         for part in ("mpitrain", "comm", "schedules", "jobs", "tests", "benchmarks"):
-            shutil.copytree(ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+            )
         for part in ("setup.cfg", "pyproject.toml", "README.md"):
             shutil.copy(ROOT / part, folder)
 
     def asked(self, file: str) -> list[Path]:
         """Return the test files that are asked about a bug in `file`, each once, in order."""
         room = max((room for room in ASKED if file.startswith(room)), key=len)
-        found = [path for name in ASKED[room].split() for path in sorted((self.folder / "tests").glob(f"test_{name}.py"))]
+        found = [
+            path
+            for name in ASKED[room].split()
+            for path in sorted((self.folder / "tests").glob(f"test_{name}.py"))
+        ]
         return list(dict.fromkeys(found))
 
     def judge(self, files: list[Path], every: bool) -> list[str]:
@@ -500,7 +514,13 @@ class Copy:
         runs = [path for path in files if path.name.startswith("test_run_")]
         single = [path for path in files if path not in runs]
         under_mpi = [path for path in single if "pytest.mark.mpi" in path.read_text(encoding="utf-8")]
-        for how, files in (("one process", single), ("1 rank", under_mpi), ("2 ranks", under_mpi), ("4 ranks", under_mpi), ("runs", runs)):
+        for how, files in (
+            ("one process", single),
+            ("1 rank", under_mpi),
+            ("2 ranks", under_mpi),
+            ("4 ranks", under_mpi),
+            ("runs", runs),
+        ):
             for some in [[path] for path in files] if every else [files] * bool(files):
                 found += [f"{test} ({how})" for test in self._failing(how, some)]
                 if found and not every:
@@ -512,7 +532,9 @@ class Copy:
         name, _, how = finder.rpartition(" (")
         path, _, test = name.partition("::")
         path = self.folder / "tests" / path
-        if not path.exists() or (test and f"def {test.split('[')[0]}(" not in path.read_text(encoding="utf-8")):
+        if not path.exists() or (
+            test and f"def {test.split('[')[0]}(" not in path.read_text(encoding="utf-8")
+        ):
             return []
         chosen = ["-k", test.split("[")[0]] if test else []
         return [f"{test} ({how}" for test in self._failing(how.rstrip(")"), [path], *chosen)]
@@ -562,13 +584,17 @@ class Copy:
             code, text = self._forked(options)
         if code in (0, 5):  # 5: nothing to run
             return []
-        named = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", text, re.M) or re.findall(r"(test_\w+\.py::\S+) failed on rank", text)
+        named = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", text, re.M) or re.findall(
+            r"(test_\w+\.py::\S+) failed on rank", text
+        )
         return named[:1] or [f"{files[0].name}: {'hangs' if code is None else 'ends'}"]
 
 
 def finders(output: Path) -> dict[tuple[str, str], str]:
     """Return {(module, what was put there): who found it first}, of what main() has printed."""
-    pairs = re.findall(r"^(\S+): (.*)\n    (.*?)(?:;.*)?  \[\d+ s\]$", output.read_text(encoding="utf-8"), re.M)
+    pairs = re.findall(
+        r"^(\S+): (.*)\n    (.*?)(?:;.*)?  \[\d+ s\]$", output.read_text(encoding="utf-8"), re.M
+    )
     return {(file, new): found for file, new, found in pairs if found != "nothing"}
 
 
@@ -592,7 +618,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="of the paths of modules; all if none is given")
     asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--all", action="store_true", help="every test file that finds a bug, not only the first")
+    asked.add_argument(
+        "--all", action="store_true", help="every test file that finds a bug, not only the first"
+    )
     asked.add_argument("--after", type=Path, metavar="FILE", default=FOUND, help="what this printed before")
     parser.add_argument("--tests", help="ask these test files only, as in 'run_* train_zero'")
     given = parser.parse_args()
@@ -609,12 +637,19 @@ def main() -> None:
             begins, ends = place_of(old, text)
             files = copy.asked(file)
             if given.tests:
-                files = [path for name in given.tests.split() for path in sorted((copy.folder / "tests").glob(f"test_{name}.py"))]
+                files = [
+                    path
+                    for name in given.tests.split()
+                    for path in sorted((copy.folder / "tests").glob(f"test_{name}.py"))
+                ]
             copy.plant(file, text[:begins] + new + text[ends:])
             finder = before.get((file, " ".join(new.split())))
             found = (finder and copy.still_found(finder)) or copy.judge(files, given.all)
             copy.plant(file, text)
-            print(f"{file}: {' '.join(new.split())}\n    {'; '.join(found) or 'nothing'}  [{time.monotonic() - begin:.0f} s]", flush=True)
+            print(
+                f"{file}: {' '.join(new.split())}\n    {'; '.join(found) or 'nothing'}  [{time.monotonic() - begin:.0f} s]",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -362,133 +362,12 @@ class Config(ConfigTable):
     comm: Comm = Comm()
 
 
-_GPT_OSS = dict(
-    family="gpt-oss", width=2880, heads=64, kv_heads=8, ffn=2880, vocab=201088, tied=False,
-    attention=dict(head_width=64, yarn_factor=32.0, yarn_length=4096),
-)  # fmt: skip
-PRESETS: dict[str, dict[str, Any]] = {
-    "quickstart": dict(layers=6, width=128, heads=4, kv_heads=2, ffn=384, tied=True),
-    "reference": dict(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False),
-    "smollm2-135m": dict(
-        layers=30,
-        width=576,
-        heads=9,
-        kv_heads=3,
-        ffn=1536,
-        vocab=49152,
-        tied=True,
-        attention=dict(theta=100_000.0),
-    ),
-    "llama3.2-1b": dict(
-        layers=16,
-        width=2048,
-        heads=32,
-        kv_heads=8,
-        ffn=8192,
-        vocab=128256,
-        tied=True,
-        attention=dict(theta=500_000.0, llama3_factor=32.0, llama3_length=8192),
-    ),
-    "llama3-8b": dict(
-        layers=32,
-        width=4096,
-        heads=32,
-        kv_heads=8,
-        ffn=14336,
-        vocab=128256,
-        tied=False,
-        attention=dict(theta=500_000.0),
-    ),
-    "mixtral-8x7b": dict(
-        family="mixtral",
-        layers=32,
-        width=4096,
-        heads=32,
-        kv_heads=8,
-        ffn=14336,
-        vocab=32000,
-        tied=False,
-        attention=dict(theta=1e6),
-    ),
-    "mixtral-8x22b": dict(
-        family="mixtral",
-        layers=56,
-        width=6144,
-        heads=48,
-        kv_heads=8,
-        ffn=16384,
-        vocab=32000,
-        tied=False,
-        attention=dict(theta=1e6),
-    ),
-    "qwen3-30b-a3b": dict(
-        family="qwen3-moe",
-        layers=48,
-        width=2048,
-        heads=32,
-        kv_heads=4,
-        ffn=6144,
-        vocab=151936,
-        tied=False,
-        attention=dict(head_width=128),
-        experts=dict(width=768),
-    ),
-    "qwen3-235b-a22b": dict(
-        family="qwen3-moe",
-        layers=94,
-        width=4096,
-        heads=64,
-        kv_heads=4,
-        ffn=12288,
-        vocab=151936,
-        tied=False,
-        attention=dict(head_width=128),
-        experts=dict(width=1536),
-    ),
-    "deepseek-v3": dict(
-        family="deepseek-v3",
-        layers=61,
-        width=7168,
-        heads=128,
-        ffn=18432,
-        vocab=129280,
-        tied=False,
-        attention=dict(
-            head_width=128,
-            q_rank=1536,
-            kv_rank=512,
-            rotary_width=64,
-            value_width=128,
-            yarn_factor=40.0,
-            yarn_length=4096,
-        ),
-        experts=dict(width=2048),
-    ),
-    "gpt-oss-20b": dict(_GPT_OSS, layers=24, experts=dict(count=32)),
-    "gpt-oss-120b": dict(_GPT_OSS, layers=36, experts=dict(count=128)),
-}
-
 ADAMW = dict(betas=(0.9, 0.95), eps=1e-8)
 # the keys that each has, and their values where none is given
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": ADAMW,
     "sgd": dict(momentum=0.9, nesterov=False),
     "muon": dict(**ADAMW, momentum=0.95, nesterov=True, ns_steps=5),
-}
-
-_ROTARY = dict(
-    head_width=0, theta=10_000.0, yarn_factor=1.0, yarn_length=0, yarn_mscale=1.0,
-    llama3_factor=1.0, llama3_length=0, llama3_low=1.0, llama3_high=4.0,
-)  # fmt: skip
-# the keys that each family's attention has, and their values where none is given
-ATTENTION: dict[str, dict[str, Any]] = {
-    "llama": _ROTARY,
-    "qwen3": dict(_ROTARY, theta=1_000_000.0),
-    "qwen3-moe": dict(_ROTARY, theta=1_000_000.0),
-    "mixtral": _ROTARY,
-    "gpt-oss": dict(_ROTARY, theta=150_000.0, window=128),
-    # by a head's width
-    "deepseek-v3": dict(_ROTARY, q_rank=None, kv_rank=None, rotary_width=None, value_width=None),
 }
 
 # What a resolved configuration has of a key that was left open, where neither the preset nor the
@@ -502,29 +381,6 @@ NEUTRAL: dict[str, dict[str, Any]] = {
 
 # of presets that say nothing else; runs made before there was a choice are of it, too
 FIRST_FAMILY = "llama"
-
-_ALL_ALIKE = dict(shared=0, groups=1, groups_active=1, first=0, every=1, z_weight=0.0)
-_OF_SOFTMAX = dict(score="softmax", normalised=True, scale=1.0)
-# of families that have some, where neither the preset nor the configuration says otherwise
-EXPERTS: dict[str, dict[str, Any]] = {
-    "mixtral": dict(_ALL_ALIKE, **_OF_SOFTMAX, count=8, active=2, balance="microbatch"),
-    "qwen3-moe": dict(_ALL_ALIKE, **_OF_SOFTMAX, count=128, active=8, balance="global"),
-    "gpt-oss": dict(_ALL_ALIKE, **_OF_SOFTMAX, count=32, active=4, balance="microbatch"),
-    "deepseek-v3": dict(
-        _ALL_ALIKE,
-        count=256,
-        active=8,
-        shared=1,
-        groups=8,
-        groups_active=4,
-        first=3,
-        score="sigmoid",
-        normalised=True,
-        scale=2.5,
-        balance="bias",
-        balance_weight=1e-4,
-    ),
-}
 
 # the table of a run directory's config.toml that a run doesn't read, and its readers do
 DERIVED = "derived"
@@ -540,24 +396,6 @@ PATHS = (
         "experts.replay",
     ),
     "pipeline.schedule",
-)
-
-# What makes two runs the same computation; the rest (layout, transport, length, where it is kept)
-# may change when a run goes on.
-BY_CONTENT = (
-    *("data.path", "data.val_path", "data.text_key", "data.tokenizer", "data.tokens", "data.end_of_text"),
-    "data.begin_of_text",
-)
-IDENTITY = (
-    "run.seed",
-    "model",
-    "attention",
-    "experts",
-    "data",
-    "batch",
-    "precision",
-    "optimizer",
-    "schedule",
 )
 
 
@@ -911,31 +749,6 @@ def _as_tables(config: Config) -> dict[str, dict[str, Any]]:
         table: {key: value for key, value in keys.items() if value is not None}
         for table, keys in tree.items()
     }
-
-
-def identity(config: Config) -> dict[str, Any]:
-    """Return the keys that define the computation: a run may only go on if they are unchanged."""
-    found = {
-        key: value
-        for key, value in flatten(config).items()
-        if key in IDENTITY or key.split(".")[0] in IDENTITY
-    }
-    # the same rows, in more rounds or in fewer, by other ways: a matter of the layout, like ep
-    for key in ("buffer", "dispatch"):
-        del found[f"experts.{key}"]
-    del found["schedule.steps"]  # like run.steps, by which a run is made longer
-    # what lies there says whether it is the same, not where: data/tokens.json and checkpoints have
-    # its digest
-    for key in BY_CONTENT:
-        del found[key]
-    # likewise: checkpoints have the digest of the routing
-    found["experts.replay"] = bool(found["experts.replay"])
-    found["model.family"] = found["model.family"] or FIRST_FAMILY
-    neutral = {f"{table}.{key}": value for table, keys in NEUTRAL.items() for key, value in keys.items()}
-    # in runs older than the key
-    found |= {key: value for key, value in neutral.items() if found[key] is None}
-    of_family = {f"attention.{key}": value for key, value in ATTENTION.get(found["model.family"], {}).items()}
-    return found | {key: value for key, value in of_family.items() if found[key] == neutral.get(key)}
 
 
 def digest(config: Config) -> str:

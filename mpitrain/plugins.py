@@ -10,13 +10,18 @@ directory is often a stranger's: a name that stands only there is refused (confi
 
 import importlib
 import os
+import pkgutil
 import re
 import traceback
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+from mpitrain import config_hints
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
@@ -73,6 +78,51 @@ def load(key: str, name: str, kind: type[T], needed: str) -> T:
     instead = ", ".join(f"{module_name}:{each}" for each in fitting[:MOST_SHOWN])
     change = f"use {instead}" if instead else f"define it in {shown(_place(module))}"
     raise ConfigError(f'{key} = "{shown(name)}": found {what}, needed {needed}; {change}')
+
+
+@dataclass(frozen=True)
+class Catalog(Generic[T]):
+    """What a key can name: objects of a package's modules, each by its `name`, and plug-ins.
+
+    A file in the package is all that a new one takes: it is found there, by its kind.
+
+    key: such as `model.family`.
+    package: its modules are imported when one of them is asked for.
+    needed: what a plug-in must be, in words.
+    """
+
+    key: str
+    package: str
+    kind: type[T]
+    needed: str
+
+    def built_in(self) -> Mapping[str, T]:
+        """Return those of the package by their names."""
+        return _objects(self.package, self.kind)
+
+    def find(self, name: str) -> T:
+        """Return what a value of the key names. Raises ConfigError if there is none."""
+        if is_plugin(name):
+            return load(self.key, name, self.kind, self.needed)
+        known = self.built_in()
+        if name in known:
+            return known[name]
+        near = get_close_matches(name, known, 1)
+        hint = config_hints.instead_of_value(self.key, name) or (
+            f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        )
+        raise ConfigError(f"{self.key} = {shown(repr(name))}; {hint}")
+
+
+@cache
+def _objects(package: str, kind: type[T]) -> dict[str, T]:
+    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    found = {}
+    for module in sorted(each.name for each in modules):
+        for value in vars(importlib.import_module(f"{package}.{module}")).values():
+            if isinstance(value, kind):
+                found[value.name] = value
+    return found
 
 
 def _imported(key: str, name: str, module_name: str) -> ModuleType:

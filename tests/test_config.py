@@ -13,6 +13,8 @@ from mpitrain import config as settings
 from mpitrain import config_hints
 from mpitrain.cluster.threads import num_threads
 from mpitrain.errors import ConfigError
+from mpitrain.layout.family import presets, with_experts
+from mpitrain.layout.identity import identity
 from mpitrain.layout.log_pace import log_pace
 from mpitrain.layout.resolve import resolve
 from mpitrain.optim.rates import learning_rate
@@ -290,10 +292,10 @@ def test_fp8_counts_the_positions_of_a_segment_that_the_schedule_cuts():
 
 
 @pytest.mark.parametrize(
-    "preset", [name for name, keys in settings.PRESETS.items() if keys.get("family") not in settings.EXPERTS]
+    "preset", [name for name, keys in presets().items() if keys["family"] not in with_experts()]
 )
 def test_presets_without_experts_are_fit_for_fp8(preset):
-    tp = 4 if settings.PRESETS[preset]["heads"] % 4 == 0 else 1
+    tp = 4 if presets()[preset]["heads"] % 4 == 0 else 1
     divided = ((f"parallel.tp={tp}",), (f"parallel.tp={tp}", "parallel.async_tp=true")) if tp > 1 else ()
     for layout in ((), ("parallel.cp=4",), *divided):
         assert resolved("precision.compute=fp8", f"model.preset={preset}", *layout, ranks=4, vocab=200)
@@ -651,20 +653,20 @@ def test_a_run_that_wrote_zeros_for_what_it_had_not_is_the_same_run(tmp_path):
     (tmp_path / "config.toml").write_text(zeros)
     older = settings.load(tmp_path / "config.toml")
     newer = settings.load(None, ["run.dir=runs/config"])
-    assert settings.identity(resolve(older, 1, 256)) == settings.identity(resolve(newer, 1, 256))
-    assert settings.identity(older) == settings.identity(newer)
+    assert identity(resolve(older, 1, 256)) == identity(resolve(newer, 1, 256))
+    assert identity(older) == identity(newer)
 
 
 def test_a_run_from_before_there_were_families_is_the_same_run():
     config = resolved()
     old = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, family=""))
-    assert settings.identity(old) == settings.identity(config) and config.model.family == "llama"
+    assert identity(old) == identity(config) and config.model.family == "llama"
 
 
 def test_identity_ignores_layout_and_length_and_nothing_else():
     config = resolved()
     other = resolved("parallel.pp=2", "run.steps=9", "comm.transport=messages", "run.dir=x", ranks=2)
-    assert settings.identity(config) == settings.identity(other)
+    assert identity(config) == identity(other)
     data = ("data.sequence=9", "data.documents=separate")
     for override in (
         "run.seed=2",
@@ -674,7 +676,7 @@ def test_identity_ignores_layout_and_length_and_nothing_else():
         "precision.compute=fp64",
         "batch.micro=2",
     ):
-        assert settings.identity(resolved(override)) != settings.identity(config)
+        assert identity(resolved(override)) != identity(config)
 
 
 def test_every_key_is_typed():
@@ -847,7 +849,7 @@ def test_a_pace_that_is_none_is_answered_with_one_that_is(every, works):
 def test_steps_after_the_schedules_last_keep_its_rate(name):
     short = rates(f"schedule.name={name}", "run.steps=60")[:60]
     assert rates(f"schedule.name={name}", "schedule.steps=60") == short + [short[-1]] * 40
-    assert settings.identity(resolved("schedule.steps=60")) == settings.identity(resolved())
+    assert identity(resolved("schedule.steps=60")) == identity(resolved())
 
 
 def test_constant_stays():

@@ -10,9 +10,11 @@ import pytest
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
 from mpitrain.layout.attention import head_width
+from mpitrain.layout.family import FAMILIES, presets
+from mpitrain.layout.identity import identity
 from mpitrain.layout.parameters import STD
 from mpitrain.layout.resolve import resolve
-from mpitrain.model.families.catalog import FAMILIES, plan_of
+from mpitrain.model.families.catalog import plan_of
 
 
 def planned(*overrides, ranks=1):
@@ -82,12 +84,12 @@ PUBLISHED = {
 
 
 # these two are our own
-@pytest.mark.parametrize("preset", sorted(settings.PRESETS.keys() - {"quickstart", "reference"}))
+@pytest.mark.parametrize("preset", sorted(presets().keys() - {"quickstart", "reference"}))
 def test_presets_carry_the_constants_that_were_published(preset):
     plan = planned(f"model.preset={preset}")
     published = PUBLISHED[preset]
     config = plan.config
-    layers = [layer for block in plan.family.blocks for layer in block]
+    layers = [layer for block in plan.model.blocks for layer in block]
     scaling = lambda name: tuple(getattr(config.attention, f"{name}_{key}") for key in SCALED[name])  # noqa: E731
     found = dict(
         theta=config.attention.theta, vocab=config.model.vocab, tied=config.model.tied,
@@ -96,7 +98,7 @@ def test_presets_carry_the_constants_that_were_published(preset):
         num_experts=config.experts.count, num_active=config.experts.active, scale=config.experts.scale,
     )  # fmt: skip
     expected = {"tied": False, "yarn": (1.0, 0), "llama3": (1.0, 0, 1.0, 4.0), **published}
-    assert {layer.eps for layer in layers} == {expected.pop("eps")} == {plan.family.last.eps}
+    assert {layer.eps for layer in layers} == {expected.pop("eps")} == {plan.model.last.eps}
     assert {key: found[key] for key in expected} == expected
 
 
@@ -180,7 +182,7 @@ def test_keys_that_do_nothing_or_cannot_be_are_refused(overrides, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("lama", "did you mean llama?"), ("x", "known: " + ", ".join(FAMILIES))]
+    ("name", "words"), [("lama", "did you mean llama?"), ("x", "known: " + ", ".join(FAMILIES.built_in()))]
 )
 def test_a_family_that_is_not_there_is_refused(name, words):
     with pytest.raises(ConfigError) as refused:
@@ -203,7 +205,7 @@ def test_biases_of_experts_that_do_not_divide_are_refused():
         planned(*odd, ranks=2)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES.built_in())
 def test_what_is_added_to_the_residual_stream_is_small_at_first(family):
     """By the root of how many are added to it, two a block."""
     plan = planned(
@@ -239,14 +241,14 @@ def test_a_family_without_a_preset_has_sizes_by_the_width_of_a_head():
 def test_a_resolved_configuration_resolves_to_itself(overrides):
     resolved = planned(*overrides).config
     again = resolve(settings.parse(settings.tomllib.loads(settings.to_toml(resolved))), 1, 256)
-    assert again == resolved and settings.identity(again) == settings.identity(resolved)
+    assert again == resolved and identity(again) == identity(resolved)
 
 
 def test_a_run_older_than_the_keys_of_attention_goes_on():
     resolved = planned().config
     tree = settings.tomllib.loads(settings.to_toml(resolved))
     del tree["attention"], tree["model"]["family"]
-    assert settings.identity(settings.parse(tree)) == settings.identity(resolved)
+    assert identity(settings.parse(tree)) == identity(resolved)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A layer kind and a family that the code has never seen: one class, and one line that names the family.
+"""A layer kind and a family that the code has never seen: one class, and one object that is the family.
 
 Parity with plain torch, memory, traffic, FLOPs and what it tells besides its output follow from
 what the layer declares.
@@ -11,7 +11,8 @@ import pytest
 from conftest import agree
 from training import of_tensors
 
-from mpitrain.layout.layer import Family
+from mpitrain.layout.family import ROTARY, ModelFamily
+from mpitrain.layout.layer import ModelLayers
 from mpitrain.layout.parameters import COLUMNS, ROWS, Spec, matrix, product_flops, residual_std, vector
 
 WIDTH = 16
@@ -22,7 +23,7 @@ STEPS = 2
 SETTINGS = (
     f"model.layers={LAYERS}", f"model.width={WIDTH}", f"model.ffn={UNITS}", f"model.vocab={VOCAB}",
     "model.heads=4", "model.kv_heads=2",
-    "model.family=biased", "data.sequence=8", "batch.global=8", "precision.compute=fp64",
+    "model.family=test_model_new_layer:BIASED", "data.sequence=8", "batch.global=8", "precision.compute=fp64",
     "optimizer.name=sgd", "optimizer.momentum=0",
     "optimizer.decay=0", "optimizer.clip=0", "comm.bucket_mb=0.002", "comm.timeout_s=200",
 )  # fmt: skip
@@ -116,16 +117,12 @@ def biased(config):
 
     model = config.model
     ends = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
-    return Family(
+    return ModelLayers(
         next(ends), model.layers * ((BiasedUnit(model.width, model.ffn, model.layers),),), next(ends)
     )
 
 
-@pytest.fixture(autouse=True)
-def _one_line(monkeypatch):
-    from mpitrain.model.families.catalog import FAMILIES
-
-    monkeypatch.setitem(FAMILIES, "biased", biased)
+BIASED = ModelFamily("biased", biased, attention=ROTARY)
 
 
 # ---------------------------------------------------------------- what follows from it

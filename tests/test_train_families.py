@@ -13,7 +13,9 @@ from oracle_families import further_loss
 from oracle_families import loss as plain_loss
 from training import of_tensors
 
-from mpitrain.layout.layer import Family
+from mpitrain.layout.family import ModelFamily
+from mpitrain.layout.layer import ModelLayers
+from mpitrain.model.layers.latent_attention import latent_heads
 
 WIDTH = 16
 FFN = 24
@@ -152,13 +154,14 @@ def family(config):
     model = config.model
     own = config.attention
     depth = 2 * config.model.layers
-    eps = EPS.get(config.model.family, 1e-6)
-    if model.family == "normed":
+    kind = kind_of(config)
+    eps = EPS.get(kind, 1e-6)
+    if kind == "normed":
         rope = rope_of(own, head_width(config))
         attention = BLOCKS * [
             Attention(model.width, model.heads, model.kv_heads, rope, depth, eps, normed=True)
         ]
-    elif model.family == "sinking":
+    elif kind == "sinking":
         rope = rope_of(own, head_width(config), rounded=False)
         make = lambda window: Attention(  # noqa: E731
             model.width, model.heads, model.kv_heads, rope, depth, eps, biased=True, window=window, sinks=True
@@ -169,23 +172,33 @@ def family(config):
         sizes = own.head_width, own.value_width, own.q_rank, own.kv_rank
         attention = BLOCKS * [LatentAttention(model.width, model.heads, *sizes, rope, depth, eps)]
     blocks = tuple((layer, FeedForward(model.width, model.ffn, depth, eps)) for layer in attention)
-    return Family(
+    return ModelLayers(
         Embedding(model.vocab, model.width, model.tied),
         blocks,
         Head(model.vocab, model.width, model.tied, eps),
     )
 
 
+def kind_of(config):
+    """Return the kind of attention, or the family of its own name."""
+    return next((kind for kind, named in NAMED.items() if named == config.model.family), config.model.family)
+
+
+NORMED = ModelFamily("normed", family, KINDS["normed"])
+SINKING = ModelFamily("sinking", family, KINDS["sinking"])
+LATENT_QUERIES = ModelFamily("latent", family, KINDS["latent"], heads=latent_heads, grouped=False)
+PLAIN_QUERIES = ModelFamily("plain", family, KINDS["latent-plain-queries"], heads=latent_heads, grouped=False)
+NAMED = {  # as plug-ins
+    kind: f"test_train_families:{name}"
+    for kind, name in zip(KINDS, ("NORMED", "SINKING", "LATENT_QUERIES", "PLAIN_QUERIES"))
+}
+
+
 @pytest.fixture(autouse=True)
-def _families(monkeypatch):
-    from mpitrain.config import ATTENTION
+def _limit(monkeypatch):
     from mpitrain.model.families import gpt_oss
-    from mpitrain.model.families.catalog import FAMILIES
 
     monkeypatch.setattr(gpt_oss, "LIMIT", LIMIT)
-    for kind, keys in KINDS.items():
-        monkeypatch.setitem(ATTENTION, kind, keys)
-        monkeypatch.setitem(FAMILIES, kind, family)
 
 
 def plan_with(kind, world_size, layout):
@@ -202,7 +215,11 @@ def plan_with(kind, world_size, layout):
         else ("model.kv_heads=2",)
     )
     return plan_of(
-        resolve(settings.load(None, (*SETTINGS, f"model.family={kind}", *own, *keys)), world_size, VOCAB)
+        resolve(
+            settings.load(None, (*SETTINGS, f"model.family={NAMED.get(kind, kind)}", *own, *keys)),
+            world_size,
+            VOCAB,
+        )
     )
 
 
@@ -210,12 +227,12 @@ def oracle_of(plan):
     """Return what a model has, as the oracle is told."""
     import msgspec
 
-    family = plan.config.model.family
+    kind = kind_of(plan.config)
     own, experts = (msgspec.to_builtins(table) for table in (plan.config.attention, plan.config.experts))
     return dict(
         own,
-        eps=EPS.get(family, 1e-6),
-        rounded=family not in ("sinking", "gpt-oss"),
+        eps=EPS.get(kind, 1e-6),
+        rounded=kind not in ("sinking", "gpt-oss"),
         experts=experts,
         limit=LIMIT,
     )

@@ -150,7 +150,7 @@ def their_weights(name):
 
     own = weights(name)
     found = {}
-    layer = plan(name).family.blocks[0][0]
+    layer = plan(name).model.blocks[0][0]
     for block in range(SIZES["layers"]):
         start = f"blocks.{block}."
         prefix = f"model.layers.{block}."

@@ -34,13 +34,13 @@ def _with_parallel(plan: Plan, **keys) -> Plan:
     """Return the plan of the same run with other keys of `parallel`."""
     parallel = msgspec.structs.replace(plan.config.parallel, **keys)
     config = msgspec.structs.replace(plan.config, parallel=parallel)
-    return Plan(msgspec.structs.replace(config, parallel=with_reduce(parallel, config)), plan.family)
+    return Plan(msgspec.structs.replace(config, parallel=with_reduce(parallel, config)), plan.model)
 
 
 def with_recompute(plan: Plan, mode: str) -> Plan:
     """Return the plan of the same run with another memory.recompute."""
     memory = msgspec.structs.replace(plan.config.memory, recompute=mode, every=0)
-    return Plan(msgspec.structs.replace(plan.config, memory=memory), plan.family)
+    return Plan(msgspec.structs.replace(plan.config, memory=memory), plan.model)
 
 
 def by_stage(plan: Plan, stages: Iterable[int] = STAGES) -> dict[int, int]:

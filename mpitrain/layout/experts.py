@@ -15,9 +15,9 @@ import math
 
 import msgspec
 
-from mpitrain.config import EXPERTS, NEUTRAL, Config, ExpertsTable, Model, Parallel
+from mpitrain.config import NEUTRAL, Config, ExpertsTable, Model, Parallel
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import shown
+from mpitrain.layout.family import ModelFamily, with_experts
 
 # which every family has
 OF_A_LAYOUT = {key: getattr(ExpertsTable(), key) for key in ("capacity", "buffer", "dispatch")}
@@ -31,28 +31,22 @@ def ranks_of_pipeline_rank(parallel: Parallel) -> int:
     return parallel.tp * parallel.cp * parallel.dp
 
 
-def resolve_experts(config: Config, model: Model, preset: dict) -> ExpertsTable:
+def resolve_experts(config: Config, model: Model, family: ModelFamily, preset: dict) -> ExpertsTable:
     """Fill in what the table `experts` left open.
 
     Raises ConfigError for what would do nothing, and for what can't be.
     """
     values = {key: getattr(config.experts, key) for key in ExpertsTable.__struct_fields__}
     given = {key: value for key, value in values.items() if value is not None and value != ""}
-    if model.family not in EXPERTS:
+    if family.experts is None:
         if config.run.routing:
             raise ConfigError(
                 f"run.routing = {config.run.routing}: model.family = {json.dumps(model.family)} has no "
                 "experts; leave it out"
             )
-        for key, value in given.items():
-            if value != (NEUTRAL["experts"] | OF_A_LAYOUT).get(key):
-                none = f"does nothing with model.family = {json.dumps(model.family)}, which has no experts"
-                raise ConfigError(
-                    f"experts.{key} = {shown(json.dumps(value))} {none}; leave it out, or use "
-                    f"{', '.join(EXPERTS)}"
-                )
+        family.refuse_unused(model.family, "experts", given, NEUTRAL["experts"] | OF_A_LAYOUT)
         return msgspec.structs.replace(config.experts, **NEUTRAL["experts"])
-    defaults = {"width": model.ffn, **EXPERTS[model.family], **preset}
+    defaults = {"width": model.ffn, **family.experts, **preset}
     balance = given.get("balance", defaults["balance"])
     if balance != defaults["balance"]:  # of another one weight and rate say nothing
         defaults = {
@@ -112,11 +106,11 @@ def refuse_unfolded(model: Model, experts: ExpertsTable, parallel: Parallel, con
     ep = parallel.ep
     etp = parallel.etp
     ranks = ranks_of_pipeline_rank(parallel)
-    if model.family not in EXPERTS:
+    if not experts.count:
         for key, degree in (("ep", ep), ("etp", etp)):
             if degree > 1:
                 without = f"model.family = {json.dumps(model.family)} has no experts"
-                raise ConfigError(f"parallel.{key} = {degree}: {without}; use {', '.join(EXPERTS)}")
+                raise ConfigError(f"parallel.{key} = {degree}: {without}; use {', '.join(with_experts())}")
         return
     dense = (
         f"parallel.tp x parallel.cp x parallel.dp = {parallel.tp} x {parallel.cp} x {parallel.dp} = {ranks} "

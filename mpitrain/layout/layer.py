@@ -90,7 +90,7 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelLayers:
     """A model: what comes first, blocks of layers, what comes last.
 
     A stage may begin and end between two layers of a block.

@@ -182,7 +182,7 @@ def _changed(plan: Plan, **tables: dict) -> Plan:
     changes = {
         name: msgspec.structs.replace(getattr(plan.config, name), **keys) for name, keys in tables.items()
     }
-    return Plan(msgspec.structs.replace(plan.config, **changes), plan.family)
+    return Plan(msgspec.structs.replace(plan.config, **changes), plan.model)
 
 
 def _fetched(plan: Plan, bucket: HeldBucket) -> Counter[str]:

@@ -1,6 +1,6 @@
 """One plan of a run: everything that follows from its configuration and number of ranks, by integers alone.
 
-    family    what the model is made of (layout/layer.py)
+    model    what the model is made of (layout/layer.py)
     table     who computes what, in which order (schedules/)
     stages    the layers, parameters, parts and buckets of each stage (layout/stages.py)
     training  the program of every pipeline rank, proved (layout/program.py); evaluation: without
@@ -21,7 +21,7 @@ import numpy as np
 from mpitrain.config import Config
 from mpitrain.layout import program, routing
 from mpitrain.layout.axes import Axes, axes_of
-from mpitrain.layout.layer import Family, Layer, Sizes
+from mpitrain.layout.layer import Layer, ModelLayers, Sizes
 from mpitrain.layout.parameters import Spec, itemsizes_of
 from mpitrain.layout.pipeline_table import num_microbatches, placement_in, table_of
 from mpitrain.layout.program import Programs
@@ -40,7 +40,7 @@ class Plan:
     """
 
     config: Config
-    family: Family
+    model: ModelLayers
 
     @cached_property
     def table(self) -> Table:
@@ -56,7 +56,7 @@ class Plan:
             self.table.rank_of[: self.table.depth],
             self.table.copies,
         )
-        stages = stages_of(self.config, self.family, rank_of, copies)
+        stages = stages_of(self.config, self.model, rank_of, copies)
         return (
             with_every(stages, self.table, self.sizes)
             if self.config.memory.recompute == "every-k"
@@ -124,7 +124,7 @@ class Plan:
     @property
     def tied(self) -> bool:
         """Whether the first and the last stage have the same embedding."""
-        return any(spec.tied for spec in self.family.first.parameters())
+        return any(spec.tied for spec in self.model.first.parameters())
 
     @cached_property
     def routing(self) -> RoutingTrace | None:
@@ -156,7 +156,7 @@ class Plan:
     @property
     def _layers(self) -> tuple[Layer, ...]:
         return (
-            self.family.first,
-            *(layer for block in self.family.blocks for layer in block),
-            self.family.last,
+            self.model.first,
+            *(layer for block in self.model.blocks for layer in block),
+            self.model.last,
         )

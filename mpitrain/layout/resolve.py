@@ -4,6 +4,7 @@ together, before anything is built.
 
 import difflib
 import json
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -13,7 +14,6 @@ from mpitrain.config import (
     FIRST_FAMILY,
     NEUTRAL,
     OPTIMIZERS,
-    PRESETS,
     Batch,
     Config,
     Memory,
@@ -31,6 +31,7 @@ from mpitrain.layout.attention import resolve_attention, with_heads
 from mpitrain.layout.dispatch import resolve_dispatch
 from mpitrain.layout.domains import divided
 from mpitrain.layout.experts import refuse_unfolded, resolve_experts
+from mpitrain.layout.family import family_of, presets
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.idle import refuse_idle_keys, refuse_long_decay
 from mpitrain.layout.log_pace import log_pace
@@ -64,8 +65,9 @@ def resolve(
         num_nodes = -(-num_ranks // node_ranks)
     preset = _preset(config.model)
     model = _model(config.model, preset, vocab, needed or vocab)
-    attention = resolve_attention(config, model, preset.get("attention", {}))
-    experts = resolve_experts(config, model, preset.get("experts", {}))
+    family = family_of(model)
+    attention = resolve_attention(config, model, family, preset.get("attention", {}))
+    experts = resolve_experts(config, model, family, preset.get("experts", {}))
     own = own_table(config.pipeline)
     if own is None:
         require_known(config.pipeline.schedule)
@@ -321,12 +323,13 @@ def _pipeline(pipeline: Pipeline, own: Table | None, parallel: Parallel, layers:
 
 def _preset(model: Model) -> dict[str, Any]:
     """Return the keys of a preset: those of the model, and of the tables that are about parts of it."""
-    if model.preset not in PRESETS:
-        raise ConfigError(f"model.preset = {shown(repr(model.preset))}{_of_no_preset(model.preset)}")
-    return PRESETS[model.preset]
+    known = presets(model.family)
+    if model.preset not in known:
+        raise ConfigError(f"model.preset = {shown(repr(model.preset))}{_of_no_preset(model.preset, known)}")
+    return known[model.preset]
 
 
-def _of_no_preset(name: str) -> str:
+def _of_no_preset(name: str, known: Collection[str]) -> str:
     """Return what to use instead of a preset that there isn't.
 
     A name may be that of a model elsewhere, or of its folder.
@@ -334,9 +337,9 @@ def _of_no_preset(name: str) -> str:
     if found := config_hints.recognised(name):
         sizes = config_hints.keys_of_model(name)
         trained = f"; such a model is trained from the beginning with {sizes}" if sizes else ""
-        return f" is {found}, needed a name of sizes{trained}; known: {', '.join(PRESETS)}"
-    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), PRESETS, 1)
-    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(PRESETS)}"
+        return f" is {found}, needed a name of sizes{trained}; known: {', '.join(known)}"
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), known, 1)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
 
 
 def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Model:
@@ -350,7 +353,7 @@ def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Mod
             f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens{without}; needed at least "
             f"{needed}: raise model.vocab or leave it out"
         )
-    return with_heads(model, given.get("kv_heads"))
+    return with_heads(model, family_of(model), given.get("kv_heads"))
 
 
 def _optimizer(optimizer: OptimizerTable) -> OptimizerTable:

@@ -11,7 +11,7 @@ from itertools import accumulate, groupby
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.layout.buckets import Bucket, buckets_of, parts_of
-from mpitrain.layout.layer import Family, Placed
+from mpitrain.layout.layer import ModelLayers, Placed
 from mpitrain.layout.parameters import WHOLE, Shard, Spec
 from mpitrain.layout.stage_balance import balanced_split
 from mpitrain.schedules.reductions import Reduction
@@ -103,15 +103,17 @@ class StagePlan:
         )
 
 
-def stages_of(config: Config, family: Family, rank_of: tuple[int, ...], copies: int) -> tuple[StagePlan, ...]:
-    """Divide a family's layers over stages: as configured, or balanced.
+def stages_of(
+    config: Config, model: ModelLayers, rank_of: tuple[int, ...], copies: int
+) -> tuple[StagePlan, ...]:
+    """Divide a model's layers over stages: as configured, or balanced.
 
     rank_of: the pipeline rank of each stage of one copy.
     """
-    row = family.row()
+    row = model.row()
     last = len(rank_of) - 1
     counts = (
-        _balanced(config, family, rank_of) if config.pipeline.stages is None else _configured(config, family)
+        _balanced(config, model, rank_of) if config.pipeline.stages is None else _configured(config, model)
     )
     stages = []
     for index, (end, count) in enumerate(zip(accumulate(counts), counts)):
@@ -120,32 +122,32 @@ def stages_of(config: Config, family: Family, rank_of: tuple[int, ...], copies: 
             for _, each in groupby(row[end - count : end], lambda numbered: numbered[0])
         ]
         if index == 0:
-            blocks.insert(0, (family.ends[0],))
+            blocks.insert(0, (model.ends[0],))
         if index == last:
-            blocks.append((family.ends[1],))
+            blocks.append((model.ends[1],))
         stages.append(StagePlan(config, index, index == 0, index == last, tuple(blocks), copies))
     return tuple(stages)
 
 
-def _balanced(config: Config, family: Family, rank_of: tuple[int, ...]) -> list[int]:
+def _balanced(config: Config, model: ModelLayers, rank_of: tuple[int, ...]) -> list[int]:
     """Balance by multiplications per token: of weights, and of scores and values in causal attention."""
-    costs = {id(layer): layer.cost(config.data.sequence) for block in family.blocks for layer in block}
-    row = tuple(costs[id(layer)] for block in family.blocks for layer in block)
-    return balanced_split(row, rank_of, family.last.cost(config.data.sequence))
+    costs = {id(layer): layer.cost(config.data.sequence) for block in model.blocks for layer in block}
+    row = tuple(costs[id(layer)] for block in model.blocks for layer in block)
+    return balanced_split(row, rank_of, model.last.cost(config.data.sequence))
 
 
-def _configured(config: Config, family: Family) -> list[int]:
+def _configured(config: Config, model: ModelLayers) -> list[int]:
     """Turn blocks per stage, which can be halves, into layers."""
-    begins = [0, *accumulate(len(block) for block in family.blocks)]
+    begins = [0, *accumulate(len(block) for block in model.blocks)]
     ends = []
     for end in accumulate(config.pipeline.stages):
         whole = int(end)
         within = end - int(end)
-        at = begins[whole] + (within * len(family.blocks[whole]) if within else 0)
+        at = begins[whole] + (within * len(model.blocks[whole]) if within else 0)
         if at != int(at):
             raise ConfigError(
                 f"pipeline.stages = {config.pipeline.stages}: found half of block {whole}, which has "
-                f"{len(family.blocks[whole])} layers; end a stage behind a whole block"
+                f"{len(model.blocks[whole])} layers; end a stage behind a whole block"
             )
         ends.append(int(at))
     return [end - begin for begin, end in zip([0, *ends], ends)]

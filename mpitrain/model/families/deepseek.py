@@ -5,16 +5,17 @@ Latent attention; experts, some of which all tokens meet, behind a few dense blo
 
 from mpitrain.config import Config
 from mpitrain.layout.attention import head_width
-from mpitrain.layout.layer import Family
+from mpitrain.layout.family import ALL_ALIKE, ROTARY, ModelFamily
+from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
-from mpitrain.model.layers.latent_attention import LatentAttention
+from mpitrain.model.layers.latent_attention import LatentAttention, latent_heads
 from mpitrain.model.layers.rope import rope_of
 
 EPS = 1e-6
 
 
-def deepseek_v3(config: Config) -> Family:
+def _deepseek_v3(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
     model = config.model
     own = config.attention
@@ -24,4 +25,48 @@ def deepseek_v3(config: Config) -> Family:
     )
     first = Embedding(model.vocab, model.width, model.tied)
     last = Head(model.vocab, model.width, model.tied, EPS)
-    return Family(first, sparse_blocks(config, [attention], EPS), last)
+    return ModelLayers(first, sparse_blocks(config, [attention], EPS), last)
+
+
+DEEPSEEK_V3 = ModelFamily(
+    name="deepseek-v3",
+    layers=_deepseek_v3,
+    # None: by the width of a head
+    attention=dict(ROTARY, q_rank=None, kv_rank=None, rotary_width=None, value_width=None),
+    experts=dict(
+        ALL_ALIKE,
+        count=256,
+        active=8,
+        shared=1,
+        groups=8,
+        groups_active=4,
+        first=3,
+        score="sigmoid",
+        normalised=True,
+        scale=2.5,
+        balance="bias",
+        balance_weight=1e-4,
+    ),
+    heads=latent_heads,
+    grouped=False,
+    presets={
+        "deepseek-v3": dict(
+            layers=61,
+            width=7168,
+            heads=128,
+            ffn=18432,
+            vocab=129280,
+            tied=False,
+            attention=dict(
+                head_width=128,
+                q_rank=1536,
+                kv_rank=512,
+                rotary_width=64,
+                value_width=128,
+                yarn_factor=40.0,
+                yarn_length=4096,
+            ),
+            experts=dict(width=2048),
+        ),
+    },
+)

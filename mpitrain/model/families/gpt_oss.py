@@ -6,7 +6,8 @@ Biases everywhere, sinks, a window in every other block, experts whose gates are
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.layout.attention import head_width
-from mpitrain.layout.layer import Family
+from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
+from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
@@ -15,7 +16,7 @@ from mpitrain.model.layers.rope import rope_of
 LIMIT = 7.0
 
 
-def gpt_oss(config: Config) -> Family:
+def _gpt_oss(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model.
 
     Raises ConfigError where the biases of experts can't be divided.
@@ -42,4 +43,21 @@ def gpt_oss(config: Config) -> Family:
         for window in (config.attention.window, 0)
     ]
     first, last = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
-    return Family(first, sparse_blocks(config, attention, biased=True, limit=LIMIT), last)
+    return ModelLayers(first, sparse_blocks(config, attention, biased=True, limit=LIMIT), last)
+
+
+_PUBLISHED = dict(
+    width=2880, heads=64, kv_heads=8, ffn=2880, vocab=201088, tied=False,
+    attention=dict(head_width=64, yarn_factor=32.0, yarn_length=4096),
+)  # fmt: skip
+
+GPT_OSS = ModelFamily(
+    name="gpt-oss",
+    layers=_gpt_oss,
+    attention=dict(ROTARY, theta=150_000.0, window=128),
+    experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=32, active=4, balance="microbatch"),
+    presets={
+        "gpt-oss-20b": dict(_PUBLISHED, layers=24, experts=dict(count=32)),
+        "gpt-oss-120b": dict(_PUBLISHED, layers=36, experts=dict(count=128)),
+    },
+)

@@ -5,14 +5,15 @@ Attention and a gated feed-forward, each behind a norm, around the residual stre
 
 from mpitrain.config import Config
 from mpitrain.layout.attention import head_width
-from mpitrain.layout.layer import Family
+from mpitrain.layout.family import ROTARY, ModelFamily
+from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.model.layers.rope import rope_of
 
 
-def llama(config: Config) -> Family:
+def _llama(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
     model = config.model
     depth = 2 * model.layers
@@ -21,4 +22,45 @@ def llama(config: Config) -> Family:
     )
     block = attention, FeedForward(model.width, model.ffn, depth)
     first, last = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
-    return Family(first, model.layers * (block,), last)
+    return ModelLayers(first, model.layers * (block,), last)
+
+
+LLAMA = ModelFamily(
+    name="llama",
+    layers=_llama,
+    attention=ROTARY,
+    presets={
+        "quickstart": dict(layers=6, width=128, heads=4, kv_heads=2, ffn=384, tied=True),
+        "reference": dict(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False),
+        "smollm2-135m": dict(
+            layers=30,
+            width=576,
+            heads=9,
+            kv_heads=3,
+            ffn=1536,
+            vocab=49152,
+            tied=True,
+            attention=dict(theta=100_000.0),
+        ),
+        "llama3.2-1b": dict(
+            layers=16,
+            width=2048,
+            heads=32,
+            kv_heads=8,
+            ffn=8192,
+            vocab=128256,
+            tied=True,
+            attention=dict(theta=500_000.0, llama3_factor=32.0, llama3_length=8192),
+        ),
+        "llama3-8b": dict(
+            layers=32,
+            width=4096,
+            heads=32,
+            kv_heads=8,
+            ffn=14336,
+            vocab=128256,
+            tied=False,
+            attention=dict(theta=500_000.0),
+        ),
+    },
+)

@@ -2,17 +2,32 @@
 
 from mpitrain.config import Config
 from mpitrain.layout.attention import head_width
-from mpitrain.layout.layer import Family
+from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
+from mpitrain.layout.layer import ModelLayers
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.model.layers.rope import rope_of
 
 
-def mixtral(config: Config) -> Family:
+def _mixtral(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
     model = config.model
     rope = rope_of(config.attention, head_width(config))
     attention = Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers)
     first, last = (end(model.vocab, model.width, model.tied) for end in (Embedding, Head))
-    return Family(first, sparse_blocks(config, [attention]), last)
+    return ModelLayers(first, sparse_blocks(config, [attention]), last)
+
+
+_PUBLISHED = dict(kv_heads=8, vocab=32000, tied=False, attention=dict(theta=1e6))
+
+MIXTRAL = ModelFamily(
+    name="mixtral",
+    layers=_mixtral,
+    attention=ROTARY,
+    experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=8, active=2, balance="microbatch"),
+    presets={
+        "mixtral-8x7b": dict(_PUBLISHED, layers=32, width=4096, heads=32, ffn=14336),
+        "mixtral-8x22b": dict(_PUBLISHED, layers=56, width=6144, heads=48, ffn=16384),
+    },
+)

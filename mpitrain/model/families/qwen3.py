@@ -5,7 +5,8 @@ Llama with heads as wide as one likes, whose queries and keys are normed; dense,
 
 from mpitrain.config import Config
 from mpitrain.layout.attention import head_width
-from mpitrain.layout.layer import Family, Layer
+from mpitrain.layout.family import ALL_ALIKE, OF_SOFTMAX, ROTARY, ModelFamily
+from mpitrain.layout.layer import Layer, ModelLayers
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.attention import Attention
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
@@ -15,14 +16,14 @@ from mpitrain.model.layers.rope import rope_of
 EPS = 1e-6
 
 
-def qwen3(config: Config) -> Family:
+def _qwen3(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
     model = config.model
     block = _attention(config), FeedForward(model.width, model.ffn, 2 * model.layers, EPS)
     return _family(config, model.layers * (block,))
 
 
-def qwen3_moe(config: Config) -> Family:
+def _qwen3_moe(config: Config) -> ModelLayers:
     """Return the layers of a resolved configuration's model."""
     return _family(config, sparse_blocks(config, [_attention(config)], EPS))
 
@@ -33,8 +34,26 @@ def _attention(config: Config) -> Attention:
     return Attention(model.width, model.heads, model.kv_heads, rope, 2 * model.layers, EPS, normed=True)
 
 
-def _family(config: Config, blocks: tuple[tuple[Layer, ...], ...]) -> Family:
+def _family(config: Config, blocks: tuple[tuple[Layer, ...], ...]) -> ModelLayers:
     vocab = config.model.vocab
     width = config.model.width
     tied = config.model.tied
-    return Family(Embedding(vocab, width, tied), blocks, Head(vocab, width, tied, EPS))
+    return ModelLayers(Embedding(vocab, width, tied), blocks, Head(vocab, width, tied, EPS))
+
+
+_KEYS = dict(ROTARY, theta=1_000_000.0)
+_PUBLISHED = dict(kv_heads=4, vocab=151936, tied=False, attention=dict(head_width=128))
+
+QWEN3 = ModelFamily(name="qwen3", layers=_qwen3, attention=_KEYS)
+QWEN3_MOE = ModelFamily(
+    name="qwen3-moe",
+    layers=_qwen3_moe,
+    attention=_KEYS,
+    experts=dict(ALL_ALIKE, **OF_SOFTMAX, count=128, active=8, balance="global"),
+    presets={
+        "qwen3-30b-a3b": dict(_PUBLISHED, layers=48, width=2048, heads=32, ffn=6144, experts=dict(width=768)),
+        "qwen3-235b-a22b": dict(
+            _PUBLISHED, layers=94, width=4096, heads=64, ffn=12288, experts=dict(width=1536)
+        ),
+    },
+)

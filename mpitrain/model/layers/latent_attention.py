@@ -28,8 +28,11 @@ tp divides H, cp divides n; with `sequence`, tp divides what stands before the g
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from mpitrain.config import Model
+from mpitrain.errors import ConfigError
+from mpitrain.layout.family import refuse_odd, width_of_head
 from mpitrain.layout.layer import Sizes, Working
 from mpitrain.layout.parameters import COLUMNS, EPS, ROWS, Spec, matrix, product_flops, residual_std, vector
 from mpitrain.model.layers.attention import kept_by_core, seen, working_of_core
@@ -142,3 +145,51 @@ class LatentAttention:
         from mpitrain.model.latent_attention import latent_attention  # torch
 
         return latent_attention(self, own, site)
+
+
+def latent_heads(model: Model, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of latent attention that are open, by the width of a head.
+
+    DeepSeek-V2, arXiv:2405.04434, section 3.1.2; V3's are the same. Raises ConfigError for what can't be.
+    found: the keys of the table `attention`, with their values so far.
+    """
+    width = found["head_width"] or width_of_head(model)
+    by_width = {
+        "q_rank": 12 * width,
+        "kv_rank": 4 * width,
+        "rotary_width": max(2, width // 4 * 2),
+        "value_width": width,
+    }
+    sizes = {"head_width": width} | {
+        key: size if found[key] is None else found[key] for key, size in by_width.items()
+    }
+    _refuse_empty(sizes)
+    refuse_odd("attention.rotary_width", sizes["rotary_width"])
+    _refuse_wide_values(sizes)
+    return sizes
+
+
+def _refuse_empty(found: dict[str, Any]) -> None:
+    """Raise ConfigError for a part of latent attention that has no features. q_rank may be 0.
+
+    Queries are made of the layer's input.
+    """
+    for key in ("kv_rank", "rotary_width", "value_width"):
+        if not found[key]:
+            raise ConfigError(
+                f"attention.{key} = 0: latent attention needs at least 1; leave it out to derive it from the "
+                "head's width"
+            )
+
+
+def _refuse_wide_values(found: dict[str, Any]) -> None:
+    """Raise ConfigError where values would be wider than what attention's kernels are given."""
+    together = found["head_width"] + found["rotary_width"]
+    if found["value_width"] > together:
+        parts = (
+            f"attention.head_width + attention.rotary_width = {found['head_width']} + {found['rotary_width']}"
+        )
+        raise ConfigError(
+            f"attention.value_width = {found['value_width']} is more than {parts}, the width of queries and "
+            "keys; lower it"
+        )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mpitrain.config import Memory
-from mpitrain.layout.layer import Family, Layer, Placed, Sizes, Working
+from mpitrain.layout.layer import Layer, ModelLayers, Placed, Sizes, Working
 from mpitrain.layout.parameters import STD, Spec, vector
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 
@@ -33,13 +33,15 @@ if TYPE_CHECKING:
     from mpitrain.parallel.zero.parameters import Parameter
 
 
-def with_further_tokens(family: Family, num_tokens: int, weight: float) -> Family:
-    """Return a family whose last layer predicts `num_tokens` further tokens; `weight`.
+def with_further_tokens(model: ModelLayers, num_tokens: int, weight: float) -> ModelLayers:
+    """Return a model whose last layer predicts `num_tokens` further tokens; `weight`.
 
     Of their losses' mean.
     """
-    first = replace(family.first, tied=True)
-    return Family(first, family.blocks, MultiToken(first, family.blocks[-1], family.last, num_tokens, weight))
+    first = replace(model.first, tied=True)
+    return ModelLayers(
+        first, model.blocks, MultiToken(first, model.blocks[-1], model.last, num_tokens, weight)
+    )
 
 
 @dataclass(frozen=True)
