@@ -2,7 +2,7 @@
 
     python benchmarks/planted_bugs.py                      all of them, a quarter of an hour on two cores
     python benchmarks/planted_bugs.py schedules optim/     those in files whose path holds one of the words
-    python benchmarks/planted_bugs.py --all optim/sgd      not only the first: every test file that finds it
+    python benchmarks/planted_bugs.py --all optim/norm      not only the first: every test file that finds it
     python benchmarks/planted_bugs.py --after FILE         other than planted_bugs.txt, in which is what this printed last
 
 Who found a bug in the study before is asked first, then the tests of the bug's room in the order of what they cost: in one process, then
@@ -304,7 +304,7 @@ BUGS = [
     ("mpitrain/layout/gradient_accumulation.py", "return number // (number & -number)", "return number"),
     ("mpitrain/layout/bucket_buffers.py", "return self.length // (self.layout.num_shards if divided else 1)", "return self.length"),
     ("mpitrain/layout/layer.py", "in_pieces = self.tp > 1", "in_pieces = False"),
-    ("mpitrain/layout/memory.py", 'return 1 if optimizer.name == "muon" and group == "matrix" else 2', "return 2"),
+    ("mpitrain/optim/optimizers/muon.py", 'return ("muon/momentum",) if group == "matrix" else', "return"),
     ("mpitrain/layout/node_memory.py", '(2 if config.optimizer.moments == "bf16" else wide)', "wide"),
     ("mpitrain/layout/parameters.py", "yield self.place(first), min(", "yield self.place(at), min("),
     ("mpitrain/layout/parameters.py", "copies = shard.size // pieces", "copies = 1"),
@@ -394,19 +394,19 @@ BUGS = [
     ("mpitrain/parallel/expert/rounds.py", "return max(1, -(-int(self._to_parts.sum(0).max()) // self.limit))", "return max(1, int(self._to_parts.sum(0).max()) // self.limit)"),
     ("mpitrain/training/expert_loads.py", "return bool(further), int(number)", "return bool(further), number"),
     # ------------------------------------------------------------ optim
-    ("mpitrain/optim/adamw.py", '(p.spec.group != "vector") == decays', '(p.spec.group == "vector") == decays'),
+    ("mpitrain/optim/elementwise.py", '(group != "vector", parts.moments(group))', '(group == "vector", parts.moments(group))'),
     ("mpitrain/optim/loss_scale.py", "self.value = self.value * 2\n            self.steps = 0", "self.value = self.value * 2\n            self.steps = 1"),
     ("mpitrain/optim/matrices.py", "if part and part.spec.copy == 0 else 0", "if part else 0"),
     ("mpitrain/optim/moments.py", "places(piece.spec, begin, begin + len(weight), weight.device)", "places(piece.spec, 0, len(weight), weight.device)"),
-    ("mpitrain/optim/muon.py", "grad.lerp(momentum, beta) if self._settings.nesterov else momentum", "grad.lerp(momentum, beta)"),
+    ("mpitrain/optim/optimizers/muon.py", "grad.lerp(momentum, beta) if self._settings.nesterov else momentum", "grad.lerp(momentum, beta)"),
     ("mpitrain/optim/newton_schulz.py", "return x.mT if rows > columns else x", "return x.mT if rows >= columns else x"),
     ("mpitrain/optim/norm.py", "(bits >> (DIGIT - shift)) & MASK", "bits >> (DIGIT - shift)"),
     ("mpitrain/optim/norm.py", "if all(map(math.isfinite, parts)) else math.nan", "if all(map(math.isfinite, parts)) else 0.0"),
     ("mpitrain/optim/norm.py", "sums[above : above + count] += found[:, above]", "sums[above : above + count] = found[:, above]"),
     ("mpitrain/optim/offload.py", "        for load in self._loads:\n            load.optimizer.set_step(num_updates)", "        self._loads[0].optimizer.set_step(num_updates)"),
-    ("mpitrain/optim/optimizer.py", 'whole=config.optimizer.name == "muon"', "whole=False"),
+    ("mpitrain/optim/optimizer.py", "whole=kind.whole_matrices", "whole=False"),
     ("mpitrain/optim/rates.py", "return peak * (schedule.final + (1 - schedule.final) * left)", "return peak * left"),
-    ("mpitrain/optim/sgd.py", "self._num_updates += 1", "self._num_updates += 0"),
+    ("mpitrain/optim/elementwise.py", "self._num_updates += 1", "self._num_updates += 0"),
     ("mpitrain/optim/stochastic_rounding.py", ".flatten()[begin % width :][: end - begin]", ".flatten()[: end - begin]"),
     ("mpitrain/optim/stochastic_rounding.py", "spec.shape[1:] == spec.whole[1:]", "spec.shape[-1] == spec.whole[-1]"),
     # ------------------------------------------------------------ parallel

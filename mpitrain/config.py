@@ -90,7 +90,8 @@ class Run(ConfigTable):
 
 class Model(ConfigTable):
     preset: str = "quickstart"
-    # the kind of model: its layers; "" and absent keys of this table: as the preset says
+    # the kind of model: its layers; "" and absent keys of this table: as the preset says;
+    # "module:name": a ModelFamily of your own
     family: str = ""
     layers: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     width: Length | None = None
@@ -296,12 +297,13 @@ class SpikesTable(ConfigTable):
 
 class OptimizerTable(ConfigTable):
     # muon: matrices between layers; embedding, head and norms are adamw's
-    name: Literal["adamw", "sgd", "muon"] = "adamw"
+    # or "module:name", an OptimizerKind of your own
+    name: str = "adamw"
     # muon scales its steps like adamw's: the same rates suit
     lr: Annotated[float, Meta(gt=0)] = 3e-3
     decay: Annotated[float, Meta(ge=0)] = 0.1  # of matrices, by lr * decay a step
     clip: Annotated[float, Meta(ge=0)] = 1.0  # 0: no clipping
-    # adamw, muon; absent, here and below: as in OPTIMIZERS
+    # adamw, muon; absent, here and below: as the optimiser has it
     betas: tuple[Share, Share] | None = None
     eps: Annotated[float, Meta(gt=0)] | None = None  # adamw, muon
     momentum: Share | None = None  # sgd, muon
@@ -361,14 +363,6 @@ class Config(ConfigTable):
     schedule: Schedule = Schedule()
     comm: Comm = Comm()
 
-
-ADAMW = dict(betas=(0.9, 0.95), eps=1e-8)
-# the keys that each has, and their values where none is given
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adamw": ADAMW,
-    "sgd": dict(momentum=0.9, nesterov=False),
-    "muon": dict(**ADAMW, momentum=0.95, nesterov=True, ns_steps=5),
-}
 
 # What a resolved configuration has of a key that was left open, where neither the preset nor the
 # family says anything.

@@ -108,9 +108,9 @@ class Catalog(Generic[T]):
         if name in known:
             return known[name]
         near = get_close_matches(name, known, 1)
-        hint = config_hints.instead_of_value(self.key, name) or (
-            f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-        )
+        instead = config_hints.instead_of_value(self.key, name)
+        every = f"known: {', '.join(known)}"
+        hint = f"{instead}; {every}" if instead else f"did you mean {near[0]}?" if near else every
         raise ConfigError(f"{self.key} = {shown(repr(name))}; {hint}")
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import re
 import shlex
@@ -64,7 +65,6 @@ def resolved(*overrides, ranks=1, vocab=256):
         ("model.vocab=0", "model.vocab: expected `int` >= 1: 0"),
         ("model.layers=many", "model.layers: expected `int`, got `str`"),
         ("optimizer.betas=[0.9]", "optimizer.betas: expected `array` of length 2"),
-        ("optimizer.name=adam", "optimizer.name: invalid enum value 'adam'"),
         ("optimizer.momentum=1.0", "optimizer.momentum: expected `float` < 1.0"),
         ("optimizer.ns_steps=0", "optimizer.ns_steps: expected `int` >= 1"),
         ("pipeline.stages=[2, 0]", r"pipeline.stages\[1\]: expected `float` > 0"),
@@ -82,6 +82,12 @@ def test_bad_keys_and_values_are_named(override, message):
 @pytest.mark.parametrize(
     ("overrides", "ranks", "message"),
     [
+        (
+            ["optimizer.name=adam"],
+            1,
+            "optimizer.name = 'adam'; use optimizer.name = \"adamw\"; known: adamw, muon, sgd",
+        ),
+        (["optimizer.name=muonn"], 1, r"optimizer.name = 'muonn'; did you mean muon\?"),
         (["run.keep_every=40"], 1, "run.keep_every = 40 does nothing with run.keep = 0"),
         (["run.keep_best=1"], 1, "run.keep_best = 1 does nothing with run.keep = 0"),
         (["run.keep=1", "run.keep_every=50"], 1, "run.keep_every = 50 is no multiple of run.save_every = 40"),
@@ -801,14 +807,46 @@ def test_a_strangers_config_json_says_nothing_that_a_terminal_obeys(tmp_path, co
 )
 def test_values_of_other_programs_lead_to_ours(override, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        settings.load(None, [override])
+        resolved(override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["optimizer.eps=1e-6"],
+            'optimizer.eps = 1e-06 does nothing with optimizer.name = "lion:LION", which has betas',
+        ),
+        (
+            ["optimizer.name=lion:build"],
+            'optimizer.name = "lion:build": found a function, needed an OptimizerKind',
+        ),
+        (
+            ["optimizer.name=lion:THREE", "optimizer.moments=bf16"],
+            "which keeps 3 moments; random bits are drawn for 2",
+        ),
+        (
+            ["optimizer.name=lion:NONE", "optimizer.moments=bf16"],
+            'with optimizer.name = "lion:NONE": none keeps none;',
+        ),
+    ],
+)
+def test_an_optimiser_of_the_users_own_is_held_to_what_it_declares(overrides, words, monkeypatch):
+    import lion
+
+    three = dataclasses.replace(lion.LION, moments=lambda settings, group: ("a", "b", "c"))
+    monkeypatch.setattr(lion, "THREE", three, raising=False)
+    none = dataclasses.replace(lion.LION, name="none", moments=lambda settings, group: ())
+    monkeypatch.setattr(lion, "NONE", none, raising=False)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        resolved("optimizer.name=lion:LION", *overrides)
 
 
 def test_no_value_of_another_program_is_one_of_ours():
     for key, hints in config_hints.OTHER_VALUES.items():
         for name in " ".join(hints.values()).split():
             with pytest.raises(ConfigError):
-                settings.load(None, [f"{key}={name}"])
+                resolved(f"{key}={name}")
 
 
 # ---------------------------------------------------------------- lines of a log

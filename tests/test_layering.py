@@ -73,11 +73,12 @@ def test_importing_is_light(package):
 
 
 def test_a_plan_is_made_without_torch_and_without_mpi():
-    """Of `layout` all of it; of `model` what layers and families declare.
+    """Of `layout` all of it; of `model` what layers and families declare, and what optimisers do.
 
     They are imported, and a memory table is computed.
     """
-    folders = [ROOT / "mpitrain/layout", ROOT / "mpitrain/model/layers", ROOT / "mpitrain/model/families"]
+    rooms = ("layout", "model/layers", "model/families", "optim/optimizers")
+    folders = [ROOT / "mpitrain" / room for room in rooms]
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for folder in folders

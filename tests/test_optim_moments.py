@@ -129,7 +129,8 @@ def test_the_second_moment_follows_small_gradients(alone, beta2):
 
     from mpitrain.config import OptimizerTable
     from mpitrain.layout.parameters import WHOLE, Spec
-    from mpitrain.optim.adamw import AdamW
+    from mpitrain.optim.optimizers.adamw import ADAMW
+    from mpitrain.optim.protocol import OptimizerParts
     from mpitrain.parallel.zero.shards import ParameterShard
 
     spec = Spec("w", (64, 64), 0.02).on(WHOLE)
@@ -138,7 +139,8 @@ def test_the_second_moment_follows_small_gradients(alone, beta2):
     grads = 0.03 * torch.randn(1500, spec.numel, generator=dice)
     for moments in ("fp32", "bf16"):
         piece = ParameterShard(spec, 0, spec.numel, torch.zeros(spec.numel), torch.ones(spec.numel))
-        adamw = AdamW(OptimizerTable(betas=(0.9, beta2), eps=1e-8, moments=moments), [piece], 1)
+        settings = OptimizerTable(betas=(0.9, beta2), eps=1e-8, moments=moments)
+        adamw = ADAMW.build(OptimizerParts(ADAMW, settings, [piece], 1))
         for grad in (torch.ones(spec.numel), *grads):
             piece.grad.copy_(grad)
             adamw.step(1e-3)

@@ -168,6 +168,21 @@ def test_muon_equals_a_plain_loop(alone, momentum, nesterov, ns_steps):
     }
 
 
+def test_an_optimiser_in_a_file_of_its_own_equals_a_plain_loop(alone):
+    """tests/lion.py, which is all that there is of it: one file, no line elsewhere."""
+
+    def plain(weights, grads, states, step, lr):
+        for name, w in weights.items():
+            m = states.setdefault(name, torch.zeros_like(w))
+            w *= 1 - lr * (0.1 if w.ndim > 1 else 0)
+            w -= lr * (0.9 * m + 0.1 * grads[name]).sign()
+            m.copy_(0.98 * m + 0.02 * grads[name])
+
+    config = resolved("optimizer.name=lion:LION", "optimizer.betas=[0.9, 0.98]")
+    states = require_equal_to_a_loop(config, alone, plain)
+    assert {name for name, _ in states} == {"lion/m"}
+
+
 def test_a_step_of_muon_is_that_of_torch(alone):
     """But for torch's iterations, which are in bf16, with 8 bits."""
     found = Optimising(resolved("optimizer.name=muon"), alone, torch.float32)

@@ -16,6 +16,7 @@ CHOICES = [
     ("parallel.zero=3", "optimizer.moments=bf16", "optimizer.name=muon", "precision.compute=bf16"),
     ("parallel.zero=3", "precision.compute=bf16"),
     ("parallel.zero=3", "model.tied=false", "optimizer.name=sgd"),
+    ("parallel.zero=2", "optimizer.name=lion:LION", "optimizer.moments=bf16"),
     ("parallel.zero=2", "numerics.reproducible=layout"),
     ("parallel.zero=0", "numerics.reproducible=layout"),
     ("parallel.zero=3", "parallel.gather=step", "precision.compute=bf16"),

@@ -30,6 +30,7 @@ from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.world import World
 from mpitrain.errors import CheckpointError
+from mpitrain.layout.optimizers import GROUPS, num_moments
 from mpitrain.layout.plan import Plan
 
 SKEW_S = 1.0  # clocks that differ by more make logs unreadable, and times of files wrong
@@ -130,12 +131,13 @@ def _code() -> Finding:
 
 
 def _space(plan: Plan, folder: Path) -> Finding:
-    """Compare what is free with a checkpoint: weights and two moments.
+    """Compare what is free with a checkpoint: weights and moments.
 
     Raises CheckpointError if that doesn't fit.
     """
+    moments = max(num_moments(plan.config.optimizer, group) for group in GROUPS)
     needed = (
-        3
+        (1 + moments)
         * sum(spec.numel for spec in plan.parameters())
         * (8 if plan.config.precision.compute == "fp64" else 4)
     )

@@ -18,6 +18,7 @@ import msgspec
 from mpitrain.config import NEUTRAL, Config, ExpertsTable, Model, Parallel
 from mpitrain.errors import ConfigError
 from mpitrain.layout.family import ModelFamily, with_experts
+from mpitrain.layout.optimizers import kind_of
 
 # which every family has
 OF_A_LAYOUT = {key: getattr(ExpertsTable(), key) for key in ("capacity", "buffer", "dispatch")}
@@ -148,10 +149,10 @@ def refuse_unfolded(model: Model, experts: ExpertsTable, parallel: Parallel, con
             "for its part of a microbatch, "
             "and segments come one after another; leave experts.capacity out, or use another schedule"
         )
-    if config.optimizer.name == "muon":
+    if kind_of(config.optimizer).whole_matrices:
         raise ConfigError(
-            'optimizer.name = "muon" with experts: their matrices are stored together, and it knows single '
-            'ones; use "adamw"'
+            f"optimizer.name = {json.dumps(config.optimizer.name)} with experts: their matrices are stored "
+            'together, and it knows single ones; use "adamw"'
         )
     if config.memory.offload in ("activations", "all"):
         raise ConfigError(

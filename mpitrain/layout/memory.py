@@ -27,12 +27,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from mpitrain.config import Config, OptimizerTable
+from mpitrain.config import Config
 from mpitrain.layout.activation_peak import peak_of, put_away
 from mpitrain.layout.activations import Activations
 from mpitrain.layout.bucket_buffers import HeldBucket, held_by
 from mpitrain.layout.domains import domains_of, drops_weights, itemsize_of_weights, lends_gradients
 from mpitrain.layout.message_memory import message_bytes
+from mpitrain.layout.optimizers import num_moments
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
 from mpitrain.layout.pool_sizes import needed_by
@@ -169,12 +170,3 @@ def _updated(config: Config, buckets: Sequence[HeldBucket], shard: int) -> tuple
 def moment_bytes(config: Config) -> int:
     """Return the bytes of one number of a moment."""
     return 2 if config.optimizer.moments == "bf16" else itemsizes_of(config)[1]
-
-
-def num_moments(optimizer: OptimizerTable, group: str) -> int:
-    """Return how many numbers an optimiser keeps of one number of a parameter of a group (Spec.group)."""
-    if group in ("load", "bias"):
-        return 0
-    if optimizer.name == "sgd":
-        return 1 if optimizer.momentum else 0
-    return 1 if optimizer.name == "muon" and group == "matrix" else 2

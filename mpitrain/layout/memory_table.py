@@ -8,7 +8,8 @@ import os
 from collections.abc import Sequence
 
 from mpitrain.layout.formatting import aligned
-from mpitrain.layout.memory import COPY, PARTS, MemoryUsage, num_moments
+from mpitrain.layout.memory import COPY, PARTS, MemoryUsage
+from mpitrain.layout.optimizers import num_moments
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.layout.domains import domain_of, domains_of
-from mpitrain.layout.memory import MemoryUsage, num_moments, predict_rank
+from mpitrain.layout.memory import MemoryUsage, predict_rank
+from mpitrain.layout.optimizers import num_moments
 from mpitrain.layout.parameters import EXPERT, itemsizes_of
 from mpitrain.layout.plan import Plan
 

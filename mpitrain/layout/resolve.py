@@ -13,13 +13,11 @@ from mpitrain import config_hints
 from mpitrain.config import (
     FIRST_FAMILY,
     NEUTRAL,
-    OPTIMIZERS,
     Batch,
     Config,
     Memory,
     Model,
     Numerics,
-    OptimizerTable,
     Parallel,
     Pipeline,
     Precision,
@@ -35,6 +33,7 @@ from mpitrain.layout.family import family_of, presets
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.idle import refuse_idle_keys, refuse_long_decay
 from mpitrain.layout.log_pace import log_pace
+from mpitrain.layout.optimizers import kind_of
 from mpitrain.layout.pipeline_table import chunks_in, microbatches_in, own_table, require_size_of
 from mpitrain.layout.sequence import placement_of
 from mpitrain.schedules.catalog import chunks_of, require_known
@@ -92,7 +91,7 @@ def resolve(
     _refuse_incomparable(config.numerics)
     segments = own.segments if own else _segments(pipeline)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), segments, parallel, pipeline, model.layers)
-    optimizer = _optimizer(config.optimizer)
+    optimizer = kind_of(config.optimizer).resolve(config.optimizer)
     resolved = msgspec.structs.replace(
         config,
         model=model,
@@ -354,31 +353,6 @@ def _model(model: Model, preset: dict[str, Any], vocab: int, needed: int) -> Mod
             f"{needed}: raise model.vocab or leave it out"
         )
     return with_heads(model, family_of(model), given.get("kv_heads"))
-
-
-def _optimizer(optimizer: OptimizerTable) -> OptimizerTable:
-    """Fill in the keys that the optimiser has. Raises ConfigError for one that it would ignore."""
-    known = OPTIMIZERS[optimizer.name]
-    values = {key: getattr(optimizer, key) for keys in OPTIMIZERS.values() for key in keys}
-    given = {key: value for key, value in values.items() if value is not None}
-    for key, value in given.items():
-        if key not in known:
-            raise ConfigError(
-                f"optimizer.{key} = {json.dumps(value)} does nothing with optimizer.name = "
-                f"{json.dumps(optimizer.name)}, which has {', '.join(known)}; leave it out"
-            )
-    ahead = {"nesterov": False} if given.get("momentum") == 0 else {}
-    if ahead and given.get("nesterov"):
-        raise ConfigError(
-            "optimizer.nesterov = true with optimizer.momentum = 0 looks ahead along nothing; leave one of "
-            "them out"
-        )
-    if given.get("momentum") == 0 and optimizer.name == "sgd" and optimizer.moments == "bf16":
-        raise ConfigError(
-            'optimizer.moments = "bf16" does nothing with optimizer.momentum = 0: sgd keeps none; leave one '
-            "of them out"
-        )
-    return msgspec.structs.replace(optimizer, **known | given | ahead)
 
 
 def _layout(

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from mpitrain.layout.bucket_buffers import held_by
 from mpitrain.layout.domains import domains_of
-from mpitrain.layout.memory import moment_bytes, num_moments
+from mpitrain.layout.memory import moment_bytes
+from mpitrain.layout.optimizers import num_moments
 from mpitrain.layout.parameters import itemsizes_of
 from mpitrain.layout.plan import Plan
 

@@ -1,7 +1,8 @@
 """Optimizers: what becomes of summed gradients. One file an optimizer; each owns a shard of its state.
 
-optimizer                  which one the configuration names, and what the actor asks of it
-adamw, sgd, muon           the update, with decoupled weight decay
+optimizers/                adamw, sgd, muon: the update, with decoupled weight decay
+optimizer, protocol        build the one that the configuration names; what the actor asks of it
+elementwise                what those have in common that look at each number by itself
 matrices, newton_schulz    whole matrices out of shards, and their orthogonal factor, for muon
 moments                    the optimizer state, in fp32, fp64 or bf16
 stochastic_rounding        of bf16 moments

@@ -21,7 +21,7 @@ import torch
 from mpitrain.parallel.zero.shards import ParameterShard
 
 if TYPE_CHECKING:
-    from mpitrain.optim.optimizer import Optimizer
+    from mpitrain.optim.protocol import Optimizer
 
 
 def inequality(loads: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ from mpitrain.parallel.streams import QueueEvent, streams_of
 from mpitrain.parallel.zero.shards import ParameterShard
 
 if TYPE_CHECKING:
-    from mpitrain.optim.optimizer import Optimizer
+    from mpitrain.optim.protocol import Optimizer
 
 LOAD = 2**22  # elements: a GPU sends them in a millisecond, and a core updates them in ten
 

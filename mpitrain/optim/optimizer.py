@@ -1,42 +1,20 @@
-"""What an actor knows of an optimiser, and which one the configuration names."""
+"""Build the optimiser that the configuration names, of this rank's pieces."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
 from mpitrain.layout.domains import domains_of
+from mpitrain.layout.optimizers import kind_of
 from mpitrain.layout.stages import StagePlan
-from mpitrain.optim.adamw import AdamW
 from mpitrain.optim.expert_bias import Balanced
-from mpitrain.optim.matrices import deal, holdings
-from mpitrain.optim.muon import Muon
+from mpitrain.optim.matrices import MatrixRound, deal, holdings
 from mpitrain.optim.offload import Offloaded
-from mpitrain.optim.sgd import SGD
+from mpitrain.optim.protocol import Optimizer, OptimizerParts
 from mpitrain.parallel.zero.shards import ParameterShard
-
-
-class Optimizer(Protocol):
-    """The optimiser of one rank, over the pieces that it owns.
-
-    What is kept of a piece has the piece's elements, one for one: whoever has a box of the
-    parameter can go on with that of its state.
-    """
-
-    def step(self, lr: float) -> None:
-        """Update the weights of the pieces from their gradients, which stay as they are."""
-
-    def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what is kept of one of its pieces, with its name in a checkpoint.
-
-        Zeros before the first step.
-        """
-
-    def set_step(self, num_updates: int) -> None:
-        """Set the number of updates made so far."""
 
 
 def optimizer_of(
@@ -55,9 +33,15 @@ def optimizer_of(
     device: of the gradients.
     """
     trained, counted = ([piece for piece in pieces if piece.spec.trained == each] for each in (True, False))
-    make = partial(_of_pieces, config, stages, mesh, like, device)
+    kind = kind_of(config.optimizer)
+    rounds = partial(_rounds, config, stages, mesh, like) if kind.whole_matrices else tuple
+
+    def make(pieces: Sequence[ParameterShard]) -> Optimizer:
+        seed = config.run.seed
+        return kind.build(OptimizerParts(kind, config.optimizer, pieces, seed, rounds(), device))
+
     if config.memory.offload in ("optimizer", "all"):
-        optimizer = Offloaded(trained, device, make, whole=config.optimizer.name == "muon")
+        optimizer = Offloaded(trained, device, make, whole=kind.whole_matrices)
     else:
         optimizer = make(trained)
     return (
@@ -65,22 +49,10 @@ def optimizer_of(
     )
 
 
-def _of_pieces(
-    config: Config,
-    stages: Sequence[StagePlan],
-    mesh: Mesh,
-    like: torch.Tensor,
-    device: torch.device,
-    pieces: list[ParameterShard],
-) -> Optimizer:
-    settings = config.optimizer
-    seed = config.run.seed
-    if settings.name == "adamw":
-        return AdamW(settings, pieces, seed)
-    if settings.name == "sgd":
-        return SGD(settings, pieces, seed)
+def _rounds(config: Config, stages: Sequence[StagePlan], mesh: Mesh, like: torch.Tensor) -> list[MatrixRound]:
+    """Return who puts which matrices together, over the axes of all domains."""
     rounds = []
     for name, domain in domains_of(config).items():
         axis = mesh[domain.matrix]
         rounds += deal(holdings(config, stages, axis.size // config.parallel.tp, name), axis, like)
-    return Muon(settings, pieces, seed, rounds, device)
+    return rounds

@@ -18,17 +18,21 @@ stages; from 1 on they are divided.
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
-import torch
-
-from mpitrain.comm.progress import Pending
 from mpitrain.config import OptimizerTable
-from mpitrain.optim.adamw import AdamW
-from mpitrain.optim.matrices import MatrixRound, hidden
-from mpitrain.optim.moments import Moments
-from mpitrain.optim.newton_schulz import newton_schulz
-from mpitrain.parallel.zero.shards import ParameterShard
+from mpitrain.layout.optimizers import OptimizerKind
+from mpitrain.optim.optimizers import adamw
+
+if TYPE_CHECKING:
+    import torch
+
+    from mpitrain.comm.progress import Pending
+    from mpitrain.optim.matrices import MatrixRound
+    from mpitrain.optim.protocol import OptimizerParts
+    from mpitrain.parallel.zero.shards import ParameterShard
 
 AHEAD = 8  # rounds under way: enough to keep the network busy, and no second copy of all matrices
 
@@ -36,26 +40,22 @@ AHEAD = 8  # rounds under way: enough to keep the network busy, and no second co
 class Muon:
     """The optimiser of one rank: Muon for hidden matrices, AdamW for the rest.
 
-    rounds: who orthogonalises what.
-    device: where; pieces can be in host memory, whose processor is no match for matrix products.
+    parts.rounds: who orthogonalises what, on parts.device.
     """
 
-    def __init__(
-        self,
-        settings: OptimizerTable,
-        pieces: list[ParameterShard],
-        seed: int,
-        rounds: list[MatrixRound],
-        device: torch.device,
-    ):
-        self._settings = settings
-        self._rounds = rounds
-        self._device = device
+    def __init__(self, parts: "OptimizerParts"):
+        from mpitrain.optim.moments import Moments  # torch
+
+        self._settings = settings = parts.settings
+        self._rounds = parts.rounds
+        self._device = parts.device
         self._num_updates = 0
-        self._pieces = {piece.spec.name: piece for piece in pieces if hidden(piece.spec)}
+        self._pieces = {piece.spec.name: piece for piece in parts.pieces if _is_hidden(piece)}
         narrow = settings.moments == "bf16"
-        self._momentum = Moments(list(self._pieces.values()), ["muon/momentum"], narrow=narrow, seed=seed)
-        self._adamw = AdamW(settings, [piece for piece in pieces if not hidden(piece.spec)], seed)
+        names = parts.moments("matrix")
+        self._momentum = Moments(list(self._pieces.values()), names, narrow=narrow, seed=parts.seed)
+        others = [piece for piece in parts.pieces if not _is_hidden(piece)]
+        self._adamw = adamw.build(replace(parts, pieces=others))
 
     def step(self, lr: float) -> None:
         """Update the weights of the pieces.
@@ -69,7 +69,7 @@ class Muon:
             (each, each.gather({name: self._update(name) for name in each.held})) for each in self._rounds
         )
         gathering = deque(islice(starting, AHEAD))
-        returning = deque[tuple[MatrixRound, Pending]]()
+        returning: deque[tuple[MatrixRound, Pending]] = deque()
         self._adamw.step(lr)
         while gathering:
             each, pending = gathering.popleft()
@@ -84,10 +84,12 @@ class Muon:
             self._apply(each, pending, lr)
         self._num_updates += 1
 
-    def _update(self, name: str) -> torch.Tensor:
+    def _update(self, name: str) -> "torch.Tensor":
         """Take the gradient into the momentum and return what is to be orthogonalised, of this
         rank's part of a matrix.
         """
+        import torch
+
         beta = self._settings.momentum
         updates = []
         for _, (grad,), ((momentum,),) in self._momentum.opened(self._num_updates, [self._pieces[name]]):
@@ -95,22 +97,24 @@ class Muon:
             updates.append(grad.lerp(momentum, beta) if self._settings.nesterov else momentum)
         return updates[0] if len(updates) == 1 else torch.cat(updates)
 
-    def _orthogonal(self, matrix: torch.Tensor, poll: Callable[[], None]) -> torch.Tensor:
+    def _orthogonal(self, matrix: "torch.Tensor", poll: Callable[[], None]) -> "torch.Tensor":
+        from mpitrain.optim.newton_schulz import newton_schulz  # torch
+
         result = newton_schulz(matrix.to(self._device), self._settings.ns_steps, poll).mul_(
             0.2 * math.sqrt(max(matrix.shape))
         )
         return result.to(matrix.device)
 
-    def _apply(self, each: MatrixRound, pending: Pending, lr: float) -> None:
+    def _apply(self, each: "MatrixRound", pending: "Pending", lr: float) -> None:
         for name, result in each.parts(pending.wait()).items():
             self._pieces[name].weight.mul_(1 - lr * self._settings.decay).sub_(result, alpha=lr)
 
-    def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
+    def moments(self, piece: "ParameterShard") -> "Iterator[tuple[str, torch.Tensor]]":
         """Yield ("muon/momentum", tensor) for a part of a hidden matrix, AdamW's moments for others.
 
         Zeros before the first step.
         """
-        yield from self._momentum.of(piece) if hidden(piece.spec) else self._adamw.moments(piece)
+        yield from self._momentum.of(piece) if _is_hidden(piece) else self._adamw.moments(piece)
 
     def set_step(self, num_updates: int) -> None:
         """Set the number of updates made so far, on which AdamW's bias correction depends, and the
@@ -118,3 +122,21 @@ class Muon:
         """
         self._num_updates = num_updates
         self._adamw.set_step(num_updates)
+
+
+def _is_hidden(piece: "ParameterShard") -> bool:
+    """Return whether a piece is of a matrix between two layers, as optim/matrices.py says."""
+    return piece.spec.group == "matrix"
+
+
+def _moments(settings: OptimizerTable, group: str) -> tuple[str, ...]:
+    return ("muon/momentum",) if group == "matrix" else adamw.moments(settings, group)
+
+
+MUON = OptimizerKind(
+    "muon",
+    dict(**adamw.KEYS, momentum=0.95, nesterov=True, ns_steps=5),
+    _moments,
+    build=Muon,
+    whole_matrices=True,
+)

@@ -1,0 +1,6 @@
+"""Optimizers: each an object in a file, found there by its kind (layout/optimizers.py).
+
+adamw   sgd   muon
+
+A new one is one file, here or, as optimizer.name = "module:name", anywhere on Python's path: tests/lion.py.
+"""
