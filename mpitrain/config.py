@@ -230,7 +230,9 @@ class Parallel(ConfigTable):
 
 
 class Pipeline(ConfigTable):
-    schedule: str = "1f1b"  # a name, or the path of a table; its form: mpitrain schedule --help
+    # a name, or the path of a table, whose form is in mpitrain schedule --help; "module:name": a
+    # ScheduleFamily of your own
+    schedule: str = "1f1b"
     chunks: Count | None = None  # stages per rank; absent: as the schedule, or its table, has
     # blocks per stage, halves too; absent: balanced
     stages: list[Annotated[float, Meta(gt=0, multiple_of=0.5)]] | None = None

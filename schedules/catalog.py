@@ -33,7 +33,11 @@ Rows = list[list[Action]]
 
 
 class ScheduleFamily(NamedTuple):
-    """How a named schedule is made, which options it understands, and which rank has which stage."""
+    """How a named schedule is made, which options it understands, and which rank has which stage.
+
+    Whoever uses the library can have one of his own: a function of stage_per_rank()'s, or rows of all
+    ranks.
+    """
 
     rows: Callable[[int, int, Options], Rows]
     takes: tuple[str, ...] = ()
@@ -41,7 +45,7 @@ class ScheduleFamily(NamedTuple):
     placed: Literal["plain", "looped", "v"] = "plain"
 
 
-def _stage_per_rank(order: Callable[[int, int, int], list[Action]]) -> ScheduleFamily:
+def stage_per_rank(order: Callable[[int, int, int], list[Action]]) -> ScheduleFamily:
     """Place stage s on rank s."""
     return ScheduleFamily(
         lambda num_ranks, num_microbatches, _: [
@@ -51,13 +55,13 @@ def _stage_per_rank(order: Callable[[int, int, int], list[Action]]) -> ScheduleF
 
 
 FAMILIES: dict[str, ScheduleFamily] = {
-    "gpipe": _stage_per_rank(gpipe),
-    "1f1b": _stage_per_rank(one_f_one_b),
-    "eager-1f1b": _stage_per_rank(eager_1f1b),
+    "gpipe": stage_per_rank(gpipe),
+    "1f1b": stage_per_rank(one_f_one_b),
+    "eager-1f1b": stage_per_rank(eager_1f1b),
     "interleaved": ScheduleFamily(interleaved, takes=("chunks", "group"), placed="looped"),
     "looped-bfs": ScheduleFamily(looped_bfs, takes=("chunks",), placed="looped"),
-    "zb-h1": _stage_per_rank(zb_h1),
-    "zb-h2": _stage_per_rank(zb_h2),
+    "zb-h1": stage_per_rank(zb_h1),
+    "zb-h2": stage_per_rank(zb_h2),
     "zb-auto": ScheduleFamily(zb_auto, takes=("times", "memory_limit", "weight_memory")),
     "interleaved-zb": ScheduleFamily(interleaved_zb, takes=("chunks", "group"), placed="looped"),
     "zbv": ScheduleFamily(zbv, placed="v"),
@@ -72,21 +76,28 @@ NAMES = tuple(FAMILIES)
 LOOPED = tuple(name for name, family in FAMILIES.items() if family.placed == "looped")
 
 
-def require_known(name: str) -> None:
-    """Raise ScheduleError for a name that no schedule has, with the nearest one."""
+def family_of(name: str) -> ScheduleFamily:
+    """Return how a named schedule is made.
+
+    Raises ScheduleError for a name that no schedule has, with the nearest one.
+    """
     if name not in FAMILIES:
         close = get_close_matches(name.lower(), NAMES, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         missing = ": no such file" if "." in name or "/" in name else ""
         raise ScheduleError(f"unknown schedule {name[:100]!r}{missing}; {hint}There are: {', '.join(NAMES)}")
+    return FAMILIES[name]
 
 
-def chunks_of(name: str, asked: int | None) -> int:
-    """Return the stages per rank of one copy of the model. Raises ScheduleError if `asked` isn't possible."""
-    require_known(name)
-    if name in LOOPED:
+def chunks_of(name: str, asked: int | None, family: ScheduleFamily | None = None) -> int:
+    """Return the stages per rank of one copy of the model. Raises ScheduleError if `asked` isn't possible.
+
+    family: of a schedule that isn't in the catalogue, here and below.
+    """
+    family = family or family_of(name)
+    if family.placed == "looped":
         return asked or 2
-    fixed = 2 if FAMILIES[name].placed == "v" else 1
+    fixed = 2 if family.placed == "v" else 1
     if asked not in (None, fixed):
         raise ScheduleError(
             f"{name}: found {asked} chunks, needed {fixed} a rank; leave it out or choose {', '.join(LOOPED)}"
@@ -100,13 +111,19 @@ def placement(name: str, num_ranks: int, chunks: int) -> tuple[int, ...]:
     return there + there[::-1] if FAMILIES[name].placed == "v" else there * chunks
 
 
-def build(name: str, num_ranks: int, num_microbatches: int, options: Options = DEFAULTS) -> Table:
+def build(
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    options: Options = DEFAULTS,
+    family: ScheduleFamily | None = None,
+) -> Table:
     """Build the table of a named schedule for `num_ranks` pipeline ranks.
 
     Raises ScheduleError for an unknown name, an option it has no use for, or a size it is not
     defined for.
     """
-    require_known(name)
+    family = family or family_of(name)
     if num_ranks < 1:
         raise ScheduleError(
             f"{name}: found {num_ranks} stages, needed at least 1; each stage is a slice of the model's "
@@ -117,7 +134,6 @@ def build(name: str, num_ranks: int, num_microbatches: int, options: Options = D
             f"{name}: found {num_microbatches} microbatches, needed at least 1; raise batch.global or lower "
             "batch.micro"
         )
-    family = FAMILIES[name]
     for option in options.given():
         if option not in family.takes:
             raise ScheduleError(
@@ -127,7 +143,7 @@ def build(name: str, num_ranks: int, num_microbatches: int, options: Options = D
         if (number := getattr(options, option)) is not None and number < 1:
             raise ScheduleError(f"{name}: found {option} = {number}, needed at least 1")
     segments = options.segments or SEGMENTS if "segments" in family.takes else 1
-    chunks = chunks_of(name, options.chunks)
+    chunks = chunks_of(name, options.chunks, family)
     size = f"found {num_ranks:,} ranks x {num_microbatches:,} microbatches"
     size += f" x {chunks:,} chunks" * (chunks > 1) + f" x {segments:,} segments" * (segments > 1)
     require_size(name, num_ranks * num_microbatches * chunks * segments, size)

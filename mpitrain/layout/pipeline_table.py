@@ -1,5 +1,5 @@
-"""The table of the configured pipeline schedule: one of the catalogue by name, or the user's own
-from a file.
+"""The table of the configured pipeline schedule: one of the catalogue by name, or the user's own, from
+a file or from a module.
 """
 
 from mpitrain.config import Batch, Config, Parallel, Pipeline
@@ -7,10 +7,12 @@ from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.layout.attention import head_width
 from mpitrain.layout.fp8_sizes import refuse_odd_sides
+from mpitrain.plugins import is_plugin, load
 from mpitrain.schedules import catalog
-from mpitrain.schedules.catalog import LOOPED, placement
+from mpitrain.schedules.catalog import ScheduleFamily, placement
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.options import Options, Times
+from mpitrain.schedules.seq1f1b import SEGMENTS
 from mpitrain.schedules.table import Table
 from mpitrain.schedules.user_table import read_any
 
@@ -18,6 +20,24 @@ from mpitrain.schedules.user_table import read_any
 def num_microbatches(config: Config) -> int:
     """Return how many microbatches each data-parallel rank runs in a step."""
     return config.batch.global_ // (config.parallel.dp * config.batch.micro)
+
+
+def schedule_of(name: str) -> ScheduleFamily:
+    """Return how a named schedule is made: one of the catalogue, or as `module:name` the user's own.
+
+    Raises ScheduleError for a name that there isn't, ConfigError for a module that can't be loaded.
+    """
+    if is_plugin(name):
+        return load("pipeline.schedule", name, ScheduleFamily, "a ScheduleFamily (schedules/catalog.py)")
+    return catalog.family_of(name)
+
+
+def segments_of(pipeline: Pipeline, own: Table | None) -> int:
+    """Return into how many segments a schedule cuts a sequence. own: the user's own table."""
+    if own is not None:
+        return own.segments
+    takes = schedule_of(pipeline.schedule).takes
+    return pipeline.segments or SEGMENTS if "segments" in takes else 1
 
 
 def own_table(pipeline: Pipeline) -> Table | None:
@@ -89,13 +109,26 @@ def table_of(config: Config) -> Table:
     """
     pipeline = config.pipeline
     table = own_table(pipeline)
-    if table is None:
-        return _cut(
-            config,
-            catalog.build(pipeline.schedule, config.parallel.pp, num_microbatches(config), _options(config)),
-        )
-    require_size_of(table, config.parallel, config.batch)
+    if table is not None:
+        require_size_of(table, config.parallel, config.batch)
+        return _cut(config, table)
+    name = pipeline.schedule
+    family = schedule_of(name)
+    options = _options(pipeline, family)
+    table = catalog.build(name, config.parallel.pp, num_microbatches(config), options, family)
+    if is_plugin(name):
+        _require_as_declared(table, pipeline)
     return _cut(config, table)
+
+
+def _require_as_declared(table: Table, pipeline: Pipeline) -> None:
+    """Raise ScheduleError unless a schedule of the user's own has the stages a rank that it declares."""
+    _refuse_uneven(table)
+    if chunks_in(table) != pipeline.chunks:
+        raise ScheduleError(
+            f"{table.name}: found {chunks_in(table)} stages a rank, its ScheduleFamily declares "
+            f"{pipeline.chunks}; change `placed` there, or `copies`"
+        )
 
 
 def require_size_of(table: Table, parallel: Parallel, batch: Batch) -> None:
@@ -115,10 +148,10 @@ def require_size_of(table: Table, parallel: Parallel, batch: Batch) -> None:
 def placement_in(config: Config) -> tuple[tuple[int, ...], int] | None:
     """Return the pipeline rank of every stage of the model (of its first copy), and the number of copies.
 
-    None if a file says it.
+    None if a table of the user's own says it.
     """
     name = config.pipeline.schedule
-    if _is_file(name):
+    if _is_file(name) or is_plugin(name):
         return None
     return placement(name, config.parallel.pp, config.pipeline.chunks), catalog.FAMILIES[name].copies
 
@@ -157,10 +190,9 @@ def _read(name: str) -> Table:
         raise ConfigError(f'pipeline.schedule = "{shown(name)}" can\'t be read: {error.strerror}') from None
 
 
-def _options(config: Config) -> Options:
-    pipeline = config.pipeline
+def _options(pipeline: Pipeline, family: ScheduleFamily) -> Options:
     return Options(
-        chunks=pipeline.chunks if pipeline.schedule in LOOPED else None,
+        chunks=pipeline.chunks if family.placed == "looped" else None,
         group=pipeline.group,
         segments=pipeline.segments,
         times=Times(*pipeline.times) if pipeline.times else None,

@@ -34,11 +34,17 @@ from mpitrain.layout.fp8_sizes import refuse_odd_sides
 from mpitrain.layout.idle import refuse_idle_keys, refuse_long_decay
 from mpitrain.layout.log_pace import log_pace
 from mpitrain.layout.optimizers import kind_of
-from mpitrain.layout.pipeline_table import chunks_in, microbatches_in, own_table, require_size_of
+from mpitrain.layout.pipeline_table import (
+    chunks_in,
+    microbatches_in,
+    own_table,
+    require_size_of,
+    schedule_of,
+    segments_of,
+)
 from mpitrain.layout.sequence import placement_of
-from mpitrain.schedules.catalog import chunks_of, require_known
+from mpitrain.schedules.catalog import chunks_of
 from mpitrain.schedules.limits import MOST_FORWARDS
-from mpitrain.schedules.seq1f1b import SEGMENTS
 from mpitrain.schedules.table import Table
 
 
@@ -69,7 +75,7 @@ def resolve(
     experts = resolve_experts(config, model, family, preset.get("experts", {}))
     own = own_table(config.pipeline)
     if own is None:
-        require_known(config.pipeline.schedule)
+        schedule_of(config.pipeline.schedule)  # refuses a name that there isn't
     parallel, batch = _layout(config, own, model.layers, num_ranks, counted)
     if own is not None:
         require_size_of(own, parallel, batch)
@@ -89,7 +95,7 @@ def resolve(
     _refuse_unrounded(config.precision)
     _refuse_irreproducible(config, parallel)
     _refuse_incomparable(config.numerics)
-    segments = own.segments if own else _segments(pipeline)
+    segments = segments_of(pipeline, own)
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), segments, parallel, pipeline, model.layers)
     optimizer = kind_of(config.optimizer).resolve(config.optimizer)
     resolved = msgspec.structs.replace(
@@ -278,10 +284,6 @@ def _refuse_undivided(model: Model, sequence: int, parallel: Parallel) -> None:
         )
 
 
-def _segments(pipeline: Pipeline) -> int:
-    return pipeline.segments or SEGMENTS if pipeline.schedule == "seq1f1b" else 1
-
-
 def _refuse_endless(
     num_microbatches: int, segments: int, parallel: Parallel, pipeline: Pipeline, layers: int
 ) -> None:
@@ -304,7 +306,10 @@ def _refuse_endless(
 
 def _pipeline(pipeline: Pipeline, own: Table | None, parallel: Parallel, layers: int) -> Pipeline:
     """Fill in the stages a rank: a schedule's name has its number, and the user's own table says it."""
-    chunks = chunks_of(pipeline.schedule, pipeline.chunks) if own is None else chunks_in(own)
+    if own is None:
+        chunks = chunks_of(pipeline.schedule, pipeline.chunks, schedule_of(pipeline.schedule))
+    else:
+        chunks = chunks_in(own)
     pp = parallel.pp
     stages = pipeline.stages
     if pp * chunks > layers:

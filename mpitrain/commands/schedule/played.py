@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.inputs import is_there, read_text, shown
+from mpitrain.layout.pipeline_table import schedule_of
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import SENDS
-from mpitrain.schedules.catalog import chunks_of
+from mpitrain.schedules.catalog import ScheduleFamily, chunks_of
 from mpitrain.schedules.check import Proof, check
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
 from mpitrain.schedules.lower import Reduction, lower
@@ -162,25 +163,21 @@ def _prove(table: Table) -> Proof:
 def _table(request: Request) -> Table:
     if request.name not in catalog.FAMILIES and is_there(request.name):
         return _own_table(request)
-    if request.name in catalog.NAMES and None in (request.num_ranks, request.num_microbatches):
+    family = schedule_of(request.name)
+    if None in (request.num_ranks, request.num_microbatches):
         raise ConfigError(f"{request.name}: needs --stages and --microbatches; only a file says its own size")
     return catalog.build(
-        request.name, request.num_ranks or 1, request.num_microbatches or 1, _options(request)
+        request.name, request.num_ranks, request.num_microbatches, _options(request, family), family
     )
 
 
-def _options(request: Request) -> Options:
+def _options(request: Request, family: ScheduleFamily) -> Options:
     """Times and memory are for every schedule; only the automatic ones also plan with them."""
-    family = catalog.FAMILIES.get(request.name)
     asked = request._asdict()
-    plans = {
-        key: asked[key]
-        for key in ("times", "memory_limit", "weight_memory")
-        if family and key in family.takes
-    }
+    plans = {key: asked[key] for key in ("times", "memory_limit", "weight_memory") if key in family.takes}
     chunks = request.chunks
-    if family and "chunks" not in family.takes:
-        chunks_of(request.name, chunks)  # refuses another number than the schedule's own
+    if "chunks" not in family.takes:
+        chunks_of(request.name, chunks, family)  # refuses another number than the schedule's own
         chunks = None
     return Options(chunks, request.group, request.segments, notify=request.notify)._replace(**plans).strict()
 
